@@ -1,0 +1,1 @@
+"""Jobs for SLURM and Kubernetes."""

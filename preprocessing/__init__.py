@@ -1,0 +1,1 @@
+"""From raw corpora to Arrow shards. Only ``schema`` and ``tokenization`` are doors for other packages."""

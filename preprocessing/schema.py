@@ -1,0 +1,312 @@
+"""The data contract: what a shard directory holds, and how to open one safely.
+
+    shards/
+        shard-00000-of-00008.arrow               training documents
+        validation-shard-00000-of-00001.arrow    held-out documents
+        tokenizer/                               vocab.txt, tokenizer.json, tokenizer_config.json
+        manifest.json                            written last: without it there are no shards
+
+A row of a shard is a document. Its tokens are stored once; a pair (a training example) is seven small numbers that
+point into them, so drawing ten times as many pairs does not store the corpus ten times. Every shard is one
+uncompressed Arrow IPC record batch, which maps into memory as it lies: opening it reads nothing but its header.
+
+This module needs pyarrow and numpy only, so that a GPU node needs neither Beam nor a tokenizer to train.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer"
+UINT16_VOCABULARY = 1 << 16  # vocabularies up to this size store a token in two bytes
+SPECIAL_TOKENS_OF_A_PAIR = 3  # [CLS] a [SEP] b [SEP]
+SPECIAL_TOKENS_OF_A_SINGLE = 2  # [CLS] a [SEP]
+
+Split = Literal["train", "validation"]
+
+PAIR = pa.struct(
+    [
+        pa.field("duplicate", pa.int16(), nullable=False),  # which pass over the document drew it
+        pa.field("a_begin", pa.int32(), nullable=False),  # [a_begin, a_end) of this row's tokens is segment A
+        pa.field("a_end", pa.int32(), nullable=False),
+        pa.field("b_row", pa.int32(), nullable=False),  # row of this shard that segment B is taken from
+        pa.field("b_begin", pa.int32(), nullable=False),  # b_begin == b_end: a single segment, no B
+        pa.field("b_end", pa.int32(), nullable=False),
+        pa.field("is_next", pa.bool_(), nullable=False),  # B really followed A
+    ]
+)
+
+
+class ShardError(ValueError):
+    """A shard directory that is missing, incomplete, damaged or of another version. The message names the file."""
+
+
+def token_type(vocab_size: int) -> pa.DataType:
+    """The smallest unsigned type that holds every id of a vocabulary: uint16 up to 65,536 entries, else uint32."""
+    return pa.uint16() if vocab_size <= UINT16_VOCABULARY else pa.uint32()
+
+
+def pairs_column(sequence_length: int) -> str:
+    """The column that holds the pairs drawn for one sequence length."""
+    return f"pairs_{sequence_length}"
+
+
+def shard_schema(vocab_size: int, sequence_lengths: Sequence[int]) -> pa.Schema:
+    """The Arrow schema of a shard for a vocabulary size and the sequence lengths that pairs are drawn for."""
+    fields = [
+        pa.field("doc_id", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("title", pa.string(), nullable=True),
+        pa.field("tokens", pa.list_(pa.field("item", token_type(vocab_size), nullable=False)), nullable=False),
+        pa.field("sentence_ends", pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False),
+    ]
+    fields += [
+        pa.field(pairs_column(length), pa.list_(pa.field("item", PAIR, nullable=False)), nullable=False)
+        for length in sequence_lengths
+    ]
+    return pa.schema(fields, metadata={"format": "bert-pretraining-shard", "version": str(FORMAT_VERSION)})
+
+
+def checksum(path: Path) -> str:
+    """BLAKE2b (128 bit) of a file's bytes, as hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One shard as the manifest lists it."""
+
+    file: str
+    split: Split
+    rows: int
+    tokens: int
+    pairs: dict[str, int]  # sequence length -> number of pairs
+    bytes: int
+    blake2b: str
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Which vocabulary made the tokens."""
+
+    size: int
+    blake2b: str  # of tokenizer/vocab.txt
+    lowercase: bool
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The commit record of a preprocessing job."""
+
+    seed: int
+    sequence_lengths: list[int]
+    vocabulary: Vocabulary
+    shards: list[ShardEntry]
+    options: dict[str, Any] = field(default_factory=dict)
+    statistics: dict[str, Any] = field(default_factory=dict)
+    created_by: dict[str, str] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    def to_json(self) -> str:
+        """The manifest as indented JSON with sorted keys, so that equal manifests are equal bytes."""
+        return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+    @staticmethod
+    def from_json(text: str, where: str = MANIFEST) -> Manifest:
+        """Parse a manifest.
+
+        Raises:
+            ShardError: not JSON, another format version, a missing or wrongly typed entry, or a shard's name that
+                is not a plain file name. ``where`` names the file in the message.
+        """
+        try:
+            raw = json.loads(text)
+            version = raw["format_version"]
+            if version != FORMAT_VERSION:
+                raise ShardError(
+                    f"{where}: format version {version}, this program reads {FORMAT_VERSION}; make the shards again"
+                )
+            manifest = Manifest(
+                seed=int(raw["seed"]),
+                sequence_lengths=[int(length) for length in raw["sequence_lengths"]],
+                vocabulary=Vocabulary(**raw["vocabulary"]),
+                shards=[ShardEntry(**entry) for entry in raw["shards"]],
+                options=dict(raw["options"]),
+                statistics=dict(raw["statistics"]),
+                created_by=dict(raw["created_by"]),
+            )
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise ShardError(f"{where}: not a shard manifest ({error}); make the shards again") from error
+        for entry in manifest.shards:
+            if not isinstance(entry.file, str) or Path(entry.file).name != entry.file or entry.file in {"", ".", ".."}:
+                raise ShardError(f"{where}: the shard name {entry.file!r} is not a plain file name")
+            if entry.split not in ("train", "validation"):
+                raise ShardError(f"{where}: {entry.file} belongs to an unknown split {entry.split!r}")
+            counts = [entry.rows, entry.tokens, entry.bytes, *entry.pairs.values()]
+            if not all(isinstance(count, int) and count >= 0 for count in counts):
+                raise ShardError(f"{where}: the counts of {entry.file} are not whole numbers")
+            if {int(length) for length in entry.pairs} != set(manifest.sequence_lengths):
+                raise ShardError(f"{where}: {entry.file} has pairs for other sequence lengths than the directory")
+        return manifest
+
+    def split(self, split: Split) -> list[ShardEntry]:
+        """The shards of one split, in the manifest's order."""
+        return [entry for entry in self.shards if entry.split == split]
+
+    def pairs(self, split: Split, sequence_length: int) -> int:
+        """How many pairs a split holds for a sequence length."""
+        return sum(entry.pairs[str(sequence_length)] for entry in self.split(split))
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Every pair of a shard for one sequence length, column by column; all arrays have shape [pairs]."""
+
+    row: np.ndarray  # int32: the document that segment A is taken from
+    duplicate: np.ndarray  # int16
+    a_begin: np.ndarray  # int32, as in PAIR
+    a_end: np.ndarray
+    b_row: np.ndarray
+    b_begin: np.ndarray
+    b_end: np.ndarray
+    is_next: np.ndarray  # bool
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+class Shard:
+    """One memory-mapped shard. Arrays are views of the file; nothing is read before it is touched.
+
+    Attributes:
+        path: the file.
+        table: the Arrow record batch.
+        tokens: uint16 or uint32 [tokens], the documents one after the other.
+        token_offsets: int32 [rows + 1], where each document begins in ``tokens``.
+    """
+
+    def __init__(self, path: Path, vocab_size: int, sequence_lengths: Sequence[int]):
+        """Map a shard.
+
+        Raises:
+            ShardError: the file is missing, not an Arrow file of one batch, or has another schema.
+        """
+        self.path = path
+        try:
+            with pa.memory_map(str(path)) as source:
+                reader = pa.ipc.open_file(source)
+                if reader.num_record_batches != 1:
+                    raise ShardError(f"{path}: {reader.num_record_batches} record batches where one is expected")
+                self.table = reader.get_batch(0)
+        except FileNotFoundError as error:
+            raise ShardError(f"{path}: the manifest lists this shard but it is not there") from error
+        except (pa.ArrowInvalid, OSError) as error:
+            raise ShardError(f"{path}: not a readable Arrow file ({error}); make the shards again") from error
+        if not self.table.schema.equals(shard_schema(vocab_size, sequence_lengths)):
+            raise ShardError(f"{path}: its columns are not those of a shard of this version")
+        column = self.table.column("tokens")
+        self.tokens: np.ndarray = column.values.to_numpy(zero_copy_only=True)
+        self.token_offsets: np.ndarray = column.offsets.to_numpy(zero_copy_only=True)
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def document(self, row: int) -> np.ndarray:
+        """The tokens of one document, [tokens of the document]."""
+        return self.tokens[self.token_offsets[row] : self.token_offsets[row + 1]]
+
+    def sentence_ends(self, row: int) -> np.ndarray:
+        """The exclusive end of every sentence in the document's tokens, int32 [sentences]."""
+        column = self.table.column("sentence_ends")
+        begin, end = column.offsets[row].as_py(), column.offsets[row + 1].as_py()
+        return np.asarray(column.values.slice(begin, end - begin))
+
+    def pairs(self, sequence_length: int) -> Pairs:
+        """Every pair drawn for a sequence length, in row order."""
+        column = self.table.column(pairs_column(sequence_length))
+        offsets = column.offsets.to_numpy()
+        rows = np.repeat(np.arange(len(self), dtype=np.int32), np.diff(offsets))
+        # .values ignores nothing but the slice of the batch, which starts at row 0 here: offsets[0] is 0.
+        names = [field.name for field in PAIR]
+        columns = dict(zip(names, column.values.flatten(), strict=True))
+        is_next = columns.pop("is_next").to_numpy(zero_copy_only=False)
+        numbers = {name: values.to_numpy(zero_copy_only=True) for name, values in columns.items()}
+        return Pairs(row=rows, is_next=is_next, **numbers)
+
+
+class ShardDirectory:
+    """A complete shard directory.
+
+    Attributes:
+        path: the directory.
+        manifest: its manifest.
+    """
+
+    def __init__(self, path: Path | str):
+        """Open a shard directory: parse its manifest and see that every file is there and as long as it should be.
+
+        Raises:
+            ShardError: no manifest (the job that makes it has not finished), a damaged one, or a missing or cut file.
+        """
+        self.path = Path(path)
+        manifest = self.path / MANIFEST
+        if not self.path.is_dir():
+            raise ShardError(f"{self.path}: no such directory; make shards with `beam run preprocessing/make_shards.py`")
+        if not manifest.is_file():
+            raise ShardError(f"{self.path}: no {MANIFEST}, so its shards are not complete; run the preprocessing again")
+        self.manifest = Manifest.from_json(manifest.read_text(encoding="utf-8"), where=str(manifest))
+        for entry in self.manifest.shards:
+            file = self.path / entry.file
+            if not file.is_file():
+                raise ShardError(f"{file}: the manifest lists this shard but it is not there")
+            if file.stat().st_size != entry.bytes:
+                raise ShardError(f"{file}: {file.stat().st_size} bytes where the manifest says {entry.bytes}")
+        vocabulary = self.tokenizer / "vocab.txt"
+        if not vocabulary.is_file():
+            raise ShardError(f"{vocabulary}: the tokenizer's vocabulary is missing")
+        if checksum(vocabulary) != self.manifest.vocabulary.blake2b:
+            raise ShardError(f"{vocabulary}: not the vocabulary that the manifest names")
+
+    @property
+    def tokenizer(self) -> Path:
+        """The folder of tokenizer files, in the layout that Hugging Face's AutoTokenizer loads."""
+        return self.path / TOKENIZER
+
+    @property
+    def manifest_blake2b(self) -> str:
+        """The checksum of the manifest, which names every shard's checksum: the identity of the data."""
+        return checksum(self.path / MANIFEST)
+
+    def shard(self, entry: ShardEntry) -> Shard:
+        """Map one shard and compare its size with the manifest.
+
+        Raises:
+            ShardError: see Shard; also when it holds other numbers of rows, tokens or pairs than the manifest says.
+        """
+        shard = Shard(self.path / entry.file, self.manifest.vocabulary.size, self.manifest.sequence_lengths)
+        found = (len(shard), int(shard.token_offsets[-1] - shard.token_offsets[0]))
+        if found != (entry.rows, entry.tokens):
+            raise ShardError(f"{shard.path}: {found} rows and tokens where the manifest says {entry.rows, entry.tokens}")
+        return shard
+
+    def verify(self) -> None:
+        """Read every shard once and compare its checksum with the manifest.
+
+        Raises:
+            ShardError: names the first shard that differs.
+        """
+        for entry in self.manifest.shards:
+            if checksum(self.path / entry.file) != entry.blake2b:
+                raise ShardError(f"{self.path / entry.file}: checksum differs from the manifest; make the shards again")

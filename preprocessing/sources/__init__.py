@@ -1,0 +1,1 @@
+"""One reader per input format; each yields documents as (doc_id, title, text)."""

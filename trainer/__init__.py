@@ -1,0 +1,1 @@
+"""DeepSpeed pretraining of BERT on shards."""
