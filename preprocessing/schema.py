@@ -172,9 +172,9 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Every pair of a shard for one sequence length, column by column; all arrays have shape [pairs]."""
+    """Some pairs of a shard, column by column; all arrays have shape [pairs]."""
 
-    row: np.ndarray  # int32: the document that segment A is taken from
+    row: np.ndarray  # int64: the document that segment A is taken from
     duplicate: np.ndarray  # int16
     a_begin: np.ndarray  # int32, as in PAIR
     a_end: np.ndarray
@@ -233,16 +233,20 @@ class Shard:
         begin, end = column.offsets[row].as_py(), column.offsets[row + 1].as_py()
         return np.asarray(column.values.slice(begin, end - begin))
 
-    def pairs(self, sequence_length: int) -> Pairs:
-        """Every pair drawn for a sequence length, in row order."""
+    def pairs(self, sequence_length: int, indices: np.ndarray | None = None) -> Pairs:
+        """The pairs drawn for a sequence length: all of them in row order, or those at ``indices`` ([n] integers).
+
+        Only the pages that hold the asked pairs are read.
+        """
         column = self.table.column(pairs_column(sequence_length))
-        offsets = column.offsets.to_numpy()
-        rows = np.repeat(np.arange(len(self), dtype=np.int32), np.diff(offsets))
-        # .values ignores nothing but the slice of the batch, which starts at row 0 here: offsets[0] is 0.
-        names = [field.name for field in PAIR]
-        columns = dict(zip(names, column.values.flatten(), strict=True))
-        is_next = columns.pop("is_next").to_numpy(zero_copy_only=False)
-        numbers = {name: values.to_numpy(zero_copy_only=True) for name, values in columns.items()}
+        offsets = column.offsets.to_numpy(zero_copy_only=True)
+        wanted = np.arange(len(column.values)) if indices is None else np.asarray(indices)
+        rows = np.searchsorted(offsets, wanted, side="right") - 1
+        columns = dict(zip((field.name for field in PAIR), column.values.flatten(), strict=True))
+        # Booleans are packed eight to a byte; unpacking only the wanted ones keeps a shard's pairs on disk.
+        bits = np.frombuffer(columns.pop("is_next").buffers()[1], dtype=np.uint8)
+        is_next = (bits[wanted >> 3] >> (wanted & 7)) & 1 != 0
+        numbers = {name: values.to_numpy(zero_copy_only=True)[wanted] for name, values in columns.items()}
         return Pairs(row=rows, is_next=is_next, **numbers)
 
 

@@ -1,0 +1,233 @@
+"""Files wherever they lie: the one place that knows Beam's file systems.
+
+A path is local, or a URL of any file system that Beam knows (gs://, s3://, hdfs://). Whatever this project writes
+appears whole: it is written under a name of its own and renamed.
+"""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO, NamedTuple, cast
+
+import pyarrow as pa
+from apache_beam.io.filesystem import BeamIOError, CompressionTypes
+from apache_beam.io.filesystems import FileSystems
+
+from preprocessing.sources import SourceError
+
+_WILDCARD = re.compile(r"[*?\[]")
+_COMPRESSIONS: tuple[tuple[bytes, Callable[[BinaryIO], Any]], ...] = (
+    (b"BZh", bz2.BZ2File),
+    (b"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file)),
+    (b"\xfd7zXZ\x00", lzma.LZMAFile),
+)
+# What the decompressors raise for a file that is cut short or damaged.
+_DAMAGE = (EOFError, lzma.LZMAError, gzip.BadGzipFile, OSError)
+
+
+class Found(NamedTuple):
+    """A file that a pattern matched."""
+
+    path: str
+    name: str  # relative to the pattern's folder before the first wildcard: the same wherever the corpus lies
+    bytes: int
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path is a URL."""
+    return "://" in path
+
+
+def absolute(path: str) -> str:
+    """The path as a worker with another working directory finds it."""
+    return path if is_remote(path) else os.path.abspath(path)
+
+
+def join(folder: str, *names: str) -> str:
+    """A path inside a folder."""
+    return cast(str, FileSystems.join(folder, *names))
+
+
+def expand(pattern: str) -> list[Found]:
+    """The files that a path or a glob (`*` within a folder, `**` across) matches, sorted by name.
+
+    Raises:
+        SourceError: nothing matches, a folder was given, or the place can't be read.
+    """
+    path = absolute(pattern)
+    if not is_remote(path) and os.path.isdir(path):
+        raise SourceError(f"{pattern}: is a folder; give the files in it, as in {join(pattern, '*.txt')!r}")
+    literal = not is_remote(path) and os.path.isfile(path)  # a name may hold brackets
+    if literal:
+        return [Found(path, os.path.basename(path), os.path.getsize(path))]
+    prefix = _WILDCARD.split(path, maxsplit=1)[0].rpartition("/")[0] + "/"
+    try:
+        matches = FileSystems.match([path])[0].metadata_list
+    except (BeamIOError, ValueError, OSError) as error:
+        raise SourceError(f"{pattern}: can't look for input files ({error})") from error
+    if not matches:
+        raise SourceError(f"{pattern}: no input file matches; check the path, and quote a glob as '{pattern}'")
+    found = [Found(match.path, match.path.removeprefix(prefix), int(match.size_in_bytes)) for match in matches]
+    return sorted(found, key=lambda file: file.name)
+
+
+class _Intact(io.RawIOBase):
+    """A decompressing stream that reports a damaged file as the user's input, not as a failure of this program."""
+
+    def __init__(self, stream: Any, name: str):
+        self._stream, self._name = stream, name
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._stream.read(len(buffer))
+        except _DAMAGE as error:
+            raise SourceError(
+                f"{self._name}: the compressed file is cut short or damaged ({error}); fetch it again"
+            ) from error
+        buffer[: len(data)] = data
+        return len(data)
+
+
+@contextmanager
+def open_input(path: str, name: str) -> Iterator[BinaryIO]:
+    """Open an input file for reading, decompressed if its first bytes are those of bzip2, gzip or xz.
+
+    Raises:
+        SourceError: the file is gone or unreadable, or, while it is read, turns out cut short or damaged.
+    """
+    try:
+        raw = FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
+    except (BeamIOError, OSError) as error:
+        raise SourceError(f"{name}: can't be opened ({error})") from error
+    with raw:
+        start = raw.read(6)
+        raw.seek(0)
+        for magic, decompress in _COMPRESSIONS:
+            if start.startswith(magic):
+                stream = cast(io.RawIOBase, _Intact(decompress(raw), name))
+                yield cast(BinaryIO, io.BufferedReader(stream, buffer_size=1 << 20))
+                return
+        yield raw
+
+
+class HashingWriter(io.RawIOBase):
+    """Passes bytes on to a file while it counts and hashes them, so that nothing is read again for its checksum."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self._hash = hashlib.blake2b(digest_size=16)
+        self.bytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        """Write a block."""
+        view = memoryview(data).cast("B")
+        self._file.write(view)
+        self._hash.update(view)
+        self.bytes += len(view)
+        return len(view)
+
+    @property
+    def blake2b(self) -> str:
+        """As preprocessing.schema.checksum of the file."""
+        return self._hash.hexdigest()
+
+
+@contextmanager
+def publish(path: str, scratch: str) -> Iterator[HashingWriter]:
+    """Write a file that appears under its name whole or not at all.
+
+    Two attempts at one file may run side by side: each writes under a name of its own, and the last rename stays.
+
+    Args:
+        path: the final name.
+        scratch: a folder of the same file system for the unfinished file.
+    """
+    unfinished = join(scratch, f"tmp-{uuid.uuid4().hex}")
+    try:
+        with FileSystems.create(unfinished, compression_type=CompressionTypes.UNCOMPRESSED) as file:
+            writer = HashingWriter(file)
+            yield writer
+        _rename(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(BeamIOError, OSError):
+            FileSystems.delete([unfinished])
+        raise
+
+
+def _rename(unfinished: str, path: str) -> None:
+    if not is_remote(path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    try:
+        FileSystems.rename([unfinished], [path])
+    except BeamIOError:
+        # Some file systems refuse to replace a file; another attempt was first then, with the same bytes.
+        if not FileSystems.exists(path):
+            raise
+        FileSystems.delete([unfinished])
+
+
+def write_text(path: str, text: str, scratch: str) -> None:
+    """Publish a small text file in UTF-8."""
+    with publish(path, scratch) as file:
+        file.write(text.encode())
+
+
+def read_text(path: str) -> str | None:
+    """A small text file in UTF-8, None when there is no such file."""
+    if not FileSystems.exists(path):
+        return None
+    with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as file:
+        return cast(bytes, file.read()).decode()
+
+
+def names_below(folder: str) -> dict[str, int]:
+    """Every file below a folder: path relative to it, with / -> size in bytes. Empty when there is no such folder."""
+    if not is_remote(folder):
+        return {
+            os.path.relpath(os.path.join(where, name), folder).replace(os.sep, "/"): os.path.getsize(
+                os.path.join(where, name)
+            )
+            for where, _, names in os.walk(folder)
+            for name in names
+        }
+    matches = FileSystems.match([folder.rstrip("/") + "/**"])[0].metadata_list
+    return {match.path.removeprefix(folder.rstrip("/") + "/"): int(match.size_in_bytes) for match in matches}
+
+
+def remove(folder: str, names: Iterable[str]) -> None:
+    """Remove files of a folder, and the folders that this leaves empty; what is not there already is no error."""
+    folders = set()
+    for name in names:
+        with contextlib.suppress(BeamIOError, FileNotFoundError):
+            FileSystems.delete([join(folder, name)])
+        folders.add(os.path.dirname(name))
+    for name in filter(None, folders):
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.join(folder, name))
+
+
+@contextmanager
+def open_arrow(path: str) -> Iterator[pa.RecordBatchFileReader]:
+    """Open an Arrow file, memory-mapped where it is local."""
+    if is_remote(path):
+        with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as file:
+            yield pa.ipc.open_file(pa.PythonFile(file, mode="r"))
+    else:
+        with pa.memory_map(path) as mapped:
+            yield pa.ipc.open_file(mapped)

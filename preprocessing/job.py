@@ -1,0 +1,263 @@
+"""A preprocessing job on disk: what it reads, what it is called by, and how far it has come.
+
+    OUTPUT/job.json     written first: inputs and options. The same command compares itself with it.
+    OUTPUT/.work/       files of tokens and the notes of finished pieces, removed at the end
+    OUTPUT/shard-...    each appears whole
+    OUTPUT/manifest.json    written last
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any, Literal, NamedTuple
+
+from preprocessing import files
+from preprocessing.options import Options
+from preprocessing.schema import FORMAT_VERSION, MANIFEST, TOKENIZER, Manifest, ShardError, Vocabulary, token_type
+from preprocessing.shards import Layout
+from preprocessing.sources import SourceError
+from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
+
+JOB, WORK = "job.json", ".work"
+SHARD_BYTES = 64 << 20  # tokens of a shard
+UNIT_BYTES = 4 << 20  # inputs this small are read together, so that a thousand books are not a thousand tasks
+BYTES_PER_TOKEN = 4.5  # of plain text; like the two below a rough figure, good enough to choose the number of shards
+TEXT_IN_WIKIPEDIA = 0.6  # of a dump's bytes, the rest being markup
+COMPRESSION = {".bz2": 4.5, ".gz": 3.0, ".xz": 5.0}
+DOCUMENT_BYTES = 4096  # of a Wikipedia article's text
+DOCUMENTS_PER_SHARD = 32  # fewer are no random sample, and might leave a shard without a second document
+_WORK_FILE = re.compile(rf"{re.escape(WORK)}/(vocab\.txt|tokens-\d+\.(arrow|json)|(validation-)?shard-[\d-]+of-\d+\.arrow\.json|error-[\w.-]+|tmp-[0-9a-f]+)")
+VERSIONS = ("apache-beam", "bert-pretraining", "numpy", "pyarrow", "sentencex", "tokenizers")
+
+
+class JobError(ValueError):
+    """A job that can't run as asked. The message says what to do."""
+
+
+class Input(NamedTuple):
+    """A file of a corpus."""
+
+    source: str  # which reader
+    name: str  # relative to the corpus: the same wherever that lies
+    bytes: int
+    path: str
+
+
+class Unit(NamedTuple):
+    """What one task of the first pass reads."""
+
+    number: int
+    inputs: tuple[Input, ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that a worker must know; small, since it travels with every task.
+
+    Attributes:
+        output: the shard directory, absolute or a URL.
+        options: what was asked for.
+        vocabulary: the vocabulary's identity; its copy is ``vocabulary_file``.
+        layout: where documents go.
+        units: how many units the first pass reads.
+    """
+
+    output: str
+    options: Options
+    vocabulary: Vocabulary
+    layout: Layout
+    units: int
+
+    @property
+    def work(self) -> str:
+        """The folder of intermediate files."""
+        return files.join(self.output, WORK)
+
+    @property
+    def vocabulary_file(self) -> str:
+        """The vocabulary, where every worker can read it."""
+        return files.join(self.work, VOCABULARY_FILE)
+
+    def tokens_file(self, unit: int) -> str:
+        """The file of tokens of a unit."""
+        return files.join(self.work, f"tokens-{unit:05d}.arrow")
+
+    def part_file(self, unit: int) -> str:
+        """The note of a unit: it exists once the file of tokens is whole."""
+        return files.join(self.work, f"tokens-{unit:05d}.json")
+
+    def shard_file(self, shard: str) -> str:
+        """A shard."""
+        return files.join(self.output, shard)
+
+    def shard_note(self, shard: str) -> str:
+        """The note of a shard: it exists once the shard is whole."""
+        return files.join(self.work, f"{shard}.json")
+
+    def error_file(self, place: str) -> str:
+        """Where a worker leaves the user's error, since runners pass on exceptions each in their own way."""
+        return files.join(self.work, f"error-{place}")
+
+
+def find_inputs(patterns: dict[str, list[str]]) -> list[Input]:
+    """The files to read, sorted, each once.
+
+    Raises:
+        SourceError: a pattern matches nothing, or two files of a source would have one name.
+    """
+    found: dict[tuple[str, str], Input] = {}
+    for source, globs in patterns.items():
+        for file in (file for pattern in globs for file in files.expand(pattern)):
+            new = Input(source, file.name, file.bytes, file.path)
+            old = found.setdefault((source, file.name), new)
+            if old.path != new.path:
+                raise SourceError(
+                    f"{old.path} and {new.path}: both are called {file.name!r}, which must be unique among --{source}; "
+                    "name both by one glob, such as 'FOLDER/**.txt'"
+                )
+    return sorted(found.values())
+
+
+def text_bytes(file: Input) -> float:
+    """About how much plain text an input holds."""
+    ending = next((ending for ending in COMPRESSION if file.name.endswith(ending)), "")
+    return file.bytes * COMPRESSION.get(ending, 1.0) * (TEXT_IN_WIKIPEDIA if file.source == "wikipedia" else 1.0)
+
+
+def group_units(inputs: Sequence[Input]) -> list[Unit]:
+    """Neighbouring small inputs of a source together, every other one alone."""
+    groups: list[list[Input]] = []
+    room = 0.0
+    for file in inputs:
+        if not groups or file.source != groups[-1][0].source or text_bytes(file) > room:
+            groups.append([])
+            room = UNIT_BYTES
+        groups[-1].append(file)
+        room -= text_bytes(file)
+    return [Unit(number, tuple(group)) for number, group in enumerate(groups)]
+
+
+def choose_layout(inputs: Sequence[Input], options: Options, vocab_size: int) -> Layout:
+    """How many shards: a pure function of the options and the inputs' sizes."""
+    text = sum(text_bytes(file) for file in inputs)
+    token_bytes = text / BYTES_PER_TOKEN * token_type(vocab_size).bit_width / 8
+    documents = sum(1.0 if file.source == "books" else text_bytes(file) / DOCUMENT_BYTES for file in inputs)
+
+    def shards(share: float) -> int:
+        return max(1, min(round(token_bytes * share / SHARD_BYTES), int(documents * share) // DOCUMENTS_PER_SHARD))
+
+    held_out = options.validation_fraction
+    return Layout(
+        seed=options.seed,
+        train_shards=options.num_shards or shards(1 - held_out),
+        validation_shards=shards(held_out) if held_out else 0,
+        validation_fraction=held_out,
+    )
+
+
+def versions() -> dict[str, str]:
+    """The installed versions of what decides a shard's bytes."""
+    return {package: version(package) for package in VERSIONS}
+
+
+def describe(job: Job, inputs: Iterable[Input]) -> dict[str, Any]:
+    """What job.json holds: equal for equal jobs, wherever inputs and output lie."""
+    description = {
+        "format_version": FORMAT_VERSION,
+        "inputs": [{"source": file.source, "name": file.name, "bytes": file.bytes} for file in inputs],
+        "options": asdict(job.options),
+        "vocabulary": asdict(job.vocabulary),
+        "shards": {"train": job.layout.train_shards, "validation": job.layout.validation_shards},
+        "versions": versions(),
+    }
+    return dict(json.loads(json.dumps(description)))  # tuples are lists in what this is compared with
+
+
+def difference(old: dict[str, Any], new: dict[str, Any], at: str = "") -> str | None:
+    """The first place where two descriptions differ, in words; None when they are equal."""
+    for key in sorted(old.keys() | new.keys()):
+        was, now = old.get(key), new.get(key)
+        if isinstance(was, dict) and isinstance(now, dict):
+            inner = difference(was, now, f"{at}{key}.")
+            if inner:
+                return inner
+        elif was != now:
+            return f"its {at}{key} differ" if isinstance(now, list) else f"{at}{key} was {was} there and is {now} here"
+    return None
+
+
+State = Literal["new", "interrupted", "finished"]
+
+
+def _own_names(output: str, present: dict[str, int]) -> set[str]:
+    """Of the files in a directory, those that a job of ours wrote: by its job.json, its manifest and its .work."""
+    tokenizer = {f"{TOKENIZER}/{name}" for name in (VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE)}
+    own = {name for name in present if _WORK_FILE.fullmatch(name)}
+    old = _read_job(output) if JOB in present else None
+    if old:
+        shards = Layout(0, old["shards"]["train"], old["shards"]["validation"], 0.0)
+        own |= {JOB, *tokenizer, *shards.names("train"), *shards.names("validation")}
+    try:
+        text = files.read_text(files.join(output, MANIFEST)) if MANIFEST in present else None
+        if text is not None:
+            own |= {MANIFEST, *tokenizer, *(entry.file for entry in Manifest.from_json(text).shards)}
+    except (ShardError, UnicodeDecodeError):
+        pass  # somebody else's manifest.json
+    return own & present.keys() if old or MANIFEST in own else set()
+
+
+def _read_job(output: str) -> dict[str, Any] | None:
+    """The job.json of a directory, None when there is none of ours."""
+    try:
+        raw = json.loads(files.read_text(files.join(output, JOB)) or "null")
+        return raw if isinstance(raw, dict) and raw["format_version"] and raw["shards"]["train"] else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def inspect(output: str, description: dict[str, Any]) -> State:
+    """What the same command finds in the output directory.
+
+    Raises:
+        JobError: another job's output, or files that no job of ours wrote.
+    """
+    present = files.names_below(output)
+    if not present:
+        return "new"
+    advice = "use --overwrite to replace it, or another directory"
+    old = _read_job(output) if JOB in present else None
+    finished = MANIFEST in present
+    if old is None:
+        if _own_names(output, present):
+            raise JobError(f"{output}: holds shards without their {JOB}; {advice}")
+        raise JobError(f"{output}: holds files of something else, such as {min(present)!r}; use another directory")
+    if finished:
+        # A later version of a library does not unmake a finished job.
+        description = description | {"versions": old.get("versions")}
+    differs = difference(old, description)
+    if differs:
+        raise JobError(f"{output}: holds {'the output of' if finished else ''} another job: {differs}; {advice}")
+    return "finished" if finished else "interrupted"
+
+
+def clear(output: str, wanted: Iterable[str] = ()) -> None:
+    """Remove what a job of ours left in a directory, the manifest first, and nothing else.
+
+    Raises:
+        JobError: a file that is not ours has a name that the new job will write.
+    """
+    present = files.names_below(output)
+    own = _own_names(output, present)
+    in_the_way = sorted((set(wanted) | {JOB, MANIFEST}) & (present.keys() - own))
+    if in_the_way:
+        raise JobError(f"{output}: {in_the_way[0]!r} was not written by a job of this program; use another directory")
+    files.remove(output, sorted(own, key=lambda name: (name != MANIFEST, name == JOB, name)))
+
+
+def clear_work(output: str) -> None:
+    """Remove the intermediate files of a finished job."""
+    files.remove(output, [name for name in files.names_below(output) if _WORK_FILE.fullmatch(name)])

@@ -1,0 +1,161 @@
+"""Next-sentence prediction: the pairs of one document; pure.
+
+The meaning is that of create_instances_from_document in google-research/bert. A document is cut into chunks of whole
+sentences that reach a target length. A chunk's first sentences, a random number of them, are segment A; segment B is
+the rest of the chunk, or with probability 1/2 (always, where the chunk is one sentence) sentences of another
+document, and then the rest of the chunk is used again. Both are cut to the maximal length one token at a time, from
+the longer one, at a random end. One departure: google draws the other document up to ten times and then takes even
+the same one, labelled as random; here it is never the same.
+
+No token is looked at or copied: a pair is made of positions, and sentences are found by bisection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+Negatives = Literal["uniform", "by-sentence"]
+FIELDS = 6  # numbers that make a pair: a_begin, a_end, b_row, b_begin, b_end, is_next
+_BLOCK = 64  # raw draws fetched at once, at first; the stream does not depend on it
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Where the sentences of a shard lie when the tokens of its documents are laid one after the other.
+
+    Attributes:
+        ends: [sentences] exclusive end of every sentence, strictly ascending.
+        first: [documents + 1] index into ``ends`` of every document's first sentence; no document is empty.
+        offsets: [documents + 1] where every document's tokens begin.
+    """
+
+    ends: list[int]
+    first: list[int]
+    offsets: list[int]
+
+
+@dataclass(frozen=True)
+class PairRule:
+    """How pairs are drawn for one sequence length.
+
+    Attributes:
+        max_tokens: room for A and B together: the sequence length less three special tokens.
+        short_probability: share of passes over a document that aim at a shorter length.
+        negatives: the other document is drawn with equal chances, or by its number of sentences.
+    """
+
+    max_tokens: int
+    short_probability: float
+    negatives: Negatives
+
+
+def random_draws(seed: int, doc_id: str, duplicate: int, sequence_length: int) -> Iterator[int]:
+    """An endless stream of uniform 64-bit numbers that depends on the arguments only (Philox, keyed by BLAKE2b).
+
+    Every pass over every document has a stream of its own, so neither another length, nor another document, nor one
+    more duplicate changes the pairs that are drawn.
+    """
+    name = f"{seed}/{duplicate}/{sequence_length}/{doc_id}".encode()
+    key = np.frombuffer(hashlib.blake2b(name, digest_size=16, person=b"nsp pairs").digest(), dtype="<u8")
+    bits = np.random.Philox(key=key)
+    block = _BLOCK
+    while True:
+        yield from bits.random_raw(block).tolist()
+        block = min(2 * block, 4096)
+
+
+def _below(bound: int, draws: Iterator[int]) -> int:
+    """A uniform whole number in [0, bound); its bias is below bound / 2^64."""
+    return next(draws) * bound >> 64
+
+
+def _heads(coins: int, draws: Iterator[int]) -> int:
+    """How many of so many fair coins show heads."""
+    heads = 0
+    while coins > 64:
+        heads += next(draws).bit_count()
+        coins -= 64
+    return heads + (next(draws) >> (64 - coins)).bit_count() if coins else heads
+
+
+def _target_length(rule: PairRule, draws: Iterator[int]) -> int:
+    """The length that the chunks of one pass aim at: mostly the maximum, else uniform in [2, maximum]."""
+    if next(draws) < rule.short_probability * 2**64:
+        return 2 + _below(rule.max_tokens - 1, draws)
+    return rule.max_tokens
+
+
+def _random_sentence(row: int, sentences: Sentences, negatives: Negatives, draws: Iterator[int]) -> tuple[int, int]:
+    """Another document and one of its sentences, where segment B may begin: (row, index into ends)."""
+    first = sentences.first
+    if negatives == "by-sentence":
+        own = first[row + 1] - first[row]
+        sentence = _below(first[-1] - own, draws)
+        if sentence >= first[row]:
+            sentence += own
+        return bisect_right(first, sentence) - 1, sentence
+    other = _below(len(first) - 2, draws)
+    if other >= row:
+        other += 1
+    return other, first[other] + _below(first[other + 1] - first[other], draws)
+
+
+def _cuts(a: int, b: int, max_tokens: int) -> tuple[int, int]:
+    """How many tokens A and B lose when the longer one (B, if they are equal) loses one until both fit."""
+    excess = a + b - max_tokens
+    level = min(excess, abs(a - b))  # lost by the longer one alone
+    rest = excess - level  # lost in turns, B first
+    return (level if a > b else 0) + rest // 2, (0 if a > b else level) + (rest + 1) // 2
+
+
+def draw_pairs(row: int, sentences: Sentences, rule: PairRule, draws: Iterator[int]) -> list[int]:
+    """The pairs of one pass over a document.
+
+    Args:
+        row: the document.
+        sentences: all documents of the shard, at least two.
+        rule: length and chances.
+        draws: the pass's own stream; see random_draws.
+
+    Returns:
+        Flat, FIELDS numbers a pair: a_begin, a_end (tokens of this document), b_row, b_begin, b_end (tokens of
+        document b_row), is_next. Every segment has at least one token and both together at most ``max_tokens``.
+    """
+    ends, first, offsets = sentences.ends, sentences.first, sentences.offsets
+    max_tokens, negatives = rule.max_tokens, rule.negatives
+    origin, sentence, beyond = offsets[row], first[row], first[row + 1]
+    target = _target_length(rule, draws)
+    pairs: list[int] = []
+    a_begin = origin
+    while sentence < beyond:
+        last = min(bisect_left(ends, a_begin + target, sentence, beyond), beyond - 1)
+        split = sentence + 1  # first sentence after A
+        if last > sentence:
+            split += _below(last - sentence, draws)
+        a_end = ends[split - 1]
+        following = a_end
+        if last > sentence and next(draws) >> 63:
+            b_row, b_begin, b_end, is_next = row, a_end, ends[last], 1
+            sentence, following = last + 1, b_end
+        else:
+            b_row, start = _random_sentence(row, sentences, negatives, draws)
+            b_begin, is_next = ends[start - 1] if start else 0, 0
+            b_beyond = first[b_row + 1]
+            b_target = b_begin + target - (a_end - a_begin)
+            b_end = ends[min(bisect_left(ends, b_target, start, b_beyond), b_beyond - 1)]
+            sentence = split  # the sentences that B would have had are used again
+        if a_end - a_begin + b_end - b_begin > max_tokens:
+            a_cut, b_cut = _cuts(a_end - a_begin, b_end - b_begin, max_tokens)
+            a_front, b_front = _heads(a_cut, draws), _heads(b_cut, draws)
+            a_begin, a_end = a_begin + a_front, a_end - (a_cut - a_front)
+            b_begin, b_end = b_begin + b_front, b_end - (b_cut - b_front)
+        b_origin = offsets[b_row]
+        pairs += (a_begin - origin, a_end - origin, b_row, b_begin - b_origin, b_end - b_origin, is_next)
+        a_begin = following
+    return pairs

@@ -1,0 +1,37 @@
+"""Cleaning of plain text and splitting into sentences; pure."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from sentencex import segment
+
+# Control characters but those that count as white space, soft hyphens, byte order marks, and halves of surrogate
+# pairs, which have no encoding. Other format characters mean something in some scripts, so they stay.
+_DROPPED = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\ufeff\ud800-\udfff]")
+
+
+def clean(text: str) -> str:
+    """Text in Unicode's composed form (NFC), one paragraph a line, single blanks, no control characters.
+
+    Args:
+        text: any text with one paragraph a line; the ends of lines may be those of any system.
+    """
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)
+    lines = (" ".join(line.split()) for line in _DROPPED.sub("", text).split("\n"))
+    return "\n".join(line for line in lines if line)
+
+
+def split_sentences(text: str, language: str) -> list[str]:
+    """The sentences of a cleaned text in order; no sentence reaches over the end of a paragraph.
+
+    Args:
+        text: as clean returns it.
+        language: code of the language whose rules and abbreviations apply; those of its nearest relative in
+            `sentencex`, in the end English, serve for one that it does not know.
+    """
+    sentences = (sentence.strip() for line in text.split("\n") for sentence in segment(language, line))
+    return [sentence for sentence in sentences if sentence]

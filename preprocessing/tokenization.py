@@ -1,0 +1,221 @@
+"""WordPiece: load, check, train and save a vocabulary, and turn sentences into ids.
+
+The door through which the trainer and the evaluation use a vocabulary: it needs `tokenizers` only. Encoding has
+google-research/bert's meaning: clean, split off Chinese characters, lower-case and strip accents (uncased models),
+split on white space and punctuation, then the longest match first within each word.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+PAD, UNKNOWN, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+SPECIAL_TOKENS = (PAD, UNKNOWN, CLS, SEP, MASK)
+CONTINUATION = "##"  # begins every piece that does not begin a word
+VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE = "vocab.txt", "tokenizer.json", "tokenizer_config.json"
+MIN_FREQUENCY = 2  # a piece seen once in the sample says nothing about the language
+ALPHABET_SHARE = 8  # at most one entry in this many is a single character
+
+
+class VocabularyError(ValueError):
+    """A vocabulary or tokenizer that can't be used. The message names the file and what is wrong with it."""
+
+
+class SpecialIds(NamedTuple):
+    """The ids of the tokens that BERT treats as its own."""
+
+    pad: int
+    unknown: int
+    cls: int
+    sep: int
+    mask: int
+
+
+def parse_vocabulary(text: str, where: str) -> list[str]:
+    """The tokens of a vocab.txt, one a line; the line's number is the token's id.
+
+    Raises:
+        VocabularyError: empty, an empty line between tokens, a token twice, or a special token missing. ``where``
+            names the file in the message.
+    """
+    # Not splitlines(): published vocabularies hold tokens such as U+2028 that it would split.
+    tokens = text.replace("\r\n", "\n").removeprefix("\ufeff").rstrip("\n").split("\n")
+    if tokens == [""]:
+        raise VocabularyError(f"{where}: the vocabulary is empty; it needs one token a line")
+    first_line = dict(zip(reversed(tokens), range(len(tokens), 0, -1), strict=True))
+    for line, token in enumerate(tokens, start=1):
+        if not token:
+            raise VocabularyError(f"{where}: line {line} is empty; a vocabulary needs one token a line")
+        if first_line[token] != line:
+            raise VocabularyError(f"{where}: the token {token!r} is on line {first_line[token]} and again on {line}")
+    for special in SPECIAL_TOKENS:
+        if special not in first_line:
+            raise VocabularyError(f"{where}: the special token {special} is missing; BERT needs {SPECIAL_TOKENS}")
+    return tokens
+
+
+def load_vocabulary(path: Path | str) -> list[str]:
+    """Read and check a vocab.txt; see parse_vocabulary.
+
+    Raises:
+        VocabularyError: also when the file is not there or not UTF-8.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise VocabularyError(f"{path}: can't read the vocabulary ({error.strerror}); give a vocab.txt") from error
+    except UnicodeDecodeError as error:
+        raise VocabularyError(f"{path}: not a vocab.txt in UTF-8 ({error.reason} at byte {error.start})") from error
+    return parse_vocabulary(text, str(path))
+
+
+def special_ids(vocabulary: Sequence[str]) -> SpecialIds:
+    """The ids of the special tokens in a checked vocabulary."""
+    return SpecialIds(*(vocabulary.index(token) for token in SPECIAL_TOKENS))
+
+
+def build_tokenizer(vocabulary: Sequence[str], lowercase: bool) -> Tokenizer:
+    """A `tokenizers` tokenizer with BERT's normalisation, word splitting and WordPiece.
+
+    Args:
+        vocabulary: tokens in the order of their ids, as load_vocabulary gives them.
+        lowercase: uncased model: lower-case and strip accents.
+    """
+    ids = {token: number for number, token in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{CLS}:0 $A:0 {SEP}:0",
+        pair=f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1",
+        special_tokens=[(CLS, ids[CLS]), (SEP, ids[SEP])],
+    )
+    return tokenizer
+
+
+def encode_sentences(tokenizer: Tokenizer, sentences: Sequence[str]) -> list[list[int]]:
+    """The ids of each sentence, without special tokens: a literal "[MASK]" in a corpus is three pieces of text."""
+    recognised = tokenizer.encode_special_tokens
+    tokenizer.encode_special_tokens = True  # means: as ordinary text
+    try:
+        return [encoding.ids for encoding in tokenizer.encode_batch_fast(sentences, add_special_tokens=False)]
+    finally:
+        tokenizer.encode_special_tokens = recognised
+
+
+def tokenizer_files(vocabulary: Sequence[str], lowercase: bool) -> dict[str, bytes]:
+    """The files that Hugging Face's AutoTokenizer loads as a BERT tokenizer: name -> content."""
+    config = {
+        "backend": "tokenizers",
+        "cls_token": CLS,
+        "do_lower_case": lowercase,
+        "mask_token": MASK,
+        "pad_token": PAD,
+        "sep_token": SEP,
+        "strip_accents": None,
+        "tokenize_chinese_chars": True,
+        "tokenizer_class": "BertTokenizer",
+        "unk_token": UNKNOWN,
+    }
+    return {
+        VOCABULARY_FILE: ("\n".join(vocabulary) + "\n").encode(),
+        TOKENIZER_FILE: (build_tokenizer(vocabulary, lowercase).to_str(pretty=True) + "\n").encode(),
+        CONFIG_FILE: (json.dumps(config, indent=2) + "\n").encode(),
+    }
+
+
+def save_tokenizer(vocabulary: Sequence[str], lowercase: bool, directory: Path | str) -> None:
+    """Write vocab.txt, tokenizer.json and tokenizer_config.json into a directory, which is made if need be."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in tokenizer_files(vocabulary, lowercase).items():
+        (directory / name).write_bytes(content)
+
+
+def load_tokenizer(directory: Path | str) -> Tokenizer:
+    """Load what save_tokenizer wrote.
+
+    Raises:
+        VocabularyError: the directory holds no tokenizer.json, or one that `tokenizers` can't read.
+    """
+    path = Path(directory) / TOKENIZER_FILE
+    if not path.is_file():
+        raise VocabularyError(f"{path}: no such file; give a directory that holds a saved tokenizer")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # `tokenizers` raises bare Exception for whatever is wrong with the file
+        raise VocabularyError(f"{path}: not a tokenizer ({error})") from error
+
+
+def _count_pieces(texts: Iterable[str], tokenizer: Tokenizer) -> Counter[str]:
+    """How often each stretch without white space or punctuation occurs; punctuation marks count as such too."""
+    words: Counter[str] = Counter()
+    for text in texts:
+        words.update(tokenizer.normalizer.normalize_str(text).split())
+    pieces: Counter[str] = Counter()
+    for word, count in words.items():
+        for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(word):
+            pieces[piece] += count
+    return pieces
+
+
+def _alphabet(pieces: Counter[str], limit: int) -> list[str]:
+    """The most frequent characters, sorted, and then the ## forms of those that occur inside words."""
+    frequency: Counter[str] = Counter()
+    inside: set[str] = set()
+    for piece, count in pieces.items():
+        for character in piece:
+            frequency[character] += count
+        inside.update(piece[1:])
+    ranked = sorted(frequency, key=lambda character: (-frequency[character], character))
+    kept = sorted(ranked[:limit])
+    return kept + [CONTINUATION + character for character in kept if character in inside]
+
+
+def train_vocabulary(texts: Iterable[str], size: int, lowercase: bool) -> list[str]:
+    """Train a WordPiece vocabulary: the same for the same texts, whatever their order and the number of processes.
+
+    The trainer of `tokenizers` numbers characters in the order of a hash table, and breaks ties between merges by
+    these numbers, so its result changes from run to run. Here the characters come first, sorted, as if they were
+    special tokens; then every later number is determined.
+
+    Args:
+        texts: the sample to learn from.
+        size: how many entries are wanted; fewer are returned when the sample has no more pieces seen twice.
+        lowercase: uncased model.
+
+    Returns:
+        The tokens in the order of their ids, the special tokens at 0-4.
+
+    Raises:
+        VocabularyError: no text, or a size that has no room for the special tokens and the alphabet.
+    """
+    texts = list(texts)
+    tokenizer = build_tokenizer(SPECIAL_TOKENS, lowercase)
+    pieces = _count_pieces(texts, tokenizer)
+    if not pieces:
+        raise VocabularyError("there is no text to train a vocabulary on")
+    leading = [*SPECIAL_TOKENS, *_alphabet(pieces, limit=max(64, size // ALPHABET_SHARE))]
+    if size <= len(leading):
+        raise VocabularyError(f"size {size} leaves no room beside {len(leading)} special tokens and characters")
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=MIN_FREQUENCY,
+        special_tokens=leading,
+        limit_alphabet=0,  # `leading` is the alphabet
+        show_progress=False,
+    )
+    # A fresh tokenizer: special tokens that are registered already would be kept out of the training.
+    learner = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
+    learner.normalizer, learner.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
+    learner.train_from_iterator(texts, trainer)
+    ids: dict[str, int] = learner.get_vocab()
+    return sorted(ids, key=ids.__getitem__)

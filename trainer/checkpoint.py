@@ -1,0 +1,204 @@
+"""A run on disk: what is where, what is complete, what is kept.
+
+    RUN/
+        config.toml, ds_config.json      the resolved settings
+        manifest.json                    of the shards
+        code.json, code.diff             commit, versions and uncommitted changes
+        checkpoints/step-000100/         DeepSpeed's sharded state and run_state.json
+        checkpoints/latest               the name of the newest complete checkpoint
+        exports/step-000100/             a Hugging Face directory
+        metrics.jsonl                    a line per step
+        outcome                          done, requeue or failed, once the trainer has ended by itself
+
+A checkpoint is written beside its final name and renamed when every rank has finished, so it is complete or not there.
+The files are the truth: everything that MLflow shows can be told from them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Outcome = Literal["done", "requeue", "failed"]
+
+
+class CheckpointError(ValueError):
+    """A run directory that can't be used or gone on with. The message names it and what to do."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """All that a resume needs besides DeepSpeed's files."""
+
+    step: int  # finished updates over all phases
+    samples: int  # seen in all phases
+    world_size: int
+    threads: int  # CPU threads of a rank, on which the last bits of a result depend
+    manifest_blake2b: str
+    config_blake2b: str
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The paths of a run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved recipe."""
+        return self.path / "config.toml"
+
+    @property
+    def deepspeed_config(self) -> Path:
+        """DeepSpeed's configuration as the user gave it."""
+        return self.path / "ds_config.json"
+
+    @property
+    def manifest(self) -> Path:
+        """The manifest of the shards that the run reads."""
+        return self.path / "manifest.json"
+
+    @property
+    def metrics(self) -> Path:
+        """A line of JSON per step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def validation_metrics(self) -> Path:
+        """A line of JSON per evaluation on the validation shards."""
+        return self.path / "validation.jsonl"
+
+    @property
+    def tracking(self) -> Path:
+        """What MLflow knows of this run."""
+        return self.path / "mlflow.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def exports(self) -> Path:
+        """The folder of exports."""
+        return self.path / "exports"
+
+    def checkpoint(self, step: int) -> Path:
+        """Where the checkpoint of a step lies."""
+        return self.checkpoints / step_name(step)
+
+    def export(self, step: int) -> Path:
+        """Where the export of a step lies."""
+        return self.exports / step_name(step)
+
+    def set_outcome(self, outcome: Outcome | None) -> None:
+        """Say how the trainer ended, for job scripts; None while it runs."""
+        if outcome is None:
+            (self.path / "outcome").unlink(missing_ok=True)
+        else:
+            write_atomically(self.path / "outcome", outcome + "\n")
+
+    def latest(self) -> tuple[Path, RunState] | None:
+        """The newest complete checkpoint and its state; None for a run that has none yet.
+
+        Raises:
+            CheckpointError: ``latest`` names something that is not a complete checkpoint.
+        """
+        pointer = self.checkpoints / "latest"
+        if not pointer.is_file():
+            return None
+        name = pointer.read_text(encoding="utf-8").strip()
+        directory = self.checkpoints / name
+        if Path(name).name != name or not (directory / "run_state.json").is_file():
+            raise CheckpointError(
+                f"{pointer}: names {name!r}, which is no complete checkpoint; write the name of one there"
+            )
+        try:
+            return directory, RunState(**json.loads((directory / "run_state.json").read_text(encoding="utf-8")))
+        except (json.JSONDecodeError, TypeError) as error:
+            raise CheckpointError(f"{directory}/run_state.json: not a run state ({error})") from error
+
+    @property
+    def step(self) -> int:
+        """Finished updates of the newest checkpoint; 0 for a run that has none."""
+        found = self.latest()
+        return found[1].step if found else 0
+
+    def staging(self, step: int) -> Path:
+        """Where the checkpoint of a step is written before it is complete."""
+        return self.checkpoints / f".{step_name(step)}.incomplete"
+
+    def begin_checkpoint(self, step: int) -> None:
+        """Make an empty staging folder, throwing away what an interrupted attempt left. The first rank calls it."""
+        shutil.rmtree(self.staging(step), ignore_errors=True)
+        self.staging(step).mkdir(parents=True)
+
+    def commit_checkpoint(self, state: RunState, keep: int) -> None:
+        """Give a staged checkpoint its name, move ``latest`` to it and drop old ones. The first rank calls it, last."""
+        staging, final = self.staging(state.step), self.checkpoint(state.step)
+        write_atomically(staging / "run_state.json", json.dumps(asdict(state), indent=2) + "\n")
+        for file in staging.rglob("*"):
+            sync(file)
+        shutil.rmtree(final, ignore_errors=True)
+        staging.rename(final)
+        sync(self.checkpoints)
+        write_atomically(self.checkpoints / "latest", final.name + "\n")
+        keep_newest(self.checkpoints, keep)
+
+    def cut_metrics(self, step: int) -> None:
+        """Drop the lines of steps after ``step``, which are about to be trained again, and a half-written last one."""
+        for path in (self.metrics, self.validation_metrics):
+            lines = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step]
+            if path.exists():
+                write_atomically(path, "".join(lines))
+
+
+def keep_newest(folder: Path, keep: int) -> None:
+    """Delete all but the ``keep`` newest step folders; 0 keeps all."""
+    complete = sorted(folder.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+    for old in complete[:-keep] if keep else []:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def step_name(step: int) -> str:
+    """The folder name of a step: step-000100."""
+    return f"step-{step:06d}"
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines; nothing for a missing file, and a last line cut by a crash is left out."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def append_line(path: Path, values: dict[str, Any]) -> None:
+    """Add an object to a file of JSON lines, floats in full precision."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(values) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old one or the whole new one."""
+    temporary = path.with_name(f".{path.name}.incomplete")
+    temporary.write_text(text, encoding="utf-8")
+    sync(temporary)
+    temporary.replace(path)
+
+
+def sync(path: Path) -> None:
+    """Ask the operating system to put a file or folder on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,344 @@
+"""A recipe: everything that decides what a run computes, from a TOML file and section.key=value overrides.
+
+Each section is declared beside the component that it configures; this module only puts them together, reads them and
+refuses what it does not know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pydantic
+import tomli_w
+
+from trainer.data import DataConfig
+from trainer.masking import MaskingConfig
+from trainer.model import BertConfig
+from trainer.optim import OptimizerConfig
+from trainer.schedule import ScheduleConfig
+
+
+class ConfigError(ValueError):
+    """A setting that is unknown, of the wrong type or contradicts another. The message names it."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the training with one sequence length and one batch size.
+
+    Attributes:
+        sequence_length: tokens of a sample with its special tokens; shards must have pairs for it.
+        steps: optimizer updates.
+        global_batch_size: samples of an update over all ranks.
+        micro_batch_size: samples that a rank computes at a time.
+        max_predictions: at most so many masked tokens a sample.
+    """
+
+    sequence_length: int
+    steps: int
+    global_batch_size: int
+    micro_batch_size: int
+    max_predictions: int
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            if getattr(self, f.name) <= 0:
+                raise ValueError(f"{f.name} must be positive")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The run as a whole.
+
+    Attributes:
+        seed: of the initial weights, the order of samples, the masks and the dropout.
+        max_steps: stop after so many steps in all, leaving the schedule as it is; 0 runs the phases to their end.
+        threads: CPU threads of a rank; 0 shares the machine's cores among its ranks. Results depend on it in the
+            last bits, so it is recorded.
+    """
+
+    seed: int = 1
+    max_steps: int = 0
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_steps < 0 or self.threads < 0:
+            raise ValueError("max_steps and threads must be 0 or more")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What is kept of a run.
+
+    Attributes:
+        every: steps between checkpoints; one is written at the end in any case.
+        keep: how many checkpoints stay; 0 keeps all.
+        keep_exports: how many Hugging Face directories stay, one of which is written with every checkpoint; 0 keeps all.
+    """
+
+    every: int = 1000
+    keep: int = 2
+    keep_exports: int = 0
+
+    def __post_init__(self) -> None:
+        if self.every <= 0 or self.keep < 0 or self.keep_exports < 0:
+            raise ValueError("every must be positive, keep and keep_exports 0 or more")
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """What is reported while a run goes on.
+
+    Attributes:
+        every: steps between lines in a log that is not a terminal. metrics.jsonl has every step.
+        validate_every: steps between evaluations on the validation shards; 0 leaves them out.
+        validation_samples: at most so many samples of the validation part.
+    """
+
+    every: int = 100
+    validate_every: int = 1000
+    validation_samples: int = 10_000
+
+    def __post_init__(self) -> None:
+        if self.every <= 0 or self.validate_every < 0 or self.validation_samples <= 0:
+            raise ValueError("every and validation_samples must be positive, validate_every 0 or more")
+
+
+@dataclass(frozen=True)
+class TrackingConfig:
+    """Where MLflow keeps the run.
+
+    Attributes:
+        enabled: report to MLflow.
+        experiment: name of the experiment.
+        system_metrics: report CPU, memory and GPU use as well.
+    """
+
+    enabled: bool = True
+    experiment: str = "bert-pretraining"
+    system_metrics: bool = True
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All sections. Two runs with equal model, optimizer, schedule, masking, phases and seed compute the same."""
+
+    model: BertConfig
+    phases: list[Phase]
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        if not self.phases:
+            raise ValueError("a recipe needs at least one [[phases]]")
+        longest = max(phase.sequence_length for phase in self.phases)
+        if longest > self.model.max_position_embeddings:
+            raise ValueError(
+                f"a phase has sequences of {longest} tokens, but model.max_position_embeddings is "
+                f"{self.model.max_position_embeddings}"
+            )
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of all phases: the end of the learning-rate schedule."""
+        return sum(phase.steps for phase in self.phases)
+
+    @property
+    def last_step(self) -> int:
+        """The step after which this run stops."""
+        return min(self.total_steps, self.train.max_steps or self.total_steps)
+
+    def phase_ranges(self) -> Iterator[tuple[int, int, Phase]]:
+        """(first step, end step, phase) of every phase, steps counted over all phases."""
+        begin = 0
+        for phase in self.phases:
+            yield begin, begin + phase.steps, phase
+            begin += phase.steps
+
+
+# What the numbers of a run depend on; the rest may change from one start of a run to the next.
+_IDENTITY = (
+    "model",
+    "phases",
+    "optimizer",
+    "schedule",
+    "masking",
+    "train.seed",
+    "data.shuffle_bytes",
+    "data.pad_to_longest",
+)
+
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and apply overrides such as ``train.seed=2`` or ``phases.0.micro_batch_size=8``.
+
+    Raises:
+        ConfigError: no such file, not TOML, an unknown key, a wrong type or an impossible value.
+    """
+    try:
+        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: can't read the recipe ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a TOML file ({error})") from error
+    for override in overrides:
+        _apply(raw, override)
+    return parse_recipe(raw, str(path))
+
+
+def parse_recipe(raw: dict[str, Any], where: str) -> Recipe:
+    """Turn nested dictionaries into a recipe; ``where`` begins the message of an error.
+
+    Raises:
+        ConfigError: see load_recipe.
+    """
+    _reject_unknown(raw, Recipe, "", where)
+    try:
+        return pydantic.TypeAdapter(Recipe).validate_python(raw)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{where}: {key + ': ' if key else ''}{message}") from error
+
+
+def to_toml(recipe: Recipe) -> str:
+    """The resolved recipe, every default written out."""
+    return tomli_w.dumps(dataclasses.asdict(recipe))
+
+
+def differences(old: Recipe, new: Recipe) -> list[str]:
+    """The settings in which two recipes would compute something else, as "key: old -> new"."""
+    pairs = [(dict(_flatten(dataclasses.asdict(recipe)))) for recipe in (old, new)]
+    keys = [key for key in sorted({**pairs[0], **pairs[1]}) if key.startswith(_IDENTITY)]
+    return [
+        f"{key}: {pairs[0].get(key)} -> {pairs[1].get(key)}" for key in keys if pairs[0].get(key) != pairs[1].get(key)
+    ]
+
+
+def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if children is None:
+        yield prefix, value
+        return
+    for key, child in children:
+        yield from _flatten(child, f"{prefix}.{key}" if prefix else str(key))
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    """Set one dotted key; a number in the path is a place in a list."""
+    path, separator, text = override.partition("=")
+    if not separator or not path:
+        raise ConfigError(f"{override!r} is not of the form section.key=value")
+    *parents, last = path.split(".")
+    node: Any = raw
+    for part in parents:
+        node = node.setdefault(part, {}) if isinstance(node, dict) else _item(node, part, path)
+    if isinstance(node, list):
+        _item(node, last, path)
+        node[int(last)] = _parse(text)
+    elif isinstance(node, dict):
+        node[last] = _parse(text)
+    else:
+        raise ConfigError(f"{override!r}: {'.'.join(parents)} is a value, not a section")
+
+
+def _item(node: Any, part: str, path: str) -> Any:
+    if not isinstance(node, list) or not part.isdecimal() or int(part) >= len(node):
+        raise ConfigError(f"{path}: there is no {part!r} at this place of the recipe")
+    return node[int(part)]
+
+
+def _parse(text: str) -> Any:
+    """A value as TOML would read it; what is no TOML value is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _reject_unknown(raw: Any, kind: Any, prefix: str, where: str) -> None:
+    """Raise for the first key that no section knows, with the nearest known one."""
+    if get_origin(kind) is list and isinstance(raw, list):
+        for i, item in enumerate(raw):
+            _reject_unknown(item, get_args(kind)[0], f"{prefix}{i}.", where)
+    if not dataclasses.is_dataclass(kind) or not isinstance(raw, dict):
+        return
+    hints = get_type_hints(kind)
+    for key, value in raw.items():
+        if key not in hints:
+            near = difflib.get_close_matches(key, hints, n=1)
+            known = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(sorted(hints))}"
+            raise ConfigError(f"{where}: unknown setting {prefix}{key}; {known}")
+        _reject_unknown(value, hints[key], f"{prefix}{key}.", where)
+
+
+def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int) -> dict[str, Any]:
+    """DeepSpeed's configuration with what the recipe rules filled in.
+
+    Args:
+        path: JSON file of DeepSpeed's own knobs; batch sizes and clipping are "auto" or absent there.
+        recipe: the run's recipe.
+        phase: the phase that is to be trained.
+        world: number of ranks.
+
+    Raises:
+        ConfigError: no such file, not JSON, an optimizer or scheduler in it, or a value that the recipe contradicts.
+    """
+    try:
+        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: can't read the DeepSpeed configuration ({error.strerror})") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a JSON file ({error})") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: the DeepSpeed configuration must be a JSON object")
+    for section, owner in (("optimizer", "[optimizer]"), ("scheduler", "[schedule]")):
+        if section in raw:
+            raise ConfigError(f"{path}: remove {section!r}; the recipe's {owner} rules it")
+    if raw.get("zero_optimization", {}).get("stage", 0) == 0 and any(
+        raw.get(precision, {}).get("enabled") for precision in ("bf16", "fp16")
+    ):
+        raise ConfigError(
+            f"{path}: mixed precision needs zero_optimization.stage 1, 2 or 3; use one or train in float32"
+        )
+    ruled = {
+        "train_batch_size": phase.global_batch_size,
+        "train_micro_batch_size_per_gpu": phase.micro_batch_size,
+        "gradient_accumulation_steps": accumulation_steps(phase, world),
+        "gradient_clipping": recipe.optimizer.max_gradient_norm,
+    }
+    for key, value in ruled.items():
+        if raw.get(key, "auto") not in ("auto", value):
+            raise ConfigError(f'{path}: {key} is {raw[key]}, but the recipe says {value}; write "auto"')
+    # Our optimizers are plain torch optimizers, which DeepSpeed has not tested, and which it must not replace.
+    return {**raw, **ruled, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+
+
+def accumulation_steps(phase: Phase, world: int) -> int:
+    """How many micro-batches each rank computes for one update.
+
+    Raises:
+        ConfigError: the ranks can't divide the global batch.
+    """
+    at_once = phase.micro_batch_size * world
+    if phase.global_batch_size % at_once:
+        raise ConfigError(
+            f"a global batch of {phase.global_batch_size} can't be cut into micro-batches of {phase.micro_batch_size} for "
+            f"{world} ranks: it must be a multiple of {at_once}; change global_batch_size or micro_batch_size of the "
+            "phase, or the number of ranks"
+        )
+    return phase.global_batch_size // at_once

@@ -1,0 +1,248 @@
+"""DeepSpeed behind a small door: a training step, an evaluation, save and load. The only importer of deepspeed."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed
+from deepspeed.accelerator import get_accelerator
+from deepspeed.utils import safe_get_full_fp32_param
+from torch import Tensor
+
+from trainer.data import Batch
+from trainer.metrics import training_flops
+from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, Losses, pretraining_losses
+from trainer.optim import OptimizerConfig, build_optimizer, parameter_groups
+from trainer.philox import derive_key
+
+_TAG = "deepspeed"  # the folder of a checkpoint that holds DeepSpeed's own files
+
+
+class NonFiniteError(RuntimeError):
+    """A loss or a gradient that is infinite or not a number."""
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of a run as one of them sees them."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that writes."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        torch.distributed.barrier()
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Sums over all ranks, in float64."""
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(total)
+        return total.tolist()
+
+
+def join_world(threads: int) -> World:
+    """Join the process group that the launcher's environment describes and fix the CPU threads of this rank.
+
+    Args:
+        threads: CPU threads; 0 divides the machine's cores by the ranks on it, unless OMP_NUM_THREADS says otherwise.
+    """
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or os.environ["WORLD_SIZE"])
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads or int(os.environ.get("OMP_NUM_THREADS") or max(1, cores // local_ranks)))
+    deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
+    device = torch.device(get_accelerator().current_device_name())
+    return World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
+
+
+@dataclass(frozen=True)
+class GlobalCounts:
+    """Sums over all ranks' micro-batches of a step."""
+
+    predictions: int
+    samples: int
+    micro_batches: int
+    tokens: int  # real ones
+    slots: int  # tokens and padding
+    flops: float
+    stop: bool
+
+
+class Engine:
+    """A model, its optimizer and DeepSpeed around them, for the batch sizes of one phase.
+
+    Attributes:
+        parameters: number of trainable parameters over all ranks.
+    """
+
+    def __init__(
+        self, config: BertConfig, optimizer: OptimizerConfig, deepspeed_config: dict[str, Any], seed: int, world: World
+    ):
+        """Build the model from its seed and hand it to DeepSpeed.
+
+        Args:
+            config: of the model.
+            optimizer: of the run.
+            deepspeed_config: resolved, see trainer.config.resolve_deepspeed.
+            seed: of the run; weights and dropout are derived from it.
+            world: this rank's place.
+        """
+        self._config = config
+        self._seed = seed
+        self._world = world
+        model = BertForPreTraining(config, seed=seed)
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self._optimizer = build_optimizer(parameter_groups(model, optimizer.weight_decay), optimizer)
+        self._engine, *_ = deepspeed.initialize(model=model, optimizer=self._optimizer, config=deepspeed_config)
+
+    def train_step(
+        self, step: int, batches: Iterable[tuple[int, Batch]], totals: GlobalCounts, learning_rate: float
+    ) -> dict[str, float]:
+        """One optimizer update.
+
+        Losses are sums over a micro-batch divided by the predictions of the whole global batch, so neither
+        accumulation nor the number of ranks changes the objective. Dropout is seeded for every micro-batch by its place
+        in the global batch, so there is no generator's state to save, and it is the same at any world size.
+
+        Args:
+            step: finished updates.
+            batches: this rank's micro-batches, each with its place in the global batch.
+            totals: of the global batch, from count_step.
+            learning_rate: of this update.
+
+        Returns:
+            Losses, accuracies and the gradient norm of the global batch.
+
+        Raises:
+            NonFiniteError: on every rank; before the update for a loss, after it for a gradient, so that the weights in
+                memory must not be saved.
+        """
+        self._engine.train()
+        sums = torch.zeros(4, dtype=torch.float64, device=self._world.device)
+        for place, batch in batches:
+            torch.manual_seed(_combine(derive_key(self._seed, "dropout", step, place)))
+            losses = self._losses(batch)
+            loss = losses.mlm_loss / totals.predictions + losses.nsp_loss / totals.samples
+            # DeepSpeed averages the gradients over the ranks; our losses are shares of a sum.
+            self._engine.backward(loss * self._world.size, scale_wrt_gas=False)
+            sums += torch.stack([value.detach().double() for value in losses])
+            if place + self._world.size < totals.micro_batches:
+                self._engine.step()  # not a boundary: counts the micro-batch, updates nothing
+        metrics = _means(self._world.sum(sums.tolist()), totals.predictions, totals.samples)
+        if not math.isfinite(metrics["loss"]):
+            raise NonFiniteError(f"step {step + 1}: the loss is {metrics['loss']}")
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._engine.step()
+        metrics["grad_norm"] = float(self._engine.get_global_grad_norm())
+        if not math.isfinite(metrics["grad_norm"]):
+            raise NonFiniteError(f"step {step + 1}: the gradient's norm is {metrics['grad_norm']}")
+        metrics["learning_rate"] = learning_rate
+        return metrics
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """Losses and accuracies without dropout over the batches of all ranks; every rank needs as many.
+
+        Raises:
+            ZeroDivisionError: the batches of all ranks together have nothing to predict.
+        """
+        self._engine.eval()
+        sums = torch.zeros(6, dtype=torch.float64)
+        for batch in batches:
+            counts = [(labels != EMPTY_SLOT).sum() for labels in (batch.mlm_labels, batch.nsp_labels)]
+            sums += torch.stack([value.double().cpu() for value in (*self._losses(batch), *counts)])
+        *losses, predictions, samples = self._world.sum(sums.tolist())
+        return _means(losses, predictions, samples)
+
+    def count_step(self, batches: Sequence[Batch], stop: bool) -> GlobalCounts:
+        """What the ranks must agree on before a step, in one small all-reduce.
+
+        Args:
+            batches: this rank's micro-batches.
+            stop: whether this rank was asked to stop after the step.
+        """
+        lengths = torch.cat([batch.attention_mask.sum(dim=1) for batch in batches])
+        flops = training_flops(self._config, lengths, sum(len(batch.positions) for batch in batches))
+        mine = [
+            sum(len(batch.positions) for batch in batches),
+            sum(len(batch.nsp_labels) for batch in batches),
+            len(batches),
+            int(lengths.sum()),
+            sum(batch.input_ids.numel() for batch in batches),
+            flops,
+            stop,
+        ]
+        *counts, flops, stopping = self._world.sum([float(value) for value in mine])
+        return GlobalCounts(*(int(count) for count in counts), flops=flops, stop=stopping > 0)
+
+    def full_precision_state(self) -> dict[str, Tensor] | None:
+        """The float32 weights by name on the first rank, None on the others. All ranks must call it."""
+        state: dict[str, Tensor] = {}
+        for name, parameter in self._engine.module.named_parameters():
+            full = safe_get_full_fp32_param(parameter)
+            if full is None:  # no ZeRO, which the configuration allows in float32 only: there is no second copy
+                full = parameter.detach()
+            if self._world.is_first:
+                state[name] = full.float().cpu().clone()
+        return state if self._world.is_first else None
+
+    def save(self, directory: Path) -> None:
+        """Write DeepSpeed's sharded state into a directory; all ranks must call it."""
+        self._engine.save_checkpoint(str(directory), tag=_TAG, save_latest=False)
+
+    def load(self, directory: Path) -> None:
+        """Load what save wrote, at the same world size.
+
+        Raises:
+            ValueError: DeepSpeed found nothing to load there.
+        """
+        path, _ = self._engine.load_checkpoint(str(directory), tag=_TAG)
+        if path is None:
+            raise ValueError(f"{directory}: no DeepSpeed checkpoint in it")
+
+    def close(self) -> None:
+        """Let go of the optimizer's memory, so that the next phase can build its own engine."""
+        self._engine.destroy()
+
+    def _losses(self, batch: Batch) -> Losses:
+        batch = batch.to(self._world.device)
+        mlm_logits, nsp_logits = self._engine(
+            batch.input_ids, batch.token_type_ids, batch.attention_mask, batch.positions
+        )
+        return pretraining_losses(mlm_logits, batch.mlm_labels, nsp_logits, batch.nsp_labels)
+
+
+def leave_world() -> None:
+    """Leave the process group in good order."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _means(sums: Sequence[float], predictions: float, samples: float) -> dict[str, float]:
+    mlm_loss, nsp_loss, mlm_correct, nsp_correct = sums
+    return {
+        "loss": mlm_loss / predictions + nsp_loss / samples,
+        "mlm_loss": mlm_loss / predictions,
+        "nsp_loss": nsp_loss / samples,
+        "mlm_accuracy": mlm_correct / predictions,
+        "nsp_accuracy": nsp_correct / samples,
+    }
+
+
+def _combine(key: tuple[int, int]) -> int:
+    return key[0] | key[1] << 32

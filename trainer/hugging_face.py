@@ -1,0 +1,307 @@
+"""Weights and configurations to and from the directories of Hugging Face's BertForPreTraining, bit for bit.
+
+An export is what evaluation reads and what a user takes away:
+
+    config.json            the model's sizes
+    model.safetensors      float32, in Hugging Face's names, the tied decoder stored once
+    vocab.txt, ...         the tokenizer's files
+    lineage.json           which run, step, data and code it came from
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from trainer.checkpoint import sync
+from trainer.model import BertConfig, BertForPreTraining
+
+CONFIG, WEIGHTS, LINEAGE = "config.json", "model.safetensors", "lineage.json"
+TOKENIZER_FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+# Ours -> theirs. A module stands for its weight and bias; a tuple, for what one product of ours joins.
+_PARAMETERS = {
+    "bert.embeddings.word.weight": "bert.embeddings.word_embeddings.weight",
+    "bert.embeddings.position.weight": "bert.embeddings.position_embeddings.weight",
+    "bert.embeddings.token_type.weight": "bert.embeddings.token_type_embeddings.weight",
+    "mlm.bias": "cls.predictions.bias",
+}
+_MODULES = {
+    "bert.embeddings.norm": "bert.embeddings.LayerNorm",
+    "pooler.dense": "bert.pooler.dense",
+    "mlm.dense": "cls.predictions.transform.dense",
+    "mlm.norm": "cls.predictions.transform.LayerNorm",
+    "nsp": "cls.seq_relationship",
+}
+_LAYER_MODULES = {
+    "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "attention.out": ("attention.output.dense",),
+    "attention_norm": ("attention.output.LayerNorm",),
+    "feed_forward.up": ("intermediate.dense",),
+    "feed_forward.down": ("output.dense",),
+    "feed_forward_norm": ("output.LayerNorm",),
+}
+_HEADS = ("bert.pooler.", "cls.")  # what an encoder is published without
+_TIED = {  # copies that some writers store
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+_OURS_ALONE = ("pre_layer_norm", "activation_checkpointing")
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+# Settings that change what the weights mean, each with the only value that they mean the same with.
+_FIXED = {
+    "model_type": "bert",
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+
+
+class Export(NamedTuple):
+    """A model read from a directory."""
+
+    config: BertConfig
+    state: dict[str, Tensor]  # of BertForPreTraining, in the dtype that the file has
+    initialized: list[str]  # parameters of it that the directory lacks, newly initialised
+
+
+def to_hugging_face(state: Mapping[str, Tensor], config: BertConfig) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Rename and split weights of ours.
+
+    Args:
+        state: A state_dict of BertForPreTraining, any dtype.
+        config: Its configuration.
+
+    Returns:
+        What config.json and model.safetensors hold. The tensors are views of those given.
+
+    Raises:
+        ValueError: Hugging Face's BERT can't represent the model, or ``state`` doesn't fit ``config``.
+    """
+    if config.pre_layer_norm:
+        raise ValueError(
+            "pre_layer_norm: Hugging Face's BERT has LayerNorm after each residual and can't represent this model; "
+            "train with pre_layer_norm = false to export"
+        )
+    _check(state, {name: tuple(parameter.shape) for name, parameter in _skeleton(config).items()})
+    split: dict[str, Tensor] = {}
+    for ours, theirs in _names(config).items():
+        split.update(zip(theirs, state[ours].chunk(len(theirs)), strict=True))  # QKV: [3D, D] -> three [D, D]
+    settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in _OURS_ALONE}
+    return {"architectures": ["BertForPreTraining"], "model_type": "bert", **settings}, split
+
+
+def from_hugging_face(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> tuple[BertConfig, dict[str, Tensor]]:
+    """Rename and join weights of Hugging Face's, the inverse of ``to_hugging_face``.
+
+    Args:
+        config: What config.json holds.
+        state: A state_dict of BertForPreTraining of transformers. Tensors under other names than those below ``bert.``
+            and ``cls.``, such as the classifier of a fine-tuned model, are left out.
+
+    Returns:
+        The configuration, and a state_dict for our BertForPreTraining in the dtypes given.
+
+    Raises:
+        ValueError: The configuration is of no BERT that we have, or tensors are missing, too many or of another shape.
+    """
+    ours = _read_config(config)
+    state = _canonical(state)
+    _check(state, _their_shapes(ours))
+    return ours, {name: _join([state[part] for part in theirs]) for name, theirs in _names(ours).items()}
+
+
+def save_export(
+    directory: Path, state: Mapping[str, Tensor], config: BertConfig, tokenizer_dir: Path, lineage: Mapping[str, Any]
+) -> None:
+    """Write a directory that transformers' ``BertForPreTraining.from_pretrained`` loads: complete or not at all.
+
+    Args:
+        directory: Where; an export that is there already is replaced.
+        state: A state_dict of BertForPreTraining, written as float32.
+        config: Its configuration.
+        tokenizer_dir: Holds the tokenizer's files, which are copied.
+        lineage: Where the weights come from, as JSON can hold it.
+
+    Raises:
+        ValueError: See ``to_hugging_face``; or ``tokenizer_dir`` holds no tokenizer.
+    """
+    settings, weights = to_hugging_face(state, config)
+    tokenizer = [tokenizer_dir / name for name in TOKENIZER_FILES if (tokenizer_dir / name).is_file()]
+    if not tokenizer:
+        raise ValueError(f"{tokenizer_dir}: no tokenizer there; give a folder with {' or '.join(TOKENIZER_FILES[:2])}")
+    staging = _empty(directory.with_name(f".{directory.name}.incomplete"))
+    _write_json(staging / CONFIG, settings)
+    _write_json(staging / LINEAGE, lineage)
+    # transformers wants to know that the tensors are PyTorch's.
+    save_file({k: v.float().contiguous() for k, v in weights.items()}, staging / WEIGHTS, metadata={"format": "pt"})
+    for file in tokenizer:
+        shutil.copyfile(file, staging / file.name)
+    _publish(staging, directory)
+
+
+def load_export(directory: Path, seed: int = 0) -> Export:
+    """Read a directory that ``save_export`` or transformers wrote, or one that holds an encoder alone.
+
+    Nothing is unpickled: weights in another format than safetensors are not read.
+
+    Args:
+        directory: With config.json and model.safetensors; names without ``bert.``, as BertModel saves them, will do.
+        seed: Of the weights that are missing: the pooler and the heads may be, layers and embeddings may not.
+
+    Raises:
+        ValueError: A file is missing or damaged, or does not fit; the message names the file and what to do.
+    """
+    config_file, weights_file = directory / CONFIG, directory / WEIGHTS
+    settings = _read_json(config_file)
+    try:
+        config = _read_config(settings)
+    except ValueError as error:
+        raise ValueError(f"{config_file}: {error}") from error
+    try:
+        state = _canonical(_read_weights(weights_file))
+        initialized = _add_missing_heads(state, config, seed)
+        return Export(*from_hugging_face(settings, state), initialized)
+    except ValueError as error:
+        raise ValueError(f"{weights_file}: {error}") from error
+
+
+def _names(config: BertConfig) -> dict[str, tuple[str, ...]]:
+    """Every parameter of ours, and the tensors of Hugging Face's that it joins."""
+    names: dict[str, tuple[str, ...]] = {ours: (theirs,) for ours, theirs in _PARAMETERS.items()}
+    for kind in ("weight", "bias"):
+        names |= {f"{ours}.{kind}": (f"{theirs}.{kind}",) for ours, theirs in _MODULES.items()}
+        for i in range(config.num_hidden_layers):
+            names |= {
+                f"bert.layers.{i}.{ours}.{kind}": tuple(f"bert.encoder.layer.{i}.{part}.{kind}" for part in theirs)
+                for ours, theirs in _LAYER_MODULES.items()
+            }
+    return names
+
+
+def _skeleton(config: BertConfig) -> dict[str, Tensor]:
+    """Our parameters without memory: names and shapes."""
+    with torch.device("meta"):
+        return dict(BertForPreTraining(config, seed=None).named_parameters())
+
+
+def _their_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
+    skeleton = _skeleton(config)
+    return {
+        part: tuple(piece.shape)
+        for ours, theirs in _names(config).items()
+        for part, piece in zip(theirs, skeleton[ours].chunk(len(theirs)), strict=True)
+    }
+
+
+def _check(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse a state whose names or shapes are not those of the configuration."""
+    if missing := sorted(shapes.keys() - state.keys()):
+        raise ValueError(f"tensors are missing: {_some(missing)}; take weights and configuration of one model")
+    roots = {name.split(".")[0] for name in shapes}
+    if surplus := sorted(name for name in state.keys() - shapes.keys() if name.split(".")[0] in roots):
+        raise ValueError(f"the configuration has no place for {_some(surplus)}; take both of one model")
+    for name, shape in shapes.items():
+        if tuple(state[name].shape) != shape:
+            raise ValueError(
+                f"{name} has shape {tuple(state[name].shape)} where the configuration means {shape}; "
+                "take weights and configuration of one model"
+            )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _read_config(config: Mapping[str, Any]) -> BertConfig:
+    for name, value in _FIXED.items():
+        if config.get(name, value) != value:
+            raise ValueError(f"{name} is {config[name]!r}; only a BERT with {value!r} can be loaded")
+    if missing := [name for name in _SIZES if name not in config]:
+        raise ValueError(f"{', '.join(missing)} missing; give the sizes of the model")
+    known = {field.name for field in dataclasses.fields(BertConfig)} - set(_OURS_ALONE)
+    settings = {name: value for name, value in config.items() if name in known}
+    return BertConfig(**settings | {"pad_token_id": settings.get("pad_token_id") or 0})  # null means the same
+
+
+def _canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Bring the names that various writers have used to those that BertForPreTraining saves today."""
+    renamed = {}
+    for name, tensor in state.items():
+        if name.startswith(("embeddings.", "encoder.", "pooler.")):  # BertModel's own
+            name = f"bert.{name}"
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        renamed[name] = tensor
+    renamed.pop("bert.embeddings.position_ids", None)  # 0, 1, 2, ...
+    for copy, original in _TIED.items():
+        if copy in renamed and not torch.equal(renamed[copy], renamed.setdefault(original, renamed.pop(copy))):
+            raise ValueError(f"{copy} differs from {original}: only a model with a tied decoder can be loaded")
+    return renamed
+
+
+def _add_missing_heads(state: dict[str, Tensor], config: BertConfig, seed: int) -> list[str]:
+    """Complete a state of Hugging Face's in place; return which parameters of ours were new."""
+    names = _names(config)
+    missing = [ours for ours, theirs in names.items() if theirs[0].startswith(_HEADS) and theirs[0] not in state]
+    if missing:
+        fresh = BertForPreTraining(config, seed).state_dict()
+        state |= {names[ours][0]: fresh[ours] for ours in missing}
+    return missing
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)  # Q, K, V: three [D, D] -> [3D, D]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: missing; give a folder that save_pretrained or an export of ours wrote") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error}); copy the folder anew") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: not a JSON object; copy the folder anew")  # noqa: TRY004  a mistake in a file
+    return content
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise ValueError("missing; weights in another format become this one by transformers' save_pretrained")
+    try:
+        return dict(load_file(path))
+    except SafetensorError as error:
+        raise ValueError(f"damaged ({error}); copy the folder anew") from error
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _empty(directory: Path) -> Path:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return directory
+
+
+def _publish(staging: Path, directory: Path) -> None:
+    """Put a directory on disk and give it its name; one that has the name already steps aside first."""
+    for path in (*staging.iterdir(), staging):
+        sync(path)
+    replaced = directory.with_name(f".{directory.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if directory.exists():
+        directory.rename(replaced)
+    staging.rename(directory)
+    sync(directory.parent)
+    shutil.rmtree(replaced, ignore_errors=True)

@@ -1,0 +1,41 @@
+"""Which code, with which libraries, on which machine."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parent.parent
+_LIBRARIES = ("torch", "deepspeed", "pyarrow", "tokenizers", "numpy", "mlflow")
+
+
+def code_version() -> dict[str, Any]:
+    """Version of this project, its git commit and whether the tree differs from it, and the libraries' versions."""
+    commit = _git("rev-parse", "HEAD")
+    return {
+        "version": metadata.version("bert-pretraining"),
+        "commit": commit.strip() if commit else None,
+        "modified": bool(uncommitted_changes()),
+        "python": platform.python_version(),
+        "libraries": {name: metadata.version(name) for name in _LIBRARIES},
+        "machine": {"system": platform.platform(), "processor": platform.machine(), "host": platform.node()},
+    }
+
+
+def uncommitted_changes() -> str:
+    """What differs from the commit, as a patch; empty where the project is not a git checkout."""
+    return _git("diff", "HEAD") or ""
+
+
+def _git(*arguments: str) -> str | None:
+    """The output of a git command in the project's checkout; None where there is no checkout or no git."""
+    if not (_ROOT / ".git").exists():
+        return None
+    try:
+        command = ["git", "-C", str(_ROOT), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603  fixed words
+    except (OSError, subprocess.CalledProcessError):
+        return None

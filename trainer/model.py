@@ -1,0 +1,349 @@
+"""BERT (Devlin et al., 2019) as google-research/bert has it: encoder, pooler, the heads of both tasks and their losses.
+
+B batch, S sequence, D model, N heads, H head width, F feed-forward, V vocabulary, P predictions.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from trainer.attention import attention, dropout
+
+# Hugging Face's names. "gelu" is the exact one, by erf, which the published weights are used with.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+_POSITIVE = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("max_position_embeddings", "type_vocab_size", "initializer_range", "layer_norm_eps"),
+)
+EMPTY_SLOT = -100  # the label of a place where nothing is predicted, as in torch's cross entropy
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """The shape of a BERT, in Hugging Face's names and with BERT-LARGE as the default.
+
+    Two are ours, and off as in the paper:
+        pre_layer_norm: LayerNorm before each sublayer and once at the end, instead of after each residual (Xiong et
+            al., 2020): it trains at higher learning rates. Hugging Face's BERT can't represent it.
+        activation_checkpointing: Recompute each layer in the backward pass: a third more work, far less memory.
+
+    Raises:
+        ValueError: A size that isn't positive, heads that don't divide the hidden size, a dropout outside [0, 1),
+            an activation that isn't in ACTIVATIONS, or padding outside the vocabulary.
+    """
+
+    vocab_size: int
+    hidden_size: int = 1024
+    num_hidden_layers: int = 24
+    num_attention_heads: int = 16
+    intermediate_size: int = 4096
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int = 0
+    pre_layer_norm: bool = False
+    activation_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: give a positive number")
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: give a probability from 0 up to, not including, 1")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} doesn't divide into {self.num_attention_heads} heads: "
+                "make it a multiple of num_attention_heads"
+            )
+        if self.hidden_act not in ACTIVATIONS:
+            raise ValueError(f"hidden_act {self.hidden_act!r} is unknown: choose one of {', '.join(ACTIVATIONS)}")
+        if not 0 <= self.pad_token_id < self.vocab_size:
+            raise ValueError(f"pad_token_id {self.pad_token_id} is outside the vocabulary of {self.vocab_size}")
+
+
+class Embeddings(nn.Module):
+    """The sum of word, position and token type (google-research/bert, modeling.embedding_postprocessor)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.word = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = config.hidden_dropout_prob
+
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
+        """[B, S], [B, S] -> [B, S, D]."""
+        sequence, longest = input_ids.shape[1], self.position.num_embeddings
+        if sequence > longest:
+            raise ValueError(f"a sequence of {sequence} tokens, but max_position_embeddings is {longest}: shorten it")
+        embedded = self.word(input_ids) + self.token_type(token_type_ids)  # [B, S] -> [B, S, D]
+        embedded = self.norm(embedded + self.position.weight[:sequence])  # [B, S, D] + [S, D]
+        return dropout(embedded, self.dropout if self.training else 0.0)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention of a sequence to its own real tokens."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.heads = config.num_attention_heads
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)  # one product, rows in the order Q, K, V
+        self.out = nn.Linear(config.hidden_size, config.hidden_size)
+        self.attention_dropout = config.attention_probs_dropout_prob
+        self.hidden_dropout = config.hidden_dropout_prob
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """[B, S, D], [B, S] bool -> [B, S, D]."""
+        qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [B, S, D] -> [B, S, 3D] -> [B, S, 3, N, H]
+        query, key, value = qkv.unbind(dim=2)  # each [B, S, N, H]
+        gathered = attention(query, key, value, mask, self.attention_dropout if self.training else 0.0)
+        hidden = self.out(gathered.flatten(-2))  # [B, S, N, H] -> [B, S, D]
+        return dropout(hidden, self.hidden_dropout if self.training else 0.0)
+
+
+class FeedForward(nn.Module):
+    """Two products with the activation between, on each token by itself."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation = ACTIVATIONS[config.hidden_act]
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.dropout = config.hidden_dropout_prob
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        hidden = self.down(self.activation(self.up(hidden)))  # [B, S, D] -> [B, S, F] -> [B, S, D]
+        return dropout(hidden, self.dropout if self.training else 0.0)
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each with its residual and LayerNorm."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.attention = SelfAttention(config)
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.pre_layer_norm = config.pre_layer_norm
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """[B, S, D], [B, S] bool -> [B, S, D]."""
+        if self.pre_layer_norm:
+            hidden = hidden + self.attention(self.attention_norm(hidden), mask)
+            hidden = hidden + self.feed_forward(self.feed_forward_norm(hidden))
+        else:
+            hidden = self.attention_norm(hidden + self.attention(hidden, mask))
+            hidden = self.feed_forward_norm(hidden + self.feed_forward(hidden))
+        return hidden
+
+
+class BertModel(nn.Module):
+    """The encoder: embeddings and layers. Used by itself, it wants weights: load them, or call ``initialize``."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.final_norm = (
+            nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.pre_layer_norm else nn.Identity()
+        )
+        self.activation_checkpointing = config.activation_checkpointing
+
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Encode a batch; the arguments are those of ``BertForPreTraining.forward``.
+
+        Returns:
+            The last hidden states, [B, S, D].
+        """
+        return deque(self._states(input_ids, token_type_ids, attention_mask), maxlen=1).pop()
+
+    def hidden_states(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor) -> list[Tensor]:
+        """Encode a batch and keep every state, as feature-based use does (paper, section 5.3).
+
+        Returns:
+            One [B, S, D] more than layers: the embeddings, then what each layer gives; ``forward`` returns the last.
+        """
+        return list(self._states(input_ids, token_type_ids, attention_mask))
+
+    def _states(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor) -> Iterator[Tensor]:
+        mask = attention_mask.bool()
+        hidden = self.embeddings(input_ids, token_type_ids)
+        for layer in self.layers:
+            yield hidden
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                hidden = checkpoint(layer, hidden, mask, use_reentrant=False)  # restores the generator: same dropout
+            else:
+                hidden = layer(hidden, mask)
+        yield self.final_norm(hidden)
+
+
+class Pooler(nn.Module):
+    """The sequence in one vector: its first token, [CLS], through a tanh layer."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, S, D] -> [B, D]."""
+        return torch.tanh(self.dense(hidden[:, 0]))  # [B, S, D] -> [B, D]
+
+
+class MaskedLanguageModel(nn.Module):
+    """Scores of every word at the positions asked for (google-research/bert, run_pretraining.get_masked_lm_output).
+
+    The decoder is the matrix of the word embeddings, handed over at every call: one parameter, and nothing to tie.
+    """
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACTIVATIONS[config.hidden_act]
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, hidden: Tensor, positions: Tensor, words: Tensor) -> Tensor:
+        """[B, S, D], [P], [V, D] -> [P, V]."""
+        chosen = hidden.flatten(0, 1).index_select(0, positions)  # [B, S, D] -> [B*S, D] -> [P, D]
+        return F.linear(self.norm(self.activation(self.dense(chosen))), words, self.bias)  # [P, D] x [V, D] -> [P, V]
+
+
+class BertForPreTraining(nn.Module):
+    """BERT with the heads of its two tasks, masked words and next sentence.
+
+    Args:
+        config: Its shape.
+        seed: Of the weights, see ``initialize``. None leaves them to a caller who loads others.
+    """
+
+    def __init__(self, config: BertConfig, seed: int | None = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.bert = BertModel(config)
+        self.pooler = Pooler(config)
+        self.mlm = MaskedLanguageModel(config)
+        self.nsp = nn.Linear(config.hidden_size, 2)
+        if seed is not None:
+            initialize(self, config.initializer_range, seed)
+
+    def forward(
+        self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Score words and next sentences.
+
+        Args:
+            input_ids: [B, S] int64.
+            token_type_ids: [B, S] int64, 0 in the first segment and 1 in the second.
+            attention_mask: [B, S] bool or int, true where a token is real.
+            positions: [P] int64, where to predict, as indices of the flattened [B*S] tokens.
+
+        Returns:
+            Word scores [P, V] and next sentence scores [B, 2] (0: the true next one, 1: a random one).
+
+        Raises:
+            ValueError: S is larger than the model has positions.
+        """
+        hidden = self.bert(input_ids, token_type_ids, attention_mask)
+        return self.mlm(hidden, positions, self.bert.embeddings.word.weight), self.nsp(self.pooler(hidden))
+
+
+class Losses(NamedTuple):
+    """Sums over a batch, scalars of float32 (the losses of float64 logits are float64): the caller divides by the number of predictions of the GLOBAL batch."""
+
+    mlm_loss: Tensor
+    nsp_loss: Tensor
+    mlm_correct: Tensor
+    nsp_correct: Tensor
+
+
+def pretraining_losses(mlm_logits: Tensor, mlm_labels: Tensor, nsp_logits: Tensor, nsp_labels: Tensor) -> Losses:
+    """Cross entropies and hits of both tasks, in float32 at least, whatever the logits' dtype.
+
+    Args:
+        mlm_logits: [P, V].
+        mlm_labels: [P] int64, word ids; EMPTY_SLOT where there is nothing to predict.
+        nsp_logits: [B, 2].
+        nsp_labels: [B] int64, Hugging Face's: 0 is the true next sentence, 1 a random one, EMPTY_SLOT an empty sample.
+
+    Returns:
+        Sums, to which empty slots contribute nothing.
+    """
+    return Losses(
+        _cross_entropy_sum(mlm_logits, mlm_labels),
+        _cross_entropy_sum(nsp_logits, nsp_labels),
+        _correct_sum(mlm_logits, mlm_labels),
+        _correct_sum(nsp_logits, nsp_labels),
+    )
+
+
+def _cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(wide, labels, ignore_index=EMPTY_SLOT, reduction="sum")
+
+
+def _correct_sum(logits: Tensor, labels: Tensor) -> Tensor:
+    return (logits.detach().argmax(dim=-1) == labels).sum(dtype=torch.float32)  # no class is EMPTY_SLOT
+
+
+@torch.no_grad()
+def initialize(module: nn.Module, std: float, seed: int) -> None:
+    """Set every parameter of ``module``, to the same values on any device.
+
+        parameter                       value
+        biases                          0
+        LayerNorm weights               1
+        matrices, embeddings included   N(0, std^2) cut at two standard deviations: tf.truncated_normal_initializer(std)
+
+    ``std`` is that of the normal before it is cut; that of the values is 0.88 of it. Padding has a row like others.
+
+    Args:
+        module: Any of this file.
+        std: BertConfig.initializer_range, 0.02 in the paper.
+        seed: Of a generator of its own, drawn from in the order of ``named_parameters``. The encoder comes first there:
+            one seed gives one encoder, with heads and without.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in module.named_parameters():
+        if name.endswith("bias"):
+            parameter.zero_()
+        elif parameter.ndim == 1:
+            parameter.fill_(1.0)
+        else:
+            parameter.copy_(_truncated_normal(parameter.shape, std, generator))
+
+
+def _truncated_normal(shape: torch.Size, std: float, generator: torch.Generator) -> Tensor:
+    """Invert the distribution function: eight times as fast as torch's trunc_normal_, which draws and rejects."""
+    share = math.erf(2 / math.sqrt(2))  # of a normal within two standard deviations, 0.954
+    values = torch.empty(shape, dtype=torch.float32, device="cpu").uniform_(-share, share, generator=generator)
+    return values.erfinv_().mul_(math.sqrt(2) * std).clamp_(-2 * std, 2 * std)  # the last for rounding
+
+
+def parameter_count(config: BertConfig) -> int:
+    """Number of parameters of BertForPreTraining, the tied decoder counted once: 336,226,108 for BERT-LARGE."""
+    d, f, v = config.hidden_size, config.intermediate_size, config.vocab_size
+    norm = 2 * d
+    embeddings = (v + config.max_position_embeddings + config.type_vocab_size) * d + norm
+    layer = 4 * (d * d + d) + (2 * d * f + f + d) + 2 * norm
+    heads = (d * d + d) + (d * d + d + norm + v) + (2 * d + 2)  # pooler, masked words, next sentence
+    return embeddings + config.num_hidden_layers * layer + (norm if config.pre_layer_norm else 0) + heads

@@ -1,0 +1,106 @@
+"""Counter-based random numbers: a pure function of (key, counter), with no state to save or to get out of step.
+
+Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), over whole arrays of
+counters at once. And, on top of the same idea, a pseudo-random permutation of any size in constant memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+_ROUNDS = 10
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_FEISTEL_ROUNDS = 8
+
+
+def derive_key(*parts: int | str) -> tuple[int, int]:
+    """Two 32-bit key words from any seeds and names, by BLAKE2b: ``derive_key(seed, "masking")``."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+def philox4x32(key: tuple[int, int], counter: tuple[np.ndarray, ...]) -> np.ndarray:
+    """Random words for an array of counters.
+
+    Args:
+        key: two 32-bit words.
+        counter: four arrays of 32-bit words that broadcast to one shape [...].
+
+    Returns:
+        uint32 [..., 4]
+    """
+    c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in np.broadcast_arrays(*counter))
+    for i in range(_ROUNDS):
+        k0, k1 = (np.uint64((word + i * weyl) & 0xFFFFFFFF) for word, weyl in zip(key, _WEYL, strict=True))
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (product1 >> _HALF) ^ c1 ^ k0, product1 & _LOW, (product0 >> _HALF) ^ c3 ^ k1, product0 & _LOW
+    return np.stack([c0, c1, c2, c3], axis=-1).astype(np.uint32)
+
+
+def random_words(key: tuple[int, int], indices: np.ndarray, words: int, stream: int) -> np.ndarray:
+    """A row of random words for every index.
+
+    Args:
+        key: from derive_key.
+        indices: [n] integers below 2^63; equal indices get equal rows.
+        words: how many 32-bit words a row has.
+        stream: distinguishes independent draws for the same index.
+
+    Returns:
+        uint32 [n, words]
+    """
+    index = np.asarray(indices, dtype=np.uint64)[:, None]
+    block = np.arange(-(-words // 4), dtype=np.uint64)[None, :]
+    counter = (index & _LOW, index >> _HALF, block, np.uint64(stream))
+    return philox4x32(key, counter).reshape(len(index), -1)[:, :words]
+
+
+def below(words: np.ndarray, bound: int) -> np.ndarray:
+    """Map uint32 words to int64 integers in [0, bound) by multiply and shift; the bias is below bound / 2^32."""
+    return ((words.astype(np.uint64) * np.uint64(bound)) >> _HALF).astype(np.int64)
+
+
+def permute(indices: np.ndarray, size: int, key: tuple[int, int]) -> np.ndarray:
+    """Where a pseudo-random permutation of range(size) sends each index, without building the permutation.
+
+    A Feistel network permutes the next power of four; an index that lands outside range(size) is sent on until it
+    lands inside ("cycle walking"), which keeps it a permutation and takes fewer than four goes on average.
+
+    Args:
+        indices: [n] integers in [0, size).
+        size: how many elements the permutation has.
+        key: from derive_key.
+
+    Returns:
+        int64 [n]
+    """
+    half = np.uint64(max(1, (int(size - 1).bit_length() + 1) // 2))
+    images = _feistel(np.asarray(indices, dtype=np.uint64), half, key)
+    outside = np.flatnonzero(images >= size)
+    while len(outside):
+        images[outside] = _feistel(images[outside], half, key)
+        outside = outside[images[outside] >= size]
+    return images.astype(np.int64)
+
+
+def _feistel(values: np.ndarray, half: np.uint64, key: tuple[int, int]) -> np.ndarray:
+    """One pass of a balanced Feistel network over values of 2 * half bits."""
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    left, right = values >> half, values & mask
+    secret = key[0] | key[1] << 32
+    for i in range(_FEISTEL_ROUNDS):
+        round_key = np.uint64(secret * (2 * i + 1) & 0xFFFFFFFFFFFFFFFF)
+        left, right = right, left ^ (_mix(right + round_key) & mask)
+    return (left << half) | right
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The finalizer of SplitMix64 (Steele et al., 2014): every input bit reaches every output bit."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,403 @@
+"""Pretrain BERT on shards.
+
+    deepspeed trainer/pretrain.py --config trainer/recipes/bert_large.toml --deepspeed_config ds_config.json \
+        --shards shards/ --output runs/large [section.key=value ...]
+
+The same command again goes on where the run stopped. One rank per GPU, or per --num_accelerators on CPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# `deepspeed trainer/pretrain.py` puts trainer/ first on the module path, where our names would hide others'.
+if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
+    sys.path.pop(0)
+
+import torch
+from tqdm import tqdm
+
+from preprocessing.schema import MANIFEST, ShardDirectory, ShardError, checksum
+from trainer.checkpoint import (
+    CheckpointError,
+    Outcome,
+    RunDirectory,
+    RunState,
+    append_line,
+    keep_newest,
+    write_atomically,
+)
+from trainer.config import ConfigError, Phase, Recipe, differences, load_recipe, resolve_deepspeed, to_toml
+from trainer.data import SampleStream, Steps, evaluation_batches, load_steps, validation_stream
+from trainer.engine import Engine, GlobalCounts, NonFiniteError, World, join_world, leave_world
+from trainer.hugging_face import save_export
+from trainer.lineage import code_version, uncommitted_changes
+from trainer.model import parameter_count
+from trainer.schedule import learning_rate
+
+_log = logging.getLogger("pretrain")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train or go on training; the exit code is 0, 2 for a mistake in what was asked for, 1 for a loss that is no number."""
+    arguments = _parse(argv)
+    first = os.environ.get("RANK", "0") == "0"
+    logging.basicConfig(level=logging.INFO if first else logging.ERROR, format="%(message)s", force=True)
+    try:
+        pretrain(arguments)
+    except (ConfigError, ShardError, CheckpointError, NonFiniteError) as error:
+        if first:
+            print(f"error: {error}", file=sys.stderr)
+        return 1 if isinstance(error, NonFiniteError) else 2
+    finally:
+        leave_world()
+    return 0
+
+
+def pretrain(arguments: argparse.Namespace) -> None:
+    """Check everything on every rank before anything is written; then train."""
+    recipe = load_recipe(arguments.config, arguments.settings)
+    shards = ShardDirectory(arguments.shards)
+    run = RunDirectory(arguments.output)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    for phase in recipe.phases:
+        resolve_deepspeed(arguments.deepspeed_config, recipe, phase, ranks)
+    _check_vocabulary(recipe, shards)
+    _check_run(run, recipe, shards, arguments.deepspeed_config, ranks)
+    if run.step >= recipe.last_step:
+        _log.info("%s: done already, %d steps", run.path, run.step)
+        return
+
+    world = join_world(recipe.train.threads)
+    if world.is_first:
+        _write_run(run, recipe, arguments.deepspeed_config, shards)
+    world.barrier()
+    session = Session(arguments.deepspeed_config, recipe, shards, run, world, StopRequests())
+    tracking = _start_tracking(run, recipe) if world.is_first else contextlib.nullcontext()
+    outcome: Outcome = "failed"
+    try:
+        with tracking:
+            outcome = session.train()
+    finally:
+        if world.is_first:
+            run.set_outcome(outcome)
+
+
+@dataclass
+class Session:
+    """One start of the trainer: what every part of the loop needs."""
+
+    deepspeed_config: Path
+    recipe: Recipe
+    shards: ShardDirectory
+    run: RunDirectory
+    world: World
+    stop: StopRequests
+
+    def train(self) -> Outcome:
+        """Train the phases that are left; "requeue" where a signal ended it before they were done."""
+        step = self.run.step
+        for begin, end, phase in self.recipe.phase_ranges():
+            end = min(end, self.recipe.last_step)
+            if step < end:
+                step, stopped = self._train_phase(phase, begin, step, end)
+                if stopped and step < self.recipe.last_step:
+                    _log.info("stopped by a signal after step %d; the same command goes on from there", step)
+                    return "requeue"
+        _log.info("done: %d steps; the newest export is %s", step, self.run.export(step))
+        return "done"
+
+    def _train_phase(self, phase: Phase, begin: int, step: int, end: int) -> tuple[int, bool]:
+        """Train steps [step, end) of a phase that began at ``begin``; returns how far it got and whether to stop."""
+        engine = self._start_engine(phase)
+        steps = self._steps(phase)
+        progress = Progress(self.world.is_first, self.recipe, step)
+        clock = Clock()
+        for batches in load_steps(steps, step - begin, end - begin, self.recipe.data.workers):
+            totals = engine.count_step(batches, self.stop.received)
+            clock.lap("data_seconds")
+            placed = [(steps.micro_batch_index(i), batch) for i, batch in enumerate(batches)]
+            rate = learning_rate(step, self.recipe.total_steps, self.recipe.schedule)
+            metrics = engine.train_step(step, placed, totals, rate)
+            clock.lap("compute_seconds")
+            step += 1
+            self._report(step, {**metrics, **_throughput(totals, clock)}, progress)
+            if _is_due(self.recipe.log.validate_every, step, end):
+                self._validate(engine, phase, step)
+            if totals.stop or _is_due(self.recipe.checkpoint.every, step, end):
+                self._save(engine, step)
+            if totals.stop:
+                break
+            clock.restart()
+        progress.close()
+        engine.close()
+        return step, totals.stop
+
+    def _start_engine(self, phase: Phase) -> Engine:
+        """The engine of a phase with the weights of the last checkpoint, or with new ones."""
+        recipe, world = self.recipe, self.world
+        config = resolve_deepspeed(self.deepspeed_config, recipe, phase, world.size)
+        engine = Engine(recipe.model, recipe.optimizer, config, recipe.train.seed, world)
+        assert engine.parameters == parameter_count(recipe.model)
+        accumulation = config["gradient_accumulation_steps"]
+        _log.info("model: %s parameters, ZeRO stage %d", f"{engine.parameters:,}", config["zero_optimization"]["stage"])
+        _log.info(
+            "batch: %d samples of %d tokens = %d rank(s) on %s, %d thread(s) each, x %d x %d accumulated",
+            phase.global_batch_size, phase.sequence_length, world.size, world.device.type, torch.get_num_threads(),
+            phase.micro_batch_size, accumulation,
+        )  # fmt: skip
+        found = self.run.latest()
+        if found:
+            engine.load(found[0])
+            _log.info("resumed after step %d from %s", found[1].step, found[0])
+        if world.is_first:
+            self.run.cut_metrics(self.run.step)
+        return engine
+
+    def _steps(self, phase: Phase) -> Steps:
+        stream = SampleStream(
+            self.shards,
+            "train",
+            phase.sequence_length,
+            seed=self.recipe.train.seed,
+            max_predictions=phase.max_predictions,
+            masking=self.recipe.masking,
+            data=self.recipe.data,
+        )
+        return Steps(stream, phase.global_batch_size, phase.micro_batch_size, self.world.rank, self.world.size)
+
+    def _report(self, step: int, metrics: dict[str, float], progress: Progress) -> None:
+        if self.world.is_first:
+            line = {"step": step, "time": time.time(), "samples": _samples(self.recipe, step), **metrics}
+            append_line(self.run.metrics, line)
+            progress.show(line)
+
+    def _validate(self, engine: Engine, phase: Phase, step: int) -> None:
+        stream = validation_stream(self.shards, phase.sequence_length)
+        samples = min(stream.size, self.recipe.log.validation_samples)
+        batches = evaluation_batches(stream, samples, phase.micro_batch_size, self.world.rank, self.world.size)
+        metrics = engine.evaluate(batches)
+        metrics["perplexity"] = math.exp(metrics["mlm_loss"])
+        if self.world.is_first:
+            append_line(self.run.validation_metrics, {"step": step, "time": time.time(), **metrics})
+            _log.info(
+                "step %d, held out: loss %.4f, perplexity %.1f, MLM accuracy %.4f, NSP accuracy %.4f",
+                step, metrics["loss"], metrics["perplexity"], metrics["mlm_accuracy"], metrics["nsp_accuracy"],
+            )  # fmt: skip
+
+    def _save(self, engine: Engine, step: int) -> None:
+        """A checkpoint, then an export of its weights; each complete or not there."""
+        run, first, keep = self.run, self.world.is_first, self.recipe.checkpoint
+        if first:
+            run.begin_checkpoint(step)
+        self.world.barrier()
+        engine.save(run.staging(step))
+        self.world.barrier()
+        state = engine.full_precision_state()
+        if first and state is not None:
+            config_blake2b = checksum(run.config)
+            run.commit_checkpoint(
+                RunState(
+                    step=step,
+                    samples=_samples(self.recipe, step),
+                    world_size=self.world.size,
+                    threads=torch.get_num_threads(),
+                    manifest_blake2b=self.shards.manifest_blake2b,
+                    config_blake2b=config_blake2b,
+                ),
+                keep.keep,
+            )
+            lineage = {
+                "run": str(run.path.resolve()),
+                "step": step,
+                "samples": _samples(self.recipe, step),
+                "manifest_blake2b": self.shards.manifest_blake2b,
+                "config_blake2b": config_blake2b,
+                "code": code_version(),
+            }
+            run.exports.mkdir(exist_ok=True)
+            save_export(run.export(step), state, self.recipe.model, self.shards.tokenizer, lineage)
+            keep_newest(run.exports, keep.keep_exports)
+        self.world.barrier()
+
+
+class Progress:
+    """A bar on a terminal, a line now and then in a log; on the first rank only."""
+
+    def __init__(self, is_first: bool, recipe: Recipe, step: int):
+        """Start at ``step`` of the run."""
+        self._every = recipe.log.every
+        self._last = recipe.last_step
+        self._began = time.monotonic(), step
+        self._bar = None
+        if is_first and sys.stderr.isatty():
+            self._bar = tqdm(total=self._last, initial=step, unit="step", dynamic_ncols=True, smoothing=0.05)
+
+    def show(self, line: dict[str, Any]) -> None:
+        """Report a step."""
+        text = (
+            f"loss {line['loss']:.4f} (MLM {line['mlm_loss']:.4f}, NSP {line['nsp_loss']:.4f}), "
+            f"lr {line['learning_rate']:.2e}, {line['tokens_per_second']:,.0f} tokens/s"
+        )
+        if self._bar is not None:
+            self._bar.update()
+            self._bar.set_postfix_str(text)
+        elif line["step"] % self._every == 0 or line["step"] == self._last:
+            _log.info("step %d/%d: %s, %s to go", line["step"], self._last, text, self._time_to_go(line["step"]))
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _time_to_go(self, step: int) -> str:
+        began, first = self._began
+        seconds = (time.monotonic() - began) / max(1, step - first) * (self._last - step)
+        return tqdm.format_interval(seconds)
+
+
+class Clock:
+    """Seconds of the parts of a step."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a step."""
+        self.parts: dict[str, float] = {}
+        self._began = self._last = time.perf_counter()
+
+    def lap(self, part: str) -> None:
+        """Give the time since the last lap a name."""
+        now = time.perf_counter()
+        self.parts[part] = now - self._last
+        self._last = now
+
+    @property
+    def total(self) -> float:
+        """Seconds of all parts."""
+        return self._last - self._began
+
+
+class StopRequests:
+    """Whether this process was asked to end, by SIGTERM or SIGUSR1. The ranks agree on it before every step."""
+
+    def __init__(self) -> None:
+        self.received = False
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._receive)
+
+    def _receive(self, *_: object) -> None:
+        self.received = True
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="deepspeed [--num_accelerators N] trainer/pretrain.py",
+        description="Pretrain BERT on shards. The same command again goes on where the run stopped.",
+        epilog="Settings are those of the recipe, as section.key=value: train.max_steps=10 model.num_hidden_layers=2 "
+        "phases.0.micro_batch_size=8. docs/training.md explains all of them.",
+    )
+    parser.add_argument("--config", type=Path, required=True, metavar="TOML", help="the recipe; see trainer/recipes/")
+    parser.add_argument(
+        "--deepspeed_config", type=Path, default=Path("ds_config.json"), metavar="JSON",
+        help="DeepSpeed's own knobs: ZeRO, precision, offload, communication (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--shards", type=Path, required=True, metavar="DIR", help="made by preprocessing/make_shards.py"
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="DIR", help="the run directory, new or to go on with"
+    )
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # the launcher's; LOCAL_RANK says the same
+    parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings that replace the recipe's")
+    return parser.parse_args(argv)
+
+
+def _check_vocabulary(recipe: Recipe, shards: ShardDirectory) -> None:
+    found, wanted = shards.manifest.vocabulary.size, recipe.model.vocab_size
+    if found != wanted:
+        raise ConfigError(
+            f"{shards.path}: made with a vocabulary of {found} entries, but model.vocab_size is {wanted}; "
+            f"set model.vocab_size={found} or make shards with the model's vocabulary"
+        )
+
+
+def _check_run(run: RunDirectory, recipe: Recipe, shards: ShardDirectory, deepspeed_config: Path, ranks: int) -> None:
+    """See that the run directory is new or was begun by this very command."""
+    if not run.path.exists() or not any(run.path.iterdir()):
+        return
+    if not run.config.is_file():
+        raise CheckpointError(f"{run.path}: holds something that is not a run; choose another --output")
+    advice = "choose another --output, or go on with what the run was started with"
+    changed = differences(load_recipe(run.config), recipe)
+    if changed:
+        raise CheckpointError(f"{run.path}: the run was started with other settings ({'; '.join(changed)}); {advice}")
+    if run.manifest.is_file() and checksum(run.manifest) != shards.manifest_blake2b:
+        raise CheckpointError(f"{run.path}: the run was started with other shards than {shards.path}; {advice}")
+    before, now = (json.loads(path.read_text(encoding="utf-8")) for path in (run.deepspeed_config, deepspeed_config))
+    for key in ("bf16", "fp16", "zero_optimization"):
+        if before.get(key) != now.get(key):
+            raise CheckpointError(f"{run.path}: the run was started with {key} {before.get(key)}; {advice}")
+    found = run.latest()
+    if found and found[1].world_size != ranks:
+        raise CheckpointError(
+            f"{found[0]}: written by {found[1].world_size} rank(s), this is {ranks}; start as many as before"
+        )
+
+
+def _write_run(run: RunDirectory, recipe: Recipe, deepspeed_config: Path, shards: ShardDirectory) -> None:
+    """Write down what this start of the run is made of."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    run.set_outcome(None)
+    write_atomically(run.manifest, (shards.path / MANIFEST).read_text(encoding="utf-8"))
+    write_atomically(run.deepspeed_config, deepspeed_config.read_text(encoding="utf-8"))
+    write_atomically(run.path / "code.json", json.dumps(code_version(), indent=2) + "\n")
+    write_atomically(run.path / "code.diff", uncommitted_changes())
+    write_atomically(run.config, to_toml(recipe))  # last: with it the directory is a run
+
+
+def _start_tracking(run: RunDirectory, recipe: Recipe) -> contextlib.AbstractContextManager[Any]:
+    if not recipe.tracking.enabled:
+        return contextlib.nullcontext()
+    from trainer.tracking import Tracker  # seconds to import, and only one rank needs it
+
+    return Tracker(run, recipe.tracking.experiment, recipe.tracking.system_metrics)
+
+
+def _throughput(totals: GlobalCounts, clock: Clock) -> dict[str, float]:
+    return {
+        **clock.parts,
+        "tokens_per_second": totals.tokens / clock.total,
+        "tflops": totals.flops / clock.total / 1e12,
+        "padding": 1 - totals.tokens / totals.slots,
+    }
+
+
+def _samples(recipe: Recipe, step: int) -> int:
+    """Samples seen after ``step`` steps."""
+    return sum(
+        (min(end, step) - begin) * phase.global_batch_size
+        for begin, end, phase in recipe.phase_ranges()
+        if step > begin
+    )
+
+
+def _is_due(every: int, step: int, end: int) -> bool:
+    return every > 0 and (step % every == 0 or step == end)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Learning rates as pure functions of the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Warm-up from 0 to the peak, then polynomial decay to 0 at the end of the run.
+
+    Attributes:
+        peak: learning rate at the end of the warm-up.
+        warmup_steps: steps of linear warm-up.
+        power: degree of the decay; 1 is linear, 0.5 NVIDIA's LAMB, 0 holds the peak.
+        decay_from: where the decay's clock starts. "start" is google-research/bert (optimization.py,
+            create_optimizer) and NVIDIA: it runs during the warm-up too, so the rate drops a little when the warm-up
+            ends. "warmup" is Hugging Face's and fairseq's: the decay begins at the peak.
+    """
+
+    peak: float = 1e-4
+    warmup_steps: int = 10_000
+    power: float = 1.0
+    decay_from: Literal["start", "warmup"] = "start"
+
+    def __post_init__(self) -> None:
+        if self.peak <= 0 or self.warmup_steps < 0 or self.power < 0:
+            raise ValueError("schedule.peak must be positive, schedule.warmup_steps and schedule.power 0 or more")
+
+
+def learning_rate(step: int, total_steps: int, config: ScheduleConfig) -> float:
+    """The rate of the update that follows ``step`` finished ones: 0 for the first where there is a warm-up."""
+    if step < config.warmup_steps:
+        return config.peak * step / config.warmup_steps
+    origin = config.warmup_steps if config.decay_from == "warmup" else 0
+    left = (total_steps - step) / max(1, total_steps - origin)
+    return config.peak * max(0.0, left) ** config.power
