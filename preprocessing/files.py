@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import bz2
 import contextlib
+import glob
 import gzip
 import hashlib
 import io
 import lzma
-import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 import pyarrow as pa
@@ -50,7 +51,7 @@ def is_remote(path: str) -> bool:
 
 def absolute(path: str) -> str:
     """The path as a worker with another working directory finds it."""
-    return path if is_remote(path) else os.path.abspath(path)
+    return path if is_remote(path) else str(Path.cwd() / path)
 
 
 def join(folder: str, *names: str) -> str:
@@ -59,50 +60,62 @@ def join(folder: str, *names: str) -> str:
 
 
 def expand(pattern: str) -> list[Found]:
-    """The files that a path or a glob (`*` within a folder, `**` across) matches, sorted by name.
+    """The files that a path or a glob (`**/` for folders at any depth) matches, sorted by name.
 
     Raises:
         SourceError: nothing matches, a folder was given, or the place can't be read.
     """
     path = absolute(pattern)
-    if not is_remote(path) and os.path.isdir(path):
+    local = None if is_remote(path) else Path(path)
+    if local and local.is_dir():
         raise SourceError(f"{pattern}: is a folder; give the files in it, as in {join(pattern, '*.txt')!r}")
-    literal = not is_remote(path) and os.path.isfile(path)  # a name may hold brackets
-    if literal:
-        return [Found(path, os.path.basename(path), os.path.getsize(path))]
+    if local and local.is_file():  # taken literally: a name may hold brackets
+        return [Found(path, local.name, local.stat().st_size)]
     prefix = _WILDCARD.split(path, maxsplit=1)[0].rpartition("/")[0] + "/"
     try:
-        matches = FileSystems.match([path])[0].metadata_list
+        # Beam's own local search enters no folder that is a link.
+        matches = _match(path) if is_remote(path) else _match_local(path)
     except (BeamIOError, ValueError, OSError) as error:
         raise SourceError(f"{pattern}: can't look for input files ({error})") from error
     if not matches:
         raise SourceError(f"{pattern}: no input file matches; check the path, and quote a glob as '{pattern}'")
-    found = [Found(match.path, match.path.removeprefix(prefix), int(match.size_in_bytes)) for match in matches]
+    found = [Found(match, match.removeprefix(prefix), size) for match, size in matches.items()]
     return sorted(found, key=lambda file: file.name)
+
+
+def _match_local(pattern: str) -> dict[str, int]:
+    found = (Path(path) for path in glob.iglob(pattern, recursive=True))  # noqa: PTH207 - enters links
+    return {str(path): path.stat().st_size for path in found if path.is_file()}
+
+
+def _match(pattern: str) -> dict[str, int]:
+    return {match.path: int(match.size_in_bytes) for match in FileSystems.match([pattern])[0].metadata_list}
 
 
 class _Intact(io.RawIOBase):
     """A decompressing stream that reports a damaged file as the user's input, not as a failure of this program."""
 
-    def __init__(self, stream: Any, name: str):
-        self._stream, self._name = stream, name
+    def __init__(self, stream: Any, path: str):
+        self._stream, self._path = stream, path
 
     def readable(self) -> bool:
+        """Always."""
         return True
 
     def readinto(self, buffer: Any) -> int:
+        """Decompress up to the length of a buffer into it."""
         try:
             data = self._stream.read(len(buffer))
         except _DAMAGE as error:
             raise SourceError(
-                f"{self._name}: the compressed file is cut short or damaged ({error}); fetch it again"
+                f"{self._path}: the compressed file is cut short or damaged ({error}); fetch it again"
             ) from error
         buffer[: len(data)] = data
         return len(data)
 
 
 @contextmanager
-def open_input(path: str, name: str) -> Iterator[BinaryIO]:
+def open_input(path: str) -> Iterator[BinaryIO]:
     """Open an input file for reading, decompressed if its first bytes are those of bzip2, gzip or xz.
 
     Raises:
@@ -111,13 +124,13 @@ def open_input(path: str, name: str) -> Iterator[BinaryIO]:
     try:
         raw = FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
     except (BeamIOError, OSError) as error:
-        raise SourceError(f"{name}: can't be opened ({error})") from error
+        raise SourceError(f"{path}: can't be opened ({error})") from error
     with raw:
         start = raw.read(6)
         raw.seek(0)
         for magic, decompress in _COMPRESSIONS:
             if start.startswith(magic):
-                stream = cast(io.RawIOBase, _Intact(decompress(raw), name))
+                stream = cast(io.RawIOBase, _Intact(decompress(raw), path))
                 yield cast(BinaryIO, io.BufferedReader(stream, buffer_size=1 << 20))
                 return
         yield raw
@@ -132,6 +145,7 @@ class HashingWriter(io.RawIOBase):
         self.bytes = 0
 
     def writable(self) -> bool:
+        """Always."""
         return True
 
     def write(self, data: Any) -> int:
@@ -172,7 +186,7 @@ def publish(path: str, scratch: str) -> Iterator[HashingWriter]:
 
 def _rename(unfinished: str, path: str) -> None:
     if not is_remote(path):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
     try:
         FileSystems.rename([unfinished], [path])
     except BeamIOError:
@@ -199,27 +213,21 @@ def read_text(path: str) -> str | None:
 def names_below(folder: str) -> dict[str, int]:
     """Every file below a folder: path relative to it, with / -> size in bytes. Empty when there is no such folder."""
     if not is_remote(folder):
-        return {
-            os.path.relpath(os.path.join(where, name), folder).replace(os.sep, "/"): os.path.getsize(
-                os.path.join(where, name)
-            )
-            for where, _, names in os.walk(folder)
-            for name in names
-        }
-    matches = FileSystems.match([folder.rstrip("/") + "/**"])[0].metadata_list
-    return {match.path.removeprefix(folder.rstrip("/") + "/"): int(match.size_in_bytes) for match in matches}
+        found = (path for path in Path(folder).rglob("*") if path.is_file())
+        return {path.relative_to(folder).as_posix(): path.stat().st_size for path in found}
+    root = folder.rstrip("/") + "/"
+    return {path.removeprefix(root): size for path, size in _match(root + "**").items()}
 
 
 def remove(folder: str, names: Iterable[str]) -> None:
     """Remove files of a folder, and the folders that this leaves empty; what is not there already is no error."""
-    folders = set()
+    names = set(names)
     for name in names:
         with contextlib.suppress(BeamIOError, FileNotFoundError):
             FileSystems.delete([join(folder, name)])
-        folders.add(os.path.dirname(name))
-    for name in filter(None, folders):
+    for emptied in {Path(name).parent for name in names} - {Path()}:
         with contextlib.suppress(OSError):
-            os.rmdir(os.path.join(folder, name))
+            (Path(folder) / emptied).rmdir()
 
 
 @contextmanager

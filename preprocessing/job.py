@@ -1,9 +1,11 @@
-"""A preprocessing job on disk: what it reads, what it is called by, and how far it has come.
+"""A preprocessing job on disk: what it reads, where it writes, and how far it has come.
 
-    OUTPUT/job.json     written first: inputs and options. The same command compares itself with it.
-    OUTPUT/.work/       files of tokens and the notes of finished pieces, removed at the end
-    OUTPUT/shard-...    each appears whole
-    OUTPUT/manifest.json    written last
+In the output directory lie, in the order in which they are written:
+
+    job.json        inputs and options; the same command compares itself with it
+    .work/          files of tokens and the notes of finished pieces, removed at the end
+    shard-...       each appears whole
+    manifest.json   the commit
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ TEXT_IN_WIKIPEDIA = 0.6  # of a dump's bytes, the rest being markup
 COMPRESSION = {".bz2": 4.5, ".gz": 3.0, ".xz": 5.0}
 DOCUMENT_BYTES = 4096  # of a Wikipedia article's text
 DOCUMENTS_PER_SHARD = 32  # fewer are no random sample, and might leave a shard without a second document
-_WORK_FILE = re.compile(rf"{re.escape(WORK)}/(vocab\.txt|tokens-\d+\.(arrow|json)|(validation-)?shard-[\d-]+of-\d+\.arrow\.json|error-[\w.-]+|tmp-[0-9a-f]+)")
+_WORK_FILE = re.compile(
+    re.escape(WORK) + r"/(vocab\.txt|tokens-\d+\.(arrow|json)|(validation-)?shard-\d+-of-\d+\.arrow\.json"
+    r"|error-[\w.-]+|tmp-[0-9a-f]+)"
+)
 VERSIONS = ("apache-beam", "bert-pretraining", "numpy", "pyarrow", "sentencex", "tokenizers")
 
 
@@ -112,14 +117,22 @@ def find_inputs(patterns: dict[str, list[str]]) -> list[Input]:
     found: dict[tuple[str, str], Input] = {}
     for source, globs in patterns.items():
         for file in (file for pattern in globs for file in files.expand(pattern)):
+            _check_name(file)
             new = Input(source, file.name, file.bytes, file.path)
             old = found.setdefault((source, file.name), new)
             if old.path != new.path:
                 raise SourceError(
                     f"{old.path} and {new.path}: both are called {file.name!r}, which must be unique among --{source}; "
-                    "name both by one glob, such as 'FOLDER/**.txt'"
+                    "name both by one glob, such as 'FOLDER/**/*.txt'"
                 )
     return sorted(found.values())
+
+
+def _check_name(file: files.Found) -> None:
+    try:
+        file.name.encode()
+    except UnicodeEncodeError as error:
+        raise SourceError(f"{file.path!r}: the name is not UTF-8, so it can't be a document's id; rename it") from error
 
 
 def text_bytes(file: Input) -> float:
@@ -144,7 +157,7 @@ def group_units(inputs: Sequence[Input]) -> list[Unit]:
 def choose_layout(inputs: Sequence[Input], options: Options, vocab_size: int) -> Layout:
     """How many shards: a pure function of the options and the inputs' sizes."""
     text = sum(text_bytes(file) for file in inputs)
-    token_bytes = text / BYTES_PER_TOKEN * token_type(vocab_size).bit_width / 8
+    token_bytes = text / BYTES_PER_TOKEN * int(token_type(vocab_size).bit_width) / 8
     documents = sum(1.0 if file.source == "books" else text_bytes(file) / DOCUMENT_BYTES for file in inputs)
 
     def shards(share: float) -> int:
@@ -240,7 +253,8 @@ def inspect(output: str, description: dict[str, Any]) -> State:
         description = description | {"versions": old.get("versions")}
     differs = difference(old, description)
     if differs:
-        raise JobError(f"{output}: holds {'the output of' if finished else ''} another job: {differs}; {advice}")
+        whose = "another job's output" if finished else "another job, interrupted"
+        raise JobError(f"{output}: holds {whose}: {differs}; {advice}")
     return "finished" if finished else "interrupted"
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -53,7 +55,16 @@ class Arguments:
     beam: list[str]  # options for Beam, the runner among them
 
 
-def _whole(low: int, high: int | None = None) -> object:
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose errors are one line, not the usage and then the error."""
+
+    def error(self, message: str) -> NoReturn:
+        """Tell what is wrong and exit with code 2."""
+        print(f"{self.prog}: error: {message}; see --help", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     """An argparse type: a whole number in a range."""
 
     def parse(text: str) -> int:
@@ -64,6 +75,11 @@ def _whole(low: int, high: int | None = None) -> object:
 
     parse.__name__ = "whole number"  # argparse names it in its message
     return parse
+
+
+def seed_number(text: str) -> int:
+    """An argparse type: a seed."""
+    return whole_number(0, 2**63)(text)
 
 
 def _share(text: str) -> float:
@@ -92,10 +108,11 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> OneLineParser:
     """The parser of our own options."""
-    parser = argparse.ArgumentParser(
-        prog="beam run preprocessing/make_shards.py",
+    parser = OneLineParser(
+        prog="make_shards",
+        usage="beam run preprocessing/make_shards.py --wikipedia GLOB --books GLOB --vocab FILE --output DIR [options]",
         description="Turn Wikipedia dumps and books into shards of tokenized documents with next-sentence pairs, "
         "for pretraining BERT.",
         epilog=EPILOG,
@@ -115,7 +132,7 @@ def parser() -> argparse.ArgumentParser:
     )
     tokens.add_argument(
         "--min-tokens",
-        type=_whole(1),
+        type=whole_number(1),
         default=1,
         metavar="N",
         help="pass over shorter documents (default: %(default)s, which passes over empty ones)",
@@ -123,7 +140,7 @@ def parser() -> argparse.ArgumentParser:
     pairs = parser.add_argument_group("pairs")
     pairs.add_argument(
         "--sequence-lengths",
-        type=_whole(MIN_SEQUENCE_LENGTH),
+        type=whole_number(MIN_SEQUENCE_LENGTH),
         nargs="+",
         default=[128, 512],
         metavar="L",
@@ -131,7 +148,7 @@ def parser() -> argparse.ArgumentParser:
     )
     pairs.add_argument(
         "--duplicates",
-        type=_whole(1, MAX_DUPLICATES),
+        type=whole_number(1, MAX_DUPLICATES),
         default=10,
         metavar="N",
         help="passes over every document, each with other pairs (default: %(default)s)",
@@ -159,10 +176,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="F",
         help="share of the documents held out, at least two of four or more; 0 for none (default: %(default)s)",
     )
-    output.add_argument("--seed", type=_whole(0), default=1, metavar="N", help="of all chance (default: %(default)s)")
+    output.add_argument(
+        "--seed", type=seed_number, default=1, metavar="N", help="of every random choice (default: %(default)s)"
+    )
     output.add_argument(
         "--num-shards",
-        type=_whole(1, 99_999),
+        type=whole_number(1, 99_999),
         metavar="N",
         help="training shards (default: by the size of the inputs, about 64 MB of tokens each)",
     )
@@ -203,7 +222,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     return Arguments(inputs, found.vocab, found.output, found.overwrite, options, _beam_options(ours, rest))
 
 
-def _beam_options(ours: argparse.ArgumentParser, rest: list[str]) -> list[str]:
+def _beam_options(ours: OneLineParser, rest: list[str]) -> list[str]:
     """Check the options meant for Beam, and pin the runner.
 
     Left alone, Beam's default runner may fetch another one from the network and run on that.
@@ -214,7 +233,7 @@ def _beam_options(ours: argparse.ArgumentParser, rest: list[str]) -> list[str]:
     known, unknown = beam.parse_known_args(rest)
     embedded = known.runner is None or known.runner.rpartition(".")[2] in EMBEDDED_RUNNERS
     if unknown and (embedded or not unknown[0].startswith("--")):
-        ours.error(f"unknown option {unknown[0]!r}: neither one of this program (see --help) nor one of Beam")
+        ours.error(f"unknown option {unknown[0]!r}: neither this program nor Beam has it")
     if known.direct_running_mode == "multi_threading":
         ours.error(
             "--direct_running_mode=multi_threading loses documents now and then (a race in Beam's threaded data "

@@ -267,7 +267,9 @@ class ShardDirectory:
         self.path = Path(path)
         manifest = self.path / MANIFEST
         if not self.path.is_dir():
-            raise ShardError(f"{self.path}: no such directory; make shards with `beam run preprocessing/make_shards.py`")
+            raise ShardError(
+                f"{self.path}: no such directory; make shards with `beam run preprocessing/make_shards.py`"
+            )
         if not manifest.is_file():
             raise ShardError(f"{self.path}: no {MANIFEST}, so its shards are not complete; run the preprocessing again")
         self.manifest = Manifest.from_json(manifest.read_text(encoding="utf-8"), where=str(manifest))
@@ -302,7 +304,9 @@ class ShardDirectory:
         shard = Shard(self.path / entry.file, self.manifest.vocabulary.size, self.manifest.sequence_lengths)
         found = (len(shard), int(shard.token_offsets[-1] - shard.token_offsets[0]))
         if found != (entry.rows, entry.tokens):
-            raise ShardError(f"{shard.path}: {found} rows and tokens where the manifest says {entry.rows, entry.tokens}")
+            raise ShardError(
+                f"{shard.path}: {found} rows and tokens where the manifest says {entry.rows, entry.tokens}"
+            )
         return shard
 
     def verify(self) -> None:

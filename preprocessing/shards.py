@@ -216,7 +216,7 @@ class TokenBuffer:
         self.tokens += len(encoded.tokens)
 
     def flush(self, file: str, batch: int, part: Part) -> pa.RecordBatch:
-        """Everything that waits, ordered by shard; where it will be (batch number ``batch`` of ``file``) goes to ``part``."""
+        """What waits, ordered by shard; where it will lie, as batch ``batch`` of ``file``, is noted in ``part``."""
         threshold = self._layout.threshold
         rows = sorted(self._waiting, key=lambda row: row[0].shard(threshold))
         begin = 0
@@ -263,7 +263,7 @@ class Settlement:
 
 
 def _settled_threshold(layout: Layout, documents: list[int]) -> int:
-    """The threshold that leaves each split two documents at least; ``documents`` are their hashes, of the edges only."""
+    """The threshold that leaves each split two documents at least, from the ordered hashes of the edges."""
     if not layout.threshold or len(documents) < MIN_VALIDATION_CORPUS:
         return 0
     at_least = documents[MIN_ROWS - 1] + 1
@@ -324,15 +324,15 @@ def _content(table: pa.Table, row: int) -> tuple[Any, ...]:
     return values["revision"], values["source"], values["title"] or "", tokens, values["sentence_ends"]
 
 
-def resolve(table: pa.Table) -> tuple[list[int], list[int]]:
-    """The rows that stay, in the order of their doc_ids, and the rows dropped for a greater one with their doc_id."""
+def resolve(table: pa.Table, rows: Iterable[int]) -> tuple[list[int], list[int]]:
+    """Of some rows those that stay, ordered by doc_id, and those dropped for a greater one of the same doc_id."""
     doc_ids = table.column("doc_id").to_pylist()
     kept, dropped = [], []
-    for _, group in groupby(sorted(range(len(doc_ids)), key=doc_ids.__getitem__), key=doc_ids.__getitem__):
-        rows = list(group)
-        stays = rows[0] if len(rows) == 1 else max(rows, key=lambda row: _content(table, row))
+    for _, group in groupby(sorted(rows, key=doc_ids.__getitem__), key=doc_ids.__getitem__):
+        same = list(group)
+        stays = same[0] if len(same) == 1 else max(same, key=lambda row: _content(table, row))
         kept.append(stays)
-        dropped += [row for row in rows if row != stays]
+        dropped += [row for row in same if row != stays]
     return kept, dropped
 
 
@@ -410,9 +410,9 @@ def build_shard(
     Raises:
         ShardingError: fewer than two documents are left, once repeated ones are dropped.
     """
-    here = [layout.place(doc_id).shard(threshold) == shard for doc_id in rows.column("doc_id").to_pylist()]
-    rows = rows.filter(pa.array(here, pa.bool_()))
-    kept, dropped = resolve(rows)
+    doc_ids = rows.column("doc_id").to_pylist()
+    here = (row for row, doc_id in enumerate(doc_ids) if layout.place(doc_id).shard(threshold) == shard)
+    kept, dropped = resolve(rows, here)
     check_shard_size(shard, len(kept), 0)
     collisions = Counter(f"collisions/{rows.column('source')[row]}" for row in dropped)
     table = rows.drop_columns(["revision"]).take(kept).combine_chunks().to_batches()[0]

@@ -147,8 +147,7 @@ class Engine:
             raise NonFiniteError(f"step {step + 1}: the loss is {metrics['loss']}")
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        self._engine.step()
-        metrics["grad_norm"] = float(self._engine.get_global_grad_norm())
+        metrics["grad_norm"] = self._update()
         if not math.isfinite(metrics["grad_norm"]):
             raise NonFiniteError(f"step {step + 1}: the gradient's norm is {metrics['grad_norm']}")
         metrics["learning_rate"] = learning_rate
@@ -218,6 +217,14 @@ class Engine:
     def close(self) -> None:
         """Let go of the optimizer's memory, so that the next phase can build its own engine."""
         self._engine.destroy()
+
+    def _update(self) -> float:
+        """Clip, step and clear; returns the norm of the gradients before they were clipped."""
+        norm: Tensor | None = None
+        if not self._engine.zero_optimization():  # then DeepSpeed keeps no norm, and the gradients are whole
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self._engine.module.parameters() if p.grad is not None])
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm() if norm is None else norm)
 
     def _losses(self, batch: Batch) -> Losses:
         batch = batch.to(self._world.device)

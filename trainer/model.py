@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.attention import attention, dropout
 
-# Hugging Face's names. "gelu" is the exact one, by erf, which the published weights are used with.
+# Hugging Face's names. "gelu" is exact, by erf; google-research/bert computes its approximation by tanh, "gelu_new".
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_new": partial(F.gelu, approximate="tanh"),
@@ -268,7 +268,7 @@ class BertForPreTraining(nn.Module):
 
 
 class Losses(NamedTuple):
-    """Sums over a batch, scalars of float32 (the losses of float64 logits are float64): the caller divides by the number of predictions of the GLOBAL batch."""
+    """Sums over a batch, scalars: the caller divides by the number of predictions of the GLOBAL batch."""
 
     mlm_loss: Tensor
     nsp_loss: Tensor
@@ -277,7 +277,7 @@ class Losses(NamedTuple):
 
 
 def pretraining_losses(mlm_logits: Tensor, mlm_labels: Tensor, nsp_logits: Tensor, nsp_labels: Tensor) -> Losses:
-    """Cross entropies and hits of both tasks, in float32 at least, whatever the logits' dtype.
+    """Cross entropies and hits of both tasks.
 
     Args:
         mlm_logits: [P, V].
@@ -286,7 +286,8 @@ def pretraining_losses(mlm_logits: Tensor, mlm_labels: Tensor, nsp_logits: Tenso
         nsp_labels: [B] int64, Hugging Face's: 0 is the true next sentence, 1 a random one, EMPTY_SLOT an empty sample.
 
     Returns:
-        Sums, to which empty slots contribute nothing.
+        Sums, to which empty slots contribute nothing, computed and returned in float32 whatever the logits are; only
+        float64 logits keep their precision in the losses.
     """
     return Losses(
         _cross_entropy_sum(mlm_logits, mlm_labels),

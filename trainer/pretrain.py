@@ -74,6 +74,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     for phase in recipe.phases:
         resolve_deepspeed(arguments.deepspeed_config, recipe, phase, ranks)
+        _train_stream(recipe, phase, shards)
     _check_vocabulary(recipe, shards)
     _check_run(run, recipe, shards, arguments.deepspeed_config, ranks)
     if run.step >= recipe.last_step:
@@ -167,15 +168,7 @@ class Session:
         return engine
 
     def _steps(self, phase: Phase) -> Steps:
-        stream = SampleStream(
-            self.shards,
-            "train",
-            phase.sequence_length,
-            seed=self.recipe.train.seed,
-            max_predictions=phase.max_predictions,
-            masking=self.recipe.masking,
-            data=self.recipe.data,
-        )
+        stream = _train_stream(self.recipe, phase, self.shards)
         return Steps(stream, phase.global_batch_size, phase.micro_batch_size, self.world.rank, self.world.size)
 
     def _report(self, step: int, metrics: dict[str, float], progress: Progress) -> None:
@@ -324,6 +317,18 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # the launcher's; LOCAL_RANK says the same
     parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings that replace the recipe's")
     return parser.parse_args(argv)
+
+
+def _train_stream(recipe: Recipe, phase: Phase, shards: ShardDirectory) -> SampleStream:
+    return SampleStream(
+        shards,
+        "train",
+        phase.sequence_length,
+        seed=recipe.train.seed,
+        max_predictions=phase.max_predictions,
+        masking=recipe.masking,
+        data=recipe.data,
+    )
 
 
 def _check_vocabulary(recipe: Recipe, shards: ShardDirectory) -> None:

@@ -48,7 +48,7 @@ def read(file: BinaryIO, name: str) -> Iterator[Document | Skipped]:
         SourceError: It is no MediaWiki dump, is damaged or truncated, or has a document type declaration.
             Pages before the damage have been yielded by then.
     """
-    head = file.read(_CHUNK)
+    head = _read_fully(file, _CHUNK)
     _check_beginning(head, name)
     wiki = _Wiki(f"unnamed-{hashlib.sha256(head).hexdigest()[:16]}", HIDDEN_NAMESPACES)
     for element in _elements(file, head, name):
@@ -82,6 +82,15 @@ def _check_beginning(head: bytes, name: str) -> None:
         raise SourceError(f"{name}: encoding {encoding[1]!r} is not supported, convert the dump to UTF-8")
 
 
+def _read_fully(file: BinaryIO, size: int) -> bytes:
+    """The first bytes of a stream that may hand out less than it is asked for: the digest must not depend on that."""
+    chunks = []
+    while size and (chunk := file.read(size)):
+        chunks.append(chunk)
+        size -= len(chunk)
+    return b"".join(chunks)
+
+
 def _decoded(head: bytes) -> str:
     for mark, encoding in _BYTE_ORDER_MARKS.items():
         if head.startswith(mark):
@@ -95,7 +104,9 @@ def _elements(file: BinaryIO, head: bytes, name: str) -> Iterator[etree._Element
     parser = etree.XMLPullParser(
         events=("end",),
         tag=("{*}siteinfo", "{*}revision", "{*}page"),
-        resolve_entities=False,
+        # There are none, as there is no document type. Not False: lxml 6.1.3 then passes over an undefined entity and
+        # all that follows it in the chunk, and takes the next chunk for a new document.
+        resolve_entities="internal",
         no_network=True,
         load_dtd=False,
         huge_tree=True,  # text of over 10 MB; our own limits are below
@@ -169,10 +180,10 @@ def _page(page: etree._Element, wiki: _Wiki, name: str) -> Document | Skipped:
 
 def _not_an_article(page: etree._Element, wikitext: str) -> str | None:
     """The reason for which a page is passed over; None for an article."""
-    if (page.findtext("{*}ns") or "0") != "0":
-        return "namespace"
     if page.find("{*}redirect") is not None:
         return "redirect"
+    if (page.findtext("{*}ns") or "0") != "0":
+        return "namespace"
     if (page.findtext("{*}revision/{*}model") or "wikitext") != "wikitext":
         return "model"
     if len(wikitext) > MAX_WIKITEXT:

@@ -3,8 +3,8 @@
 The paper pretrains on "only the text passages" of Wikipedia, without lists, tables and headings. Three passes, each
 linear in the size of the page however its marks are nested or broken, in the order in which MediaWiki works too:
 
-1. ``_without_verbatim``: comments and extension tags (<ref>, <math>, <gallery>, ...) reach from their opening mark to the
-   next closing one, whatever lies between. They go, and <nowiki> turns into character references.
+1. ``_without_verbatim``: comments and extension tags (<ref>, <math>, <gallery>, ...) reach from their opening mark to
+   the next closing one, whatever lies between. They go, and <nowiki> turns into character references.
 2. ``_resolve``: one regular expression finds every other mark; a stack pairs braces, brackets, tables and elements.
    What is unpaired loses its mark and keeps its text.
 3. ``_passages``: lines. Lists, headings and rests of tables go; neighbouring lines are one paragraph. The gaps that
@@ -28,25 +28,12 @@ GAP = "\x00"
 BREAK = "\x0b"  # a single one is a space, two are the end of a paragraph
 
 # Localised names come from the dump's siteinfo (wikipedia.py); these serve where there is none, and old English ones.
-HIDDEN_NAMESPACES = frozenset(
-    ["file", "image", "media", "category", "datei", "bild", "kategorie", "fichier", "catégorie", "archivo", "categoría"]
-    + ["imagen", "categoria", "immagine", "ficheiro", "bestand", "categorie", "kategori", "fil", "plik", "kategoria"]
-    + [
-        "файл",
-        "категория",
-        "категорія",
-        "картинка",
-        "lêer",
-        "ファイル",
-        "画像",
-        "파일",
-        "분류",
-        "文件",
-        "分类",
-        "ملف",
-        "تصنيف",
-    ]
-)
+_HIDDEN_NAMESPACES = """
+    file image media category datei bild kategorie fichier catégorie archivo imagen categoría immagine categoria
+    ficheiro bestand categorie kategori fil plik kategoria lêer файл картинка категория категорія ملف تصنيف
+    ファイル 画像 파일 분류 文件 分类
+"""
+HIDDEN_NAMESPACES = frozenset(_HIDDEN_NAMESPACES.split())
 
 # --- Pass 1: comments and extension tags ---
 
@@ -55,26 +42,23 @@ _DROPPED_TAGS = (
     "templatedata|templatestyles|inputbox|categorytree|indicator|includeonly|phonos"
 )
 _VERBATIM = re.compile(rf"<(?:!--|({_DROPPED_TAGS}|nowiki|code)(?=[\s/>]))", re.IGNORECASE)
-_NOWIKI = str.maketrans({mark: f"&#{ord(mark)};" for mark in "[]{}<>|'*#:;=_-~ "})
+_NOWIKI = str.maketrans({mark: f"&#{ord(mark)};" for mark in "[]{}<>|'*#:;=_-"})
 
 
 class _Closings:
-    """Finds closing marks; remembers which no longer occur, so that a page of unclosed tags is not searched for each."""
+    """Finds what closes a tag or a comment; remembers it, so that many unclosed tags don't search the page each."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.exhausted: set[str] = set()
+        self.next: dict[str, tuple[int, int] | None] = {}  # of every pattern: the span found last, None: no more of it
 
-    def find(self, tag: str, position: int) -> tuple[int, int] | None:
-        """The span of the next closing mark: of a tag, of a comment (tag "--") or of any opening tag (tag "")."""
-        if tag in self.exhausted:
-            return None
-        pattern = {"--": "-->", "": ">"}.get(tag) or rf"</{tag}\s*>"
-        match = re.compile(pattern, re.IGNORECASE).search(self.text, position)
-        if match is None:
-            self.exhausted.add(tag)
-            return None
-        return match.span()
+    def find(self, pattern: str, position: int) -> tuple[int, int] | None:
+        """The span of the next match at or after `position`, which never decreases."""
+        span = self.next.get(pattern, (-1, -1))
+        if span is not None and span[0] < position:
+            match = re.compile(pattern, re.IGNORECASE).search(self.text, position)
+            span = self.next[pattern] = match and match.span()
+        return span
 
 
 def _without_verbatim(text: str) -> str:
@@ -94,27 +78,25 @@ def _verbatim(text: str, match: re.Match[str], closings: _Closings) -> tuple[int
     if match[1] is None:
         return _comment_end(text, match.start(), closings), ""
     tag = match[1].lower()
-    opening = closings.find("", match.end())
+    opening = closings.find(">", match.end())
     if opening is None:
         return match.end(), GAP
     inside = opening[1]
     if text[inside - 2] == "/":
         return inside, GAP
-    closing = closings.find(tag, inside)
+    closing = closings.find(rf"</{tag}\s*>", inside)
     if closing is None:
         return inside, GAP
-    content = text[inside : closing[0]]
     if tag == "nowiki":
-        return closing[1], content.translate(_NOWIKI)
-    if (
-        tag == "code" and "\n" not in content
-    ):  # a word of the sentence, with wikitext in it; over several lines: a listing
+        return closing[1], text[inside : closing[0]].translate(_NOWIKI)
+    line_end = closings.find(r"\n", inside)
+    if tag == "code" and (line_end is None or line_end > closing):  # a word of the sentence, with wikitext in it
         return inside, ""
     return closing[1], GAP
 
 
 def _comment_end(text: str, start: int, closings: _Closings) -> int:
-    closing = closings.find("--", start + 4)
+    closing = closings.find("-->", start + 4)
     if closing is None:  # as MediaWiki has it
         return len(text)
     end = closing[1]
@@ -124,17 +106,19 @@ def _comment_end(text: str, start: int, closings: _Closings) -> int:
 
 # --- Pass 2: marks that pair ---
 
+_BLOCK_TAGS = "p div blockquote center hr poem section"
+_INLINE_TAGS = """
+    abbr b bdi bdo big cite code data del dfn em font i ins kbd mark nobr noinclude nowiki onlyinclude q rb rp rt rtc
+    ruby s samp small span strike strong sub sup time tt u var wbr
+"""
 _TAG_TEXT = {
-    **dict.fromkeys("p div blockquote center hr poem section".split(), BREAK * 2),
-    "br": BREAK,
-    **dict.fromkeys(
-        "abbr b bdi bdo big cite code data del dfn em font i ins kbd mark noinclude nowiki onlyinclude q rb rp rt rtc "
-        "ruby s samp small span strike strong sub sup time tt u var wbr nobr".split(),
-        "",
-    ),
+    **dict.fromkeys(_BLOCK_TAGS.split(), BREAK * 2),
+    **dict.fromkeys(_INLINE_TAGS.split(), ""),
     **dict.fromkeys(_DROPPED_TAGS.split("|"), GAP),  # closing tags that close nothing
+    "br": BREAK,
 }
-_DROPPED_ELEMENTS = frozenset("table ul ol dl li dt dd tr td th caption h1 h2 h3 h4 h5 h6".split())
+_DROPPED_ELEMENT_TAGS = "table ul ol dl li dt dd tr td th caption h1 h2 h3 h4 h5 h6"
+_DROPPED_ELEMENTS = frozenset(_DROPPED_ELEMENT_TAGS.split())
 _TAG_NAMES = "|".join(sorted({*_TAG_TEXT, *_DROPPED_ELEMENTS}, key=len, reverse=True))
 _TAG = rf"</?(?i:{_TAG_NAMES})(?=[\s/>])[^<>]*+>"
 
@@ -155,8 +139,6 @@ _MARK = re.compile(
     re.VERBOSE,
 )
 _MAX_TEMPLATE_DEPTH = 40  # as MediaWiki's: what is nested deeper has no text
-
-
 _MAX_TARGET_PIECES = 8  # of a link's target with marks in it: bounds what is looked at again
 
 
@@ -164,7 +146,7 @@ class _Open(NamedTuple):
     """An opening mark that waits for its closing one."""
 
     kind: str
-    index: int  # where its content begins in the output
+    begin: int  # where its content begins in the output
     size: int = 0  # braces: how many; link: 1 when the pipe after its target was seen
 
 
@@ -207,21 +189,25 @@ class _Resolver:
         left = len(match[0])
         while left:
             if self.stack and self.stack[-1].kind == "url":
-                self.pop_to("url")
+                self.close_url()
                 left -= 1
             elif left > 1:
                 self.close_link()
                 left -= 2
             else:
-                if self.pop_to("url") is None:
-                    self.out.append("]")
+                self.out.append("]")
                 left -= 1
+
+    def close_url(self) -> None:
+        opened = self.pop_to("url")
+        if opened and opened.begin == len(self.out):  # an address without a label
+            self.out.append(GAP)
 
     def close_link(self) -> None:
         opened = self.pop_to("link")
         if opened is None:
             return
-        begin = opened.index
+        begin = opened.begin
         target = self.out[begin]
         if opened.size:
             self.out[begin] = ""
@@ -241,7 +227,7 @@ class _Resolver:
                 break
         return target
 
-    def url(self, match: re.Match[str]) -> None:
+    def url(self, _match: re.Match[str]) -> None:
         self.push("url")
 
     def template(self, match: re.Match[str]) -> None:
@@ -261,7 +247,7 @@ class _Resolver:
         left = len(match[0])
         while left > 1 and (opened := self.pop_to("braces")):
             paired = min(left, opened.size, 3)
-            self.close_template(opened.index, paired)
+            self.close_template(opened.begin, paired)
             left -= paired
             if opened.size - paired > 1:
                 self.stack.append(opened._replace(size=opened.size - paired))
@@ -274,13 +260,13 @@ class _Resolver:
             text = template_text("".join(self.out[index:]))
         self.replace(index, GAP if text is None else text)
 
-    def open_table(self, match: re.Match[str]) -> None:
+    def open_table(self, _match: re.Match[str]) -> None:
         self.push("table")
 
-    def close_table(self, match: re.Match[str]) -> None:
+    def close_table(self, _match: re.Match[str]) -> None:
         opened = self.pop_to("table")
         if opened is not None:
-            del self.out[opened.index :]
+            del self.out[opened.begin :]
         self.out.append("\n")
 
     def tag(self, match: re.Match[str]) -> None:
@@ -292,7 +278,7 @@ class _Resolver:
         elif not closing:
             self.push(name)
         elif opened := self.pop_to(name):
-            self.replace(opened.index, BREAK * 2)
+            self.replace(opened.begin, BREAK * 2)
 
 
 _HANDLERS: dict[str, Callable[[_Resolver, re.Match[str]], None]] = {
@@ -318,11 +304,11 @@ def _resolve(text: str, hidden: frozenset[str]) -> str:
 
 _MEDIA = re.compile(r"\.(?:jpe?g|png|svg|gif|tiff?|webp|xcf|djvu|pdf|og[gva]|webm|wav|midi?|mp[34])\s*$", re.IGNORECASE)
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[a-z]+)*|simple")
-_INTERWIKI = frozenset(
-    "b c commons d doi gutenberg hdl irc m meta mw n q rfc s species v voy w wikibooks wikinews wikipedia wikiquote "
-    "wikisource wikispecies wikiversity wikivoyage wikt wiktionary wmf wp".split()
-)
-_QUALIFIER = re.compile(r"\s*\([^()]*\)\s*$|,.*$")
+_INTERWIKI_PREFIXES = """
+    b c commons d doi gutenberg hdl irc m meta mw n q rfc s species v voy w wikibooks wikinews wikipedia wikiquote
+    wikisource wikispecies wikiversity wikivoyage wikt wiktionary wmf wp
+"""
+_INTERWIKI = frozenset(_INTERWIKI_PREFIXES.split())
 
 
 def _is_hidden(target: str, hidden: frozenset[str]) -> bool:
@@ -343,8 +329,8 @@ def _link_text(target: str, label: str | None, hidden: frozenset[str]) -> str:
         target = _without_prefix(target)
     if label:
         return label
-    if label is not None:  # the pipe trick
-        return _QUALIFIER.sub("", target.rpartition(":")[2])
+    if label is not None:  # the pipe trick: [[Foo (bar)|]], [[Foo, bar|]]
+        return target.rpartition(":")[2].partition(" (")[0].partition(",")[0]
     title, _, section = target.partition("#")
     return (title or section).replace("_", " ")
 
@@ -364,12 +350,17 @@ _NOT_PROSE = re.compile(r"[\s\x00]*(?:[*#;|!=]|----|:[:\s\x00]*[*#;])")
 _HEADING_IN_BOLD = re.compile(r"[\s\x00]*'''[^']*'''[\s\x00:]*$")
 _INDENTED = re.compile(r"[ \t:]+")
 _QUOTED = re.compile(r"'{2,}")
-_LEFT_OVER = re.compile(rf"{_TAG}|\{{\{{+|\}}\}}+|\[\[+|\]\]+|\{{\||\|\}}|__[^\W\d_a-z]{{3,}}__|-\{{|\}}-")
+_LEFT_OVER = re.compile(r"\{\{+|\}\}+|\[\[+|\]\]+|\{\||\|\}|''+|__[^\W\d_a-z]{3,}__|-\{|\}-")
+_LEFT_OVER_TAG = re.compile(_TAG)
 _VARIANTS = re.compile(r"-\{([^{}]*+)\}-")
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31});")
-_EMPTY_PARENTHESES = re.compile(r"\([\s,;:/–—-]*+\x00[\s,;:/–—\x00-]*+\)")
-_CLOSED_GAP = re.compile(r"\x00(?<![\s(\x00]\x00)\x00*+(?!\s*+[,;:.)])")  # after a word, as references are: just goes
-_OPEN_GAP = re.compile(r"(\(?)(?<![\s,;:])([\s,;:]*+\x00[\s,;:\x00]*+)(\)?)")
+_VARIANT_CODE = re.compile(r"\s*[a-z-]+\s*:")
+_MARKS = r"\s,;:，；：、"  # what may be left over around a gap
+_NO_SPACES = r"\u0e00-\u0eff\u2e80-\U0003ffff"  # scripts that write words, or their endings, without spaces between
+_EMPTY_PARENTHESES = re.compile(rf"[(（][{_MARKS}/–—-]*+\x00[{_MARKS}/–—\x00-]*+[)）]")
+_GAP_IN_WORDS = re.compile(rf"\x00(?<=[\w.,;:!?)”»]\x00)\x00*+(?=[^\W{_NO_SPACES}])")  # word.<ref/>Word
+_GAP_AFTER_WORD = re.compile(rf"\x00(?<![\s(（\x00]\x00)\x00*+(?!\s*+[{_MARKS[2:]}.)）])")  # references: it just goes
+_GAP = re.compile(rf"([(（]?)(?<![{_MARKS}])([{_MARKS}]*+\x00[{_MARKS}\x00]*+)([)）]?)")
 _PARAGRAPH_END = re.compile(rf"{BREAK}\s*{BREAK}")
 _SENTENCE_ENDS = (".", "!", "?", '"', "”", "»", "。", "！", "？", "।")
 _INDENTED_PASSAGE = 80  # characters: shorter indented lines are formulas, verses, code and steps
@@ -391,7 +382,7 @@ def _passages(text: str) -> list[str]:
 
 def _prose(line: str) -> str:
     """A line of a paragraph without its quotes for bold and italics; nothing for a line that is something else."""
-    if not line or _NOT_PROSE.match(line):
+    if not line.strip("\x00 \t\r") or _NOT_PROSE.match(line):
         return ""
     if "'''" in line and _HEADING_IN_BOLD.match(line):
         return ""
@@ -402,7 +393,7 @@ def _prose(line: str) -> str:
             return ""
     if "''" in line:
         line = _without_quotes(line)
-    return line.strip("\x00 \t\r")
+    return line
 
 
 def _is_indented_passage(line: str) -> bool:
@@ -414,43 +405,49 @@ def _is_indented_passage(line: str) -> bool:
 def _without_quotes(line: str) -> str:
     """Removes the marks of bold and italics, keeps apostrophes.
 
-    Of four quotes the first is an apostrophe. So is the first of three after a word of one letter, else after any
-    word, where bold and italics are both odd in number: ``l'''Iliade''`` is l'Iliade, as MediaWiki has it.
+    Of four quotes, or more than five, the first is an apostrophe. So is the first of three after a word of one letter,
+    else after any word, where bold and italics are both odd in number: ``l'''Iliade''`` is l'Iliade in MediaWiki too.
     """
     if "'''" not in line:
         return line.replace("''", "")
     runs = list(_QUOTED.finditer(line))
-    apostrophes = {run.start(): max(len(run[0]) - 5, len(run[0]) == 4) for run in runs if len(run[0]) > 3}
+    apostrophes = {run.start(): 1 for run in runs if len(run[0]) not in (2, 3, 5)}
     bold = [run.start() for run in runs if len(run[0]) != 2]
     italics = [run.start() for run in runs if len(run[0]) == 2 or len(run[0]) >= 5]
     if len(bold) % 2 and len(italics) % 2:
         bold = [at for at in bold if at not in apostrophes and line[at - 1 : at].isalnum()]
         short = [at for at in bold if not line[at - 2 : at - 1].isalnum()]
-        apostrophes.update({at: 1 for at in (short or bold)[:1]})
+        apostrophes.update(dict.fromkeys((short or bold)[:1], 1))
     return _QUOTED.sub(lambda run: "'" * apostrophes.get(run.start(), 0), line)
 
 
 def _paragraphs(text: str) -> list[str]:
+    parts = [text]
     if BREAK in text:
-        return [clean for part in _PARAGRAPH_END.split(text) if (clean := _clean(part))]
-    clean = _clean(text)
-    return [clean] if clean else []
+        parts = [part for part in _PARAGRAPH_END.split(text) if not _NOT_PROSE.match(part)]
+    return [clean for part in parts if (clean := _clean(part))]
 
 
 def _clean(text: str) -> str:
     """A paragraph with its gaps closed, without rests of markup, decoded, in single spaces; empty without a word."""
-    if GAP in text:
-        text = _EMPTY_PARENTHESES.sub(GAP, text)
-        text = _CLOSED_GAP.sub("", text)
-        if GAP in text:
-            text = _OPEN_GAP.sub(_mended, text)
     if "-{" in text:
         text = _VARIANTS.sub(_variant, text)
+    if GAP in text:
+        text = _without_gaps(text)
     text = _LEFT_OVER.sub(" ", text)
+    if "<" in text:
+        text = _LEFT_OVER_TAG.sub(" ", text)
     if "&" in text:
         text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
     text = " ".join(text.split())
     return text if any(map(str.isalnum, text)) else ""
+
+
+def _without_gaps(text: str) -> str:
+    text = _EMPTY_PARENTHESES.sub(GAP, text)
+    text = _GAP_IN_WORDS.sub(" ", text)
+    text = _GAP_AFTER_WORD.sub("", text)
+    return _GAP.sub(_mended, text) if GAP in text else text
 
 
 def _mended(match: re.Match[str]) -> str:
@@ -461,7 +458,7 @@ def _mended(match: re.Match[str]) -> str:
     if before or after or not match.start():
         return before + after
     mark = run.replace(GAP, "").strip()[:1]
-    followed_by_stop = match.string[match.end() : match.end() + 1] in ".!?"
+    followed_by_stop = match.string[match.end() : match.end() + 1] in ".!?。！？"
     spaced = any(map(str.isspace, run)) and not followed_by_stop
     return mark + " " * spaced
 
@@ -473,7 +470,7 @@ def _variant(match: re.Match[str]) -> str:
         return rules
     if {"H", "T"} & set(flags):  # a rule for the whole page or its title: nothing to see here
         return GAP
-    return rules.split(";")[0].rpartition(":")[2]
+    return _VARIANT_CODE.sub("", rules.partition(";")[0], count=1)
 
 
 def extract_passages(wikitext: str, hidden_namespaces: frozenset[str] = HIDDEN_NAMESPACES) -> list[str]:

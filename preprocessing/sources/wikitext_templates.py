@@ -50,13 +50,13 @@ def _quantity(values: list[str]) -> str:
     return " ".join(said)
 
 
+_WRAPPERS = """
+    abbr angbr big blockquote center code cquote em flag flagcountry ill large larger linktext math mono mvar nastaliq
+    nihongo nobold nobr nobreak noitalic nowrap nq quotation quote sc sic small smallcaps smaller strong sub sup tooltip
+    tt val vanchor var
+"""
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(
-        "nowrap nobr nobreak small smaller big larger large nobold noitalic em strong sic sc smallcaps abbr tooltip "
-        "vanchor mvar math var code mono tt sup sub angbr quote blockquote cquote quotation nq val flag flagcountry "
-        "nihongo ill linktext nastaliq center".split(),
-        _first,
-    ),
+    **dict.fromkeys(_WRAPPERS.split(), _first),
     **dict.fromkeys(["lang", "transl", "transliteration", "resize", "color", "rtl-lang"], _last),
     **dict.fromkeys(["langx", "native name"], _second),
     **dict.fromkeys(["convert", "cvt"], _quantity),
@@ -74,7 +74,11 @@ _LITERALS = {
     **dict.fromkeys(["spaces", "nbsp", "space"], " "),
     **dict.fromkeys(["snd", "snds", "spaced ndash", "spnd", "ndash", "–"], " – "),
     **dict.fromkeys(["mdash", "mdashb", "emdash", "—"], "—"),
-    **{"'": "'", "'s": "'s", "=": "=", "!": "|"},  # a pipe through a template is how a table cell writes one
+    **dict.fromkeys(["shy", "wbr", "zwj", "zwnj", "-"], ""),
+    "'": "'",
+    "'s": "'s",
+    "=": "=",
+    "!": "|",
 }
 
 

@@ -1,0 +1,51 @@
+"""Raw dumps and books to shards: the command.
+
+    beam run preprocessing/make_shards.py --books 'books/*.txt' --vocab vocab.txt --output shards/
+
+What happens is in preprocessing.transforms; this file is run as a script, so nothing of it may enter the graph.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from preprocessing import launch, options
+from preprocessing.files import absolute
+from preprocessing.job import JobError
+from preprocessing.schema import ShardError
+from preprocessing.shards import ShardingError
+from preprocessing.sources import SourceError
+from preprocessing.tokenization import VocabularyError
+
+
+def run(argv: Sequence[str]) -> None:
+    """Make shards, or find that they are made; see --help.
+
+    Raises:
+        ValueError: of the kinds that main tells, for anything the user can put right.
+    """
+    arguments = options.parse(argv)
+    output = absolute(arguments.output)
+    job, inputs, vocabulary = launch.prepare(arguments, output)
+    if launch.begin(job, inputs, vocabulary, arguments.overwrite) == "finished":
+        print(f"{output}: these shards are finished already; nothing to do")
+        return
+    seconds = launch.execute(job, inputs, arguments.beam)
+    print(launch.summary(output, inputs, seconds))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command: errors of the user's in one line, exit code 2."""
+    try:
+        run(sys.argv[1:] if argv is None else argv)
+    except (JobError, ShardError, ShardingError, SourceError, VocabularyError) as error:
+        print(f"make_shards: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    except KeyboardInterrupt:
+        print("make_shards: interrupted; the same command goes on with this job", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""What all tests share: where things are, and an environment like the Makefile's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LAB = ROOT.parent / "shared"  # real corpora and cluster laboratories, beside the checkout where there are any
+
+# As the Makefile sets it: tools of the same environment come first, and compiled extensions stay within it.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real corpora; the test is skipped where it is missing."""
+    path = LAB / "data"
+    if not path.is_dir():
+        pytest.skip(f"needs the real corpora in {path}")
+    return path

@@ -1,0 +1,61 @@
+"""A small made-up corpus with a vocabulary that covers it, and real texts where they are at hand."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from preprocessing.tokenization import SPECIAL_TOKENS
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+LANGUAGE = "the a whale ship sea sailed under over old captain spoke of his first long voyage home and never slept"
+WORDS = LANGUAGE.split()
+
+
+def _text(seed: int, sentences: int) -> str:
+    chance = random.Random(seed)
+    made = [" ".join(chance.choices(WORDS, k=chance.randint(2, 14))).capitalize() + "." for _ in range(sentences)]
+    return "\n\n".join(" ".join(made[begin : begin + 5]) for begin in range(0, len(made), 5)) + "\n"
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    if not DATA.is_dir():
+        pytest.skip("no real texts at ../shared/data")
+    return DATA
+
+
+@pytest.fixture(scope="session")
+def vocabulary() -> list[str]:
+    characters = string.ascii_lowercase + string.digits + string.punctuation
+    return [*SPECIAL_TOKENS, *characters, *("##" + c for c in string.ascii_lowercase), *sorted(set(WORDS) - {"a"})]
+
+
+@pytest.fixture(scope="session")
+def vocabulary_file(vocabulary: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    path.write_text("\n".join(vocabulary) + "\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def write_books() -> Callable[[Path, int], Path]:
+    """Write so many made-up books of different lengths into a folder."""
+
+    def write(folder: Path, count: int) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            (folder / f"book-{number:02d}.txt").write_text(_text(number, 20 + 7 * number))
+        return folder
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def books(write_books: Callable[[Path, int], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of twelve made-up books."""
+    return write_books(tmp_path_factory.mktemp("corpus") / "books", 12)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from preprocessing.sources import Document, Skipped
+from preprocessing.sources.books import read
+
+HEADER = "The Project Gutenberg eBook of X\r\n\r\nTitle: The Long\r\n  Title\r\n\r\nAuthor: A. B.\r\n\r\n"
+START = "*** START OF THIS PROJECT GUTENBERG EBOOK THE LONG\r\nTITLE ***\r\n\r\nProduced by C. D.\r\nand others\r\n\r\n"
+END = "   *** END OF THIS PROJECT GUTENBERG EBOOK X ***\r\n\r\nlicence text\r\n"
+
+
+def book(data: bytes, name: str = "shelf/some-book.txt") -> Document:
+    (document,) = read(io.BytesIO(data), name)
+    assert isinstance(document, Document)
+    return document
+
+
+def test_a_gutenberg_book_without_header_and_footer() -> None:
+    body = "CHAPTER I.\r\n\r\nA line that\r\nwraps.\r\n\r\n\r\nAnother *** START of nothing.\r\n"
+    document = book(("\ufeff" + HEADER + START + body + END).encode())
+    assert document == Document(
+        doc_id="shelf/some-book.txt",
+        source="books",
+        title="The Long Title",
+        text="CHAPTER I.\nA line that wraps.\nAnother *** START of nothing.",
+    )
+
+
+def test_a_plain_text_is_titled_by_its_file() -> None:
+    document = book(b"One line.\nSame paragraph.\n\n  Title: not a header\n")
+    assert document.title == "some-book"
+    assert document.text == "One line. Same paragraph.\nTitle: not a header"
+
+
+def test_lines_are_paragraphs_in_a_text_that_is_not_wrapped() -> None:
+    lines = ["One paragraph a line, as long as it happens to be. " * 4, "Short.", "Another one, as long again. " * 8]
+    assert book("\n".join(lines).encode()).text.split("\n") == [line.strip() for line in lines]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "utf-16"])
+def test_encodings(encoding: str) -> None:
+    assert book("Ein Café für Zoë.".encode(encoding)).text == "Ein Café für Zoë."
+
+
+def test_windows_quotation_marks_and_bytes_of_no_encoding() -> None:
+    assert book(b"\x93Yes,\x94 he said.").text == "“Yes,” he said."
+    assert book(b"\x81 and \x93 never fail").text
+
+
+@pytest.mark.parametrize("data", [b"", b"\xef\xbb\xbf\r\n \r\n", (HEADER + START + END).encode()])
+def test_an_empty_book_is_counted(data: bytes) -> None:
+    assert list(read(io.BytesIO(data), "x.txt")) == [Skipped("x.txt", "books", "empty")]
+
+
+def test_real_books_lose_their_licence_and_nothing_else(data: Path) -> None:
+    files = sorted((data / "books").glob("*.txt"))
+    for path in files:
+        raw = path.read_bytes()
+        document = book(raw, path.name)
+        assert document.title
+        assert "START OF" not in document.text[:2000]
+        assert "Project Gutenberg License" not in document.text
+        lost = len(raw.decode("utf-8-sig").split()) - len(document.text.split())
+        assert 2800 < lost < 3600, path  # words of header and licence
+    alice = book((data / "books" / "pg11-alices-adventures-in-wonderland.txt").read_bytes(), "alice.txt")
+    assert alice.title == "Alice’s Adventures in Wonderland"
+    assert "Alice was beginning to get very tired of sitting by her sister on the bank, and of having" in alice.text
+    assert alice.text.endswith("THE END")

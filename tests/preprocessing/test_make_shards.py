@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from preprocessing import launch, transforms
+from preprocessing.job import Input, choose_layout, difference, group_units
+from preprocessing.make_shards import main
+from preprocessing.options import Arguments, parse
+from preprocessing.schema import Shard, ShardDirectory
+from preprocessing.shards import shard_sentences
+
+TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+Books = Callable[[Path, int], Path]
+
+
+class Maker:
+    """Runs the command with the settings that all tests share."""
+
+    def __init__(self, vocabulary: Path, capsys: pytest.CaptureFixture[str]):
+        self.vocabulary, self.capsys = vocabulary, capsys
+
+    def __call__(self, output: Path, *arguments: object) -> str:
+        shared = ["--vocab", self.vocabulary, "--sequence-lengths", 32, 64, "--duplicates", 2, "--output", output]
+        main([str(argument) for argument in (*shared, *arguments)])
+        return self.capsys.readouterr().out
+
+    def error(self, output: Path, *arguments: object) -> str:
+        """The one line that a refused command says."""
+        with pytest.raises(SystemExit) as caught:
+            self(output, *arguments)
+        assert caught.value.code == 2
+        said = self.capsys.readouterr()
+        assert said.out == ""
+        (line,) = said.err.strip().split("\n")
+        return line
+
+
+@pytest.fixture
+def make(vocabulary_file: Path, capsys: pytest.CaptureFixture[str]) -> Maker:
+    return Maker(vocabulary_file, capsys)
+
+
+@pytest.fixture
+def one_book_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("preprocessing.job.UNIT_BYTES", 1)
+
+
+@contextlib.contextmanager
+def tokenizing_counted() -> Iterator[list[int]]:
+    done: list[int] = []
+    original = transforms.tokenize_unit
+
+    def counted(job: transforms.Job, unit: transforms.Unit) -> transforms.Part:
+        done.append(unit.number)
+        return original(job, unit)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transforms, "tokenize_unit", counted)
+        yield done
+
+
+def contents(output: Path) -> dict[str, str]:
+    return {entry.file: entry.blake2b for entry in ShardDirectory(output).manifest.shards}
+
+
+def test_the_whole_path(make: Maker, books: Path, tmp_path: Path) -> None:
+    said = make(tmp_path / "out", "--books", books / "*.txt", "--num-shards", 2, "--seed", 5)
+    opened = ShardDirectory(tmp_path / "out")
+    opened.verify()
+    manifest = opened.manifest
+    assert [entry.split for entry in manifest.shards] == ["train", "train", "validation"]
+    assert sum(entry.rows for entry in manifest.shards) == 12
+    (held_out,) = manifest.split("validation")
+    assert held_out.rows == 2
+    doc_ids = {d for e in manifest.shards for d in opened.shard(e).table.column("doc_id").to_pylist()}
+    assert doc_ids == {f"book-{number:02d}.txt" for number in range(12)}
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
+        ["job.json", "manifest.json", "tokenizer", *(entry.file for entry in manifest.shards)]
+    )
+    statistics = manifest.statistics
+    assert statistics["documents"] == {"read": 12, "in_shards": 12, "collisions": 0, "skipped": 0}
+    assert statistics["tokens"] == sum(entry.tokens for entry in manifest.shards)
+    assert manifest.options["pairs"]["duplicates"] == 2
+    assert "12 (0 skipped" in said
+    assert f"{statistics['tokens']:,}" in said
+    for entry in manifest.shards:
+        check_pairs(opened.shard(entry), 32)
+        check_pairs(opened.shard(entry), 64)
+    assert "nothing to do" in make(tmp_path / "out", "--books", books / "*.txt", "--num-shards", 2, "--seed", 5)
+
+
+def check_pairs(shard: Shard, length: int) -> None:
+    pairs, lengths = shard.pairs(length), np.diff(shard.token_offsets)
+    a, b = pairs.a_end - pairs.a_begin, pairs.b_end - pairs.b_begin
+    assert a.min() >= 1
+    assert b.min() >= 1
+    assert (a + b).max() <= length - 3
+    assert pairs.a_begin.min() >= 0
+    assert pairs.b_begin.min() >= 0
+    assert (pairs.a_end <= lengths[pairs.row]).all()
+    assert (pairs.b_end <= lengths[pairs.b_row]).all()
+    assert ((pairs.b_row == pairs.row) == pairs.is_next).all()
+    # A true next begins where A ended, up to what was cut off: just one sentence's end lies there.
+    ends, origin = np.array(shard_sentences(shard.table).ends), shard.token_offsets[pairs.row][pairs.is_next]
+    after_a = np.searchsorted(ends, origin + pairs.a_end[pairs.is_next])
+    assert (ends[after_a] <= origin + pairs.b_begin[pairs.is_next]).all()
+    assert set(pairs.row.tolist()) == set(range(len(shard)))
+
+
+def test_real_books_have_the_balance_of_the_paper(
+    data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    vocabulary = data / "vocab" / "bert-base-uncased-vocab.txt"
+    arguments = [
+        "--books",
+        f"{data}/books/pg1[0-2]*.txt",
+        "--vocab",
+        str(vocabulary),
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    main([*arguments, "--duplicates", "2", "--short-sequence-probability", "0"])
+    opened = ShardDirectory(tmp_path / "out")
+    assert opened.manifest.statistics["unknown_rate"] < 1e-4
+    (entry,) = opened.manifest.split("train")
+    shard = opened.shard(entry)
+    for length in (128, 512):
+        check_pairs(shard, length)
+        pairs = shard.pairs(length)
+        whole = (pairs.a_end - pairs.a_begin + pairs.b_end - pairs.b_begin) == length - 3
+        assert whole.mean() > 0.9
+        # A little less than half: a sentence as long as the sequence is a chunk by itself, and has no true next.
+        assert {128: 0.46, 512: 0.48}[length] < pairs.is_next.mean() < 0.5 + 4 * 0.5 / len(pairs) ** 0.5
+        others = np.bincount(pairs.b_row[~pairs.is_next], minlength=len(shard)) / (~pairs.is_next).sum()
+        assert np.abs(others - 1 / len(shard)).max() < 0.1
+
+
+def test_the_same_bytes_in_other_processes_order_places_and_batches(
+    make: Maker, books: Path, tmp_path: Path, one_book_a_unit: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "one", "--books", books / "*.txt", "--num-shards", 2)
+    elsewhere = tmp_path / "moved"
+    shutil.copytree(books, elsewhere)
+    backwards = sorted(elsewhere.iterdir(), reverse=True)
+    make(tmp_path / "two", "--books", *backwards[:5], "--books", *backwards[5:], "--num-shards", 2, *TWO_PROCESSES)
+    monkeypatch.setattr("preprocessing.job.UNIT_BYTES", 1 << 30)
+    monkeypatch.setattr("preprocessing.transforms.BATCH_TOKENS", 500)
+    make(tmp_path / "three", "--books", books / "*.txt", "--num-shards", 2)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(tmp_path / "three")
+    manifests = {(tmp_path / name / "manifest.json").read_bytes() for name in ("one", "two", "three")}
+    assert len(manifests) == 1
+
+
+def test_an_interrupted_job_goes_on(make: Maker, books: Path, tmp_path: Path, one_book_a_unit: None) -> None:
+    arguments = ("--books", books / "*.txt", "--num-shards", 2)
+    make(tmp_path / "whole", *arguments)
+    output = tmp_path / "out"
+    original = transforms.write_shard
+
+    def failing(job: transforms.Job, shard: str, *rest: object) -> transforms.ShardNote:
+        if shard.startswith("shard-00001"):
+            raise MemoryError("in the middle")
+        return original(job, shard, *rest)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch, tokenizing_counted() as tokenized:
+        patch.setattr(transforms, "write_shard", failing)
+        with pytest.raises(Exception, match="in the middle"):
+            make(output, *arguments)
+    assert sorted(tokenized) == list(range(12))
+    assert not (output / "manifest.json").exists()
+    (output / ".work" / "tokens-00003.json").unlink()
+    (output / ".work" / "tmp-0123").write_text("half")
+    finished = {path.name: path.stat().st_mtime_ns for path in output.glob("*shard-*")}
+    with tokenizing_counted() as tokenized:
+        make(output, *arguments)
+    assert tokenized == [3]
+    assert contents(output) == contents(tmp_path / "whole")
+    assert all((output / name).stat().st_mtime_ns == made for name, made in finished.items())
+    assert not (output / ".work").exists()
+
+
+def test_another_jobs_output_is_refused_and_replaced_when_asked(make: Maker, books: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    make(output, "--books", books / "*.txt", "--num-shards", 2)
+    for argument, told in [(("--seed", 2), "seed was 1 there and is 2 here"), (("--cased",), "lowercase was True")]:
+        said = make.error(output, "--books", books / "*.txt", "--num-shards", 2, *argument)
+        assert "another job's output" in said
+        assert told in said
+        assert "--overwrite" in said
+    assert "its inputs differ" in make.error(output, "--books", books / "*[0-8].txt", "--num-shards", 2)
+    (output / "notes.txt").write_text("mine")
+    make(output, "--books", books / "*.txt", "--overwrite")
+    assert [entry.file for entry in ShardDirectory(output).manifest.split("train")] == ["shard-00000-of-00001.arrow"]
+    assert (output / "notes.txt").read_text() == "mine"
+    assert len(list(output.glob("shard-*"))) == 1
+    (output / "shard-00000-of-00001.arrow").unlink()
+    assert "is not there" in make.error(output, "--books", books / "*.txt")
+
+
+def test_foreign_files_are_never_touched(make: Maker, books: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    (output / "tokenizer").mkdir(parents=True)
+    (output / "tokenizer" / "notes").write_text("mine")
+    assert "'tokenizer/notes'; use another directory" in make.error(output, "--books", books / "*.txt")
+    (output / "manifest.json").write_text("{}")
+    said = make.error(output, "--books", books / "*.txt", "--overwrite")
+    assert "'manifest.json' was not written by a job of this program" in said
+    assert sorted(path.name for path in output.rglob("*")) == ["manifest.json", "notes", "tokenizer"]
+
+
+def test_unusable_inputs_are_told_in_a_line(make: Maker, books: Path, tmp_path: Path, vocabulary: list[str]) -> None:
+    output = tmp_path / "out"
+    assert "no input file matches" in make.error(output, "--books", tmp_path / "*.txt")
+    assert "is a folder" in make.error(output, "--books", books)
+    assert "nothing to read" in make.error(output)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.txt").write_text("x")
+    said = make.error(output, "--books", tmp_path / "a/*.txt", "--books", tmp_path / "b/*.txt")
+    assert "both are called 'x.txt'" in said
+    without_mask = tmp_path / "v.txt"
+    without_mask.write_text("\n".join(token for token in vocabulary if token != "[MASK]"))
+    assert "v.txt: the special token [MASK] is missing" in make.error(
+        output, "--books", books / "*.txt", "--vocab", without_mask
+    )
+    assert "none.txt: can't read" in make.error(output, "--books", books / "*.txt", "--vocab", tmp_path / "none.txt")
+    (tmp_path / "file").write_text("")
+    assert "can't write there" in make.error(tmp_path / "file" / "out", "--books", books / "*.txt")
+    assert not output.exists()
+
+
+def test_a_corpus_without_two_documents_is_told_in_a_line(make: Maker, books: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    assert "a single document, 'book-03.txt'" in make.error(output, "--books", books / "book-03.txt")
+    (tmp_path / "empty.txt").write_text(" \n")
+    assert "no document with text" in make.error(output, "--books", tmp_path / "empty.txt")
+    said = make.error(output, "--books", books / "*.txt", "--num-shards", 9)
+    assert "--num-shards" in said
+    assert list(output.iterdir()) == []  # nothing that would stand in the way of the corrected command
+
+
+@pytest.mark.parametrize("mode", [(), TWO_PROCESSES])
+def test_a_truncated_dump_is_told_in_a_line_from_any_process(
+    make: Maker, books: Path, tmp_path: Path, mode: tuple[str, ...]
+) -> None:
+    text = (books / "book-05.txt").read_bytes() * 50
+    (tmp_path / "cut.txt.bz2").write_bytes(bz2.compress(text)[:-40])
+    said = make.error(tmp_path / "out", "--books", books / "*.txt", tmp_path / "cut.txt.bz2", *mode)
+    assert "cut.txt.bz2: the compressed file is cut short or damaged" in said
+    assert not list((tmp_path / "out").glob("*.arrow"))
+
+
+def test_compression_is_seen_by_content(make: Maker, write_books: Books, tmp_path: Path) -> None:
+    books = write_books(tmp_path / "books", 4)
+    plain = (books / "book-02.txt").read_bytes()
+    make(tmp_path / "plain", "--books", books / "*.txt")
+    (books / "book-02.txt").write_bytes(gzip.compress(plain))
+    (books / "book-03.txt").write_bytes(bz2.compress((books / "book-03.txt").read_bytes()))
+    make(tmp_path / "packed", "--books", books / "*.txt")
+    assert contents(tmp_path / "plain") == contents(tmp_path / "packed")
+
+
+def test_short_documents_and_empty_ones_are_counted(make: Maker, write_books: Books, tmp_path: Path) -> None:
+    books = write_books(tmp_path / "books", 4)
+    (books / "short.txt").write_text("A whale.")
+    (books / "empty.txt").write_text("")
+    make(tmp_path / "out", "--books", books / "*.txt", "--min-tokens", 50)
+    statistics = ShardDirectory(tmp_path / "out").manifest.statistics
+    assert statistics["sources"]["books"]["skipped"] == {"empty": 1, "too_short": 1}
+    assert statistics["documents"] == {"read": 6, "in_shards": 4, "collisions": 0, "skipped": 2}
+
+
+def test_a_dump_and_books_together(make: Maker, data: Path, books: Path, tmp_path: Path) -> None:
+    dump = data / "wikipedia" / "tiny_dump.xml.bz2"
+    said = make(tmp_path / "out", "--wikipedia", dump, "--wikipedia", dump, "--books", books / "*.txt")
+    sources = ShardDirectory(tmp_path / "out").manifest.statistics["sources"]
+    assert sources["books"]["documents"] == 12
+    assert sources["wikipedia"]["documents"] == 6  # of 70 pages 64 redirect
+    assert sources["wikipedia"]["skipped"]["redirect"] == 64
+    assert "64 redirect" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--direct_running_mode=multi_threading"], "loses documents"),
+        (["--duplicate", "3"], "unknown option '--duplicate'"),
+        (["--seed", "1", "stray"], "unknown option 'stray'"),
+        (["--sequence-lengths", "4"], "4 is not 8 or more"),
+        (["--sequence-lengths", "64", "64"], "twice"),
+        (["--duplicates", "40000"], "up to 32767"),
+        (["--validation-fraction", "1"], "not a share"),
+        (["--language", "English"], "not a language code"),
+        (["--seed", "-1"], "-1 is not 0 or more"),
+        (["--negatives", "none"], "invalid choice"),
+    ],
+)
+def test_bad_options_are_told_in_a_line(make: Maker, tmp_path: Path, arguments: list[str], told: str) -> None:
+    assert told in make.error(tmp_path / "out", "--books", "x.txt", *arguments)
+
+
+def parsed(*arguments: str) -> Arguments:
+    return parse(["--books", "x.txt", "--vocab", "v", "--output", "o", *arguments])
+
+
+def test_the_runner_is_never_left_to_chance() -> None:
+    assert parsed().beam == ["--runner=FnApiRunner"]
+    assert parsed("--runner=DirectRunner").beam[-1] == "--runner=FnApiRunner"
+    assert parsed(*TWO_PROCESSES).beam == [*TWO_PROCESSES, "--runner=FnApiRunner"]
+    flink = ["--runner=FlinkRunner", "--flink_master=localhost:8081", "--some_flink_option=1"]
+    assert parsed(*flink).beam == flink
+
+
+def test_the_number_of_shards_is_a_function_of_sizes() -> None:
+    def train_shards(*inputs: Input, fraction: str = "0.01") -> int:
+        return choose_layout(inputs, parsed("--validation-fraction", fraction).options, 30522).train_shards
+
+    dump = Input("wikipedia", "enwiki.xml.bz2", 20 << 30, "/x")
+    assert 200 < train_shards(dump) < 600
+    assert train_shards(Input("books", "a.txt", 1 << 20, "/x")) == 1
+    huge = [Input("books", f"{number}.txt", 1 << 30, "/x") for number in range(40)]
+    assert train_shards(*huge) == 1  # no more shards than documents can fill
+    assert choose_layout([dump], parsed("--validation-fraction", "0").options, 30522).validation_shards == 0
+    assert choose_layout([dump], parsed("--num-shards", "7").options, 30522).train_shards == 7
+
+
+def test_small_inputs_are_read_together() -> None:
+    inputs = [Input("books", f"{number}.txt", 1 << 20, "/x") for number in range(10)]
+    inputs.append(Input("wikipedia", "w.xml", 1 << 30, "/x"))
+    units = group_units(inputs)
+    assert [len(unit.inputs) for unit in units] == [4, 4, 2, 1]
+    assert [unit.number for unit in units] == [0, 1, 2, 3]
+
+
+def test_lost_documents_are_noticed(make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = transforms.write_shard
+
+    def forgetful(*arguments: object) -> transforms.ShardNote:
+        note = original(*arguments)  # type: ignore[arg-type]
+        note.counts["documents/books"] -= 1
+        return note
+
+    monkeypatch.setattr(transforms, "write_shard", forgetful)
+    with pytest.raises(Exception, match="documents were lost"):
+        make(tmp_path / "out", "--books", books / "*.txt")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_an_interruption_says_how_to_go_on(
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "execute", interrupt)
+    with pytest.raises(SystemExit) as caught:
+        make(tmp_path / "out", "--books", books / "*.txt")
+    assert caught.value.code == 130
+    assert "goes on" in capsys.readouterr().err
+
+
+def test_differences_are_told_in_words() -> None:
+    assert difference({"a": 1}, {"a": 1}) is None
+    assert difference({"a": {"b": 1}}, {"a": {"b": 2}}) == "a.b was 1 there and is 2 here"
+    assert difference({"a": [1]}, {"a": [2]}) == "its a differ"
+    assert json.dumps(difference({}, {"a": 1})) == '"a was None there and is 1 here"'

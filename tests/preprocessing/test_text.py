@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from preprocessing.text import clean, split_sentences
+
+
+@pytest.mark.parametrize(
+    ("raw", "cleaned"),
+    [
+        ("  two\t words  \r\n\r\n\n next\u00a0line \r last", "two words\nnext line\nlast"),
+        ("Cafe\u0301", "Café"),
+        ("\ufeffa\x00b\x07c\u00add\x7f\x9f", "abcd"),
+        ("form\x0cfeed and\x85next", "form feed and next"),
+        ("half a pair \ud800 here", "half a pair here"),
+        ("zero\u200djoin", "zero\u200djoin"),
+        (" \n\t\n", ""),
+    ],
+)
+def test_clean(raw: str, cleaned: str) -> None:
+    assert clean(raw) == cleaned
+
+
+def test_sentences_end_with_paragraphs_and_not_with_abbreviations() -> None:
+    text = "Mr. Smith went home. Was it late?\nA heading without an end\nThe next one."
+    assert split_sentences(text, "en") == [
+        "Mr. Smith went home.",
+        "Was it late?",
+        "A heading without an end",
+        "The next one.",
+    ]
+    assert split_sentences("안녕하세요. 반갑습니다.", "ko") == ["안녕하세요.", "반갑습니다."]
+    assert split_sentences("", "en") == []
+
+
+def test_a_very_long_sentence_is_one_sentence() -> None:
+    assert len(split_sentences("word " * 200_000, "en")) == 1
+
+
+def test_nothing_of_a_book_is_lost(data: Path) -> None:
+    text = clean((data / "books" / "pg11-alices-adventures-in-wonderland.txt").read_text(encoding="utf-8-sig"))
+    sentences = split_sentences(text, "en")
+    assert "".join(sentences).replace(" ", "") == text.replace(" ", "").replace("\n", "")
+    assert len(sentences) > 1000

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from preprocessing.sources import Document, Skipped
+from preprocessing.tokenization import SPECIAL_TOKENS, load_vocabulary
+from preprocessing.train_vocab import main, sample_texts
+
+DOCUMENTS = [Document(f"d{n}", "books", None, f"text {n} " + "x" * n) for n in range(50)]
+
+
+def error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in arguments])
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.strip().split("\n")
+    return line
+
+
+def test_a_sample_depends_on_documents_and_seed_only() -> None:
+    whole = sample_texts(DOCUMENTS, 10_000, seed=1)
+    assert len(whole) == 50
+    sample = sample_texts(DOCUMENTS, 500, seed=1)
+    assert sample == whole[: len(sample)]
+    assert sum(map(len, sample)) <= 500 < sum(map(len, whole[: len(sample) + 1]))
+    for seed in range(5):
+        shuffled = random.Random(seed).sample(DOCUMENTS, 50)
+        assert sample_texts([Skipped("s", "books", "empty"), *shuffled], 500, seed=1) == sample
+    assert sample_texts(DOCUMENTS, 500, seed=2) != sample
+    assert len(sample_texts(DOCUMENTS, 1, seed=1)) == 1
+
+
+def test_the_command_writes_one_vocabulary(books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = sorted(books.glob("*.txt"))
+    outputs = [tmp_path / "new" / "one.txt", tmp_path / "two.txt"]
+    for output, order in zip(outputs, (files, files[::-1]), strict=True):
+        main(["--books", *map(str, order), "--size", "60", "--output", str(output)])
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+    tokens = load_vocabulary(outputs[0])
+    assert len(tokens) == 60
+    assert tuple(tokens[:5]) == SPECIAL_TOKENS
+    assert "60 tokens, learnt from 12 documents" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["new", "one.txt", "two.txt"]
+
+
+def test_a_real_dump_gives_the_size_asked_for(data: Path, tmp_path: Path) -> None:
+    dump = data / "wikipedia" / "enwiki-first75-pages-articles-multistream.xml.bz2"
+    output = tmp_path / "vocab.txt"
+    main(["--wikipedia", str(dump), "--size", "4096", "--output", str(output)])
+    tokens = load_vocabulary(output)
+    assert len(tokens) == 4096
+    assert {"the", "of", "##s", "##ing"} <= set(tokens)
+
+
+def test_unusable_inputs_are_told_in_a_line(books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "v.txt"
+    assert "no input file matches" in error(capsys, "--books", tmp_path / "*.txt", "--output", output)
+    assert "nothing to read" in error(capsys, "--output", output)
+    assert "no room" in error(capsys, "--books", books / "*.txt", "--size", 9, "--output", output)
+    assert "required: --output" in error(capsys, "--books", books / "*.txt")
+    assert not output.exists()

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from preprocessing.sources.wikitext import extract_passages
+
+# What each construct becomes. A case is (wikitext, paragraphs).
+CASES = {
+    # paragraphs
+    "lines are one paragraph": ("one\ntwo", ["one two"]),
+    "an empty line ends it": ("one\n\ntwo", ["one", "two"]),
+    "spaces are single": ("one  \t two ", ["one two"]),
+    "carriage returns": ("one\r\ntwo\r\n\r\nthree", ["one two", "three"]),
+    "nothing but punctuation": (". – !", []),
+    "empty": ("", []),
+    # bold and italics
+    "italics": ("an ''Iliad'' of", ["an Iliad of"]),
+    "bold": ("the '''Iliad''' is", ["the Iliad is"]),
+    "bold italics": ("the '''''Iliad''''' is", ["the Iliad is"]),
+    "an apostrophe before bold": ("dell''''Iliade'''", ["dell'Iliade"]),
+    "an apostrophe before italics": ("l'''Iliade'' et '''l'autre'''", ["l'Iliade et l'autre"]),
+    "unbalanced": ("an ''open end", ["an open end"]),
+    "a line in bold is a heading": ("'''Life'''\nHe lived.", ["He lived."]),
+    # links
+    "link": ("a [[dog]] barks", ["a dog barks"]),
+    "trail": ("[[dog]]s bark", ["dogs bark"]),
+    "piped": ("a [[Canis familiaris|dog]] barks", ["a dog barks"]),
+    "marks in the label": ("a [[Canis|''good'' <b>dog</b>]] barks", ["a good dog barks"]),
+    "template in the target": ("a [[Canis {{x}}|dog]] barks", ["a dog barks"]),
+    "pipe trick": ("[[Mercury (planet)|]] and [[Paris, Texas|]]", ["Mercury and Paris"]),
+    "section": ("see [[Dog#Breeds]]", ["see Dog"]),
+    "own section": ("see [[#Breeds]]", ["see Breeds"]),
+    "underscores": ("a [[German_shepherd]]", ["a German shepherd"]),
+    "title with a colon": ("in [[Star Trek: Nemesis]]", ["in Star Trek: Nemesis"]),
+    "interwiki": ("a [[wikt:dog]] or [[wikt:cat|cat]]", ["a dog or cat"]),
+    "interlanguage": ("a dog\n[[de:Hund]]\n[[zh-min-nan:Káu]]", ["a dog"]),
+    "link to a category": ("see [[:Category:Dogs]]", ["see Category:Dogs"]),
+    "category": ("a dog [[Category:Dogs|dog]] [[Kategorie:Hunde]]", ["a dog"]),
+    "file": ("[[File:Dog.jpg|thumb|A dog]]a dog", ["a dog"]),
+    "links in a caption": ("[[Image:D.jpg|thumb|A [[dog]] of [[Rome|the [[city]]]], [http://x y]]] a dog", ["a dog"]),
+    "file of unknown namespace": ("[[Ficheru:Dog.jpg|thumb|A dog]] a dog", ["a dog"]),
+    "unclosed": ("a [[dog barks", ["a dog barks"]),
+    "unopened": ("a dog]] barks", ["a dog barks"]),
+    "brackets": ("he said [sic] and [[a [b] c]]", ["he said [sic] and a [b] c"]),
+    "external": ("see [http://x.org/a the site] or [//x.org it]", ["see the site or it"]),
+    "external without a label": ("see [http://x.org/a].", ["see."]),
+    "external in double brackets": ("see [[http://x.org the site]]", ["see the site"]),
+    "external ends at the first bracket": ("see [http://x.org it [sic] or {{x|[y]}} [no]", ["see it [sic or [no]"]),
+    "link in external": ("see [http://x.org the [[dog]]]", ["see the dog"]),
+    # templates
+    "template": ("a dog {{citation needed|date=May}} barks", ["a dog barks"]),
+    "nested": ("{{Infobox|a={{b|c={{d}}}}|e=f}}a dog", ["a dog"]),
+    "over lines": ("{{Infobox\n| a = b\n| c = [[d]]\n}}\nA dog", ["A dog"]),
+    "parameter": ("a {{{1|x}}} dog {{#if:{{{2|}}}|y}} barks", ["a dog barks"]),
+    "template unclosed": ("{{Infobox\n| a = b\n\nA dog", ["Infobox", "A dog"]),
+    "template unopened": ("a dog}} barks", ["a dog barks"]),
+    "unclosed link in a template": ("{{x|[[y}} a dog", ["a dog"]),
+    "table in a template": ("{{x|\n{|\n| y\n|}\n}}\na dog", ["a dog"]),
+    "lang": ("the ''{{lang|fr|[[mot|mots]]}}'' are", ["the mots are"]),
+    "lang with numbers": ("the {{lang|1=fr|2=mot}} is", ["the mot is"]),
+    "lang-xx": ("Brussels ({{lang-fr|Bruxelles}})", ["Brussels (Bruxelles)"]),
+    "nowrap in a template": ("{{nowrap|10 {{convert|5|km|mi|abbr=on}}}}", ["10 5 km"]),
+    "convert": ("is {{convert|20|m|ft|0}} high", ["is 20 m high"]),
+    "convert a range": ("is {{convert|10|to|20|km2}} wide", ["is 10 to 20 km² wide"]),
+    "convert feet and inches": ("is {{convert|6|ft|2|in|cm}} tall", ["is 6 ft 2 in tall"]),
+    "as of": ("{{As of|2010|5}}, dogs bark", ["As of 2010, dogs bark"]),
+    "dashes and spaces": ("a{{snd}}b{{nbsp}}c{{mdash}}d", ["a – b c—d"]),
+    "quote": ("{{quote|text=A dog.|author=B}}", ["A dog."]),
+    "deeper than MediaWiki goes": ("{{nowrap|" * 50 + "x" + "}}" * 50 + " dog", ["dog"]),
+    # what a dropped mark leaves behind
+    "empty parentheses": ("A dog ({{IPA|dɒɡ}}) barks", ["A dog barks"]),
+    "parentheses that were empty": ("call main() {{x}} now", ["call main() now"]),
+    "first in parentheses": ("A dog ({{IPA|dɒɡ}}; born 1950) barks", ["A dog (born 1950) barks"]),
+    "last in parentheses": ("A dog (born 1950, {{IPA|x}}) barks", ["A dog (born 1950) barks"]),
+    "between commas": ("A dog, {{x}}, barks", ["A dog, barks"]),
+    "before a comma": ("A dog {{x}}, that barks", ["A dog, that barks"]),
+    "before a full stop": ("A dog barks {{x}}. It", ["A dog barks. It"]),
+    "after a full stop": ("A dog barks.<ref>x</ref><ref>y</ref> It", ["A dog barks. It"]),
+    "no space after a full stop": ("A dog barks.<ref>x</ref>It", ["A dog barks. It"]),
+    "at the beginning": ("{{x}}, a dog", ["a dog"]),
+    "Chinese marks": ("狗（{{x}}；犬）叫<ref>y</ref>，狗（{{x}}）叫<ref>y</ref>了", ["狗（犬）叫，狗叫了"]),
+    # references and other extension tags
+    "ref": ("a dog<ref>Smith [[x]]</ref> barks", ["a dog barks"]),
+    "ref with a name": ('a dog<ref name="a b"/> barks<ref name=c />', ["a dog barks"]),
+    "ref in capitals": ("a dog<REF name=x>Smith</REF > barks", ["a dog barks"]),
+    "ref with broken marks": ("a dog<ref>[[x {{y</ref> barks", ["a dog barks"]),
+    "ref unclosed": ("a dog<ref>Smith barks", ["a dog Smith barks"]),
+    "ref unopened": ("a dog</ref> barks", ["a dog barks"]),
+    "references": ("a dog\n<references>\n<ref name=x>y</ref>\n</references>", ["a dog"]),
+    "comment": ("a<!-- cat --> dog", ["a dog"]),
+    "comment in a template": ("a {{x|<!-- }} -->y}}dog", ["a dog"]),
+    "comment on its own line": ("a\n<!-- cat -->\ndog", ["a dog"]),
+    "comment unclosed": ("a dog <!-- barks", ["a dog"]),
+    "math": ("with <math>\\frac{{a}}{b}</math> dogs", ["with dogs"]),
+    "gallery": ("a dog\n<gallery>\nFile:a.jpg|A dog\n</gallery>", ["a dog"]),
+    "listings": ("x\n<syntaxhighlight lang=c>\nint [[x]];\n</syntaxhighlight>\n<pre>y</pre>\n<score>z</score>", ["x"]),
+    "timeline": ("a dog\n<timeline>\nfrom:1 till:2\n</timeline>", ["a dog"]),
+    "code in a sentence": ("call <code>f([[x]])</code> now", ["call f(x) now"]),
+    "code over lines": ("call\n<code>\nf()\n</code>", ["call"]),
+    "nowiki": ("write <nowiki>[[dog]] and {{x}}</nowiki> so", ["write [[dog]] and {{x}} so"]),
+    "nowiki at the beginning": ("<nowiki>*</nowiki> dog", ["* dog"]),
+    "nowiki between quotes": ("the dog'<nowiki/>''s'' own", ["the dog's own"]),
+    # HTML
+    "inline": ("H<sub>2</sub>O is <small>a</small> <span style='x'>wet</span> thing", ["H2O is a wet thing"]),
+    "br": ("one<br>two<br />three", ["one two three"]),
+    "br twice": ("one<br><br/>two", ["one", "two"]),
+    "paragraphs": ("one<p>two</p>three", ["one", "two", "three"]),
+    "div": ('<div class="x">\na dog\n</div>', ["a dog"]),
+    "blockquote": ("said:<blockquote>A dog.</blockquote>", ["said:", "A dog."]),
+    "table element": ("a<table><tr><td>x<table><tr><td>y</table></table> dog", ["a", "dog"]),
+    "list element": ("a dog\n<ul><li>x\n<li>y</ul>", ["a dog"]),
+    "no tag": ("if a < b and c > d, #include <stdio.h>", ["if a < b and c > d, #include <stdio.h>"]),
+    "character references": ("R&amp;D&nbsp;caf&eacute; &#x41;&#66; AT&T &copy", ["R&D café AB AT&T &copy"]),
+    "decoded once, at the end": ("write &lt;ref&gt;x&lt;/ref&gt; &amp;lt; &#91;&#91;", ["write <ref>x</ref> &lt; [["]),
+    # blocks
+    "heading": ("== Life ==\nHe lived.\n===Death===<!-- x -->\nHe died.", ["He lived.", "He died."]),
+    "lists": ("a dog\n* x\n** y\n# z\n; term : definition\n*: w\nbarks", ["a dog", "barks"]),
+    "list with a template over lines": ("* x {{y|\nz\n}} w\na dog", ["a dog"]),
+    "rule": ("one\n----\ntwo", ["one", "two"]),
+    "short indented lines": (": a = b\n formula\ndog", ["dog"]),
+    "hatnote": (":''For the animal that barks, bites and runs after cats all day, see [[Dog (disambiguation)]].''", []),
+    "indented list": (":* x\n:::# y", []),
+    "indented passage": (":" + "“A dog, he said, barks. " * 5 + "”", [("“A dog, he said, barks. " * 5 + "”")]),
+    "table": ("a dog\n{| class=x\n|-\n! a !! b\n|-\n| c || d\n|}\nbarks", ["a dog", "barks"]),
+    "nested table": ("{|\n| a\n{|\n| b\n|}\n| c\n|}\na dog", ["a dog"]),
+    "indented table": ("a dog\n:{|\n| a\n|}", ["a dog"]),
+    "table unclosed": ("{|\n| a\n|-\nA dog", ["A dog"]),
+    "table unopened": ("a dog\n|}\nbarks", ["a dog", "barks"]),
+    "magic words": ("__NOTOC__\n__БЕЗСЪДЪРЖАНИЕ__a dog's __init__", ["a dog's __init__"]),
+    "language variants": ("-{zh-hans:狗; zh-hant:犬}-叫 -{A|x}- -{T|y}- -{12:30}-", ["狗叫 x 12:30"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_construct(case: str) -> None:
+    wikitext, expected = CASES[case]
+    assert extract_passages(wikitext) == expected
+
+
+def test_namespaces_of_a_wiki() -> None:
+    text = "[[Ficheru:Can]] [[Star Trek: X]]"
+    assert extract_passages(text) == ["Ficheru:Can Star Trek: X"]
+    assert extract_passages(text, frozenset(["ficheru"])) == ["Star Trek: X"]
+
+
+# --- Properties ---
+
+_MARKS = """
+    {{ }} { } {{{ }}} [[ ]] [ ] {| |} | || |- '' ''' ' - -{ }- = == * : ; ! & &lt; < > </ /> <!-- --> __ __TOC__
+    <ref> </ref> <ref/> <nowiki> </nowiki> <code> </code> <br> <table> </table> <li> </ul> http:// File: a:
+    lang|fr| nowrap| x é ( ) , .
+"""
+MARKS = [*_MARKS.split(), "\n", "\n\n", " ", "[http://x y", "\x00", "\x0b"]
+RESIDUE = re.compile(
+    r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|''|</?(?:ref|br|table|li|ul|code)/?>|[\x00\x0b\n\r]|  |^\s|\s$|__TOC__"
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.sampled_from(MARKS), max_size=60).map("".join))
+def test_no_marks_are_left_of_anything(wikitext: str) -> None:
+    wikitext = wikitext.replace("&", "").replace("<nowiki>", "")  # by which authors ask for marks to be shown
+    for passage in extract_passages(wikitext):
+        assert not RESIDUE.search(passage)
+        assert any(map(str.isalnum, passage))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.text(), st.lists(st.sampled_from(MARKS)).map("".join)))
+def test_never_raises(wikitext: str) -> None:
+    extract_passages(wikitext)
+
+
+TEMPLATES = st.recursive(
+    st.sampled_from(["x", "a=b", "[[c|d]]", "<ref>e</ref>", "\n| f = g"]),
+    lambda inner: st.lists(inner, min_size=1, max_size=4).map(lambda parts: "{{t|" + "|".join(parts) + "}}"),
+    max_leaves=30,
+).map(lambda content: "{{t|" + content + "}}")
+
+
+@settings(deadline=None)
+@given(TEMPLATES)
+def test_balanced_templates_vanish(template: str) -> None:
+    assert extract_passages(f"A dog{template} barks.\n\n{template}\nIt bites.") == ["A dog barks.", "It bites."]
+
+
+@given(st.lists(st.from_regex(r"[A-Za-zäßж狗][A-Za-zäßж狗0-9 .,()?!%/-]{0,40}", fullmatch=True), max_size=5))
+def test_plain_text_stays(lines: list[str]) -> None:
+    paragraphs = [" ".join(line.split()) for line in lines]
+    assert extract_passages("\n\n".join(paragraphs)) == paragraphs
+
+
+# --- Pages made to hang a parser: sizes at which anything quadratic takes minutes ---
+
+N = 100_000
+HOSTILE = {
+    "braces": "{{" * N,
+    "braces closed": "}}" * N,
+    "templates unclosed": "{{a|" * N,
+    "templates nested": "{{a|" * N + "}}" * N,
+    "kept templates nested": "{{nowrap|" * N + "x" + "}}" * N,
+    "parameters nested": "{{{a|" * N + "}}}" * N,
+    "brackets": "[[" * N,
+    "brackets closed": "]]" * N,
+    "links unclosed": "[[a|" * N,
+    "links nested": "[[a|x" * N + "]]" * N,
+    "links with marks nested": "[[{{a}}" * N + "]]" * N,
+    "files nested": "[[File:a|" * N + "]]" * N,
+    "external links": "[http://x " * N + "]" * N,
+    "tables": "{|\n" * N + "\n|}" * N,
+    "crossed": "{{a|[[b|{|\n" * (N // 4) + "}}]]\n|}" * (N // 4),
+    "refs unclosed": "<ref>" * N,
+    "refs without an end": "<ref " * N,
+    "refs of many kinds": "<ref><math><gallery><code>" * (N // 4),
+    "codes": "<code>" * N + "</code>\n",
+    "comments": "<!--" * N,
+    "elements": "<ul><table>" * N + "</ul>" * N,
+    "tags without an end": "<div " * N,
+    "quotes": "'''a''" * N,
+    "spaces": "[[" + " " * N + "|]] (" + " " * N + "<ref/>" + ", " * N + " :" * N,
+    "gaps": "(<ref/>, " * N + " <ref/>" * N,
+    "breaks": "a<br>" * N + "<br> " * N,
+    "variants": "-{" * N + "-{a}-" * N,
+    "ampersands": "&" * N + "&#" * N + "&amp;" * N,
+    "underscores": "_" * N + "__A" * N,
+    "lines": "a\n" * N + ":" * N,
+    "media": "[[a:" + ".jpg " * N + "x]]",
+}
+
+
+@pytest.mark.parametrize("page", HOSTILE, ids=str)
+def test_linear_in_time(page: str) -> None:
+    passages = extract_passages(HOSTILE[page] + "\n\nA dog barks.\n")
+    assert sum(map(len, passages)) <= len(HOSTILE[page]) + 100
+
+
+def test_long_page() -> None:
+    paragraph = "A '''dog''' is an [[animal]]<ref>{{cite|x}}</ref> that {{nowrap|can [[bark]]}} at {{convert|5|m}}.\n\n"
+    count = 10_000_000 // len(paragraph)
+    assert extract_passages(paragraph * count) == ["A dog is an animal that can bark at 5 m."] * count

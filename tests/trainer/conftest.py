@@ -1,0 +1,72 @@
+"""Shards and a recipe small enough for a training in a second."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.shard_factory import write_shards
+
+ROOT = Path(__file__).parents[2]
+
+TINY = """
+[model]
+vocab_size = 64
+hidden_size = 32
+num_hidden_layers = 2
+num_attention_heads = 2
+intermediate_size = 64
+max_position_embeddings = 32
+
+[schedule]
+peak = 1e-2
+warmup_steps = 2
+
+[[phases]]
+sequence_length = 32
+steps = 8
+global_batch_size = 8
+micro_batch_size = 2
+max_predictions = 4
+
+[checkpoint]
+every = 4
+
+[log]
+every = 2
+validate_every = 4
+
+[tracking]
+enabled = false
+"""
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shard directory of 18 + 4 documents and 54 + 12 pairs."""
+    return write_shards(tmp_path_factory.mktemp("data") / "shards")
+
+
+@pytest.fixture(scope="session")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recipe TINY as a file."""
+    path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
+    path.write_text(TINY, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def deepspeed_config(tmp_path: Path):
+    """Write a DeepSpeed configuration: the one at the root with some keys replaced, or removed by None."""
+
+    def write(**changes: Any) -> Path:
+        config = json.loads((ROOT / "ds_config.json").read_text(encoding="utf-8"))
+        config = {key: value for key, value in {**config, **changes}.items() if value is not None}
+        path = tmp_path / f"ds_{len(list(tmp_path.glob('ds_*')))}.json"
+        path.write_text(json.dumps(config), encoding="utf-8")
+        return path
+
+    return write

@@ -1,0 +1,34 @@
+"""What tests have ranks do; a module of its own, because ranks import their task by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+# What DeepSpeed imports in the middle of its work; here once for all ranks.
+import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+import torch._dynamo  # noqa: F401
+
+from trainer import pretrain
+from trainer.engine import Engine
+
+
+def run_pretrain(arguments: list[str]) -> int:
+    """The trainer's main, as a launcher would start it."""
+    return pretrain.main(arguments)
+
+
+def run_pretrain_and_signal(arguments: list[str]) -> int:
+    """The trainer's main; the last rank gets SIGTERM after its second step."""
+    train_step, calls = Engine.train_step, []
+
+    def step_then_signal(*args: Any, **kwargs: Any) -> dict[str, float]:
+        metrics = train_step(*args, **kwargs)
+        calls.append(1)
+        if len(calls) == 2 and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return metrics
+
+    Engine.train_step = step_then_signal  # type: ignore[method-assign]  this process is the rank's own
+    return pretrain.main(arguments)

@@ -1,0 +1,116 @@
+import dataclasses
+import json
+
+import pytest
+
+from trainer.checkpoint import (
+    CheckpointError,
+    RunDirectory,
+    RunState,
+    append_line,
+    keep_newest,
+    read_lines,
+    write_atomically,
+)
+
+STATE = RunState(step=4, samples=32, world_size=2, threads=1, manifest_blake2b="m", config_blake2b="c")
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "run").mkdir()
+    return RunDirectory(tmp_path / "run")
+
+
+def commit(run, step, keep=0):
+    run.begin_checkpoint(step)
+    (run.staging(step) / "weights").write_text(f"weights of {step}")
+    run.commit_checkpoint(dataclasses.replace(STATE, step=step), keep)
+
+
+def test_a_run_without_checkpoints(run):
+    assert run.latest() is None
+    assert run.step == 0
+
+
+def test_a_committed_checkpoint_is_the_latest(run):
+    commit(run, 4)
+    commit(run, 8)
+    directory, state = run.latest()
+    assert directory == run.checkpoint(8)
+    assert state == dataclasses.replace(STATE, step=8)
+    assert (directory / "weights").read_text() == "weights of 8"
+    assert run.step == 8
+
+
+def test_an_interrupted_checkpoint_is_invisible_and_does_not_stand_in_the_way(run):
+    commit(run, 4)
+    run.begin_checkpoint(8)
+    (run.staging(8) / "half").write_text("half of the weights")
+    assert run.step == 4
+    assert not run.checkpoint(8).exists()
+    commit(run, 8)
+    assert run.step == 8
+    assert not (run.checkpoint(8) / "half").exists()
+
+
+def test_old_checkpoints_go_by_number_and_not_by_name(run):
+    for step in (999_998, 999_999, 1_000_000):
+        commit(run, step, keep=2)
+    assert sorted(path.name for path in run.checkpoints.glob("step-*")) == ["step-1000000", "step-999999"]
+
+
+def test_keeping_all(run):
+    for step in (1, 2, 3):
+        commit(run, step, keep=0)
+    keep_newest(run.checkpoints, 0)
+    assert len(list(run.checkpoints.glob("step-*"))) == 3
+
+
+@pytest.mark.parametrize("pointer", ["step-000099", "../elsewhere", ""])
+def test_a_pointer_to_nothing_is_an_error_that_says_so(run, pointer):
+    commit(run, 4)
+    (run.checkpoints / "latest").write_text(pointer)
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        run.latest()
+
+
+def test_a_damaged_run_state(run):
+    commit(run, 4)
+    (run.checkpoint(4) / "run_state.json").write_text('{"step": 4}')
+    with pytest.raises(CheckpointError, match=r"run_state\.json: not a run state"):
+        run.latest()
+
+
+def test_metrics_are_cut_back_to_the_step_of_the_checkpoint(run):
+    for step in range(1, 7):
+        append_line(run.metrics, {"step": step, "loss": 0.1 * step})
+    with run.metrics.open("a") as file:
+        file.write('{"step": 7, "lo')  # the writer was killed here
+    before = run.metrics.read_text().splitlines()
+    run.cut_metrics(4)
+    assert run.metrics.read_text().splitlines() == before[:4]
+    assert not run.validation_metrics.exists()
+
+
+def test_floats_survive_a_line_bit_for_bit(run):
+    values = {"step": 1, "third": 1 / 3, "tiny": 5e-324, "sum": 0.1 + 0.2}
+    append_line(run.metrics, values)
+    assert list(read_lines(run.metrics)) == [values]
+
+
+def test_an_outcome_is_one_word(run):
+    run.set_outcome("requeue")
+    assert (run.path / "outcome").read_text() == "requeue\n"
+    run.set_outcome(None)
+    assert not (run.path / "outcome").exists()
+    run.set_outcome(None)
+
+
+def test_an_atomic_write_leaves_the_old_text_or_the_new(run, monkeypatch):
+    path = run.path / "file"
+    write_atomically(path, json.dumps({"a": 1}))
+    monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(OSError, match="no space"):
+        write_atomically(path, "new")
+    assert path.read_text() == '{"a": 1}'

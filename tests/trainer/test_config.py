@@ -1,0 +1,162 @@
+import dataclasses
+
+import pytest
+
+from tests.trainer.conftest import ROOT, TINY
+from trainer.config import (
+    ConfigError,
+    accumulation_steps,
+    differences,
+    load_recipe,
+    resolve_deepspeed,
+    to_toml,
+)
+from trainer.model import parameter_count
+
+RECIPES = ROOT / "trainer" / "recipes"
+
+
+def test_the_paper_s_recipes():
+    """Devlin et al. (2019), section 3 and appendix A.2: 1 M steps of 256 sequences, 90 % at 128 tokens, 1e-4, 10 k warm-up."""
+    large, base = load_recipe(RECIPES / "bert_large.toml"), load_recipe(RECIPES / "bert_base.toml")
+    assert parameter_count(large.model) == 336_226_108
+    assert parameter_count(base.model) == 110_106_428
+    for recipe in (large, base):
+        assert [(p.sequence_length, p.steps, p.global_batch_size) for p in recipe.phases] == [
+            (128, 900_000, 256),
+            (512, 100_000, 256),
+        ]
+        assert [p.max_predictions for p in recipe.phases] == [20, 77]
+        optimizer, schedule = recipe.optimizer, recipe.schedule
+        assert (optimizer.name, optimizer.beta1, optimizer.beta2, optimizer.eps) == ("bert_adam", 0.9, 0.999, 1e-6)
+        assert (optimizer.weight_decay, optimizer.max_gradient_norm) == (0.01, 1.0)
+        assert (schedule.peak, schedule.warmup_steps, schedule.power, schedule.decay_from) == (1e-4, 10_000, 1.0, "start")
+        assert (recipe.masking.probability, recipe.masking.mask, recipe.masking.random) == (0.15, 0.8, 0.1)
+        assert (recipe.model.hidden_dropout_prob, recipe.model.attention_probs_dropout_prob) == (0.1, 0.1)
+        assert recipe.model.layer_norm_eps == 1e-12
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_loads_and_survives_being_written_out(path, tmp_path):
+    recipe = load_recipe(path)
+    (tmp_path / "config.toml").write_text(to_toml(recipe), encoding="utf-8")
+    assert load_recipe(tmp_path / "config.toml") == recipe
+
+
+def test_overrides(recipe):
+    changed = load_recipe(
+        recipe,
+        ["train.seed=7", "phases.0.micro_batch_size=4", "schedule.peak=2e-4", "optimizer.name=adamw", "log.every=5",
+         "tracking.enabled=true"],
+    )  # fmt: skip
+    assert (changed.train.seed, changed.phases[0].micro_batch_size, changed.schedule.peak) == (7, 4, 2e-4)
+    assert (changed.optimizer.name, changed.log.every, changed.tracking.enabled) == ("adamw", 5, True)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.sed=1", r"unknown setting train\.sed; did you mean train\.seed\?"),
+        ("optimiser.eps=1", r"unknown setting optimiser; did you mean optimizer\?"),
+        ("phases.0.batch=1", r"unknown setting phases\.0\.batch"),
+        ("phases.1.steps=1", r"phases\.1\.steps: there is no '1'"),
+        ("train.seed", "section.key=value"),
+        ("schedule.peak.x=1", "schedule.peak is a value"),
+        ("train.seed=abc", r"train\.seed: .*integer"),
+        ("model.num_attention_heads=3", r"model: .*heads"),
+        ("phases.0.steps=0", r"phases\.0: steps must be positive"),
+        ("phases.0.sequence_length=64", "max_position_embeddings"),
+        ("optimizer.name=sgd", r"optimizer\.name: .*'bert_adam'"),
+        ("masking.probability=2", r"masking\.probability is 2"),
+    ],
+)
+def test_a_wrong_setting_is_named(recipe, override, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_recipe(recipe, [override])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_that_is_not_there_or_not_toml(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: can't read"):
+        load_recipe(tmp_path / "nowhere.toml")
+    (tmp_path / "broken.toml").write_text("[model\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"broken\.toml: not a TOML file"):
+        load_recipe(tmp_path / "broken.toml")
+
+
+def test_phases_follow_one_another(tmp_path):
+    two = TINY.replace("[checkpoint]", "[[phases]]\nsequence_length = 16\nsteps = 3\nglobal_batch_size = 4\n"
+                       "micro_batch_size = 2\nmax_predictions = 2\n[checkpoint]")  # fmt: skip
+    (tmp_path / "two.toml").write_text(two, encoding="utf-8")
+    recipe = load_recipe(tmp_path / "two.toml")
+    assert [(begin, end) for begin, end, _ in recipe.phase_ranges()] == [(0, 8), (8, 11)]
+    assert (recipe.total_steps, recipe.last_step) == (11, 11)
+    assert load_recipe(tmp_path / "two.toml", ["train.max_steps=9"]).last_step == 9
+
+
+def test_differences_are_those_that_change_the_numbers(recipe):
+    old = load_recipe(recipe)
+    same = load_recipe(recipe, ["log.every=1", "checkpoint.keep=9", "data.workers=3", "train.max_steps=2"])
+    assert differences(old, same) == []
+    other = load_recipe(recipe, ["train.seed=5", "schedule.peak=0.5", "phases.0.global_batch_size=16"])
+    assert differences(old, other) == [
+        "phases.0.global_batch_size: 8 -> 16",
+        "schedule.peak: 0.01 -> 0.5",
+        "train.seed: 1 -> 5",
+    ]
+
+
+def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
+    settings = load_recipe(recipe)
+    resolved = resolve_deepspeed(deepspeed_config(), settings, settings.phases[0], world=2)
+    assert resolved["train_batch_size"] == 8
+    assert resolved["train_micro_batch_size_per_gpu"] == 2
+    assert resolved["gradient_accumulation_steps"] == 2
+    assert resolved["gradient_clipping"] == 1.0  # absent, DeepSpeed would clip at 1.0 whatever the recipe says
+    unclipped = dataclasses.replace(settings, optimizer=dataclasses.replace(settings.optimizer, max_gradient_norm=0.0))
+    assert resolve_deepspeed(deepspeed_config(), unclipped, settings.phases[0], 2)["gradient_clipping"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gradient_clipping": 0.5}, "gradient_clipping is 0.5, but the recipe says 1.0"),
+        ({"train_batch_size": 16}, "train_batch_size is 16, but the recipe says 8"),
+        ({"optimizer": {"type": "Adam"}}, r"remove 'optimizer'; the recipe's \[optimizer\] rules it"),
+        ({"scheduler": {"type": "WarmupLR"}}, "remove 'scheduler'"),
+        ({"zero_optimization": {"stage": 0}}, "mixed precision needs zero_optimization.stage"),
+    ],
+)
+def test_a_deepspeed_configuration_that_disagrees(recipe, deepspeed_config, changes, message):
+    settings = load_recipe(recipe)
+    with pytest.raises(ConfigError, match=message):
+        resolve_deepspeed(deepspeed_config(**changes), settings, settings.phases[0], world=2)
+
+
+def test_equal_values_are_no_disagreement(recipe, deepspeed_config):
+    settings = load_recipe(recipe)
+    resolve_deepspeed(deepspeed_config(gradient_clipping=1.0, train_batch_size=8), settings, settings.phases[0], 2)
+
+
+def test_a_deepspeed_configuration_that_can_t_be_read(recipe, tmp_path):
+    settings = load_recipe(recipe)
+    for text, message in (("{", "not a JSON file"), ("[]", "must be a JSON object")):
+        (tmp_path / "ds.json").write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match=message):
+            resolve_deepspeed(tmp_path / "ds.json", settings, settings.phases[0], 1)
+    with pytest.raises(ConfigError, match=r"nowhere\.json: can't read"):
+        resolve_deepspeed(tmp_path / "nowhere.json", settings, settings.phases[0], 1)
+
+
+def test_a_global_batch_that_the_ranks_can_t_divide(recipe):
+    phase = load_recipe(recipe).phases[0]
+    assert [accumulation_steps(phase, world) for world in (1, 2, 4)] == [4, 2, 1]
+    with pytest.raises(ConfigError, match=r"global batch of 8 .* 3 ranks: it must be a multiple of 6"):
+        accumulation_steps(phase, 3)
+
+
+def test_the_file_at_the_root_is_for_bert_large():
+    large = load_recipe(RECIPES / "bert_large.toml")
+    for world in (1, 2, 8):
+        for phase in large.phases:
+            assert resolve_deepspeed(ROOT / "ds_config.json", large, phase, world)["bf16"]["enabled"]

@@ -1,0 +1,108 @@
+"""DeepSpeed against a loop of plain PyTorch, and against itself with other numbers of ranks."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from preprocessing.schema import ShardDirectory
+from tests.ranks import run_ranks
+from tests.trainer.rank_tasks import run_pretrain
+from trainer.config import load_recipe
+from trainer.data import SampleStream
+from trainer.model import BertForPreTraining, pretraining_losses
+from trainer.schedule import learning_rate
+
+NO_DROPOUT = ["model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0"]
+FLOAT32 = {"bf16": None, "data_types": None}
+
+
+def curve(run, key="loss"):
+    return [json.loads(line)[key] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def train(recipe, shards):
+    """Run the trainer in some ranks, and return its run directory."""
+
+    def run(output, config, world, *settings):
+        arguments = ["--config", str(recipe), "--deepspeed_config", str(config), "--shards", str(shards),
+                     "--output", str(output), *settings]  # fmt: skip
+        log = output.parent / f"{output.name}.log"
+        assert run_ranks(world, run_pretrain, arguments, log=log) == [0] * world, log.read_text()
+        return output
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def plain_loop(recipe, shards):
+    """The same model, batches and optimizer without DeepSpeed: losses of 8 steps and the final weights."""
+    settings = load_recipe(recipe, [*NO_DROPOUT, "optimizer.name=adamw"])
+    phase = settings.phases[0]
+    stream = SampleStream(ShardDirectory(shards), "train", phase.sequence_length, seed=settings.train.seed,
+                          max_predictions=phase.max_predictions, masking=settings.masking, data=settings.data)  # fmt: skip
+    model = BertForPreTraining(settings.model, seed=settings.train.seed)
+    undecayed = [p for name, p in model.named_parameters() if name.endswith("bias") or "norm" in name]
+    decayed = [p for p in model.parameters() if all(p is not q for q in undecayed)]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": undecayed, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6)
+    losses = []
+    for step in range(phase.steps):
+        batch = stream.batch(np.arange(step * 8, (step + 1) * 8))
+        logits = model(batch.input_ids, batch.token_type_ids, batch.attention_mask, batch.positions)
+        sums = pretraining_losses(logits[0], batch.mlm_labels, logits[1], batch.nsp_labels)
+        loss = sums.mlm_loss / len(batch.mlm_labels) + sums.nsp_loss / 8
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, phase.steps, settings.schedule)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_every_zero_stage_in_float32_is_the_plain_loop(train, plain_loop, deepspeed_config, tmp_path, stage):
+    config = deepspeed_config(**FLOAT32, zero_optimization={"stage": stage})
+    run = train(tmp_path / "run", config, 2, *NO_DROPOUT, "optimizer.name=adamw")
+    assert plain_loop[0] - plain_loop[-1] > 0.1, "the comparison means nothing if nothing is learned"
+    np.testing.assert_allclose(curve(run), plain_loop, rtol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_the_number_of_ranks_does_not_change_the_curve(train, deepspeed_config, tmp_path, precision):
+    """Accumulation 4 on 1 rank, 2 on 2, 1 on 4: the same samples, masks and, with dropout on, the same dropout."""
+    config = deepspeed_config(**(FLOAT32 if precision == "float32" else {}))
+    curves = [curve(train(tmp_path / f"run{world}", config, world)) for world in (1, 2, 4)]
+    tolerance = 1e-6 if precision == "float32" else 2e-4
+    for other in curves[1:]:
+        np.testing.assert_allclose(other, curves[0], rtol=tolerance)
+    without_dropout = curve(train(tmp_path / "without", config, 1, *NO_DROPOUT))
+    assert without_dropout != curves[0]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_run_that_stopped_goes_on_bit_for_bit(train, deepspeed_config, tmp_path, stage):
+    config = deepspeed_config(zero_optimization={"stage": stage})
+    whole = train(tmp_path / "whole", config, 2)
+    halves = train(tmp_path / "halves", config, 2, "train.max_steps=4")
+    train(halves, config, 2)
+    for key in ("step", "samples", "loss", "mlm_loss", "nsp_accuracy", "grad_norm", "learning_rate"):
+        assert curve(halves, key) == curve(whole, key)
+    assert len(curve(whole)) == 8
+    weights = [load_file(run / "exports" / "step-000008" / "model.safetensors") for run in (whole, halves)]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_exports_hold_the_float32_masters(train, deepspeed_config, tmp_path):
+    """In bf16 training the weights that are exported have more bits than the ones that are multiplied."""
+    run = train(tmp_path / "run", deepspeed_config(), 2)
+    weights = load_file(run / "exports" / "step-000008" / "model.safetensors")
+    assert all(tensor.dtype == torch.float32 for tensor in weights.values())
+    words = weights["bert.embeddings.word_embeddings.weight"]
+    assert not torch.equal(words, words.bfloat16().float())

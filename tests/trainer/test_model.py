@@ -1,0 +1,315 @@
+"""The model by itself: its shape, its initial weights, its losses, and what its options may not change."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, BertModel, initialize, parameter_count
+from trainer.model import pretraining_losses as losses_of
+
+TINY = BertConfig(
+    vocab_size=53,
+    hidden_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    intermediate_size=40,
+    max_position_embeddings=20,
+)
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+PADDED = torch.tensor([9, 4, 1])  # real tokens of each sequence
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Products this small only wait for each other on two."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def tiny(**options: object) -> BertConfig:
+    return dataclasses.replace(TINY, **options)
+
+
+def batch(lengths: Tensor = PADDED, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, token types and mask, [B, S] each."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = len(lengths), int(lengths.max())
+    mask = torch.arange(shape[1])[None, :] < lengths[:, None]
+    ids = torch.randint(1, TINY.vocab_size, shape, generator=generator).where(mask, 0)
+    return ids, torch.randint(0, 2, shape, generator=generator), mask
+
+
+POSITIONS = torch.tensor([1, 8, 9, 12, 18, 0])
+MLM_LABELS = torch.tensor([7, 0, 52, 3, 7, EMPTY_SLOT])
+NSP_LABELS = torch.tensor([0, 1, EMPTY_SLOT])
+
+
+def loss_and_gradients(model: nn.Module, seed: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+    torch.manual_seed(seed)
+    mlm_logits, nsp_logits = model(*batch(), POSITIONS)
+    losses = losses_of(mlm_logits, MLM_LABELS, nsp_logits, NSP_LABELS)
+    loss = losses.mlm_loss + losses.nsp_loss
+    model.zero_grad()
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+class TestConfig:
+    def test_default_is_large(self):
+        config = BertConfig(vocab_size=30522)
+        assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (24, 1024, 16)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"hidden_size": 25}, "multiple of num_attention_heads"),
+            ({"num_attention_heads": 5}, "multiple of num_attention_heads"),
+            ({"num_hidden_layers": 0}, "num_hidden_layers is 0: give a positive number"),
+            ({"vocab_size": -1}, "vocab_size is -1: give a positive number"),
+            ({"layer_norm_eps": 0.0}, "layer_norm_eps is 0.0: give a positive number"),
+            ({"initializer_range": math.nan}, "initializer_range is nan"),
+            ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob is 1.0"),
+            ({"attention_probs_dropout_prob": -0.1}, "attention_probs_dropout_prob is -0.1"),
+            ({"hidden_act": "swish"}, "hidden_act 'swish' is unknown: choose one of gelu, gelu_new, relu"),
+            ({"pad_token_id": 53}, "pad_token_id 53 is outside the vocabulary of 53"),
+        ],
+    )
+    def test_refuses_what_can_not_be_built_and_says_what_to_do(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            tiny(**options)
+
+    @pytest.mark.parametrize(
+        ("config", "count"),
+        [
+            (BertConfig(30522), 336_226_108),  # google's LARGE, with its heads
+            (BertConfig(30522, 768, 12, 12, 3072), 110_106_428),  # and BASE
+        ],
+    )
+    def test_parameter_count_of_the_published_sizes(self, config, count):
+        assert parameter_count(config) == count
+        with torch.device("meta"):  # without memory
+            model = BertForPreTraining(config, seed=None)
+        assert sum(p.numel() for p in model.parameters()) == count
+
+    @pytest.mark.parametrize("config", [TINY, tiny(pre_layer_norm=True), tiny(type_vocab_size=5, num_hidden_layers=1)])
+    def test_parameter_count_of_any_size(self, config):
+        assert parameter_count(config) == sum(p.numel() for p in BertForPreTraining(config).parameters())
+
+
+class TestInitialization:
+    def test_biases_norms_and_matrices(self):
+        for name, parameter in BertForPreTraining(TINY).named_parameters():
+            if name.endswith("bias"):
+                assert not parameter.any(), name
+            elif "norm" in name:
+                assert (parameter == 1).all(), name
+            else:
+                assert parameter.abs().max() <= 0.04, name
+                assert parameter.count_nonzero() == parameter.numel(), name
+
+    def test_matrices_follow_a_normal_cut_at_two_standard_deviations(self):
+        config = tiny(vocab_size=20_000)
+        words = BertForPreTraining(config, seed=3).bert.embeddings.word.weight.detach().double() / 0.02
+        # A normal within two standard deviations, from tables: 95.45 % of it, variance 0.77374.
+        assert words.mean().item() == pytest.approx(0, abs=0.006)  # four standard errors of 480,000 values
+        assert words.var().item() == pytest.approx(0.77374, abs=0.004)
+        within_one = (words.abs() < 1).double().mean().item()
+        assert within_one == pytest.approx(0.68269 / 0.95450, abs=0.003)
+        assert 1.99 < words.abs().max().item() <= 2
+
+    def test_seed_decides_and_torch_is_left_alone(self):
+        before = torch.get_rng_state()
+        initialize(model := BertModel(TINY), TINY.initializer_range, seed=5)
+        torch.set_rng_state(before)
+        initialize(model, TINY.initializer_range, seed=5)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert_same(model, BertForPreTraining(TINY, seed=5).bert)
+        assert not torch.equal(
+            model.embeddings.word.weight, BertForPreTraining(TINY, seed=6).bert.embeddings.word.weight
+        )
+
+    def test_same_weights_in_any_dtype_and_with_any_number_of_threads(self):
+        config = tiny(vocab_size=5000)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        one = BertForPreTraining(config)
+        torch.set_num_threads(2)
+        two = BertForPreTraining(config)
+        torch.set_num_threads(threads)
+        assert_same(one, two)
+        half = BertForPreTraining(config, seed=None).bfloat16()
+        initialize(half, config.initializer_range, seed=0)
+        assert_same(half, one.bfloat16())
+
+
+def assert_same(a: nn.Module, b: nn.Module) -> None:
+    assert a.state_dict().keys() == b.state_dict().keys()
+    for name, tensor in a.state_dict().items():
+        assert torch.equal(tensor, b.state_dict()[name]), name
+
+
+class TestForward:
+    def test_shapes(self):
+        mlm_logits, nsp_logits = BertForPreTraining(TINY)(*batch(), POSITIONS)
+        assert mlm_logits.shape == (6, 53)
+        assert nsp_logits.shape == (3, 2)
+
+    def test_mask_may_be_of_integers(self):
+        model = BertForPreTraining(TINY).eval()
+        ids, types, mask = batch()
+        for a, b in zip(model(ids, types, mask, POSITIONS), model(ids, types, mask.long(), POSITIONS), strict=True):
+            assert torch.equal(a, b)
+
+    def test_positions_choose_rows_and_nothing_else(self):
+        model = BertForPreTraining(TINY).double().eval()
+        everywhere, _ = model(*batch(), torch.arange(27))
+        chosen, _ = model(*batch(), POSITIONS)
+        torch.testing.assert_close(chosen, everywhere[POSITIONS], rtol=0, atol=1e-12)
+
+    def test_padding_and_neighbours_change_nothing(self):
+        model = BertForPreTraining(TINY).double().eval()
+        ids, types, mask = batch()
+        together = model.bert(ids, types, mask)
+        for b, length in enumerate(PADDED.tolist()):
+            alone = model.bert(ids[b : b + 1, :length], types[b : b + 1, :length], mask[b : b + 1, :length])
+            torch.testing.assert_close(together[b, :length], alone[0], rtol=0, atol=1e-12)
+
+    @pytest.mark.parametrize("pre_layer_norm", [False, True])
+    def test_hidden_states_end_with_what_forward_returns(self, pre_layer_norm):
+        model = BertForPreTraining(tiny(pre_layer_norm=pre_layer_norm)).bert.eval()
+        states = model.hidden_states(*batch())
+        assert len(states) == TINY.num_hidden_layers + 1
+        assert torch.equal(states[0], model.embeddings(*batch()[:2]))
+        assert torch.equal(states[-1], model(*batch()))
+
+    def test_refuses_more_tokens_than_positions(self):
+        with pytest.raises(ValueError, match="a sequence of 21 tokens, but max_position_embeddings is 20"):
+            BertForPreTraining(TINY)(*batch(torch.tensor([21])), POSITIONS)
+
+    def test_nothing_to_predict_is_no_loss_and_no_gradient(self):
+        """What a rank without samples of its own gets, so that it keeps step with the others."""
+        model = BertForPreTraining(TINY)
+        ids, types, mask = batch()
+        mlm_logits, nsp_logits = model(ids, types, torch.zeros_like(mask), torch.empty(0, dtype=torch.int64))
+        empty = torch.full((3,), EMPTY_SLOT)
+        losses = losses_of(mlm_logits, empty[:0], nsp_logits, empty)
+        assert list(losses) == [0, 0, 0, 0]
+        (losses.mlm_loss + losses.nsp_loss).backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, name
+            assert not parameter.grad.any(), name
+
+
+class TestLosses:
+    LOGITS = torch.tensor([[0.0, math.log(3)], [0.0, math.log(3)], [5.0, 0.0], [0.0, 0.0]])
+    LABELS = torch.tensor([1, 0, EMPTY_SLOT, 0])
+
+    def test_are_sums_over_what_is_labelled(self):
+        losses = losses_of(self.LOGITS, self.LABELS, self.LOGITS[:2], self.LABELS[:2])
+        assert losses.mlm_loss.item() == pytest.approx(math.log(4 / 3) + math.log(4) + math.log(2))
+        assert losses.nsp_loss.item() == pytest.approx(math.log(4 / 3) + math.log(4))
+        assert losses.mlm_correct.item() == 2  # the first, and the tie of the last goes to class 0
+        assert losses.nsp_correct.item() == 1
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_are_float32_whatever_the_logits(self, dtype):
+        torch.manual_seed(0)
+        logits, labels = (4 * torch.randn(300, 1000)).to(dtype), torch.randint(0, 1000, (300,))
+        losses = losses_of(logits, labels, logits[:, :2], labels % 2)
+        assert {x.dtype for x in losses} == {torch.float32}
+        exact = F.cross_entropy(logits.double(), labels, reduction="sum").item()
+        assert losses.mlm_loss.item() == pytest.approx(exact, rel=1e-6)
+
+    def test_an_empty_slot_gets_no_gradient(self):
+        logits = self.LOGITS.clone().requires_grad_()
+        losses_of(logits, self.LABELS, self.LOGITS[:2], self.LABELS[:2]).mlm_loss.backward()
+        assert logits.grad.any(dim=1).tolist() == [True, True, False, True]
+
+
+class TestDropout:
+    def test_follows_the_global_generator_and_only_in_training(self):
+        model = BertForPreTraining(TINY)
+        first, again, other = (loss_and_gradients(model, seed)[0] for seed in (1, 1, 2))
+        assert first == again
+        assert first != other
+        model.eval()
+        assert loss_and_gradients(model, 1)[0] == loss_and_gradients(model, 2)[0]
+
+    @pytest.mark.parametrize("which", ["hidden_dropout_prob", "attention_probs_dropout_prob"])
+    def test_each_probability_counts(self, which):
+        model = BertForPreTraining(tiny(**NO_DROPOUT | {which: 0.5}))
+        assert loss_and_gradients(model, 1)[0] != loss_and_gradients(model, 2)[0]
+
+    def test_zero_is_evaluation(self):
+        model = BertForPreTraining(tiny(**NO_DROPOUT))
+        assert loss_and_gradients(model, 1)[0] == loss_and_gradients(model.eval(), 2)[0]
+
+
+def test_activation_checkpointing_changes_no_bit_of_loss_or_gradients():
+    plain = BertForPreTraining(TINY)
+    checkpointed = BertForPreTraining(tiny(activation_checkpointing=True))
+    loss, gradients = loss_and_gradients(plain)
+    same_loss, same_gradients = loss_and_gradients(checkpointed)
+    assert loss == same_loss
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, same_gradients[name]), name
+
+
+@pytest.mark.parametrize("pre_layer_norm", [False, True])
+def test_layers_are_those_of_torch(pre_layer_norm):
+    """torch.nn.TransformerEncoder, an implementation of its own, has LayerNorm in both places."""
+    config = tiny(pre_layer_norm=pre_layer_norm, **NO_DROPOUT)
+    ours = BertForPreTraining(config).double().bert
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.normal_(0.1, 0.3)
+    layer = nn.TransformerEncoderLayer(
+        24, 3, 40, 0.0, "gelu", layer_norm_eps=1e-12, batch_first=True, norm_first=pre_layer_norm, dtype=torch.float64
+    )
+    theirs = nn.TransformerEncoder(
+        layer, 2, ours.final_norm if pre_layer_norm else None, enable_nested_tensor=False, mask_check=False
+    )
+    modules = {
+        "attention.qkv": "self_attn.in_proj_", "attention.out": "self_attn.out_proj.", "attention_norm": "norm1.",
+        "feed_forward.up": "linear1.", "feed_forward.down": "linear2.", "feed_forward_norm": "norm2.",
+    }  # fmt: skip
+    for here, there in zip(ours.layers, theirs.layers, strict=True):
+        there.load_state_dict(
+            {f"{modules[k.rpartition('.')[0]]}{k.rpartition('.')[2]}": v for k, v in here.state_dict().items()}
+        )
+    ids, types, mask = batch()
+    expected = theirs(ours.embeddings(ids, types), src_key_padding_mask=~mask)
+    torch.testing.assert_close(ours(ids, types, mask)[mask], expected[mask], rtol=0, atol=1e-9)
+
+
+class TestBfloat16:
+    """How DeepSpeed runs it: every parameter in bfloat16, LayerNorm's too."""
+
+    def test_loss_and_gradients_stay_near_float32(self):
+        model = BertForPreTraining(tiny(**NO_DROPOUT)).bfloat16()
+        exact = BertForPreTraining(tiny(**NO_DROPOUT))
+        exact.load_state_dict(model.state_dict())
+        loss, gradients = loss_and_gradients(model)
+        exact_loss, exact_gradients = loss_and_gradients(exact)
+        assert loss.dtype == torch.float32
+        assert loss.item() == pytest.approx(exact_loss.item(), rel=2e-3)
+        assert {gradient.dtype for gradient in gradients.values()} == {torch.bfloat16}
+        gradient, exact_gradient = (
+            torch.cat([g.flatten().double() for g in each.values()]) for each in (gradients, exact_gradients)
+        )
+        assert (gradient - exact_gradient).norm() < 0.01 * exact_gradient.norm()
+
+    def test_layer_norm_takes_its_statistics_in_float32(self):
+        """In bfloat16, the mean of 1024 numbers near 100 would be off by more than their spread."""
+        torch.manual_seed(0)
+        x = (100 + torch.randn(4, 1024)).bfloat16()
+        norm = nn.LayerNorm(1024, eps=1e-12).bfloat16()
+        exact = F.layer_norm(x.double(), (1024,), eps=1e-12)
+        torch.testing.assert_close(norm(x).double(), exact, rtol=2**-8, atol=1e-3)  # only the result is rounded

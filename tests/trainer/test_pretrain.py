@@ -1,0 +1,205 @@
+"""The trainer as its users meet it: outcomes, messages and what stands in the run directory."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+from transformers import BertForPreTraining as TheirBert
+
+from preprocessing.schema import MANIFEST
+from tests.ranks import run_ranks
+from tests.trainer.conftest import TINY
+from tests.trainer.rank_tasks import run_pretrain, run_pretrain_and_signal
+from tests.trainer.shard_factory import write_shards
+from trainer.checkpoint import read_lines
+
+
+@pytest.fixture
+def call(recipe, shards, deepspeed_config, tmp_path):
+    """Run the trainer; returns the exit codes of its ranks and what they printed."""
+
+    def run(*settings, world=1, task=run_pretrain, **replaced):
+        arguments = {"config": recipe, "deepspeed_config": deepspeed_config(), "shards": shards,
+                     "output": tmp_path / "run", **replaced}  # fmt: skip
+        log = tmp_path / "log"
+        log.unlink(missing_ok=True)
+        flags = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
+        return run_ranks(world, task, [*flags, *settings], log=log), log.read_text()
+
+    return run
+
+
+def test_a_run_directory_has_all_that_a_reader_needs(call, shards, tmp_path):
+    codes, log = call(world=2)
+    assert codes == [0, 0]
+    run = tmp_path / "run"
+    assert (run / "outcome").read_text() == "done\n"
+    assert (run / "manifest.json").read_text() == (shards / MANIFEST).read_text()
+    assert json.loads((run / "code.json").read_text())["version"]
+    lines = list(read_lines(run / "metrics.jsonl"))
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert [line["samples"] for line in lines] == list(range(8, 65, 8))
+    assert {"loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "grad_norm",
+            "tokens_per_second", "tflops", "padding", "data_seconds", "compute_seconds"} < set(lines[0])  # fmt: skip
+    assert all(line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"]) for line in lines)
+    assert [line["step"] for line in read_lines(run / "validation.jsonl")] == [4, 8]
+    state = json.loads((run / "checkpoints" / "step-000008" / "run_state.json").read_text())
+    assert (state["step"], state["samples"], state["world_size"], state["threads"]) == (8, 64, 2, 1)
+    assert sorted(path.name for path in (run / "exports").iterdir()) == ["step-000004", "step-000008"]
+    for words in ("22,594 parameters", "step 2/8: loss", "to go", "held out: loss"):
+        assert words in log
+
+
+def test_the_export_is_a_bert_of_transformers(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    call(world=2)
+    export = tmp_path / "run" / "exports" / "step-000008"
+    model, report = TheirBert.from_pretrained(export, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    tokenizer = AutoTokenizer.from_pretrained(export)
+    logits = model.eval()(**tokenizer("word1 word2 [MASK]", return_tensors="pt")).prediction_logits
+    assert logits.shape[-1] == 64
+    assert torch.isfinite(logits).all()
+    lineage = json.loads((export / "lineage.json").read_text())
+    assert lineage["step"] == 8
+    assert len(lineage["manifest_blake2b"]) == 32
+
+
+def test_the_same_command_again_does_nothing_when_the_run_is_done(call, tmp_path):
+    call()
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    codes, log = call()
+    assert codes == [0]
+    assert "done already, 8 steps" in log
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(call, tmp_path):
+    """One rank is told; all agree, finish the step and write. The same command then gives the uninterrupted curve."""
+    codes, _ = call(world=2, task=run_pretrain_and_signal)
+    run = tmp_path / "run"
+    assert codes == [0, 0]
+    assert (run / "outcome").read_text() == "requeue\n"
+    stopped_at = [line["step"] for line in read_lines(run / "metrics.jsonl")][-1]
+    assert 0 < stopped_at < 8
+    assert (run / "checkpoints" / "latest").read_text() == f"step-{stopped_at:06d}\n"
+    assert call(world=2)[0] == [0, 0]
+    call(world=2, output=tmp_path / "whole")
+    keys = ("step", "loss", "grad_norm")
+    curves = [[[line[key] for key in keys] for line in read_lines(path / "metrics.jsonl")] for path in (run, tmp_path / "whole")]
+    assert curves[0] == curves[1]
+
+
+def test_two_phases_in_one_command_and_a_resume_in_the_second(call, tmp_path):
+    shards = write_shards(tmp_path / "shards", sequence_lengths=(16, 32))
+    recipe = tmp_path / "two.toml"
+    recipe.write_text(
+        TINY.replace("sequence_length = 32\nsteps = 8", "sequence_length = 16\nsteps = 5").replace(
+            "[checkpoint]",
+            "[[phases]]\nsequence_length = 32\nsteps = 4\nglobal_batch_size = 4\nmicro_batch_size = 2\n"
+            "max_predictions = 4\n\n[checkpoint]",
+        ),
+        encoding="utf-8",
+    )
+    assert call(config=recipe, shards=shards, world=2)[0] == [0, 0]
+    halves = tmp_path / "halves"
+    for settings in (["train.max_steps=7"], []):
+        assert call(*settings, config=recipe, shards=shards, output=halves, world=2)[0] == [0, 0]
+    whole, resumed = ([(line["step"], line["samples"], line["loss"]) for line in read_lines(path / "metrics.jsonl")]
+                      for path in (tmp_path / "run", halves))  # fmt: skip
+    assert whole == resumed
+    assert [samples for _, samples, _ in whole] == [8, 16, 24, 32, 40, 44, 48, 52, 56]
+
+
+def damaged_shards(shards, tmp_path):
+    copy = tmp_path / "damaged"
+    shutil.copytree(shards, copy)
+    return copy
+
+
+BAD_INPUT = {
+    "no such shards": (lambda s, t: {"shards": t / "nowhere"}, [], r"nowhere: no such directory; make shards with"),
+    "shards without a manifest": (
+        lambda s, t: {"shards": (damaged := damaged_shards(s, t), (damaged / MANIFEST).unlink())[0]},
+        [],
+        "no manifest.json, so its shards are not complete",
+    ),
+    "a shard that is cut off": (
+        lambda s, t: {"shards": (damaged := damaged_shards(s, t), _cut(damaged / "shard-00000-of-00003.arrow"))[0]},
+        [],
+        "shard-00000-of-00003.arrow: 100 bytes where the manifest says",
+    ),
+    "another vocabulary than the model's": (
+        lambda s, t: {},
+        ["model.vocab_size=100"],
+        "made with a vocabulary of 64 entries, but model.vocab_size is 100; set model.vocab_size=64",
+    ),
+    "an unknown setting": (lambda s, t: {}, ["model.hiden_size=3"], "unknown setting model.hiden_size; did you mean"),
+    "a recipe that is not there": (lambda s, t: {"config": t / "x.toml"}, [], "x.toml: can't read the recipe"),
+    "a global batch that the ranks can't divide": (
+        lambda s, t: {},
+        ["phases.0.micro_batch_size=3"],
+        "global batch of 8 can't be cut into micro-batches of 3 for 1 ranks: it must be a multiple of 3",
+    ),
+    "a length that the shards do not have": (
+        lambda s, t: {},
+        ["phases.0.sequence_length=16"],
+        "no pairs for sequence length 16, only for [32]; make the shards with --sequence-lengths 16",
+    ),
+    "an output that holds something else": (
+        lambda s, t: {"output": ((t / "other").mkdir(), (t / "other" / "file").touch(), t / "other")[2]},
+        [],
+        "other: holds something that is not a run; choose another --output",
+    ),
+}
+
+
+def _cut(path):
+    path.write_bytes(path.read_bytes()[:100])
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_gets_one_line_and_exit_code_2_and_leaves_nothing(call, shards, tmp_path, case):
+    replaced, settings, message = BAD_INPUT[case]
+    replaced = replaced(shards, tmp_path)
+    codes, log = call(*settings, **replaced)
+    assert codes == [2]
+    errors = [line for line in log.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert "Traceback" not in log
+    output = replaced.get("output", tmp_path / "run")
+    assert not output.exists() or [path.name for path in output.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "world", "changes", "message"),
+    [
+        (["schedule.peak=0.5"], 1, {}, "started with other settings (schedule.peak: 0.01 -> 0.5)"),
+        ([], 2, {}, "written by 1 rank(s), this is 2"),
+        ([], 1, {"zero_optimization": {"stage": 1}}, "the run was started with zero_optimization"),
+    ],
+)
+def test_a_run_is_not_gone_on_with_as_another(call, deepspeed_config, settings, world, changes, message):
+    assert call("train.max_steps=4")[0] == [0]
+    codes, log = call(*settings, world=world, deepspeed_config=deepspeed_config(**changes))
+    assert codes == [2] * world
+    assert message in log
+
+
+def test_a_run_is_not_gone_on_with_on_other_shards(call, tmp_path):
+    assert call("train.max_steps=4")[0] == [0]
+    codes, log = call(shards=write_shards(tmp_path / "others", seed=1))
+    assert codes == [2]
+    assert "started with other shards" in log
+
+
+def test_a_loss_that_is_no_number_ends_the_run_as_failed(call, tmp_path):
+    """A learning rate of 1e38 drives the weights to infinity in a few steps."""
+    codes, log = call("schedule.peak=1e38", "schedule.warmup_steps=0", "optimizer.max_gradient_norm=0", "checkpoint.every=1")
+    assert codes == [1]
+    assert "error: step" in log
+    assert (tmp_path / "run" / "outcome").read_text() == "failed\n"
