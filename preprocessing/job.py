@@ -239,8 +239,8 @@ def inspect(output: str, description: dict[str, Any]) -> State:
         JobError: another job's output, or files that no job of ours wrote.
     """
     present = files.names_below(output)
-    if not present:
-        return "new"
+    if all(_WORK_FILE.fullmatch(name) for name in present):
+        return "new"  # nothing, or what is left of a command that was killed before it could write its job.json
     advice = "use --overwrite to replace it, or another directory"
     old = _read_job(output) if JOB in present else None
     finished = MANIFEST in present

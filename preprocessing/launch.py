@@ -75,6 +75,7 @@ def begin(job: Job, inputs: Sequence[Input], vocabulary: Sequence[str], overwrit
         return state
     try:
         if state == "new":
+            jobs.clear_work(job.output)
             text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
             files.write_text(files.join(job.output, jobs.JOB), text, job.work)
         files.write_text(job.vocabulary_file, "\n".join(vocabulary) + "\n", job.work)

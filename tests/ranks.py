@@ -1,7 +1,7 @@
 """Real DeepSpeed ranks without the price of a launch.
 
-A launch through `deepspeed` costs some 20 s of imports. Here a fork server imports everything once per test session, and
-each rank is a fork of it with the environment that a launcher would give.
+A launch through `deepspeed` costs some 20 s of imports. Here a fork server imports everything once per test session,
+and each rank is a fork of it with the environment that a launcher would give.
 """
 
 from __future__ import annotations
@@ -56,7 +56,13 @@ def _result(rank: int, pipe: Connection) -> Any:
 
 
 def _rank(
-    rank: int, world: int, port: int, pipe: Connection, log: Path | None, task: Callable[..., Any], arguments: tuple[Any, ...]
+    rank: int,
+    world: int,
+    port: int,
+    pipe: Connection,
+    log: Path | None,
+    task: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world),

@@ -80,7 +80,7 @@ class CheckpointConfig:
     Attributes:
         every: steps between checkpoints; one is written at the end in any case.
         keep: how many checkpoints stay; 0 keeps all.
-        keep_exports: how many Hugging Face directories stay, one of which is written with every checkpoint; 0 keeps all.
+        keep_exports: how many exports stay, one of which is written with every checkpoint; 0 keeps all.
     """
 
     every: int = 1000
@@ -144,6 +144,10 @@ class Recipe:
     def __post_init__(self) -> None:
         if not self.phases:
             raise ValueError("a recipe needs at least one [[phases]]")
+        if self.model.pre_layer_norm:
+            raise ValueError(
+                "model.pre_layer_norm: Hugging Face's BERT, and so an export, can't represent it; leave it off"
+            )
         longest = max(phase.sequence_length for phase in self.phases)
         if longest > self.model.max_position_embeddings:
             raise ValueError(
@@ -337,8 +341,8 @@ def accumulation_steps(phase: Phase, world: int) -> int:
     at_once = phase.micro_batch_size * world
     if phase.global_batch_size % at_once:
         raise ConfigError(
-            f"a global batch of {phase.global_batch_size} can't be cut into micro-batches of {phase.micro_batch_size} for "
-            f"{world} ranks: it must be a multiple of {at_once}; change global_batch_size or micro_batch_size of the "
-            "phase, or the number of ranks"
+            f"a global batch of {phase.global_batch_size} can't be cut into micro-batches of {phase.micro_batch_size} "
+            f"for {world} ranks: it must be a multiple of {at_once}; change global_batch_size or micro_batch_size of "
+            "the phase, or the number of ranks"
         )
     return phase.global_batch_size // at_once

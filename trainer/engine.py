@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import math
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,11 +63,12 @@ def join_world(threads: int) -> World:
     Args:
         threads: CPU threads; 0 divides the machine's cores by the ranks on it, unless OMP_NUM_THREADS says otherwise.
     """
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    _silence_deepspeed()
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or os.environ["WORLD_SIZE"])
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads or int(os.environ.get("OMP_NUM_THREADS") or max(1, cores // local_ranks)))
-    deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
+    with contextlib.redirect_stdout(io.StringIO()):  # "... built successfully", on every rank and every start
+        deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
     device = torch.device(get_accelerator().current_device_name())
     return World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
 
@@ -184,10 +188,12 @@ class Engine:
             int(lengths.sum()),
             sum(batch.input_ids.numel() for batch in batches),
             flops,
-            stop,
+            float(stop),
         ]
-        *counts, flops, stopping = self._world.sum([float(value) for value in mine])
-        return GlobalCounts(*(int(count) for count in counts), flops=flops, stop=stopping > 0)
+        predictions, samples, micro_batches, tokens, slots, flops, stopping = self._world.sum(mine)
+        return GlobalCounts(
+            int(predictions), int(samples), int(micro_batches), int(tokens), int(slots), flops, stop=stopping > 0
+        )
 
     def full_precision_state(self) -> dict[str, Tensor] | None:
         """The float32 weights by name on the first rank, None on the others. All ranks must call it."""
@@ -222,7 +228,8 @@ class Engine:
         """Clip, step and clear; returns the norm of the gradients before they were clipped."""
         norm: Tensor | None = None
         if not self._engine.zero_optimization():  # then DeepSpeed keeps no norm, and the gradients are whole
-            norm = torch.nn.utils.get_total_norm([p.grad for p in self._engine.module.parameters() if p.grad is not None])
+            gradients = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients)
         self._engine.step()
         return float(self._engine.get_global_grad_norm() if norm is None else norm)
 
@@ -249,6 +256,14 @@ def _means(sums: Sequence[float], predictions: float, samples: float) -> dict[st
         "mlm_accuracy": mlm_correct / predictions,
         "nsp_accuracy": nsp_correct / samples,
     }
+
+
+def _silence_deepspeed() -> None:
+    """Leave out what is no news: which optimizer is ours, and what DeepSpeed itself calls by an old name."""
+    log = logging.getLogger("DeepSpeed")
+    log.setLevel(logging.WARNING)
+    log.addFilter(lambda record: "untested optimizer" not in record.getMessage())
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
 
 
 def _combine(key: tuple[int, int]) -> int:

@@ -49,7 +49,7 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
         if isinstance(module, torch.nn.LayerNorm) or name.endswith("bias")
     }
     parameters = list(model.parameters())  # a tied parameter comes once
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if id(p) not in undecayed], "weight_decay": weight_decay},
         {"params": [p for p in parameters if id(p) in undecayed], "weight_decay": 0.0},
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
+from numpy.typing import NDArray
 
 _ROUNDS = 10
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -24,7 +25,7 @@ def derive_key(*parts: int | str) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
-def philox4x32(key: tuple[int, int], counter: tuple[np.ndarray, ...]) -> np.ndarray:
+def philox4x32(key: tuple[int, int], counter: tuple[np.ndarray | np.uint64, ...]) -> np.ndarray:
     """Random words for an array of counters.
 
     Args:
@@ -99,7 +100,7 @@ def _feistel(values: np.ndarray, half: np.uint64, key: tuple[int, int]) -> np.nd
     return (left << half) | right
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finalizer of SplitMix64 (Steele et al., 2014): every input bit reaches every output bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

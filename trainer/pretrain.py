@@ -51,7 +51,7 @@ _log = logging.getLogger("pretrain")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train or go on training; the exit code is 0, 2 for a mistake in what was asked for, 1 for a loss that is no number."""
+    """Train or go on training; exits with 2 for a mistake in what was asked for, 1 for a loss that is no number."""
     arguments = _parse(argv)
     first = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(level=logging.INFO if first else logging.ERROR, format="%(message)s", force=True)

@@ -35,4 +35,4 @@ def learning_rate(step: int, total_steps: int, config: ScheduleConfig) -> float:
         return config.peak * step / config.warmup_steps
     origin = config.warmup_steps if config.decay_from == "warmup" else 0
     left = (total_steps - step) / max(1, total_steps - origin)
-    return config.peak * max(0.0, left) ** config.power
+    return float(config.peak * max(0.0, left) ** config.power)

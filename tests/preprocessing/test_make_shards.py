@@ -188,6 +188,15 @@ def test_an_interrupted_job_goes_on(make: Maker, books: Path, tmp_path: Path, on
     assert not (output / ".work").exists()
 
 
+def test_a_command_killed_before_its_first_file_is_begun_anew(make: Maker, books: Path, tmp_path: Path) -> None:
+    work = tmp_path / "out" / ".work"
+    work.mkdir(parents=True)
+    (work / "tmp-0123").write_text("half a job.json")
+    (work / "tokens-00000.json").write_text("of nobody knows which job")
+    make(tmp_path / "out", "--books", books / "*.txt")
+    assert ShardDirectory(tmp_path / "out").manifest.statistics["documents"]["in_shards"] == 12
+
+
 def test_another_jobs_output_is_refused_and_replaced_when_asked(make: Maker, books: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     make(output, "--books", books / "*.txt", "--num-shards", 2)

@@ -67,7 +67,9 @@ def _write_shard(
         "tokens": documents,
         "sentence_ends": [[len(document) // 2, len(document)] for document in documents],
         **{
-            f"pairs_{length}": [[_pair(row, documents, length, i, rng) for i in range(pairs_per_row)] for row in range(rows)]
+            f"pairs_{length}": [
+                [_pair(row, documents, length, i, rng) for i in range(pairs_per_row)] for row in range(rows)
+            ]
             for length in sequence_lengths
         },
     }
@@ -86,7 +88,9 @@ def _write_shard(
     )
 
 
-def _pair(row: int, documents: list[list[int]], length: int, duplicate: int, rng: np.random.Generator) -> dict[str, object]:
+def _pair(
+    row: int, documents: list[list[int]], length: int, duplicate: int, rng: np.random.Generator
+) -> dict[str, object]:
     """Two spans that fill at most ``length`` with their special tokens; the second is the first's sequel or not."""
     longest = (length - 3) // 2
     a_begin = int(rng.integers(0, 10))

@@ -17,7 +17,7 @@ RECIPES = ROOT / "trainer" / "recipes"
 
 
 def test_the_paper_s_recipes():
-    """Devlin et al. (2019), section 3 and appendix A.2: 1 M steps of 256 sequences, 90 % at 128 tokens, 1e-4, 10 k warm-up."""
+    """Devlin et al. (2019), appendix A.2: 1 M steps of 256 sequences, 90 % of them at 128 tokens, warm-up 10 k."""
     large, base = load_recipe(RECIPES / "bert_large.toml"), load_recipe(RECIPES / "bert_base.toml")
     assert parameter_count(large.model) == 336_226_108
     assert parameter_count(base.model) == 110_106_428
@@ -30,7 +30,12 @@ def test_the_paper_s_recipes():
         optimizer, schedule = recipe.optimizer, recipe.schedule
         assert (optimizer.name, optimizer.beta1, optimizer.beta2, optimizer.eps) == ("bert_adam", 0.9, 0.999, 1e-6)
         assert (optimizer.weight_decay, optimizer.max_gradient_norm) == (0.01, 1.0)
-        assert (schedule.peak, schedule.warmup_steps, schedule.power, schedule.decay_from) == (1e-4, 10_000, 1.0, "start")
+        assert (schedule.peak, schedule.warmup_steps, schedule.power, schedule.decay_from) == (
+            1e-4,
+            10_000,
+            1.0,
+            "start",
+        )
         assert (recipe.masking.probability, recipe.masking.mask, recipe.masking.random) == (0.15, 0.8, 0.1)
         assert (recipe.model.hidden_dropout_prob, recipe.model.attention_probs_dropout_prob) == (0.1, 0.1)
         assert recipe.model.layer_norm_eps == 1e-12
@@ -64,6 +69,7 @@ def test_overrides(recipe):
         ("schedule.peak.x=1", "schedule.peak is a value"),
         ("train.seed=abc", r"train\.seed: .*integer"),
         ("model.num_attention_heads=3", r"model: .*heads"),
+        ("model.pre_layer_norm=true", r"pre_layer_norm: Hugging Face"),
         ("phases.0.steps=0", r"phases\.0: steps must be positive"),
         ("phases.0.sequence_length=64", "max_position_embeddings"),
         ("optimizer.name=sgd", r"optimizer\.name: .*'bert_adam'"),

@@ -26,7 +26,13 @@ LENGTH = 32
 
 def stream(path, split="train", seed=1, **data):
     return SampleStream(
-        ShardDirectory(path), split, LENGTH, seed=seed, max_predictions=4, masking=MaskingConfig(), data=DataConfig(**data)
+        ShardDirectory(path),
+        split,
+        LENGTH,
+        seed=seed,
+        max_predictions=4,
+        masking=MaskingConfig(),
+        data=DataConfig(**data),
     )
 
 
@@ -110,9 +116,7 @@ def test_ranks_and_workers_together_see_every_index_once(shards, world, workers)
 def test_every_world_size_gives_the_same_global_batches_and_masks(shards):
     def micro_batches(world, step):
         ranks = [steps_of(shards, rank, world) for rank in range(world)]
-        return {
-            steps.micro_batch_index(i): batch for steps in ranks for i, batch in enumerate(steps[step])
-        }
+        return {steps.micro_batch_index(i): batch for steps in ranks for i, batch in enumerate(steps[step])}
 
     for step in (0, 3, 11):
         alone = micro_batches(1, step)
@@ -167,7 +171,9 @@ def test_evaluation_predicts_every_sample_once_and_gives_all_ranks_as_many_batch
 
 def test_a_length_that_the_shards_were_not_made_for(shards):
     with pytest.raises(ShardError, match=r"sequence length 64.*--sequence-lengths 64"):
-        SampleStream(ShardDirectory(shards), "train", 64, seed=1, max_predictions=4, masking=MaskingConfig(), data=DataConfig())
+        SampleStream(
+            ShardDirectory(shards), "train", 64, seed=1, max_predictions=4, masking=MaskingConfig(), data=DataConfig()
+        )
 
 
 def test_a_pair_that_reaches_beyond_its_document_is_not_read(tmp_path):

@@ -42,8 +42,15 @@ def plain_loop(recipe, shards):
     """The same model, batches and optimizer without DeepSpeed: losses of 8 steps and the final weights."""
     settings = load_recipe(recipe, [*NO_DROPOUT, "optimizer.name=adamw"])
     phase = settings.phases[0]
-    stream = SampleStream(ShardDirectory(shards), "train", phase.sequence_length, seed=settings.train.seed,
-                          max_predictions=phase.max_predictions, masking=settings.masking, data=settings.data)  # fmt: skip
+    stream = SampleStream(
+        ShardDirectory(shards),
+        "train",
+        phase.sequence_length,
+        seed=settings.train.seed,
+        max_predictions=phase.max_predictions,
+        masking=settings.masking,
+        data=settings.data,
+    )
     model = BertForPreTraining(settings.model, seed=settings.train.seed)
     undecayed = [p for name, p in model.named_parameters() if name.endswith("bias") or "norm" in name]
     decayed = [p for p in model.parameters() if all(p is not q for q in undecayed)]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from trainer.masking import MaskingConfig, mask_tokens
+from trainer.masking import STANDARD, MaskingConfig, mask_tokens
 
 CLS, SEP, MASK, VOCAB = 2, 3, 4, 1000
 
@@ -17,7 +17,7 @@ def batch(lengths, width):
     return tokens, maskable, np.asarray(lengths)
 
 
-def mask(lengths, width, indices=None, seed=1, max_predictions=20, config=MaskingConfig()):
+def mask(lengths, width, indices=None, seed=1, max_predictions=20, config=STANDARD):
     tokens, maskable, lengths = batch(lengths, width)
     indices = np.arange(len(lengths)) if indices is None else indices
     masked = mask_tokens(
@@ -74,7 +74,7 @@ def test_nothing_to_mask_is_no_prediction():
 
 
 def test_shares_over_many_samples():
-    tokens, _, masked = mask([128] * 4000, 128)
+    _, _, masked = mask([128] * 4000, 128)
     chosen = masked.tokens.reshape(-1)[masked.positions]
     n = len(chosen)
     assert n == 4000 * 19
@@ -95,7 +95,9 @@ def test_every_place_is_chosen_equally_often():
     assert ((counts - expected) ** 2 / expected).sum() < 187  # 0.1 % point, 124 degrees of freedom
 
 
-@pytest.mark.parametrize("shares", [{"mask": 1.0, "random": 0.0}, {"mask": 0.0, "random": 0.0}, {"mask": 0.0, "random": 1.0}])
+@pytest.mark.parametrize(
+    "shares", [{"mask": 1.0, "random": 0.0}, {"mask": 0.0, "random": 0.0}, {"mask": 0.0, "random": 1.0}]
+)
 def test_other_shares(shares):
     _, _, masked = mask([128] * 50, 128, config=MaskingConfig(**shares))
     chosen = masked.tokens.reshape(-1)[masked.positions]
@@ -103,7 +105,9 @@ def test_other_shares(shares):
     assert (chosen == masked.labels).all() == (sum(shares.values()) == 0.0)
 
 
-@pytest.mark.parametrize("bad", [{"probability": 0.0}, {"probability": 1.0}, {"mask": 0.9, "random": 0.2}, {"random": -0.1}])
+@pytest.mark.parametrize(
+    "bad", [{"probability": 0.0}, {"probability": 1.0}, {"mask": 0.9, "random": 0.2}, {"random": -0.1}]
+)
 def test_impossible_rates_are_refused(bad):
     with pytest.raises(ValueError, match="masking"):
         MaskingConfig(**bad)

@@ -89,7 +89,10 @@ def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(call, tmp_path):
     assert call(world=2)[0] == [0, 0]
     call(world=2, output=tmp_path / "whole")
     keys = ("step", "loss", "grad_norm")
-    curves = [[[line[key] for key in keys] for line in read_lines(path / "metrics.jsonl")] for path in (run, tmp_path / "whole")]
+    curves = [
+        [[line[key] for key in keys] for line in read_lines(path / "metrics.jsonl")]
+        for path in (run, tmp_path / "whole")
+    ]
     assert curves[0] == curves[1]
 
 
@@ -199,7 +202,9 @@ def test_a_run_is_not_gone_on_with_on_other_shards(call, tmp_path):
 
 def test_a_loss_that_is_no_number_ends_the_run_as_failed(call, tmp_path):
     """A learning rate of 1e38 drives the weights to infinity in a few steps."""
-    codes, log = call("schedule.peak=1e38", "schedule.warmup_steps=0", "optimizer.max_gradient_norm=0", "checkpoint.every=1")
+    codes, log = call(
+        "schedule.peak=1e38", "schedule.warmup_steps=0", "optimizer.max_gradient_norm=0", "checkpoint.every=1"
+    )
     assert codes == [1]
     assert "error: step" in log
     assert (tmp_path / "run" / "outcome").read_text() == "failed\n"

@@ -1,0 +1,81 @@
+# The commands a newcomer needs:
+#   make demo          from a Wikipedia dump to an evaluated BERT, five minutes on two cores
+#   make test          lint, types, import contracts and tests; make lint is its first part
+#   make test-cluster  slow proofs: kills, and real Flink, SLURM and Kubernetes where they are at hand
+#   make bench         the benchmarks behind the claims in docs/
+# Everything is installed into .venv, which `make venv` makes by itself.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+DEMO := demo
+
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+# DeepSpeed compiles a helper for CPU ranks once; within .venv it belongs to this torch and no other.
+export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
+
+.PHONY: venv demo test test-cluster lint bench clean
+.DELETE_ON_ERROR:
+
+venv: $(VENV)/.dev
+
+# .venv/.demo and .venv/.dev: the project with that extra is installed. uv takes seconds where pip takes minutes; where uv
+# can't reach the package index that pip is set up for, pip does it.
+$(VENV)/.%: pyproject.toml
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	uv pip install --quiet --compile-bytecode -e '.[$*]' || $(VENV)/bin/python -m pip install --quiet -e '.[$*]'
+	DS_ACCELERATOR=cpu python -c 'from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as B; B().load(verbose=False)'
+	touch $@
+
+# ---- demo -----------------------------------------------------------------------------------------------------------
+# Each file is made by the command that a user would type, and is not made again while it is there.
+
+DUMP = $(shell $(VENV)/bin/python -c "from importlib.resources import files; \
+	print(next(f for f in (files('gensim') / 'test/test_data').iterdir() if 'enwiki-latest-pages-articles1' in f.name))")
+EXPORT = $(lastword $(sort $(wildcard $(DEMO)/runs/demo/exports/step-*)))
+
+demo: $(DEMO)/report/report.md
+	@echo
+	@echo "Results:  $(DEMO)/results/results.json, $(DEMO)/report/report.md with the loss curve $(DEMO)/report/loss.png"
+	@echo "Model:    $(EXPORT) (load it with transformers' BertForPreTraining.from_pretrained)"
+	@echo "MLflow:   $(VENV)/bin/mlflow ui --backend-store-uri sqlite:///$(DEMO)/runs/mlflow.db, then open http://127.0.0.1:5000"
+
+$(DEMO)/vocab.txt: | $(VENV)/.demo
+	python -m preprocessing.train_vocab --wikipedia $(DUMP) --size 8192 --output $@
+
+$(DEMO)/shards/manifest.json: $(DEMO)/vocab.txt
+	beam run preprocessing/make_shards.py --wikipedia $(DUMP) --vocab $< --sequence-lengths 128 --duplicates 5 \
+		--validation-fraction 0.05 --seed 1 --output $(@D)
+
+# Two ranks on the CPU, on a machine with GPUs too.
+$(DEMO)/runs/demo/outcome: $(DEMO)/shards/manifest.json
+	DS_ACCELERATOR=cpu deepspeed --quiet --num_accelerators 2 trainer/pretrain.py \
+		--config trainer/recipes/demo.toml --deepspeed_config ds_config.json --shards $(<D) --output $(@D)
+
+$(DEMO)/results/results.json: $(DEMO)/runs/demo/outcome
+	python -m eval.run --checkpoint $(EXPORT) --tasks mlm,nsp,fill_mask --shards $(DEMO)/shards --output $(@D)
+
+$(DEMO)/report/report.md: $(DEMO)/results/results.json
+	python -m eval.report $(DEMO)/runs/demo --results $< --output $(@D)
+
+# ---- tests ----------------------------------------------------------------------------------------------------------
+
+lint: $(VENV)/.dev
+	ruff check .
+	ruff format --check .
+	mypy
+	lint-imports
+
+test: lint
+	pytest -m "not (slow or flink or slurm or kubernetes)"
+
+test-cluster: $(VENV)/.dev
+	pytest -m "slow or flink or slurm or kubernetes"
+
+bench: $(VENV)/.dev
+	for script in benchmarks/*.py; do echo "== $$script"; python $$script; done
+
+clean:
+	rm -rf $(VENV) $(DEMO) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
