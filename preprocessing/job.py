@@ -18,6 +18,7 @@ from importlib.metadata import version
 from typing import Any, Literal, NamedTuple
 
 from preprocessing import files
+from preprocessing.encoder import Engine
 from preprocessing.options import Options
 from preprocessing.schema import FORMAT_VERSION, MANIFEST, TOKENIZER, Manifest, ShardError, Vocabulary, token_type
 from preprocessing.shards import Layout
@@ -69,6 +70,7 @@ class Job:
         vocabulary: the vocabulary's identity; its copy is ``vocabulary_file``.
         layout: where documents go.
         units: how many units the first pass reads.
+        encoder: which engine makes the ids; they are the same ids, so another one may go on with the job.
     """
 
     output: str
@@ -76,6 +78,7 @@ class Job:
     vocabulary: Vocabulary
     layout: Layout
     units: int
+    encoder: Engine = "auto"
 
     @property
     def work(self) -> str:

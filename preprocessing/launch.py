@@ -20,6 +20,7 @@ from apache_beam.runners.portability.fn_api_runner import worker_handlers
 
 from preprocessing import files
 from preprocessing import job as jobs
+from preprocessing.encoder import available_engine
 from preprocessing.job import Input, Job
 from preprocessing.options import Arguments
 from preprocessing.schema import MANIFEST, Manifest, ShardDirectory, Vocabulary
@@ -39,7 +40,9 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
     Raises:
         SourceError: inputs that are not there.
         VocabularyError: a vocabulary that can't be used.
+        EncoderError: an encoder that is not installed.
     """
+    available_engine(arguments.encoder)
     tokens = load_vocabulary(arguments.vocabulary)
     inputs = jobs.find_inputs(arguments.inputs)
     content = tokenizer_files(tokens, arguments.options.lowercase)["vocab.txt"]
@@ -50,6 +53,7 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
         vocabulary=Vocabulary(len(tokens), digest, arguments.options.lowercase),
         layout=jobs.choose_layout(inputs, arguments.options, len(tokens)),
         units=len(jobs.group_units(inputs)),
+        encoder=arguments.encoder,
     )
     return job, inputs, tokens
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from preprocessing import launch, options
+from preprocessing.encoder import EncoderError
 from preprocessing.files import absolute
 from preprocessing.job import JobError
 from preprocessing.schema import ShardError
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command: errors of the user's in one line, exit code 2."""
     try:
         run(sys.argv[1:] if argv is None else argv)
-    except (JobError, ShardError, ShardingError, SourceError, VocabularyError) as error:
+    except (EncoderError, JobError, ShardError, ShardingError, SourceError, VocabularyError) as error:
         print(f"make_shards: error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from preprocessing.encoder import Engine
 from preprocessing.shards import PairOptions
 
 # Ours alone: the runners that work inside this process (and its worker processes).
@@ -51,6 +52,7 @@ class Arguments:
     vocabulary: str
     output: str
     overwrite: bool
+    encoder: Engine
     options: Options
     beam: list[str]  # options for Beam, the runner among them
 
@@ -137,6 +139,13 @@ def parser() -> OneLineParser:
         metavar="N",
         help="pass over shorter documents (default: %(default)s, which passes over empty ones)",
     )
+    tokens.add_argument(
+        "--encoder",
+        choices=["auto", "nanotoken", "words"],
+        default="auto",
+        help="what makes the ids: nanotoken, or words and their ids remembered; both give the ids of `tokenizers`, "
+        "which is checked (default: nanotoken where it is installed)",
+    )
     pairs = parser.add_argument_group("pairs")
     pairs.add_argument(
         "--sequence-lengths",
@@ -219,7 +228,8 @@ def parse(argv: Sequence[str]) -> Arguments:
         min_tokens=found.min_tokens,
         num_shards=found.num_shards,
     )
-    return Arguments(inputs, found.vocab, found.output, found.overwrite, options, _beam_options(ours, rest))
+    beam = _beam_options(ours, rest)
+    return Arguments(inputs, found.vocab, found.output, found.overwrite, found.encoder, options, beam)
 
 
 def _beam_options(ours: OneLineParser, rest: list[str]) -> list[str]:

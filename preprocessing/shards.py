@@ -1,7 +1,8 @@
 """What happens to documents between the tokenizer and a shard's file; pure, on Arrow tables.
 
 First pass: documents of one input are laid out in record batches ordered by target shard (TokenBuffer), and only
-spans (file, batch, rows) travel on. Second pass: the rows that belong to one shard become the shard (build_shard).
+spans (unit, batch, rows) travel on, while records of documents and of long lines wait to be compared (dedup). Second
+pass: the rows that belong to one shard, less what is repeated elsewhere, become the shard (build_shard).
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from preprocessing.fingerprints import LINE, PERMUTATIONS, Fingerprint, keyed_hash
 from preprocessing.nsp import FIELDS, Negatives, PairRule, Sentences, draw_pairs, random_draws
 from preprocessing.schema import (
     PAIR,
@@ -32,6 +35,16 @@ MIN_ROWS = 2  # a random next sentence comes from another document
 MIN_VALIDATION_CORPUS = 4  # two documents to train on, two to validate with
 MAX_SHARD_TOKENS = (1 << 31) - 1  # Arrow's list offsets are 32 bits
 Counts = Counter[str]  # statistics by "/"-separated name
+LINES = pa.schema([("hash", pa.uint64()), ("row", pa.uint32()), *((name, pa.uint32()) for name in LINE.names[1:])])
+
+
+class Reason(IntEnum):
+    """Why a document of the first pass is in no shard."""
+
+    COLLISION = 1  # there is a newer one of its id
+    DUPLICATE_DOCUMENT = 2
+    NEAR_DUPLICATE = 3
+    REPEATED_LINES = 4  # too little is left without them
 
 
 class ShardingError(ValueError):
@@ -98,13 +111,25 @@ def split_of(shard: str) -> Split:
 
 
 class Span(NamedTuple):
-    """Consecutive rows of one record batch of a file of tokens, all for one shard."""
+    """Consecutive rows of one record batch of a unit's file of tokens, all for one shard."""
 
-    file: str
+    unit: int
     batch: int
     begin: int
     end: int
     tokens: int
+
+    def keys(self) -> np.ndarray:
+        """The rows' names in the files that tell what is dropped; uint64 [rows]."""
+        first = row_key(self.unit, self.batch, self.begin)
+        return np.arange(first, first + self.end - self.begin, dtype=np.uint64)
+
+
+def row_key(unit: int, batch: int, row: int) -> int:
+    """A number for a row of the first pass, ascending with unit, batch and row."""
+    assert batch < 1 << 16
+    assert row < 1 << 24
+    return unit << 40 | batch << 24 | row
 
 
 class Edge(NamedTuple):
@@ -115,25 +140,12 @@ class Edge(NamedTuple):
     span: Span  # this document alone
 
 
-def keep_edges(edges: Iterable[Edge]) -> list[Edge]:
-    """Of some edges those that can matter: the four documents of lowest hash and the two of highest.
-
-    Associative: what is kept of a whole is kept of its parts.
-    """
-    ordered = sorted(set(edges))
-    documents = [list(rows) for _, rows in groupby(ordered, key=lambda edge: edge[:2])]
-    inner = documents[MIN_VALIDATION_CORPUS:-MIN_ROWS]
-    dropped = {edge for rows in inner for edge in rows}
-    return [edge for edge in ordered if edge not in dropped]
-
-
 @dataclass
 class Totals:
     """What the first pass found out, in a form that adds up."""
 
     rows: Counter[str] = field(default_factory=Counter)  # by shard
     tokens: Counter[str] = field(default_factory=Counter)  # by shard
-    edges: list[Edge] = field(default_factory=list)
     counts: Counts = field(default_factory=Counter)
 
     def add(self, other: Totals) -> Totals:
@@ -141,7 +153,6 @@ class Totals:
         self.rows.update(other.rows)
         self.tokens.update(other.tokens)
         self.counts.update(other.counts)
-        self.edges = keep_edges([*self.edges, *other.edges])
         return self
 
     def move(self, span: Span, old: str, new: str) -> None:
@@ -165,11 +176,9 @@ class Part:
     @staticmethod
     def from_json(raw: dict[str, Any]) -> Part:
         """The inverse of to_json."""
-        totals = raw["totals"]
-        edges = [Edge(split_hash, doc_id, Span(*span)) for split_hash, doc_id, span in totals.pop("edges")]
         return Part(
             spans={shard: [Span(*span) for span in spans] for shard, spans in raw["spans"].items()},
-            totals=Totals(edges=edges, **{name: Counter(counts) for name, counts in totals.items()}),
+            totals=Totals(**{name: Counter(counts) for name, counts in raw["totals"].items()}),
         )
 
 
@@ -179,12 +188,31 @@ class EncodedDocument(NamedTuple):
     document: Document  # its text is no longer needed and may be empty
     tokens: np.ndarray  # [tokens]
     sentence_ends: np.ndarray  # int32 [sentences]
+    fingerprint: Fingerprint
 
 
 def tokens_schema(vocab_size: int) -> pa.Schema:
     """The schema of a file of tokens, which lies between the passes."""
-    columns = shard_schema(vocab_size, [])
-    return pa.schema([*columns, pa.field("revision", pa.int64(), nullable=False)])
+    return pa.schema(list(shard_schema(vocab_size, [])))
+
+
+def documents_schema(signatures: bool) -> pa.Schema:
+    """The schema of the records of documents, which lie between the passes.
+
+    Args:
+        signatures: whether near duplicates are looked for.
+    """
+    numbers = {"content": pa.uint64(), "text": pa.uint64(), "split_hash": pa.uint64(), "tokens": pa.uint32()}
+    columns = {"doc_id": pa.string(), "revision": pa.int64()} | numbers
+    return pa.schema(columns | ({"signature": pa.list_(pa.uint32(), PERMUTATIONS)} if signatures else {}))
+
+
+class Batch(NamedTuple):
+    """Some documents of the first pass, in the order of their shards."""
+
+    tokens: pa.RecordBatch  # tokens_schema
+    documents: pa.RecordBatch  # documents_schema
+    lines: pa.RecordBatch  # LINES, by hash
 
 
 def _lists(arrays: Sequence[np.ndarray], value_type: pa.DataType) -> pa.ListArray:
@@ -215,36 +243,61 @@ class TokenBuffer:
         self._waiting.append((self._layout.place(encoded.document.doc_id), encoded))
         self.tokens += len(encoded.tokens)
 
-    def flush(self, file: str, batch: int, part: Part) -> pa.RecordBatch:
-        """What waits, ordered by shard; where it will lie, as batch ``batch`` of ``file``, is noted in ``part``."""
+    def flush(self, unit: int, batch: int, part: Part) -> Batch:
+        """What waits, ordered by shard; where it will lie, as a batch of the unit's file, is noted in ``part``."""
         threshold = self._layout.threshold
         rows = sorted(self._waiting, key=lambda row: row[0].shard(threshold))
         begin = 0
         for shard, group in groupby(rows, key=lambda row: row[0].shard(threshold)):
             sizes = [len(encoded.tokens) for _, encoded in group]
-            span = Span(file, batch, begin, begin + len(sizes), sum(sizes))
+            span = Span(unit, batch, begin, begin + len(sizes), sum(sizes))
             part.spans.setdefault(shard, []).append(span)
             part.totals.rows[shard] += len(sizes)
             part.totals.tokens[shard] += span.tokens
             begin = span.end
-        alone = (
-            Edge(place.split_hash, encoded.document.doc_id, Span(file, batch, row, row + 1, len(encoded.tokens)))
-            for row, (place, encoded) in enumerate(rows)
-        )
-        part.totals.edges = keep_edges([*part.totals.edges, *alone])
         self._waiting, self.tokens = [], 0
-        return self._batch([encoded for _, encoded in rows])
+        documents = [encoded for _, encoded in rows]
+        hashes = [place.split_hash for place, _ in rows]
+        return Batch(self._tokens(documents), _records(documents, hashes), _line_records(documents))
 
-    def _batch(self, rows: list[EncodedDocument]) -> pa.RecordBatch:
+    def _tokens(self, rows: list[EncodedDocument]) -> pa.RecordBatch:
         columns = [
             pa.array([row.document.doc_id for row in rows], pa.string()),
             pa.array([row.document.source for row in rows], pa.string()),
             pa.array([row.document.title for row in rows], pa.string()),
             _lists([row.tokens for row in rows], self._token_type),
             _lists([row.sentence_ends for row in rows], pa.int32()),
-            pa.array([row.document.revision for row in rows], pa.int64()),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _records(rows: list[EncodedDocument], split_hashes: list[int]) -> pa.RecordBatch:
+    """The records of documents."""
+    documents, prints = [row.document for row in rows], [row.fingerprint for row in rows]
+    columns: list[Any] = [
+        [document.doc_id for document in documents],
+        [document.revision for document in documents],
+        # A fixed order among documents of one id and revision, whose texts or titles differ all the same.
+        [keyed_hash(f"{d.source}\0{d.title}\0{p.text}", b"content") for d, p in zip(documents, prints, strict=True)],
+        [print_.text for print_ in prints],
+        split_hashes,
+        [len(row.tokens) for row in rows],
+    ]
+    signatures = [print_.signature for print_ in prints if print_.signature is not None]
+    schema = documents_schema(bool(signatures))
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=False)]
+    if signatures:
+        arrays.append(pa.FixedSizeListArray.from_arrays(np.concatenate(signatures), PERMUTATIONS))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _line_records(rows: list[EncodedDocument]) -> pa.RecordBatch:
+    """The records of the documents' long lines, by hash."""
+    lines = np.concatenate([row.fingerprint.lines for row in rows])
+    of_row = np.repeat(np.arange(len(rows), dtype=np.uint32), [len(row.fingerprint.lines) for row in rows])
+    by = np.argsort(lines["hash"], kind="stable")
+    columns = {"row": of_row} | {name: lines[name] for name in LINE.names}
+    return pa.RecordBatch.from_arrays([pa.array(columns[field.name][by]) for field in LINES], schema=LINES)
 
 
 @dataclass
@@ -271,25 +324,25 @@ def _settled_threshold(layout: Layout, documents: list[int]) -> int:
     return min(max(layout.threshold, at_least), at_most)
 
 
-def settle(layout: Layout, totals: Totals) -> Settlement:
+def settle(layout: Layout, totals: Totals, edges: Sequence[Edge]) -> Settlement:
     """Decide the split, and see that every shard has documents enough and not too many tokens.
 
     Args:
         layout: where documents go.
         totals: those of every part of the first pass, added up; the moves are counted in them.
+        edges: of the documents that are not dropped the four of lowest hash and the two of highest, ascending.
 
     Raises:
         ShardingError: no documents, one document, or a shard with too few or too much of them.
     """
-    documents = sorted({(edge.split_hash, edge.doc_id) for edge in totals.edges})
-    if len(documents) < MIN_ROWS:
-        found = f"a single document, {documents[0][1]!r}," if documents else "no document with text"
+    if len(edges) < MIN_ROWS:
+        found = f"a single document, {edges[0].doc_id!r}," if edges else "no document with text"
         raise ShardingError(
             f"the inputs hold {found} but a pair's random next sentence comes from another document; give more inputs"
         )
-    threshold = _settled_threshold(layout, [split_hash for split_hash, _ in documents])
+    threshold = _settled_threshold(layout, [edge.split_hash for edge in edges])
     moved: dict[str, list[Span]] = {}
-    for edge in totals.edges:
+    for edge in edges:
         place = layout.place(edge.doc_id)
         old, new = place.shard(layout.threshold), place.shard(threshold)
         if old != new:
@@ -315,25 +368,6 @@ def check_shard_size(shard: str, rows: int, tokens: int) -> None:
         )
     if tokens > MAX_SHARD_TOKENS:
         raise ShardingError(f"{shard} would hold {tokens:,} tokens, 2^31 or more: use a greater --num-shards")
-
-
-def _content(table: pa.Table, row: int) -> tuple[Any, ...]:
-    """A fixed order among documents that share a doc_id: the greatest stays, which has the greatest revision."""
-    values = table.slice(row, 1).to_pylist()[0]
-    tokens = hashlib.blake2b(np.asarray(values["tokens"], dtype="<u4").tobytes()).digest()
-    return values["revision"], values["source"], values["title"] or "", tokens, values["sentence_ends"]
-
-
-def resolve(table: pa.Table, rows: Iterable[int]) -> tuple[list[int], list[int]]:
-    """Of some rows those that stay, ordered by doc_id, and those dropped for a greater one of the same doc_id."""
-    doc_ids = table.column("doc_id").to_pylist()
-    kept, dropped = [], []
-    for _, group in groupby(sorted(rows, key=doc_ids.__getitem__), key=doc_ids.__getitem__):
-        same = list(group)
-        stays = same[0] if len(same) == 1 else max(same, key=lambda row: _content(table, row))
-        kept.append(stays)
-        dropped += [row for row in same if row != stays]
-    return kept, dropped
 
 
 @dataclass(frozen=True)
@@ -393,14 +427,22 @@ def _statistics(table: pa.RecordBatch, shard: str, lengths: Iterable[int], unkno
     return counts
 
 
+class Rows(NamedTuple):
+    """What the first pass set aside for a shard, and what of it is dropped."""
+
+    table: pa.Table  # tokens_schema
+    reasons: np.ndarray  # uint8 [rows]: the Reason for which each is dropped, or 0
+    lines: np.ndarray  # [repeated lines, 3]: row, and begin and end of the sentences that go
+
+
 def build_shard(
-    shard: str, rows: pa.Table, layout: Layout, threshold: int, options: PairOptions, vocab_size: int, unknown_id: int
+    shard: str, rows: Rows, layout: Layout, threshold: int, options: PairOptions, vocab_size: int, unknown_id: int
 ) -> tuple[pa.RecordBatch, Counts]:
     """The contents of one shard: the same whatever order its rows arrive in.
 
     Args:
         shard: its name.
-        rows: everything the first pass set aside for it, in tokens_schema.
+        rows: everything the first pass set aside for it.
         layout: where documents go.
         threshold: the settled one; rows that it gives to the other split are left out.
         options: how pairs are drawn.
@@ -410,18 +452,72 @@ def build_shard(
     Raises:
         ShardingError: fewer than two documents are left, once repeated ones are dropped.
     """
-    doc_ids = rows.column("doc_id").to_pylist()
-    here = (row for row, doc_id in enumerate(doc_ids) if layout.place(doc_id).shard(threshold) == shard)
-    kept, dropped = resolve(rows, here)
+    doc_ids = rows.table.column("doc_id").to_pylist()
+    here = [row for row, doc_id in enumerate(doc_ids) if layout.place(doc_id).shard(threshold) == shard]
+    kept = sorted((row for row in here if not rows.reasons[row]), key=doc_ids.__getitem__)
     check_shard_size(shard, len(kept), 0)
-    collisions = Counter(f"collisions/{rows.column('source')[row]}" for row in dropped)
-    table = rows.drop_columns(["revision"]).take(kept).combine_chunks().to_batches()[0]
+    table = rows.table.take(kept).combine_chunks().to_batches()[0]
+    table, dropped = without_lines(table, _in_order_of(kept, rows))
+    dropped += Counter(
+        f"dropped/{rows.table.column('source')[row]}/{Reason(rows.reasons[row]).name.lower()}"
+        for row in here
+        if rows.reasons[row]
+    )
     sentences = shard_sentences(table)
     doc_ids = table.column("doc_id").to_pylist()
     pairs = [_pair_column(doc_ids, sentences, options, layout.seed, length) for length in options.sequence_lengths]
     schema = shard_schema(vocab_size, options.sequence_lengths)
     batch = pa.RecordBatch.from_arrays([*table.columns, *pairs], schema=schema)
-    return batch, _statistics(batch, shard, options.sequence_lengths, unknown_id) + collisions
+    return batch, _statistics(batch, shard, options.sequence_lengths, unknown_id) + dropped
+
+
+def _in_order_of(kept: list[int], rows: Rows) -> np.ndarray:
+    """The repeated lines of the rows that are kept, which become rows 0, 1, ..."""
+    becomes = np.full(len(rows.reasons), -1)
+    becomes[kept] = np.arange(len(kept))
+    lines = np.column_stack([becomes[rows.lines[:, 0]], rows.lines[:, 1:]])
+    return lines[lines[:, 0] >= 0]
+
+
+def without_lines(table: pa.RecordBatch, lines: np.ndarray) -> tuple[pa.RecordBatch, Counts]:
+    """A table without some of its sentences, and what went, by source.
+
+    Args:
+        table: in tokens_schema; every row keeps a token at least.
+        lines: [lines, 3] row, and begin and end of consecutive sentences; no two overlap.
+    """
+    if not len(lines):
+        return table, Counter()
+    first = table.column("sentence_ends").offsets.to_numpy()
+    row_of = np.repeat(np.arange(len(first) - 1), np.diff(first))  # [sentences]
+    lengths = np.diff(shard_sentences(table).ends, prepend=0)  # [sentences]
+    goes = np.zeros(len(lengths) + 1, np.int32)
+    np.add.at(goes, first[lines[:, 0]] + lines[:, 1], 1)
+    np.add.at(goes, first[lines[:, 0]] + lines[:, 2], -1)
+    stays = np.cumsum(goes[:-1]) == 0  # [sentences]
+    ends = np.concatenate([[0], np.cumsum(lengths * stays)])
+    offsets = ends[first]
+    sentence_ends = ends[1:][stays] - offsets[row_of[stays]]
+    tokens = table.column("tokens").values.to_numpy()[np.repeat(stays, lengths)]
+    columns = {
+        "tokens": _list_column(offsets, tokens, table.column("tokens").type),
+        "sentence_ends": _list_column(
+            np.concatenate([[0], np.cumsum(stays)])[first], sentence_ends, table.column("sentence_ends").type
+        ),
+    }
+    arrays = [columns.get(field.name, table.column(field.name)) for field in table.schema]
+    counts: Counts = Counter()
+    sources = np.array(table.column("source").to_pylist())
+    for source in np.unique(sources[lines[:, 0]]).tolist():
+        gone = ~stays & (sources == source)[row_of]
+        counts[f"repeated/{source}/lines"] = int((sources[lines[:, 0]] == source).sum())
+        counts[f"repeated/{source}/sentences"] = int(gone.sum())
+        counts[f"repeated/{source}/tokens"] = int(lengths[gone].sum())
+    return pa.RecordBatch.from_arrays(arrays, schema=table.schema), counts
+
+
+def _list_column(offsets: np.ndarray, values: np.ndarray, kind: pa.ListType) -> pa.ListArray:
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values, kind.value_type), type=kind)
 
 
 def shard_sentences(table: pa.RecordBatch) -> Sentences:

@@ -19,10 +19,15 @@ def clean(text: str) -> str:
         text: any text with one paragraph a line; the ends of lines may be those of any system.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if not text.isascii():
+    if not unicodedata.is_normalized("NFC", text):  # ten times as fast as to normalize
         text = unicodedata.normalize("NFC", text)
-    lines = (" ".join(line.split()) for line in _DROPPED.sub("", text).split("\n"))
+    lines = (line if _is_clean(line) else " ".join(_DROPPED.sub("", line).split()) for line in text.split("\n"))
     return "\n".join(line for line in lines if line)
+
+
+def _is_clean(line: str) -> bool:
+    """Whether there is nothing to do: of all that is dropped or a blank, only " " is printable."""
+    return line.isprintable() and "  " not in line and line[:1] != " " and line[-1:] != " "
 
 
 def split_sentences(text: str, language: str) -> list[str]:

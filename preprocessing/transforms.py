@@ -16,10 +16,10 @@ from __future__ import annotations
 import importlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -27,9 +27,9 @@ import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 from apache_beam.pvalue import AsSingleton
-from tokenizers import Tokenizer
 
 from preprocessing import files
+from preprocessing.encoder import Encoder, EncoderError, Engine
 from preprocessing.job import Input, Job, Unit, clear_work, versions
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardEntry, Vocabulary, token_type
 from preprocessing.shards import (
@@ -49,15 +49,13 @@ from preprocessing.shards import (
 from preprocessing.sources import Document, Skipped, SourceError
 from preprocessing.text import clean, split_sentences
 from preprocessing.tokenization import (
-    build_tokenizer,
-    encode_sentences,
     parse_vocabulary,
     special_ids,
     tokenizer_files,
 )
 
 BATCH_TOKENS = 16 << 20  # of a record batch between the passes
-ENCODED_AT_ONCE = 4096  # sentences; what the tokenizer returns takes a hundred bytes a token
+ENCODED_AT_ONCE = 1 << 20  # characters
 
 
 class LostDocumentsError(RuntimeError):
@@ -76,7 +74,7 @@ def reporting(job: Job, place: str) -> Iterator[None]:
     """Leave an error of the user's where the launcher finds it, whatever the engine makes of exceptions."""
     try:
         yield
-    except (SourceError, ShardingError) as error:
+    except (EncoderError, SourceError, ShardingError) as error:
         files.write_text(job.error_file(place), str(error), job.work)
         raise
 
@@ -90,25 +88,29 @@ def _vocabulary(file: str, identity: Vocabulary) -> list[str]:
 
 
 @lru_cache(maxsize=2)
-def _tokenizer(file: str, identity: Vocabulary) -> Tokenizer:
-    return build_tokenizer(_vocabulary(file, identity), identity.lowercase)
+def _encoder(file: str, identity: Vocabulary, engine: Engine) -> Encoder:
+    return Encoder(_vocabulary(file, identity), identity.lowercase, engine)
 
 
 def _job_vocabulary(job: Job) -> list[str]:
     return _vocabulary(job.vocabulary_file, job.vocabulary)
 
 
-def encode_document(document: Document, tokenizer: Tokenizer, language: str, dtype: Any) -> EncodedDocument:
-    """Clean a document, split it into sentences and encode them; sentences without tokens vanish."""
-    sentences = split_sentences(clean(document.text), language)
-    blocks = (sentences[begin : begin + ENCODED_AT_ONCE] for begin in range(0, len(sentences), ENCODED_AT_ONCE))
-    tokens, lengths = [np.empty(0, dtype=dtype)], [0]
-    for block in blocks:
-        encoded = [ids for ids in encode_sentences(tokenizer, block) if ids]
-        lengths += map(len, encoded)
-        tokens.append(np.fromiter(chain.from_iterable(encoded), dtype=dtype))
-    ends = np.cumsum(lengths[1:], dtype=np.int32)
-    return EncodedDocument(document._replace(text=""), np.concatenate(tokens), ends)
+def encode_documents(
+    documents: Sequence[Document], encoder: Encoder, language: str, dtype: Any
+) -> Iterator[EncodedDocument]:
+    """Clean documents, split them into sentences and encode them together; sentences without tokens vanish."""
+    split = [split_sentences(clean(document.text), language) for document in documents]
+    encoded = encoder([sentence for sentences in split for sentence in sentences])
+    ids, ends = encoded.ids.astype(dtype), encoded.ends
+    kept = np.diff(ends, prepend=0) > 0
+    first = origin = 0
+    for document, sentences in zip(documents, split, strict=True):
+        beyond = first + len(sentences)
+        own = ends[first:beyond][kept[first:beyond]]
+        tokens = ids[origin : own[-1] if len(own) else origin]
+        yield EncodedDocument(document._replace(text=""), tokens, (own - origin).astype(np.int32))
+        first, origin = beyond, origin + len(tokens)
 
 
 def read_input(file: Input) -> Iterator[Document | Skipped]:
@@ -145,19 +147,41 @@ def tokenize_unit(job: Job, unit: Unit) -> Part:
 
 def _encoded(job: Job, unit: Unit, counts: Counts) -> Iterator[EncodedDocument]:
     """The documents of a unit that are long enough; the others are counted."""
-    tokenizer = _tokenizer(job.vocabulary_file, job.vocabulary)
+    encoder = _encoder(job.vocabulary_file, job.vocabulary, job.encoder)
     dtype = token_type(job.vocabulary.size).to_pandas_dtype()
+    blocks = _blocks(_documents(unit, counts))
+    encode = partial(encode_documents, encoder=encoder, language=job.options.language, dtype=dtype)
+    for encoded in chain.from_iterable(map(encode, blocks)):
+        source = encoded.document.source
+        if len(encoded.tokens) < job.options.min_tokens:
+            counts[f"skipped/{source}/{'too_short' if len(encoded.tokens) else 'empty'}"] += 1
+            continue
+        counts[f"kept/{source}"] += 1
+        yield encoded
+
+
+def _documents(unit: Unit, counts: Counts) -> Iterator[Document]:
+    """What the readers find in a unit; what they skipped is counted."""
     for document in chain.from_iterable(read_input(file) for file in unit.inputs):
         if isinstance(document, Skipped):
             counts[f"skipped/{document.source}/{document.reason}"] += 1
-            continue
-        counts[f"characters/{document.source}"] += len(document.text)
-        encoded = encode_document(document, tokenizer, job.options.language, dtype)
-        if len(encoded.tokens) < job.options.min_tokens:
-            counts[f"skipped/{document.source}/{'too_short' if len(encoded.tokens) else 'empty'}"] += 1
-            continue
-        counts[f"kept/{document.source}"] += 1
-        yield encoded
+        else:
+            counts[f"characters/{document.source}"] += len(document.text)
+            yield document
+
+
+def _blocks(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Documents in blocks of about as much text: one by one, short ones would cost more than their text does."""
+    block: list[Document] = []
+    waiting = 0
+    for document in documents:
+        block.append(document)
+        waiting += len(document.text)
+        if waiting >= ENCODED_AT_ONCE:
+            yield block
+            block, waiting = [], 0
+    if block:
+        yield block
 
 
 class TokenizeUnit(beam.DoFn):

@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from torch import Tensor
 from trainer.data import Batch
 from trainer.metrics import training_flops
 from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, Losses, pretraining_losses
-from trainer.optim import OptimizerConfig, build_optimizer, parameter_groups
+from trainer.optim import Fragment, Lamb, OptimizerConfig, Partition, build_optimizer, parameter_groups
 from trainer.philox import derive_key
 
 _TAG = "deepspeed"  # the folder of a checkpoint that holds DeepSpeed's own files
@@ -112,6 +112,8 @@ class Engine:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self._optimizer = build_optimizer(parameter_groups(model, optimizer.weight_decay), optimizer)
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=self._optimizer, config=deepspeed_config)
+        if isinstance(self._optimizer, Lamb) and self._engine.zero_optimization():
+            self._optimizer.partition(_partitions(self._engine.optimizer), _sum_over_ranks(world.device))
 
     def train_step(
         self, step: int, batches: Iterable[tuple[int, Batch]], totals: GlobalCounts, learning_rate: float
@@ -239,6 +241,50 @@ class Engine:
             batch.input_ids, batch.token_type_ids, batch.attention_mask, batch.positions
         )
         return pretraining_losses(mlm_logits, batch.mlm_labels, nsp_logits, batch.nsp_labels)
+
+
+def _partitions(zero: Any) -> Iterator[tuple[Tensor, Partition]]:
+    """The flat float32 tensors that this rank updates, and which parameters they hold.
+
+    Three classes of DeepSpeed keep them under three names: ZeRO 3, ZeRO 1 and 2, and bf16 with float32 accumulation
+    under ZeRO 1.
+    """
+    if hasattr(zero, "fp32_partitioned_groups_flat"):
+        for flat, parameters in zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True):
+            yield flat, Partition(_equal_shares(parameters), len(parameters))
+        return
+    flats = getattr(zero, "single_partition_of_fp32_groups", None) or zero.fp32_groups_flat_partition
+    groups = getattr(zero, "bit16_groups", None) or zero.bf16_groups
+    for flat, parameters in zip(flats, groups, strict=True):
+        fragments = []
+        for number, parameter in enumerate(parameters):
+            mapping = parameter._hp_mapping  # None where this rank has nothing of the parameter
+            if mapping is not None:
+                address = mapping.get_hp_fragment_address()
+                fragments.append(Fragment(address.start, address.numel, number))
+        yield flat, Partition(fragments, len(parameters))
+
+
+def _equal_shares(parameters: Sequence[Any]) -> list[Fragment]:
+    """ZeRO 3 gives every rank an equal share of each parameter, the last one filled up with zeros."""
+    fragments, start = [], 0
+    rank = torch.distributed.get_rank()
+    for number, parameter in enumerate(parameters):
+        share = parameter.partition_numel()
+        real = min(max(parameter.ds_numel - rank * share, 0), share)
+        if real:
+            fragments.append(Fragment(start, real, number))
+        start += share
+    return fragments
+
+
+def _sum_over_ranks(device: torch.device) -> Callable[[Tensor], None]:
+    def add(values: Tensor) -> None:
+        total = values.to(device)  # an offloaded optimizer's tensors lie on the CPU, and NCCL adds on GPUs only
+        torch.distributed.all_reduce(total)
+        values.copy_(total)
+
+    return add
 
 
 def leave_world() -> None:

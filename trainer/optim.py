@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -15,26 +16,36 @@ class OptimizerConfig:
 
     Attributes:
         name: "bert_adam" is google-research/bert's (optimization.py, AdamWeightDecayOptimizer): decoupled weight decay
-            and no bias correction. "adamw" corrects the bias.
+            and no bias correction. "adamw" corrects the bias. "lamb" is You et al.'s (2020).
         beta1: decay of the first moment.
         beta2: decay of the second moment.
         eps: added to the root of the second moment.
         weight_decay: decoupled, times the learning rate; not for LayerNorm and biases, but for embeddings.
         max_gradient_norm: gradients are scaled down to this global norm; 0 turns that off.
+        bias_correction: of LAMB; the names of the two Adams say it for themselves.
+        min_trust_ratio: lower bound of LAMB's ratio for a parameter.
+        max_trust_ratio: its upper bound.
+        adapt_undecayed: whether LAMB's ratio applies to LayerNorm and biases too; google and NVIDIA leave them at 1.
     """
 
-    name: Literal["bert_adam", "adamw"] = "bert_adam"
+    name: Literal["bert_adam", "adamw", "lamb"] = "bert_adam"
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-6
     weight_decay: float = 0.01
     max_gradient_norm: float = 1.0
+    bias_correction: bool = True
+    min_trust_ratio: float = 0.0
+    max_trust_ratio: float = math.inf
+    adapt_undecayed: bool = False
 
     def __post_init__(self) -> None:
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.eps > 0):
             raise ValueError("optimizer.beta1 and beta2 must lie in [0, 1) and optimizer.eps above 0")
         if self.weight_decay < 0 or self.max_gradient_norm < 0:
             raise ValueError("optimizer.weight_decay and optimizer.max_gradient_norm must be 0 or more")
+        if not 0 <= self.min_trust_ratio <= self.max_trust_ratio:
+            raise ValueError("optimizer.min_trust_ratio must be 0 or more and at most optimizer.max_trust_ratio")
 
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -59,6 +70,8 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
 
 def build_optimizer(groups: Iterable[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
     """The configured optimizer over parameter groups. The learning rate is set before every step by the trainer."""
+    if config.name == "lamb":
+        return Lamb(groups, config)
     return Adam(
         groups,
         betas=(config.beta1, config.beta2),
@@ -96,20 +109,115 @@ class Adam(torch.optim.Optimizer):
                     self._update(parameter, parameter.grad, group)
 
     def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
-        state = self.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
-        state["step"] += 1
-        beta1, beta2 = group["betas"]
-        first, second = state["exp_avg"], state["exp_avg_sq"]
-        first.lerp_(gradient, 1 - beta1)
-        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        rate, denominator = group["lr"], second.sqrt()
-        if self.bias_correction:
-            step = state["step"].item()
-            denominator.div_((1 - beta2**step) ** 0.5)
-            rate = rate / (1 - beta1**step)
+        direction, decay = adam_direction(self.state[parameter], gradient, group, self.bias_correction)
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.addcdiv_(first, denominator.add_(group["eps"]), value=-rate)
+        parameter.addcdiv_(direction, decay, value=-group["lr"])
+
+
+def adam_direction(
+    state: dict[str, Any], gradient: torch.Tensor, group: dict[str, Any], bias_correction: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Take a gradient into the moments; returns numerator and denominator of Adam's direction, both [like gradient].
+
+    The numerator is the first moment itself unless the bias is corrected: the caller must not change it in place.
+    """
+    if not state:
+        state["step"] = torch.zeros((), dtype=torch.float32)
+        state["exp_avg"] = torch.zeros_like(gradient)
+        state["exp_avg_sq"] = torch.zeros_like(gradient)
+    state["step"] += 1
+    beta1, beta2 = group["betas"]
+    first, second = state["exp_avg"], state["exp_avg_sq"]
+    first.lerp_(gradient, 1 - beta1)
+    second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    denominator = second.sqrt()
+    if not bias_correction:
+        return first, denominator.add_(group["eps"])
+    step = state["step"].item()
+    denominator.div_((1 - beta2**step) ** 0.5).add_(group["eps"])
+    return first / (1 - beta1**step), denominator
+
+
+class Fragment(NamedTuple):
+    """A stretch of a flat tensor that is all or a part of one parameter."""
+
+    start: int
+    length: int
+    parameter: int  # its number in the group
+
+
+class Partition(NamedTuple):
+    """What one rank's flat tensor holds of a group of parameters."""
+
+    fragments: list[Fragment]
+    parameters: int  # in the group, over all ranks
+
+
+class Lamb(torch.optim.Optimizer):
+    """LAMB (You et al., 2020, algorithm 2), right for partitioned parameters too.
+
+    The step of a parameter is scaled by its trust ratio, the norm of its weights over the norm of its update. ZeRO
+    leaves a rank with flat tensors in which parameters begin and end anywhere, so the sums of squares are taken over
+    fragments and added up over the ranks, in one small all-reduce for each group. `partition` must be called wherever
+    tensors are not parameters: without it each tensor counts as one.
+    """
+
+    def __init__(self, params: Iterable[Any], config: OptimizerConfig, lr: float = 0.0):
+        defaults = {
+            "lr": lr,
+            "betas": (config.beta1, config.beta2),
+            "eps": config.eps,
+            "weight_decay": config.weight_decay,
+        }
+        super().__init__(params, defaults)
+        self._config = config
+        self._partitions: dict[int, Partition] = {}
+        self._sum_over_ranks: Callable[[torch.Tensor], None] | None = None
+
+    def partition(
+        self, partitions: Iterable[tuple[torch.Tensor, Partition]], sum_over_ranks: Callable[[torch.Tensor], None]
+    ) -> None:
+        """Say what the flat tensors are made of.
+
+        Args:
+            partitions: every tensor that this rank updates, with its fragments.
+            sum_over_ranks: adds up a float64 tensor over all ranks, in place.
+        """
+        self._partitions = {id(tensor): partition for tensor, partition in partitions}
+        self._sum_over_ranks = sum_over_ranks
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        assert closure is None, "the loss is computed by the trainer"
+        for group in self.param_groups:
+            for tensor in group["params"]:
+                if tensor.grad is not None:
+                    self._update(tensor, tensor.grad, group)
+
+    def _update(self, tensor: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        numerator, denominator = adam_direction(self.state[tensor], gradient, group, self._config.bias_correction)
+        update = (numerator / denominator).add_(tensor, alpha=group["weight_decay"]).view(-1)
+        if group["weight_decay"] or self._config.adapt_undecayed:
+            self._scale(update, tensor.view(-1), self._partition_of(tensor))
+        tensor.add_(update.view_as(tensor), alpha=-group["lr"])
+
+    def _partition_of(self, tensor: torch.Tensor) -> Partition:
+        if self._sum_over_ranks is None:
+            return Partition([Fragment(0, tensor.numel(), 0)], 1)
+        return self._partitions[id(tensor)]
+
+    def _scale(self, update: torch.Tensor, weights: torch.Tensor, partition: Partition) -> None:
+        """Multiply each parameter's part of the update by its trust ratio."""
+        squares = torch.zeros(2, partition.parameters, dtype=torch.float64, device=weights.device)
+        for start, length, parameter in partition.fragments:
+            for i, values in enumerate((weights, update)):
+                part = values[start : start + length]
+                squares[i, parameter] += torch.linalg.vector_norm(part, dtype=torch.float64) ** 2
+        if self._sum_over_ranks is not None:
+            self._sum_over_ranks(squares)
+        of_weights, of_update = squares.sqrt()
+        ratios = (of_weights / of_update).clamp(self._config.min_trust_ratio, self._config.max_trust_ratio)
+        ratios = torch.where((of_weights > 0) & (of_update > 0), ratios, 1.0).to(update.dtype)
+        for start, length, parameter in partition.fragments:
+            update[start : start + length].mul_(ratios[parameter])

@@ -8,7 +8,7 @@ waits for it: a thread of the first rank does it while a run goes on, and
 
 does it later, for a run on a node without network or a server that was away.
 
-Without MLFLOW_TRACKING_URI the store is an SQLite file beside the run directory, RUN/../mlflow.db, which needs no server:
+Without MLFLOW_TRACKING_URI the store is an SQLite file beside the run directory, RUN/../mlflow.db, without a server:
     mlflow ui --backend-store-uri sqlite:///runs/mlflow.db
 """
 
@@ -22,12 +22,16 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a training reports to its user and to nobody else
+# MLflow's own patience with a server that is away is minutes for each request. Nothing is lost by less: what did not
+# arrive is sent again.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
@@ -35,6 +39,7 @@ from mlflow.tracking import MlflowClient
 from trainer.checkpoint import RunDirectory, read_lines, write_atomically
 
 _BATCH = 1000  # MLflow takes at most so many metrics a request
+_PARAMETERS = 100  # so many parameters
 _LONGEST_VALUE = 6000  # and so many characters a parameter
 _INTERVAL = 5.0  # seconds between two looks at metrics.jsonl
 _PATIENCE = 60.0  # seconds that a finished training waits for its tracker
@@ -48,8 +53,24 @@ class _Cursor:
 
     tracking_uri: str
     experiment: str
-    run_id: str
+    run_id: str  # empty until the store was reached for the first time
     steps: dict[str, int]  # file -> last step carried over
+    described: bool = False  # whether the parameters are there
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where an evaluation goes.
+
+    Attributes:
+        tracking_uri: of the store.
+        experiment: its name.
+        parent: id of the training run there; None where there is none.
+    """
+
+    tracking_uri: str
+    experiment: str
+    parent: str | None
 
 
 def default_tracking_uri(run: Path) -> str:
@@ -83,21 +104,44 @@ def sync(run: RunDirectory, finished: bool = False) -> str:
     return cursor.run_id
 
 
+def evaluation_store(runs: Iterable[Path], output: Path, experiment: str = "bert-pretraining") -> Store:
+    """The store of the first training run that can be reached, or one of its own beside the output of an evaluation.
+
+    Args:
+        runs: directories that may hold the run.
+        output: of the evaluation.
+        experiment: for a store without the training run.
+    """
+    for run in runs:
+        store = _store_of(RunDirectory(run))
+        if store is not None:
+            return store
+    return Store(default_tracking_uri(output), experiment, None)
+
+
+def _store_of(run: RunDirectory) -> Store | None:
+    """Where a training run is tracked; None where it is not, or where its store does not answer or lacks it."""
+    if not run.tracking.is_file():
+        return None
+    try:
+        cursor = _read(run)
+        database = _database(cursor.tracking_uri)
+        if database is not None and not database.is_file():
+            return None  # MLflow would make a new one
+        MlflowClient(cursor.tracking_uri).get_run(cursor.run_id)
+    except Exception as error:
+        _log.warning("the training run is not reached in MLflow: %s", _first_line(error))
+        return None
+    return Store(cursor.tracking_uri, cursor.experiment, cursor.run_id)
+
+
 def log_evaluation(
-    tracking_uri: str,
-    experiment: str,
-    parent: str | None,
-    name: str,
-    metrics: dict[str, float],
-    tags: dict[str, str],
-    files: Sequence[Path],
+    store: Store, name: str, metrics: dict[str, float], tags: dict[str, str], files: Sequence[Path]
 ) -> str:
     """Record an evaluation as a run, a child of the training run where there is one.
 
     Args:
-        tracking_uri: of the store.
-        experiment: its name.
-        parent: id of the training run.
+        store: where.
         name: of the new run.
         metrics: name -> value.
         tags: where the numbers come from: step, hashes, versions.
@@ -106,9 +150,10 @@ def log_evaluation(
     Returns:
         The id of the new run.
     """
-    client = MlflowClient(tracking_uri)
-    tags = {**tags, **({"mlflow.parentRunId": parent} if parent else {})}
-    run_id = client.create_run(_experiment(client, experiment, tracking_uri), run_name=name, tags=tags).info.run_id
+    client = MlflowClient(store.tracking_uri)
+    tags = {**tags, **({"mlflow.parentRunId": store.parent} if store.parent else {})}
+    experiment = _experiment(client, store.experiment, store.tracking_uri)
+    run_id = str(client.create_run(experiment, run_name=name, tags=tags).info.run_id)
     step = int(tags.get("step", 0))
     now = int(time.time() * 1000)
     client.log_batch(run_id, metrics=[Metric(key, value, now, step) for key, value in metrics.items()])
@@ -121,9 +166,17 @@ def log_evaluation(
 class Tracker:
     """Carries a run over while it trains, in a thread that neither stalls nor ends the training."""
 
-    def __init__(self, run: RunDirectory, experiment: str, system_metrics: bool):
-        """Start the thread."""
+    def __init__(self, run: RunDirectory, experiment: str, system_metrics: bool, patience: float = _PATIENCE):
+        """Start the thread.
+
+        Args:
+            run: the run directory.
+            experiment: its name in MLflow.
+            system_metrics: report CPU, memory and GPU use as well.
+            patience: seconds that a finished training waits for the rest to be carried over.
+        """
         self._run = run
+        self._patience = patience
         self._system_metrics = system_metrics
         self._done = threading.Event()
         self._finished = False
@@ -135,9 +188,9 @@ class Tracker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Carry over the rest and close the MLflow run; gives up after a minute and says how to do it later."""
+        """Carry over the rest and close the MLflow run; when patience ends, give up and say how to do it later."""
         self._done.set()
-        self._thread.join(_PATIENCE)
+        self._thread.join(self._patience)
         if self._thread.is_alive() or not self._finished:
             _log.warning("MLflow did not take all of it; later: python -m trainer.tracking sync %s", self._run.path)
 
@@ -155,9 +208,7 @@ class Tracker:
         try:
             return sync(self._run, finished)
         except Exception as error:
-            _log.warning(
-                "MLflow: %s; will try again", str(error).splitlines()[0] if str(error) else type(error).__name__
-            )
+            _log.warning("MLflow: %s; will try again", _first_line(error))
             return None
 
 
@@ -168,18 +219,33 @@ def _prepare(run: RunDirectory, experiment: str) -> None:
 
 
 def _open(run: RunDirectory) -> _Cursor:
-    """The cursor of a run, with an MLflow run behind it."""
-    cursor = _Cursor(**json.loads(run.tracking.read_text(encoding="utf-8")))
+    """The cursor of a run, with an MLflow run behind it that has its parameters."""
+    cursor = _read(run)
     if not cursor.run_id:
+        # Nothing lies anywhere yet, so another store may be chosen, such as a server for a run without network.
+        cursor.tracking_uri = os.environ.get("MLFLOW_TRACKING_URI") or cursor.tracking_uri
         client = MlflowClient(cursor.tracking_uri)
         experiment = _experiment(client, cursor.experiment, cursor.tracking_uri)
         cursor.run_id = client.create_run(experiment, run_name=run.path.name).info.run_id
-        params = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in _parameters(run)]
-        client.log_batch(cursor.run_id, params=params[:100], tags=_tags(run))
-        for i in range(100, len(params), 100):
-            client.log_batch(cursor.run_id, params=params[i : i + 100])
+        _write(run, cursor)  # at once: a second try must not make a second run
+    if not cursor.described:
+        _describe(run, cursor)
+        cursor.described = True
         _write(run, cursor)
     return cursor
+
+
+def _describe(run: RunDirectory, cursor: _Cursor) -> None:
+    """Log parameters and tags; the same again changes nothing."""
+    client = MlflowClient(cursor.tracking_uri)
+    params = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in _parameters(run)]
+    client.log_batch(cursor.run_id, tags=_tags(run))
+    for i in range(0, len(params), _PARAMETERS):
+        client.log_batch(cursor.run_id, params=params[i : i + _PARAMETERS])
+
+
+def _read(run: RunDirectory) -> _Cursor:
+    return _Cursor(**json.loads(run.tracking.read_text(encoding="utf-8")))
 
 
 def _write(run: RunDirectory, cursor: _Cursor) -> None:
@@ -192,9 +258,20 @@ def _experiment(client: MlflowClient, name: str, tracking_uri: str) -> str:
         return str(found.experiment_id)
     # Without a location MLflow would put the artifacts of an SQLite store into the current directory.
     location = None
-    if tracking_uri.startswith("sqlite:///"):
-        location = (Path(tracking_uri.removeprefix("sqlite:///")).parent / "mlartifacts").resolve().as_uri()
+    database = _database(tracking_uri)
+    if database is not None:
+        location = (database.parent / "mlartifacts").resolve().as_uri()
     return str(client.create_experiment(name, artifact_location=location))
+
+
+def _database(tracking_uri: str) -> Path | None:
+    """The file of an SQLite store."""
+    path = tracking_uri.removeprefix("sqlite:///")
+    return Path(path) if path != tracking_uri else None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _parameters(run: RunDirectory) -> Iterator[tuple[str, Any]]:
@@ -259,10 +336,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="a run directory")
     arguments = parser.parse_args(argv)
     run = RunDirectory(arguments.run)
-    if not run.tracking.exists():
-        print(f"{run.path}: not a run directory with tracking (no {run.tracking.name})", file=sys.stderr)
+    if not run.config.is_file():
+        print(f"error: {run.path}: not a run directory (no {run.config.name})", file=sys.stderr)
         return 2
-    print(f"MLflow run {sync(run, finished=True)} at {_open(run).tracking_uri}")
+    settings = tomllib.loads(run.config.read_text(encoding="utf-8"))
+    _prepare(run, settings["tracking"]["experiment"])  # for a run that trained with tracking.enabled=false
+    try:
+        run_id = sync(run, finished=True)
+    except Exception as error:  # MLflow raises its own, its database's and its HTTP client's
+        print(f"error: {_read(run).tracking_uri}: {_first_line(error)}; try again later", file=sys.stderr)
+        return 1
+    print(f"MLflow run {run_id} at {_read(run).tracking_uri}")
     return 0
 
 

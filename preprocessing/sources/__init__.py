@@ -1,12 +1,16 @@
 """One reader per input format; each turns an open binary file into documents.
 
-A reader is a function ``read(file, name) -> Iterator[Document | Skipped]``: it opens nothing itself, so that the
-same reader serves a local file and any file system that Beam knows.
+A reader is a function ``read(file, name, options, wanted) -> Iterator[Item]``: it opens nothing itself, so that the
+same reader serves a local file and any file system that Beam knows. ``preprocessing.sources.registry`` lists them.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, Literal, NamedTuple, Protocol
+
+MAX_DOCUMENT = 1 << 25  # characters, of any source; MediaWiki itself stores no more than 2 MiB a page
 
 
 class Document(NamedTuple):
@@ -17,6 +21,8 @@ class Document(NamedTuple):
     title: str | None
     text: str  # one paragraph a line, no markup
     revision: int = 0  # of two documents with one doc_id, the one with the greater revision stays
+    replaced: int = 0  # places where the file held bytes that are no text, and the text has U+FFFD now
+    split: bool = False  # every line is a sentence: they are not looked for
 
 
 class Skipped(NamedTuple):
@@ -27,5 +33,65 @@ class Skipped(NamedTuple):
     reason: str  # redirect, namespace, empty, too_large, ...
 
 
+class Damaged(NamedTuple):
+    """Something that can't be read, after which the reader goes on: an error, or counted where the user says so."""
+
+    doc_id: str
+    source: str
+    message: str
+
+
+Item = Document | Skipped | Damaged
+
+
 class SourceError(ValueError):
     """An input that can't be read. The message names the file and what to do."""
+
+
+class Part(NamedTuple):
+    """Bytes of a file as it lies. What begins in them belongs to the part: a page, a group of rows."""
+
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where a table or a record has its text and its title; a missing title is none."""
+
+    text: str = "text"
+    title: str = "title"
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What readers are told by the user."""
+
+    books_format: Literal["file", "google"] = "file"
+    parquet: Columns = Columns()
+    jsonl: Columns = Columns()
+
+
+# Asked with a document's id before work is spent on it; a document that is not wanted is passed over in silence.
+Wanted = Callable[[str], bool]
+
+
+def every(_doc_id: str) -> bool:
+    """All documents are wanted."""
+    return True
+
+
+class Reader(Protocol):
+    """Reads a whole file; the bytes it is given are decompressed."""
+
+    def __call__(
+        self, file: BinaryIO, name: str, options: ReadOptions = ..., wanted: Wanted = ...
+    ) -> Iterator[Item]: ...
+
+
+class PartReader(Protocol):
+    """Reads a part of a file; the bytes it is given are those that lie there."""
+
+    def __call__(
+        self, file: BinaryIO, name: str, part: Part, options: ReadOptions = ..., wanted: Wanted = ...
+    ) -> Iterator[Item]: ...

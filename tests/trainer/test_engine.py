@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from preprocessing.schema import ShardDirectory
 from tests.ranks import run_ranks
+from tests.trainer import reference
 from tests.trainer.rank_tasks import run_pretrain
 from trainer.config import load_recipe
 from trainer.data import SampleStream
@@ -37,10 +38,18 @@ def train(recipe, shards):
     return run
 
 
-@pytest.fixture(scope="module")
-def plain_loop(recipe, shards):
-    """The same model, batches and optimizer without DeepSpeed: losses of 8 steps and the final weights."""
-    settings = load_recipe(recipe, [*NO_DROPOUT, "optimizer.name=adamw"])
+OPTIMIZERS = {
+    "adamw": (lambda groups: torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6), 1e-2),
+    "lamb": (reference.Lamb, 5e-2),
+}
+
+
+@pytest.fixture(scope="module", params=OPTIMIZERS)
+def plain_loop(request, recipe, shards):
+    """Settings, and the losses of 20 steps of the same model, batches and optimizer without DeepSpeed."""
+    build, peak = OPTIMIZERS[request.param]
+    overrides = [*NO_DROPOUT, "phases.0.steps=20", f"schedule.peak={peak}", f"optimizer.name={request.param}"]
+    settings = load_recipe(recipe, overrides)
     phase = settings.phases[0]
     stream = SampleStream(
         ShardDirectory(shards),
@@ -55,7 +64,7 @@ def plain_loop(recipe, shards):
     undecayed = [p for name, p in model.named_parameters() if name.endswith("bias") or "norm" in name]
     decayed = [p for p in model.parameters() if all(p is not q for q in undecayed)]
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": undecayed, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6)
+    optimizer = build(groups)
     losses = []
     for step in range(phase.steps):
         batch = stream.batch(np.arange(step * 8, (step + 1) * 8))
@@ -69,15 +78,26 @@ def plain_loop(recipe, shards):
             group["lr"] = learning_rate(step, phase.steps, settings.schedule)
         optimizer.step()
         losses.append(loss.item())
-    return losses
+    return overrides, losses
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_every_zero_stage_in_float32_is_the_plain_loop(train, plain_loop, deepspeed_config, tmp_path, stage):
+@pytest.mark.parametrize(("stage", "world"), [(0, 2), (1, 2), (2, 2), (2, 4), (3, 1), (3, 2)])
+def test_every_zero_stage_in_float32_is_the_plain_loop(train, plain_loop, deepspeed_config, tmp_path, stage, world):
+    settings, losses = plain_loop
     config = deepspeed_config(**FLOAT32, zero_optimization={"stage": stage})
-    run = train(tmp_path / "run", config, 2, *NO_DROPOUT, "optimizer.name=adamw")
-    assert plain_loop[0] - plain_loop[-1] > 0.1, "the comparison means nothing if nothing is learned"
-    np.testing.assert_allclose(curve(run), plain_loop, rtol=1e-5)
+    run = train(tmp_path / "run", config, world, *settings, "log.validate_every=0", "checkpoint.every=20")
+    assert losses[0] - losses[-1] > 0.1, "the comparison means nothing if nothing is learned"
+    np.testing.assert_allclose(curve(run), losses, rtol=1e-5)
+
+
+def test_lamb_in_bf16_is_right_under_the_third_class_of_optimizers(train, deepspeed_config, tmp_path):
+    """ZeRO 1 in bf16 with float32 accumulation is a class of its own in DeepSpeed; ZeRO 2 must give the same curve."""
+    settings = [*NO_DROPOUT, "optimizer.name=lamb"]
+    curves = [
+        curve(train(tmp_path / f"zero{stage}", deepspeed_config(zero_optimization={"stage": stage}), 2, *settings))
+        for stage in (1, 2)
+    ]
+    np.testing.assert_allclose(curves[0], curves[1], rtol=2e-4)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])

@@ -1,10 +1,12 @@
 import copy
+import math
 
 import pytest
 import torch
 
+from tests.trainer import reference
 from trainer.model import BertConfig, BertForPreTraining
-from trainer.optim import Adam, OptimizerConfig, build_optimizer, parameter_groups
+from trainer.optim import Adam, Fragment, Lamb, OptimizerConfig, Partition, build_optimizer, parameter_groups
 
 
 def gradients(step, shape):
@@ -72,6 +74,56 @@ def test_biases_and_layer_norms_are_not_decayed_and_everything_else_is():
     assert "bert.embeddings.word.weight" in of_group[0]
 
 
+@pytest.mark.parametrize("bounds", [(0.0, math.inf), (0.01, 0.3)])
+def test_lamb_is_the_papers(bounds):
+    config = OptimizerConfig(name="lamb", min_trust_ratio=bounds[0], max_trust_ratio=bounds[1])
+    groups = [[{"params": [parameter], "weight_decay": decay} for decay in (0.01, 0.0) for parameter in [new_parameter()]]
+              for _ in range(2)]  # fmt: skip
+    optimizers = (
+        build_optimizer(groups[0], config),
+        reference.Lamb(groups[1], lambda r: min(max(r, bounds[0]), bounds[1])),
+    )
+    for step in range(20):
+        for optimizer in optimizers:
+            for number, group in enumerate(optimizer.param_groups):
+                group["lr"] = 1e-2
+                group["params"][0].grad = gradients(step + 100 * number, (5, 3))
+            optimizer.step()
+    for ours, theirs in zip(*groups, strict=True):
+        torch.testing.assert_close(ours["params"][0], theirs["params"][0], rtol=1e-12, atol=1e-12)
+
+
+def test_a_parameter_in_fragments_has_the_ratio_of_the_whole():
+    """Two ranks hold a flat tensor of two parameters, cut in the middle of the second; each sees only its half."""
+    config = OptimizerConfig(name="lamb")
+    first, second = new_parameter(), torch.nn.Parameter(gradients(98, (7, 2)))
+    whole = Lamb([{"params": [first, second], "weight_decay": 0.01, "lr": 0.1}], config)
+    flat = torch.cat([first.detach().reshape(-1), second.detach().reshape(-1)])
+    halves = [torch.nn.Parameter(flat[:20].clone()), torch.nn.Parameter(flat[20:].clone())]
+    fragments = [[Fragment(0, 15, 0), Fragment(15, 5, 1)], [Fragment(0, 9, 1)]]
+    first.grad, second.grad = gradients(1, first.shape), gradients(2, second.shape)
+    grads = torch.cat([first.grad.reshape(-1), second.grad.reshape(-1)])
+    halves[0].grad, halves[1].grad = grads[:20].clone(), grads[20:].clone()
+
+    sums = []  # the first go of each rank leaves its own sums, the second has the total
+
+    def own_sums(values):
+        sums.append(values.clone())
+
+    for half, own in zip(halves, fragments, strict=True):
+        rank = Lamb([{"params": [half], "weight_decay": 0.01, "lr": 0.0}], config)
+        rank.partition([(half, Partition(own, 2))], own_sums)
+        rank.step()
+    total = sums[0] + sums[1]
+    for half, own in zip(halves, fragments, strict=True):
+        rank = Lamb([{"params": [half], "weight_decay": 0.01, "lr": 0.1}], config)
+        rank.partition([(half, Partition(own, 2))], lambda values: values.copy_(total))
+        rank.step()
+    whole.step()
+    expected = torch.cat([first.detach().reshape(-1), second.detach().reshape(-1)])
+    torch.testing.assert_close(torch.cat([half.detach() for half in halves]), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_the_recipes_names():
     parameter = new_parameter()
     for name, corrected in (("bert_adam", False), ("adamw", True)):
@@ -79,7 +131,16 @@ def test_the_recipes_names():
         assert optimizer.bias_correction is corrected
 
 
-@pytest.mark.parametrize("bad", [{"beta1": 1.0}, {"eps": 0.0}, {"weight_decay": -1.0}, {"max_gradient_norm": -1.0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"beta1": 1.0},
+        {"eps": 0.0},
+        {"weight_decay": -1.0},
+        {"max_gradient_norm": -1.0},
+        {"min_trust_ratio": 2.0, "max_trust_ratio": 1.0},
+    ],
+)
 def test_impossible_constants_are_refused(bad):
     with pytest.raises(ValueError, match="optimizer"):
         OptimizerConfig(**bad)

@@ -1,0 +1,111 @@
+"""results.json: what an evaluation leaves, how to read it, and how to show it.
+
+It holds
+
+    format_version     of this layout
+    checkpoint         path, blake2b of model.safetensors, lineage: run, step, samples, hashes, code
+    shards             path, blake2b of the manifest, sequence_length, samples; null where no task read any
+    settings           dtype, batch_size, threads
+    tasks              name -> version, metrics (value, half_width, baseline), baselines, details
+    code               which code evaluated
+    seconds            how long it took
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint import write_atomically
+
+RESULTS = "results.json"
+FORMAT_VERSION = 1
+_SHARES = ("accuracy",)  # metrics that are shown as per cent
+
+
+def write_results(path: Path, results: dict[str, Any]) -> None:
+    """Write results so that a reader sees all or nothing of them."""
+    write_atomically(path, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """Read what write_results wrote.
+
+    Raises:
+        ValueError: not there, or not the results of an evaluation of this version.
+    """
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+        version = results["format_version"]
+    except OSError as error:
+        raise ValueError(f"{path}: can't read the results ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not the results of an evaluation; run `python -m eval.run` again") from error
+    if version != FORMAT_VERSION:
+        raise ValueError(f"{path}: format version {version}, this program reads {FORMAT_VERSION}; evaluate again")
+    return dict(results)
+
+
+def figures_table(results: dict[str, Any]) -> str:
+    """The figures of all tasks beside their baselines, as a table in Markdown; empty where there are none."""
+    rows = [
+        [
+            f"{name} {metric}",
+            _interval(metric, measured["value"], measured["half_width"]),
+            _figure(metric, measured["baseline"]),
+            task["baselines"].get(metric, ""),
+        ]
+        for name, task in results["tasks"].items()
+        for metric, measured in task["metrics"].items()
+    ]
+    return markdown([["", "model", "baseline", "which is"], *rows], numbers=(1, 2)) if rows else ""
+
+
+def filled_table(results: dict[str, Any]) -> str:
+    """The filled masks as a table in Markdown; empty where none were asked for."""
+    sentences = results["tasks"].get("fill_mask", {"details": {"sentences": []}})["details"]["sentences"]
+    rows = [[shown, _candidates(candidates)] for sentence in sentences for shown, candidates in _masks(sentence)]
+    return markdown([["sentence", "most probable, %"], *rows]) if rows else ""
+
+
+def _masks(sentence: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Each mask's candidates beside the sentence, which is named at the first."""
+    for i, candidates in enumerate(sentence["masks"]):
+        yield sentence["sentence"] if i == 0 else f"... [MASK] {i + 1}", candidates
+
+
+def _candidates(candidates: Sequence[dict[str, Any]]) -> str:
+    return ", ".join(f"{c['token']} {100 * c['probability']:.1f}" for c in candidates)
+
+
+def _interval(metric: str, value: float, half_width: float | None) -> str:
+    return _figure(metric, value) if half_width is None else f"{_figure(metric, value)} ± {_figure(metric, half_width)}"
+
+
+def _figure(metric: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    if metric in _SHARES:
+        return f"{100 * value:.2f} %"
+    return f"{value:,.1f}" if metric == "perplexity" else f"{value:.4f}"
+
+
+def markdown(rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    """A table in Markdown that is aligned as plain text too.
+
+    Args:
+        rows: the header first, all of one length.
+        numbers: columns that are aligned to the right.
+    """
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(cells[0]))]
+    rule = ["-" * (width - 1) + ":" if i in numbers else "-" * width for i, width in enumerate(widths)]
+    return "".join(_line(row, widths, numbers) for row in (cells[0], rule, *cells[1:]))
+
+
+def _line(row: Sequence[str], widths: Sequence[int], numbers: Sequence[int]) -> str:
+    columns = enumerate(zip(row, widths, strict=True))
+    padded = (cell.rjust(width) if i in numbers else cell.ljust(width) for i, (cell, width) in columns)
+    return f"| {' | '.join(padded)} |\n"

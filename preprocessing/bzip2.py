@@ -1,0 +1,134 @@
+"""Files of several bzip2 streams, such as multistream dumps: where the streams begin, and what they hold.
+
+`bz2.BZ2File` can't begin at a stream in the middle, and takes whatever follows a damaged stream for padding: the rest
+of the file is then missing without an error.
+"""
+
+from __future__ import annotations
+
+import bz2
+import re
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from preprocessing.sources import SourceError
+
+MAGIC = b"BZh"
+# A stream's header with that of its first block. Compressed data may look like it (once in 10^13 files of 20 GB).
+_START = re.compile(rb"BZh[1-9]1AY&SY")
+_START_BYTES = 10
+_READ = 1 << 18  # bytes of the file
+_PIECE = 1 << 16  # bytes of what comes out
+_BLOCK = 900_000  # the most that a block holds, whose checksum tells whether it is one
+_LOOK_BACK = 1 << 24
+
+
+class BrokenStreamError(SourceError):
+    """A stream that is damaged or cut short."""
+
+    def __init__(self, message: str, start: int):
+        super().__init__(message)
+        self.start = start  # where it begins
+
+
+def decompress(file: BinaryIO, begin: int, name: str) -> Iterator[tuple[int, bytes]]:
+    """What the streams from one on hold, a piece at a time.
+
+    Args:
+        file: the compressed file, seekable.
+        begin: where a stream begins.
+        name: what error messages call the file.
+
+    Yields:
+        Where the stream of a piece begins, and the piece.
+
+    Raises:
+        BrokenStreamError: a stream is damaged, or ends with the file; what is before that has been yielded.
+    """
+    file.seek(begin)
+    data, at = file.read(_READ), begin  # `at` is where the file goes on after `data` once that is handed over
+    while data:
+        filled = data.lstrip(b"\0")  # tapes and some tools pad
+        at += len(data) - len(filled)
+        if not filled:
+            data = file.read(_READ)
+            continue
+        start, data, decompressor = at, filled, bz2.BZ2Decompressor()
+        while not decompressor.eof:
+            if decompressor.needs_input:
+                data = data or file.read(_READ)
+                if not data:
+                    raise BrokenStreamError(
+                        f"{name}: cut short at byte {at:,}, in the bzip2 stream that begins at byte {start:,}; "
+                        "fetch it again",
+                        start,
+                    )
+            handed, data, at = data, b"", at + len(data)
+            try:
+                piece = decompressor.decompress(handed, _PIECE)
+            except (OSError, ValueError) as error:
+                raise BrokenStreamError(
+                    f"{name}: damaged before byte {at:,}, in the bzip2 stream that begins at byte {start:,} ({error}); "
+                    "fetch it again",
+                    start,
+                ) from error
+            if piece:
+                yield start, piece
+        data = decompressor.unused_data
+        at -= len(data)
+        data = data or file.read(_READ)
+
+
+def first_start(file: BinaryIO, begin: int, end: int) -> int | None:
+    """Where the first stream that begins in [begin, end) does so; None where none does.
+
+    Of what looks like a stream's beginning it is one if it decompresses, or if a stream ends right before it: a
+    damaged stream is an error for its reader, not a part of the one before.
+    """
+    for candidate in _candidates(file, begin, end):
+        if candidate == 0 or _decompresses(file, candidate) or _follows_a_stream(file, candidate):
+            return candidate
+    return None
+
+
+def _candidates(file: BinaryIO, begin: int, end: int) -> Iterator[int]:
+    """Everything in [begin, end) that looks like the beginning of a stream."""
+    at = begin
+    while at < end:
+        file.seek(at)
+        window = file.read(min(_READ, end - at) + _START_BYTES - 1)
+        yield from (at + match.start() for match in _START.finditer(window) if at + match.start() < end)
+        at += _READ
+
+
+def _decompresses(file: BinaryIO, start: int) -> bool:
+    """Whether the first block of a stream is intact."""
+    size = 0
+    try:
+        for stream, piece in decompress(file, start, ""):
+            size += len(piece)
+            if stream != start or size > _BLOCK:
+                return True
+    except BrokenStreamError:
+        return False
+    return size > 0
+
+
+def _follows_a_stream(file: BinaryIO, candidate: int) -> bool:
+    """Whether a stream that begins earlier ends where the candidate begins."""
+    beyond = candidate
+    while beyond > 0:
+        window = max(0, beyond - _LOOK_BACK)
+        for start in reversed(list(_candidates(file, window, beyond))):
+            if _decompresses(file, start):
+                return _ends_at(file, start, candidate)
+        beyond = window
+    return False
+
+
+def _ends_at(file: BinaryIO, start: int, candidate: int) -> bool:
+    pieces = decompress(file, start, "")
+    try:
+        return next((stream for stream, _ in pieces if stream >= candidate), -1) == candidate
+    except BrokenStreamError as error:
+        return error.start == candidate

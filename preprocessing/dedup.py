@@ -1,0 +1,254 @@
+"""What is dropped between the passes: older revisions, repeated documents, repeated lines; pure, on Arrow and numpy.
+
+The first pass leaves, beside every batch of tokens, a record of each document and of each long line. Of all copies
+the one in the document of the smallest id stays, and within a document the first: a rule that knows no order of
+arrival. Documents are decided upon first, so that no line is dropped for a copy that is dropped itself.
+
+Records are read where they lie, in mapped files; what is held in memory is some 60 bytes a document, and the lines of
+one range of hashes at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from preprocessing.fingerprints import PERMUTATIONS, RepeatRule
+from preprocessing.shards import MIN_ROWS, MIN_VALIDATION_CORPUS, Edge, Reason, Span, row_key
+
+RANGE_RECORDS = 1 << 20  # lines of one range of hashes, about
+REPEATS = pa.schema([("row", pa.uint64()), ("begin", pa.uint32()), ("end", pa.uint32())])
+LOST = pa.schema([("row", pa.uint64()), ("reason", pa.uint8())])
+
+
+class Run(NamedTuple):
+    """The records of one batch of the first pass."""
+
+    unit: int
+    batch: int
+    documents: pa.RecordBatch  # shards.documents_schema, in the order of the batch's rows
+    lines: pa.RecordBatch  # shards.LINES, by hash
+
+
+def repeated(hashes: np.ndarray, *order: np.ndarray) -> np.ndarray:
+    """Positions of the elements that are not the first of their hash in an order, the first key counting most."""
+    by = np.lexsort((*reversed(order), hashes))
+    return by[1:][hashes[by[1:]] == hashes[by[:-1]]]
+
+
+def _column(batch: pa.RecordBatch, name: str) -> np.ndarray:
+    return batch.column(name).to_numpy()
+
+
+class Review:
+    """Looks through the records of the whole corpus and marks what is lost.
+
+    Attributes:
+        lost: [documents] the Reason for which each is dropped, or 0; in the order of the runs.
+    """
+
+    def __init__(self, runs: Iterable[Run]):
+        """Rank the documents by id, and drop all but the newest of one id."""
+        self._runs = sorted(runs, key=lambda run: (run.unit, run.batch))
+        sizes = [run.documents.num_rows for run in self._runs]
+        self._first = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])  # [runs + 1] of each run's documents
+        self.lost = np.zeros(self._first[-1], np.uint8)
+        self._rank = np.zeros(self._first[-1], np.int64)
+        if self._runs:
+            self._rank_documents()
+
+    def _all(self, name: str) -> np.ndarray:
+        """A column of all documents' records."""
+        return np.concatenate([_column(run.documents, name) for run in self._runs])
+
+    def _rank_documents(self) -> None:
+        table = pa.Table.from_batches(run.documents.select(["doc_id", "revision", "content"]) for run in self._runs)
+        keys = [("doc_id", "ascending"), ("revision", "descending"), ("content", "ascending")]
+        order = pc.sort_indices(table, sort_keys=keys).to_numpy()
+        self._rank[order] = np.arange(len(order))
+        ids = self._all("split_hash")[order]  # a hash of the id: neighbours that share it are of one id
+        self.lost[order[1:][ids[1:] == ids[:-1]]] = Reason.COLLISION
+
+    def _alive(self) -> np.ndarray:
+        return np.flatnonzero(self.lost == 0)
+
+    def drop_documents(self) -> None:
+        """Drop documents whose text another one has."""
+        alive = self._alive()
+        again = repeated(self._all("text")[alive], self._rank[alive])
+        self.lost[alive[again]] = Reason.DUPLICATE_DOCUMENT
+
+    def drop_near_duplicates(self, threshold: float) -> None:
+        """Drop documents that share so much with another one; of a whole cluster of such the smallest id stays.
+
+        Candidates share a band of their signatures with the smallest id in that band; what both signatures say
+        decides. Memory: 40 bytes a document while bands are compared, and 16 a pair found.
+        """
+        from datasketch import MinHashLSH  # see fingerprints
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        # A candidate too many costs a comparison, one too few a duplicate that stays.
+        bands = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS, weights=(0.1, 0.9))
+        alive = self._alive()
+        rank = self._rank[alive]
+        pairs = [np.empty((0, 2), np.int64)]
+        for band in range(bands.b):
+            keys = self._band_keys(band * bands.r, (band + 1) * bands.r)[alive]
+            by = np.lexsort((rank, keys))
+            begins = np.concatenate([[True], keys[by[1:]] != keys[by[:-1]]]) if len(by) else np.empty(0, bool)
+            smallest = by[np.flatnonzero(begins)][np.cumsum(begins) - 1]
+            candidates = np.stack([smallest, by], axis=1)[~begins]
+            pairs.append(candidates[self._shared(alive[candidates]) >= threshold])
+        linked = np.unique(np.concatenate(pairs), axis=0)
+        graph = coo_array((np.ones(len(linked), np.int8), linked.T), shape=(len(alive), len(alive)))
+        _, cluster = connected_components(graph, directed=False)
+        self.lost[alive[repeated(cluster, rank)]] = Reason.NEAR_DUPLICATE
+
+    def _signatures(self, run: Run) -> np.ndarray:
+        return run.documents.column("signature").flatten().to_numpy().reshape(-1, PERMUTATIONS)
+
+    def _band_keys(self, begin: int, end: int) -> np.ndarray:
+        """A hash of some columns of every document's signature."""
+        keys = np.zeros(len(self.lost), np.uint64)
+        for run, first in zip(self._runs, self._first.tolist(), strict=False):
+            columns = self._signatures(run)[:, begin:end].astype(np.uint64)
+            own = keys[first : first + len(columns)]
+            for column in columns.T:
+                own *= np.uint64(0x9E3779B97F4A7C15)
+                own += column + np.uint64(1)
+                own ^= own >> np.uint64(29)
+        return keys
+
+    def _shared(self, pairs: np.ndarray) -> np.ndarray:
+        """The share of their shingles that pairs of documents have in common, by their signatures; [pairs]."""
+        shared = np.empty(len(pairs))
+        for begin in range(0, len(pairs), 1 << 14):
+            one, other = (self._gather(side) for side in pairs[begin : begin + (1 << 14)].T)
+            shared[begin : begin + len(one)] = (one == other).mean(axis=1)
+        return shared
+
+    def _gather(self, documents: np.ndarray) -> np.ndarray:
+        """The signatures of some documents."""
+        found = np.empty((len(documents), PERMUTATIONS), np.uint32)
+        run_of = np.searchsorted(self._first, documents, side="right") - 1
+        for number in np.unique(run_of).tolist():
+            own = run_of == number
+            found[own] = self._signatures(self._runs[number])[documents[own] - self._first[number]]
+        return found
+
+    def drop_lines(self, min_tokens: int) -> Iterator[pa.RecordBatch]:
+        """Find repeated lines, range of hashes by range; when all are told, drop documents that keep too few tokens.
+
+        Yields:
+            REPEATS, of each range, by row: the sentences that go.
+        """
+        tokens = self._all("tokens").astype(np.int64) if self._runs else np.empty(0, np.int64)
+        for records in self._line_ranges():
+            records = records[self.lost[records["document"]] == 0]
+            document = records["document"]
+            gone = records[repeated(records["hash"], self._rank[document], records["begin"])]
+            gone = gone[np.lexsort((gone["begin"], gone["document"]))]
+            np.subtract.at(tokens, gone["document"], gone["tokens"].astype(np.int64))
+            if len(gone):
+                columns = [self._keys(gone["document"]), *(np.ascontiguousarray(gone[name]) for name in ("begin", "end"))]
+                yield pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=REPEATS)
+        self.lost[(self.lost == 0) & (tokens < min_tokens)] = Reason.REPEATED_LINES
+
+    def _line_ranges(self) -> Iterator[np.ndarray]:
+        """The lines of all runs, a range of hashes at a time."""
+        dtype = [("hash", "<u8"), ("document", "<i8"), ("begin", "<u4"), ("end", "<u4"), ("tokens", "<u4")]
+        count = 1 + sum(run.lines.num_rows for run in self._runs) // RANGE_RECORDS
+        bounds = np.array([number * 2**64 // count for number in range(1, count)], np.uint64)
+        cuts = [
+            [0, *np.searchsorted(_column(run.lines, "hash"), bounds).tolist(), run.lines.num_rows] for run in self._runs
+        ]
+        for number in range(count):
+            pieces = [
+                run.lines.slice(cut[number], cut[number + 1] - cut[number])
+                for run, cut in zip(self._runs, cuts, strict=True)
+            ]
+            records = np.empty(sum(piece.num_rows for piece in pieces), dtype)
+            at = 0
+            for piece, first in zip(pieces, self._first.tolist(), strict=False):
+                own = records[at : at + piece.num_rows]
+                own["document"] = first + _column(piece, "row").astype(np.int64)
+                for name in ("hash", "begin", "end", "tokens"):
+                    own[name] = _column(piece, name)
+                at += piece.num_rows
+            yield records
+
+    def _keys(self, documents: np.ndarray) -> np.ndarray:
+        """What names documents to the second pass; ascending as they are."""
+        run_of = np.searchsorted(self._first, documents, side="right") - 1
+        keys = np.array([row_key(run.unit, run.batch, 0) for run in self._runs], np.uint64)
+        return keys[run_of] + (documents - self._first[run_of]).astype(np.uint64)
+
+    def lost_documents(self) -> pa.RecordBatch:
+        """LOST: every document that is dropped, by row."""
+        gone = np.flatnonzero(self.lost)
+        return pa.RecordBatch.from_arrays([pa.array(self._keys(gone)), pa.array(self.lost[gone])], schema=LOST)
+
+    def edges(self) -> list[Edge]:
+        """Of the documents that stay the four of lowest split hash and the two of highest, in that order."""
+        alive = self._alive()
+        hashes = self._all("split_hash")[alive] if self._runs else np.empty(0, np.uint64)
+        order = alive[np.lexsort((self._rank[alive], hashes))]
+        ends = dict.fromkeys([*order[:MIN_VALIDATION_CORPUS].tolist(), *order[-MIN_ROWS:].tolist()])
+        return [self._edge(document) for document in ends]
+
+    def _edge(self, document: int) -> Edge:
+        number = int(np.searchsorted(self._first, document, side="right")) - 1
+        run, row = self._runs[number], document - int(self._first[number])
+        record = {name: run.documents.column(name)[row].as_py() for name in ("split_hash", "doc_id", "tokens")}
+        span = Span(run.unit, run.batch, row, row + 1, record["tokens"])
+        return Edge(record["split_hash"], record["doc_id"], span)
+
+
+def review(runs: Sequence[Run], rule: RepeatRule) -> Review:
+    """A review that has decided upon documents; lines are still to be looked through."""
+    made = Review(runs)
+    if rule.documents:
+        made.drop_documents()
+    if rule.near_duplicates is not None:
+        made.drop_near_duplicates(rule.near_duplicates)
+    return made
+
+
+class Drops:
+    """What the second pass leaves out, found by the rows' keys.
+
+    A file of lines has a batch for each range of hashes, so what is repeated in a shard is gathered from all of them.
+    """
+
+    def __init__(self, lost: pa.RecordBatch, repeats: Iterable[pa.RecordBatch]):
+        self._lost, self._repeats = lost, repeats
+
+    def reasons(self, rows: np.ndarray) -> np.ndarray:
+        """The Reason for which each row is dropped, or 0; uint8 [rows]."""
+        found = np.zeros(len(rows), np.uint8)
+        lost = _column(self._lost, "row")
+        at = np.minimum(np.searchsorted(lost, rows), max(0, len(lost) - 1))
+        if len(lost):
+            hit = lost[at] == rows
+            found[hit] = _column(self._lost, "reason")[at[hit]]
+        return found
+
+    def lines(self, rows: np.ndarray) -> np.ndarray:
+        """The sentences that go: [repeated lines, 3] of (position in ``rows``, begin, end)."""
+        order = np.argsort(rows)
+        found = [np.empty((0, 3), np.int64)]
+        for batch in self._repeats:
+            keys = _column(batch, "row")
+            begin, end = (np.searchsorted(keys, rows[order], side=side) for side in ("left", "right"))
+            count = end - begin
+            # The records of one row lie together: count[i] of them from begin[i] on.
+            at = np.repeat(end - np.cumsum(count), count) + np.arange(count.sum())
+            columns = [np.repeat(order, count), *(_column(batch, name)[at] for name in ("begin", "end"))]
+            found.append(np.stack([column.astype(np.int64) for column in columns], axis=1))
+        return np.concatenate(found)

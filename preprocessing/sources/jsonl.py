@@ -1,0 +1,72 @@
+"""A JSON object a line, such as the copies of corpora on hubs and WikiExtractor's --json output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from preprocessing.sources import (
+    MAX_DOCUMENT,
+    Columns,
+    Damaged,
+    Document,
+    Item,
+    ReadOptions,
+    Skipped,
+    SourceError,
+    Wanted,
+    every,
+)
+from preprocessing.sources.lines import decode_utf8, lines
+
+SOURCE = "jsonl"
+
+
+def read(file: BinaryIO, name: str, options: ReadOptions = ReadOptions(), wanted: Wanted = every) -> Iterator[Item]:
+    """The documents of a file in order; their ids are FILE#ROW, rows counted from 0.
+
+    Args:
+        file: the open file, decompressed.
+        name: its path relative to the corpus.
+        options: the names of the fields.
+        wanted: which documents.
+
+    Raises:
+        SourceError: no object of the file has text, which means another name of the field.
+    """
+    row, found, seen = -1, False, set[str]()
+    for row, line in enumerate(lines(file)):
+        doc_id = f"{name}#{row}"
+        if line is None:
+            yield Skipped(doc_id, SOURCE, "too_large")
+        elif not line.strip():
+            yield Skipped(doc_id, SOURCE, "empty")
+        elif wanted(doc_id):
+            item = _document(line, doc_id, options.jsonl, seen)
+            found = found or isinstance(item, Document)
+            yield item
+    if seen and not found:
+        raise SourceError(
+            f"{name}: no line has text in a field {options.jsonl.text!r}, there are {', '.join(sorted(seen))}; "
+            "use --jsonl-text-field"
+        )
+    if row < 0:
+        yield Skipped(name, SOURCE, "empty")
+
+
+def _document(line: bytes, doc_id: str, fields: Columns, seen: set[str]) -> Item:
+    text, replaced = decode_utf8(line)
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Damaged(doc_id, SOURCE, f"{doc_id}: not a JSON object ({error})")
+    if not isinstance(record, dict):
+        return Damaged(doc_id, SOURCE, f"{doc_id}: a JSON {type(record).__name__} where an object is expected")
+    body, title = record.get(fields.text), record.get(fields.title)
+    if not isinstance(body, str):
+        seen.update(list(map(str, record))[:50])
+        return Skipped(doc_id, SOURCE, "empty")
+    if len(body) > MAX_DOCUMENT:
+        return Skipped(doc_id, SOURCE, "too_large")
+    return Document(doc_id, SOURCE, None if title is None else str(title), body, replaced=replaced)
