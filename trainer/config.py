@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pydantic
@@ -22,7 +23,7 @@ from trainer.data import DataConfig
 from trainer.masking import MaskingConfig
 from trainer.model import BertConfig
 from trainer.optim import OptimizerConfig
-from trainer.schedule import ScheduleConfig
+from trainer.schedule import ScheduleConfig, learning_rate
 
 
 class ConfigError(ValueError):
@@ -39,6 +40,8 @@ class Phase:
         global_batch_size: samples of an update over all ranks.
         micro_batch_size: samples that a rank computes at a time.
         max_predictions: at most so many masked tokens a sample.
+        schedule: of this phase alone, from its own first step; without it the run's schedule goes on over all phases.
+        reset_moments: begin the phase with empty moments in the optimizer; the weights are kept.
     """
 
     sequence_length: int
@@ -46,11 +49,13 @@ class Phase:
     global_batch_size: int
     micro_batch_size: int
     max_predictions: int
+    schedule: ScheduleConfig | None = None
+    reset_moments: bool = False
 
     def __post_init__(self) -> None:
-        for f in dataclasses.fields(self):
-            if getattr(self, f.name) <= 0:
-                raise ValueError(f"{f.name} must be positive")
+        for name in ("sequence_length", "steps", "global_batch_size", "micro_batch_size", "max_predictions"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive")
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,13 @@ class Recipe:
         """The step after which this run stops."""
         return min(self.total_steps, self.train.max_steps or self.total_steps)
 
+    def learning_rate(self, step: int) -> float:
+        """The rate of the update that follows ``step`` finished ones."""
+        begin, end, phase = next(found for found in self.phase_ranges() if step < found[1])
+        if phase.schedule is None:
+            return learning_rate(step, self.total_steps, self.schedule)
+        return learning_rate(step - begin, end - begin, phase.schedule)
+
     def phase_ranges(self) -> Iterator[tuple[int, int, Phase]]:
         """(first step, end step, phase) of every phase, steps counted over all phases."""
         begin = 0
@@ -186,21 +198,45 @@ _IDENTITY = (
 )
 
 
+_DEEPEST = 4  # recipes that extend one another
+
+
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe and apply overrides such as ``train.seed=2`` or ``phases.0.micro_batch_size=8``.
 
     Raises:
         ConfigError: no such file, not TOML, an unknown key, a wrong type or an impossible value.
     """
+    raw = _read(Path(path))
+    for override in overrides:
+        _apply(raw, override)
+    return parse_recipe(raw, str(path))
+
+
+def _read(path: Path, depth: int = 0) -> dict[str, Any]:
+    """A recipe's tables; where it ``extends`` another file beside it, that file's with these in their place."""
     try:
-        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: can't read the recipe ({error.strerror})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not a TOML file ({error})") from error
-    for override in overrides:
-        _apply(raw, override)
-    return parse_recipe(raw, str(path))
+    parent = raw.pop("extends", None)
+    if parent is None:
+        return raw
+    if not isinstance(parent, str) or Path(parent).name != parent or depth == _DEEPEST:
+        raise ConfigError(f"{path}: extends must name a recipe in the same folder that does not lead back here")
+    return _merge(_read(path.with_name(parent), depth + 1), raw)
+
+
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Tables within tables are merged, everything else, lists too, is replaced."""
+    both = {key: _merge(base[key], value) for key, value in changes.items() if _are_tables(base.get(key), value)}
+    return {**base, **changes, **both}
+
+
+def _are_tables(*values: Any) -> bool:
+    return all(isinstance(value, dict) for value in values)
 
 
 def parse_recipe(raw: dict[str, Any], where: str) -> Recipe:
@@ -221,7 +257,14 @@ def parse_recipe(raw: dict[str, Any], where: str) -> Recipe:
 
 def to_toml(recipe: Recipe) -> str:
     """The resolved recipe, every default written out."""
-    return tomli_w.dumps(dataclasses.asdict(recipe))
+    return tomli_w.dumps(_without_none(dataclasses.asdict(recipe)))
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no null: what is not set is left out."""
+    if isinstance(value, dict):
+        return {key: _without_none(child) for key, child in value.items() if child is not None}
+    return [_without_none(child) for child in value] if isinstance(value, list) else value
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:
@@ -279,6 +322,8 @@ def _reject_unknown(raw: Any, kind: Any, prefix: str, where: str) -> None:
     if get_origin(kind) is list and isinstance(raw, list):
         for i, item in enumerate(raw):
             _reject_unknown(item, get_args(kind)[0], f"{prefix}{i}.", where)
+    if get_origin(kind) is UnionType:
+        kind = get_args(kind)[0]  # SECTION | None
     if not dataclasses.is_dataclass(kind) or not isinstance(raw, dict):
         return
     hints = get_type_hints(kind)

@@ -222,6 +222,12 @@ class Engine:
         if path is None:
             raise ValueError(f"{directory}: no DeepSpeed checkpoint in it")
 
+    def reset_moments(self) -> None:
+        """Empty the optimizer's state; the weights stay."""
+        for state in self._optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+
     def close(self) -> None:
         """Let go of the optimizer's memory, so that the next phase can build its own engine."""
         self._engine.destroy()

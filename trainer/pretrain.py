@@ -45,7 +45,6 @@ from trainer.engine import Engine, GlobalCounts, NonFiniteError, World, join_wor
 from trainer.hugging_face import save_export
 from trainer.lineage import code_version, uncommitted_changes
 from trainer.model import parameter_count
-from trainer.schedule import learning_rate
 
 _log = logging.getLogger("pretrain")
 
@@ -123,6 +122,8 @@ class Session:
     def _train_phase(self, phase: Phase, begin: int, step: int, end: int) -> tuple[int, bool]:
         """Train steps [step, end) of a phase that began at ``begin``; returns how far it got and whether to stop."""
         engine = self._start_engine(phase)
+        if step == begin and phase.reset_moments:
+            engine.reset_moments()
         steps = self._steps(phase)
         progress = Progress(self.world.is_first, self.recipe, step)
         clock = Clock()
@@ -130,8 +131,7 @@ class Session:
             totals = engine.count_step(batches, self.stop.received)
             clock.lap("data_seconds")
             placed = [(steps.micro_batch_index(i), batch) for i, batch in enumerate(batches)]
-            rate = learning_rate(step, self.recipe.total_steps, self.recipe.schedule)
-            metrics = engine.train_step(step, placed, totals, rate)
+            metrics = engine.train_step(step, placed, totals, self.recipe.learning_rate(step))
             clock.lap("compute_seconds")
             step += 1
             self._report(step, {**metrics, **_throughput(totals, clock)}, progress)

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import pytest
 
@@ -41,6 +42,47 @@ def test_the_paper_s_recipes():
         assert recipe.model.layer_norm_eps == 1e-12
 
 
+def test_nvidia_s_large_batch_recipe():
+    """DeepLearningExamples, LanguageModeling/BERT: 7,038 + 1,563 steps, warm-up 28.43 % and 12.8 %, square-root decay."""
+    recipe = load_recipe(RECIPES / "lamb_64k.toml")
+    assert parameter_count(recipe.model) == 336_226_108
+    assert [(p.sequence_length, p.steps, p.global_batch_size) for p in recipe.phases] == [
+        (128, 7038, 65_536),
+        (512, 1563, 32_768),
+    ]
+    assert (recipe.optimizer.name, recipe.optimizer.weight_decay, recipe.optimizer.max_gradient_norm) == (
+        "lamb",
+        0.01,
+        1.0,
+    )
+    assert [(p.schedule.peak, p.schedule.power) for p in recipe.phases] == [(6e-3, 0.5), (4e-3, 0.5)]
+    assert [p.schedule.warmup_steps / p.steps for p in recipe.phases] == pytest.approx([0.2843, 0.128], abs=1e-4)
+    assert recipe.learning_rate(2001) == pytest.approx(6e-3 * (1 - 2001 / 7038) ** 0.5)
+    assert recipe.learning_rate(7038) == 0.0  # the second phase warms up again
+    assert recipe.learning_rate(7238) == pytest.approx(4e-3 * (1 - 200 / 1563) ** 0.5)
+
+
+def test_the_sizes_of_table_6():
+    found = {
+        (recipe.model.num_hidden_layers, recipe.model.hidden_size, recipe.model.num_attention_heads)
+        for recipe in map(load_recipe, RECIPES.glob("table6_*.toml"))
+        if recipe.model.intermediate_size == 4 * recipe.model.hidden_size
+    }
+    assert found == {(3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16), (24, 1024, 16)}
+
+
+def test_a_recipe_extends_another_table_by_table(tmp_path):
+    (tmp_path / "base.toml").write_text(TINY, encoding="utf-8")
+    (tmp_path / "child.toml").write_text('extends = "base.toml"\n[schedule]\npeak = 0.5\n', encoding="utf-8")
+    base, child = load_recipe(tmp_path / "base.toml"), load_recipe(tmp_path / "child.toml")
+    assert (child.schedule.peak, child.schedule.warmup_steps) == (0.5, base.schedule.warmup_steps)
+    assert child.phases == base.phases
+    for parent in ("loop.toml", "../base.toml", 3):
+        (tmp_path / "loop.toml").write_text(f"extends = {json.dumps(parent)}\n", encoding="utf-8")
+        with pytest.raises(ConfigError, match="extends must name a recipe in the same folder"):
+            load_recipe(tmp_path / "loop.toml")
+
+
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_recipe_loads_and_survives_being_written_out(path, tmp_path):
     recipe = load_recipe(path)
@@ -73,6 +115,7 @@ def test_overrides(recipe):
         ("phases.0.steps=0", r"phases\.0: steps must be positive"),
         ("phases.0.sequence_length=64", "max_position_embeddings"),
         ("optimizer.name=sgd", r"optimizer\.name: .*'bert_adam'"),
+        ("phases.0.schedule={peek=1}", r"unknown setting phases\.0\.schedule\.peek; did you mean"),
         ("masking.probability=2", r"masking\.probability is 2"),
     ],
 )

@@ -77,8 +77,7 @@ def test_biases_and_layer_norms_are_not_decayed_and_everything_else_is():
 @pytest.mark.parametrize("bounds", [(0.0, math.inf), (0.01, 0.3)])
 def test_lamb_is_the_papers(bounds):
     config = OptimizerConfig(name="lamb", min_trust_ratio=bounds[0], max_trust_ratio=bounds[1])
-    groups = [[{"params": [parameter], "weight_decay": decay} for decay in (0.01, 0.0) for parameter in [new_parameter()]]
-              for _ in range(2)]  # fmt: skip
+    groups = [[{"params": [new_parameter()], "weight_decay": decay} for decay in (0.01, 0.0)] for _ in range(2)]
     optimizers = (
         build_optimizer(groups[0], config),
         reference.Lamb(groups[1], lambda r: min(max(r, bounds[0]), bounds[1])),

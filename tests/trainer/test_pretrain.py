@@ -103,7 +103,7 @@ def test_two_phases_in_one_command_and_a_resume_in_the_second(call, tmp_path):
         TINY.replace("sequence_length = 32\nsteps = 8", "sequence_length = 16\nsteps = 5").replace(
             "[checkpoint]",
             "[[phases]]\nsequence_length = 32\nsteps = 4\nglobal_batch_size = 4\nmicro_batch_size = 2\n"
-            "max_predictions = 4\n\n[checkpoint]",
+            "max_predictions = 4\nreset_moments = true\nschedule = { peak = 1e-3, warmup_steps = 0 }\n\n[checkpoint]",
         ),
         encoding="utf-8",
     )
@@ -115,6 +115,8 @@ def test_two_phases_in_one_command_and_a_resume_in_the_second(call, tmp_path):
                       for path in (tmp_path / "run", halves))  # fmt: skip
     assert whole == resumed
     assert [samples for _, samples, _ in whole] == [8, 16, 24, 32, 40, 44, 48, 52, 56]
+    rates = [line["learning_rate"] for line in read_lines(tmp_path / "run" / "metrics.jsonl")]
+    assert rates[5:] == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
 
 
 def damaged_shards(shards, tmp_path):

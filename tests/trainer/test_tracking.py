@@ -1,0 +1,246 @@
+"""What a run directory says is in MLflow, once, whatever came between; and MLflow never holds up a training."""
+
+import json
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from mlflow.entities import Run
+from mlflow.tracking import MlflowClient
+
+from tests.trainer.mlflow_store import add_lines, empty_store, metrics, write_run
+from trainer import tracking
+from trainer.checkpoint import RunDirectory, read_lines
+from trainer.tracking import Store, Tracker, evaluation_store, log_evaluation, main, sync
+
+NOBODY = "http://127.0.0.1:1"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A finished run of three steps."""
+    return RunDirectory(write_run(tmp_path / "runs" / "demo"))
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The default store of ``run``."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return empty_store(tmp_path / "runs" / "mlflow.db")
+
+
+def only_run(store: str, experiment: str = "tests") -> Run:
+    client = MlflowClient(store)
+    found = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
+    assert len(found) == 1
+    return found[0]
+
+
+def history(store: str, run_id: str, metric: str) -> list[tuple[int, float]]:
+    return [(entry.step, entry.value) for entry in MlflowClient(store).get_metric_history(run_id, metric)]
+
+
+def assert_complete(run: RunDirectory, store: str, run_id: str) -> None:
+    """Every value of every step is there once, to the last digit."""
+    for file, prefix in ((run.metrics, ""), (run.validation_metrics, "validation_")):
+        lines = list(read_lines(file))
+        for key in lines[0].keys() - {"step", "time"}:
+            assert history(store, run_id, prefix + key) == [(line["step"], line[key]) for line in lines], key
+
+
+def test_everything_is_carried_over(run: RunDirectory, store: str) -> None:
+    assert main(["sync", str(run.path)]) == 0
+    found = only_run(store)
+    assert_complete(run, store, found.info.run_id)
+    assert found.info.run_name == "demo"
+    assert found.info.status == "FINISHED"
+    assert found.data.params == {
+        "model.vocab_size": "64", "model.hidden_act": "gelu", "phases.0.steps": "3", "phases.1.steps": "5",
+        "tracking.experiment": "tests",
+    }  # fmt: skip
+    tags = {"run_directory": str(run.path), "code_version": "0.1.0", "code_commit": "c0ffee", "code_modified": "False"}
+    assert tags.items() <= found.data.tags.items()
+    files = {Path(file.path).name for file in MlflowClient(store).list_artifacts(found.info.run_id, "run")}
+    assert files == {"config.toml", "ds_config.json", "manifest.json", "code.json", "code.diff"}
+    assert (run.path.parent / "mlartifacts").is_dir()  # beside the store, not in the current directory
+
+
+def test_times_are_those_of_the_steps(run: RunDirectory, store: str) -> None:
+    main(["sync", str(run.path)])
+    entries = MlflowClient(store).get_metric_history(only_run(store).info.run_id, "loss")
+    assert [entry.timestamp for entry in entries] == [int(metrics(step)["time"] * 1000) for step in (1, 2, 3)]
+
+
+def test_again_adds_nothing(run: RunDirectory, store: str) -> None:
+    for _ in range(2):
+        assert main(["sync", str(run.path)]) == 0
+    assert_complete(run, store, only_run(store).info.run_id)
+
+
+def test_goes_on_where_it_was(run: RunDirectory, store: str) -> None:
+    main(["sync", str(run.path)])
+    add_lines(run.metrics, 4, 200)  # 2,400 values: more than a request takes
+    main(["sync", str(run.path)])
+    assert_complete(run, store, only_run(store).info.run_id)
+
+
+def test_a_cut_before_it_was_written_down(run: RunDirectory, store: str) -> None:
+    main(["sync", str(run.path)])
+    cursor = json.loads(run.tracking.read_text())
+    run.tracking.write_text(json.dumps(cursor | {"steps": {}, "described": False}))
+    main(["sync", str(run.path)])
+    assert_complete(run, store, only_run(store).info.run_id)
+
+
+def test_a_cut_before_the_parameters(run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(tracking, "_describe", lambda *_: 1 / 0)
+        assert main(["sync", str(run.path)]) == 1
+    assert only_run(store).data.params == {}
+    assert main(["sync", str(run.path)]) == 0
+    assert len(only_run(store).data.params) == 5
+
+
+def test_a_cut_between_two_requests(run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_lines(run.metrics, 4, 200)
+    log_batch, calls = MlflowClient.log_batch, []
+
+    def fails_at_fourth(self, *arguments, **keywords):
+        calls.append(None)
+        if len(calls) == 4:
+            raise ConnectionError("away")
+        return log_batch(self, *arguments, **keywords)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", fails_at_fourth)
+    assert main(["sync", str(run.path)]) == 1
+    assert 0 < json.loads(run.tracking.read_text())["steps"]["metrics.jsonl"] < 200
+    assert main(["sync", str(run.path)]) == 0
+    assert_complete(run, store, only_run(store).info.run_id)
+
+
+def test_a_line_that_is_being_written_waits(run: RunDirectory, store: str) -> None:
+    line = json.dumps(metrics(4))
+    with run.metrics.open("a") as file:
+        file.write(line[:20])
+    main(["sync", str(run.path)])
+    run_id = only_run(store).info.run_id
+    assert len(history(store, run_id, "loss")) == 3
+    with run.metrics.open("a") as file:
+        file.write(line[20:] + "\n")
+    main(["sync", str(run.path)])
+    assert_complete(run, store, run_id)
+
+
+@pytest.mark.parametrize("tail", [1, 100, 1000, 1 << 20])
+def test_new_lines_are_found_from_the_end(tmp_path: Path, tail: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "_TAIL", tail)
+    path = tmp_path / "metrics.jsonl"
+    assert list(tracking._lines_after(path, 0)) == []
+    add_lines(path, 1, 40)
+    with path.open("a") as file:
+        file.write('{"step": 41')
+    for after in (0, 1, 20, 39, 40):
+        assert [line["step"] for line in tracking._lines_after(path, after)] == list(range(after + 1, 41))
+
+
+def test_a_training_is_followed(run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "_INTERVAL", 0.05)
+    with Tracker(run, "tests", system_metrics=False):
+        wait_for(lambda: json.loads(run.tracking.read_text())["steps"].get("validation.jsonl") == 3)
+        assert only_run(store).info.status == "RUNNING"
+        add_lines(run.metrics, 4, 6)
+    found = only_run(store)
+    assert found.info.status == "FINISHED"
+    assert_complete(run, store, found.info.run_id)
+
+
+def wait_for(condition, seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_server_that_is_away_fails_nothing_and_gets_all_later(
+    run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracking, "_INTERVAL", 0.05)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", NOBODY)
+    began = time.monotonic()
+    with Tracker(run, "tests", system_metrics=True, patience=10):
+        wait_for(lambda: "will try again" in caplog.text)
+    assert time.monotonic() - began < 10
+    assert f"python -m trainer.tracking sync {run.path}" in caplog.text
+
+    assert main(["sync", str(run.path)]) == 1  # still away
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)  # nothing lies anywhere yet: another store will do
+    assert main(["sync", str(run.path)]) == 0
+    assert_complete(run, store, only_run(store).info.run_id)
+
+
+def test_a_server_that_says_nothing_stalls_nothing(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracking, "_INTERVAL", 0.05)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3")
+    with socket.create_server(("127.0.0.1", 0)) as server:  # connects, and never answers
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
+        began = time.monotonic()
+        tracker = Tracker(run, "tests", system_metrics=False, patience=0.2)
+        time.sleep(0.3)  # a training
+        tracker.__exit__()
+        assert time.monotonic() - began < 2
+    assert "MLflow did not take all of it" in caplog.text
+
+
+def test_mlflow_is_not_as_patient_as_it_would_be() -> None:
+    from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES, MLFLOW_HTTP_REQUEST_TIMEOUT
+
+    assert MLFLOW_HTTP_REQUEST_MAX_RETRIES.get() == 1  # 7 with doubling pauses, if nobody says otherwise
+    assert MLFLOW_HTTP_REQUEST_TIMEOUT.get() == 20
+
+
+def test_mistakes_end_with_one_line(
+    run: RunDirectory, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sync", str(tmp_path / "nothing")]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path / 'nothing'}: not a run directory (no config.toml)\n"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", NOBODY)
+    assert main(["sync", str(run.path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {NOBODY}: ")
+    assert error.count("\n") == 1
+
+
+def test_an_evaluation_is_a_child_of_the_training(run: RunDirectory, store: str, tmp_path: Path) -> None:
+    parent = sync(_prepared(run))
+    (tmp_path / "results.json").write_text("{}")
+    where = evaluation_store([tmp_path / "elsewhere", run.path], tmp_path / "results")
+    assert where == Store(store, "tests", parent)
+    child = log_evaluation(where, "eval", {"mlm_perplexity": 0.1 + 0.2}, {"step": "7"}, [tmp_path / "results.json"])
+    found = MlflowClient(store).get_run(child)
+    assert found.data.tags["mlflow.parentRunId"] == parent
+    assert history(store, child, "mlm_perplexity") == [(7, 0.1 + 0.2)]
+    assert [file.path for file in MlflowClient(store).list_artifacts(child)] == ["results.json"]
+    assert found.info.status == "FINISHED"
+
+
+def _prepared(run: RunDirectory) -> RunDirectory:
+    tracking._prepare(run, "tests")
+    return run
+
+
+@pytest.mark.parametrize("mistake", ["untracked", "never reached", "store gone", "run gone", "server away", "damaged"])
+def test_an_evaluation_without_a_training_in_reach(run: RunDirectory, store: str, tmp_path: Path, mistake: str) -> None:
+    cursor = {"tracking_uri": store, "experiment": "tests", "run_id": "0" * 32, "steps": {}}
+    cursor |= {
+        "never reached": {"run_id": ""},
+        "store gone": {"tracking_uri": f"sqlite:///{tmp_path / 'gone.db'}"},
+        "server away": {"tracking_uri": NOBODY},
+    }.get(mistake, {})
+    if mistake != "untracked":
+        run.tracking.write_text("{" if mistake == "damaged" else json.dumps(cursor))
+    expected = Store(f"sqlite:///{tmp_path / 'mlflow.db'}", "bert-pretraining", None)
+    assert evaluation_store([run.path], tmp_path / "results") == expected
+    assert not (tmp_path / "gone.db").exists()
