@@ -4,8 +4,9 @@
         config.toml, ds_config.json      the resolved settings
         manifest.json                    of the shards
         code.json, code.diff             commit, versions and uncommitted changes
-        checkpoints/step-000100/         DeepSpeed's sharded state and run_state.json
-        checkpoints/latest               the name of the newest complete checkpoint
+        tokenizer/                       of the shards; exports have a copy
+        checkpoints/step-000100/         every rank's state and run_state.json
+        checkpoints/latest               the name of the newest complete checkpoint; a resume begins with it
         exports/step-000100/             a Hugging Face directory
         metrics.jsonl                    a line per step
         outcome                          done, requeue or failed, once the trainer has ended by itself
@@ -33,7 +34,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class RunState:
-    """All that a resume needs besides DeepSpeed's files."""
+    """All that a resume needs besides the tensors."""
 
     step: int  # finished updates over all phases
     samples: int  # seen in all phases
@@ -80,6 +81,11 @@ class RunDirectory:
         return self.path / "mlflow.json"
 
     @property
+    def tokenizer(self) -> Path:
+        """The tokenizer's files."""
+        return self.path / "tokenizer"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of checkpoints."""
         return self.path / "checkpoints"
@@ -104,31 +110,28 @@ class RunDirectory:
         else:
             write_atomically(self.path / "outcome", outcome + "\n")
 
-    def latest(self) -> tuple[Path, RunState] | None:
-        """The newest complete checkpoint and its state; None for a run that has none yet.
+    def candidates(self) -> list[Path]:
+        """Complete checkpoints, the newest first, none newer than the one that ``latest`` names.
 
         Raises:
-            CheckpointError: ``latest`` names something that is not a complete checkpoint.
+            CheckpointError: ``latest`` names something that is not there.
         """
+        found = sorted(self.checkpoints.glob("step-*"), key=step_number, reverse=True)
         pointer = self.checkpoints / "latest"
         if not pointer.is_file():
-            return None
+            return found
         name = pointer.read_text(encoding="utf-8").strip()
-        directory = self.checkpoints / name
-        if Path(name).name != name or not (directory / "run_state.json").is_file():
+        if name not in [path.name for path in found]:
             raise CheckpointError(
-                f"{pointer}: names {name!r}, which is no complete checkpoint; write the name of one there"
+                f"{pointer}: names {name!r}, which is not there; write the name of a checkpoint into it"
             )
-        try:
-            return directory, RunState(**json.loads((directory / "run_state.json").read_text(encoding="utf-8")))
-        except (json.JSONDecodeError, TypeError) as error:
-            raise CheckpointError(f"{directory}/run_state.json: not a run state ({error})") from error
+        return [path for path in found if step_number(path) <= step_number(Path(name))]
 
     @property
     def step(self) -> int:
         """Finished updates of the newest checkpoint; 0 for a run that has none."""
-        found = self.latest()
-        return found[1].step if found else 0
+        found = self.candidates()
+        return step_number(found[0]) if found else 0
 
     def staging(self, step: int) -> Path:
         """Where the checkpoint of a step is written before it is complete."""
@@ -139,17 +142,16 @@ class RunDirectory:
         shutil.rmtree(self.staging(step), ignore_errors=True)
         self.staging(step).mkdir(parents=True)
 
-    def commit_checkpoint(self, state: RunState, keep: int) -> None:
+    def commit_checkpoint(self, state: RunState, keep: int, keep_every: int = 0) -> None:
         """Give a staged checkpoint its name, move ``latest`` to it and drop old ones. The first rank calls it, last."""
         staging, final = self.staging(state.step), self.checkpoint(state.step)
         write_atomically(staging / "run_state.json", json.dumps(asdict(state), indent=2) + "\n")
-        for file in staging.rglob("*"):
-            sync(file)
+        sync(staging)
         shutil.rmtree(final, ignore_errors=True)
         staging.rename(final)
         sync(self.checkpoints)
         write_atomically(self.checkpoints / "latest", final.name + "\n")
-        keep_newest(self.checkpoints, keep)
+        keep_newest(self.checkpoints, keep, keep_every)
 
     def cut_metrics(self, step: int) -> None:
         """Drop the lines of steps after ``step``, which are about to be trained again, and a half-written last one."""
@@ -159,16 +161,35 @@ class RunDirectory:
                 write_atomically(path, "".join(lines))
 
 
-def keep_newest(folder: Path, keep: int) -> None:
-    """Delete all but the ``keep`` newest step folders; 0 keeps all."""
-    complete = sorted(folder.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+def read_run_state(checkpoint: Path) -> RunState:
+    """The state that a checkpoint was written with.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    path = checkpoint / "run_state.json"
+    try:
+        return RunState(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: not a run state ({error})") from error
+
+
+def keep_newest(folder: Path, keep: int, keep_every: int = 0) -> None:
+    """Delete all but the ``keep`` newest step folders and those of every ``keep_every``-th step; keep 0 keeps all."""
+    complete = sorted(folder.glob("step-*"), key=step_number)
     for old in complete[:-keep] if keep else []:
-        shutil.rmtree(old, ignore_errors=True)
+        if not keep_every or step_number(old) % keep_every:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def step_name(step: int) -> str:
     """The folder name of a step: step-000100."""
     return f"step-{step:06d}"
+
+
+def step_number(path: Path) -> int:
+    """The step that a folder is named after."""
+    return int(path.name.removeprefix("step-"))
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -85,16 +85,18 @@ class CheckpointConfig:
     Attributes:
         every: steps between checkpoints; one is written at the end in any case.
         keep: how many checkpoints stay; 0 keeps all.
+        keep_every: checkpoints of every so many steps stay for good; 0 for none.
         keep_exports: how many exports stay, one of which is written with every checkpoint; 0 keeps all.
     """
 
     every: int = 1000
     keep: int = 2
+    keep_every: int = 0
     keep_exports: int = 0
 
     def __post_init__(self) -> None:
-        if self.every <= 0 or self.keep < 0 or self.keep_exports < 0:
-            raise ValueError("every must be positive, keep and keep_exports 0 or more")
+        if self.every <= 0 or min(self.keep, self.keep_every, self.keep_exports) < 0:
+            raise ValueError("every must be positive, keep, keep_every and keep_exports 0 or more")
 
 
 @dataclass(frozen=True)

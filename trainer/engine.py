@@ -1,4 +1,4 @@
-"""DeepSpeed behind a small door: a training step, an evaluation, save and load. The only importer of deepspeed."""
+"""DeepSpeed behind a small door: a training step, an evaluation, a snapshot. The only importer of deepspeed."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import deepspeed
 import torch
 import torch.distributed
 from deepspeed.accelerator import get_accelerator
-from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor
 
 from trainer.data import Batch
 from trainer.metrics import training_flops
 from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, Losses, pretraining_losses
-from trainer.optim import Fragment, Lamb, OptimizerConfig, Partition, build_optimizer, parameter_groups
+from trainer.optim import Lamb, OptimizerConfig, Partition, build_optimizer, new_state, parameter_groups
 from trainer.philox import derive_key
-
-_TAG = "deepspeed"  # the folder of a checkpoint that holds DeepSpeed's own files
+from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, Fragment, StateReader
 
 
 class NonFiniteError(RuntimeError):
@@ -49,6 +47,12 @@ class World:
     def barrier(self) -> None:
         """Wait for all ranks."""
         torch.distributed.barrier()
+
+    def agree(self, value: int) -> int:
+        """The first rank's value, on all ranks."""
+        shared = torch.tensor(value, device=self.device)
+        torch.distributed.broadcast(shared, src=0)
+        return int(shared)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sums over all ranks, in float64."""
@@ -83,7 +87,8 @@ class GlobalCounts:
     tokens: int  # real ones
     slots: int  # tokens and padding
     flops: float
-    stop: bool
+    stop: bool  # some rank was asked to stop
+    writing: bool  # some rank is still writing a checkpoint
 
 
 class Engine:
@@ -94,9 +99,15 @@ class Engine:
     """
 
     def __init__(
-        self, config: BertConfig, optimizer: OptimizerConfig, deepspeed_config: dict[str, Any], seed: int, world: World
+        self,
+        config: BertConfig,
+        optimizer: OptimizerConfig,
+        deepspeed_config: dict[str, Any],
+        seed: int,
+        world: World,
+        checkpoint: Path | None = None,
     ):
-        """Build the model from its seed and hand it to DeepSpeed.
+        """Build the model from its seed, or from a checkpoint, and hand it to DeepSpeed.
 
         Args:
             config: of the model.
@@ -104,16 +115,30 @@ class Engine:
             deepspeed_config: resolved, see trainer.config.resolve_deepspeed.
             seed: of the run; weights and dropout are derived from it.
             world: this rank's place.
+            checkpoint: written by write_state, by any number of ranks under any ZeRO stage.
+
+        Raises:
+            StateError: the checkpoint is damaged or another model's.
         """
         self._config = config
         self._seed = seed
         self._world = world
-        model = BertForPreTraining(config, seed=seed)
-        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        model = BertForPreTraining(config, seed=None if checkpoint else seed)
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.parameters = sum(shape.numel() for shape in shapes.values())
+        reader = StateReader(checkpoint, shapes) if checkpoint else None
+        if reader:
+            model.load_state_dict(reader.weights())  # what DeepSpeed rounds to the precision of the products
         self._optimizer = build_optimizer(parameter_groups(model, optimizer.weight_decay), optimizer)
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=self._optimizer, config=deepspeed_config)
+        self._owned = list(self._find_owned())
         if isinstance(self._optimizer, Lamb) and self._engine.zero_optimization():
-            self._optimizer.partition(_partitions(self._engine.optimizer), _sum_over_ranks(world.device))
+            partitions = [(owned.tensor, Partition(owned.fragments, owned.parameters)) for owned in self._owned]
+            self._optimizer.partition(partitions, _sum_over_ranks(world.device))
+        self.reset_moments()
+        if reader:
+            self._fill(reader)
 
     def train_step(
         self, step: int, batches: Iterable[tuple[int, Batch]], totals: GlobalCounts, learning_rate: float
@@ -174,12 +199,13 @@ class Engine:
         *losses, predictions, samples = self._world.sum(sums.tolist())
         return _means(losses, predictions, samples)
 
-    def count_step(self, batches: Sequence[Batch], stop: bool) -> GlobalCounts:
+    def count_step(self, batches: Sequence[Batch], stop: bool, writing: bool = False) -> GlobalCounts:
         """What the ranks must agree on before a step, in one small all-reduce.
 
         Args:
             batches: this rank's micro-batches.
             stop: whether this rank was asked to stop after the step.
+            writing: whether this rank is still writing a checkpoint.
         """
         lengths = torch.cat([batch.attention_mask.sum(dim=1) for batch in batches])
         flops = training_flops(self._config, lengths, sum(len(batch.positions) for batch in batches))
@@ -191,46 +217,85 @@ class Engine:
             sum(batch.input_ids.numel() for batch in batches),
             flops,
             float(stop),
+            float(writing),
         ]
-        predictions, samples, micro_batches, tokens, slots, flops, stopping = self._world.sum(mine)
+        predictions, samples, micro_batches, tokens, slots, flops, stopping, busy = self._world.sum(mine)
         return GlobalCounts(
-            int(predictions), int(samples), int(micro_batches), int(tokens), int(slots), flops, stop=stopping > 0
-        )
+            int(predictions), int(samples), int(micro_batches), int(tokens), int(slots), flops,
+            stop=stopping > 0, writing=busy > 0,
+        )  # fmt: skip
 
-    def full_precision_state(self) -> dict[str, Tensor] | None:
-        """The float32 weights by name on the first rank, None on the others. All ranks must call it."""
-        state: dict[str, Tensor] = {}
-        for name, parameter in self._engine.module.named_parameters():
-            full = safe_get_full_fp32_param(parameter)
-            if full is None:  # no ZeRO, which the configuration allows in float32 only: there is no second copy
-                full = parameter.detach()
-            if self._world.is_first:
-                state[name] = full.float().cpu().clone()
-        return state if self._world.is_first else None
+    def snapshot(self) -> list[Flat]:
+        """Copies in CPU memory of the weights and moments that this rank owns and the first one does not have too."""
+        if not self._engine.zero_optimization() and not self._world.is_first:
+            return []
+        return [flat.snapshot() for flat in self._flats()]
 
-    def save(self, directory: Path) -> None:
-        """Write DeepSpeed's sharded state into a directory; all ranks must call it."""
-        self._engine.save_checkpoint(str(directory), tag=_TAG, save_latest=False)
-
-    def load(self, directory: Path) -> None:
-        """Load what save wrote, at the same world size.
-
-        Raises:
-            ValueError: DeepSpeed found nothing to load there.
-        """
-        path, _ = self._engine.load_checkpoint(str(directory), tag=_TAG)
-        if path is None:
-            raise ValueError(f"{directory}: no DeepSpeed checkpoint in it")
+    @property
+    def optimizer_step(self) -> int:
+        """Updates that the moments have seen."""
+        return int(self._optimizer.state[self._owned[0].tensor]["step"])
 
     def reset_moments(self) -> None:
         """Empty the optimizer's state; the weights stay."""
-        for state in self._optimizer.state.values():
-            for value in state.values():
+        for owned in self._owned:
+            for value in self._state_of(owned.tensor).values():
                 value.zero_()
 
     def close(self) -> None:
         """Let go of the optimizer's memory, so that the next phase can build its own engine."""
         self._engine.destroy()
+
+    @torch.no_grad()
+    def _fill(self, reader: StateReader) -> None:
+        """Put a checkpoint's float32 weights and moments into what this rank owns."""
+        for flat in self._flats():
+            reader.fill(flat)
+        for owned in self._owned:
+            self._state_of(owned.tensor)["step"].fill_(reader.optimizer_step)
+
+    def _flats(self) -> Iterator[Flat]:
+        for tensor, fragments, _ in self._owned:
+            state = self._state_of(tensor)
+            tensors = {WEIGHTS: tensor.detach(), **{name: state[name] for name in MOMENTS}}
+            yield Flat(fragments, {name: values.view(-1) for name, values in tensors.items()})
+
+    def _state_of(self, tensor: Tensor) -> dict[str, Tensor]:
+        """The optimizer's state of a tensor, which torch's optimizers make at their first step only."""
+        state: dict[str, Tensor] = self._optimizer.state[tensor]
+        if not state:
+            state.update(new_state(tensor))
+        return state
+
+    def _find_owned(self) -> Iterator[_Owned]:
+        """The float32 tensors that this rank updates.
+
+        DeepSpeed keeps them under three names: ZeRO 3; ZeRO 1 and 2; and bf16 with float32 accumulation under ZeRO 1.
+        Without ZeRO they are the parameters themselves.
+        """
+        zero = self._engine.optimizer
+        if not self._engine.zero_optimization():
+            for group in self._optimizer.param_groups:
+                for parameter in group["params"]:
+                    name = self._names[id(parameter)]
+                    yield _Owned(parameter, [Fragment(0, parameter.numel(), name, 0)], [name])
+        elif hasattr(zero, "fp32_partitioned_groups_flat"):
+            for flat, parameters in zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True):
+                yield self._owned_of(flat, parameters, _equal_shares(parameters, self._world.rank))
+        else:
+            flats = getattr(zero, "single_partition_of_fp32_groups", None) or zero.fp32_groups_flat_partition
+            groups = getattr(zero, "bit16_groups", None) or zero.bf16_groups
+            for flat, parameters in zip(flats, groups, strict=True):
+                yield self._owned_of(flat, parameters, map(_mapped_stretch, parameters))
+
+    def _owned_of(self, flat: Tensor, parameters: Sequence[Tensor], stretches: Iterable[_Stretch | None]) -> _Owned:
+        names = [self._names[id(parameter)] for parameter in parameters]
+        fragments = [
+            Fragment(stretch.start, stretch.length, name, stretch.offset)
+            for name, stretch in zip(names, stretches, strict=True)
+            if stretch is not None
+        ]
+        return _Owned(flat, fragments, names)
 
     def _update(self) -> float:
         """Clip, step and clear; returns the norm of the gradients before they were clipped."""
@@ -249,39 +314,39 @@ class Engine:
         return pretraining_losses(mlm_logits, batch.mlm_labels, nsp_logits, batch.nsp_labels)
 
 
-def _partitions(zero: Any) -> Iterator[tuple[Tensor, Partition]]:
-    """The flat float32 tensors that this rank updates, and which parameters they hold.
+class _Stretch(NamedTuple):
+    """Where in a flat tensor a rank has a part of a parameter."""
 
-    Three classes of DeepSpeed keep them under three names: ZeRO 3, ZeRO 1 and 2, and bf16 with float32 accumulation
-    under ZeRO 1.
-    """
-    if hasattr(zero, "fp32_partitioned_groups_flat"):
-        for flat, parameters in zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True):
-            yield flat, Partition(_equal_shares(parameters), len(parameters))
-        return
-    flats = getattr(zero, "single_partition_of_fp32_groups", None) or zero.fp32_groups_flat_partition
-    groups = getattr(zero, "bit16_groups", None) or zero.bf16_groups
-    for flat, parameters in zip(flats, groups, strict=True):
-        fragments = []
-        for number, parameter in enumerate(parameters):
-            mapping = parameter._hp_mapping  # None where this rank has nothing of the parameter
-            if mapping is not None:
-                address = mapping.get_hp_fragment_address()
-                fragments.append(Fragment(address.start, address.numel, number))
-        yield flat, Partition(fragments, len(parameters))
+    start: int
+    length: int
+    offset: int  # in the parameter
 
 
-def _equal_shares(parameters: Sequence[Any]) -> list[Fragment]:
+class _Owned(NamedTuple):
+    """A float32 tensor that a rank updates."""
+
+    tensor: Tensor
+    fragments: list[Fragment]
+    parameters: list[str]  # of the whole group, over all ranks
+
+
+def _mapped_stretch(parameter: Any) -> _Stretch | None:
+    """ZeRO 1 and 2 cut the group wherever ranks meet; None where this rank has nothing of the parameter."""
+    mapping = parameter._hp_mapping
+    if mapping is None:
+        return None
+    here, there = mapping.get_hp_fragment_address(), mapping.lp_fragment_address
+    return _Stretch(here.start, here.numel, there.start)
+
+
+def _equal_shares(parameters: Sequence[Any], rank: int) -> Iterator[_Stretch | None]:
     """ZeRO 3 gives every rank an equal share of each parameter, the last one filled up with zeros."""
-    fragments, start = [], 0
-    rank = torch.distributed.get_rank()
-    for number, parameter in enumerate(parameters):
+    start = 0
+    for parameter in parameters:
         share = parameter.partition_numel()
         real = min(max(parameter.ds_numel - rank * share, 0), share)
-        if real:
-            fragments.append(Fragment(start, real, number))
+        yield _Stretch(start, real, rank * share) if real else None
         start += share
-    return fragments
 
 
 def _sum_over_ranks(device: torch.device) -> Callable[[Tensor], None]:

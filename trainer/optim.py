@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from trainer.sharded_state import MOMENTS, Fragment
+
 
 @dataclass(frozen=True)
 class OptimizerConfig:
@@ -114,6 +116,12 @@ class Adam(torch.optim.Optimizer):
         parameter.addcdiv_(direction, decay, value=-group["lr"])
 
 
+def new_state(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What every optimizer here keeps of a tensor: its moments, and how many updates they have seen."""
+    moments = {name: torch.zeros_like(tensor, requires_grad=False) for name in MOMENTS}
+    return {"step": torch.zeros((), dtype=torch.float32), **moments}
+
+
 def adam_direction(
     state: dict[str, Any], gradient: torch.Tensor, group: dict[str, Any], bias_correction: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,9 +130,7 @@ def adam_direction(
     The numerator is the first moment itself unless the bias is corrected: the caller must not change it in place.
     """
     if not state:
-        state["step"] = torch.zeros((), dtype=torch.float32)
-        state["exp_avg"] = torch.zeros_like(gradient)
-        state["exp_avg_sq"] = torch.zeros_like(gradient)
+        state.update(new_state(gradient))
     state["step"] += 1
     beta1, beta2 = group["betas"]
     first, second = state["exp_avg"], state["exp_avg_sq"]
@@ -138,19 +144,11 @@ def adam_direction(
     return first / (1 - beta1**step), denominator
 
 
-class Fragment(NamedTuple):
-    """A stretch of a flat tensor that is all or a part of one parameter."""
-
-    start: int
-    length: int
-    parameter: int  # its number in the group
-
-
 class Partition(NamedTuple):
     """What one rank's flat tensor holds of a group of parameters."""
 
     fragments: list[Fragment]
-    parameters: int  # in the group, over all ranks
+    parameters: list[str]  # of the group, in the same order on all ranks
 
 
 class Lamb(torch.optim.Optimizer):
@@ -204,20 +202,21 @@ class Lamb(torch.optim.Optimizer):
 
     def _partition_of(self, tensor: torch.Tensor) -> Partition:
         if self._sum_over_ranks is None:
-            return Partition([Fragment(0, tensor.numel(), 0)], 1)
+            return Partition([Fragment(0, tensor.numel(), "", 0)], [""])
         return self._partitions[id(tensor)]
 
     def _scale(self, update: torch.Tensor, weights: torch.Tensor, partition: Partition) -> None:
         """Multiply each parameter's part of the update by its trust ratio."""
-        squares = torch.zeros(2, partition.parameters, dtype=torch.float64, device=weights.device)
-        for start, length, parameter in partition.fragments:
+        numbers = {name: number for number, name in enumerate(partition.parameters)}
+        squares = torch.zeros(2, len(numbers), dtype=torch.float64, device=weights.device)
+        for start, length, name, _ in partition.fragments:
             for i, values in enumerate((weights, update)):
                 part = values[start : start + length]
-                squares[i, parameter] += torch.linalg.vector_norm(part, dtype=torch.float64) ** 2
+                squares[i, numbers[name]] += torch.linalg.vector_norm(part, dtype=torch.float64) ** 2
         if self._sum_over_ranks is not None:
             self._sum_over_ranks(squares)
         of_weights, of_update = squares.sqrt()
         ratios = (of_weights / of_update).clamp(self._config.min_trust_ratio, self._config.max_trust_ratio)
         ratios = torch.where((of_weights > 0) & (of_update > 0), ratios, 1.0).to(update.dtype)
-        for start, length, parameter in partition.fragments:
-            update[start : start + length].mul_(ratios[parameter])
+        for start, length, name, _ in partition.fragments:
+            update[start : start + length].mul_(ratios[numbers[name]])

@@ -14,6 +14,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import signal
 import sys
 import time
@@ -36,15 +37,17 @@ from trainer.checkpoint import (
     RunDirectory,
     RunState,
     append_line,
-    keep_newest,
+    read_run_state,
+    step_number,
     write_atomically,
 )
 from trainer.config import ConfigError, Phase, Recipe, differences, load_recipe, resolve_deepspeed, to_toml
 from trainer.data import SampleStream, Steps, evaluation_batches, load_steps, validation_stream
 from trainer.engine import Engine, GlobalCounts, NonFiniteError, World, join_world, leave_world
-from trainer.hugging_face import save_export
 from trainer.lineage import code_version, uncommitted_changes
 from trainer.model import parameter_count
+from trainer.saving import Saver
+from trainer.sharded_state import StateError, verify_state
 
 _log = logging.getLogger("pretrain")
 
@@ -75,7 +78,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
         resolve_deepspeed(arguments.deepspeed_config, recipe, phase, ranks)
         _train_stream(recipe, phase, shards)
     _check_vocabulary(recipe, shards)
-    _check_run(run, recipe, shards, arguments.deepspeed_config, ranks)
+    _check_run(run, recipe, shards)
     if run.step >= recipe.last_step:
         _log.info("%s: done already, %d steps", run.path, run.step)
         return
@@ -84,7 +87,8 @@ def pretrain(arguments: argparse.Namespace) -> None:
     if world.is_first:
         _write_run(run, recipe, arguments.deepspeed_config, shards)
     world.barrier()
-    session = Session(arguments.deepspeed_config, recipe, shards, run, world, StopRequests())
+    saver = Saver(run, world, recipe.model, recipe.checkpoint)
+    session = Session(arguments.deepspeed_config, recipe, shards, run, world, StopRequests(), saver)
     tracking = _start_tracking(run, recipe) if world.is_first else contextlib.nullcontext()
     outcome: Outcome = "failed"
     try:
@@ -105,10 +109,11 @@ class Session:
     run: RunDirectory
     world: World
     stop: StopRequests
+    saver: Saver
 
     def train(self) -> Outcome:
         """Train the phases that are left; "requeue" where a signal ended it before they were done."""
-        step = self.run.step
+        step = self.world.agree(_newest_good_step(self.run) if self.world.is_first else 0)
         for begin, end, phase in self.recipe.phase_ranges():
             end = min(end, self.recipe.last_step)
             if step < end:
@@ -121,14 +126,16 @@ class Session:
 
     def _train_phase(self, phase: Phase, begin: int, step: int, end: int) -> tuple[int, bool]:
         """Train steps [step, end) of a phase that began at ``begin``; returns how far it got and whether to stop."""
-        engine = self._start_engine(phase)
+        engine = self._start_engine(phase, step)
         if step == begin and phase.reset_moments:
             engine.reset_moments()
         steps = self._steps(phase)
         progress = Progress(self.world.is_first, self.recipe, step)
         clock = Clock()
         for batches in load_steps(steps, step - begin, end - begin, self.recipe.data.workers):
-            totals = engine.count_step(batches, self.stop.received)
+            totals = engine.count_step(batches, self.stop.received, self.saver.writing)
+            if not totals.writing:
+                self.saver.settle()
             clock.lap("data_seconds")
             placed = [(steps.micro_batch_index(i), batch) for i, batch in enumerate(batches)]
             metrics = engine.train_step(step, placed, totals, self.recipe.learning_rate(step))
@@ -138,33 +145,38 @@ class Session:
             if _is_due(self.recipe.log.validate_every, step, end):
                 self._validate(engine, phase, step)
             if totals.stop or _is_due(self.recipe.checkpoint.every, step, end):
-                self._save(engine, step)
+                self.saver.begin(self._state(step), engine)
             if totals.stop:
                 break
             clock.restart()
         progress.close()
+        self.saver.finish()
         engine.close()
+        if self.saver.last != step:
+            raise CheckpointError(f"{self.run.path}: the checkpoint of step {step} could not be written; make room")
         return step, totals.stop
 
-    def _start_engine(self, phase: Phase) -> Engine:
-        """The engine of a phase with the weights of the last checkpoint, or with new ones."""
+    def _start_engine(self, phase: Phase, step: int) -> Engine:
+        """The engine of a phase with the weights after ``step``, new ones for 0."""
         recipe, world = self.recipe, self.world
         config = resolve_deepspeed(self.deepspeed_config, recipe, phase, world.size)
-        engine = Engine(recipe.model, recipe.optimizer, config, recipe.train.seed, world)
+        checkpoint = self.run.checkpoint(step) if step else None
+        engine = Engine(recipe.model, recipe.optimizer, config, recipe.train.seed, world, checkpoint)
         assert engine.parameters == parameter_count(recipe.model)
-        accumulation = config["gradient_accumulation_steps"]
-        _log.info("model: %s parameters, ZeRO stage %d", f"{engine.parameters:,}", config["zero_optimization"]["stage"])
+        _log.info(
+            "model: %s parameters, ZeRO stage %d",
+            f"{engine.parameters:,}", config.get("zero_optimization", {}).get("stage", 0),
+        )  # fmt: skip
         _log.info(
             "batch: %d samples of %d tokens = %d rank(s) on %s, %d thread(s) each, x %d x %d accumulated",
             phase.global_batch_size, phase.sequence_length, world.size, world.device.type, torch.get_num_threads(),
-            phase.micro_batch_size, accumulation,
+            phase.micro_batch_size, config["gradient_accumulation_steps"],
         )  # fmt: skip
-        found = self.run.latest()
-        if found:
-            engine.load(found[0])
-            _log.info("resumed after step %d from %s", found[1].step, found[0])
+        if checkpoint:
+            _log.info("resumed after step %d from %s", step, checkpoint)
+            _warn_of_other_bits(read_run_state(checkpoint), world)
         if world.is_first:
-            self.run.cut_metrics(self.run.step)
+            self.run.cut_metrics(step)
         return engine
 
     def _steps(self, phase: Phase) -> Steps:
@@ -190,40 +202,15 @@ class Session:
                 step, metrics["loss"], metrics["perplexity"], metrics["mlm_accuracy"], metrics["nsp_accuracy"],
             )  # fmt: skip
 
-    def _save(self, engine: Engine, step: int) -> None:
-        """A checkpoint, then an export of its weights; each complete or not there."""
-        run, first, keep = self.run, self.world.is_first, self.recipe.checkpoint
-        if first:
-            run.begin_checkpoint(step)
-        self.world.barrier()
-        engine.save(run.staging(step))
-        self.world.barrier()
-        state = engine.full_precision_state()
-        if first and state is not None:
-            config_blake2b = checksum(run.config)
-            run.commit_checkpoint(
-                RunState(
-                    step=step,
-                    samples=_samples(self.recipe, step),
-                    world_size=self.world.size,
-                    threads=torch.get_num_threads(),
-                    manifest_blake2b=self.shards.manifest_blake2b,
-                    config_blake2b=config_blake2b,
-                ),
-                keep.keep,
-            )
-            lineage = {
-                "run": str(run.path.resolve()),
-                "step": step,
-                "samples": _samples(self.recipe, step),
-                "manifest_blake2b": self.shards.manifest_blake2b,
-                "config_blake2b": config_blake2b,
-                "code": code_version(),
-            }
-            run.exports.mkdir(exist_ok=True)
-            save_export(run.export(step), state, self.recipe.model, self.shards.tokenizer, lineage)
-            keep_newest(run.exports, keep.keep_exports)
-        self.world.barrier()
+    def _state(self, step: int) -> RunState:
+        return RunState(
+            step=step,
+            samples=_samples(self.recipe, step),
+            world_size=self.world.size,
+            threads=torch.get_num_threads(),
+            manifest_blake2b=self.shards.manifest_blake2b,
+            config_blake2b=checksum(self.run.config),
+        )
 
 
 class Progress:
@@ -340,7 +327,7 @@ def _check_vocabulary(recipe: Recipe, shards: ShardDirectory) -> None:
         )
 
 
-def _check_run(run: RunDirectory, recipe: Recipe, shards: ShardDirectory, deepspeed_config: Path, ranks: int) -> None:
+def _check_run(run: RunDirectory, recipe: Recipe, shards: ShardDirectory) -> None:
     """See that the run directory is new or was begun by this very command."""
     if not run.path.exists() or not any(run.path.iterdir()):
         return
@@ -352,21 +339,36 @@ def _check_run(run: RunDirectory, recipe: Recipe, shards: ShardDirectory, deepsp
         raise CheckpointError(f"{run.path}: the run was started with other settings ({'; '.join(changed)}); {advice}")
     if run.manifest.is_file() and checksum(run.manifest) != shards.manifest_blake2b:
         raise CheckpointError(f"{run.path}: the run was started with other shards than {shards.path}; {advice}")
-    before, now = (json.loads(path.read_text(encoding="utf-8")) for path in (run.deepspeed_config, deepspeed_config))
-    for key in ("bf16", "fp16", "zero_optimization"):
-        if before.get(key) != now.get(key):
-            raise CheckpointError(f"{run.path}: the run was started with {key} {before.get(key)}; {advice}")
-    found = run.latest()
-    if found and found[1].world_size != ranks:
-        raise CheckpointError(
-            f"{found[0]}: written by {found[1].world_size} rank(s), this is {ranks}; start as many as before"
-        )
+
+
+def _newest_good_step(run: RunDirectory) -> int:
+    """The step of the newest checkpoint whose checksums are right; a damaged one is passed over with a warning."""
+    for checkpoint in run.candidates():
+        try:
+            read_run_state(checkpoint)
+            verify_state(checkpoint)
+        except (CheckpointError, StateError) as error:
+            _log.warning("passed over a damaged checkpoint: %s", error)
+        else:
+            return step_number(checkpoint)
+    return 0
+
+
+def _warn_of_other_bits(state: RunState, world: World) -> None:
+    """Say so where a run goes on in a way that makes the last bits differ."""
+    if (state.world_size, state.threads) != (world.size, torch.get_num_threads()):
+        _log.warning(
+            "written by %d rank(s) of %d thread(s), gone on with by %d of %d: the same samples, masks and dropout, but "
+            "the last bits of the losses will differ",
+            state.world_size, state.threads, world.size, torch.get_num_threads(),
+        )  # fmt: skip
 
 
 def _write_run(run: RunDirectory, recipe: Recipe, deepspeed_config: Path, shards: ShardDirectory) -> None:
     """Write down what this start of the run is made of."""
     run.path.mkdir(parents=True, exist_ok=True)
     run.set_outcome(None)
+    shutil.copytree(shards.tokenizer, run.tokenizer, dirs_exist_ok=True)
     write_atomically(run.manifest, (shards.path / MANIFEST).read_text(encoding="utf-8"))
     write_atomically(run.deepspeed_config, deepspeed_config.read_text(encoding="utf-8"))
     write_atomically(run.path / "code.json", json.dumps(code_version(), indent=2) + "\n")

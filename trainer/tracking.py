@@ -200,7 +200,8 @@ class Tracker:
         while not self._done.wait(_INTERVAL):
             run_id = self._try_sync(finished=False)
             if run_id and monitor is None and self._system_metrics:
-                monitor = _monitor(self._run, run_id)
+                monitor = self._try_monitor(run_id)
+                self._system_metrics = monitor is not None
         if monitor is not None:
             monitor.finish()
         self._finished = self._try_sync(finished=True) is not None
@@ -210,6 +211,13 @@ class Tracker:
             return sync(self._run, finished)
         except Exception as error:
             _log.warning("MLflow: %s; will try again", _first_line(error))
+            return None
+
+    def _try_monitor(self, run_id: str) -> Any:
+        try:
+            return _monitor(self._run, run_id)
+        except Exception as error:
+            _log.warning("MLflow: no system metrics: %s", _first_line(error))
             return None
 
 

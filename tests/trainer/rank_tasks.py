@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 # What DeepSpeed imports in the middle of its work; here once for all ranks.
 import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
 import torch._dynamo  # noqa: F401
 
-from trainer import pretrain
+from trainer import pretrain, sharded_state
 from trainer.engine import Engine
 
 
@@ -31,4 +34,27 @@ def run_pretrain_and_signal(arguments: list[str]) -> int:
         return metrics
 
     Engine.train_step = step_then_signal  # type: ignore[method-assign]  this process is the rank's own
+    return pretrain.main(arguments)
+
+
+def run_pretrain_on_a_full_disk(arguments: list[str]) -> int:
+    """The trainer's main; the last rank finds the disk full while it writes the checkpoint of step 4."""
+    return _with_full_disk(arguments, lambda path: path.parent.name == ".step-000004.incomplete")
+
+
+def run_pretrain_on_a_disk_that_stays_full(arguments: list[str]) -> int:
+    """The trainer's main; no checkpoint finds room."""
+    return _with_full_disk(arguments, lambda _: True)
+
+
+def _with_full_disk(arguments: list[str], full: Callable[[Path], bool]) -> int:
+    save_file = sharded_state.save_file
+
+    def save_if_there_is_room(tensors: Any, path: Path, metadata: dict[str, str]) -> None:
+        save_file({}, path, metadata)  # the beginning of a file still fits
+        if full(path) and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save_file(tensors, path, metadata)
+
+    sharded_state.save_file = save_if_there_is_room
     return pretrain.main(arguments)

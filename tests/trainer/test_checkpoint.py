@@ -10,6 +10,7 @@ from trainer.checkpoint import (
     append_line,
     keep_newest,
     read_lines,
+    read_run_state,
     write_atomically,
 )
 
@@ -29,16 +30,16 @@ def commit(run, step, keep=0):
 
 
 def test_a_run_without_checkpoints(run):
-    assert run.latest() is None
+    assert run.candidates() == []
     assert run.step == 0
 
 
 def test_a_committed_checkpoint_is_the_latest(run):
     commit(run, 4)
     commit(run, 8)
-    directory, state = run.latest()
+    directory = run.candidates()[0]
     assert directory == run.checkpoint(8)
-    assert state == dataclasses.replace(STATE, step=8)
+    assert read_run_state(directory) == dataclasses.replace(STATE, step=8)
     assert (directory / "weights").read_text() == "weights of 8"
     assert run.step == 8
 
@@ -67,19 +68,33 @@ def test_keeping_all(run):
     assert len(list(run.checkpoints.glob("step-*"))) == 3
 
 
+def test_the_pointer_can_be_set_back_by_hand(run):
+    for step in (4, 8, 12):
+        commit(run, step)
+    (run.checkpoints / "latest").write_text("step-000008\n")
+    assert run.candidates() == [run.checkpoint(8), run.checkpoint(4)]
+
+
+def test_keeping_every_nth_for_good(run):
+    for step in range(1, 9):
+        run.begin_checkpoint(step)
+        run.commit_checkpoint(dataclasses.replace(STATE, step=step), keep=2, keep_every=3)
+    assert sorted(path.name for path in run.checkpoints.glob("step-*")) == [f"step-{n:06d}" for n in (3, 6, 7, 8)]
+
+
 @pytest.mark.parametrize("pointer", ["step-000099", "../elsewhere", ""])
 def test_a_pointer_to_nothing_is_an_error_that_says_so(run, pointer):
     commit(run, 4)
     (run.checkpoints / "latest").write_text(pointer)
-    with pytest.raises(CheckpointError, match="no complete checkpoint"):
-        run.latest()
+    with pytest.raises(CheckpointError, match="which is not there; write the name of a checkpoint into it"):
+        run.candidates()
 
 
 def test_a_damaged_run_state(run):
     commit(run, 4)
     (run.checkpoint(4) / "run_state.json").write_text('{"step": 4}')
     with pytest.raises(CheckpointError, match=r"run_state\.json: not a run state"):
-        run.latest()
+        read_run_state(run.checkpoint(4))
 
 
 def test_metrics_are_cut_back_to_the_step_of_the_checkpoint(run):

@@ -126,6 +126,26 @@ def test_a_run_that_stopped_goes_on_bit_for_bit(train, deepspeed_config, tmp_pat
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+@pytest.mark.parametrize("case", ["ranks 1 2 4 1", "stages 1 2 3 1", "stages 0 3 0 2", "lamb, ranks 1 2 4 1"])
+def test_a_run_goes_on_with_other_ranks_and_other_stages(train, deepspeed_config, tmp_path, case):
+    """The same samples, masks and dropout; losses equal to rounding in float32."""
+    worlds = [1, 2, 4, 1] if "ranks" in case else [2, 2, 2, 2]
+    stages = [int(word) for word in case.split()[1:]] if case.startswith("stages") else [2, 2, 3, 2]
+    name = "lamb" if "lamb" in case else "adamw"
+    settings = [f"optimizer.name={name}", f"schedule.peak={OPTIMIZERS[name][1]}", "log.validate_every=0"]
+    config = deepspeed_config(**FLOAT32)
+    whole = train(tmp_path / "whole", config, 2, *settings)
+    for i, (world, stage) in enumerate(zip(worlds, stages, strict=True)):
+        config = deepspeed_config(**FLOAT32, zero_optimization={"stage": stage})
+        train(tmp_path / "changing", config, world, *settings, f"train.max_steps={2 * (i + 1)}")
+    assert curve(whole)[0] - curve(whole)[-1] > 0.03
+    np.testing.assert_allclose(curve(tmp_path / "changing"), curve(whole), rtol=1e-6)
+    weights = [load_file(run / "exports" / "step-000008" / "model.safetensors") for run in
+               (whole, tmp_path / "changing")]  # fmt: skip
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, rtol=1e-4, atol=1e-5)
+
+
 def test_exports_hold_the_float32_masters(train, deepspeed_config, tmp_path):
     """In bf16 training the weights that are exported have more bits than the ones that are multiplied."""
     run = train(tmp_path / "run", deepspeed_config(), 2)

@@ -6,7 +6,8 @@ import torch
 
 from tests.trainer import reference
 from trainer.model import BertConfig, BertForPreTraining
-from trainer.optim import Adam, Fragment, Lamb, OptimizerConfig, Partition, build_optimizer, parameter_groups
+from trainer.optim import Adam, Lamb, OptimizerConfig, Partition, build_optimizer, parameter_groups
+from trainer.sharded_state import Fragment
 
 
 def gradients(step, shape):
@@ -99,7 +100,7 @@ def test_a_parameter_in_fragments_has_the_ratio_of_the_whole():
     whole = Lamb([{"params": [first, second], "weight_decay": 0.01, "lr": 0.1}], config)
     flat = torch.cat([first.detach().reshape(-1), second.detach().reshape(-1)])
     halves = [torch.nn.Parameter(flat[:20].clone()), torch.nn.Parameter(flat[20:].clone())]
-    fragments = [[Fragment(0, 15, 0), Fragment(15, 5, 1)], [Fragment(0, 9, 1)]]
+    fragments = [[Fragment(0, 15, "a", 0), Fragment(15, 5, "b", 0)], [Fragment(0, 9, "b", 5)]]
     first.grad, second.grad = gradients(1, first.shape), gradients(2, second.shape)
     grads = torch.cat([first.grad.reshape(-1), second.grad.reshape(-1)])
     halves[0].grad, halves[1].grad = grads[:20].clone(), grads[20:].clone()
@@ -111,12 +112,12 @@ def test_a_parameter_in_fragments_has_the_ratio_of_the_whole():
 
     for half, own in zip(halves, fragments, strict=True):
         rank = Lamb([{"params": [half], "weight_decay": 0.01, "lr": 0.0}], config)
-        rank.partition([(half, Partition(own, 2))], own_sums)
+        rank.partition([(half, Partition(own, ["a", "b"]))], own_sums)
         rank.step()
     total = sums[0] + sums[1]
     for half, own in zip(halves, fragments, strict=True):
         rank = Lamb([{"params": [half], "weight_decay": 0.01, "lr": 0.1}], config)
-        rank.partition([(half, Partition(own, 2))], lambda values: values.copy_(total))
+        rank.partition([(half, Partition(own, ["a", "b"]))], lambda values: values.copy_(total))
         rank.step()
     whole.step()
     expected = torch.cat([first.detach().reshape(-1), second.detach().reshape(-1)])

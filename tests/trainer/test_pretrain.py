@@ -11,7 +11,12 @@ from transformers import BertForPreTraining as TheirBert
 from preprocessing.schema import MANIFEST
 from tests.ranks import run_ranks
 from tests.trainer.conftest import TINY
-from tests.trainer.rank_tasks import run_pretrain, run_pretrain_and_signal
+from tests.trainer.rank_tasks import (
+    run_pretrain,
+    run_pretrain_and_signal,
+    run_pretrain_on_a_disk_that_stays_full,
+    run_pretrain_on_a_full_disk,
+)
 from tests.trainer.shard_factory import write_shards
 from trainer.checkpoint import read_lines
 
@@ -184,8 +189,7 @@ def test_bad_input_gets_one_line_and_exit_code_2_and_leaves_nothing(call, shards
     ("settings", "world", "changes", "message"),
     [
         (["schedule.peak=0.5"], 1, {}, "started with other settings (schedule.peak: 0.01 -> 0.5)"),
-        ([], 2, {}, "written by 1 rank(s), this is 2"),
-        ([], 1, {"zero_optimization": {"stage": 1}}, "the run was started with zero_optimization"),
+        (["model.num_hidden_layers=3"], 2, {}, "model.num_hidden_layers: 2 -> 3"),
     ],
 )
 def test_a_run_is_not_gone_on_with_as_another(call, deepspeed_config, settings, world, changes, message):
@@ -193,6 +197,42 @@ def test_a_run_is_not_gone_on_with_as_another(call, deepspeed_config, settings, 
     codes, log = call(*settings, world=world, deepspeed_config=deepspeed_config(**changes))
     assert codes == [2] * world
     assert message in log
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(call, tmp_path):
+    call(output=tmp_path / "whole")
+    assert call("train.max_steps=6", "checkpoint.every=2")[0] == [0]
+    state = tmp_path / "run" / "checkpoints" / "step-000006" / "state-00000-of-00001.safetensors"
+    state.write_bytes(state.read_bytes()[:-4] + b"\0\1\2\3")
+    codes, log = call()
+    assert codes == [0]
+    assert "passed over a damaged checkpoint" in log
+    assert "resumed after step 4" in log
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_disk_that_is_full_costs_a_checkpoint_and_not_the_run(call, tmp_path, world):
+    """The last rank finds no room at step 4; the run goes on with what was there, and a later checkpoint fits again."""
+    codes, log = call("checkpoint.every=2", "checkpoint.keep=0", world=world, task=run_pretrain_on_a_full_disk)
+    assert codes == [0] * world
+    assert "No space left on device" in log
+    assert "training goes on; the newest good checkpoint is that of step 2" in log
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == ["latest", "step-000002", "step-000006", "step-000008"]
+    assert len(losses(tmp_path / "run")) == 8
+
+
+def test_a_disk_that_stays_full_is_an_error_at_the_end(call, tmp_path):
+    codes, log = call(task=run_pretrain_on_a_disk_that_stays_full)
+    assert codes == [2]
+    assert "the checkpoint of step 8 could not be written; make room" in log
+    assert (tmp_path / "run" / "outcome").read_text() == "failed\n"
+    assert not list((tmp_path / "run" / "checkpoints").glob("*step*"))
+
+
+def losses(run):
+    return [line["loss"] for line in read_lines(run / "metrics.jsonl")]
 
 
 def test_a_run_is_not_gone_on_with_on_other_shards(call, tmp_path):

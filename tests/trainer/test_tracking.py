@@ -155,6 +155,17 @@ def test_a_training_is_followed(run: RunDirectory, store: str, monkeypatch: pyte
     assert_complete(run, store, found.info.run_id)
 
 
+def test_no_system_metrics_is_no_reason_to_stop(
+    run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracking, "_INTERVAL", 0.05)
+    monkeypatch.setattr(tracking, "_monitor", lambda *_: 1 / 0)
+    with Tracker(run, "tests", system_metrics=True):
+        wait_for(lambda: "no system metrics" in caplog.text)
+        add_lines(run.metrics, 4, 6)
+    assert_complete(run, store, only_run(store).info.run_id)
+
+
 def wait_for(condition, seconds: float = 20) -> None:
     end = time.monotonic() + seconds
     while not condition():

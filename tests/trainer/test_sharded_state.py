@@ -1,0 +1,112 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from trainer.sharded_state import Flat, Fragment, StateError, StateReader, file_name, verify_state, write_state
+
+SHAPES = {"words": torch.Size([5, 4]), "bias": torch.Size([3])}
+KINDS = ("weights", "exp_avg", "exp_avg_sq")
+
+
+def whole(kind):
+    """The parameters as one row: 20 numbers of words, 3 of the bias."""
+    return torch.arange(23, dtype=torch.float32) + 100 * KINDS.index(kind)
+
+
+def flat(fragments, padding=0):
+    """A rank's tensor of (name, begin, end) stretches."""
+    rows = {"words": 0, "bias": 20}
+    made, start = [], 0
+    for name, begin, end in fragments:
+        made.append(Fragment(start, end - begin, name, begin))
+        start += end - begin
+    tensors = {
+        kind: torch.cat([*(whole(kind)[rows[n] + b : rows[n] + e] for n, b, e in fragments), torch.zeros(padding)])
+        for kind in KINDS
+    }
+    return Flat(made, tensors)
+
+
+# How different ranks and stages would cut the same two parameters.
+CUTS = {
+    "one rank": [[[("words", 0, 20)], [("bias", 0, 3)]]],
+    "two ranks, one group": [[[("words", 0, 12)]], [[("words", 12, 20), ("bias", 0, 3)]]],
+    "shares of each": [[[("words", 0, 10), ("bias", 0, 2)]], [[("words", 10, 20), ("bias", 2, 3)]]],
+    "a rank with nothing": [[[("words", 0, 20), ("bias", 0, 3)]], [[]]],
+}
+
+
+def write(directory, cut):
+    directory.mkdir(exist_ok=True)
+    ranks = CUTS[cut]
+    for rank, groups in enumerate(ranks):
+        write_state(directory, rank, len(ranks), [flat(group, padding=2) for group in groups], optimizer_step=7)
+    return directory
+
+
+@pytest.mark.parametrize("written", CUTS)
+@pytest.mark.parametrize("read", CUTS)
+def test_any_cut_is_read_into_any_other(tmp_path, written, read):
+    reader = StateReader(write(tmp_path, written), SHAPES)
+    assert reader.optimizer_step == 7
+    for groups in CUTS[read]:
+        for group in groups:
+            expected, empty = flat(group), flat(group)
+            for tensor in empty.tensors.values():
+                tensor.fill_(-1)
+            reader.fill(empty)
+            assert all(torch.equal(empty.tensors[kind], expected.tensors[kind]) for kind in KINDS)
+    weights = reader.weights()
+    assert torch.equal(weights["words"], whole("weights")[:20].view(5, 4))
+    assert torch.equal(weights["bias"], whole("weights")[20:])
+    verify_state(tmp_path)
+
+
+def test_a_snapshot_is_not_changed_by_training(tmp_path):
+    live = flat([("words", 0, 20), ("bias", 0, 3)])
+    copy = live.snapshot()
+    live.tensors["weights"].zero_()
+    assert torch.equal(copy.tensors["weights"], whole("weights"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: (d / file_name(1, 2)).unlink(), r"state-00001-of-00002\.safetensors is missing"),
+        (lambda d: [path.unlink() for path in d.glob("state-*")], "is missing from this checkpoint"),
+        (lambda d: (d / file_name(0, 2)).write_bytes(b"not a file"), "not a readable checkpoint file"),
+        (lambda d: (d / file_name(0, 2)).write_bytes((d / file_name(0, 2)).read_bytes()[:-8]), "not a readable"),
+    ],
+)
+def test_missing_and_cut_files(tmp_path, damage, message):
+    damage(write(tmp_path, "shares of each"))
+    with pytest.raises(StateError, match=message):
+        StateReader(tmp_path, SHAPES)
+
+
+def test_a_flipped_bit_is_found_by_the_checksum(tmp_path):
+    path = write(tmp_path, "one rank") / file_name(0, 1)
+    path.write_bytes(path.read_bytes()[:-1] + b"\x55")
+    with pytest.raises(StateError, match="not the bytes that were written"):
+        verify_state(tmp_path)
+    path.with_suffix(".blake2b").unlink()
+    with pytest.raises(StateError, match="its checksum is missing"):
+        verify_state(tmp_path)
+
+
+def test_another_models_parameters(tmp_path):
+    write(tmp_path, "one rank")
+    with pytest.raises(StateError, match="another model's parameters; words is in one of the two only"):
+        StateReader(tmp_path, {"bias": torch.Size([3])})
+    with pytest.raises(StateError, match="words is not there whole and once"):
+        StateReader(tmp_path, {**SHAPES, "words": torch.Size([6, 4])})
+
+
+def test_a_stretch_that_is_there_twice(tmp_path):
+    table = [[(0, 3, "bias", 0), (3, 3, "bias", 0)]]
+    save_file({f"0.{kind}": torch.zeros(6) for kind in KINDS}, tmp_path / file_name(0, 1),
+              {"fragments": json.dumps(table), "optimizer_step": "1"})  # fmt: skip
+    with pytest.raises(StateError, match="bias is not there whole and once"):
+        StateReader(tmp_path, {"bias": torch.Size([3])})

@@ -1,0 +1,78 @@
+"""From a checkpoint, sharded over any number of ranks, to a Hugging Face directory.
+
+python -m trainer.export runs/large/checkpoints/step-100000 exported/
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.checkpoint import CheckpointError, RunDirectory, RunState, read_run_state
+from trainer.config import ConfigError, load_recipe
+from trainer.hugging_face import save_export
+from trainer.lineage import code_version
+from trainer.model import BertConfig, BertForPreTraining
+from trainer.sharded_state import StateError, StateReader, verify_state
+
+
+def parameter_shapes(config: BertConfig) -> dict[str, torch.Size]:
+    """Name -> shape of every parameter, without memory for them."""
+    with torch.device("meta"):
+        model = BertForPreTraining(config, seed=None)
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def export_checkpoint(run: RunDirectory, state: RunState, checkpoint: Path, target: Path, config: BertConfig) -> None:
+    """Write the float32 weights of a complete checkpoint as a Hugging Face directory: whole or not at all.
+
+    Raises:
+        StateError: the checkpoint is damaged or another model's.
+    """
+    lineage: dict[str, Any] = {
+        "run": str(run.path.resolve()),
+        "step": state.step,
+        "samples": state.samples,
+        "manifest_blake2b": state.manifest_blake2b,
+        "config_blake2b": state.config_blake2b,
+        "code": code_version(),
+    }
+    target.parent.mkdir(parents=True, exist_ok=True)
+    weights = StateReader(checkpoint, parameter_shapes(config)).weights()
+    save_export(target, weights, config, run.tokenizer, lineage)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``python -m trainer.export CHECKPOINT OUT``; the exit code is 0, or 2 for a mistake in what was asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.export", description="Turn a checkpoint into a directory that transformers loads."
+    )
+    parser.add_argument("checkpoint", type=Path, help="RUN/checkpoints/step-NNNNNN")
+    parser.add_argument("output", type=Path, help="a new directory")
+    arguments = parser.parse_args(argv)
+    try:
+        state = _export(arguments.checkpoint.resolve(), arguments.output)
+    except (CheckpointError, ConfigError, StateError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{arguments.output}: the weights of step {state.step}")
+    return 0
+
+
+def _export(checkpoint: Path, output: Path) -> RunState:
+    if output.exists():
+        raise CheckpointError(f"{output}: is there already; choose another directory")
+    run = RunDirectory(checkpoint.parent.parent)
+    recipe, state = load_recipe(run.config), read_run_state(checkpoint)
+    verify_state(checkpoint)
+    export_checkpoint(run, state, checkpoint, output, recipe.model)
+    return state
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Checkpoints and exports written while training goes on.
+
+A save costs training the time of a copy to CPU memory. A thread of each rank writes its own file into a folder under
+another name; once all ranks have told each other that they are done, in the all-reduce that every step begins with, the
+first rank gives the folder its name and a thread of it makes the export. A disk that is full costs the checkpoint, not
+the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable
+
+from trainer.checkpoint import CheckpointError, RunDirectory, RunState, keep_newest
+from trainer.config import CheckpointConfig
+from trainer.engine import Engine, World
+from trainer.export import export_checkpoint
+from trainer.model import BertConfig
+from trainer.sharded_state import write_state
+
+_log = logging.getLogger("pretrain")
+
+
+class Saver:
+    """Writes one checkpoint at a time. All ranks call the same methods in the same order.
+
+    Attributes:
+        last: step of the newest checkpoint that was committed by this saver; 0 before the first.
+    """
+
+    def __init__(self, run: RunDirectory, world: World, model: BertConfig, settings: CheckpointConfig):
+        """Prepare; nothing is written yet."""
+        self.last = 0
+        self._run = run
+        self._world = world
+        self._model = model
+        self._settings = settings
+        self._state: RunState | None = None  # of the checkpoint that is being written
+        self._writer: _Task | None = None
+        self._exporter: _Task | None = None
+
+    @property
+    def writing(self) -> bool:
+        """Whether this rank's part of a checkpoint is not on disk yet."""
+        return self._writer is not None and self._writer.running
+
+    def begin(self, state: RunState, engine: Engine) -> None:
+        """Copy what this rank owns, and start writing it."""
+        self.finish()
+        run, world = self._run, self._world
+        if world.is_first:
+            run.begin_checkpoint(state.step)
+        world.barrier()
+        flats, moment_step = engine.snapshot(), engine.optimizer_step
+        self._state = state
+        self._writer = _Task(lambda: write_state(run.staging(state.step), world.rank, world.size, flats, moment_step))
+
+    def settle(self) -> None:
+        """Commit the checkpoint that all ranks have written, or give it up if one could not. All ranks know that."""
+        if self._state is None or self._writer is None:
+            return
+        error = self._writer.join()
+        failed = self._world.sum([float(error is not None)])[0] > 0
+        state, self._state = self._state, None
+        if not failed:
+            failed = self._world.agree(self._commit(state) if self._world.is_first else 0) == 0
+        if failed:
+            if error is not None:
+                _log.error("step %d: the checkpoint can't be written (%s)", state.step, error)
+            self._give_up(state)
+        else:
+            self.last = state.step
+
+    def finish(self) -> None:
+        """Wait until nothing is being written any more."""
+        self.settle()
+        if self._exporter is not None:
+            error = self._exporter.join()
+            self._exporter = None
+            if error is not None:
+                _log.error("the export can't be written (%s); later: python -m trainer.export", error)
+
+    def _commit(self, state: RunState) -> int:
+        try:
+            self._run.commit_checkpoint(state, self._settings.keep, self._settings.keep_every)
+        except OSError as error:
+            _log.error("step %d: the checkpoint can't be committed (%s)", state.step, error)
+            return 0
+        self._exporter = _Task(lambda: self._export(state))
+        return 1
+
+    def _export(self, state: RunState) -> None:
+        run = self._run
+        export_checkpoint(run, state, run.checkpoint(state.step), run.export(state.step), self._model)
+        keep_newest(run.exports, self._settings.keep_exports)
+
+    def _give_up(self, state: RunState) -> None:
+        if self._world.is_first:
+            shutil.rmtree(self._run.staging(state.step), ignore_errors=True)
+            _log.warning("training goes on; the newest good checkpoint is that of step %d", self._run.step)
+
+
+class _Task:
+    """A thread whose exception is its result."""
+
+    def __init__(self, work: Callable[[], None]):
+        self._work = work
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="checkpoint")
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self) -> Exception | None:
+        """Wait for the end; returns what went wrong."""
+        self._thread.join()
+        return self._error
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except (OSError, RuntimeError, ValueError, CheckpointError) as error:
+            self._error = error

@@ -1,0 +1,212 @@
+"""The tensors of a checkpoint: what every rank holds of weights and moments, and how any other set of ranks reads it.
+
+Under ZeRO a rank owns flat float32 tensors in which parameters, or parts of them, lie one after the other. It writes
+them as they are into one safetensors file, with a table of which stretch belongs to which parameter. Reading goes by
+that table, so ranks of any number and any ZeRO stage find what they need. Nothing is pickled, nothing is stored twice.
+
+DeepSpeed's own checkpoints are not used: they are pickled, written in place, refused by another number of ranks, and
+its universal ones share one step count and one group's hyperparameters under ZeRO 3 (deepspeed 0.19.8).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from preprocessing.schema import checksum
+from trainer.checkpoint import sync, write_atomically
+
+_CHECKSUM = ".blake2b"  # ending of the file beside a state file
+WEIGHTS, MOMENTS = "weights", ("exp_avg", "exp_avg_sq")
+
+
+class StateError(ValueError):
+    """A checkpoint whose tensors are missing, damaged or of another model. The message names the file."""
+
+
+class Fragment(NamedTuple):
+    """A stretch of a flat tensor: all or a part of one parameter, both seen as one row of numbers."""
+
+    start: int  # in the flat tensor
+    length: int
+    parameter: str
+    offset: int  # in the parameter
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A flat tensor of a rank with its moments.
+
+    Attributes:
+        fragments: what lies where; the rest is padding.
+        tensors: float32 [n] each, under the names WEIGHTS and MOMENTS.
+    """
+
+    fragments: list[Fragment]
+    tensors: dict[str, Tensor]
+
+    def snapshot(self) -> Flat:
+        """A copy in CPU memory, which training does not change while it is written."""
+        return Flat(
+            self.fragments, {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.tensors.items()}
+        )
+
+
+def file_name(rank: int, world: int) -> str:
+    """The file of a rank's tensors."""
+    return f"state-{rank:05d}-of-{world:05d}.safetensors"
+
+
+def write_state(directory: Path, rank: int, world: int, flats: Iterable[Flat], optimizer_step: int) -> None:
+    """Write what a rank holds.
+
+    Args:
+        directory: of a checkpoint that is not complete yet.
+        rank: of the writer.
+        world: number of ranks.
+        flats: everything that the rank owns; parameters that all ranks hold are written by the first alone.
+        optimizer_step: updates that the moments have seen, for bias correction.
+    """
+    flats, path = list(flats), directory / file_name(rank, world)
+    tensors = {f"{i}.{name}": tensor for i, flat in enumerate(flats) for name, tensor in flat.tensors.items()}
+    table = json.dumps([flat.fragments for flat in flats])
+    save_file(tensors, path, {"fragments": table, "optimizer_step": str(optimizer_step)})
+    sync(path)
+    write_atomically(path.with_suffix(_CHECKSUM), checksum(path) + "\n")
+
+
+def verify_state(directory: Path) -> None:
+    """Read every file of a checkpoint once and compare its checksum.
+
+    Raises:
+        StateError: a file is missing or not what was written.
+    """
+    for path in _paths(directory):
+        try:
+            expected = path.with_suffix(_CHECKSUM).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise StateError(f"{path}: its checksum is missing ({error})") from error
+        if checksum(path) != expected:
+            raise StateError(f"{path}: not the bytes that were written")
+
+
+def _paths(directory: Path) -> list[Path]:
+    """The files of all ranks, in their order."""
+    found = sorted(directory.glob("state-*-of-*.safetensors"))
+    world = int(found[0].stem.rpartition("-")[2]) if found else 0
+    paths = [directory / file_name(rank, world) for rank in range(world)]
+    if not paths or found != paths:
+        missing = [path.name for path in paths if path not in found] or ["state-*.safetensors"]
+        raise StateError(f"{directory}: {missing[0]} is missing from this checkpoint")
+    return paths
+
+
+class _Piece(NamedTuple):
+    """Where a part of a parameter is stored."""
+
+    begin: int  # in the parameter
+    end: int
+    file: int
+    flat: int
+    start: int  # in the flat tensor
+
+
+class StateReader:
+    """All ranks' files of a checkpoint as one set of parameters.
+
+    Attributes:
+        optimizer_step: updates that the moments have seen.
+        shapes: of every parameter, as far as the caller gave them.
+    """
+
+    def __init__(self, directory: Path, shapes: dict[str, torch.Size]):
+        """Open every file and see that together they hold each parameter whole and once.
+
+        Args:
+            directory: of a complete checkpoint.
+            shapes: name -> shape of the model's parameters.
+
+        Raises:
+            StateError: a file is missing or damaged, or the parameters are not those of the model.
+        """
+        self.shapes = shapes
+        self._directory = directory
+        self._files = [self._open(path) for path in _paths(directory)]
+        self._pieces: dict[str, list[_Piece]] = {}
+        for number, file in enumerate(self._files):
+            self._take_in(number, json.loads(file.metadata()["fragments"]))
+        self.optimizer_step = int(self._files[0].metadata()["optimizer_step"])
+        self._check()
+
+    def read(self, kind: str, name: str) -> Tensor:
+        """A whole parameter or moment in float32, [shape of the parameter]."""
+        shape = self.shapes[name]
+        return self.read_range(kind, name, 0, shape.numel()).view(shape)
+
+    def read_range(self, kind: str, name: str, begin: int, end: int) -> Tensor:
+        """The numbers [begin, end) of a parameter or moment seen as one row, float32 [end - begin].
+
+        Args:
+            kind: WEIGHTS or one of MOMENTS.
+            name: of the parameter.
+            begin: first number.
+            end: exclusive.
+        """
+        parts = []
+        for piece in self._pieces[name]:
+            first, last = max(begin, piece.begin), min(end, piece.end)
+            if first < last:
+                stored = self._files[piece.file].get_slice(f"{piece.flat}.{kind}")
+                parts.append(stored[piece.start + first - piece.begin : piece.start + last - piece.begin])
+        return torch.cat(parts) if len(parts) != 1 else parts[0]
+
+    def weights(self) -> dict[str, Tensor]:
+        """All parameters in float32."""
+        return {name: self.read(WEIGHTS, name) for name in self.shapes}
+
+    def fill(self, flat: Flat) -> None:
+        """Put this checkpoint's numbers into a rank's flat tensors; padding is left as it is."""
+        for start, length, name, offset in flat.fragments:
+            for kind, tensor in flat.tensors.items():
+                tensor[start : start + length].copy_(self.read_range(kind, name, offset, offset + length))
+
+    def _open(self, path: Path) -> safe_open:
+        try:
+            return safe_open(path, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise StateError(f"{path}: not a readable checkpoint file ({error})") from error
+
+    def _take_in(self, number: int, table: list[list[tuple[int, int, str, int]]]) -> None:
+        for flat, fragments in enumerate(table):
+            for start, length, name, offset in fragments:
+                piece = _Piece(offset, offset + length, number, flat, start)
+                self._pieces.setdefault(name, []).append(piece)
+
+    def _check(self) -> None:
+        odd = sorted(self._pieces.keys() ^ self.shapes.keys())
+        if odd:
+            raise StateError(f"{self._directory}: holds another model's parameters; {odd[0]} is in one of the two only")
+        for name, pieces in self._pieces.items():
+            pieces.sort()
+            edges = list(_edges(pieces))
+            if edges != [0, self.shapes[name].numel()]:
+                raise StateError(f"{self._directory}: {name} is not there whole and once; this checkpoint is damaged")
+
+
+def _edges(pieces: Iterable[_Piece]) -> Iterator[int]:
+    """Where stretches without gap or overlap begin and end: two numbers for a parameter that is whole."""
+    reached = 0
+    yield reached
+    for piece in pieces:
+        if piece.begin != reached:
+            yield from (reached, piece.begin)
+        reached = piece.end
+    yield reached
