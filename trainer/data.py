@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from preprocessing.schema import Shard, ShardDirectory, ShardError, Split
-from preprocessing.tokenization import VOCABULARY_FILE, load_vocabulary, special_ids
+from preprocessing.tokenization import CONTINUATION, VOCABULARY_FILE, load_vocabulary, special_ids
 from trainer.masking import STANDARD, MaskingConfig, mask_tokens
 from trainer.model import EMPTY_SLOT
 from trainer.philox import derive_key, permute
@@ -134,7 +134,9 @@ class SampleStream:
         self._masking = masking
         self._data = data
         self._vocab_size = manifest.vocabulary.size
-        self._special = special_ids(load_vocabulary(directory.tokenizer / VOCABULARY_FILE))
+        vocabulary = load_vocabulary(directory.tokenizer / VOCABULARY_FILE)
+        self._special = special_ids(vocabulary)
+        self._continuation = np.array([token.startswith(CONTINUATION) for token in vocabulary])
         self._pairs = np.array([entry.pairs[str(sequence_length)] for entry in self.entries], dtype=np.int64)
         self._bytes = np.array([entry.bytes for entry in self.entries], dtype=np.int64)
         self._shards: dict[int, Shard] = {}
@@ -162,6 +164,7 @@ class SampleStream:
             mask_id=special.mask,
             max_predictions=self._max_predictions,
             config=self._masking,
+            continues=self._continuation[samples.tokens],
         )
         return Batch(
             input_ids=torch.from_numpy(masked.tokens),

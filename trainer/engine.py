@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,8 +106,9 @@ class Engine:
         seed: int,
         world: World,
         checkpoint: Path | None = None,
+        weights: Mapping[str, Tensor] | None = None,
     ):
-        """Build the model from its seed, or from a checkpoint, and hand it to DeepSpeed.
+        """Build the model from its seed, from weights or from a checkpoint, and hand it to DeepSpeed.
 
         Args:
             config: of the model.
@@ -116,6 +117,7 @@ class Engine:
             seed: of the run; weights and dropout are derived from it.
             world: this rank's place.
             checkpoint: written by write_state, by any number of ranks under any ZeRO stage.
+            weights: float32, to begin with where there is no checkpoint.
 
         Raises:
             StateError: the checkpoint is damaged or another model's.
@@ -123,13 +125,14 @@ class Engine:
         self._config = config
         self._seed = seed
         self._world = world
-        model = BertForPreTraining(config, seed=None if checkpoint else seed)
+        model = BertForPreTraining(config, seed=None if checkpoint or weights else seed)
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.parameters = sum(shape.numel() for shape in shapes.values())
         reader = StateReader(checkpoint, shapes) if checkpoint else None
-        if reader:
-            model.load_state_dict(reader.weights())  # what DeepSpeed rounds to the precision of the products
+        initial = reader.weights() if reader else weights
+        if initial:  # DeepSpeed rounds them to the precision of the products, so they are put in again below
+            model.load_state_dict(initial)
         self._optimizer = build_optimizer(parameter_groups(model, optimizer.weight_decay), optimizer)
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=self._optimizer, config=deepspeed_config)
         self._owned = list(self._find_owned())
@@ -139,6 +142,8 @@ class Engine:
         self.reset_moments()
         if reader:
             self._fill(reader)
+        elif weights:
+            self._fill_weights(weights)
 
     def train_step(
         self, step: int, batches: Iterable[tuple[int, Batch]], totals: GlobalCounts, learning_rate: float
@@ -245,6 +250,14 @@ class Engine:
     def close(self) -> None:
         """Let go of the optimizer's memory, so that the next phase can build its own engine."""
         self._engine.destroy()
+
+    @torch.no_grad()
+    def _fill_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Put whole float32 parameters into what this rank owns."""
+        for flat in self._flats():
+            for start, length, name, offset in flat.fragments:
+                values = weights[name].reshape(-1)[offset : offset + length]
+                flat.tensors[WEIGHTS][start : start + length].copy_(values)
 
     @torch.no_grad()
     def _fill(self, reader: StateReader) -> None:

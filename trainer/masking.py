@@ -7,14 +7,16 @@ preprocesses; here every visit of a sample has a new index and so a new mask.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from trainer.philox import below, derive_key, random_words
 
 _CHOICE, _REPLACEMENT = 0, 1  # independent streams of random words for one sample
+_TRIES = 8  # spans that are drawn for each token to predict, before what is missing is left out
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,21 @@ class MaskingConfig:
     """How tokens are masked.
 
     Attributes:
+        unit: what is chosen: single tokens; whole words, all of whose pieces are masked (google-research/bert,
+            do_whole_word_mask); or spans of words (Joshi et al., 2020, SpanBERT), which share one fate.
         probability: share of a sample's tokens that is predicted.
         mask: share of the predicted tokens that becomes [MASK].
         random: share that becomes a random token; the rest stays as it is.
+        span_probability: a span has n words with probability p (1 - p)^(n - 1), as far as it is not longer than
+        longest_span: words.
     """
 
+    unit: Literal["token", "word", "span"] = "token"
     probability: float = 0.15
     mask: float = 0.8
     random: float = 0.1
+    span_probability: float = 0.2
+    longest_span: int = 10
 
     def __post_init__(self) -> None:
         if not 0 < self.probability < 1:
@@ -38,6 +47,8 @@ class MaskingConfig:
             raise ValueError(
                 f"masking.mask + masking.random is {self.mask + self.random}; shares must add up to 1 at most"
             )
+        if not 0 < self.span_probability < 1 or self.longest_span < 1:
+            raise ValueError("masking.span_probability must lie between 0 and 1, masking.longest_span be 1 or more")
 
 
 STANDARD = MaskingConfig()
@@ -62,6 +73,7 @@ def mask_tokens(
     mask_id: int,
     max_predictions: int,
     config: MaskingConfig = STANDARD,
+    continues: np.ndarray | None = None,
 ) -> Masked:
     """Choose and replace the tokens to predict.
 
@@ -75,29 +87,102 @@ def mask_tokens(
         mask_id: id of [MASK].
         max_predictions: at most so many predictions a sample.
         config: rates.
+        continues: bool [B, S], true for a piece that continues the word before it; words and spans need it.
     """
     batch, width = tokens.shape
     key = derive_key(seed, "masking")
     wanted = np.clip(np.rint(lengths * config.probability).astype(np.int64), 1, max_predictions)
     wanted = np.minimum(wanted, maskable.sum(axis=1))
-
-    # The `wanted` maskable positions with the smallest random words, found by one sort of (word, position). A word
-    # belongs to a position, so padding a sample further changes nothing.
-    words = random_words(key, indices, width, _CHOICE).astype(np.uint64)
-    order = np.where(maskable, words << np.uint64(32) | np.arange(width, dtype=np.uint64), np.iinfo(np.uint64).max)
-    order.sort(axis=1)
-    taken = np.arange(width) < wanted[:, None]
-    rows = np.repeat(np.arange(batch), wanted)
-    columns = (order[taken] & np.uint64(0xFFFFFFFF)).astype(np.int64)
-    positions = np.sort(rows * width + columns)
+    # One random word for every place: a place keeps its word however far a row is padded, and so its mask.
+    words = random_words(key, indices, width, _CHOICE)
+    if config.unit == "token":
+        positions = _choose_tokens(words, maskable, wanted)
+        decides = positions
+    else:
+        assert continues is not None
+        choose = _choose_words if config.unit == "word" else _choose_spans
+        chosen = [
+            place
+            for row in range(batch)
+            for place in choose(words[row], maskable[row], continues[row], int(wanted[row]), row * width, config)
+        ]
+        positions, decides = np.array(sorted(chosen), dtype=np.int64).reshape(-1, 2).T
 
     labels = tokens.reshape(-1)[positions].astype(np.int64)
-    draws = random_words(key, indices, 2 * width, _REPLACEMENT).reshape(batch * width, 2)[positions]
-    fate = draws[:, 0] / 2.0**32
+    draws = random_words(key, indices, 2 * width, _REPLACEMENT).reshape(batch * width, 2)
+    fate = draws[decides, 0] / 2.0**32
     replaced = np.where(fate < config.mask, mask_id, labels)
     randomised = (fate >= config.mask) & (fate < config.mask + config.random)
-    replaced = np.where(randomised, below(draws[:, 1], vocab_size), replaced)
+    replaced = np.where(randomised, below(draws[positions, 1], vocab_size), replaced)
 
     masked = tokens.copy()
     masked.reshape(-1)[positions] = replaced
     return Masked(masked, positions, labels)
+
+
+def _choose_tokens(words: np.ndarray, maskable: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The ``wanted`` places of each row with the smallest random words, found by one sort of (word, place)."""
+    batch, width = maskable.shape
+    places = np.arange(width, dtype=np.uint64)
+    order = np.where(maskable, words.astype(np.uint64) << np.uint64(32) | places, np.iinfo(np.uint64).max)
+    order.sort(axis=1)
+    rows = np.repeat(np.arange(batch), wanted)
+    columns = (order[np.arange(width) < wanted[:, None]] & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    return np.sort(rows * width + columns)
+
+
+def _whole_words(maskable: np.ndarray, continues: np.ndarray) -> list[tuple[int, int]]:
+    """[begin, end) of every word of a row. A piece after a special token begins a word, whatever it looks like."""
+    begins = maskable & ~(continues & np.concatenate([[False], maskable[:-1]]))
+    starts = np.flatnonzero(begins)
+    # A word ends where the next one begins or the maskable stretch ends, whichever comes first.
+    stops = np.flatnonzero(np.concatenate([maskable, [False]]) & ~np.concatenate([maskable[1:], [False, False]])) + 1
+    next_stop = stops[np.searchsorted(stops, starts, side="right")]
+    return list(zip(starts.tolist(), np.minimum(np.append(starts[1:], 1 << 60), next_stop).tolist(), strict=True))
+
+
+_Chosen = Iterator[
+    tuple[int, int]
+]  # (a place, the place whose draw decides what becomes of it), in the flattened batch
+
+
+def _choose_words(
+    words: np.ndarray, maskable: np.ndarray, continues: np.ndarray, wanted: int, base: int, _: MaskingConfig
+) -> _Chosen:
+    """Whole words in random order, passing over those that would be too many."""
+    left = wanted
+    for begin, end in sorted(_whole_words(maskable, continues), key=lambda word: (words[word[0]], word[0])):
+        if end - begin <= left:
+            left -= end - begin
+            yield from ((base + place, base + place) for place in range(begin, end))
+
+
+def _choose_spans(
+    words: np.ndarray, maskable: np.ndarray, continues: np.ndarray, wanted: int, base: int, config: MaskingConfig
+) -> _Chosen:
+    """Spans of whole words from random places, cut where they meet the end, another span or the number wanted."""
+    stretches = _whole_words(maskable, continues)
+    free = [True] * len(stretches)
+    left = wanted
+    for begin, length in _spans(words, len(stretches), _TRIES * wanted, config):
+        first = stretches[begin][0] if stretches else 0
+        for number in range(begin, min(begin + length, len(stretches))):
+            start, stop = stretches[number]
+            if not free[number] or stop - start > left or (number > begin and stretches[number - 1][1] != start):
+                break
+            free[number] = False
+            left -= stop - start
+            yield from ((base + place, base + first) for place in range(start, stop))
+        if not left:
+            return
+
+
+def _spans(words: np.ndarray, count: int, tries: int, config: MaskingConfig) -> Iterator[tuple[int, int]]:
+    """Random (first word, number of words), drawn from the row's own random words."""
+    key = int(words[0]), int(words[1])
+    draws = random_words(key, np.zeros(1, dtype=np.int64), 2 * tries, _CHOICE)[0] if count else np.empty(0)
+    uniform = (draws[1::2].astype(np.float64) + 0.5) / 2.0**32
+    q = 1 - config.span_probability
+    # The geometric distribution cut at the longest span, by inversion.
+    lengths = 1 + np.floor(np.log1p(-uniform * (1 - q**config.longest_span)) / np.log(q)).astype(np.int64)
+    yield from zip(below(draws[::2], count).tolist(), lengths.tolist(), strict=True)

@@ -44,6 +44,7 @@ from trainer.checkpoint import (
 from trainer.config import ConfigError, Phase, Recipe, differences, load_recipe, resolve_deepspeed, to_toml
 from trainer.data import SampleStream, Steps, evaluation_batches, load_steps, validation_stream
 from trainer.engine import Engine, GlobalCounts, NonFiniteError, World, join_world, leave_world
+from trainer.hugging_face import load_export
 from trainer.lineage import code_version, uncommitted_changes
 from trainer.model import parameter_count
 from trainer.saving import Saver
@@ -79,6 +80,8 @@ def pretrain(arguments: argparse.Namespace) -> None:
         _train_stream(recipe, phase, shards)
     _check_vocabulary(recipe, shards)
     _check_run(run, recipe, shards)
+    if arguments.init_from and not run.step:
+        _initial_weights(arguments.init_from, recipe)
     if run.step >= recipe.last_step:
         _log.info("%s: done already, %d steps", run.path, run.step)
         return
@@ -88,7 +91,9 @@ def pretrain(arguments: argparse.Namespace) -> None:
         _write_run(run, recipe, arguments.deepspeed_config, shards)
     world.barrier()
     saver = Saver(run, world, recipe.model, recipe.checkpoint)
-    session = Session(arguments.deepspeed_config, recipe, shards, run, world, StopRequests(), saver)
+    session = Session(
+        arguments.deepspeed_config, arguments.init_from, recipe, shards, run, world, StopRequests(), saver
+    )
     tracking = _start_tracking(run, recipe) if world.is_first else contextlib.nullcontext()
     outcome: Outcome = "failed"
     try:
@@ -104,6 +109,7 @@ class Session:
     """One start of the trainer: what every part of the loop needs."""
 
     deepspeed_config: Path
+    init_from: Path | None
     recipe: Recipe
     shards: ShardDirectory
     run: RunDirectory
@@ -161,7 +167,8 @@ class Session:
         recipe, world = self.recipe, self.world
         config = resolve_deepspeed(self.deepspeed_config, recipe, phase, world.size)
         checkpoint = self.run.checkpoint(step) if step else None
-        engine = Engine(recipe.model, recipe.optimizer, config, recipe.train.seed, world, checkpoint)
+        weights = _initial_weights(self.init_from, recipe) if self.init_from and not checkpoint else None
+        engine = Engine(recipe.model, recipe.optimizer, config, recipe.train.seed, world, checkpoint, weights)
         assert engine.parameters == parameter_count(recipe.model)
         _log.info(
             "model: %s parameters, ZeRO stage %d",
@@ -301,6 +308,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--output", type=Path, required=True, metavar="DIR", help="the run directory, new or to go on with"
     )
+    parser.add_argument(
+        "--init-from", type=Path, metavar="DIR",
+        help="begin with the weights of a Hugging Face BERT directory (continued pretraining); a resume has its own",
+    )  # fmt: skip
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # the launcher's; LOCAL_RANK says the same
     parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings that replace the recipe's")
     return parser.parse_args(argv)
@@ -325,6 +336,29 @@ def _check_vocabulary(recipe: Recipe, shards: ShardDirectory) -> None:
             f"{shards.path}: made with a vocabulary of {found} entries, but model.vocab_size is {wanted}; "
             f"set model.vocab_size={found} or make shards with the model's vocabulary"
         )
+
+
+def _initial_weights(directory: Path, recipe: Recipe) -> dict[str, torch.Tensor]:
+    """The weights of a Hugging Face directory, heads included where it has them.
+
+    Raises:
+        ConfigError: it can't be read or is not the recipe's model.
+    """
+    try:
+        export = load_export(directory, recipe.train.seed)
+    except ValueError as error:
+        raise ConfigError(f"--init-from: {error}") from error
+    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
+             "max_position_embeddings", "type_vocab_size", "layer_norm_eps")  # fmt: skip
+    for name in sizes:
+        found, wanted = getattr(export.config, name), getattr(recipe.model, name)
+        if found != wanted:
+            raise ConfigError(
+                f"--init-from: {directory} has {name} {found}, the recipe {wanted}; set model.{name}={found}"
+            )
+    if export.initialized:
+        _log.info("%s has no %s: newly initialised", directory, ", ".join(export.initialized))
+    return export.state
 
 
 def _check_run(run: RunDirectory, recipe: Recipe, shards: ShardDirectory) -> None:

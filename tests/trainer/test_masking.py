@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from trainer.masking import STANDARD, MaskingConfig, mask_tokens
+from trainer.masking import STANDARD, MaskingConfig, _spans, mask_tokens
 
 CLS, SEP, MASK, VOCAB = 2, 3, 4, 1000
 
@@ -106,8 +106,92 @@ def test_other_shares(shares):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"probability": 0.0}, {"probability": 1.0}, {"mask": 0.9, "random": 0.2}, {"random": -0.1}]
+    "bad",
+    [
+        {"span_probability": 1.0},
+        {"longest_span": 0},
+        {"probability": 0.0},
+        {"probability": 1.0},
+        {"mask": 0.9, "random": 0.2},
+        {"random": -0.1},
+    ],
 )
 def test_impossible_rates_are_refused(bad):
     with pytest.raises(ValueError, match="masking"):
         MaskingConfig(**bad)
+
+
+def words_of(batch_size, width=128, seed=0):
+    """Rows of [CLS] words [SEP] words [SEP]; a word has one to four pieces, and the pieces' ids tell which continue."""
+    rng = np.random.default_rng(seed)
+    tokens = np.zeros((batch_size, width), dtype=np.int64)
+    continues = np.zeros_like(tokens, dtype=bool)
+    for row in range(batch_size):
+        continues[row] = rng.random(width) < 0.3
+        tokens[row] = rng.integers(10, VOCAB, size=width)
+        tokens[row, [0, 60, width - 1]] = CLS, SEP, SEP
+        continues[row, [0, 1, 60, 61, width - 1]] = False
+    maskable = (tokens != CLS) & (tokens != SEP)
+    return tokens, maskable, continues
+
+
+def mask_words(unit, batch_size=2000, seed=1, **settings):
+    tokens, maskable, continues = words_of(batch_size)
+    masked = mask_tokens(
+        tokens, maskable, np.full(batch_size, 128), np.arange(batch_size), seed=seed, vocab_size=VOCAB, mask_id=MASK,
+        max_predictions=20, config=MaskingConfig(unit=unit, **settings), continues=continues,
+    )  # fmt: skip
+    return tokens, maskable, continues, masked
+
+
+def runs(positions):
+    """Lengths of stretches of neighbouring positions."""
+    return np.diff(np.flatnonzero(np.concatenate([[True], np.diff(positions) != 1, [True]])))
+
+
+@pytest.mark.parametrize("unit", ["word", "span"])
+def test_words_are_masked_whole_and_special_tokens_never(unit):
+    tokens, maskable, continues, masked = mask_words(unit)
+    chosen = np.zeros(tokens.size, dtype=bool)
+    chosen[masked.positions] = True
+    chosen = chosen.reshape(tokens.shape)
+    assert not (chosen & ~maskable).any()
+    inside = continues & maskable
+    assert (chosen[:, 1:][inside[:, 1:]] == chosen[:, :-1][inside[:, 1:]]).all()
+    assert (masked.labels == tokens.reshape(-1)[masked.positions]).all()
+    per_row = chosen.sum(axis=1)
+    assert per_row.max() <= 19  # round(128 * 0.15)
+    assert per_row.mean() > 18.5
+
+
+def test_spans_are_longer_than_words_and_share_one_fate():
+    _, _, _, masked = mask_words("span", span_probability=0.2)
+    lengths = runs(masked.positions)
+    assert lengths.mean() > 3
+    chosen = masked.tokens.reshape(-1)[masked.positions]
+    assert abs((chosen == MASK).mean() - 0.8) < 0.02
+    begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    mixed = sum(len(set((chosen[b : b + n] == MASK).tolist())) > 1 for b, n in zip(begins, lengths, strict=True))
+    assert mixed < 0.1 * len(lengths)  # only where two spans happen to touch
+
+
+def test_the_number_of_words_in_a_span_is_geometric():
+    """p (1 - p)^(n - 1), cut at 10 words: 3.8 on average, as Joshi et al. say."""
+
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 2**32, size=(2000, 2), dtype=np.uint32)
+    drawn = [length for row in words for _, length in _spans(row, 50, 10, MaskingConfig(unit="span"))]
+    assert min(drawn) == 1
+    assert max(drawn) == 10
+    weights = 0.2 * 0.8 ** np.arange(10)
+    expected = weights / weights.sum() * len(drawn)
+    counts = np.bincount(drawn, minlength=11)[1:]
+    assert ((counts - expected) ** 2 / expected).sum() < 27.9  # 0.1 % point, 9 degrees of freedom
+    assert abs(np.mean(drawn) - 3.8) < 0.05
+
+
+@pytest.mark.parametrize("unit", ["token", "word", "span"])
+def test_a_mask_of_any_unit_depends_on_seed_and_index_only(unit):
+    first, again, other = (mask_words(unit, batch_size=8, seed=seed)[3] for seed in (1, 1, 2))
+    assert (first.tokens == again.tokens).all()
+    assert (first.tokens != other.tokens).any()

@@ -235,6 +235,24 @@ def losses(run):
     return [line["loss"] for line in read_lines(run / "metrics.jsonl")]
 
 
+def test_continued_pretraining_begins_with_the_very_weights_of_a_directory(call, tmp_path):
+    call()
+    export = tmp_path / "run" / "exports" / "step-000008"
+    codes, log = call(
+        "schedule.warmup_steps=4", "train.max_steps=1", world=2, output=tmp_path / "continued", **{"init-from": export}
+    )
+    assert codes == [0, 0]
+    first = tmp_path / "continued" / "exports" / "step-000001" / "model.safetensors"  # the rate of the first step is 0
+    assert first.read_bytes() == (export / "model.safetensors").read_bytes()
+    codes, log = call("model.hidden_size=64", output=tmp_path / "other", **{"init-from": export})
+    assert codes == [2]
+    assert "has hidden_size 32, the recipe 64; set model.hidden_size=32" in log
+    codes, log = call(output=tmp_path / "other", **{"init-from": tmp_path / "nowhere"})
+    assert codes == [2]
+    assert "error: --init-from: " in log
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_run_is_not_gone_on_with_on_other_shards(call, tmp_path):
     assert call("train.max_steps=4")[0] == [0]
     codes, log = call(shards=write_shards(tmp_path / "others", seed=1))
