@@ -10,9 +10,11 @@ import multiprocessing
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,38 @@ def run_ranks(world: int, task: Callable[..., Any], *arguments: Any, log: Path |
     Raises:
         AssertionError: a rank raised, died or hung; the message has what it printed.
     """
+    ranks = _start(world, task, arguments, log)
+    try:
+        return [_result(rank, pipe) for rank, (_, pipe) in enumerate(ranks)]
+    finally:
+        _end(ranks)
+
+
+def run_ranks_and_kill(
+    world: int, task: Callable[..., Any], *arguments: Any, victim: int, ready: Callable[[], bool], delay: float
+) -> bool:
+    """As run_ranks, but ``delay`` seconds after ``ready()`` one rank gets SIGKILL, and the others soon after.
+
+    Returns:
+        Whether the ranks were still at work then.
+    """
+    ranks = _start(world, task, arguments, None)
+    deadline = time.monotonic() + _PATIENCE
+    while not ready() and ranks[victim][0].is_alive() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(delay)
+    alive = ranks[victim][0].is_alive()
+    ranks[victim][0].kill()
+    time.sleep(0.05)  # the others go on for a moment without it
+    for process, _ in ranks:
+        process.kill()
+        process.join()
+    return alive
+
+
+def _start(
+    world: int, task: Callable[..., Any], arguments: tuple[Any, ...], log: Path | None
+) -> list[tuple[ForkServerProcess, Connection]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -37,12 +71,13 @@ def run_ranks(world: int, task: Callable[..., Any], *arguments: Any, log: Path |
         process.start()
         theirs.close()
         ranks.append((process, mine))
-    try:
-        return [_result(rank, pipe) for rank, (_, pipe) in enumerate(ranks)]
-    finally:
-        for process, _ in ranks:
-            process.join(5)
-            process.kill()
+    return ranks
+
+
+def _end(ranks: list[tuple[ForkServerProcess, Connection]]) -> None:
+    for process, _ in ranks:
+        process.join(5)
+        process.kill()
 
 
 def _result(rank: int, pipe: Connection) -> Any:

@@ -67,15 +67,20 @@ class TrainConfig:
         max_steps: stop after so many steps in all, leaving the schedule as it is; 0 runs the phases to their end.
         threads: CPU threads of a rank; 0 shares the machine's cores among its ranks. Results depend on it in the
             last bits, so it is recorded.
+        next_sentence: train the second task of BERT too; false is the paper's "No NSP" (section 5.1).
+        hang_seconds: a rank whose step takes longer says where it hangs and ends, so that the run can be started again;
+            0 waits for ever.
     """
 
     seed: int = 1
     max_steps: int = 0
     threads: int = 0
+    next_sentence: bool = True
+    hang_seconds: int = 1800
 
     def __post_init__(self) -> None:
-        if self.max_steps < 0 or self.threads < 0:
-            raise ValueError("max_steps and threads must be 0 or more")
+        if min(self.max_steps, self.threads, self.hang_seconds) < 0:
+            raise ValueError("max_steps, threads and hang_seconds must be 0 or more")
 
 
 @dataclass(frozen=True)
@@ -195,6 +200,7 @@ _IDENTITY = (
     "schedule",
     "masking",
     "train.seed",
+    "train.next_sentence",
     "data.shuffle_bytes",
     "data.pad_to_longest",
 )

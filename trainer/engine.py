@@ -105,6 +105,7 @@ class Engine:
         deepspeed_config: dict[str, Any],
         seed: int,
         world: World,
+        next_sentence: bool = True,
         checkpoint: Path | None = None,
         weights: Mapping[str, Tensor] | None = None,
     ):
@@ -116,6 +117,7 @@ class Engine:
             deepspeed_config: resolved, see trainer.config.resolve_deepspeed.
             seed: of the run; weights and dropout are derived from it.
             world: this rank's place.
+            next_sentence: whether its loss counts; its metrics are reported in any case.
             checkpoint: written by write_state, by any number of ranks under any ZeRO stage.
             weights: float32, to begin with where there is no checkpoint.
 
@@ -125,6 +127,7 @@ class Engine:
         self._config = config
         self._seed = seed
         self._world = world
+        self._next_sentence = float(next_sentence)
         model = BertForPreTraining(config, seed=None if checkpoint or weights else seed)
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -172,13 +175,15 @@ class Engine:
         for place, batch in batches:
             torch.manual_seed(_combine(derive_key(self._seed, "dropout", step, place)))
             losses = self._losses(batch)
-            loss = losses.mlm_loss / totals.predictions + losses.nsp_loss / totals.samples
+            # Times 0 and not left out: every parameter gets a gradient, as ZeRO expects.
+            next_sentence = self._next_sentence * losses.nsp_loss / totals.samples
+            loss = losses.mlm_loss / totals.predictions + next_sentence
             # DeepSpeed averages the gradients over the ranks; our losses are shares of a sum.
             self._engine.backward(loss * self._world.size, scale_wrt_gas=False)
             sums += torch.stack([value.detach().double() for value in losses])
             if place + self._world.size < totals.micro_batches:
                 self._engine.step()  # not a boundary: counts the micro-batch, updates nothing
-        metrics = _means(self._world.sum(sums.tolist()), totals.predictions, totals.samples)
+        metrics = self._means(self._world.sum(sums.tolist()), totals.predictions, totals.samples)
         if not math.isfinite(metrics["loss"]):
             raise NonFiniteError(f"step {step + 1}: the loss is {metrics['loss']}")
         for group in self._optimizer.param_groups:
@@ -202,7 +207,7 @@ class Engine:
             counts = [(labels != EMPTY_SLOT).sum() for labels in (batch.mlm_labels, batch.nsp_labels)]
             sums += torch.stack([value.double().cpu() for value in (*self._losses(batch), *counts)])
         *losses, predictions, samples = self._world.sum(sums.tolist())
-        return _means(losses, predictions, samples)
+        return self._means(losses, predictions, samples)
 
     def count_step(self, batches: Sequence[Batch], stop: bool, writing: bool = False) -> GlobalCounts:
         """What the ranks must agree on before a step, in one small all-reduce.
@@ -235,6 +240,12 @@ class Engine:
         if not self._engine.zero_optimization() and not self._world.is_first:
             return []
         return [flat.snapshot() for flat in self._flats()]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the products are computed in."""
+        parameter: Tensor = next(self._engine.module.parameters())
+        return parameter.dtype
 
     @property
     def optimizer_step(self) -> int:
@@ -310,6 +321,16 @@ class Engine:
         ]
         return _Owned(flat, fragments, names)
 
+    def _means(self, sums: Sequence[float], predictions: float, samples: float) -> dict[str, float]:
+        mlm_loss, nsp_loss, mlm_correct, nsp_correct = sums
+        return {
+            "loss": mlm_loss / predictions + self._next_sentence * nsp_loss / samples,
+            "mlm_loss": mlm_loss / predictions,
+            "nsp_loss": nsp_loss / samples,
+            "mlm_accuracy": mlm_correct / predictions,
+            "nsp_accuracy": nsp_correct / samples,
+        }
+
     def _update(self) -> float:
         """Clip, step and clear; returns the norm of the gradients before they were clipped."""
         norm: Tensor | None = None
@@ -375,17 +396,6 @@ def leave_world() -> None:
     """Leave the process group in good order."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-
-
-def _means(sums: Sequence[float], predictions: float, samples: float) -> dict[str, float]:
-    mlm_loss, nsp_loss, mlm_correct, nsp_correct = sums
-    return {
-        "loss": mlm_loss / predictions + nsp_loss / samples,
-        "mlm_loss": mlm_loss / predictions,
-        "nsp_loss": nsp_loss / samples,
-        "mlm_accuracy": mlm_correct / predictions,
-        "nsp_accuracy": nsp_correct / samples,
-    }
 
 
 def _silence_deepspeed() -> None:

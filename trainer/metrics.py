@@ -2,9 +2,45 @@
 
 from __future__ import annotations
 
+import resource
+import time
+
+import torch
 from torch import Tensor
 
 from trainer.model import BertConfig
+
+_SIZE = {"cuda": 8192, "cpu": 1024}  # of the matrices whose product is timed
+_SECONDS = {"cuda": 0.5, "cpu": 0.3}  # that they are multiplied for
+
+
+def measure_ceiling(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a large matrix product on this device: what a training step is measured by.
+
+    Args:
+        device: a CPU counts with the threads that torch uses.
+        dtype: of the products of the training.
+    """
+    size = _SIZE[device.type]
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
+    products, began = 0, 0.0
+    while not began or time.perf_counter() - began < _SECONDS[device.type]:
+        left @ right
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        if not began:
+            began = time.perf_counter()  # the first one, which is not counted, finds memory and kernels
+        else:
+            products += 1
+    return products * 2.0 * size**3 / (time.perf_counter() - began)
+
+
+def peak_memory(device: torch.device) -> float:
+    """Bytes that this rank has held at the most: of the GPU's memory, or of the machine's on a CPU."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
 
 def training_flops(config: BertConfig, lengths: Tensor, predictions: int) -> float:

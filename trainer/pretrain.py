@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import logging
 import math
@@ -46,6 +47,7 @@ from trainer.data import SampleStream, Steps, evaluation_batches, load_steps, va
 from trainer.engine import Engine, GlobalCounts, NonFiniteError, World, join_world, leave_world
 from trainer.hugging_face import load_export
 from trainer.lineage import code_version, uncommitted_changes
+from trainer.metrics import measure_ceiling, peak_memory
 from trainer.model import parameter_count
 from trainer.saving import Saver
 from trainer.sharded_state import StateError, verify_state
@@ -136,9 +138,12 @@ class Session:
         if step == begin and phase.reset_moments:
             engine.reset_moments()
         steps = self._steps(phase)
+        ceiling = self.world.sum([measure_ceiling(self.world.device, engine.dtype)])[0]
+        _log.info("ceiling: %.3f TFLOP/s of matrix products in %s over all ranks", ceiling / 1e12, engine.dtype)
         progress = Progress(self.world.is_first, self.recipe, step)
         clock = Clock()
         for batches in load_steps(steps, step - begin, end - begin, self.recipe.data.workers):
+            _watch(self.recipe.train.hang_seconds)
             totals = engine.count_step(batches, self.stop.received, self.saver.writing)
             if not totals.writing:
                 self.saver.settle()
@@ -147,7 +152,9 @@ class Session:
             metrics = engine.train_step(step, placed, totals, self.recipe.learning_rate(step))
             clock.lap("compute_seconds")
             step += 1
-            self._report(step, {**metrics, **_throughput(totals, clock)}, progress)
+            metrics |= _throughput(totals, clock, ceiling)
+            metrics["peak_memory_gb"] = peak_memory(self.world.device) / 1e9
+            self._report(step, metrics, progress)
             if _is_due(self.recipe.log.validate_every, step, end):
                 self._validate(engine, phase, step)
             if totals.stop or _is_due(self.recipe.checkpoint.every, step, end):
@@ -155,6 +162,7 @@ class Session:
             if totals.stop:
                 break
             clock.restart()
+        _watch(0)
         progress.close()
         self.saver.finish()
         engine.close()
@@ -168,7 +176,10 @@ class Session:
         config = resolve_deepspeed(self.deepspeed_config, recipe, phase, world.size)
         checkpoint = self.run.checkpoint(step) if step else None
         weights = _initial_weights(self.init_from, recipe) if self.init_from and not checkpoint else None
-        engine = Engine(recipe.model, recipe.optimizer, config, recipe.train.seed, world, checkpoint, weights)
+        train = recipe.train
+        engine = Engine(
+            recipe.model, recipe.optimizer, config, train.seed, world, train.next_sentence, checkpoint, weights
+        )  # fmt: skip
         assert engine.parameters == parameter_count(recipe.model)
         _log.info(
             "model: %s parameters, ZeRO stage %d",
@@ -418,11 +429,20 @@ def _start_tracking(run: RunDirectory, recipe: Recipe) -> contextlib.AbstractCon
     return Tracker(run, recipe.tracking.experiment, recipe.tracking.system_metrics)
 
 
-def _throughput(totals: GlobalCounts, clock: Clock) -> dict[str, float]:
+def _watch(seconds: int) -> None:
+    """Unless called again within so many seconds: print where every thread stands, and end the process."""
+    if seconds:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+    else:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _throughput(totals: GlobalCounts, clock: Clock, ceiling: float) -> dict[str, float]:
     return {
         **clock.parts,
         "tokens_per_second": totals.tokens / clock.total,
         "tflops": totals.flops / clock.total / 1e12,
+        "mfu": totals.flops / clock.total / ceiling,
         "padding": 1 - totals.tokens / totals.slots,
     }
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import time
@@ -11,7 +12,9 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT
+from tests.ranks import run_ranks, run_ranks_and_kill
 from tests.trainer.conftest import TINY
+from tests.trainer.rank_tasks import run_pretrain
 from tests.trainer.shard_factory import write_shards
 
 pytestmark = pytest.mark.slow
@@ -52,6 +55,41 @@ def ranks_of(launcher: subprocess.Popen[bytes]) -> list[psutil.Process]:
     family = psutil.Process(launcher.pid).children(recursive=True)
     return [process for process in family if "--local_rank=" in " ".join(process.cmdline()) and process.name() != "sh"
             and "deepspeed.launcher" not in " ".join(process.cmdline())]  # fmt: skip
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_ten_kills_at_random_moments_leave_the_curve_of_a_run_that_was_never_killed(tmp_path, zero):
+    """A checkpoint at every second step, so that many kills hit the writing of one."""
+    write_shards(tmp_path / "shards")
+    (tmp_path / "recipe.toml").write_text(
+        TINY.replace("steps = 8", "steps = 60")
+        .replace("every = 4", "every = 2")
+        .replace("validate_every = 2", "validate_every = 0")
+    )
+    settings = json.loads((ROOT / "ds_config.json").read_text())
+    (tmp_path / "ds.json").write_text(json.dumps({**settings, "zero_optimization": {"stage": zero}}))
+
+    def arguments(run: Path) -> list[str]:
+        return ["--config", str(tmp_path / "recipe.toml"), "--deepspeed_config", str(tmp_path / "ds.json"),
+                "--shards", str(tmp_path / "shards"), "--output", str(run)]  # fmt: skip
+
+    whole, run = tmp_path / "whole", tmp_path / "killed"
+    assert run_ranks(2, run_pretrain, arguments(whole)) == [0, 0]
+    chance = random.Random(zero)
+    kills = 0
+    for _ in range(10):
+        before = len(lines(run))
+        kills += run_ranks_and_kill(
+            2, run_pretrain, arguments(run), victim=chance.randrange(2), delay=chance.uniform(0, 0.4),
+            ready=lambda before=before: len(lines(run)) > max(0, before - 3),
+        )  # fmt: skip
+    assert kills >= 5, "most runs were over before they could be killed"
+    assert run_ranks(2, run_pretrain, arguments(run)) == [0, 0]
+    assert curve(run) == curve(whole)
+    exports = [(path / "exports" / "step-000060" / "model.safetensors").read_bytes() for path in (run, whole)]
+    assert exports[0] == exports[1]
+    leftovers = [path.name for path in run.rglob("*incomplete*")]
+    assert not leftovers or all("step-" in name for name in leftovers)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

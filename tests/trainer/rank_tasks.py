@@ -24,13 +24,22 @@ def run_pretrain(arguments: list[str]) -> int:
 
 def run_pretrain_and_signal(arguments: list[str]) -> int:
     """The trainer's main; the last rank gets SIGTERM after its second step."""
+    return _with_signal(arguments, signal.SIGTERM)
+
+
+def run_pretrain_and_stop(arguments: list[str]) -> int:
+    """The trainer's main; the last rank stops dead after its second step."""
+    return _with_signal(arguments, signal.SIGSTOP)
+
+
+def _with_signal(arguments: list[str], number: signal.Signals) -> int:
     train_step, calls = Engine.train_step, []
 
     def step_then_signal(*args: Any, **kwargs: Any) -> dict[str, float]:
         metrics = train_step(*args, **kwargs)
         calls.append(1)
         if len(calls) == 2 and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return metrics
 
     Engine.train_step = step_then_signal  # type: ignore[method-assign]  this process is the rank's own

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainer.metrics import training_flops
+from trainer.metrics import measure_ceiling, peak_memory, training_flops
 from trainer.model import BertConfig
 
 
@@ -19,3 +19,16 @@ def test_padding_counts_as_nothing():
     config = BertConfig(vocab_size=30522)
     short = training_flops(config, torch.tensor([64, 128]), 30)
     assert short < training_flops(config, torch.tensor([128, 128]), 30)
+
+
+def test_a_ceiling_is_of_the_size_that_a_core_can_reach():
+    ceiling = measure_ceiling(torch.device("cpu"), torch.float32)
+    assert 1e8 < ceiling < 1e15
+
+
+def test_peak_memory_is_that_of_the_process_in_bytes():
+    before = peak_memory(torch.device("cpu"))
+    block = torch.ones(64 << 20, dtype=torch.uint8)
+    assert before > 50e6
+    assert peak_memory(torch.device("cpu")) >= before
+    assert len(block)

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoTokenizer
 from transformers import BertForPreTraining as TheirBert
 
@@ -14,6 +15,7 @@ from tests.trainer.conftest import TINY
 from tests.trainer.rank_tasks import (
     run_pretrain,
     run_pretrain_and_signal,
+    run_pretrain_and_stop,
     run_pretrain_on_a_disk_that_stays_full,
     run_pretrain_on_a_full_disk,
 )
@@ -47,7 +49,8 @@ def test_a_run_directory_has_all_that_a_reader_needs(call, shards, tmp_path):
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert [line["samples"] for line in lines] == list(range(8, 65, 8))
     assert {"loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "grad_norm",
-            "tokens_per_second", "tflops", "padding", "data_seconds", "compute_seconds"} < set(lines[0])  # fmt: skip
+            "tokens_per_second",
+            "tflops", "mfu", "padding", "peak_memory_gb", "data_seconds", "compute_seconds"} < set(lines[0])  # fmt: skip
     assert all(line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"]) for line in lines)
     assert [line["step"] for line in read_lines(run / "validation.jsonl")] == [4, 8]
     state = json.loads((run / "checkpoints" / "step-000008" / "run_state.json").read_text())
@@ -233,6 +236,27 @@ def test_a_disk_that_stays_full_is_an_error_at_the_end(call, tmp_path):
 
 def losses(run):
     return [line["loss"] for line in read_lines(run / "metrics.jsonl")]
+
+
+def test_a_rank_that_hangs_is_noticed_by_the_others(call, tmp_path):
+    """The last rank stops dead (SIGSTOP); the other says where it waits, and ends."""
+    with pytest.raises(AssertionError, match="rank 0 died"):
+        call("train.hang_seconds=4", world=2, task=run_pretrain_and_stop)
+    log = (tmp_path / "log").read_text()
+    assert "Timeout (0:00:04)!" in log
+    assert "in all_reduce" in log
+    assert "in train_step" in log or "in count_step" in log
+
+
+def test_without_next_sentence_only_the_words_are_learned(call, tmp_path):
+    codes, _ = call("train.next_sentence=false", "optimizer.weight_decay=0", world=2)
+    assert codes == [0, 0]
+    lines = list(read_lines(tmp_path / "run" / "metrics.jsonl"))
+    assert all(line["loss"] == line["mlm_loss"] for line in lines)
+    weights = [load_file(tmp_path / "run" / "exports" / f"step-00000{n}" / "model.safetensors") for n in (4, 8)]
+    head, words = "cls.seq_relationship.weight", "bert.embeddings.word_embeddings.weight"
+    assert torch.equal(weights[0][head], weights[1][head])
+    assert not torch.equal(weights[0][words], weights[1][words])
 
 
 def test_continued_pretraining_begins_with_the_very_weights_of_a_directory(call, tmp_path):

@@ -1,0 +1,161 @@
+"""The preprocessing job on a real Flink cluster: faults in mid-job, and the bytes of the embedded runner.
+
+Needs the laboratory beside the repository (../shared/beam: a script that starts a JobManager, TaskManagers and Beam's
+job server), with java, mvn and go. The workers have Beam and the libraries but not this project: it travels as a wheel.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from preprocessing.schema import ShardDirectory
+from tests.conftest import ROOT
+
+SHARED = ROOT.parent / "shared"
+LAB = Path(os.environ.get("FLINK_LAB_DIR", "/tmp/flink-lab"))
+BEAM = Path(sys.executable).with_name("beam")
+PACKAGES = ("preprocessing", "trainer", "eval", "cluster")
+
+pytestmark = [
+    pytest.mark.flink,
+    pytest.mark.skipif(not (SHARED / "beam" / "flink-up").exists(), reason="no Flink laboratory at ../shared/beam"),
+    pytest.mark.skipif(not (SHARED / "data" / "books").exists(), reason="no books at ../shared/data"),
+    pytest.mark.skipif(
+        not all(map(shutil.which, ("java", "mvn", "go"))), reason="the Flink laboratory needs java, mvn and go"
+    ),
+]
+
+
+def lab(command: str) -> None:
+    """Run flink-up or flink-down; in a session of its own, since what it starts lives on."""
+    environment = {**os.environ, "FLINK_LAB_DIR": str(LAB), "FLINK_LAB_PYTHON": sys.executable}
+    done = subprocess.run([SHARED / "beam" / command], env=environment, stdout=subprocess.DEVNULL,
+                          stderr=subprocess.PIPE, timeout=300, text=True, start_new_session=True)  # fmt: skip
+    if done.returncode == 2:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def flink() -> Iterator[list[str]]:
+    """The pipeline options of a running cluster."""
+    lab("flink-up")
+    words = shlex.split((LAB / "env").read_text())
+    options = next(word for word in words if word.startswith("BEAM_FLINK_OPTIONS="))
+    yield shlex.split(options.partition("=")[2])
+    lab("flink-down")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project as a wheel, built from a copy: a build leaves folders behind."""
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", built, source]
+    subprocess.run(command, check=True, capture_output=True)
+    (path,) = built.glob("*.whl")
+    return path
+
+
+def start(output: Path, *options: object) -> subprocess.Popen[bytes]:
+    """The command on all books."""
+    command = [
+        BEAM, "run", "preprocessing/make_shards.py", "--books", SHARED / "data" / "books" / "*.txt",
+        "--vocab", SHARED / "data" / "vocab" / "bert-base-uncased-vocab.txt", "--output", output,
+        "--sequence-lengths", "128", "--duplicates", "2", "--num-shards", "2", *options,
+    ]  # fmt: skip
+    log = output.with_suffix(".log").open("wb")
+    return subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=log, stderr=log)
+
+
+def contents(output: Path) -> dict[str, str]:
+    """The checksums of finished shards; documents in are documents out."""
+    directory = ShardDirectory(output)
+    directory.verify()
+    documents = directory.manifest.statistics["documents"]
+    rows = sum(entry.rows for entry in directory.manifest.shards)
+    assert documents["read"] == 56
+    assert rows == documents["in_shards"] == documents["read"] - documents["collisions"] - documents["skipped"]
+    return {entry.file: entry.blake2b for entry in directory.manifest.shards}
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the embedded runner makes, in this process's child and with two workers of its own."""
+    folder = tmp_path_factory.mktemp("right")
+    assert start(folder / "one").wait(200) == 0
+    two = start(folder / "two", "--direct_running_mode=multi_processing", "--direct_num_workers=2")
+    assert two.wait(200) == 0
+    assert contents(folder / "one") == contents(folder / "two")
+    return contents(folder / "one")
+
+
+def wait_for(what: Callable[[], object], job: subprocess.Popen[bytes], seconds: float = 150) -> None:
+    """Wait until something is so while a job runs."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert job.poll() is None, "the job was over before it could be disturbed"
+        assert time.monotonic() < deadline, "the job did not get so far"
+        time.sleep(0.02)
+
+
+def tokenizing(output: Path) -> Callable[[], bool]:
+    """Whether the first pass has begun to write."""
+    return lambda: any((output / ".work").glob("tmp-*"))
+
+
+def task_manager(number: int) -> psutil.Process:
+    return psutil.Process(int((LAB / "run" / f"tm{number}.pid").read_text()))
+
+
+def python_workers() -> list[psutil.Process]:
+    """The processes that run our code for the TaskManagers."""
+    below = [child for number in (1, 2) for child in task_manager(number).children(recursive=True)]
+    return [process for process in below if "sdk_worker_main" in " ".join(process.cmdline())]
+
+
+def told(output: Path) -> str:
+    """The end of what a job said, for a failing test."""
+    return output.with_suffix(".log").read_text(errors="replace")[-2000:]
+
+
+def test_the_bytes_of_the_embedded_runner(flink: list[str], wheel: Path, right: dict[str, str], tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    assert start(output, *flink, f"--extra_package={wheel}").wait(280) == 0, told(output)
+    assert contents(output) == right
+    assert not (output / ".work").exists()
+
+
+def test_a_python_worker_killed(flink: list[str], wheel: Path, right: dict[str, str], tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    job = start(output, *flink, f"--extra_package={wheel}")
+    wait_for(tokenizing(output), job)
+    python_workers()[0].send_signal(signal.SIGKILL)
+    assert job.wait(280) == 0, told(output)
+    assert contents(output) == right
+
+
+def test_a_task_manager_lost_and_replaced(flink: list[str], wheel: Path, right: dict[str, str], tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    job = start(output, *flink, f"--extra_package={wheel}")
+    wait_for(tokenizing(output), job)
+    lost = task_manager(1)
+    lost.send_signal(signal.SIGKILL)
+    lost.wait(20)
+    lab("flink-up")
+    assert job.wait(280) == 0, told(output)
+    assert contents(output) == right
