@@ -168,7 +168,7 @@ def mean_over_samples(sums: np.ndarray, counts: np.ndarray) -> Estimate:
     n, mean = len(sums), sums.sum() / counts.sum()
     residuals = sums - mean * counts
     error = math.sqrt(n / (n - 1) * (residuals**2).sum()) / counts.sum()
-    return Estimate(float(mean), _QUANTILE * error)
+    return Estimate(float(mean), float(_QUANTILE * error))
 
 
 def masked_words(outcomes: Outcomes) -> MaskedWords:

@@ -229,7 +229,8 @@ def report(histories: Sequence[History], results: Sequence[dict[str, Any]]) -> I
     yield "## Last figures\n"
     rows = [["", *(history.name for history in histories)]]
     columns = [_last_figures(history) for history in histories]
-    rows += [[name, *(column.get(name, "") for column in columns)] for name in columns[0]]
+    names = dict.fromkeys(name for column in columns for name in column)  # a run may lack validations
+    rows += [[name, *(column.get(name, "") for column in columns)] for name in names]
     yield markdown(rows, numbers=range(1, len(rows[0])))
     for result in results:
         yield from _evaluation(result)
@@ -243,7 +244,8 @@ def _last_figures(history: History) -> dict[str, str]:
     figures = {
         "steps": f"{last['step']:,}",
         "samples": f"{last['samples']:,}",
-        f"training MLM loss, mean of the last {window} steps": f"{_column(recent, 'mlm_loss').mean():.4f}",
+        "training MLM loss": f"{_column(recent, 'mlm_loss').mean():.4f}",
+        "which is the mean of steps": str(window),
         "tokens a second, median": f"{np.median(_column(history.training, 'tokens_per_second')):,.0f}",
         "hours": f"{_hours(history.training):.2f}",
     }

@@ -50,7 +50,8 @@ def test_a_run_directory_has_all_that_a_reader_needs(call, shards, tmp_path):
     assert [line["samples"] for line in lines] == list(range(8, 65, 8))
     assert {"loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "grad_norm",
             "tokens_per_second",
-            "tflops", "mfu", "padding", "peak_memory_gb", "data_seconds", "compute_seconds"} < set(lines[0])  # fmt: skip
+            "tflops", "mfu", "padding", "peak_memory_gb", "data_seconds",
+            "compute_seconds"} < set(lines[0])  # fmt: skip
     assert all(line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"]) for line in lines)
     assert [line["step"] for line in read_lines(run / "validation.jsonl")] == [4, 8]
     state = json.loads((run / "checkpoints" / "step-000008" / "run_state.json").read_text())

@@ -1,0 +1,337 @@
+"""The command: what it writes, what it refuses, and what MLflow gets."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from mlflow.tracking import MlflowClient
+from safetensors.torch import load_file, save_file
+
+import eval.tasks
+from eval import probe
+from eval.run import choose_length, main
+from eval.tasks import select
+from preprocessing.schema import ShardDirectory, checksum
+from preprocessing.tokenization import load_tokenizer
+from tests.eval.conftest import STEP
+from tests.trainer.mlflow_store import empty_store
+from tests.trainer.shard_factory import write_shards
+from trainer import tracking
+from trainer.checkpoint import RunDirectory
+from trainer.lineage import code_version
+
+ALL = "mlm,nsp,fill_mask"
+
+
+def run(export: Path, output: Path, shards: Path | None, *options: str, tasks: str = ALL, track: bool = False) -> int:
+    argv = ["--checkpoint", str(export), "--output", str(output), "--tasks", tasks, *options]
+    argv += ["--shards", str(shards)] if shards else []
+    return main(argv if track else [*argv, "--no-tracking"])
+
+
+def results_of(output: Path) -> dict:
+    return json.loads((output / "results.json").read_text(encoding="utf-8"))
+
+
+def test_results(export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(export, tmp_path / "new" / "results", shards) == 0
+    results = results_of(tmp_path / "new" / "results")
+    manifest = ShardDirectory(shards).manifest_blake2b
+    assert results["checkpoint"] == {
+        "path": str(export),
+        "weights_blake2b": checksum(export / "model.safetensors"),
+        "lineage": json.loads((export / "lineage.json").read_text()),
+    }
+    assert results["shards"] == {
+        "path": str(shards), "manifest_blake2b": manifest, "sequence_length": 40, "samples": 33,
+    }  # fmt: skip
+    assert results["settings"] == {"dtype": "float32", "batch_size": 32, "threads": torch.get_num_threads()}
+    assert results["code"] == code_version()
+    assert results["seconds"] > 0
+    assert list(results["tasks"]) == ["mlm", "nsp", "fill_mask"]
+    for task, metrics in (("mlm", ["perplexity", "loss", "accuracy"]), ("nsp", ["accuracy", "loss"])):
+        found = results["tasks"][task]
+        assert (found["version"], list(found["metrics"])) == (1, metrics)
+        assert all(len(figure) == 3 and figure["half_width"] > 0 for figure in found["metrics"].values())
+        assert found["baselines"].keys() == found["metrics"].keys()
+    assert len(results["tasks"]["fill_mask"]["details"]["sentences"]) == 10
+    assert sorted(path.name for path in (tmp_path / "new" / "results").iterdir()) == ["results.json"]
+
+    shown = capsys.readouterr().out
+    perplexity = results["tasks"]["mlm"]["metrics"]["perplexity"]
+    assert f" {perplexity['value']:,.1f} ± {perplexity['half_width']:,.1f} |" in shown
+    assert f"{perplexity['baseline']:,.1f} | unigrams of the training text" in shown
+    assert f"| {probe.SENTENCES[0]}" in shown
+    assert "trained on other shards" in shown  # the lineage of this export names others
+
+
+def test_twice_the_same(export: Path, shards: Path, tmp_path: Path) -> None:
+    found = []
+    for name in ("a", "b"):
+        assert run(export, tmp_path / name, shards) == 0
+        found.append(results_of(tmp_path / name))
+        assert found[-1].pop("seconds") > 0
+    assert found[0] == found[1]
+
+
+def test_samples_and_lengths_as_asked(export: Path, shards: Path, tmp_path: Path) -> None:
+    assert run(export, tmp_path, shards, "--samples", "9", "--sequence-length", "32", "--batch-size", "4") == 0
+    results = results_of(tmp_path)
+    assert (results["shards"]["samples"], results["shards"]["sequence_length"]) == (9, 32)
+    assert results["tasks"]["nsp"]["details"] == {"samples": 9}
+
+
+def test_lengths() -> None:
+    assert choose_length(None, [32, 40, 64], 48) == 40
+    assert choose_length(None, [512, 128], 512) == 512
+    assert choose_length(32, [32, 40, 64], 48) == 32
+
+
+def test_own_sentences(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "sentences.txt"
+    file.write_text("word1 [MASK] word2\n\n  [MASK] [MASK]  \n", encoding="utf-8")
+    assert run(export, tmp_path, None, "--sentences", str(file), tasks="fill_mask") == 0  # no shards needed
+    sentences = results_of(tmp_path)["tasks"]["fill_mask"]["details"]["sentences"]
+    assert [(s["sentence"], len(s["masks"])) for s in sentences] == [("word1 [MASK] word2", 1), ("[MASK] [MASK]", 2)]
+    assert all(len(mask) == 5 for s in sentences for mask in s["masks"])
+    assert results_of(tmp_path)["shards"] is None
+    assert "... [MASK] 2" in capsys.readouterr().out
+
+
+def test_a_tokenizer_that_cuts_and_pads_does_not_here(export: Path, tmp_path: Path) -> None:
+    found = []
+    for name in ("as it was", "cutting"):
+        assert run(export, tmp_path / name, None, tasks="fill_mask") == 0
+        found.append(results_of(tmp_path / name)["tasks"])
+        tokenizer = load_tokenizer(export)
+        tokenizer.enable_truncation(4)
+        tokenizer.enable_padding(length=16)
+        tokenizer.save(str(export / "tokenizer.json"))
+    assert found[0] == found[1]
+
+
+def test_threads(export: Path, tmp_path: Path) -> None:
+    assert run(export, tmp_path, None, "--threads", "2", tasks="fill_mask") == 0
+    assert results_of(tmp_path)["settings"]["threads"] == 2
+    torch.set_num_threads(1)
+
+
+def test_an_export_of_another_program(export: Path, shards: Path, tmp_path: Path) -> None:
+    (export / "lineage.json").unlink()
+    assert run(export, tmp_path, shards) == 0
+    assert results_of(tmp_path)["checkpoint"]["lineage"] == {}
+
+
+def test_groups() -> None:
+    assert [task.name for task in select(["fill_mask", "pretraining", "mlm"])] == ["fill_mask", "mlm", "nsp"]
+    assert all(set(members) <= eval.tasks.TASKS.keys() for members in eval.tasks.GROUPS.values())
+
+
+def test_one_pass_serves_both(export: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    score = probe.score
+    monkeypatch.setattr(probe, "score", lambda *arguments: passes.append(None) or score(*arguments))
+    assert run(export, tmp_path, shards, tasks="pretraining") == 0
+    assert len(passes) == 1
+
+
+def without(name: str) -> Callable[[Path], None]:
+    return lambda export: (export / name).unlink()
+
+
+def reweighted(change: Callable[[dict], dict]) -> Callable[[Path], None]:
+    def apply(export: Path) -> None:
+        file = export / "model.safetensors"
+        save_file(change(load_file(file)), file, metadata={"format": "pt"})
+
+    return apply
+
+
+def overwritten(name: str, text: str) -> Callable[[Path], None]:
+    return lambda export: (export / name).write_text(text)
+
+
+def lacking(prefix: str) -> Callable[[Path], None]:
+    return reweighted(lambda state: {name: value for name, value in state.items() if not name.startswith(prefix)})
+
+
+INCOMPLETE = {
+    "no directory": (shutil.rmtree, "config.json: missing"),
+    "no configuration": (without("config.json"), "config.json: missing"),
+    "no weights": (without("model.safetensors"), "model.safetensors: missing"),
+    "cut weights": (overwritten("model.safetensors", "x"), "model.safetensors: damaged"),
+    "no tokenizer": (without("tokenizer.json"), "tokenizer.json: no such file"),
+    "no vocabulary": (without("vocab.txt"), "vocab.txt: missing"),
+    "damaged lineage": (overwritten("lineage.json", "{"), "lineage.json: not JSON"),
+    "lineage that is no object": (overwritten("lineage.json", "[]"), "lineage.json: not a JSON object"),
+    "no head for words": (lacking("cls.predictions.transform.dense"), "lacks mlm.dense.weight, which mlm needs"),
+    "no head for sentences": (lacking("cls.seq_relationship"), "lacks nsp.weight, which nsp needs"),
+    "no pooler": (lacking("bert.pooler"), "lacks pooler.dense.weight, which nsp needs"),
+    "diverged": (
+        reweighted(lambda state: state | {"cls.predictions.bias": torch.full((64,), torch.nan)}),
+        "mlm.bias holds values that are no numbers",
+    ),
+}
+
+
+def assert_refused(code: int, capsys: pytest.CaptureFixture[str], output: Path, *fragments: str) -> None:
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert [fragment for fragment in fragments if fragment not in captured.err] == []
+    assert not output.exists()  # before anything was computed
+
+
+@pytest.mark.parametrize("case", INCOMPLETE)
+def test_an_incomplete_export(
+    export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    spoil, message = INCOMPLETE[case]
+    spoil(export)
+    assert_refused(run(export, tmp_path / "results", shards), capsys, tmp_path / "results", message)
+
+
+@pytest.mark.parametrize(
+    ("options", "tasks", "message"),
+    [
+        ([], "mlm,glue", "no task is named 'glue'; there are mlm, nsp, fill_mask, pretraining (mlm + nsp)"),
+        ([], ",", "no tasks; name some of mlm, nsp, fill_mask, pretraining"),
+        (["--sequence-length", "64"], "mlm", "sequences of 64 tokens, but the model has 48 positions"),
+        (["--sequence-length", "33"], "mlm", "no pairs for sequence length 33, only for [32, 40, 64]"),
+        (["--sentences", "nowhere.txt"], "fill_mask", "nowhere.txt: can't read the sentences"),
+    ],
+)
+def test_options_that_cannot_be(
+    export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], tasks: str,
+    message: str,
+) -> None:  # fmt: skip
+    code = run(export, tmp_path / "results", shards, *options, tasks=tasks)
+    assert_refused(code, capsys, tmp_path / "results", message)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"word1 [MASK]\nword2\n", "line 2 has no [MASK]"),
+        (b"\n \n", "no sentences"),
+        (b"\xff [MASK]\n", "can't read the sentences"),
+        (b"[MASK]" + 50 * b" word1", "line 1 has 53 tokens, but the model 48 positions"),
+    ],
+)
+def test_sentences_that_cannot_be(
+    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, message: str
+) -> None:
+    (tmp_path / "sentences.txt").write_bytes(content)
+    code = run(export, tmp_path / "results", None, "--sentences", str(tmp_path / "sentences.txt"), tasks="fill_mask")
+    assert_refused(code, capsys, tmp_path / "results", message, "sentences.txt")
+
+
+def test_shards_that_cannot_be(export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "results"
+    assert_refused(run(export, results, None), capsys, results, "give the shards with --shards")
+    assert_refused(run(export, results, tmp_path / "nowhere"), capsys, results, "nowhere: no such directory")
+    other = write_shards(tmp_path / "other", vocab_size=65)
+    assert_refused(run(export, results, other), capsys, results, "made with another vocabulary than", "vocab.txt")
+    trained = write_shards(tmp_path / "trained", validation=())
+    assert_refused(run(export, results, trained), capsys, results, "the validation part has no pairs of length 32")
+    single = write_shards(tmp_path / "single", validation=(1,), pairs_per_row=1)
+    assert_refused(run(export, results, single), capsys, results, "too few for an estimate")
+    long = write_shards(tmp_path / "long", sequence_lengths=(64,))
+    assert_refused(
+        run(export, results, long), capsys, results, "sequences of 64 tokens, but the model has 48 positions"
+    )
+
+
+def test_a_shard_damaged_inside(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shards = write_shards(tmp_path / "shards")
+    file = next(shards.glob("validation-*.arrow"))
+    file.write_bytes(bytes(file.stat().st_size))
+    assert run(export, tmp_path / "results", shards) == 2
+    assert capsys.readouterr().err.startswith(f"error: {file}: not a readable Arrow file")
+    assert not (tmp_path / "results" / "results.json").exists()
+
+
+def test_an_output_that_is_a_file(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "results").write_text("")
+    assert run(export, tmp_path / "results", None, tasks="fill_mask") == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize("option", [["--samples", "1"], ["--batch-size", "0"], ["--threads", "two"]])
+def test_numbers_that_cannot_be(export: Path, tmp_path: Path, option: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(export, tmp_path, None, *option)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The store beside the run directory."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return empty_store(tmp_path / "runs" / "mlflow.db")
+
+
+def tracked(export: Path) -> str:
+    """Carry the run over to MLflow; returns its id there."""
+    directory = RunDirectory(export.parent.parent)
+    tracking._prepare(directory, "tests")
+    return tracking.sync(directory, finished=True)
+
+
+def only_other(store: str, experiment: str, *known: str):
+    client = MlflowClient(store)
+    found = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
+    [other] = [one for one in found if one.info.run_id not in known]
+    return other
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_child_run(export: Path, shards: Path, tmp_path: Path, store: str, moved: bool) -> None:
+    parent = tracked(export)
+    if moved:
+        export.parent.parent.rename(tmp_path / "runs" / "renamed")
+        export = tmp_path / "runs" / "renamed" / "exports" / export.name
+    assert run(export, tmp_path / "results", shards, track=True) == 0
+    child, results = only_other(store, "tests", parent), results_of(tmp_path / "results")
+    assert child.info.run_name == f"eval step-{STEP:06d}"
+    assert child.data.metrics == {
+        f"{task}_{metric}": figure["value"]
+        for task, found in results["tasks"].items()
+        for metric, figure in found["metrics"].items()
+    }
+    expected = {
+        "mlflow.parentRunId": parent,
+        "step": str(STEP),
+        "export_blake2b": checksum(export / "model.safetensors"),
+        "manifest_blake2b": results["shards"]["manifest_blake2b"],
+        "training_manifest_blake2b": "0d",
+        "config_blake2b": "c0",
+        "code_version": results["code"]["version"],
+    }
+    assert expected.items() <= child.data.tags.items()
+    [entry] = MlflowClient(store).get_metric_history(child.info.run_id, "mlm_perplexity")
+    assert entry.step == STEP
+    artifact = MlflowClient(store).download_artifacts(child.info.run_id, "results.json", str(tmp_path))
+    assert Path(artifact).read_bytes() == (tmp_path / "results" / "results.json").read_bytes()
+    assert child.info.status == "FINISHED"
+
+
+def test_a_run_of_its_own(export: Path, tmp_path: Path, store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(export, tmp_path / "runs" / "results", None, tasks="fill_mask", track=True) == 0
+    assert "mlflow.parentRunId" not in only_other(store, "bert-pretraining").data.tags
+    assert f"MLflow: {store}, a run of its own" in capsys.readouterr().out
+
+
+def test_mlflow_out_of_reach(
+    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    assert run(export, tmp_path / "results", None, tasks="fill_mask", track=True) == 0
+    assert (tmp_path / "results" / "results.json").is_file()
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: not in MLflow: ")
+    assert warning.count("\n") == 1
