@@ -15,7 +15,7 @@ import numpy as np
 
 from trainer.philox import below, derive_key, random_words
 
-_CHOICE, _REPLACEMENT = 0, 1  # independent streams of random words for one sample
+_CHOICE, _REPLACEMENT, _SPANS = 0, 1, 2  # independent streams of random words for one sample
 _TRIES = 8  # spans that are drawn for each token to predict, before what is missing is left out
 
 
@@ -101,6 +101,8 @@ def mask_tokens(
     else:
         assert continues is not None
         choose = _choose_words if config.unit == "word" else _choose_spans
+        if config.unit == "span":
+            words = random_words(key, indices, 2 * _TRIES * int(wanted.max()), _SPANS)
         chosen = [
             place
             for row in range(batch)
@@ -164,7 +166,7 @@ def _choose_spans(
     stretches = _whole_words(maskable, continues)
     free = [True] * len(stretches)
     left = wanted
-    for begin, length in _spans(words, len(stretches), _TRIES * wanted, config):
+    for begin, length in _spans(words, len(stretches), config):
         first = stretches[begin][0] if stretches else 0
         for number in range(begin, min(begin + length, len(stretches))):
             start, stop = stretches[number]
@@ -177,12 +179,10 @@ def _choose_spans(
             return
 
 
-def _spans(words: np.ndarray, count: int, tries: int, config: MaskingConfig) -> Iterator[tuple[int, int]]:
-    """Random (first word, number of words), drawn from the row's own random words."""
-    key = int(words[0]), int(words[1])
-    draws = random_words(key, np.zeros(1, dtype=np.int64), 2 * tries, _CHOICE)[0] if count else np.empty(0)
-    uniform = (draws[1::2].astype(np.float64) + 0.5) / 2.0**32
+def _spans(words: np.ndarray, count: int, config: MaskingConfig) -> Iterator[tuple[int, int]]:
+    """Random (first word, number of words), two random words each."""
+    uniform = (words[1::2].astype(np.float64) + 0.5) / 2.0**32
     q = 1 - config.span_probability
     # The geometric distribution cut at the longest span, by inversion.
     lengths = 1 + np.floor(np.log1p(-uniform * (1 - q**config.longest_span)) / np.log(q)).astype(np.int64)
-    yield from zip(below(draws[::2], count).tolist(), lengths.tolist(), strict=True)
+    yield from zip(below(words[::2], count).tolist(), lengths.tolist(), strict=True)

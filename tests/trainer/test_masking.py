@@ -179,8 +179,8 @@ def test_the_number_of_words_in_a_span_is_geometric():
     """p (1 - p)^(n - 1), cut at 10 words: 3.8 on average, as Joshi et al. say."""
 
     rng = np.random.default_rng(0)
-    words = rng.integers(0, 2**32, size=(2000, 2), dtype=np.uint32)
-    drawn = [length for row in words for _, length in _spans(row, 50, 10, MaskingConfig(unit="span"))]
+    words = rng.integers(0, 2**32, size=(2000, 20), dtype=np.uint32)
+    drawn = [length for row in words for _, length in _spans(row, 50, MaskingConfig(unit="span"))]
     assert min(drawn) == 1
     assert max(drawn) == 10
     weights = 0.2 * 0.8 ** np.arange(10)
