@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import logging
 import math
@@ -71,6 +72,7 @@ def join_world(threads: int) -> World:
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or os.environ["WORLD_SIZE"])
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads or int(os.environ.get("OMP_NUM_THREADS") or max(1, cores // local_ranks)))
+    _backend.build_shm_op = _shared_memory_or_none
     with contextlib.redirect_stdout(io.StringIO()):  # "... built successfully", on every rank and every start
         deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
     device = torch.device(get_accelerator().current_device_name())
@@ -396,6 +398,21 @@ def leave_world() -> None:
     """Leave the process group in good order."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+_backend: Any = importlib.import_module("deepspeed.comm.torch")  # deepspeed.comm.torch is torch itself
+_build_shared_memory = _backend.build_shm_op
+
+
+def _shared_memory_or_none() -> Any:
+    """DeepSpeed's helper for CPU ranks on one machine, which it compiles at the first start; None where it can't be."""
+    try:
+        return _build_shared_memory()
+    except (OSError, RuntimeError, ImportError):
+        logging.getLogger("pretrain").warning(
+            "CPU ranks talk over gloo: DeepSpeed's faster way takes a C++ compiler and Python's headers"
+        )
+        return None
 
 
 def _silence_deepspeed() -> None:
