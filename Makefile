@@ -56,7 +56,8 @@ $(DEMO)/runs/demo/outcome: $(DEMO)/shards/manifest.json
 		--config trainer/recipes/demo.toml --deepspeed_config ds_config.json --shards $(<D) --output $(@D)
 
 $(DEMO)/results/results.json: $(DEMO)/runs/demo/outcome
-	python -m eval.run --checkpoint $(EXPORT) --tasks mlm,nsp,fill_mask --shards $(DEMO)/shards --output $(@D)
+	python -m eval.run --checkpoint $(EXPORT) --tasks mlm,nsp,fill_mask --shards $(DEMO)/shards --samples 1000 \
+		--output $(@D)
 
 $(DEMO)/report/report.md: $(DEMO)/results/results.json
 	python -m eval.report $(DEMO)/runs/demo --results $< --output $(@D)

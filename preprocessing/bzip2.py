@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import re
+from collections import deque
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -19,7 +20,7 @@ _START = re.compile(rb"BZh[1-9]1AY&SY")
 _START_BYTES = 10
 _READ = 1 << 18  # bytes of the file
 _PIECE = 1 << 16  # bytes of what comes out
-_BLOCK = 900_000  # the most that a block holds, whose checksum tells whether it is one
+_BLOCK = 900_000  # the most that a block of text holds, at whose end is its checksum
 _LOOK_BACK = 1 << 24
 
 
@@ -32,7 +33,7 @@ class BrokenStreamError(SourceError):
 
 
 def decompress(file: BinaryIO, begin: int, name: str) -> Iterator[tuple[int, bytes]]:
-    """What the streams from one on hold, a piece at a time.
+    """What the streams from one on hold, a piece at a time. Nothing is handed out before its checksum was right.
 
     Args:
         file: the compressed file, seekable.
@@ -54,6 +55,8 @@ def decompress(file: BinaryIO, begin: int, name: str) -> Iterator[tuple[int, byt
             data = file.read(_READ)
             continue
         start, data, decompressor = at, filled, bz2.BZ2Decompressor()
+        unchecked: deque[bytes] = deque()  # may belong to a block that has not ended
+        size = 0
         while not decompressor.eof:
             if decompressor.needs_input:
                 data = data or file.read(_READ)
@@ -72,8 +75,13 @@ def decompress(file: BinaryIO, begin: int, name: str) -> Iterator[tuple[int, byt
                     "fetch it again",
                     start,
                 ) from error
-            if piece:
-                yield start, piece
+            unchecked.append(piece)
+            size += len(piece)
+            while unchecked and (decompressor.eof or size - len(unchecked[0]) > _BLOCK):
+                checked = unchecked.popleft()
+                size -= len(checked)
+                if checked:
+                    yield start, checked
         data = decompressor.unused_data
         at -= len(data)
         data = data or file.read(_READ)
@@ -103,15 +111,10 @@ def _candidates(file: BinaryIO, begin: int, end: int) -> Iterator[int]:
 
 def _decompresses(file: BinaryIO, start: int) -> bool:
     """Whether the first block of a stream is intact."""
-    size = 0
     try:
-        for stream, piece in decompress(file, start, ""):
-            size += len(piece)
-            if stream != start or size > _BLOCK:
-                return True
+        return next(decompress(file, start, ""), (-1, b""))[0] == start
     except BrokenStreamError:
         return False
-    return size > 0
 
 
 def _follows_a_stream(file: BinaryIO, candidate: int) -> bool:

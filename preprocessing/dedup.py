@@ -10,8 +10,8 @@ one range of hashes at a time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from preprocessing.fingerprints import PERMUTATIONS, RepeatRule
-from preprocessing.shards import MIN_ROWS, MIN_VALIDATION_CORPUS, Edge, Reason, Span, row_key
+from preprocessing.shards import (
+    MIN_ROWS,
+    MIN_VALIDATION_CORPUS,
+    Counts,
+    Edge,
+    Reason,
+    Span,
+    documents_schema,
+    row_key,
+)
 
 RANGE_RECORDS = 1 << 20  # lines of one range of hashes, about
 REPEATS = pa.schema([("row", pa.uint64()), ("begin", pa.uint32()), ("end", pa.uint32())])
@@ -37,12 +46,14 @@ class Run(NamedTuple):
 
 def repeated(hashes: np.ndarray, *order: np.ndarray) -> np.ndarray:
     """Positions of the elements that are not the first of their hash in an order, the first key counting most."""
-    by = np.lexsort((*reversed(order), hashes))
-    return by[1:][hashes[by[1:]] == hashes[by[:-1]]]
+    by: np.ndarray = np.lexsort((*reversed(order), hashes))
+    again: np.ndarray = by[1:][hashes[by[1:]] == hashes[by[:-1]]]
+    return again
 
 
 def _column(batch: pa.RecordBatch, name: str) -> np.ndarray:
-    return batch.column(name).to_numpy()
+    column: np.ndarray = batch.column(name).to_numpy()
+    return column
 
 
 class Review:
@@ -59,17 +70,17 @@ class Review:
         self._first = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])  # [runs + 1] of each run's documents
         self.lost = np.zeros(self._first[-1], np.uint8)
         self._rank = np.zeros(self._first[-1], np.int64)
-        if self._runs:
-            self._rank_documents()
+        self._rank_documents()
 
     def _all(self, name: str) -> np.ndarray:
-        """A column of all documents' records."""
-        return np.concatenate([_column(run.documents, name) for run in self._runs])
+        """A column of numbers of all documents' records; uint64 [documents]."""
+        return np.concatenate([np.empty(0, np.uint64), *(_column(run.documents, name) for run in self._runs)])
 
     def _rank_documents(self) -> None:
-        table = pa.Table.from_batches(run.documents.select(["doc_id", "revision", "content"]) for run in self._runs)
-        keys = [("doc_id", "ascending"), ("revision", "descending"), ("content", "ascending")]
-        order = pc.sort_indices(table, sort_keys=keys).to_numpy()
+        keys = {"doc_id": "ascending", "revision": "descending", "content": "ascending"}
+        schema = pa.schema([documents_schema(False).field(name) for name in keys])
+        table = pa.Table.from_batches([run.documents.select(list(keys)) for run in self._runs], schema)
+        order = pc.sort_indices(table, sort_keys=list(keys.items())).to_numpy()
         self._rank[order] = np.arange(len(order))
         ids = self._all("split_hash")[order]  # a hash of the id: neighbours that share it are of one id
         self.lost[order[1:][ids[1:] == ids[:-1]]] = Reason.COLLISION
@@ -89,7 +100,7 @@ class Review:
         Candidates share a band of their signatures with the smallest id in that band; what both signatures say
         decides. Memory: 40 bytes a document while bands are compared, and 16 a pair found.
         """
-        from datasketch import MinHashLSH  # see fingerprints
+        from datasketch import MinHashLSH  # slow to import, as in fingerprints
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 
@@ -111,7 +122,8 @@ class Review:
         self.lost[alive[repeated(cluster, rank)]] = Reason.NEAR_DUPLICATE
 
     def _signatures(self, run: Run) -> np.ndarray:
-        return run.documents.column("signature").flatten().to_numpy().reshape(-1, PERMUTATIONS)
+        values: np.ndarray = run.documents.column("signature").flatten().to_numpy()
+        return values.reshape(-1, PERMUTATIONS)
 
     def _band_keys(self, begin: int, end: int) -> np.ndarray:
         """A hash of some columns of every document's signature."""
@@ -148,16 +160,17 @@ class Review:
         Yields:
             REPEATS, of each range, by row: the sentences that go.
         """
-        tokens = self._all("tokens").astype(np.int64) if self._runs else np.empty(0, np.int64)
+        tokens = self._all("tokens").astype(np.int64)
         for records in self._line_ranges():
             records = records[self.lost[records["document"]] == 0]
             document = records["document"]
             gone = records[repeated(records["hash"], self._rank[document], records["begin"])]
             gone = gone[np.lexsort((gone["begin"], gone["document"]))]
-            np.subtract.at(tokens, gone["document"], gone["tokens"].astype(np.int64))
+            document_of = gone["document"]
+            np.subtract.at(tokens, document_of, gone["tokens"].astype(np.int64))
             if len(gone):
-                columns = [self._keys(gone["document"]), *(np.ascontiguousarray(gone[name]) for name in ("begin", "end"))]
-                yield pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=REPEATS)
+                sentences = [pa.array(np.ascontiguousarray(gone[name])) for name in ("begin", "end")]
+                yield pa.RecordBatch.from_arrays([pa.array(self._keys(document_of)), *sentences], schema=REPEATS)
         self.lost[(self.lost == 0) & (tokens < min_tokens)] = Reason.REPEATED_LINES
 
     def _line_ranges(self) -> Iterator[np.ndarray]:
@@ -186,19 +199,30 @@ class Review:
     def _keys(self, documents: np.ndarray) -> np.ndarray:
         """What names documents to the second pass; ascending as they are."""
         run_of = np.searchsorted(self._first, documents, side="right") - 1
-        keys = np.array([row_key(run.unit, run.batch, 0) for run in self._runs], np.uint64)
-        return keys[run_of] + (documents - self._first[run_of]).astype(np.uint64)
+        first: np.ndarray = np.array([row_key(run.unit, run.batch, 0) for run in self._runs], np.uint64)
+        keys: np.ndarray = first[run_of] + (documents - self._first[run_of]).astype(np.uint64)
+        return keys
 
     def lost_documents(self) -> pa.RecordBatch:
         """LOST: every document that is dropped, by row."""
         gone = np.flatnonzero(self.lost)
         return pa.RecordBatch.from_arrays([pa.array(self._keys(gone)), pa.array(self.lost[gone])], schema=LOST)
 
+    def counts(self) -> Counts:
+        """How many documents are dropped, by source and reason."""
+        counts: Counts = Counter()
+        for run, first in zip(self._runs, self._first.tolist(), strict=False):
+            own = self.lost[first : first + run.documents.num_rows]
+            gone = np.flatnonzero(own)
+            sources = run.documents.column("source").take(gone).to_pylist()
+            reasons = (Reason(reason).name.lower() for reason in own[gone].tolist())
+            counts.update(f"dropped/{source}/{reason}" for source, reason in zip(sources, reasons, strict=True))
+        return counts
+
     def edges(self) -> list[Edge]:
         """Of the documents that stay the four of lowest split hash and the two of highest, in that order."""
         alive = self._alive()
-        hashes = self._all("split_hash")[alive] if self._runs else np.empty(0, np.uint64)
-        order = alive[np.lexsort((self._rank[alive], hashes))]
+        order = alive[np.lexsort((self._rank[alive], self._all("split_hash")[alive]))]
         ends = dict.fromkeys([*order[:MIN_VALIDATION_CORPUS].tolist(), *order[-MIN_ROWS:].tolist()])
         return [self._edge(document) for document in ends]
 

@@ -6,15 +6,17 @@ appears whole: it is written under a name of its own and renamed.
 
 from __future__ import annotations
 
-import bz2
 import contextlib
+import errno
 import glob
 import gzip
 import hashlib
 import io
 import lzma
 import re
+import shutil
 import uuid
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,16 +26,17 @@ import pyarrow as pa
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
+from preprocessing import bzip2
 from preprocessing.sources import SourceError
 
 _WILDCARD = re.compile(r"[*?\[]")
 _COMPRESSIONS: tuple[tuple[bytes, Callable[[BinaryIO], Any]], ...] = (
-    (b"BZh", bz2.BZ2File),
     (b"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file)),
     (b"\xfd7zXZ\x00", lzma.LZMAFile),
+    (b"\x28\xb5\x2f\xfd", lambda file: pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")),
 )
 # What the decompressors raise for a file that is cut short or damaged.
-_DAMAGE = (EOFError, lzma.LZMAError, gzip.BadGzipFile, OSError)
+_DAMAGE = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, OSError)
 
 
 class Found(NamedTuple):
@@ -92,11 +95,29 @@ def _match(pattern: str) -> dict[str, int]:
     return {match.path: int(match.size_in_bytes) for match in FileSystems.match([pattern])[0].metadata_list}
 
 
+class _Pieces(io.RawIOBase):
+    """Pieces of bytes as a stream."""
+
+    def __init__(self, pieces: Iterator[bytes]):
+        self._pieces, self._left = pieces, memoryview(b"")
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Hand out the next piece, or what the buffer has room for."""
+        self._left = self._left or memoryview(next(self._pieces, b""))
+        size = min(len(buffer), len(self._left))
+        buffer[:size], self._left = self._left[:size], self._left[size:]
+        return size
+
+
 class _Intact(io.RawIOBase):
     """A decompressing stream that reports a damaged file as the user's input, not as a failure of this program."""
 
-    def __init__(self, stream: Any, path: str):
-        self._stream, self._path = stream, path
+    def __init__(self, stream: Any, raw: BinaryIO, path: str):
+        self._stream, self._raw, self._path = stream, raw, path
 
     def readable(self) -> bool:
         """Always."""
@@ -108,32 +129,51 @@ class _Intact(io.RawIOBase):
             data = self._stream.read(len(buffer))
         except _DAMAGE as error:
             raise SourceError(
-                f"{self._path}: the compressed file is cut short or damaged ({error}); fetch it again"
+                f"{self._path}: the compressed file is cut short or damaged before byte {self._raw.tell():,} "
+                f"({error}); fetch it again"
             ) from error
         buffer[: len(data)] = data
         return len(data)
 
 
 @contextmanager
-def open_input(path: str) -> Iterator[BinaryIO]:
-    """Open an input file for reading, decompressed if its first bytes are those of bzip2, gzip or xz.
+def open_raw(path: str) -> Iterator[BinaryIO]:
+    """Open an input file for reading as it lies.
 
     Raises:
-        SourceError: the file is gone or unreadable, or, while it is read, turns out cut short or damaged.
+        SourceError: the file is gone or unreadable.
     """
     try:
         raw = FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
     except (BeamIOError, OSError) as error:
         raise SourceError(f"{path}: can't be opened ({error})") from error
     with raw:
+        yield raw
+
+
+def begins_with(path: str, magic: bytes) -> bool:
+    """Whether an input file's first bytes are these."""
+    with open_raw(path) as raw:
+        return raw.read(len(magic)) == magic
+
+
+@contextmanager
+def open_input(path: str) -> Iterator[BinaryIO]:
+    """Open an input file for reading, decompressed if its first bytes are those of bzip2, gzip, xz or Zstandard.
+
+    Raises:
+        SourceError: the file is gone or unreadable, or, while it is read, turns out cut short or damaged.
+    """
+    with open_raw(path) as raw:
         start = raw.read(6)
         raw.seek(0)
+        stream: io.RawIOBase | None = None
+        if start.startswith(bzip2.MAGIC):
+            stream = _Pieces(piece for _, piece in bzip2.decompress(raw, 0, path))
         for magic, decompress in _COMPRESSIONS:
             if start.startswith(magic):
-                stream = cast(io.RawIOBase, _Intact(decompress(raw), path))
-                yield cast(BinaryIO, io.BufferedReader(stream, buffer_size=1 << 20))
-                return
-        yield raw
+                stream = cast(io.RawIOBase, _Intact(decompress(raw), raw, path))
+        yield cast(BinaryIO, io.BufferedReader(stream, buffer_size=1 << 20)) if stream else raw
 
 
 class HashingWriter(io.RawIOBase):
@@ -196,6 +236,17 @@ def _rename(unfinished: str, path: str) -> None:
         FileSystems.delete([unfinished])
 
 
+FULL = "{}: no space left there, or no more may be written; make room, and the same command goes on with this job"
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error, or a worker's that an engine has put into words, is that nothing more can be written."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return True
+    return any(f"[Errno {code}]" in str(error) for code in _FULL)
+
+
 def write_text(path: str, text: str, scratch: str) -> None:
     """Publish a small text file in UTF-8."""
     with publish(path, scratch) as file:
@@ -228,6 +279,16 @@ def remove(folder: str, names: Iterable[str]) -> None:
     for emptied in {Path(name).parent for name in names} - {Path()}:
         with contextlib.suppress(OSError):
             (Path(folder) / emptied).rmdir()
+
+
+def local_copy(path: str, folder: str) -> str:
+    """A file as one that can be mapped: itself, or where it is remote a copy in a local folder."""
+    if not is_remote(path):
+        return path
+    copy = Path(folder) / path.rpartition("/")[2]
+    with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as file, copy.open("wb") as sink:
+        shutil.copyfileobj(file, sink)
+    return str(copy)
 
 
 @contextmanager

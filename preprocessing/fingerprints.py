@@ -56,9 +56,7 @@ def keyed_hash(text: str, kind: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, person=kind).digest(), "little")
 
 
-def fingerprint(
-    text: str, line_sentences: Sequence[int], sentence_ends: np.ndarray, rule: RepeatRule
-) -> Fingerprint:
+def fingerprint(text: str, line_sentences: Sequence[int], sentence_ends: np.ndarray, rule: RepeatRule) -> Fingerprint:
     """The fingerprint of a cleaned text.
 
     Args:
@@ -74,13 +72,11 @@ def fingerprint(
     )
 
 
-def _long_lines(
-    text: str, line_sentences: Sequence[int], sentence_ends: np.ndarray, rule: RepeatRule
-) -> np.ndarray:
+def _long_lines(text: str, line_sentences: Sequence[int], sentence_ends: np.ndarray, rule: RepeatRule) -> np.ndarray:
     if not rule.lines or len(text) < rule.line_characters:
         return np.empty(0, LINE)
     ends = np.cumsum(line_sentences)
-    token_ends = np.concatenate([[0], sentence_ends])
+    token_ends = [0, *sentence_ends.tolist()]
     found = [
         (keyed_hash(line, b"line"), end - count, end, token_ends[end] - token_ends[end - count])
         for line, count, end in zip(text.split("\n"), line_sentences, ends.tolist(), strict=True)
@@ -104,8 +100,7 @@ def word_sequences(text: str, words: int) -> np.ndarray:
     if len(known) > _REMEMBERED_WORDS:
         known.clear()
     found = _WORD.findall(text.casefold())
-    for word in set(found) - known.keys():
-        known[word] = keyed_hash(word, b"word")
+    known.update((word, keyed_hash(word, b"word")) for word in set(found) if word not in known)
     hashes = np.fromiter((known[word] for word in found), np.uint64, len(found))
     words = min(words, len(hashes))
     sequences = np.zeros(len(hashes) - words + 1 if words else 0, np.uint64)

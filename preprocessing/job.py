@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from preprocessing import files
@@ -22,19 +23,20 @@ from preprocessing.encoder import Engine
 from preprocessing.options import Options
 from preprocessing.schema import FORMAT_VERSION, MANIFEST, TOKENIZER, Manifest, ShardError, Vocabulary, token_type
 from preprocessing.shards import Layout
-from preprocessing.sources import SourceError
+from preprocessing.sources import Part, SourceError
+from preprocessing.sources.registry import SOURCES, Source
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 
 JOB, WORK = "job.json", ".work"
 SHARD_BYTES = 64 << 20  # tokens of a shard
 UNIT_BYTES = 4 << 20  # inputs this small are read together, so that a thousand books are not a thousand tasks
+PART_BYTES = 32 << 20  # of a file, as it lies, that can be read in parts
 BYTES_PER_TOKEN = 4.5  # of plain text; like the two below a rough figure, good enough to choose the number of shards
-TEXT_IN_WIKIPEDIA = 0.6  # of a dump's bytes, the rest being markup
-COMPRESSION = {".bz2": 4.5, ".gz": 3.0, ".xz": 5.0}
-DOCUMENT_BYTES = 4096  # of a Wikipedia article's text
+COMPRESSION = {".bz2": 4.5, ".gz": 3.0, ".xz": 5.0, ".zst": 3.5, ".parquet": 1.8}
 DOCUMENTS_PER_SHARD = 32  # fewer are no random sample, and might leave a shard without a second document
 _WORK_FILE = re.compile(
-    re.escape(WORK) + r"/(vocab\.txt|tokens-\d+\.(arrow|json)|(validation-)?shard-\d+-of-\d+\.arrow\.json"
+    re.escape(WORK) + r"/(vocab\.txt|tokens-\d+\.json|(tokens|documents|lines|sample|found)-\d+\.arrow"
+    r"|(lost|repeats|benchmark-(sequences|texts))\.arrow|drops\.json|(validation-)?shard-\d+-of-\d+\.arrow\.json"
     r"|error-[\w.-]+|tmp-[0-9a-f]+)"
 )
 VERSIONS = ("apache-beam", "bert-pretraining", "numpy", "pyarrow", "sentencex", "tokenizers")
@@ -51,6 +53,15 @@ class Input(NamedTuple):
     name: str  # relative to the corpus: the same wherever that lies
     bytes: int
     path: str
+    part: Part | None = None  # what is to be read of it; None: all
+
+
+class UnitFiles(NamedTuple):
+    """The intermediate files of a unit; see shards.Batch."""
+
+    tokens: str
+    documents: str
+    lines: str
 
 
 class Unit(NamedTuple):
@@ -71,6 +82,8 @@ class Job:
         layout: where documents go.
         units: how many units the first pass reads.
         encoder: which engine makes the ids; they are the same ids, so another one may go on with the job.
+        patience: seconds that a document may take before the job is ended, 0 for any time.
+        benchmark: the identity of the one that is looked for in the corpus; empty for none.
     """
 
     output: str
@@ -79,6 +92,8 @@ class Job:
     layout: Layout
     units: int
     encoder: Engine = "auto"
+    patience: float = 0.0
+    benchmark: str = ""
 
     @property
     def work(self) -> str:
@@ -90,12 +105,45 @@ class Job:
         """The vocabulary, where every worker can read it."""
         return files.join(self.work, VOCABULARY_FILE)
 
-    def tokens_file(self, unit: int) -> str:
-        """The file of tokens of a unit."""
-        return files.join(self.work, f"tokens-{unit:05d}.arrow")
+    def unit_files(self, unit: int) -> UnitFiles:
+        """The files that the first pass makes of a unit."""
+        return UnitFiles(*(files.join(self.work, f"{kind}-{unit:05d}.arrow") for kind in UnitFiles._fields))
+
+    @property
+    def benchmark_sequences_file(self) -> str:
+        """What is looked for in the corpus (contamination.SEQUENCES)."""
+        return files.join(self.work, "benchmark-sequences.arrow")
+
+    @property
+    def benchmark_texts_file(self) -> str:
+        """The texts that these are of (contamination.TEXTS)."""
+        return files.join(self.work, "benchmark-texts.arrow")
+
+    def found_file(self, unit: int) -> str:
+        """What of a benchmark is in a unit (contamination.FOUND)."""
+        return files.join(self.work, f"found-{unit:05d}.arrow")
+
+    @property
+    def lost_file(self) -> str:
+        """Which documents are dropped (dedup.LOST)."""
+        return files.join(self.work, "lost.arrow")
+
+    @property
+    def repeats_file(self) -> str:
+        """Which lines are dropped (dedup.REPEATS)."""
+        return files.join(self.work, "repeats.arrow")
+
+    @property
+    def drops_note(self) -> str:
+        """The note of what is dropped: it exists once the two files that tell it are whole."""
+        return files.join(self.work, "drops.json")
+
+    def sample_file(self, unit: int) -> str:
+        """What a vocabulary is trained on, of a unit."""
+        return files.join(self.work, f"sample-{unit:05d}.arrow")
 
     def part_file(self, unit: int) -> str:
-        """The note of a unit: it exists once the file of tokens is whole."""
+        """The note of a unit: it exists once its files are whole."""
         return files.join(self.work, f"tokens-{unit:05d}.json")
 
     def shard_file(self, shard: str) -> str:
@@ -111,16 +159,23 @@ class Job:
         return files.join(self.work, f"error-{place}")
 
 
-def find_inputs(patterns: dict[str, list[str]]) -> list[Input]:
+def find_inputs(patterns: dict[str, list[str]], note: Callable[[str], None]) -> list[Input]:
     """The files to read, sorted, each once.
 
+    Args:
+        patterns: source -> paths and globs.
+        note: told of files that are passed over.
+
     Raises:
-        SourceError: a pattern matches nothing, or two files of a source would have one name.
+        SourceError: a pattern matches nothing of use, or two files of a source would have one name.
     """
     found: dict[tuple[str, str], Input] = {}
     for source, globs in patterns.items():
         for file in (file for pattern in globs for file in files.expand(pattern)):
             _check_name(file)
+            if (passed_over := SOURCES[source].passed_over) and passed_over.search(file.name):
+                note(f"{file.name}: passed over, the index of a dump is not needed")
+                continue
             new = Input(source, file.name, file.bytes, file.path)
             old = found.setdefault((source, file.name), new)
             if old.path != new.path:
@@ -128,7 +183,19 @@ def find_inputs(patterns: dict[str, list[str]]) -> list[Input]:
                     f"{old.path} and {new.path}: both are called {file.name!r}, which must be unique among --{source}; "
                     "name both by one glob, such as 'FOLDER/**/*.txt'"
                 )
-    return sorted(found.values())
+        if not any(file.source == source for file in found.values()):
+            raise SourceError(f"--{source} {' '.join(globs)}: nothing but the index of a dump; give the dump")
+    return sorted(found.values(), key=lambda file: file[:2])
+
+
+def cut(file: Input, source: Source) -> list[Input]:
+    """The parts in which a file is read: a function of its size, its first bytes and nothing else."""
+    if source.read_part is None:
+        return [file]
+    if source.read is not None and (file.bytes <= PART_BYTES or not files.begins_with(file.path, source.part_magic)):
+        return [file]
+    begins = range(0, file.bytes or 1, PART_BYTES)
+    return [file._replace(part=Part(begin, min(begin + PART_BYTES, file.bytes))) for begin in begins]
 
 
 def _check_name(file: files.Found) -> None:
@@ -141,7 +208,8 @@ def _check_name(file: files.Found) -> None:
 def text_bytes(file: Input) -> float:
     """About how much plain text an input holds."""
     ending = next((ending for ending in COMPRESSION if file.name.endswith(ending)), "")
-    return file.bytes * COMPRESSION.get(ending, 1.0) * (TEXT_IN_WIKIPEDIA if file.source == "wikipedia" else 1.0)
+    size = file.part.end - file.part.begin if file.part else file.bytes
+    return size * COMPRESSION.get(ending, 1.0) * SOURCES[file.source].text_share
 
 
 def group_units(inputs: Sequence[Input]) -> list[Unit]:
@@ -157,11 +225,16 @@ def group_units(inputs: Sequence[Input]) -> list[Unit]:
     return [Unit(number, tuple(group)) for number, group in enumerate(groups)]
 
 
+def units_of(inputs: Sequence[Input]) -> list[Unit]:
+    """What the tasks of the first pass read: small inputs together, large ones in parts."""
+    return group_units(list(chain.from_iterable(cut(file, SOURCES[file.source]) for file in inputs)))
+
+
 def choose_layout(inputs: Sequence[Input], options: Options, vocab_size: int) -> Layout:
     """How many shards: a pure function of the options and the inputs' sizes."""
     text = sum(text_bytes(file) for file in inputs)
     token_bytes = text / BYTES_PER_TOKEN * int(token_type(vocab_size).bit_width) / 8
-    documents = sum(1.0 if file.source == "books" else text_bytes(file) / DOCUMENT_BYTES for file in inputs)
+    documents = sum(_documents(file) for file in inputs)
 
     def shards(share: float) -> int:
         return max(1, min(round(token_bytes * share / SHARD_BYTES), int(documents * share) // DOCUMENTS_PER_SHARD))
@@ -175,6 +248,12 @@ def choose_layout(inputs: Sequence[Input], options: Options, vocab_size: int) ->
     )
 
 
+def _documents(file: Input) -> float:
+    """About how many documents an input holds."""
+    size = SOURCES[file.source].document_bytes
+    return text_bytes(file) / size if size else 1.0
+
+
 def versions() -> dict[str, str]:
     """The installed versions of what decides a shard's bytes."""
     return {package: version(package) for package in VERSIONS}
@@ -185,8 +264,10 @@ def describe(job: Job, inputs: Iterable[Input]) -> dict[str, Any]:
     description = {
         "format_version": FORMAT_VERSION,
         "inputs": [{"source": file.source, "name": file.name, "bytes": file.bytes} for file in inputs],
+        "units": job.units,
         "options": asdict(job.options),
         "vocabulary": asdict(job.vocabulary),
+        "benchmark": job.benchmark,
         "shards": {"train": job.layout.train_shards, "validation": job.layout.validation_shards},
         "versions": versions(),
     }

@@ -29,9 +29,13 @@ def run(argv: Sequence[str]) -> None:
     arguments = options.parse(argv)
     output = absolute(arguments.output)
     job, inputs, vocabulary = launch.prepare(arguments, output)
+    job, benchmark = launch.with_benchmark(job, arguments.contamination)
     if launch.begin(job, inputs, vocabulary, arguments.overwrite) == "finished":
         print(f"{output}: these shards are finished already; nothing to do")
         return
+    if benchmark:
+        launch.place_benchmark(job, benchmark)
+    job = launch.provide_vocabulary(job, inputs, arguments.beam)
     seconds = launch.execute(job, inputs, arguments.beam)
     print(launch.summary(output, inputs, seconds))
 
@@ -43,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (EncoderError, JobError, ShardError, ShardingError, SourceError, VocabularyError) as error:
         print(f"make_shards: error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+    except launch.StuckError as error:
+        print(f"make_shards: error: {error}", file=sys.stderr)
+        raise SystemExit(launch.STUCK_CODE) from error
     except KeyboardInterrupt:
         print("make_shards: interrupted; the same command goes on with this job", file=sys.stderr)
         raise SystemExit(130) from None

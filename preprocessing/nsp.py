@@ -16,6 +16,7 @@ import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -55,7 +56,7 @@ class PairRule:
     negatives: Negatives
 
 
-def random_draws(seed: int, doc_id: str, duplicate: int, sequence_length: int) -> Iterator[int]:
+def random_bits(seed: int, doc_id: str, duplicate: int, sequence_length: int) -> np.random.Philox:
     """An endless stream of uniform 64-bit numbers that depends on the arguments only (Philox, keyed by BLAKE2b).
 
     Every pass over every document has a stream of its own, so neither another length, nor another document, nor one
@@ -63,10 +64,18 @@ def random_draws(seed: int, doc_id: str, duplicate: int, sequence_length: int) -
     """
     name = f"{seed}/{duplicate}/{sequence_length}/{doc_id}".encode()
     key = np.frombuffer(hashlib.blake2b(name, digest_size=16, person=b"nsp pairs").digest(), dtype="<u8")
-    bits = np.random.Philox(key=key)
+    return np.random.Philox(key=key)
+
+
+def random_draws(seed: int, doc_id: str, duplicate: int, sequence_length: int) -> Iterator[int]:
+    """The numbers of random_bits one by one."""
+    return chain.from_iterable(_blocks(random_bits(seed, doc_id, duplicate, sequence_length)))
+
+
+def _blocks(bits: np.random.Philox) -> Iterator[list[int]]:
     block = _BLOCK
     while True:
-        yield from bits.random_raw(block).tolist()
+        yield bits.random_raw(block).tolist()
         block = min(2 * block, 4096)
 
 
@@ -108,10 +117,13 @@ def _random_sentence(row: int, sentences: Sentences, negatives: Negatives, draws
 
 def _cuts(a: int, b: int, max_tokens: int) -> tuple[int, int]:
     """How many tokens A and B lose when the longer one (B, if they are equal) loses one until both fit."""
-    excess = a + b - max_tokens
-    level = min(excess, abs(a - b))  # lost by the longer one alone
-    rest = excess - level  # lost in turns, B first
-    return (level if a > b else 0) + rest // 2, (0 if a > b else level) + (rest + 1) // 2
+    excess, longer = a + b - max_tokens, a - b
+    if excess <= longer:
+        return excess, 0
+    if excess <= -longer:
+        return 0, excess
+    # The longer one alone comes down to the other, then both lose in turns, B first.
+    return (excess + longer) // 2, (excess - longer + 1) // 2
 
 
 def draw_pairs(row: int, sentences: Sentences, rule: PairRule, draws: Iterator[int]) -> list[int]:
@@ -134,10 +146,10 @@ def draw_pairs(row: int, sentences: Sentences, rule: PairRule, draws: Iterator[i
     pairs: list[int] = []
     a_begin = origin
     while sentence < beyond:
-        last = min(bisect_left(ends, a_begin + target, sentence, beyond), beyond - 1)
+        last = bisect_left(ends, a_begin + target, sentence, beyond - 1)
         split = sentence + 1  # first sentence after A
         if last > sentence:
-            split += _below(last - sentence, draws)
+            split += next(draws) * (last - sentence) >> 64
         a_end = ends[split - 1]
         following = a_end
         if last > sentence and next(draws) >> 63:
@@ -146,16 +158,40 @@ def draw_pairs(row: int, sentences: Sentences, rule: PairRule, draws: Iterator[i
         else:
             b_row, start = _random_sentence(row, sentences, negatives, draws)
             b_begin, is_next = ends[start - 1] if start else 0, 0
-            b_beyond = first[b_row + 1]
             b_target = b_begin + target - (a_end - a_begin)
-            b_end = ends[min(bisect_left(ends, b_target, start, b_beyond), b_beyond - 1)]
+            b_end = ends[bisect_left(ends, b_target, start, first[b_row + 1] - 1)]
             sentence = split  # the sentences that B would have had are used again
         if a_end - a_begin + b_end - b_begin > max_tokens:
             a_cut, b_cut = _cuts(a_end - a_begin, b_end - b_begin, max_tokens)
-            a_front, b_front = _heads(a_cut, draws), _heads(b_cut, draws)
-            a_begin, a_end = a_begin + a_front, a_end - (a_cut - a_front)
-            b_begin, b_end = b_begin + b_front, b_end - (b_cut - b_front)
+            if a_cut:
+                front = _heads(a_cut, draws)
+                a_begin, a_end = a_begin + front, a_end - (a_cut - front)
+            if b_cut:
+                front = _heads(b_cut, draws)
+                b_begin, b_end = b_begin + front, b_end - (b_cut - front)
         b_origin = offsets[b_row]
         pairs += (a_begin - origin, a_end - origin, b_row, b_begin - b_origin, b_end - b_origin, is_next)
         a_begin = following
     return pairs
+
+
+def draw_singles(row: int, sentences: Sentences, rule: PairRule, draws: Iterator[int]) -> list[int]:
+    """The single segments of one pass over a document: its chunks, whole, for training without next sentences.
+
+    Arguments and result are those of draw_pairs. The second segment is empty, at the end of the first one in the same
+    document, so is_next is 1.
+    """
+    ends, first, offsets = sentences.ends, sentences.first, sentences.offsets
+    origin, sentence, beyond = offsets[row], first[row], first[row + 1]
+    target = _target_length(rule, draws)
+    singles: list[int] = []
+    begin = origin
+    while sentence < beyond:
+        last = bisect_left(ends, begin + target, sentence, beyond - 1)
+        sentence, following = last + 1, ends[last]
+        cut = max(0, following - begin - rule.max_tokens)
+        front = _heads(cut, draws)
+        end = following - (cut - front) - origin
+        singles += (begin + front - origin, end, row, end, end, 1)
+        begin = following
+    return singles

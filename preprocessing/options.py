@@ -12,11 +12,15 @@ from typing import NoReturn
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from preprocessing.encoder import Engine
+from preprocessing.fingerprints import RepeatRule
 from preprocessing.shards import PairOptions
+from preprocessing.sources import Columns, ReadOptions
+from preprocessing.sources.registry import SOURCES
 
 # Ours alone: the runners that work inside this process (and its worker processes).
 EMBEDDED_RUNNERS = ("FnApiRunner", "DirectRunner", "BundleBasedDirectRunner", "SwitchingDirectRunner")
 MIN_SEQUENCE_LENGTH = 8
+SAMPLE_BYTES = 200_000_000  # of text to train a vocabulary on
 MAX_DUPLICATES = 32767  # as the shard's column holds
 
 EPILOG = """\
@@ -32,6 +36,14 @@ Any option of Apache Beam can follow, such as
 
 
 @dataclass(frozen=True)
+class VocabularyRule:
+    """How a vocabulary is trained."""
+
+    size: int
+    sample_bytes: int
+
+
+@dataclass(frozen=True)
 class Options:
     """What decides the contents of the shards, beside the inputs and the vocabulary."""
 
@@ -42,6 +54,9 @@ class Options:
     language: str
     min_tokens: int
     num_shards: int | None
+    repeats: RepeatRule
+    read: ReadOptions
+    train_vocabulary: VocabularyRule | None  # None: a vocabulary is given
 
 
 @dataclass(frozen=True)
@@ -49,11 +64,13 @@ class Arguments:
     """A parsed command line."""
 
     inputs: dict[str, list[str]]  # source -> paths and globs
-    vocabulary: str
+    vocabulary: str | None  # None: it is trained
     output: str
     overwrite: bool
     encoder: Engine
+    patience: float  # seconds for one document, 0 for any time
     options: Options
+    contamination: str | None  # a folder of files of a benchmark
     beam: list[str]  # options for Beam, the runner among them
 
 
@@ -92,6 +109,14 @@ def _share(text: str) -> float:
     return number
 
 
+def _threshold(text: str) -> float:
+    """An argparse type: a number in [0.5, 1]; below, clusters of near duplicates grow together by chance."""
+    number = float(text)
+    if not 0.5 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a similarity from 0.5 to 1")
+    return number
+
+
 def _language(text: str) -> str:
     if not re.fullmatch(r"[a-z]{2,3}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a language code such as en, ko or als")
@@ -101,29 +126,116 @@ def _language(text: str) -> str:
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that name inputs, which train_vocab has too."""
     inputs = parser.add_argument_group("inputs (at least one; paths or globs, local or of any file system Beam knows)")
-    for source, help_text in (
-        ("wikipedia", "Wikipedia dumps: pages-articles XML, plain or compressed (bz2, gz, xz)"),
-        ("books", "plain text files, one document each"),
-    ):
+    for source, its in SOURCES.items():
         inputs.add_argument(
-            f"--{source}", action="extend", nargs="+", default=[], metavar="GLOB", help=f"{help_text}; repeatable"
+            f"--{source}", action="extend", nargs="+", default=[], metavar="GLOB", help=f"{its.help}; repeatable"
         )
+    inputs.add_argument(
+        "--books-format",
+        choices=["file", "google"],
+        default="file",
+        help="a file is a document, or google-research/bert's input: a sentence a line, a blank line between documents "
+        "(default: %(default)s)",
+    )
+    for source, what in (("parquet", "column"), ("jsonl", "field")):
+        for content in ("text", "title"):
+            inputs.add_argument(
+                f"--{source}-{content}-{what}",
+                default=content,
+                metavar="NAME",
+                help=f"the {what} that holds a document's {content} (default: %(default)s)",
+            )
+    inputs.add_argument(
+        "--on-error",
+        choices=["fail", "skip"],
+        default="fail",
+        help="what is damaged in an input fails the job, or is passed over and counted in the manifest "
+        "(default: %(default)s)",
+    )
+
+
+def inputs_of(ours: argparse.ArgumentParser, found: argparse.Namespace) -> dict[str, list[str]]:
+    """Of a parsed command line, the inputs: source -> paths and globs."""
+    inputs = {source: getattr(found, source) for source in SOURCES if getattr(found, source)}
+    if not inputs:
+        ours.error(f"there is nothing to read: give --{', --'.join(SOURCES)}")
+    return inputs
+
+
+def read_options(found: argparse.Namespace) -> ReadOptions:
+    """Of a parsed command line, what it says about reading."""
+    return ReadOptions(
+        books_format=found.books_format,
+        parquet=Columns(found.parquet_text_column, found.parquet_title_column),
+        jsonl=Columns(found.jsonl_text_field, found.jsonl_title_field),
+        on_error=found.on_error,
+    )
+
+
+def add_sample_bytes(group: argparse._ArgumentGroup, option: str) -> None:
+    """The option that bounds the text a vocabulary is trained on."""
+    group.add_argument(
+        option,
+        type=whole_number(1),
+        default=SAMPLE_BYTES,
+        metavar="N",
+        help="learn from about this much text, drawn from all documents (default: %(default)s)",
+    )
+
+
+def _add_repeats(parser: argparse.ArgumentParser) -> None:
+    """The options that say which repetitions are dropped."""
+    repeats = parser.add_argument_group("what is dropped because the corpus has it twice")
+    repeats.add_argument(
+        "--deduplicate",
+        choices=["documents", "lines", "none"],
+        nargs="+",
+        default=["documents", "lines"],
+        metavar="WHAT",
+        help="documents with the text of another one, lines (paragraphs) that are elsewhere too, or none; the copy in "
+        "the document of the smallest id stays (default: documents lines)",
+    )
+    repeats.add_argument(
+        "--min-repeated-line",
+        type=whole_number(1),
+        default=100,
+        metavar="N",
+        help="a line of fewer characters may repeat (default: %(default)s)",
+    )
+    repeats.add_argument(
+        "--near-duplicates",
+        type=_threshold,
+        metavar="SIMILARITY",
+        help="drop documents too that share this part or more of their five-word sequences with another one, as "
+        "MinHash estimates it; 0.8 is usual (default: they stay)",
+    )
+    repeats.add_argument(
+        "--contamination",
+        metavar="DIR",
+        help="tell what share of a benchmark's texts is in the corpus: those of the .txt, .tsv, .json and .jsonl files "
+        "below DIR; nothing is dropped for it",
+    )
 
 
 def parser() -> OneLineParser:
     """The parser of our own options."""
     parser = OneLineParser(
         prog="make_shards",
-        usage="beam run preprocessing/make_shards.py --wikipedia GLOB --books GLOB --vocab FILE --output DIR [options]",
-        description="Turn Wikipedia dumps and books into shards of tokenized documents with next-sentence pairs, "
-        "for pretraining BERT.",
+        usage="beam run preprocessing/make_shards.py INPUTS (--vocab FILE | --train-vocab N) --output DIR [options]",
+        description="Turn Wikipedia dumps, books and other texts into shards of tokenized documents with next-sentence "
+        "pairs, for pretraining BERT.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add_input_arguments(parser)
     tokens = parser.add_argument_group("tokens")
-    tokens.add_argument("--vocab", required=True, metavar="FILE", help="WordPiece vocabulary, one token a line")
+    vocabulary = tokens.add_mutually_exclusive_group(required=True)
+    vocabulary.add_argument("--vocab", metavar="FILE", help="WordPiece vocabulary, one token a line")
+    vocabulary.add_argument(
+        "--train-vocab", type=whole_number(1), metavar="N", help="first train a vocabulary of N entries on the inputs"
+    )
+    add_sample_bytes(tokens, "--vocab-sample-bytes")
     tokens.add_argument("--cased", action="store_true", help="keep case and accents, for a cased vocabulary")
     tokens.add_argument(
         "--language",
@@ -146,6 +258,7 @@ def parser() -> OneLineParser:
         help="what makes the ids: nanotoken, or words and their ids remembered; both give the ids of `tokenizers`, "
         "which is checked (default: nanotoken where it is installed)",
     )
+    _add_repeats(parser)
     pairs = parser.add_argument_group("pairs")
     pairs.add_argument(
         "--sequence-lengths",
@@ -176,6 +289,11 @@ def parser() -> OneLineParser:
         help="draw the document of a random next sentence with equal chances, as BERT did, "
         "or by its number of sentences (default: %(default)s)",
     )
+    pairs.add_argument(
+        "--no-nsp",
+        action="store_true",
+        help="draw single segments with no next sentence, for training without that task",
+    )
     output = parser.add_argument_group("output")
     output.add_argument("--output", required=True, metavar="DIR", help="the shard directory")
     output.add_argument(
@@ -195,6 +313,13 @@ def parser() -> OneLineParser:
         help="training shards (default: by the size of the inputs, about 64 MB of tokens each)",
     )
     output.add_argument(
+        "--document-timeout",
+        type=whole_number(0),
+        default=600,
+        metavar="SECONDS",
+        help="end the job and name the document when one takes longer, 0 for never (default: %(default)s)",
+    )
+    output.add_argument(
         "--overwrite", action="store_true", help="first remove the shards that an earlier job left in DIR"
     )
     return parser
@@ -208,9 +333,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     """
     ours = parser()
     found, rest = ours.parse_known_args(argv)
-    inputs = {source: getattr(found, source) for source in ("wikipedia", "books") if getattr(found, source)}
-    if not inputs:
-        ours.error("there is nothing to read: give --wikipedia or --books")
+    inputs = inputs_of(ours, found)
     if len(set(found.sequence_lengths)) < len(found.sequence_lengths):
         ours.error("--sequence-lengths names a length twice")
     pairs = PairOptions(
@@ -218,6 +341,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         duplicates=found.duplicates,
         short_sequence_probability=found.short_sequence_probability,
         negatives=found.negatives,
+        next_sentence=not found.no_nsp,
     )
     options = Options(
         pairs=pairs,
@@ -227,9 +351,34 @@ def parse(argv: Sequence[str]) -> Arguments:
         language=found.language,
         min_tokens=found.min_tokens,
         num_shards=found.num_shards,
+        repeats=_repeat_rule(ours, found),
+        read=read_options(found),
+        train_vocabulary=VocabularyRule(found.train_vocab, found.vocab_sample_bytes) if found.train_vocab else None,
     )
     beam = _beam_options(ours, rest)
-    return Arguments(inputs, found.vocab, found.output, found.overwrite, found.encoder, options, beam)
+    return Arguments(
+        inputs=inputs,
+        vocabulary=found.vocab,
+        output=found.output,
+        overwrite=found.overwrite,
+        encoder=found.encoder,
+        patience=found.document_timeout,
+        options=options,
+        contamination=found.contamination,
+        beam=beam,
+    )
+
+
+def _repeat_rule(ours: OneLineParser, found: argparse.Namespace) -> RepeatRule:
+    asked = set(found.deduplicate)
+    if len(asked) > 1 and "none" in asked:
+        ours.error("--deduplicate none stands alone")
+    return RepeatRule(
+        documents="documents" in asked,
+        lines="lines" in asked,
+        line_characters=found.min_repeated_line,
+        near_duplicates=found.near_duplicates,
+    )
 
 
 def _beam_options(ours: OneLineParser, rest: list[str]) -> list[str]:

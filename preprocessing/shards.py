@@ -12,17 +12,19 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from preprocessing.fingerprints import LINE, PERMUTATIONS, Fingerprint, keyed_hash
-from preprocessing.nsp import FIELDS, Negatives, PairRule, Sentences, draw_pairs, random_draws
+from preprocessing.fingerprints import PERMUTATIONS, Fingerprint, keyed_hash
+from preprocessing.nsp import Negatives, PairRule, Sentences
+from preprocessing.nsp_lanes import draw_passes, draw_single_passes
 from preprocessing.schema import (
     PAIR,
     SPECIAL_TOKENS_OF_A_PAIR,
+    SPECIAL_TOKENS_OF_A_SINGLE,
     Split,
     pairs_column,
     shard_schema,
@@ -35,7 +37,7 @@ MIN_ROWS = 2  # a random next sentence comes from another document
 MIN_VALIDATION_CORPUS = 4  # two documents to train on, two to validate with
 MAX_SHARD_TOKENS = (1 << 31) - 1  # Arrow's list offsets are 32 bits
 Counts = Counter[str]  # statistics by "/"-separated name
-LINES = pa.schema([("hash", pa.uint64()), ("row", pa.uint32()), *((name, pa.uint32()) for name in LINE.names[1:])])
+LINES = pa.schema({"hash": pa.uint64()} | dict.fromkeys(("row", "begin", "end", "tokens"), pa.uint32()))
 
 
 class Reason(IntEnum):
@@ -203,7 +205,7 @@ def documents_schema(signatures: bool) -> pa.Schema:
         signatures: whether near duplicates are looked for.
     """
     numbers = {"content": pa.uint64(), "text": pa.uint64(), "split_hash": pa.uint64(), "tokens": pa.uint32()}
-    columns = {"doc_id": pa.string(), "revision": pa.int64()} | numbers
+    columns = {"doc_id": pa.string(), "source": pa.string(), "revision": pa.int64()} | numbers
     return pa.schema(columns | ({"signature": pa.list_(pa.uint32(), PERMUTATIONS)} if signatures else {}))
 
 
@@ -276,6 +278,7 @@ def _records(rows: list[EncodedDocument], split_hashes: list[int]) -> pa.RecordB
     documents, prints = [row.document for row in rows], [row.fingerprint for row in rows]
     columns: list[Any] = [
         [document.doc_id for document in documents],
+        [document.source for document in documents],
         [document.revision for document in documents],
         # A fixed order among documents of one id and revision, whose texts or titles differ all the same.
         [keyed_hash(f"{d.source}\0{d.title}\0{p.text}", b"content") for d, p in zip(documents, prints, strict=True)],
@@ -296,8 +299,8 @@ def _line_records(rows: list[EncodedDocument]) -> pa.RecordBatch:
     lines = np.concatenate([row.fingerprint.lines for row in rows])
     of_row = np.repeat(np.arange(len(rows), dtype=np.uint32), [len(row.fingerprint.lines) for row in rows])
     by = np.argsort(lines["hash"], kind="stable")
-    columns = {"row": of_row} | {name: lines[name] for name in LINE.names}
-    return pa.RecordBatch.from_arrays([pa.array(columns[field.name][by]) for field in LINES], schema=LINES)
+    columns = [of_row if name == "row" else lines[name] for name in LINES.names]
+    return pa.RecordBatch.from_arrays([pa.array(column[by]) for column in columns], schema=LINES)
 
 
 @dataclass
@@ -378,10 +381,12 @@ class PairOptions:
     duplicates: int
     short_sequence_probability: float
     negatives: Negatives
+    next_sentence: bool = True  # False: single segments
 
     def rule(self, sequence_length: int) -> PairRule:
         """The rule for one sequence length."""
-        room = sequence_length - SPECIAL_TOKENS_OF_A_PAIR
+        specials = SPECIAL_TOKENS_OF_A_PAIR if self.next_sentence else SPECIAL_TOKENS_OF_A_SINGLE
+        room = sequence_length - specials
         return PairRule(room, self.short_sequence_probability, self.negatives)
 
 
@@ -390,14 +395,13 @@ def _pair_column(
 ) -> pa.ListArray:
     """The pairs of every document of a shard for one sequence length."""
     rule = options.rule(sequence_length)
-    passes: list[np.ndarray] = []
-    for row, doc_id in enumerate(doc_ids):
-        for duplicate in range(options.duplicates):
-            draws = random_draws(seed, doc_id, duplicate, sequence_length)
-            passes.append(np.array(draw_pairs(row, sentences, rule, draws), dtype=np.int32))
-    sizes = np.array([len(drawn) // FIELDS for drawn in passes])
+    rows = np.arange(len(doc_ids)).repeat(options.duplicates).tolist()
+    names = [(seed, doc_id, number, sequence_length) for doc_id in doc_ids for number in range(options.duplicates)]
+    draw = draw_passes if options.next_sentence else draw_single_passes
+    passes = draw(rows, names, sentences, rule)
+    sizes = np.array([len(drawn) for drawn in passes])
     duplicate_of = np.tile(np.arange(options.duplicates, dtype=np.int16), len(doc_ids)).repeat(sizes)
-    numbers = np.concatenate(passes).reshape(-1, FIELDS)
+    numbers = np.concatenate(passes)
     offsets = np.zeros(len(doc_ids) + 1, dtype=np.int32)
     np.cumsum(sizes.reshape(len(doc_ids), -1).sum(axis=1), out=offsets[1:])
     columns = [pa.array(duplicate_of), *(pa.array(np.ascontiguousarray(column)) for column in numbers.T[:-1])]
@@ -418,6 +422,7 @@ def _statistics(table: pa.RecordBatch, shard: str, lengths: Iterable[int], unkno
         own = sources == source
         counts[f"documents/{source}"] = int(own.sum())
         counts[f"sentences/{source}"] = int(sentences[own].sum())
+        counts[f"one_sentence/{source}"] = int((sentences[own] == 1).sum())
         counts[f"tokens/{source}"] = int(np.diff(offsets)[own].sum())
         counts[f"unknown/{source}"] = int(unknown[own].sum())
     for length in lengths:
@@ -453,25 +458,34 @@ def build_shard(
         ShardingError: fewer than two documents are left, once repeated ones are dropped.
     """
     doc_ids = rows.table.column("doc_id").to_pylist()
-    here = [row for row, doc_id in enumerate(doc_ids) if layout.place(doc_id).shard(threshold) == shard]
+    here = (row for row, doc_id in enumerate(doc_ids) if layout.place(doc_id).shard(threshold) == shard)
     kept = sorted((row for row in here if not rows.reasons[row]), key=doc_ids.__getitem__)
     check_shard_size(shard, len(kept), 0)
-    table = rows.table.take(kept).combine_chunks().to_batches()[0]
-    table, dropped = without_lines(table, _in_order_of(kept, rows))
-    dropped += Counter(
-        f"dropped/{rows.table.column('source')[row]}/{Reason(rows.reasons[row]).name.lower()}"
-        for row in here
-        if rows.reasons[row]
-    )
+    table, repeated = without_lines(take_rows(rows.table, kept), lines_of(kept, rows))
     sentences = shard_sentences(table)
     doc_ids = table.column("doc_id").to_pylist()
     pairs = [_pair_column(doc_ids, sentences, options, layout.seed, length) for length in options.sequence_lengths]
     schema = shard_schema(vocab_size, options.sequence_lengths)
     batch = pa.RecordBatch.from_arrays([*table.columns, *pairs], schema=schema)
-    return batch, _statistics(batch, shard, options.sequence_lengths, unknown_id) + dropped
+    return batch, _statistics(batch, shard, options.sequence_lengths, unknown_id) + repeated
 
 
-def _in_order_of(kept: list[int], rows: Rows) -> np.ndarray:
+def take_rows(table: pa.Table, rows: Sequence[int]) -> pa.RecordBatch:
+    """Some rows of a table in tokens_schema, copied once: Table.take joins the whole table first, and copies twice."""
+    columns = []
+    for column in table.columns:
+        if pa.types.is_list(column.type):
+            arrays: list[np.ndarray] = []
+            for chunk in column.chunks:
+                values = chunk.values.to_numpy()
+                arrays += (values[begin:end] for begin, end in pairwise(chunk.offsets.tolist()))
+            columns.append(_lists([arrays[row] for row in rows], column.type.value_type))
+        else:
+            columns.append(column.take(rows).combine_chunks())
+    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
+
+
+def lines_of(kept: list[int], rows: Rows) -> np.ndarray:
     """The repeated lines of the rows that are kept, which become rows 0, 1, ..."""
     becomes = np.full(len(rows.reasons), -1)
     becomes[kept] = np.arange(len(kept))

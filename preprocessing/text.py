@@ -21,13 +21,14 @@ def clean(text: str) -> str:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not unicodedata.is_normalized("NFC", text):  # ten times as fast as to normalize
         text = unicodedata.normalize("NFC", text)
-    lines = (line if _is_clean(line) else " ".join(_DROPPED.sub("", line).split()) for line in text.split("\n"))
-    return "\n".join(line for line in lines if line)
-
-
-def _is_clean(line: str) -> bool:
-    """Whether there is nothing to do: of all that is dropped or a blank, only " " is printable."""
-    return line.isprintable() and "  " not in line and line[:1] != " " and line[-1:] != " "
+    # Most lines are as they should be: of all that is dropped or a blank, only " " is printable.
+    lines = [
+        line
+        if line.isprintable() and "  " not in line and line[:1] != " " and line[-1:] != " "
+        else " ".join(_DROPPED.sub("", line).split())
+        for line in text.split("\n")
+    ]
+    return "\n".join(filter(None, lines))
 
 
 def split_sentences(text: str, language: str) -> list[str]:
@@ -38,5 +39,10 @@ def split_sentences(text: str, language: str) -> list[str]:
         language: code of the language whose rules and abbreviations apply; those of its nearest relative in
             `sentencex`, in the end English, serve for one that it does not know.
     """
-    sentences = (sentence.strip() for line in text.split("\n") for sentence in segment(language, line))
-    return [sentence for sentence in sentences if sentence]
+    return [sentence for line in split_lines(text, language) for sentence in line]
+
+
+def split_lines(text: str, language: str) -> list[list[str]]:
+    """The sentences of each line of a cleaned text; see split_sentences."""
+    lines = (map(str.strip, segment(language, line)) for line in text.split("\n"))
+    return [[sentence for sentence in line if sentence] for line in lines]

@@ -12,46 +12,69 @@ import hashlib
 import heapq
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from preprocessing.sources import Document, Skipped, SourceError
 from preprocessing.text import clean
 from preprocessing.tokenization import VocabularyError, train_vocabulary
 
-SAMPLE_BYTES = 200_000_000
+
+def sample_hash(doc_id: str, seed: int) -> int:
+    """A document's place in the order in which samples take documents: 64 bits."""
+    key = str(seed).encode()
+    digest = hashlib.blake2b(doc_id.encode(), digest_size=8, key=key, person=b"vocab sample").digest()
+    return int.from_bytes(digest, "big")
 
 
-def sample_texts(documents: Iterable[Document | Skipped], budget: int, seed: int) -> list[str]:
-    """The texts of the documents with the lowest keyed hashes, as many as fit into a budget, in the hashes' order.
+def lowest(entries: Iterable[tuple[int, str]], budget: int) -> list[tuple[int, str]]:
+    """Of (hash, text) those with the lowest hashes, as many as fit into a budget, in the hashes' order.
+
+    What it takes of a whole it takes of the parts' own samples.
 
     Args:
-        documents: in any order; what a reader skipped is passed over.
-        budget: bytes of UTF-8; the first document is taken even if it is larger.
-        seed: key of the hash.
+        entries: in any order.
+        budget: bytes of UTF-8; the first text is taken even if it is larger.
     """
-    key = str(seed).encode()
     heap: list[tuple[int, str]] = []  # highest hash on top
     total, cutoff = 0, (-(2**64), "")
-    for document in documents:
-        if isinstance(document, Skipped):
-            continue
-        digest = hashlib.blake2b(document.doc_id.encode(), digest_size=8, key=key, person=b"vocab sample").digest()
-        entry = (-int.from_bytes(digest, "big"), clean(document.text))
+    for number, text in entries:
+        entry = (-number, text)
         # Once a document had no room, none of a higher hash may slip in: which one did would be the files' order.
         if entry <= cutoff:
             continue
         heapq.heappush(heap, entry)
-        total += len(entry[1].encode())
+        total += len(text.encode())
         while total > budget and len(heap) > 1:
             cutoff = heapq.heappop(heap)
             total -= len(cutoff[1].encode())
-    return [text for _, text in sorted(heap, reverse=True)]
+    return [(-number, text) for number, text in sorted(heap, reverse=True)]
+
+
+def hashed_texts(documents: Iterable[Document | Skipped], seed: int) -> Iterator[tuple[int, str]]:
+    """(hash, cleaned text) of documents; what a reader skipped is passed over."""
+    return (
+        (sample_hash(document.doc_id, seed), clean(document.text))
+        for document in documents
+        if isinstance(document, Document)
+    )
+
+
+def sample_texts(documents: Iterable[Document | Skipped], budget: int, seed: int) -> list[str]:
+    """The texts of the documents with the lowest keyed hashes, as many as fit into a budget, in the hashes' order."""
+    return [text for _, text in lowest(hashed_texts(documents, seed), budget)]
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    from preprocessing.options import OneLineParser, add_input_arguments, seed_number, whole_number
+    from preprocessing.options import (
+        OneLineParser,
+        add_input_arguments,
+        add_sample_bytes,
+        seed_number,
+        whole_number,
+    )
 
     parser = OneLineParser(
         prog="train_vocab",
@@ -65,13 +88,7 @@ def parser() -> argparse.ArgumentParser:
         "--size", type=whole_number(1), default=30522, metavar="N", help="entries wanted (default: %(default)s)"
     )
     options.add_argument("--cased", action="store_true", help="keep case and accents")
-    options.add_argument(
-        "--sample-bytes",
-        type=whole_number(1),
-        default=SAMPLE_BYTES,
-        metavar="N",
-        help="learn from about this much text, drawn from all documents (default: %(default)s)",
-    )
+    add_sample_bytes(options, "--sample-bytes")
     options.add_argument(
         "--seed", type=seed_number, default=1, metavar="N", help="of the sample (default: %(default)s)"
     )
@@ -87,15 +104,13 @@ def run(argv: Sequence[str]) -> None:
         VocabularyError: too little text, or too small a size.
     """
     from preprocessing import files, job
-    from preprocessing.transforms import read_input
+    from preprocessing.options import inputs_of, read_options
+    from preprocessing.reading import read_inputs
 
     ours = parser()
     found = ours.parse_args(argv)
-    patterns = {source: getattr(found, source) for source in ("wikipedia", "books") if getattr(found, source)}
-    if not patterns:
-        ours.error("there is nothing to read: give --wikipedia or --books")
-    inputs = job.find_inputs(patterns)
-    documents = (document for file in inputs for document in read_input(file))
+    inputs = job.find_inputs(inputs_of(ours, found), note=partial(print, file=sys.stderr))
+    documents = read_inputs(inputs, read_options(found))
     texts = sample_texts(documents, found.sample_bytes, found.seed)
     vocabulary = train_vocabulary(texts, found.size, lowercase=not found.cased)
     output = files.absolute(found.output)

@@ -4,6 +4,9 @@
                                  |                   |
                                  +--- BuildShards ---+-> shard notes -> CommitManifest
 
+Settle is where what is repeated is found: by one worker, in files of hashes that the first pass leaves. It takes
+seconds where the passes take hours (a million lines a second), so spreading it would gain nothing.
+
 Tokens never travel through Beam: the first pass leaves them in files, ordered by shard, and what is grouped by shard
 are spans of rows in these files. So memory is bounded by one shard, whatever the engine's shuffle does.
 
@@ -13,14 +16,15 @@ inputs, the options and the seed alone, and a note beside a file says that it is
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import lru_cache, partial
-from itertools import chain
+from itertools import chain, groupby
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -29,33 +33,45 @@ import pyarrow as pa
 from apache_beam.pvalue import AsSingleton
 
 from preprocessing import files
+from preprocessing.contamination import FOUND, Search, shares
+from preprocessing.dedup import LOST, REPEATS, Drops, Run, review
 from preprocessing.encoder import Encoder, EncoderError, Engine
-from preprocessing.job import Input, Job, Unit, clear_work, versions
+from preprocessing.fingerprints import fingerprint
+from preprocessing.job import Job, Unit, clear_work, versions
+from preprocessing.options import Options
+from preprocessing.reading import read_inputs
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardEntry, Vocabulary, token_type
 from preprocessing.shards import (
+    LINES,
+    Batch,
     Counts,
+    Edge,
     EncodedDocument,
     Part,
+    Rows,
     Settlement,
     ShardingError,
     Span,
     TokenBuffer,
     Totals,
     build_shard,
+    documents_schema,
     settle,
     split_of,
     tokens_schema,
 )
 from preprocessing.sources import Document, Skipped, SourceError
-from preprocessing.text import clean, split_sentences
+from preprocessing.text import clean, split_lines
 from preprocessing.tokenization import (
     parse_vocabulary,
     special_ids,
     tokenizer_files,
 )
+from preprocessing.watchdog import Watchdog, watching
 
 BATCH_TOKENS = 16 << 20  # of a record batch between the passes
 ENCODED_AT_ONCE = 1 << 20  # characters
+STORAGE = "error-storage-"  # how the name of the file begins which says that nothing more can be written
 
 
 class LostDocumentsError(RuntimeError):
@@ -77,6 +93,12 @@ def reporting(job: Job, place: str) -> Iterator[None]:
     except (EncoderError, SourceError, ShardingError) as error:
         files.write_text(job.error_file(place), str(error), job.work)
         raise
+    except OSError as error:
+        if files.is_full(error):
+            # What is unfinished is gone by now, so that there may be room for this.
+            with contextlib.suppress(OSError):
+                files.write_text(job.error_file(f"storage-{place}"), files.FULL.format(job.output), job.work)
+        raise
 
 
 @lru_cache(maxsize=2)
@@ -97,31 +119,28 @@ def _job_vocabulary(job: Job) -> list[str]:
 
 
 def encode_documents(
-    documents: Sequence[Document], encoder: Encoder, language: str, dtype: Any
+    documents: Sequence[Document], encoder: Encoder, options: Options, dtype: Any
 ) -> Iterator[EncodedDocument]:
     """Clean documents, split them into sentences and encode them together; sentences without tokens vanish."""
-    split = [split_sentences(clean(document.text), language) for document in documents]
-    encoded = encoder([sentence for sentences in split for sentence in sentences])
+    texts = [clean(document.text) for document in documents]
+    split = [
+        [[line] for line in text.split("\n")] if document.split else split_lines(text, options.language)
+        for document, text in zip(documents, texts, strict=True)
+    ]
+    encoded = encoder([sentence for lines in split for line in lines for sentence in line])
     ids, ends = encoded.ids.astype(dtype), encoded.ends
     kept = np.diff(ends, prepend=0) > 0
     first = origin = 0
-    for document, sentences in zip(documents, split, strict=True):
-        beyond = first + len(sentences)
-        own = ends[first:beyond][kept[first:beyond]]
+    for document, text, lines in zip(documents, texts, split, strict=True):
+        line_ends = np.cumsum([len(line) for line in lines])
+        own_kept = kept[first : first + line_ends[-1]]
+        own = ends[first : first + line_ends[-1]][own_kept]
         tokens = ids[origin : own[-1] if len(own) else origin]
-        yield EncodedDocument(document._replace(text=""), tokens, (own - origin).astype(np.int32))
-        first, origin = beyond, origin + len(tokens)
-
-
-def read_input(file: Input) -> Iterator[Document | Skipped]:
-    """The documents of one input, by the reader of its source.
-
-    Raises:
-        SourceError: the file can't be read.
-    """
-    reader = importlib.import_module(f"preprocessing.sources.{file.source}")
-    with files.open_input(file.path) as stream:
-        yield from reader.read(stream, file.name)
+        sentence_ends = (own - origin).astype(np.int32)
+        line_sentences = np.diff(np.append(0, np.cumsum(own_kept))[line_ends], prepend=0)
+        print_ = fingerprint(text, line_sentences.tolist(), sentence_ends, options.repeats)
+        yield EncodedDocument(document._replace(text=""), tokens, sentence_ends, print_)
+        first, origin = first + line_ends[-1], origin + len(tokens)
 
 
 def tokenize_unit(job: Job, unit: Unit) -> Part:
@@ -130,28 +149,53 @@ def tokenize_unit(job: Job, unit: Unit) -> Part:
     Raises:
         SourceError: an input can't be read.
     """
-    part, batches = Part(), 0
-    target = job.tokens_file(unit.number)
+    part = Part()
     buffer = TokenBuffer(job.layout, job.vocabulary.size)
-    schema = tokens_schema(job.vocabulary.size)
-    with files.publish(target, job.work) as sink, pa.ipc.new_file(sink, schema) as writer:
-        for encoded in _encoded(job, unit, part.totals.counts):
+    with ExitStack() as open_files:
+        dog = open_files.enter_context(watching(job.work, job.patience))
+        writers = Batch(
+            *(
+                open_files.enter_context(publish_arrow(job, path, schema))
+                for path, schema in zip(job.unit_files(unit.number), unit_schemas(job), strict=True)
+            )
+        )
+        batches = 0
+        for encoded in _encoded(job, unit, part.totals.counts, dog):
             buffer.add(encoded)
             if buffer.tokens >= BATCH_TOKENS:
-                writer.write_batch(buffer.flush(target, batches, part))
+                _write(writers, buffer.flush(unit.number, batches, part))
                 batches += 1
         if buffer.tokens:
-            writer.write_batch(buffer.flush(target, batches, part))
+            _write(writers, buffer.flush(unit.number, batches, part))
     return part
 
 
-def _encoded(job: Job, unit: Unit, counts: Counts) -> Iterator[EncodedDocument]:
+def unit_schemas(job: Job) -> Batch:
+    """The schemas of the files that the first pass makes of a unit."""
+    signatures = job.options.repeats.near_duplicates is not None
+    return Batch(tokens_schema(job.vocabulary.size), documents_schema(signatures), LINES)
+
+
+def _write(writers: Batch, batch: Batch) -> None:
+    for writer, part in zip(writers, batch, strict=True):
+        writer.write_batch(part)
+
+
+@contextmanager
+def publish_arrow(job: Job, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatchFileWriter]:
+    """Write an Arrow file that appears whole or not at all."""
+    with files.publish(path, job.work) as sink, pa.ipc.new_file(sink, schema) as writer:
+        yield writer
+
+
+def _encoded(job: Job, unit: Unit, counts: Counts, dog: Watchdog) -> Iterator[EncodedDocument]:
     """The documents of a unit that are long enough; the others are counted."""
     encoder = _encoder(job.vocabulary_file, job.vocabulary, job.encoder)
     dtype = token_type(job.vocabulary.size).to_pandas_dtype()
-    blocks = _blocks(_documents(unit, counts))
-    encode = partial(encode_documents, encoder=encoder, language=job.options.language, dtype=dtype)
-    for encoded in chain.from_iterable(map(encode, blocks)):
+    documents = _documents(job, unit, counts, dog)
+    blocks = _blocks(_searched(job, unit, documents) if job.benchmark else documents)
+    encode = partial(encode_documents, encoder=encoder, options=job.options, dtype=dtype)
+    for encoded in chain.from_iterable(map(encode, _watched(blocks, dog))):
         source = encoded.document.source
         if len(encoded.tokens) < job.options.min_tokens:
             counts[f"skipped/{source}/{'too_short' if len(encoded.tokens) else 'empty'}"] += 1
@@ -160,14 +204,46 @@ def _encoded(job: Job, unit: Unit, counts: Counts) -> Iterator[EncodedDocument]:
         yield encoded
 
 
-def _documents(unit: Unit, counts: Counts) -> Iterator[Document]:
+def _watched(blocks: Iterable[list[Document]], dog: Watchdog) -> Iterator[list[Document]]:
+    """Blocks, each watched until the next one is asked for."""
+    for block in blocks:
+        dog.watch(f"{block[0].doc_id} (or one of those after it up to {block[-1].doc_id})")
+        yield block
+        dog.rest()
+
+
+def _documents(job: Job, unit: Unit, counts: Counts, dog: Watchdog) -> Iterator[Document]:
     """What the readers find in a unit; what they skipped is counted."""
-    for document in chain.from_iterable(read_input(file) for file in unit.inputs):
+    for document in read_inputs(unit.inputs, job.options.read, wanted=dog.watch):
+        dog.rest()
         if isinstance(document, Skipped):
             counts[f"skipped/{document.source}/{document.reason}"] += 1
         else:
             counts[f"characters/{document.source}"] += len(document.text)
+            counts[f"replaced/{document.source}"] += document.replaced
             yield document
+
+
+def _searched(job: Job, unit: Unit, documents: Iterable[Document]) -> Iterator[Document]:
+    """Hand documents on; after the last one, write what of the benchmark is in them."""
+    with files.open_arrow(job.benchmark_sequences_file) as file:
+        search = Search(file.get_batch(0))
+    for document in documents:
+        search.look_in(document.text)
+        yield document
+    with publish_arrow(job, job.found_file(unit.number), FOUND) as writer:
+        writer.write_batch(search.positions())
+
+
+def find_contamination(job: Job) -> dict[str, Any]:
+    """How much of every file of the benchmark is in the corpus; see contamination.shares."""
+    with files.open_arrow(job.benchmark_texts_file) as texts:
+        return shares(texts.get_batch(0), map(_read_found, map(job.found_file, range(job.units))))
+
+
+def _read_found(path: str) -> pa.RecordBatch:
+    with files.open_arrow(path) as file:
+        return file.get_batch(0)
 
 
 def _blocks(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -226,16 +302,65 @@ class AddTotals(beam.CombineFn):
         return accumulator
 
 
-class SettleSplit(beam.DoFn):
-    """Totals -> Settlement."""
+class Found(NamedTuple):
+    """What the search for repetitions tells, beside the files that it writes."""
+
+    counts: Counts  # of dropped documents
+    edges: list[Edge]  # of those that stay
+
+
+def find_drops(job: Job) -> Found:
+    """Between the passes, once every unit is done: write which documents and lines are dropped."""
+    with TemporaryDirectory() as folder:
+        found = review(list(_runs(job, folder)), job.options.repeats)
+        with publish_arrow(job, job.repeats_file, REPEATS) as writer:
+            for batch in found.drop_lines(job.options.min_tokens):
+                writer.write_batch(batch)
+        with publish_arrow(job, job.lost_file, LOST) as writer:
+            writer.write_batch(found.lost_documents())
+        return Found(found.counts(), found.edges())
+
+
+def _runs(job: Job, folder: str) -> Iterator[Run]:
+    """The records of every batch of the first pass, mapped; copied to a folder first where they are far away."""
+    for unit in range(job.units):
+        documents_file, lines_file = (files.local_copy(path, folder) for path in job.unit_files(unit)[1:])
+        # Mapped batches outlive their files, of which there may be more than a process can have open.
+        with files.open_arrow(documents_file) as documents, files.open_arrow(lines_file) as lines:
+            for batch in range(documents.num_record_batches):
+                yield Run(unit, batch, documents.get_batch(batch), lines.get_batch(batch))
+
+
+class FindDrops(beam.DoFn):
+    """Totals -> (totals, edges). Where the note is there, this has been done by an earlier run."""
 
     def __init__(self, job: Job):
         self._job = job
 
-    def process(self, totals: Totals) -> Iterator[Settlement]:
-        """The totals of the whole corpus."""
+    def process(self, totals: Totals) -> Iterator[tuple[Totals, list[Edge]]]:
+        """The totals of the whole corpus, which are there once every unit is done."""
+        job = self._job
+        note = files.read_text(job.drops_note)
+        if note is None:
+            with reporting(job, "drops"):
+                note = json.dumps(find_drops(job))
+            files.write_text(job.drops_note, note, job.work)
+        counts, edges = json.loads(note)
+        known = Totals(counts=Counter(counts)).add(totals)
+        yield known, [Edge(split_hash, doc_id, Span(*span)) for split_hash, doc_id, span in edges]
+
+
+class SettleSplit(beam.DoFn):
+    """(totals, edges) -> Settlement."""
+
+    def __init__(self, job: Job):
+        self._job = job
+
+    def process(self, element: tuple[Totals, list[Edge]]) -> Iterator[Settlement]:
+        """What is known of the whole corpus."""
+        totals, edges = element
         with reporting(self._job, "settle"):
-            yield settle(self._job.layout, totals)
+            yield settle(self._job.layout, totals, edges)
 
 
 class SpansOfPart(beam.DoFn):
@@ -258,16 +383,18 @@ class SpansOfMoved(beam.DoFn):
                 yield shard, span
 
 
-def read_spans(spans: Iterable[Span], vocab_size: int) -> pa.Table:
-    """The rows that spans name, as one table in a fixed order."""
+def read_spans(job: Job, spans: Iterable[Span]) -> Rows:
+    """The rows that spans name, in a fixed order, with what is dropped of them."""
+    ordered = sorted(spans)
     slices: list[pa.RecordBatch] = []
-    by_file: dict[str, list[Span]] = {}
-    for span in sorted(spans):
-        by_file.setdefault(span.file, []).append(span)
-    for file, own in by_file.items():
-        with files.open_arrow(file) as reader:
+    for unit, own in groupby(ordered, key=lambda span: span.unit):
+        with files.open_arrow(job.unit_files(unit).tokens) as reader:
             slices += (reader.get_batch(span.batch).slice(span.begin, span.end - span.begin) for span in own)
-    return pa.Table.from_batches(slices, schema=tokens_schema(vocab_size))
+    keys = np.concatenate([np.empty(0, np.uint64), *(span.keys() for span in ordered)])
+    with files.open_arrow(job.lost_file) as lost, files.open_arrow(job.repeats_file) as repeats:
+        drops = Drops(lost.get_batch(0), map(repeats.get_batch, range(repeats.num_record_batches)))
+        reasons, lines = drops.reasons(keys), drops.lines(keys)
+    return Rows(pa.Table.from_batches(slices, schema=tokens_schema(job.vocabulary.size)), reasons, lines)
 
 
 def write_shard(job: Job, shard: str, spans: Iterable[Span], threshold: int) -> ShardNote:
@@ -276,7 +403,7 @@ def write_shard(job: Job, shard: str, spans: Iterable[Span], threshold: int) -> 
     Raises:
         ShardingError: it would hold fewer than two documents.
     """
-    rows = read_spans(spans, job.vocabulary.size)
+    rows = read_spans(job, spans)
     size, unknown_id = job.vocabulary.size, special_ids(_job_vocabulary(job)).unknown
     batch, counts = build_shard(shard, rows, job.layout, threshold, job.options.pairs, size, unknown_id)
     with files.publish(job.shard_file(shard), job.work) as sink:
@@ -352,6 +479,8 @@ def make_manifest(job: Job, notes: Iterable[ShardNote], settlement: Settlement) 
     for note in ordered:
         counts.update(note.counts)
     statistics = tell_statistics(counts, job.options.pairs.sequence_lengths)
+    if job.benchmark:
+        statistics["contamination"] = find_contamination(job)
     documents = statistics["documents"]
     if documents["read"] != documents["in_shards"] + documents["collisions"] + documents["skipped"]:
         raise LostDocumentsError(f"documents were lost on the way: {documents}; report this with the engine's name")
@@ -373,15 +502,16 @@ def _under(counts: Counts, prefix: str) -> dict[str, int]:
 
 def tell_statistics(counts: Counts, lengths: Iterable[int]) -> dict[str, Any]:
     """The statistics of a manifest, from the counts of both passes."""
-    totals = {name: sum(_under(counts, name).values()) for name in ("kept", "skipped", "documents", "collisions")}
+    totals = {name: sum(_under(counts, name).values()) for name in ("kept", "skipped", "documents", "dropped")}
+    collisions = sum(count for name, count in _under(counts, "dropped").items() if name.endswith("/collision"))
     tokens, unknown = (sum(_under(counts, name).values()) for name in ("tokens", "unknown"))
     sources = sorted({name.split("/")[1] for name in counts if name.startswith(("kept/", "skipped/"))})
     return {
         "documents": {
             "read": totals["kept"] + totals["skipped"],
             "in_shards": totals["documents"],
-            "collisions": totals["collisions"],
-            "skipped": totals["skipped"],
+            "collisions": collisions,
+            "skipped": totals["skipped"] + totals["dropped"] - collisions,
         },
         "sentences": sum(_under(counts, "sentences").values()),
         "tokens": tokens,
@@ -401,9 +531,14 @@ def _pair_statistics(counts: Counts, length: int) -> dict[str, Any]:
 
 
 def _source_statistics(counts: Counts, source: str) -> dict[str, Any]:
-    names = ("documents", "sentences", "characters", "tokens", "unknown", "collisions")
+    names = ("documents", "one_sentence", "sentences", "characters", "replaced", "tokens", "unknown")
     own: dict[str, Any] = {name: counts[f"{name}/{source}"] for name in names}
-    return own | {"skipped": dict(sorted(_under(counts, f"skipped/{source}").items()))}
+    dropped = _under(counts, f"dropped/{source}")
+    return own | {
+        "collisions": dropped.pop("collision", 0),
+        "skipped": dict(sorted((_under(counts, f"skipped/{source}") | dropped).items())),
+        "repeated": {name: counts[f"repeated/{source}/{name}"] for name in ("lines", "sentences", "tokens")},
+    }
 
 
 class WriteManifest(beam.DoFn):
@@ -445,9 +580,10 @@ class Settle(beam.PTransform):
         self._job = job
 
     def expand(self, parts: beam.PCollection) -> beam.PCollection:
-        """Add up and decide."""
+        """Add up, find what is repeated, and decide."""
         totals = parts | "AddTotals" >> beam.CombineGlobally(AddTotals())
-        return totals | "Decide" >> beam.ParDo(SettleSplit(self._job))
+        known = totals | "FindDrops" >> beam.ParDo(FindDrops(self._job))
+        return known | "Decide" >> beam.ParDo(SettleSplit(self._job))
 
 
 class BuildShards(beam.PTransform):

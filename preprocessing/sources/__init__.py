@@ -65,12 +65,21 @@ class Columns:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What readers are told by the user."""
+    """What the user says about reading.
+
+    Attributes:
+        books_format: what a file of books holds.
+        parquet, jsonl: where tables and records have their text.
+        on_error: of what is damaged, whether it fails the job or is passed over and counted.
+    """
 
     books_format: Literal["file", "google"] = "file"
     parquet: Columns = Columns()
     jsonl: Columns = Columns()
+    on_error: Literal["fail", "skip"] = "fail"
 
+
+DEFAULTS = ReadOptions()
 
 # Asked with a document's id before work is spent on it; a document that is not wanted is passed over in silence.
 Wanted = Callable[[str], bool]
@@ -85,13 +94,15 @@ class Reader(Protocol):
     """Reads a whole file; the bytes it is given are decompressed."""
 
     def __call__(
-        self, file: BinaryIO, name: str, options: ReadOptions = ..., wanted: Wanted = ...
-    ) -> Iterator[Item]: ...
+        self, file: BinaryIO, name: str, options: ReadOptions = ..., wanted: Wanted = ..., /
+    ) -> Iterator[Item]:
+        """The documents of a file that are wanted, in order."""
 
 
 class PartReader(Protocol):
     """Reads a part of a file; the bytes it is given are those that lie there."""
 
     def __call__(
-        self, file: BinaryIO, name: str, part: Part, options: ReadOptions = ..., wanted: Wanted = ...
-    ) -> Iterator[Item]: ...
+        self, file: BinaryIO, name: str, part: Part, options: ReadOptions = ..., wanted: Wanted = ..., /
+    ) -> Iterator[Item]:
+        """The documents of a part of a file that are wanted, in order."""

@@ -1,14 +1,16 @@
-"""Books as plain text: a file is a document."""
+"""Books as plain text: a file is a document, or, in google's format, documents lie between blank lines."""
 
 from __future__ import annotations
 
 import codecs
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import BinaryIO
 
-from preprocessing.sources import Document, Skipped
+from preprocessing.sources import DEFAULTS, MAX_DOCUMENT, Document, Item, ReadOptions, Skipped, Wanted, every
+from preprocessing.sources.lines import decode_utf8, lines
 
 SOURCE = "books"
 WRAP = 100  # columns; a text is hard-wrapped when hardly any of its lines is longer
@@ -21,16 +23,21 @@ _TITLE = re.compile(r"^Title: *(\S[^\n]*(?:\n[ \t]+\S[^\n]*)*)", re.M)
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
 
-def decode(data: bytes) -> str:
-    """Text of a file: UTF-16 where its mark says so, else UTF-8, else what Latin-1 files really hold, Windows-1252."""
+def decode(data: bytes) -> tuple[str, int]:
+    """Text of a file, and in how many places its bytes were none.
+
+    UTF-16 where its mark says so; else UTF-8, also where a few bytes of it are damaged; else what Latin-1 files really
+    hold, Windows-1252.
+    """
     if (encoding := _MARKS.get(data[:2])) is not None:
-        return data.decode(encoding, errors="replace")
-    for encoding in ("utf-8-sig", "cp1252"):
-        try:
-            return data.decode(encoding)
-        except UnicodeDecodeError:
-            continue
-    return data.decode("latin-1")
+        return data.decode(encoding, errors="replace"), 0
+    text, replaced = decode_utf8(data.removeprefix(codecs.BOM_UTF8))
+    if not replaced or sum(not character.isascii() for character in text) > 2 * replaced:
+        return text, replaced
+    try:
+        return data.decode("cp1252"), 0
+    except UnicodeDecodeError:
+        return data.decode("latin-1"), 0
 
 
 def strip_gutenberg(text: str) -> tuple[str, str | None]:
@@ -40,31 +47,73 @@ def strip_gutenberg(text: str) -> tuple[str, str | None]:
     title = _TITLE.search(header)
     if start and (credits_of_the_edition := _CREDITS.match(body)):
         body = body[credits_of_the_edition.end() :]
-    footer = _END.search(body)
+    # Looking for the footer line by line takes as long as all the rest of reading.
+    mentions = [at for name in ("Gutenberg", "GUTENBERG", "gutenberg") if (at := body.find(name)) >= 0]
+    footer = _END.search(body, body.rfind("\n", 0, min(mentions)) + 1) if mentions else None
     return body[: footer.start()] if footer else body, " ".join(title[1].split()) if title else None
 
 
 def unwrap(text: str) -> str:
     """One paragraph a line. In a hard-wrapped text a blank line ends a paragraph, in any other every line does."""
-    lines = [line.strip() for line in text.split("\n")]
-    written = [len(line) for line in lines if line]
-    if sum(length > WRAP for length in written) > len(written) // 20:
+    lines = list(map(str.strip, text.split("\n")))
+    lengths = list(map(len, lines))
+    if sum(map(WRAP.__lt__, lengths)) > (len(lengths) - lengths.count(0)) // 20:
         return "\n".join(line for line in lines if line)
-    paragraphs = re.split(r"\n{2,}", "\n".join(lines).strip("\n"))
-    return "\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs if paragraph)
+    paragraphs = (paragraph.strip("\n").replace("\n", " ") for paragraph in "\n".join(lines).split("\n\n"))
+    return "\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
-def read(file: BinaryIO, name: str) -> Iterator[Document | Skipped]:
-    """The one document of a text file.
+def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wanted = every) -> Iterator[Item]:
+    """The one document of a text file, or those of a file in google's format.
 
     Args:
         file: the open file, decompressed.
-        name: its path relative to the corpus, which becomes the doc_id.
+        name: its path relative to the corpus, which becomes the doc_id; FILE#ROW, counted from 0, of several documents.
+        options: which format.
+        wanted: which documents.
     """
-    text = decode(file.read()).replace("\r\n", "\n").replace("\r", "\n")
-    body, title = strip_gutenberg(text)
+    if options.books_format == "google":
+        yield from _documents(file, name, wanted)
+    elif wanted(name):
+        yield _book(file, name)
+
+
+def _book(file: BinaryIO, name: str) -> Item:
+    data = file.read(4 * MAX_DOCUMENT + 1)
+    raw, replaced = decode(data)
+    if len(data) > 4 * MAX_DOCUMENT or len(raw) > MAX_DOCUMENT:
+        return Skipped(doc_id=name, source=SOURCE, reason="too_large")
+    body, title = strip_gutenberg(raw.replace("\r\n", "\n").replace("\r", "\n"))
     paragraphs = unwrap(body)
-    if paragraphs:
-        yield Document(doc_id=name, source=SOURCE, title=title or PurePosixPath(name).stem, text=paragraphs)
-    else:
-        yield Skipped(doc_id=name, source=SOURCE, reason="empty")
+    if not paragraphs:
+        return Skipped(doc_id=name, source=SOURCE, reason="empty")
+    return Document(name, SOURCE, title or PurePosixPath(name).stem, paragraphs, replaced=replaced)
+
+
+def _documents(file: BinaryIO, name: str, wanted: Wanted) -> Iterator[Item]:
+    """A sentence a line, and a blank line between documents: the input format of google-research/bert."""
+    row = 0
+    for document in _between_blank_lines(file):
+        doc_id = f"{name}#{row}"
+        row += 1
+        if document is None:
+            yield Skipped(doc_id, SOURCE, "too_large")
+        elif wanted(doc_id):
+            text, replaced = decode_utf8(document)
+            yield Document(doc_id, SOURCE, None, text, replaced=replaced, split=True)
+    if not row:
+        yield Skipped(name, SOURCE, "empty")
+
+
+def _between_blank_lines(file: BinaryIO) -> Iterator[bytes | None]:
+    """The documents of a file; None for one that is too large."""
+    held: list[bytes] = []
+    size = 0
+    for line in chain(lines(file), [b""]):
+        if line is None or line.strip():
+            size += MAX_DOCUMENT + 1 if line is None else len(line) + 1
+            if line and size <= MAX_DOCUMENT:
+                held.append(line)
+        elif size:
+            yield b"\n".join(held) if size <= MAX_DOCUMENT else None
+            held, size = [], 0

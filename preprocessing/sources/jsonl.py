@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from preprocessing.sources import (
+    DEFAULTS,
     MAX_DOCUMENT,
     Columns,
     Damaged,
@@ -23,7 +24,7 @@ from preprocessing.sources.lines import decode_utf8, lines
 SOURCE = "jsonl"
 
 
-def read(file: BinaryIO, name: str, options: ReadOptions = ReadOptions(), wanted: Wanted = every) -> Iterator[Item]:
+def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wanted = every) -> Iterator[Item]:
     """The documents of a file in order; their ids are FILE#ROW, rows counted from 0.
 
     Args:
@@ -33,9 +34,9 @@ def read(file: BinaryIO, name: str, options: ReadOptions = ReadOptions(), wanted
         wanted: which documents.
 
     Raises:
-        SourceError: no object of the file has text, which means another name of the field.
+        SourceError: the first object has no such field as should hold its text.
     """
-    row, found, seen = -1, False, set[str]()
+    row, first = -1, True
     for row, line in enumerate(lines(file)):
         doc_id = f"{name}#{row}"
         if line is None:
@@ -43,19 +44,13 @@ def read(file: BinaryIO, name: str, options: ReadOptions = ReadOptions(), wanted
         elif not line.strip():
             yield Skipped(doc_id, SOURCE, "empty")
         elif wanted(doc_id):
-            item = _document(line, doc_id, options.jsonl, seen)
-            found = found or isinstance(item, Document)
-            yield item
-    if seen and not found:
-        raise SourceError(
-            f"{name}: no line has text in a field {options.jsonl.text!r}, there are {', '.join(sorted(seen))}; "
-            "use --jsonl-text-field"
-        )
+            yield _document(line, doc_id, options.jsonl, first)
+            first = False
     if row < 0:
         yield Skipped(name, SOURCE, "empty")
 
 
-def _document(line: bytes, doc_id: str, fields: Columns, seen: set[str]) -> Item:
+def _document(line: bytes, doc_id: str, fields: Columns, first: bool) -> Item:
     text, replaced = decode_utf8(line)
     try:
         record = json.loads(text)
@@ -63,9 +58,12 @@ def _document(line: bytes, doc_id: str, fields: Columns, seen: set[str]) -> Item
         return Damaged(doc_id, SOURCE, f"{doc_id}: not a JSON object ({error})")
     if not isinstance(record, dict):
         return Damaged(doc_id, SOURCE, f"{doc_id}: a JSON {type(record).__name__} where an object is expected")
+    if first and fields.text not in record:
+        raise SourceError(
+            f"{doc_id}: no field {fields.text!r}, but {', '.join(map(repr, record))}; use --jsonl-text-field"
+        )
     body, title = record.get(fields.text), record.get(fields.title)
-    if not isinstance(body, str):
-        seen.update(list(map(str, record))[:50])
+    if not isinstance(body, str) or not body.strip():
         return Skipped(doc_id, SOURCE, "empty")
     if len(body) > MAX_DOCUMENT:
         return Skipped(doc_id, SOURCE, "too_large")

@@ -1,10 +1,10 @@
 """The <doc id= url= title=> files that WikiExtractor writes; its --json output is read as JSON lines.
 
-    <doc id="12" url="https://en.wikipedia.org/wiki?curid=12" title="Anarchism">
-    Anarchism
+<doc id="12" url="https://en.wikipedia.org/wiki?curid=12" title="Anarchism">
+Anarchism
 
-    Anarchism is a political philosophy ...
-    </doc>
+Anarchism is a political philosophy ...
+</doc>
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from preprocessing.sources import MAX_DOCUMENT, Damaged, Document, Item, ReadOptions, Skipped, Wanted, every
+from preprocessing.sources import DEFAULTS, MAX_DOCUMENT, Damaged, Document, Item, ReadOptions, Skipped, Wanted, every
 from preprocessing.sources.lines import decode_utf8, lines
 
 SOURCE = "wikiextractor"
@@ -22,13 +22,12 @@ _OPENING = re.compile(rb"<doc\s[^>]*?\btitle=\"(?P<title>.*)\"[^\">]*>")  # titl
 _CLOSING = b"</doc>"
 
 
-def read(file: BinaryIO, name: str, options: ReadOptions = ReadOptions(), wanted: Wanted = every) -> Iterator[Item]:
+def read(file: BinaryIO, name: str, _options: ReadOptions = DEFAULTS, wanted: Wanted = every) -> Iterator[Item]:
     """The documents of a file in order; their ids are FILE#ROW, rows counted from 0.
 
     Args:
         file: the open file, decompressed.
         name: its path relative to the corpus.
-        options: nothing that concerns this format.
         wanted: which documents.
     """
     row = 0
@@ -54,7 +53,7 @@ def _documents(file: BinaryIO) -> Iterator[tuple[bytes | None, bytes | None]]:
         opening = _OPENING.fullmatch(line.strip()) if line else None
         if (opening or line == _CLOSING) and title is not None:
             yield title, b"\n".join(body) if size <= 4 * MAX_DOCUMENT else None
-        elif line and title is None and not opening and (not body or body[0] != line[:80]):
+        elif line and title is None and not opening:
             yield None, line[:80]
         if opening or line == _CLOSING:
             title, body, size = opening and opening["title"], [], 0
@@ -62,7 +61,7 @@ def _documents(file: BinaryIO) -> Iterator[tuple[bytes | None, bytes | None]]:
             size += 4 * MAX_DOCUMENT + 1 if line is None else len(line)
             body += [line] if line and size <= 4 * MAX_DOCUMENT else []
     if title is not None:
-        yield None, b"<doc ... title=\"" + title[:80] + b"\"> without its end"
+        yield None, b'<doc ... title="' + title[:80] + b'"> without its end'
 
 
 def _document(doc_id: str, raw_title: bytes, raw: bytes) -> Item:

@@ -7,22 +7,41 @@ refer to:", which is neither a passage nor a pair of sentences.
 A document's id is DBNAME/PAGEID. A file without siteinfo (a cut or filtered dump) doesn't say which wiki it is from, so
 a digest of its beginning stands for DBNAME: the same wherever the file lies and however it is compressed, and
 different for any other file, so that pages of two wikis never pass for revisions of one.
+
+A bzip2 dump of many streams is read in parts, each by whoever has time for it. A page belongs to the part in which the
+stream begins that holds the beginning of its <page>: this holds for Wikimedia's multistream dumps, whose streams hold
+whole pages, as for those of pbzip2, whose streams end anywhere. Nobody needs the dump's index for that.
 """
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import BinaryIO, NamedTuple
 
 from lxml import etree
 
-from preprocessing.sources import Document, Skipped, SourceError
+from preprocessing.bzip2 import decompress, first_start
+from preprocessing.sources import (
+    DEFAULTS,
+    MAX_DOCUMENT,
+    Document,
+    Item,
+    Part,
+    ReadOptions,
+    Skipped,
+    SourceError,
+    Wanted,
+    every,
+)
 from preprocessing.sources.wikitext import HIDDEN_NAMESPACES, extract_passages
 
 SOURCE = "wikipedia"
-MAX_WIKITEXT = 1 << 25  # characters; MediaWiki itself stores no more than 2 MiB a page unless it is told to
+MAX_WIKITEXT = MAX_DOCUMENT
+INDEX = re.compile(r"-multistream-index\d*\.txt")  # in the name of the list of pages that comes with a dump
 
 # What may come between two ends of a page, revision or siteinfo: more is no dump, and would not fit into memory.
 _MAX_BYTES = 1 << 28
@@ -37,12 +56,13 @@ class _Wiki(NamedTuple):
     hidden_namespaces: frozenset[str]
 
 
-def read(file: BinaryIO, name: str) -> Iterator[Document | Skipped]:
+def read(file: BinaryIO, name: str, _options: ReadOptions = DEFAULTS, wanted: Wanted = every) -> Iterator[Item]:
     """The pages of a dump in order. Memory is bounded by a page; of a page's revisions the last one counts.
 
     Args:
         file: The decompressed XML, UTF-8 or UTF-16.
         name: What error messages call it.
+        wanted: Which pages, by their ids.
 
     Raises:
         SourceError: It is no MediaWiki dump, is damaged or truncated, or has a document type declaration.
@@ -50,17 +70,133 @@ def read(file: BinaryIO, name: str) -> Iterator[Document | Skipped]:
     """
     head = _read_fully(file, _CHUNK)
     _check_beginning(head, name)
+    # Not `read`: where a compressed file is damaged, it raises before it hands out what it has.
+    read_some = getattr(file, "read1", file.read)
+    chunks = chain([head], iter(lambda: read_some(_CHUNK), b""))
+    yield from _pages(chunks, head, name, wanted)
+
+
+def read_part(
+    file: BinaryIO, name: str, part: Part, _options: ReadOptions = DEFAULTS, wanted: Wanted = every
+) -> Iterator[Item]:
+    """The pages of a part of a bzip2 dump, in order; those of all parts are those of the dump.
+
+    Args:
+        file: The dump as it lies, seekable.
+        name: What error messages call it.
+        part: Which bytes of it.
+        wanted: Which pages, by their ids.
+
+    Raises:
+        SourceError: As read; also a bzip2 stream that is damaged.
+    """
+    where = f"{name}, bytes {part.begin:,} to {part.end:,}"
+    start = first_start(file, part.begin, part.end)
+    if start is None:
+        return
+    preamble, head = _preamble(file, name)
+    pages = _part_of_pages(file, start, part.end, _page_mark(head), name)
+    first = next(pages, None)
+    if first is not None:
+        yield from _pages(chain([preamble, first], pages), head, where, wanted)
+
+
+def _pages(chunks: Iterable[bytes], head: bytes, name: str, wanted: Wanted) -> Iterator[Item]:
+    """The pages of a dump's XML; `head` is the beginning of the whole dump."""
     wiki = _Wiki(f"unnamed-{hashlib.sha256(head).hexdigest()[:16]}", HIDDEN_NAMESPACES)
-    for element in _elements(file, head, name):
+    for element in _elements(chunks if _is_wide(head) else _repaired(chunks), name):
         if etree.QName(element).localname == "siteinfo":
             wiki = _wiki(element, wiki)
-        else:
-            yield _page(element, wiki, name)
+        elif page := _page(element, wiki, name, wanted):
+            yield page
+
+
+# --- Parts of a dump ---
+
+
+class _PageMark(NamedTuple):
+    """How a page begins in a dump, in its encoding, and how the dump ends."""
+
+    pattern: re.Pattern[bytes]
+    size: int
+    end_of_dump: bytes
+
+
+def _page_mark(head: bytes) -> _PageMark:
+    encoding = _encoding(head)
+    root = _BEGINNING.match(_decoded(head))
+    prefix = root["root"][1 : -len("mediawiki ")] if root and root["root"] else ""
+    opening = f"<{prefix}page".encode(encoding)
+    closings = b"|".join(re.escape(mark.encode(encoding)) for mark in "> \t\r\n")
+    return _PageMark(
+        re.compile(re.escape(opening) + b"(?:" + closings + b")"),
+        len(opening) + 2,
+        f"</{prefix}mediawiki>".encode(encoding),
+    )
+
+
+def _preamble(file: BinaryIO, name: str) -> tuple[bytes, bytes]:
+    """What is before a dump's first page, with the wiki's description; and the beginning that tells wikis apart."""
+    text = b""
+    mark: _PageMark | None = None
+    for _, piece in decompress(file, 0, name):
+        text += piece
+        if len(text) < _CHUNK:
+            continue
+        if mark is None:
+            _check_beginning(text[:_CHUNK], name)
+            mark = _page_mark(text[:_CHUNK])
+        if found := mark.pattern.search(text):
+            return text[: found.start()], text[:_CHUNK]
+        if len(text) > _MAX_BYTES:
+            break
+    head = text[:_CHUNK]
+    _check_beginning(head, name)
+    found = _page_mark(head).pattern.search(text)
+    return text[: found.start()] if found else text[:_CHUNK], head
+
+
+def _part_of_pages(file: BinaryIO, start: int, end: int, mark: _PageMark, name: str) -> Iterator[bytes]:
+    """The XML of the pages that begin in streams that begin in [start, end), and then the dump's end."""
+    held = b""  # its last bytes may be the first ones of a mark
+    beyond: int | None = None  # where in it the first stream begins that is not ours
+    begun = False
+    try:
+        for stream, piece in decompress(file, start, name):
+            if beyond is None and stream >= end:
+                beyond = len(held)
+            held += piece
+            if not begun and (first := mark.pattern.search(held)):
+                if beyond is not None and first.start() >= beyond:
+                    return
+                begun = True
+                beyond = beyond and beyond - first.start()
+                held = held[first.start() :]
+            if begun and beyond is not None and (last := mark.pattern.search(held, beyond)):
+                yield held[: last.start()] + mark.end_of_dump
+                return
+            done = max(0, len(held) - mark.size)
+            if begun and done:
+                yield held[:done]
+            held = held[done:]
+            if beyond is not None:
+                beyond = max(0, beyond - done)
+                if not begun and not beyond:
+                    return
+    except SourceError:
+        if begun:
+            yield held
+        raise
+    if begun:
+        yield held
 
 
 # --- XML ---
 
 _BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+_WIDE = {b"<\0": "utf-16-le", b"\0<": "utf-16-be"}  # without a mark
+_INVALID = "\ufdd0"  # stands for bytes that are no UTF-8: XML allows it, and no text has it
+_SURROGATES = re.compile("[\udc80-\udcff]+")
 _ENCODINGS = {"utf-8", "utf8", "utf-16", "utf-16le", "utf-16be", "us-ascii", "ascii"}
 _BEGINNING = re.compile(
     r"\s*+(?:<\?xml\b(?P<declaration>[^<>]*+)>)?(?>\s++|<!--.*?-->|<\?.*?\?>)*+(?P<root><(?:\w+:)?mediawiki[\s>])?",
@@ -85,21 +221,37 @@ def _check_beginning(head: bytes, name: str) -> None:
 def _read_fully(file: BinaryIO, size: int) -> bytes:
     """The first bytes of a stream that may hand out less than it is asked for: the digest must not depend on that."""
     chunks = []
-    while size and (chunk := file.read(size)):
+    while size > 0 and (chunk := file.read(size)):
         chunks.append(chunk)
         size -= len(chunk)
     return b"".join(chunks)
 
 
 def _decoded(head: bytes) -> str:
-    for mark, encoding in _BYTE_ORDER_MARKS.items():
-        if head.startswith(mark):
-            return head[len(mark) :].decode(encoding, "replace")
-    wide = {b"<\0": "utf-16-le", b"\0<": "utf-16-be"}
-    return head.decode(wide.get(head[:2], "utf-8"), "replace")
+    return head.decode(_encoding(head), "replace").removeprefix("\ufeff")
 
 
-def _elements(file: BinaryIO, head: bytes, name: str) -> Iterator[etree._Element]:
+def _encoding(head: bytes) -> str:
+    marked = next((encoding for mark, encoding in _BYTE_ORDER_MARKS.items() if head.startswith(mark)), None)
+    return marked or _WIDE.get(head[:2], "utf-8")
+
+
+def _is_wide(head: bytes) -> bool:
+    return _encoding(head) != "utf-8"
+
+
+def _repaired(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """UTF-8 with _INVALID in place of whatever is none, so that a damaged letter does not cost the dump."""
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    for chunk in chain(chunks, [b""]):
+        text = decoder.decode(chunk, final=not chunk)
+        try:
+            yield text.encode()
+        except UnicodeEncodeError:
+            yield _SURROGATES.sub(_INVALID, text).encode()
+
+
+def _elements(chunks: Iterable[bytes], name: str) -> Iterator[etree._Element]:
     """Siteinfo and pages as they end; each is emptied when the next one is asked for."""
     parser = etree.XMLPullParser(
         events=("end",),
@@ -112,9 +264,8 @@ def _elements(file: BinaryIO, head: bytes, name: str) -> Iterator[etree._Element
         huge_tree=True,  # text of over 10 MB; our own limits are below
     )
     unfinished = tags = 0
-    chunk = head
     try:
-        while chunk:
+        for chunk in chunks:
             parser.feed(chunk)
             unfinished += len(chunk)
             tags += chunk.count(b"<")
@@ -123,7 +274,6 @@ def _elements(file: BinaryIO, head: bytes, name: str) -> Iterator[etree._Element
                 yield from _kept(element)
             if unfinished > _MAX_BYTES or tags > _MAX_TAGS:
                 raise SourceError(f"{name}: no page ends within {unfinished} bytes and {tags} tags: not a usable dump")
-            chunk = file.read(_CHUNK)
         parser.close()
     except etree.XMLSyntaxError as error:
         line, column = error.position
@@ -162,7 +312,7 @@ def _wiki(siteinfo: etree._Element, unnamed: _Wiki) -> _Wiki:
     return _Wiki(siteinfo.findtext("{*}dbname") or unnamed.name, HIDDEN_NAMESPACES | local)
 
 
-def _page(page: etree._Element, wiki: _Wiki, name: str) -> Document | Skipped:
+def _page(page: etree._Element, wiki: _Wiki, name: str, wanted: Wanted) -> Document | Skipped | None:
     number = page.findtext("{*}id") or ""
     if not number.isdecimal():
         raise SourceError(f"{name}: a page without an id ({page.findtext('{*}title')!r}): not a MediaWiki XML dump")
@@ -171,11 +321,15 @@ def _page(page: etree._Element, wiki: _Wiki, name: str) -> Document | Skipped:
     reason = _not_an_article(page, wikitext)
     if reason:
         return Skipped(doc_id, SOURCE, reason)
-    text = "\n".join(extract_passages(wikitext, wiki.hidden_namespaces))
+    if not wanted(doc_id):
+        return None
+    replaced = wikitext.count(_INVALID)
+    text = "\n".join(extract_passages(wikitext.replace(_INVALID, "\ufffd"), wiki.hidden_namespaces))
     if not text:
         return Skipped(doc_id, SOURCE, "empty")
     revision = int(page.findtext("{*}revision/{*}id") or 0)
-    return Document(doc_id, SOURCE, page.findtext("{*}title"), text, revision)
+    title = (page.findtext("{*}title") or "").replace(_INVALID, "\ufffd")
+    return Document(doc_id, SOURCE, title or None, text, revision, replaced)
 
 
 def _not_an_article(page: etree._Element, wikitext: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The preprocessing job on a real Flink cluster: faults in mid-job, and the bytes of the embedded runner.
+"""The preprocessing job on a real Flink cluster: faults in mid-job, and the bytes of the embedded runner. And on Prism.
 
 Needs the laboratory beside the repository (../shared/beam: a script that starts a JobManager, TaskManagers and Beam's
 job server), with java, mvn and go. The workers have Beam and the libraries but not this project: it travels as a wheel.
@@ -158,4 +158,14 @@ def test_a_task_manager_lost_and_replaced(flink: list[str], wheel: Path, right: 
     lost.wait(20)
     lab("flink-up")
     assert job.wait(280) == 0, told(output)
+    assert contents(output) == right
+
+
+def test_prism_makes_the_same_bytes(right: dict[str, str], tmp_path: Path) -> None:
+    built = subprocess.run(
+        [SHARED / "beam" / "prism-build"], check=True, stdout=subprocess.PIPE, text=True, timeout=300
+    )
+    output = tmp_path / "out"
+    prism = ["--runner=PrismRunner", f"--prism_location={built.stdout.strip()}", "--environment_type=LOOPBACK"]
+    assert start(output, *prism).wait(120) == 0, told(output)
     assert contents(output) == right

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from preprocessing.tokenization import SPECIAL_TOKENS
+from tests.preprocessing.maker import Maker
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 LANGUAGE = "the a whale ship sea sailed under over old captain spoke of his first long voyage home and never slept"
@@ -59,3 +60,8 @@ def write_books() -> Callable[[Path, int], Path]:
 def books(write_books: Callable[[Path, int], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of twelve made-up books."""
     return write_books(tmp_path_factory.mktemp("corpus") / "books", 12)
+
+
+@pytest.fixture
+def make(vocabulary_file: Path, capsys: pytest.CaptureFixture[str]) -> Maker:
+    return Maker(vocabulary_file, capsys)

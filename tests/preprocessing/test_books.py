@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from preprocessing.sources import Document, Skipped
+from preprocessing.sources import Document, Item, ReadOptions, Skipped
 from preprocessing.sources.books import read
 
 HEADER = "The Project Gutenberg eBook of X\r\n\r\nTitle: The Long\r\n  Title\r\n\r\nAuthor: A. B.\r\n\r\n"
@@ -49,6 +49,32 @@ def test_encodings(encoding: str) -> None:
 def test_windows_quotation_marks_and_bytes_of_no_encoding() -> None:
     assert book(b"\x93Yes,\x94 he said.").text == "“Yes,” he said."
     assert book(b"\x81 and \x93 never fail").text
+
+
+def test_a_damaged_letter_does_not_make_a_file_latin() -> None:
+    document = book("Ein Café für Zoë, ".encode() + b"caf\xe9.")
+    assert document.text == "Ein Café für Zoë, caf\ufffd."
+    assert document.replaced == 1
+    assert book(b"caf\xe9 it is").text == "café it is"
+
+
+def google(data: bytes) -> list[Item]:
+    return list(read(io.BytesIO(data), "b.txt", ReadOptions(books_format="google")))
+
+
+def test_googles_format() -> None:
+    assert google(b"\xef\xbb\xbfOne.\r\nTwo.\r\n\r\n \n\nThree caf\xe9.\n") == [
+        Document("b.txt#0", "books", None, "One.\nTwo.", split=True),
+        Document("b.txt#1", "books", None, "Three caf\ufffd.", replaced=1, split=True),
+    ]
+    assert google(b"\n\n") == google(b"") == [Skipped("b.txt", "books", "empty")]
+
+
+def test_too_large_documents_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("preprocessing.sources.books.MAX_DOCUMENT", 100)
+    found = google(b"x\n" * 60 + b"\n" + b"y" * 120 + b"\n\n" + b"z" * 99)
+    assert [getattr(item, "reason", "read") for item in found] == ["too_large", "too_large", "read"]
+    assert list(read(io.BytesIO(b"x" * 101), "x.txt")) == [Skipped("x.txt", "books", "too_large")]
 
 
 @pytest.mark.parametrize("data", [b"", b"\xef\xbb\xbf\r\n \r\n", (HEADER + START + END).encode()])

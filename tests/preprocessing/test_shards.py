@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from preprocessing.fingerprints import LINE, Fingerprint
 from preprocessing.nsp import FIELDS, draw_pairs, random_draws
 from preprocessing.schema import shard_schema
 from preprocessing.shards import (
@@ -20,13 +19,13 @@ from preprocessing.shards import (
     Layout,
     PairOptions,
     Part,
+    Rows,
     ShardingError,
     Span,
     TokenBuffer,
     Totals,
     build_shard,
     check_shard_size,
-    keep_edges,
     settle,
     shard_name,
     shard_sentences,
@@ -45,7 +44,8 @@ def document(doc_id: str, revision: int = 0, seed: int = 0, sentences: int = 12)
     lengths = chance.integers(1, 9, size=sentences)
     tokens = chance.integers(UNKNOWN, VOCABULARY, size=lengths.sum()).astype(np.uint16)
     made = Document(doc_id, "books", title=None if seed else doc_id.upper(), text="", revision=revision)
-    return EncodedDocument(made, tokens, np.cumsum(lengths).astype(np.int32))
+    nothing = Fingerprint(text=0, lines=np.empty(0, LINE), signature=None)
+    return EncodedDocument(made, tokens, np.cumsum(lengths).astype(np.int32), nothing)
 
 
 def first_pass(
@@ -56,13 +56,12 @@ def first_pass(
         buffer = TokenBuffer(layout, VOCABULARY)
         for encoded in documents[number::batches]:
             buffer.add(encoded)
-        made.append(buffer.flush("f", number, part))
+        made.append(buffer.flush(0, number, part).tokens)
     return part, made
 
 
-def rows_of(part: Part, batches: list[pa.RecordBatch], shard: str, extra: Sequence[Span] = ()) -> pa.Table:
-    spans = [*part.spans.get(shard, []), *extra]
-    return pa.Table.from_batches([batches[s.batch].slice(s.begin, s.end - s.begin) for s in spans])
+def rows_of(part: Part, batches: list[pa.RecordBatch], shard: str) -> pa.Table:
+    return pa.Table.from_batches([batches[s.batch].slice(s.begin, s.end - s.begin) for s in part.spans[shard]])
 
 
 def test_places_are_fixed_for_ever_and_shards_named_by_split() -> None:
@@ -95,29 +94,12 @@ def test_the_first_pass_leaves_rows_by_shard_and_tells_where() -> None:
     assert Part.from_json(json.loads(json.dumps(part.to_json()))) == part
 
 
-edges = st.lists(
-    st.builds(
-        lambda number, row: Edge(number * 7, f"d{number}", Span("f", 0, row, row + 1, 1)),
-        st.integers(0, 12),
-        st.integers(0, 3),
-    ),
-    max_size=30,
-)
-
-
-@settings(deadline=None)
-@given(edges, edges)
-def test_edges_of_a_whole_are_those_of_its_parts(one: list[Edge], other: list[Edge]) -> None:
-    whole = keep_edges([*one, *other])
-    assert whole == keep_edges([*keep_edges(other), *keep_edges(one)])
-    documents = sorted({edge.doc_id: edge.split_hash for edge in [*one, *other]}.items(), key=lambda item: item[1])
-    kept = {doc_id for doc_id, _ in [*documents[:4], *documents[-2:]]}
-    assert {edge.doc_id for edge in whole} == kept
-
-
-def totals_of(layout: Layout, count: int) -> Totals:
-    part, _ = first_pass([document(f"d{number}") for number in range(count)], layout)
-    return part.totals
+def known_of(layout: Layout, count: int) -> tuple[Totals, list[Edge]]:
+    """The totals of some documents, and the edges; every document is one while there are no more than six."""
+    part, (batch,) = first_pass([document(f"d{number}") for number in range(count)], layout)
+    rows = [(layout.place(doc_id).split_hash, doc_id, row) for row, doc_id in enumerate(batch["doc_id"].to_pylist())]
+    edges = [Edge(h, d, Span(0, 0, row, row + 1, len(batch["tokens"][row]))) for h, d, row in sorted(rows)]
+    return part.totals, edges[:4] + edges[4:][-2:]
 
 
 @pytest.mark.parametrize("fraction", [0.001, 0.5, 0.98])
@@ -125,8 +107,8 @@ def totals_of(layout: Layout, count: int) -> Totals:
 def test_either_split_has_two_documents_of_four(count: int, fraction: float) -> None:
     for seed in range(10):
         layout = Layout(seed, train_shards=1, validation_shards=1, validation_fraction=fraction)
-        totals = totals_of(layout, count)
-        settlement = settle(layout, totals)
+        totals, edges = known_of(layout, count)
+        settlement = settle(layout, totals, edges)
         held_out = sum(layout.place(f"d{n}").split_hash < settlement.threshold for n in range(count))
         assert 2 <= held_out <= count - 2
         assert totals.rows["validation-" + ONLY] == held_out
@@ -136,25 +118,29 @@ def test_either_split_has_two_documents_of_four(count: int, fraction: float) -> 
 def test_fewer_than_four_documents_are_all_for_training() -> None:
     for seed in range(10):
         layout = Layout(seed, train_shards=1, validation_shards=1, validation_fraction=0.5)
-        totals = totals_of(layout, 3)
-        assert settle(layout, totals).threshold == 0
+        totals, edges = known_of(layout, 3)
+        assert settle(layout, totals, edges).threshold == 0
         assert totals.rows[ONLY] == 3
 
 
 def test_a_corpus_that_cannot_be_sharded_is_refused_with_the_reason() -> None:
     with pytest.raises(ShardingError, match="no document with text"):
-        settle(ONE_SHARD, Totals())
+        settle(ONE_SHARD, Totals(), [])
     with pytest.raises(ShardingError, match=r"a single document, 'd0',.*give more inputs"):
-        settle(ONE_SHARD, totals_of(ONE_SHARD, 1))
+        settle(ONE_SHARD, *known_of(ONE_SHARD, 1))
     many = dataclasses.replace(ONE_SHARD, train_shards=8)
     with pytest.raises(ShardingError, match=r"would hold [01] of the documents.*smaller --num-shards"):
-        settle(many, totals_of(many, 9))
+        settle(many, *known_of(many, 9))
     with pytest.raises(ShardingError, match=r"2,147,483,648 tokens.*greater --num-shards"):
         check_shard_size(ONLY, 10, 2**31)
 
 
-def build(rows: pa.Table, options: PairOptions = OPTIONS) -> tuple[pa.RecordBatch, Counter[str]]:
-    return build_shard(ONLY, rows, ONE_SHARD, 0, options, VOCABULARY, UNKNOWN)
+def nothing_dropped(table: pa.Table) -> Rows:
+    return Rows(table, np.zeros(len(table), np.uint8), np.empty((0, 3), np.int64))
+
+
+def build(table: pa.Table, options: PairOptions = OPTIONS) -> tuple[pa.RecordBatch, Counter[str]]:
+    return build_shard(ONLY, nothing_dropped(table), ONE_SHARD, 0, options, VOCABULARY, UNKNOWN)
 
 
 def serialized(batch: pa.RecordBatch) -> bytes:
@@ -165,27 +151,15 @@ def serialized(batch: pa.RecordBatch) -> bytes:
 
 
 def test_a_shard_is_the_same_in_any_order_of_arrival() -> None:
-    documents = [document(f"d{n}", seed=n % 2) for n in range(9)] + [document("d3", revision=2), document("d4", 0, 1)]
+    documents = [document(f"d{n}", seed=n % 2) for n in range(9)]
     made = set()
     for seed in range(4):
         shuffled = random.Random(seed).sample(documents, len(documents))
         part, batches = first_pass(shuffled, ONE_SHARD, batches=1 + seed)
         batch, counts = build(rows_of(part, batches, ONLY))
         made.add(serialized(batch))
-        assert counts["collisions/books"] == 2
         assert counts["documents/books"] == 9
     assert len(made) == 1
-
-
-def test_the_greater_revision_stays() -> None:
-    newer = document("d3", revision=2, seed=5)
-    part, batches = first_pass([document("d3", revision=1), newer, document("d3"), document("e")], ONE_SHARD)
-    batch, counts = build(rows_of(part, batches, ONLY))
-    assert batch.column("doc_id").to_pylist() == ["d3", "e"]
-    assert batch.column("tokens")[0].as_py() == newer.tokens.tolist()
-    assert counts["collisions/books"] == 2
-    with pytest.raises(ShardingError, match="would hold 1 of the documents"):
-        build(rows_of(*first_pass([document("d"), document("d", revision=1)], ONE_SHARD), ONLY))
 
 
 def test_pairs_are_those_of_every_pass_and_a_length_more_changes_none() -> None:
@@ -225,9 +199,8 @@ def test_large_vocabularies_store_wider_tokens() -> None:
     for name in ("a", "b"):
         encoded = document(name)
         buffer.add(encoded._replace(tokens=encoded.tokens.astype(np.uint32) + 90_000))
-    batch, _ = build_shard(
-        ONLY, pa.Table.from_batches([buffer.flush("f", 0, Part())]), ONE_SHARD, 0, OPTIONS, 100_000, UNKNOWN
-    )
+    rows = nothing_dropped(pa.Table.from_batches([buffer.flush(0, 0, Part()).tokens]))
+    batch, _ = build_shard(ONLY, rows, ONE_SHARD, 0, OPTIONS, 100_000, UNKNOWN)
     assert batch.column("tokens").type.value_type == pa.uint32()
     assert min(batch.column("tokens").values.to_pylist()) > 90_000
 

@@ -1,0 +1,167 @@
+"""Peak memory of the preprocessing job, by the size of its input.
+
+    python -m benchmarks.preprocessing_memory 'books/*.txt' --vocab vocab.txt [--sizes 0.25 0.5 1] [--workers 2]
+
+Real text is repeated and perturbed (some words of every paragraph become others, so that nothing is a duplicate) to
+the asked sizes in GB, as JSON lines, each in one file and in one file for each worker. Measured is anonymous memory
+(shared memory included, mapped files not) of the job's processes together, several times a second. Printed are the
+peaks and the slope between the smallest and the largest size: bytes of memory for each byte of tokens in the shards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from preprocessing.schema import ShardDirectory, token_type
+from preprocessing.sources.books import strip_gutenberg, unwrap
+
+DOCUMENT_PARAGRAPHS = 40
+CHANGED = 12  # one word in this many becomes another one
+INTERVAL = 0.25  # seconds between two looks
+
+
+class Measured(NamedTuple):
+    """A job, measured."""
+
+    text_bytes: int
+    files: int
+    token_bytes: int
+    shards: int
+    dropped: int  # documents
+    peak: int
+    seconds: float
+
+
+def paragraphs_of(patterns: Sequence[str]) -> list[list[str]]:
+    """The words of every paragraph of some text files."""
+    found = []
+    for path in sorted(path for pattern in patterns for path in glob.glob(pattern)):  # noqa: PTH207 - patterns are whole paths
+        body, _ = strip_gutenberg(Path(path).read_text(encoding="utf-8", errors="replace"))
+        found += [line.split() for line in unwrap(body).split("\n") if line]
+    return found
+
+
+def documents(paragraphs: list[list[str]], seed: int) -> Iterator[str]:
+    """Endless documents."""
+    chance, at = random.Random(seed), 0
+    words = [word for paragraph in paragraphs[:2000] for word in paragraph]
+    while True:
+        lines = []
+        for _ in range(DOCUMENT_PARAGRAPHS):
+            line = list(paragraphs[at % len(paragraphs)])
+            for _ in range(1 + len(line) // CHANGED):
+                line[chance.randrange(len(line))] = chance.choice(words)
+            lines.append(" ".join(line))
+            at += 1
+        yield "\n".join(lines)
+
+
+def write_inputs(folder: Path, paragraphs: list[list[str]], size: int, files: int) -> None:
+    """Write so many bytes of text as JSON lines; the documents are the same however many files they are in."""
+    source, written = documents(paragraphs, seed=1), 0
+    for number in range(files):
+        with (folder / f"{number}.jsonl").open("w", encoding="utf-8") as file:
+            while written < size * (number + 1) // files:
+                text = next(source)
+                written += len(text.encode())
+                file.write(json.dumps({"text": text}) + "\n")
+
+
+def anonymous(process: psutil.Process) -> int:
+    """Anonymous and shared memory of a process and all its children, pages of several processes counted once."""
+    total = 0
+    for pid in [process.pid, *(child.pid for child in process.children(recursive=True))]:
+        try:
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().split("\n")
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        total += sum(int(line.split()[1]) << 10 for line in rollup if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+    return total
+
+
+def run_job(inputs: Path, output: Path, arguments: argparse.Namespace) -> tuple[int, float]:
+    """Run the job; its peak and its seconds."""
+    command = [sys.executable, "-m", "preprocessing.make_shards", "--jsonl", f"{inputs}/*.jsonl"]
+    command += ["--vocab", arguments.vocab, "--output", str(output), "--duplicates", str(arguments.duplicates)]
+    command += ["--direct_running_mode=multi_processing", f"--direct_num_workers={arguments.workers}"]
+    begun, peak = time.monotonic(), 0
+    process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=sys.stderr)
+    while process.poll() is None:
+        peak = max(peak, anonymous(process))
+        time.sleep(INTERVAL)
+    if process.returncode:
+        raise SystemExit(f"the job failed with exit code {process.returncode}: {' '.join(command)}")
+    return peak, time.monotonic() - begun
+
+
+def measure(paragraphs: list[list[str]], size: int, files: int, arguments: argparse.Namespace) -> Measured:
+    """Make an input, run the job on it, and clean up."""
+    with tempfile.TemporaryDirectory(dir=arguments.scratch) as folder:
+        inputs, output = Path(folder) / "inputs", Path(folder) / "shards"
+        inputs.mkdir()
+        write_inputs(inputs, paragraphs, size, files)
+        peak, seconds = run_job(inputs, output, arguments)
+        manifest = ShardDirectory(output).manifest
+    counts = manifest.statistics["documents"]
+    width = int(token_type(manifest.vocabulary.size).bit_width) // 8
+    return Measured(
+        text_bytes=size,
+        files=files,
+        token_bytes=manifest.statistics["tokens"] * width,
+        shards=len(manifest.shards),
+        dropped=counts["read"] - counts["in_shards"],
+        peak=peak,
+        seconds=seconds,
+    )
+
+
+def print_table(measured: list[Measured]) -> None:
+    """The measurements as a table in Markdown, and the slopes."""
+    print("| text, GB | files | token data, MB | shards | documents dropped | peak, MB | seconds |")
+    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for job in measured:
+        print(
+            f"| {job.text_bytes / 1e9:.2f} | {job.files} | {job.token_bytes / 1e6:.0f} | {job.shards} | {job.dropped} "
+            f"| {job.peak / 1e6:.0f} | {job.seconds:.0f} |"
+        )
+    for files in sorted({job.files for job in measured}):
+        own = sorted(job for job in measured if job.files == files)
+        if len(own) > 1:
+            slope = (own[-1].peak - own[0].peak) / (own[-1].token_bytes - own[0].token_bytes)
+            print(f"\nfiles {files}: {slope:+.2f} bytes of memory for a byte of tokens")
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", nargs="+", help="text files or globs")
+    parser.add_argument("--vocab", required=True)
+    parser.add_argument("--sizes", type=float, nargs="+", default=[0.25, 0.5, 1.0], metavar="GB")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--duplicates", type=int, default=5)
+    parser.add_argument("--scratch", help="a folder with room for four times the largest size")
+    arguments = parser.parse_args()
+    paragraphs = paragraphs_of(arguments.text)
+    print_table(
+        [
+            measure(paragraphs, round(size * 1e9), files, arguments)
+            for files in (1, arguments.workers)
+            for size in arguments.sizes
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

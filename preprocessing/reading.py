@@ -1,0 +1,70 @@
+"""Reading inputs: the right reader on the right bytes, and what happens to what can't be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from preprocessing import files
+from preprocessing.job import Input
+from preprocessing.sources import (
+    DEFAULTS,
+    MAX_DOCUMENT,
+    Damaged,
+    Document,
+    Item,
+    ReadOptions,
+    Skipped,
+    SourceError,
+    Wanted,
+    every,
+)
+from preprocessing.sources.registry import SOURCES
+
+
+def read_inputs(
+    inputs: Iterable[Input], options: ReadOptions = DEFAULTS, wanted: Wanted = every
+) -> Iterator[Document | Skipped]:
+    """The documents of some inputs in order.
+
+    With ``on_error`` "skip", what is damaged counts as one document that was passed over, and what its file, or part
+    of a file, has before the damage is kept. Where a reader can tell where the damage ends, as with lines, it goes on
+    there; else the rest of the file or part is lost.
+
+    Args:
+        inputs: files, or parts of them.
+        options: what the user said.
+        wanted: asked with a document's id before work is spent on it.
+
+    Raises:
+        SourceError: a file can't be read, or something in it, unless that is to be skipped.
+    """
+    for file in inputs:
+        try:
+            for item in _items(file, options, wanted):
+                yield _settled(item, options)
+        except SourceError:
+            if options.on_error == "fail":
+                raise
+            yield Skipped(file.name, file.source, "damaged")
+
+
+def _items(file: Input, options: ReadOptions, wanted: Wanted) -> Iterator[Item]:
+    source = SOURCES[file.source]
+    if file.part is not None:
+        assert source.read_part is not None
+        with files.open_raw(file.path) as raw:
+            yield from source.read_part(raw, file.name, file.part, options, wanted)
+    else:
+        assert source.read is not None
+        with files.open_input(file.path) as stream:
+            yield from source.read(stream, file.name, options, wanted)
+
+
+def _settled(item: Item, options: ReadOptions) -> Document | Skipped:
+    if isinstance(item, Damaged):
+        if options.on_error == "fail":
+            raise SourceError(f"{item.message}; mend it, or use --on-error skip")
+        return Skipped(item.doc_id, item.source, "damaged")
+    if isinstance(item, Document) and len(item.text) > MAX_DOCUMENT:
+        return Skipped(item.doc_id, item.source, "too_large")
+    return item

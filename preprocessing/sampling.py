@@ -1,0 +1,96 @@
+"""The sample that a job trains its vocabulary on, drawn by all workers: the one that train_vocab draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+import apache_beam as beam
+import pyarrow as pa
+
+from preprocessing import files
+from preprocessing.job import Job, Unit
+from preprocessing.reading import read_inputs
+from preprocessing.sources import Document, Skipped
+from preprocessing.train_vocab import hashed_texts, lowest, sample_hash
+from preprocessing.transforms import reporting
+from preprocessing.watchdog import Watchdog, watching
+
+ALL = 1 << 64  # no hash is as high
+SPARE = 2.0  # text that is sampled at first, for a budget of 1: what inputs hold is known roughly
+ROWS = 256  # of a record batch
+SAMPLE = pa.schema([pa.field("hash", pa.uint64()), pa.field("text", pa.large_string())])
+
+
+def first_cutoff(budget: int, text_bytes: float) -> int:
+    """A bound of hashes below which lies more than a budget, if inputs hold about so much text."""
+    return min(ALL, int(ALL * SPARE * budget / max(1.0, text_bytes)))
+
+
+class SampleUnit(beam.DoFn):
+    """Unit -> the bytes of text in its file of sampled documents."""
+
+    def __init__(self, job: Job, budget: int, cutoff: int):
+        self._job, self._budget, self._cutoff = job, budget, cutoff
+
+    def process(self, unit: Unit) -> Iterator[int]:
+        """One unit."""
+        job = self._job
+        with reporting(job, f"unit-{unit.number:05d}"), watching(job.work, job.patience) as dog:
+            sample = lowest(hashed_texts(self._documents(unit, dog), job.options.seed), self._budget)
+            with (
+                files.publish(job.sample_file(unit.number), job.work) as sink,
+                pa.ipc.new_file(sink, SAMPLE) as writer,
+            ):
+                for begin in range(0, len(sample), ROWS):
+                    hashes, texts = zip(*sample[begin : begin + ROWS], strict=True)
+                    arrays = [pa.array(hashes, pa.uint64()), pa.array(texts, pa.large_string())]
+                    writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=SAMPLE))
+        yield sum(len(text.encode()) for _, text in sample)
+
+    def _documents(self, unit: Unit, dog: Watchdog) -> Iterator[Document | Skipped]:
+        seed, cutoff = self._job.options.seed, self._cutoff
+        for document in read_inputs(
+            unit.inputs,
+            self._job.options.read,
+            wanted=lambda doc_id: sample_hash(doc_id, seed) < cutoff and dog.watch(doc_id),
+        ):
+            yield document
+            dog.rest()
+
+
+class DrawSample(beam.PTransform):
+    """Units -> nothing; the sampled documents are left in files."""
+
+    def __init__(self, job: Job, budget: int, cutoff: int):
+        super().__init__()
+        self._sample = SampleUnit(job, budget, cutoff)
+
+    def expand(self, units: beam.PCollection) -> beam.PCollection:
+        """Spread the units over the workers."""
+        return units | "Spread" >> beam.Reshuffle() | "Sample" >> beam.ParDo(self._sample)
+
+
+def build_sampling(pipeline: beam.Pipeline, job: Job, units: Iterable[Unit], budget: int, cutoff: int) -> None:
+    """Put the drawing of a sample into a pipeline."""
+    _ = pipeline | "Units" >> beam.Create(list(units)) | "DrawSample" >> DrawSample(job, budget, cutoff)
+
+
+def sampled_texts(job: Job, budget: int) -> tuple[list[str], bool]:
+    """The texts of a drawn sample, and whether there was more than it has room for."""
+    units = range(job.units)
+    sample = lowest(chain.from_iterable(_rows(job, unit) for unit in units), budget)
+    found = sum(_count(job, unit) for unit in units)
+    return [text for _, text in sample], len(sample) < found
+
+
+def _rows(job: Job, unit: int) -> Iterator[tuple[int, str]]:
+    with files.open_arrow(job.sample_file(unit)) as reader:
+        for number in range(reader.num_record_batches):
+            batch = reader.get_batch(number)
+            yield from zip(batch.column("hash").to_pylist(), batch.column("text").to_pylist(), strict=True)
+
+
+def _count(job: Job, unit: int) -> int:
+    with files.open_arrow(job.sample_file(unit)) as reader:
+        return sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))

@@ -1,0 +1,50 @@
+"""The sources by name: what options, inputs and readers have to know of each other."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from preprocessing import bzip2
+from preprocessing.sources import PartReader, Reader, books, jsonl, parquet, wikiextractor, wikipedia
+
+ARTICLE_BYTES = 4096  # of an encyclopedia's article; a rough figure, to choose the number of shards by
+
+
+@dataclass(frozen=True)
+class Source:
+    """A format.
+
+    Attributes:
+        help: what --NAME takes.
+        read: reads a whole file; None for a format that is always read in parts.
+        read_part: reads a part of a file; None for a format whose files are read whole.
+        part_magic: how a file begins that can be read in parts.
+        document_bytes: of a document's text, roughly; None where a file is a document.
+        text_share: of a file's bytes, decompressed, the rest being markup.
+        passed_over: in the name of files that lie beside the source's own and are not wanted.
+    """
+
+    help: str
+    read: Reader | None
+    read_part: PartReader | None = None
+    part_magic: bytes = b""
+    document_bytes: int | None = ARTICLE_BYTES
+    text_share: float = 1.0
+    passed_over: re.Pattern[str] | None = None
+
+
+SOURCES = {
+    "wikipedia": Source(
+        "Wikipedia dumps: pages-articles XML, plain or compressed (bz2, gz, xz, zst)",
+        wikipedia.read,
+        wikipedia.read_part,
+        bzip2.MAGIC,
+        text_share=0.6,
+        passed_over=wikipedia.INDEX,
+    ),
+    "books": Source("plain text files, one document each; see --books-format", books.read, document_bytes=None),
+    "parquet": Source("Parquet files with a column of text, such as wikimedia/wikipedia", None, parquet.read, b"PAR1"),
+    "jsonl": Source("files with a JSON object a line, plain or compressed", jsonl.read),
+    "wikiextractor": Source("files of <doc ...> ... </doc> that WikiExtractor writes", wikiextractor.read),
+}

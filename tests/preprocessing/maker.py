@@ -1,0 +1,44 @@
+"""Runs make_shards in tests, and looks at what it made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preprocessing.make_shards import main
+from preprocessing.schema import ShardDirectory
+
+
+class Maker:
+    """Runs the command with the settings that all tests share."""
+
+    def __init__(self, vocabulary: Path, capsys: pytest.CaptureFixture[str]):
+        self.vocabulary, self.capsys = vocabulary, capsys
+
+    def __call__(self, output: Path, *arguments: object) -> str:
+        shared = ["--vocab", self.vocabulary, "--sequence-lengths", 32, 64, "--duplicates", 2, "--output", output]
+        main([str(argument) for argument in (*shared, *arguments)])
+        return self.capsys.readouterr().out
+
+    def error(self, output: Path, *arguments: object) -> str:
+        """The one line that a refused command says."""
+        with pytest.raises(SystemExit) as caught:
+            self(output, *arguments)
+        assert caught.value.code == 2
+        said = self.capsys.readouterr()
+        assert said.out == ""
+        (line,) = said.err.strip().split("\n")
+        return line
+
+
+def contents(output: Path) -> dict[str, str]:
+    return {entry.file: entry.blake2b for entry in ShardDirectory(output).manifest.shards}
+
+
+def rows(output: Path) -> list[dict[str, Any]]:
+    """The documents of all shards, by doc_id."""
+    opened = ShardDirectory(output)
+    tables = [opened.shard(entry).table for entry in opened.manifest.shards]
+    return sorted((row for table in tables for row in table.to_pylist()), key=lambda row: str(row["doc_id"]))

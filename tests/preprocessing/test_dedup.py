@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from preprocessing import dedup
+from preprocessing.dedup import Drops, Review, Run, review
+from preprocessing.fingerprints import RepeatRule, fingerprint, signature, word_sequences
+from preprocessing.shards import (
+    EncodedDocument,
+    Layout,
+    PairOptions,
+    Part,
+    Reason,
+    Rows,
+    TokenBuffer,
+    build_shard,
+    lines_of,
+    take_rows,
+    without_lines,
+)
+from preprocessing.sources import Document
+
+LAYOUT = Layout(seed=1, train_shards=1, validation_shards=0, validation_fraction=0.0)
+ONLY = "shard-00000-of-00001.arrow"
+OPTIONS = PairOptions((16,), duplicates=1, short_sequence_probability=0.1, negatives="uniform")
+RULE = RepeatRule(documents=True, lines=True, line_characters=3, near_duplicates=None)
+LETTERS = "abcdefghij"
+
+
+class Text(NamedTuple):
+    """A document for these tests: every letter is a token and every line a sentence."""
+
+    doc_id: str
+    lines: tuple[str, ...]
+    revision: int = 0
+
+
+def encoded(text: Text, rule: RepeatRule) -> EncodedDocument:
+    tokens = np.array([LETTERS.index(letter) for line in text.lines for letter in line], np.uint16)
+    lengths = [len(line) for line in text.lines]
+    ends = np.cumsum([length for length in lengths if length], dtype=np.int32)
+    print_ = fingerprint("\n".join(text.lines), [int(length > 0) for length in lengths], ends, rule)
+    return EncodedDocument(Document(text.doc_id, "books", None, "", text.revision), tokens, ends, print_)
+
+
+class Corpus:
+    """Documents after a first pass that came upon them in some order, in some units and batches."""
+
+    def __init__(self, texts: Sequence[Text], rule: RepeatRule, order: int = 0, units: int = 1):
+        chance = random.Random(order)
+        shuffled = chance.sample(texts, len(texts))
+        self.runs: list[Run] = []
+        self.part, self.batches = Part(), {}
+        for unit in range(units):
+            own = shuffled[unit::units]
+            for batch, begin in enumerate(range(0, len(own), 3)):
+                buffer = TokenBuffer(LAYOUT, 1000)
+                for text in own[begin : begin + 3]:
+                    buffer.add(encoded(text, rule))
+                made = buffer.flush(unit, batch, self.part)
+                self.batches[unit, batch] = made.tokens
+                self.runs.append(Run(unit, batch, made.documents, made.lines))
+        chance.shuffle(self.runs)
+
+    def rows(self, found: Review, min_tokens: int) -> Rows:
+        repeats = list(found.drop_lines(min_tokens))
+        drops = Drops(found.lost_documents(), repeats)
+        spans = self.part.spans.get(ONLY, [])
+        keys = np.concatenate([np.empty(0, np.uint64), *(span.keys() for span in spans)])
+        tables = [self.batches[span.unit, span.batch].slice(span.begin, span.end - span.begin) for span in spans]
+        return Rows(pa.Table.from_batches(tables), drops.reasons(keys), drops.lines(keys))
+
+
+def what_stays(rows: Rows) -> dict[str, list[str]]:
+    """The lines that are left of each document."""
+    kept = np.flatnonzero(rows.reasons == 0).tolist()
+    if not kept:
+        return {}
+    table, _ = without_lines(take_rows(rows.table, kept), lines_of(kept, rows))
+    found = {}
+    for row in table.to_pylist():
+        letters = "".join(LETTERS[token] for token in row["tokens"])
+        ends = row["sentence_ends"]
+        found[row["doc_id"]] = [letters[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    return found
+
+
+def reference(texts: Sequence[Text], rule: RepeatRule, min_tokens: int) -> dict[str, list[str]]:
+    """The same rule over everything in memory."""
+    newest: dict[str, Text] = {}
+    for text in sorted(texts, key=lambda text: text.revision):
+        newest[text.doc_id] = text
+    met_texts, met_lines, found = set(), set(), {}
+    for doc_id, text in sorted(newest.items()):
+        if rule.documents and text.lines in met_texts:
+            continue
+        met_texts.add(text.lines)
+        stays = []
+        for line in text.lines:
+            if rule.lines and len(line) >= rule.line_characters and line in met_lines:
+                continue
+            met_lines.add(line)
+            stays += [line] if line else []
+        if sum(map(len, stays)) >= min_tokens:
+            found[doc_id] = stays
+    return found
+
+
+lines = st.lists(st.text("abc", max_size=4), min_size=1, max_size=5)
+corpora = st.lists(
+    st.builds(
+        lambda number, own: (f"d{number}", ("jij", *own) if number % 3 else (*own, "j")), st.integers(0, 20), lines
+    ),
+    max_size=14,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(corpora, st.integers(0, 9), st.integers(1, 3), st.integers(1, 4), st.booleans(), st.booleans())
+def test_what_stays_is_what_a_naive_search_leaves_in_any_order(
+    raw: list[tuple[str, tuple[str, ...]]], order: int, units: int, min_tokens: int, documents: bool, of_lines: bool
+) -> None:
+    rule = RepeatRule(documents, of_lines, line_characters=3, near_duplicates=None)
+    texts = [Text(doc_id, own, revision) for revision, (doc_id, own) in enumerate(raw)]
+    texts = [text for text in texts if sum(map(len, text.lines)) >= min_tokens]  # as the first pass sees to
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dedup, "RANGE_RECORDS", 4)
+        corpus = Corpus(texts, rule, order, units)
+        found = review(corpus.runs, rule)
+        if texts:
+            assert what_stays(corpus.rows(found, min_tokens)) == reference(texts, rule, min_tokens)
+        alive = sorted((LAYOUT.place(doc_id).split_hash, doc_id) for doc_id in reference(texts, rule, min_tokens))
+        list(found.drop_lines(min_tokens))
+        edges = found.edges()
+        assert [(edge.split_hash, edge.doc_id) for edge in edges] == alive[:4] + alive[4:][-2:]
+        for edge in edges:
+            rows = corpus.batches[edge.span.unit, edge.span.batch]
+            assert rows["doc_id"][edge.span.begin].as_py() == edge.doc_id
+            assert len(rows["tokens"][edge.span.begin]) == edge.span.tokens
+
+
+def test_every_reason_is_counted_by_source() -> None:
+    texts = [
+        Text("a", ("abc", "def", "abc")),
+        Text("b", ("abc", "def", "abc")),
+        Text("c", ("hij", "a")),
+        Text("c", ("def", "hij"), revision=2),
+        Text("d", ("def", "hij", "jjj")),
+        Text("e", ("def",)),
+        Text("f", ("ab", "ab")),
+    ]
+    corpus = Corpus(texts, RULE)
+    found = review(corpus.runs, RULE)
+    rows = corpus.rows(found, 1)
+    batch, counts = build_shard(ONLY, rows, LAYOUT, 0, OPTIONS, 1000, 1)
+    assert batch["doc_id"].to_pylist() == ["a", "c", "d", "f"]
+    assert batch["sentence_ends"].to_pylist() == [[3, 6], [3], [3], [2, 4]]
+    told = counts + found.counts()
+    assert {name: count for name, count in told.items() if name.startswith(("dropped/", "repeated/"))} == {
+        "dropped/books/collision": 1,
+        "dropped/books/duplicate_document": 1,
+        "dropped/books/repeated_lines": 1,
+        "repeated/books/lines": 4,
+        "repeated/books/sentences": 4,
+        "repeated/books/tokens": 12,
+    }
+
+
+def test_a_line_is_not_dropped_for_a_copy_that_is_dropped_itself() -> None:
+    # The older revision of a, and b, which is a duplicate, have lines that c is the only one to keep.
+    texts = [Text("a", ("abc",)), Text("a", ("def",), revision=1), Text("b", ("def",)), Text("c", ("abc", "ijj"))]
+    corpus = Corpus(texts, RULE)
+    found = review(corpus.runs, RULE)
+    assert what_stays(corpus.rows(found, 1)) == {"a": ["def"], "c": ["abc", "ijj"]}
+
+
+def test_an_empty_corpus_has_nothing_to_drop() -> None:
+    found = review([], RepeatRule(True, True, 1, near_duplicates=0.8))
+    assert list(found.drop_lines(1)) == []
+    assert found.edges() == []
+    assert len(found.lost_documents()) == 0
+
+
+def test_sequences_of_words_ignore_case_and_punctuation() -> None:
+    assert word_sequences("One two, three!", 2).tolist() == word_sequences("ONE two -- three", 2).tolist()
+    assert len(word_sequences("one two three", 2)) == 2
+    assert len(word_sequences("one", 5)) == 1
+    assert len(word_sequences("...", 5)) == 0
+    assert word_sequences("one two", 2)[0] != word_sequences("two one", 2)[0]
+
+
+def test_signatures_estimate_what_texts_share() -> None:
+    words = [f"w{number}" for number in range(2000)]
+    for share in (0.5, 0.8, 0.95):
+        kept = int(2000 * 2 * share / (1 + share))
+        other = words[:kept] + [f"v{number}" for number in range(2000 - kept)]
+        one, two = (set(word_sequences(" ".join(each), 5).tolist()) for each in (words, other))
+        true_share = len(one & two) / len(one | two)
+        assert abs((signature(" ".join(words)) == signature(" ".join(other))).mean() - true_share) < 0.13
+    assert (signature("...") != signature("!!!")).mean() > 0.9
+
+
+def perturbed(words: Sequence[str], share: float, seed: int) -> str:
+    """A text some of whose words are others."""
+    chance = random.Random(seed)
+    return " ".join(word if chance.random() > share else "other" for word in words)
+
+
+def near(texts: dict[str, str], threshold: float, units: int, order: int) -> set[str]:
+    """The documents that are dropped as near duplicates."""
+    rule = RepeatRule(False, False, 1, near_duplicates=threshold)
+    names = random.Random(order).sample(sorted(texts), len(texts))
+    runs = []
+    for unit in range(units):
+        buffer = TokenBuffer(LAYOUT, 1000)
+        for name in names[unit::units]:
+            ends, tokens = np.array([2], np.int32), np.zeros(2, np.uint16)
+            print_ = fingerprint(texts[name], [1], ends, rule)
+            buffer.add(EncodedDocument(Document(name, "books", None, ""), tokens, ends, print_))
+        made = buffer.flush(unit, 0, Part())
+        runs.append(Run(unit, 0, made.documents, made.lines))
+    found = review(runs, rule)
+    ids = pa.Table.from_batches([run.documents for run in runs])["doc_id"].to_pylist()
+    assert set(found.lost.tolist()) <= {0, Reason.NEAR_DUPLICATE}
+    return {name for name, lost in zip(ids, found.lost.tolist(), strict=True) if lost}
+
+
+def test_near_duplicates_are_found_and_the_smallest_id_stays_in_any_order() -> None:
+    chance = random.Random(0)
+    texts = {}
+    for number in range(30):
+        words = [f"w{chance.randrange(5000)}" for _ in range(300)]
+        texts[f"{number:02d}"] = " ".join(words)
+        texts[f"{number:02d}-near"] = perturbed(words, 0.005, number)
+        texts[f"{number:02d}-far"] = perturbed(words, 0.2, number)
+    dropped = near(texts, 0.8, units=1, order=0)
+    assert dropped == {name for name in texts if name.endswith("-near")}
+    assert near(texts, 0.8, units=3, order=1) == near(texts, 0.8, units=7, order=2) == dropped

@@ -1,0 +1,235 @@
+"""What is bad in the inputs, or goes wrong around the job: told, or counted; never a hang, never half a result."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preprocessing import files
+from preprocessing.job import Input
+from preprocessing.reading import read_inputs
+from preprocessing.schema import ShardDirectory
+from preprocessing.sources import MAX_DOCUMENT, Document, Part, ReadOptions, Skipped, SourceError
+from tests.conftest import ROOT
+from tests.preprocessing.maker import Maker, contents, rows
+from tests.preprocessing.test_inputs import text
+from tests.preprocessing.test_wikipedia import SITEINFO, dump, page
+from tests.preprocessing.test_wikipedia_parts import damage, multistream
+
+TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+PAGES = [page(text(number), number=number) for number in range(1, 101)]
+SKIP = ReadOptions(on_error="skip")
+
+
+def skipped(output: Path, source: str) -> dict[str, int]:
+    counts: dict[str, int] = ShardDirectory(output).manifest.statistics["sources"][source]["skipped"]
+    return counts
+
+
+@pytest.fixture
+def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A multistream dump, read in parts, of which one stream is damaged."""
+    monkeypatch.setattr("preprocessing.job.PART_BYTES", 4000)
+    data = multistream(SITEINFO, PAGES)
+    path = tmp_path / "dump.xml.bz2"
+    path.write_bytes(damage(data, len(data) // 2))
+    return path
+
+
+def test_damage_is_told_with_file_and_offset(make: Maker, damaged: Path, tmp_path: Path) -> None:
+    said = make.error(tmp_path / "out", "--wikipedia", damaged)
+    assert "dump.xml.bz2: damaged before byte" in said
+    assert "in the bzip2 stream that begins at byte" in said
+    assert not list(tmp_path.glob("out/*"))
+
+
+def test_damage_is_skipped_and_counted_when_asked(make: Maker, damaged: Path, tmp_path: Path) -> None:
+    said = make(tmp_path / "out", "--wikipedia", damaged, "--on-error", "skip", "--num-shards", 2)
+    assert skipped(tmp_path / "out", "wikipedia") == {"damaged": 1}
+    assert "1 damaged" in said
+    found = {int(row["doc_id"].split("/")[1]) for row in rows(tmp_path / "out")}
+    assert 50 < len(found) < 100
+    lost = sorted(set(range(1, 101)) - found)
+    assert lost == list(range(lost[0], lost[-1] + 1))  # from the damage to the end of its part, and nothing else
+    make(tmp_path / "two", "--wikipedia", damaged, "--on-error", "skip", "--num-shards", 2, *TWO_PROCESSES)
+    assert contents(tmp_path / "two") == contents(tmp_path / "out")
+
+
+def test_what_is_before_the_damage_of_a_file_is_kept(tmp_path: Path) -> None:
+    data = multistream(SITEINFO, PAGES)
+    path = tmp_path / "a.bz2"
+    path.write_bytes(data[:-300])
+    file = Input("wikipedia", "a.bz2", len(data) - 300, str(path))
+    *documents, last = read_inputs([file], SKIP)
+    assert last == Skipped("a.bz2", "wikipedia", "damaged")
+    assert len(documents) >= 90
+    assert all(isinstance(item, Document) for item in documents)
+    parts = [file._replace(part=Part(begin, begin + 9000)) for begin in range(0, file.bytes, 9000)]
+    assert [item for item in read_inputs(parts, SKIP) if isinstance(item, Document)] == documents
+    with pytest.raises(SourceError, match=r"a\.bz2: cut short at byte"):
+        list(read_inputs([file]))
+
+
+def test_lines_after_a_damaged_one_are_read(make: Maker, tmp_path: Path) -> None:
+    lines = [json.dumps({"text": text(number)}) for number in range(6)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines[:3], '{"text": "cut', *lines[3:]]))
+    said = make.error(tmp_path / "out", "--jsonl", tmp_path / "a.jsonl")
+    assert "a.jsonl#3: not a JSON object (Unterminated string" in said
+    assert "use --on-error skip" in said
+    make(tmp_path / "out", "--jsonl", tmp_path / "a.jsonl", "--on-error", "skip")
+    assert skipped(tmp_path / "out", "jsonl") == {"damaged": 1}
+    assert len(rows(tmp_path / "out")) == 6
+
+
+def test_bytes_that_are_no_utf8_are_counted(make: Maker, tmp_path: Path) -> None:
+    xml = dump(SITEINFO, *PAGES[:5]).replace(b"ship", b"sh\xffip", 3)
+    (tmp_path / "a.xml").write_bytes(xml)
+    broken = ("Café. " * 20 + text(7)).encode() + b" caf\xe9 "
+    (tmp_path / "book.txt").write_bytes(broken)
+    make(tmp_path / "out", "--wikipedia", tmp_path / "a.xml", "--books", tmp_path / "book.txt")
+    sources = ShardDirectory(tmp_path / "out").manifest.statistics["sources"]
+    assert {source: its["replaced"] for source, its in sources.items()} == {"wikipedia": 3, "books": 1}
+
+
+def test_strange_documents_are_handled_and_counted(make: Maker, books: Path, tmp_path: Path) -> None:
+    huge = "It is very long. " * (50_000_000 // 17)
+    nested = "{{a|" * 10_000 + "x" + "}}" * 10_000
+    pages = [
+        page(huge, number=1),
+        page(f"Before. {nested} After the ship.", number=2),
+        page("[[a|" * 10_000 + "The ship.", number=3),
+        page("{|\n|" * 10_000 + "of a table", number=4),
+    ]
+    (tmp_path / "strange.xml").write_bytes(dump(SITEINFO, *pages))
+    folder = tmp_path / "books"
+    folder.mkdir()
+    (folder / "empty.txt").write_text("")
+    (folder / "endless.txt").write_text("word " * 300_000)
+    (folder / "no-space.txt").write_text("x" * 1_000_000)
+    (folder / "one.txt").write_text("The only sentence.")
+    (folder / "huge.txt").write_text("x" * (MAX_DOCUMENT + 1))
+    (folder / "a-folder.txt").mkdir()
+    begun = time.monotonic()
+    make(
+        tmp_path / "out",
+        *("--wikipedia", tmp_path / "strange.xml", "--books", folder / "*.txt", books / "*.txt"),
+    )
+    assert time.monotonic() - begun < 60
+    sources = ShardDirectory(tmp_path / "out").manifest.statistics["sources"]
+    assert sources["wikipedia"]["skipped"] == {"empty": 1, "too_large": 1}
+    assert sources["books"]["skipped"] == {"empty": 1, "too_large": 1}
+    assert sources["books"]["one_sentence"] == 3
+    sentences = {row["doc_id"]: len(row["sentence_ends"]) for row in rows(tmp_path / "out")}
+    assert sentences["one.txt"] == sentences["endless.txt"] == 1
+    assert sentences["testwiki/2"] == 2
+
+
+def test_an_empty_dump_and_a_folder_are_told(make: Maker, tmp_path: Path) -> None:
+    (tmp_path / "empty.xml").write_bytes(b"")
+    assert "empty.xml: not a MediaWiki XML dump" in make.error(tmp_path / "out", "--wikipedia", tmp_path / "empty.xml")
+    assert "is a folder" in make.error(tmp_path / "out", "--jsonl", tmp_path)
+
+
+# --- No space left ---
+
+
+@pytest.mark.parametrize("name", ["lines-00000.arrow", "tokens-00000.json", "shard-00000", "manifest"])
+def test_a_full_disk_is_told_and_the_job_goes_on_later(make: Maker, books: Path, tmp_path: Path, name: str) -> None:
+    arguments = ("--books", books / "*.txt", "--num-shards", 2)
+    make(tmp_path / "whole", *arguments)
+    write = files.HashingWriter.write
+    publish = files.publish.__wrapped__  # type: ignore[attr-defined]
+    full: list[str] = []
+
+    def watched(path: str, scratch: str) -> Any:
+        full.append(path)
+        yield from publish(path, scratch)
+
+    def fail(self: files.HashingWriter, data: Any) -> int:
+        if name in full[-1]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(self, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "publish", files.contextmanager(watched))
+        patch.setattr(files.HashingWriter, "write", fail)
+        said = make.error(tmp_path / "out", *arguments)
+    assert "no space left" in said
+    assert f"{tmp_path}/out" in said
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    for shard in tmp_path.glob("out/*.arrow"):
+        assert contents(tmp_path / "whole")[shard.name]
+        assert shard.read_bytes() == (tmp_path / "whole" / shard.name).read_bytes()
+    make(tmp_path / "out", *arguments)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def command(*arguments: object, environment: dict[str, str] | None = None, limit: int | None = None) -> Any:
+    return subprocess.run(
+        [sys.executable, "-m", "preprocessing.make_shards", *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | (environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        preexec_fn=limit and (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))),
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("mode", [(), TWO_PROCESSES])
+def test_a_limit_on_files_is_like_a_full_disk(
+    books: Path, vocabulary_file: Path, tmp_path: Path, mode: tuple[str, ...]
+) -> None:
+    arguments = ("--books", books / "*.txt", "--vocab", vocabulary_file, "--output", tmp_path / "out", *mode)
+    run = command(*arguments, limit=30_000)
+    assert run.returncode == 2, run.stderr
+    assert run.stderr.strip().split("\n")[-1].startswith(f"make_shards: error: {tmp_path}/out: no space left there")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    for shard in tmp_path.glob("out/*.arrow"):
+        with files.open_arrow(str(shard)) as whole:
+            assert whole.num_record_batches == 1
+
+
+# --- A document that takes for ever ---
+
+HANGING = """
+import re
+import preprocessing.text
+
+def clean(text, original=preprocessing.text.clean):
+    if "forever" in text:
+        re.match("(a+)+$", "a" * 64 + "b")  # holds Python's lock, as regular expressions do
+    return original(text)
+
+preprocessing.text.clean = clean
+"""
+
+
+@pytest.mark.parametrize("mode", [(), TWO_PROCESSES])
+def test_a_document_that_takes_for_ever_ends_the_job_and_is_named(
+    books: Path, vocabulary_file: Path, tmp_path: Path, mode: tuple[str, ...]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HANGING)
+    (tmp_path / "stuck.txt").write_text("forever")
+    arguments = ("--books", books / "*.txt", tmp_path / "stuck.txt", "--vocab", vocabulary_file, *mode)
+    output = tmp_path / "out"
+    run = command(
+        *(*arguments, "--output", output, "--document-timeout", 2),
+        environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )
+    assert run.returncode == (1 if mode else -signal.SIGKILL)
+    (line,) = (line for line in run.stderr.split("\n") if line.startswith("make_shards: error:"))
+    assert "up to stuck.txt): still not done after 2 s; leave it out of the inputs" in line
+    assert not list(output.glob("*.arrow"))
+    assert not (output / "manifest.json").exists()

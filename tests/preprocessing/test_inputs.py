@@ -1,0 +1,247 @@
+"""Every source through the whole job, from and to any file system."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from preprocessing.job import find_inputs, units_of
+from preprocessing.schema import ShardDirectory, pairs_column
+from preprocessing.sources import Part
+from preprocessing.sources.registry import SOURCES
+from tests.preprocessing import memory_filesystem
+from tests.preprocessing.conftest import WORDS
+from tests.preprocessing.maker import Maker, contents, rows
+from tests.preprocessing.test_wikipedia import SITEINFO, page
+from tests.preprocessing.test_wikipedia_parts import multistream
+
+DATABASE = "enwiki-20260101-pages-articles-multistream"
+
+
+def text(seed: int, sentences: int = 40) -> str:
+    chance = random.Random(seed)
+    words = [word for word in WORDS if word != "a"]  # which, with a full stop, is an abbreviation
+    return " ".join(
+        " ".join(chance.choices(words, k=chance.randint(4, 12))).capitalize() + "." for _ in range(sentences)
+    )
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("preprocessing.job.PART_BYTES", 3000)
+    monkeypatch.setattr("preprocessing.job.UNIT_BYTES", 1)
+
+
+@pytest.fixture
+def dumps(tmp_path: Path) -> Path:
+    """A folder as of Wikimedia's mirrors: a multistream dump and its index."""
+    pages = [page(text(number), number=number) for number in range(1, 101)]
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    (folder / f"{DATABASE}.xml.bz2").write_bytes(multistream(SITEINFO, pages))
+    (folder / f"{DATABASE}-index.txt.bz2").write_bytes(bz2.compress(b"638:10:AccessibleComputing\n"))
+    return folder
+
+
+def test_a_multistream_dump_in_parts_gives_the_shards_of_the_single_stream(
+    make: Maker, dumps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = bz2.decompress((dumps / f"{DATABASE}.xml.bz2").read_bytes())
+    (tmp_path / "single.xml.bz2").write_bytes(bz2.compress(whole))
+    make(tmp_path / "single", "--wikipedia", tmp_path / "single.xml.bz2", "--num-shards", 2)
+    monkeypatch.setattr("preprocessing.job.UNIT_BYTES", 1)
+    for size in (1000, 3000, 7777):
+        monkeypatch.setattr("preprocessing.job.PART_BYTES", size)
+        inputs = find_inputs({"wikipedia": [f"{dumps}/*.bz2"]}, print)
+        units = units_of(inputs)
+        assert len(units) == -(-inputs[0].bytes // size) > 2
+        make(tmp_path / f"multi-{size}", "--wikipedia", dumps / "*.bz2", "--num-shards", 2)
+        assert contents(tmp_path / f"multi-{size}") == contents(tmp_path / "single")
+    single, parts = (
+        ShardDirectory(tmp_path / name).manifest.statistics["documents"] for name in ("single", "multi-1000")
+    )
+    assert single == parts
+    assert single["in_shards"] == 100
+
+
+def test_the_index_of_a_dump_is_passed_over_with_a_note(
+    make: Maker, dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes: list[str] = []
+    (found,) = find_inputs({"wikipedia": [f"{dumps}/*.bz2"]}, notes.append)
+    assert found.name == f"{DATABASE}.xml.bz2"
+    assert notes == [f"{DATABASE}-index.txt.bz2: passed over, the index of a dump is not needed"]
+    for name in (f"{DATABASE}-index.txt.bz2", f"{DATABASE}-index3.txt-p1p41242.bz2"):
+        assert SOURCES["wikipedia"].passed_over is not None
+        assert SOURCES["wikipedia"].passed_over.search(name)
+    make(tmp_path / "out", "--wikipedia", dumps / "*.bz2")
+    with pytest.raises(SystemExit):
+        make(tmp_path / "no", "--wikipedia", dumps / "*index*")
+    note, error = capsys.readouterr().err.strip().split("\n")
+    assert note == f"make_shards: {notes[0]}"
+    assert error.endswith("nothing but the index of a dump; give the dump")
+
+
+def test_parts_cover_a_file_and_follow_from_its_size(dumps: Path, small_parts: None) -> None:
+    units = units_of(find_inputs({"wikipedia": [f"{dumps}/*.xml.bz2"]}, print))
+    parts = [file.part for unit in units for file in unit.inputs]
+    size = (dumps / f"{DATABASE}.xml.bz2").stat().st_size
+    assert parts == [Part(begin, min(begin + 3000, size)) for begin in range(0, size, 3000)]
+
+
+def test_only_bzip2_dumps_are_cut(dumps: Path, small_parts: None) -> None:
+    path = dumps / f"{DATABASE}.xml.bz2"
+    path.write_bytes(gzip.compress(bz2.decompress(path.read_bytes())))
+    ((file,),) = (unit.inputs for unit in units_of(find_inputs({"wikipedia": [str(path)]}, print)))
+    assert file.part is None
+
+
+def write_parquet(path: Path, texts: list[str]) -> None:
+    pq.write_table(pa.table({"title": [f"T{n}" for n in range(len(texts))], "text": texts}), path, row_group_size=3)
+
+
+def write_jsonl(path: Path, texts: list[str]) -> None:
+    data = "".join(
+        json.dumps({"text": each, "title": f"T{number}"}) + "\n" for number, each in enumerate(texts)
+    ).encode()
+    pack: dict[str, Callable[[bytes], bytes]] = {
+        ".gz": gzip.compress,
+        ".bz2": bz2.compress,
+        ".xz": lzma.compress,
+        ".zst": zstandard.ZstdCompressor().compress,
+    }
+    path.write_bytes(pack.get(path.suffix, bytes)(data))
+
+
+def write_wikiextractor(path: Path, texts: list[str]) -> None:
+    path.write_text("".join(f'<doc id="{n}" title="T{n}">\nT{n}\n\n{each}\n</doc>\n' for n, each in enumerate(texts)))
+
+
+def test_all_sources_in_one_job(make: Maker, dumps: Path, books: Path, tmp_path: Path, small_parts: None) -> None:
+    texts = [text(number) for number in range(1000, 1040)]
+    write_parquet(tmp_path / "a.parquet", texts[:20])
+    write_wikiextractor(tmp_path / "wiki_00", texts[20:24])
+    for number, ending in enumerate(["", ".gz", ".bz2", ".xz", ".zst"]):
+        write_jsonl(tmp_path / f"{number}.jsonl{ending}", texts[24 + 3 * number : 27 + 3 * number])
+    said = make(
+        tmp_path / "out",
+        *("--wikipedia", dumps / "*.xml.bz2", "--books", books / "*.txt", "--parquet", tmp_path / "*.parquet"),
+        *("--jsonl", tmp_path / "*.jsonl*", "--wikiextractor", tmp_path / "wiki_*", "--num-shards", 2),
+    )
+    sources = ShardDirectory(tmp_path / "out").manifest.statistics["sources"]
+    counts = {source: its["documents"] for source, its in sources.items()}
+    assert counts == {"wikipedia": 100, "books": 12, "parquet": 20, "jsonl": 15, "wikiextractor": 4}
+    made = rows(tmp_path / "out")
+    assert {row["source"] for row in made} == set(SOURCES)
+    by_id = {row["doc_id"]: row for row in made}
+    assert by_id["a.parquet#17"]["title"] == "T17"
+    assert by_id["4.jsonl.zst#2"]["title"] == "T2"
+    assert by_id["wiki_00#3"]["source"] == "wikiextractor"
+    assert by_id["testwiki/100"]["source"] == "wikipedia"
+    assert "151" in said
+
+
+def test_a_text_has_the_same_tokens_from_every_source(make: Maker, tmp_path: Path) -> None:
+    texts = [text(number) for number in range(6)]
+    write_parquet(tmp_path / "a.parquet", texts)
+    write_jsonl(tmp_path / "a.jsonl", texts)
+    write_wikiextractor(tmp_path / "wiki_00", texts)
+    (tmp_path / "google.txt").write_text("\n\n".join(each.replace(". ", ".\n") for each in texts))
+    found = []
+    for option, name in [("parquet", "a.parquet"), ("jsonl", "a.jsonl"), ("wikiextractor", "wiki_00")]:
+        make(tmp_path / option, f"--{option}", tmp_path / name)
+        found.append(rows(tmp_path / option))
+    make(tmp_path / "google", "--books", tmp_path / "google.txt", "--books-format", "google")
+    found.append(rows(tmp_path / "google"))
+    columns = [[(row["tokens"], row["sentence_ends"]) for row in made] for made in found]
+    assert columns[0] == columns[1] == columns[2] == columns[3]
+
+
+def test_wikiextractors_json_output(make: Maker, tmp_path: Path) -> None:
+    lines = [{"id": str(n), "revid": "1", "url": "u", "title": f"T{n}", "text": text(n)} for n in range(4)]
+    (tmp_path / "wiki_00").write_text("\n".join(map(json.dumps, lines)))
+    make(tmp_path / "out", "--jsonl", tmp_path / "wiki_00")
+    assert [row["title"] for row in rows(tmp_path / "out")] == ["T0", "T1", "T2", "T3"]
+
+
+def test_lines_of_googles_format_are_sentences(make: Maker, tmp_path: Path) -> None:
+    document = "The ship sailed. The sea slept.\nof his first\nlong voyage home. And never"
+    (tmp_path / "a.txt").write_text(f"{document}\n\n{text(1)}\n")
+    make(tmp_path / "out", "--books", tmp_path / "a.txt", "--books-format", "google")
+    assert len(rows(tmp_path / "out")[0]["sentence_ends"]) == 3
+
+
+def test_google_format_is_another_job_than_a_file_a_document(make: Maker, books: Path, tmp_path: Path) -> None:
+    make(tmp_path / "out", "--books", books / "*.txt")
+    said = make.error(tmp_path / "out", "--books", books / "*.txt", "--books-format", "google")
+    assert "read.books_format was file there and is google here" in said
+
+
+def test_inputs_and_output_on_another_file_system(
+    make: Maker, dumps: Path, books: Path, tmp_path: Path, small_parts: None
+) -> None:
+    write_parquet(tmp_path / "a.parquet", [text(number) for number in range(20)])
+    memory_filesystem.FILES.clear()
+    for path in (*dumps.iterdir(), *books.iterdir(), tmp_path / "a.parquet"):
+        memory_filesystem.FILES[f"memory://bucket/{path.parent.name}/{path.name}"] = path.read_bytes()
+    memory_filesystem.FILES[f"memory://bucket/{tmp_path.name}/a.parquet"] = (tmp_path / "a.parquet").read_bytes()
+    local = ("--wikipedia", dumps / "*.bz2", "--books", books / "*.txt", "--parquet", tmp_path / "*.parquet")
+    remote = (
+        *("--wikipedia", "memory://bucket/dumps/*.bz2", "--books", "memory://bucket/books/*.txt"),
+        *("--parquet", f"memory://bucket/{tmp_path.name}/*.parquet"),
+    )
+    make(tmp_path / "local", *local, "--num-shards", 2)
+    make(tmp_path / "remote", *remote, "--num-shards", 2)
+    assert contents(tmp_path / "local") == contents(tmp_path / "remote")
+    output = "memory://bucket/out"
+    make(Path(output), "--output", output, *remote, "--num-shards", 2)
+    manifest = json.loads(memory_filesystem.FILES[f"{output}/manifest.json"])
+    assert {entry["file"]: entry["blake2b"] for entry in manifest["shards"]} == contents(tmp_path / "local")
+    names = {name.removeprefix(output) for name in memory_filesystem.FILES if name.startswith(output)}
+    assert not any(name.startswith("/.work") for name in names)
+    assert "nothing to do" in make(Path(output), "--output", output, *remote, "--num-shards", 2)
+
+
+def test_no_nsp_draws_single_segments(make: Maker, books: Path, tmp_path: Path) -> None:
+    make(tmp_path / "out", "--books", books / "*.txt", "--no-nsp", "--short-sequence-probability", 0)
+    opened = ShardDirectory(tmp_path / "out")
+    for length in (32, 64):
+        for entry in opened.manifest.shards:
+            shard = opened.shard(entry)
+            singles = shard.pairs(length)
+            assert (singles.b_begin == singles.b_end).all()
+            assert (singles.b_row == singles.row).all()
+            assert singles.is_next.all()
+            lengths = singles.a_end - singles.a_begin
+            assert lengths.min() >= 1
+            assert lengths.max() == length - 2  # [CLS] and one [SEP]
+            assert (lengths == length - 2).mean() > 0.8
+    assert opened.manifest.options["pairs"]["next_sentence"] is False
+    said = make.error(tmp_path / "out", "--books", books / "*.txt", "--short-sequence-probability", 0)
+    assert "pairs.next_sentence was False there and is True here" in said
+
+
+def test_a_vocabulary_above_65536_entries_makes_wide_tokens(make: Maker, real_data: Path, tmp_path: Path) -> None:
+    vocabulary = real_data / "vocab" / "bert-base-multilingual-cased-vocab.txt"
+    korean = real_data / "korean" / "kowiki" / "*"
+    arguments = ("--vocab", vocabulary, "--cased", "--language", "ko", "--books", korean)
+    make(tmp_path / "out", *arguments, "--sequence-lengths", 128)
+    opened = ShardDirectory(tmp_path / "out")
+    assert opened.manifest.vocabulary.size > 1 << 16
+    assert opened.manifest.statistics["unknown_rate"] < 0.02
+    for entry in opened.manifest.shards:
+        shard = opened.shard(entry)
+        assert shard.tokens.dtype == "uint32"
+        assert shard.table.schema.field("tokens").type.value_type == pa.uint32()
+        assert shard.table.schema.names[-1] == pairs_column(128)
+    assert max(int(opened.shard(entry).tokens.max()) for entry in opened.manifest.shards) > 1 << 16

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from preprocessing import inspect
+from preprocessing.inspect import DOCUMENTS, LENGTH_BINS, PAIRS, UNKNOWN, count_all, sample
+from preprocessing.make_shards import main as make_shards
+from preprocessing.schema import ShardDirectory
+
+Said = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def shards(books: Path, vocabulary_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("inspected") / "shards"
+    arguments = ["--books", books / "*.txt", "--vocab", vocabulary_file, "--output", output, "--num-shards", 2,
+                 "--sequence-lengths", 32, 64, "--duplicates", 2, "--deduplicate", "documents"]  # fmt: skip
+    make_shards([str(argument) for argument in arguments])
+    return output
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    def run(*arguments: object) -> str:
+        inspect.main([str(argument) for argument in arguments])
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_tables_tell_what_the_manifest_says(shards: Path, said: Said) -> None:
+    manifest = ShardDirectory(shards).manifest
+    out = said(shards)
+    assert re.search(r"^documents +12$", out, re.M)
+    assert re.search(rf"^\| books +\| +12 \|.* {manifest.statistics['tokens']:,} \| 100.0% ", out, re.M)
+    assert re.search(rf"^\| 64 +\| +train \| +{manifest.pairs('train', 64):,} \|", out, re.M)
+    assert re.search(r"^\| train +\| +2 \| +10 \|", out, re.M)
+    tables = [line for line in out.split("\n") if line.startswith("|")]
+    assert all(line.endswith("|") for line in tables)
+
+
+def test_sampled_pairs_are_those_of_the_shards(shards: Path, said: Said) -> None:
+    directory = ShardDirectory(shards)
+    pairs = list(sample(directory, 50, "train", seed=3))
+    assert [pair.sequence_length for pair in pairs] == [32] * 50 + [64] * 50
+    assert {pair.shard for pair in pairs} == {entry.file for entry in directory.manifest.split("train")}
+    assert {pair.is_next for pair in pairs} == {True, False}
+    assert all(len(pair.a) + len(pair.b) + 3 <= pair.sequence_length for pair in pairs)
+    assert len(list(sample(directory, 10**6, "validation", seed=3))) == sum(
+        directory.manifest.pairs("validation", length) for length in (32, 64)
+    )
+    out = said(shards, "--sample", 2, "--split", "validation")
+    assert len(re.findall(r"^(is next|random), \d+ \+ \d+ tokens for (32|64): book-\d\d\.txt in valid", out, re.M)) == 4
+    assert len(re.findall(r"^  [AB]: [a-z]", out, re.M)) == 8
+    assert said(shards, "--sample", 2) == said(shards, "--sample", 2)
+    assert said(shards, "--sample", 2) != said(shards, "--sample", 2, "--seed", 1)
+
+
+def test_histograms_count_everything_and_are_drawn(shards: Path, said: Said, tmp_path: Path) -> None:
+    directory = ShardDirectory(shards)
+    counted = count_all(directory)
+    lengths = [len(directory.shard(e).document(row)) for e in directory.manifest.shards for row in range(e.rows)]
+    assert counted.document_lengths["books"].tolist() == np.histogram(lengths, LENGTH_BINS)[0].tolist()
+    assert counted.unknown_shares["books"].sum() == 12
+    for length in (32, 64):
+        pairs = sum(directory.manifest.pairs(split, length) for split in ("train", "validation"))
+        assert counted.pair_lengths[length].sum() == pairs
+        assert len(counted.pair_lengths[length]) == length + 1
+    said(shards, "--histograms", tmp_path / "figures")
+    for name in (DOCUMENTS, PAIRS, UNKNOWN):
+        assert (tmp_path / "figures" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_verify_names_a_shard_that_was_changed(
+    shards: Path, said: Said, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "checksums of 3 shards are those" in said(shards, "--verify")
+    copy = tmp_path / "copy"
+    for path in shards.rglob("*"):
+        if path.is_file():
+            (copy / path.relative_to(shards)).parent.mkdir(parents=True, exist_ok=True)
+            (copy / path.relative_to(shards)).write_bytes(path.read_bytes())
+    damaged = copy / "shard-00001-of-00002.arrow"
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    with pytest.raises(SystemExit) as caught:
+        inspect.main([str(copy), "--verify"])
+    assert caught.value.code == 2
+    assert "shard-00001-of-00002.arrow: checksum differs" in capsys.readouterr().err
+
+
+def test_a_directory_without_shards_is_an_error_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        inspect.main([str(tmp_path)])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("inspect: error: ")

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from preprocessing.sources import Columns, Damaged, Document, Item, ReadOptions, Skipped, SourceError
+from preprocessing.sources.jsonl import read
+
+
+def documents(data: bytes | str, **fields: str) -> list[Item]:
+    raw = data.encode() if isinstance(data, str) else data
+    return list(read(io.BytesIO(raw), "a/b.jsonl", ReadOptions(jsonl=Columns(**fields))))
+
+
+def test_objects_are_documents_named_by_file_and_row() -> None:
+    lines = [{"text": "One.\nTwo.", "title": "A", "id": 7}, {"text": "Drei ü."}, {"title": 5, "text": "Four."}]
+    data = "\ufeff" + "\r\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
+    assert documents(data) == [
+        Document("a/b.jsonl#0", "jsonl", "A", "One.\nTwo."),
+        Document("a/b.jsonl#1", "jsonl", None, "Drei ü."),
+        Document("a/b.jsonl#2", "jsonl", "5", "Four."),
+    ]
+
+
+def test_fields_have_other_names() -> None:
+    (found,) = documents('{"body": "Text.", "name": "N"}', text="body", title="name")
+    assert found == Document("a/b.jsonl#0", "jsonl", "N", "Text.")
+    with pytest.raises(SourceError, match=r"a/b.jsonl#0: no field 'body', but 'text', 'x'; use --jsonl-text-field"):
+        documents('{"text": "Text.", "x": 1}', text="body")
+
+
+def test_what_is_no_document() -> None:
+    data = '{"text": "Text."}\n\n{"text": null}\n{"text": " "}\n{"title": "x"}\nnot json\n[1]\n{"text": "Last."}\n'
+    found = documents(data + "[" * 100_000)
+    assert [type(item) for item in found] == [Document, *[Skipped] * 4, Damaged, Damaged, Document, Damaged]
+    assert [item.reason for item in found if isinstance(item, Skipped)] == ["empty"] * 4
+    assert isinstance(found[5], Damaged)
+    assert found[5].message.startswith("a/b.jsonl#5: not a JSON object (Expecting value")
+    assert found[7].doc_id == "a/b.jsonl#7"
+
+
+def test_an_empty_file_is_counted() -> None:
+    assert documents(b"") == [Skipped("a/b.jsonl", "jsonl", "empty")]
+
+
+def test_bytes_that_are_no_utf8_are_replaced_and_counted() -> None:
+    (found,) = documents(b'{"text": "caf\xe9 \xff \xef\xbf\xbd"}')
+    assert found == Document("a/b.jsonl#0", "jsonl", None, "caf\ufffd \ufffd \ufffd", replaced=2)
+
+
+def test_too_long_a_line_is_counted_and_the_next_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("preprocessing.sources.lines.MAX_LINE", 100)
+    monkeypatch.setattr("preprocessing.sources.jsonl.MAX_DOCUMENT", 40)
+    lines = [json.dumps({"text": "x" * length}) for length in (1000, 41, 40, 87)]
+    for end in ("\n", ""):
+        kinds = [getattr(item, "reason", "read") for item in documents("\n".join(lines) + end)]
+        assert kinds == ["too_large", "too_large", "read", "too_large"]
+
+
+def test_only_what_is_wanted_is_parsed() -> None:
+    data = b'{"text": "a"}\nnot json\n{"text": "c"}'
+    found = read(io.BytesIO(data), "f", ReadOptions(), lambda doc_id: doc_id != "f#1")
+    assert [item.doc_id for item in found] == ["f#0", "f#2"]

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import io
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from preprocessing.sources import Columns, Document, Item, Part, ReadOptions, Skipped, SourceError
+from preprocessing.sources.parquet import read
+
+
+def parquet(table: pa.Table, **options: object) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, **options)
+    return sink.getvalue()
+
+
+def documents(data: bytes, part: Part | None = None, **columns: str) -> list[Item]:
+    options = ReadOptions(parquet=Columns(**columns))
+    return list(read(io.BytesIO(data), "w/0.parquet", part or Part(0, len(data)), options))
+
+
+# The layout of wikimedia/wikipedia.
+WIKIPEDIA = pa.table(
+    {
+        "id": [str(number) for number in range(1000)],
+        "url": [f"https://en.wikipedia.org/wiki/{number}" for number in range(1000)],
+        "title": [f"T{number}" for number in range(1000)],
+        "text": [f"Text {number}. " + "More. " * (number % 50) for number in range(1000)],
+    }
+)
+
+
+def test_rows_are_documents_named_by_file_and_row() -> None:
+    found = documents(parquet(WIKIPEDIA))
+    assert len(found) == 1000
+    assert found[3] == Document("w/0.parquet#3", "parquet", "T3", "Text 3. More. More. More. ")
+
+
+@pytest.mark.parametrize("size", [1, 100, 1000, 5000, 1 << 20])
+@pytest.mark.parametrize("compression", ["snappy", "zstd", "none"])
+def test_the_parts_are_the_file(size: int, compression: str) -> None:
+    data = parquet(WIKIPEDIA, row_group_size=90, compression=compression)
+    cuts = [Part(begin, min(begin + size, len(data))) for begin in range(0, len(data), size)]
+    if size == 1:  # where the file's parts are single bytes only those matter in which a group begins
+        metadata = pq.ParquetFile(io.BytesIO(data)).metadata
+        columns = [metadata.row_group(group).column(0) for group in range(metadata.num_row_groups)]
+        starts = {column.dictionary_page_offset or column.data_page_offset for column in columns}
+        cuts = [Part(start, start + 1) for start in sorted(starts)]
+    found = [documents(data, part) for part in cuts]
+    assert [item for part in found for item in part] == documents(data)
+    assert size > 5000 or sum(map(bool, found)) > 1
+
+
+def test_columns_have_other_names_and_the_title_is_optional() -> None:
+    data = parquet(WIKIPEDIA.rename_columns(["id", "url", "name", "body"]))
+    assert documents(data, text="body", title="name") == documents(parquet(WIKIPEDIA))
+    found = documents(data, text="body")
+    assert isinstance(found[0], Document)
+    assert found[0].title is None
+    with pytest.raises(SourceError, match=r"no column 'text', but 'id', 'url', 'name', 'body'; use --parquet-text"):
+        documents(data)
+    with pytest.raises(SourceError, match=r"the column 'text' holds int64, not strings"):
+        documents(parquet(pa.table({"text": [1]})))
+
+
+def test_what_is_no_text() -> None:
+    invalid = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\4\0\0\0"), pa.py_buffer(b"a\xffb "))
+    table = pa.table({"text": pa.chunked_array([pa.array(["x", None, " "]), invalid])})
+    found = documents(parquet(table))
+    assert found[1:3] == [Skipped(f"w/0.parquet#{row}", "parquet", "empty") for row in (1, 2)]
+    assert found[3] == Document("w/0.parquet#3", "parquet", None, "a\ufffdb ", replaced=1)
+
+
+def test_files_that_hold_nothing_or_are_none() -> None:
+    assert documents(parquet(WIKIPEDIA.slice(0, 0))) == [Skipped("w/0.parquet", "parquet", "empty")]
+    data = parquet(WIKIPEDIA)
+    for bad in (
+        b"",
+        b"PAR1",
+        data[:-100],
+        b"not parquet" * 100,
+        data[:4] + b"\xff" * (len(data) - 4004) + data[-4000:],
+    ):
+        with pytest.raises(SourceError, match=r"^w/0.parquet: not a readable Parquet file"):
+            documents(bad)

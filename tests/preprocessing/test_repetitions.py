@@ -1,0 +1,264 @@
+"""What is repeated in a corpus, through the whole job."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from preprocessing import transforms
+from preprocessing.contamination import Search, read_benchmark, shares
+from preprocessing.make_shards import main
+from preprocessing.schema import ShardDirectory
+from preprocessing.sources import SourceError
+
+TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+Books = Callable[[Path, int], Path]
+Make = Callable[..., ShardDirectory]
+
+
+@pytest.fixture
+def make(vocabulary_file: Path, capsys: pytest.CaptureFixture[str]) -> Make:
+    def run(output: Path, *arguments: object) -> ShardDirectory:
+        shared = ["--vocab", vocabulary_file, "--sequence-lengths", 32, "--duplicates", 1, "--output", output]
+        main([str(argument) for argument in (*shared, *arguments)])
+        capsys.readouterr()
+        opened = ShardDirectory(output)
+        opened.verify()
+        return opened
+
+    return run
+
+
+@pytest.fixture
+def repetitive(write_books: Books, tmp_path: Path) -> Path:
+    """Sixteen books: 00 to 09 are unlike each other, the others repeat them in one way or another."""
+    folder = write_books(tmp_path / "books", 10)
+    shutil.copy(folder / "book-03.txt", folder / "book-03-again.txt")
+    shutil.copy(folder / "book-03.txt", folder / "a-book-03.txt")  # the smallest id, so this one stays
+    paragraphs = (folder / "book-07.txt").read_text().split("\n\n")
+    own = "An old whale spoke of home. The ship never slept."
+    (folder / "some-of-07.txt").write_text("\n\n".join([*paragraphs[:4], own, *paragraphs[4:6], paragraphs[4]]))
+    (folder / "only-of-07.txt").write_text("\n\n".join(paragraphs[2:5]))
+    (folder / "b-of-08.txt").write_text((folder / "book-08.txt").read_text().split("\n\n")[0])
+    words = (folder / "book-09.txt").read_text().split(" ")
+    chance = random.Random(0)
+    (folder / "near-09.txt").write_text(" ".join(word if chance.random() > 0.004 else "sea" for word in words))
+    return folder
+
+
+def documents(opened: ShardDirectory) -> dict[str, int]:
+    """Sentences by document."""
+    tables = [opened.shard(entry).table for entry in opened.manifest.shards]
+    return {row["doc_id"]: len(row["sentence_ends"]) for table in tables for row in table.to_pylist()}
+
+
+def test_repetitions_are_dropped_and_counted(make: Make, repetitive: Path, tmp_path: Path) -> None:
+    everything = documents(make(tmp_path / "all", "--books", repetitive / "*.txt", "--deduplicate", "none"))
+    opened = make(tmp_path / "out", "--books", repetitive / "*.txt")
+    kept, statistics = documents(opened), opened.manifest.statistics
+    assert everything.keys() - kept.keys() == {"book-03.txt", "book-03-again.txt", "only-of-07.txt"}
+    assert statistics["documents"] == {"read": 16, "in_shards": 13, "collisions": 0, "skipped": 3}
+    books = statistics["sources"]["books"]
+    assert books["skipped"] == {"duplicate_document": 2, "repeated_lines": 1}
+    assert kept["some-of-07.txt"] == 2  # its own line
+    assert kept["book-07.txt"] == everything["book-07.txt"]
+    assert kept["b-of-08.txt"] == everything["b-of-08.txt"]
+    assert kept["book-08.txt"] == everything["book-08.txt"] - everything["b-of-08.txt"]
+    assert books["repeated"]["sentences"] == sum(everything[name] - kept[name] for name in kept)
+    assert books["sentences"] == sum(kept.values())
+
+
+def test_near_duplicates_are_dropped_when_asked(make: Make, repetitive: Path, tmp_path: Path) -> None:
+    only_near = ("--deduplicate", "none", "--near-duplicates", 0.8)
+    opened = make(tmp_path / "out", "--books", repetitive / "*.txt", *only_near)
+    gone = {path.name for path in repetitive.iterdir()} - documents(opened).keys()
+    assert gone == {"book-03.txt", "book-03-again.txt", "near-09.txt"}
+    assert opened.manifest.statistics["sources"]["books"]["skipped"] == {"near_duplicate": 3}
+
+
+def test_lines_alone_and_short_ones_that_may_repeat(make: Make, repetitive: Path, tmp_path: Path) -> None:
+    opened = make(tmp_path / "out", "--books", repetitive / "*.txt", "--deduplicate", "lines", "--min-repeated-line", 1)
+    skipped = opened.manifest.statistics["sources"]["books"]["skipped"]
+    assert skipped == {"repeated_lines": 3}  # a duplicate is nothing but lines that are repeated
+    longer = ("--deduplicate", "lines", "--min-repeated-line", 100_000)
+    assert len(documents(make(tmp_path / "all", "--books", repetitive / "*.txt", *longer))) == 16
+
+
+def test_the_same_bytes_whatever_the_order_the_processes_and_the_batches(
+    make: Make, repetitive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("--num-shards", 2, "--near-duplicates", 0.8)
+    make(tmp_path / "one", "--books", repetitive / "*.txt", *asked)
+    monkeypatch.setattr("preprocessing.job.UNIT_BYTES", 1)  # a book a unit
+    shuffled = random.Random(1).sample(sorted(repetitive.iterdir()), 16)
+    make(tmp_path / "two", "--books", *shuffled, *asked, *TWO_PROCESSES)
+    monkeypatch.setattr("preprocessing.transforms.BATCH_TOKENS", 300)
+    monkeypatch.setattr("preprocessing.dedup.RANGE_RECORDS", 16)
+    monkeypatch.setattr("preprocessing.job.UNIT_BYTES", 1 << 30)
+    make(tmp_path / "three", "--books", *shuffled, *asked)
+    manifests = {(tmp_path / name / "manifest.json").read_bytes() for name in ("one", "two", "three")}
+    assert len(manifests) == 1  # it has every shard's checksum
+
+
+KILLED = """
+import os, signal, sys
+from preprocessing import files, make_shards
+original = files._rename
+def killing(unfinished, path):
+    if path.endswith(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    original(unfinished, path)
+files._rename = killing
+make_shards.main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("before", ["lost.arrow", "drops.json"])
+def test_a_job_killed_between_the_passes_goes_on_to_the_same_bytes(
+    make: Make, repetitive: Path, vocabulary_file: Path, tmp_path: Path, before: str
+) -> None:
+    asked = ("--books", repetitive / "*.txt", "--num-shards", 2)
+    command = [
+        "--vocab",
+        vocabulary_file,
+        "--sequence-lengths",
+        32,
+        "--duplicates",
+        1,
+        "--output",
+        tmp_path / "out",
+        *asked,
+    ]
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, before, *map(str, command)], capture_output=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    left = {path.name for path in (tmp_path / "out" / ".work").iterdir()}
+    assert "tokens-00000.json" in left
+    assert before not in left
+    assert any(name.startswith("tmp-") for name in left)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transforms, "tokenize_unit", None)  # nothing is read again
+        make(tmp_path / "out", *asked)
+    make(tmp_path / "whole", *asked)
+    assert (tmp_path / "out" / "manifest.json").read_bytes() == (tmp_path / "whole" / "manifest.json").read_bytes()
+    assert not (tmp_path / "out" / ".work").exists()
+
+
+def test_a_corpus_of_one_document_and_its_copies_is_refused(
+    make: Make, write_books: Books, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    books = write_books(tmp_path / "books", 1)
+    shutil.copy(books / "book-00.txt", books / "copy.txt")
+    with pytest.raises(SystemExit) as caught:
+        make(tmp_path / "out", "--books", books / "*.txt")
+    assert caught.value.code == 2
+    assert "a single document, 'book-00.txt'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--deduplicate", "none", "lines"], "none stands alone"),
+        (["--deduplicate", "words"], "invalid choice"),
+        (["--near-duplicates", "0.2"], "0.2 is not a similarity"),
+        (["--contamination", "/nowhere"], "/nowhere: no such folder"),
+    ],
+)
+def test_bad_options_are_told(
+    make: Make, books: Path, tmp_path: Path, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        make(tmp_path / "out", "--books", books / "*.txt", *arguments)
+    assert caught.value.code == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_real_books_share_a_story(real_data: Path, tmp_path: Path, make: Make) -> None:
+    # "Jeeves and the Chump Cyril" is in both collections; the rest of them is not.
+    folder = tmp_path / "books"
+    folder.mkdir()
+    for name in ("pg59254-the-inimitable-jeeves.txt", "pg8176-death-at-the-excelsior.txt", "pg1250-anthem.txt"):
+        shutil.copy(real_data / "books" / name, folder)
+    vocabulary = real_data / "vocab" / "bert-base-uncased-vocab.txt"
+    arguments = ("--books", folder / "*.txt", "--vocab", vocabulary, "--validation-fraction", 0)
+    everything = documents(make(tmp_path / "all", *arguments, "--deduplicate", "none"))
+    opened = make(tmp_path / "out", *arguments)
+    kept, repeated = documents(opened), opened.manifest.statistics["sources"]["books"]["repeated"]
+    assert {name for name in kept if kept[name] < everything[name]} == {"pg8176-death-at-the-excelsior.txt"}
+    assert 150 < repeated["lines"] < 250
+    assert 5_000 < repeated["tokens"] < 20_000
+
+
+def test_the_share_of_a_benchmark_that_is_in_the_corpus(make: Make, books: Path, tmp_path: Path) -> None:
+    paragraphs = (books / "book-05.txt").read_text().split("\n\n")
+    folder = tmp_path / "benchmark"
+    (folder / "qa").mkdir(parents=True)
+    unseen = "This is a sentence of so many words that nobody has ever written down"
+    (folder / "qa" / "dev.json").write_text(json.dumps({"data": [{"text": paragraphs[0]}, unseen, "too short"]}))
+    fields = [paragraphs[1].upper(), "1", paragraphs[2].replace(".", " !"), unseen]
+    (folder / "train.tsv").write_text("\t".join(fields) + "\n" + f"0\t{unseen}\n")
+    (folder / "more.jsonl").write_text(json.dumps({"text": unseen}) + "\n")
+    (folder / "readme.md").write_text(paragraphs[3])
+    asked = ("--books", books / "*.txt", "--contamination", folder)
+    told = make(tmp_path / "out", *asked).manifest.statistics["contamination"]
+    assert told == {
+        "more.jsonl": {"texts": 1, "in_corpus": 0, "share": 0.0},
+        "qa/dev.json": {"texts": 2, "in_corpus": 1, "share": 0.5},
+        "train.tsv": {"texts": 3, "in_corpus": 2, "share": 2 / 3},
+    }
+    (folder / "broken.json").write_text("{")
+    with pytest.raises(SourceError, match=r"broken.json: can't be read as .json"):
+        read_benchmark(folder)
+
+
+def test_what_a_real_benchmark_has_in_its_own_texts_and_in_a_book(real_data: Path, tmp_path: Path) -> None:
+    raw = (real_data / "squad" / "dev-v1.1.json").read_text()
+    (tmp_path / "dev.json").write_text(raw)
+    benchmark = read_benchmark(tmp_path)
+    search = Search(benchmark.sequences)
+    search.look_in((real_data / "books" / "pg2701-moby-dick.txt").read_text())
+    assert shares(benchmark.texts, [search.positions()])["dev.json"]["share"] < 0.001
+    contexts = {paragraph["context"] for article in json.loads(raw)["data"] for paragraph in article["paragraphs"]}
+    for context in contexts:
+        search.look_in(context)
+    told = shares(benchmark.texts, [search.positions()])["dev.json"]
+    assert len(contexts) <= told["in_corpus"] < told["texts"]  # questions are in no article
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_copies_are_accounted_for_wherever_the_split_falls(
+    make: Make, write_books: Books, tmp_path: Path, seed: int
+) -> None:
+    # So small a corpus moves documents between the splits, and may have no validation split at all.
+    count = 3 + seed % 2
+    books = write_books(tmp_path / "books", count)
+    for number in range(12):
+        shutil.copy(books / f"book-{number % 3:02d}.txt", books / f"copy-{number}.txt")
+    opened = make(tmp_path / "out", "--books", books / "*.txt", "--seed", seed, "--validation-fraction", 0.4)
+    assert documents(opened).keys() == {f"book-{number:02d}.txt" for number in range(count)}
+    assert opened.manifest.statistics["sources"]["books"]["skipped"] == {"duplicate_document": 12}
+
+
+def test_two_real_dumps_of_one_wiki_have_every_page_once(real_data: Path, tmp_path: Path, make: Make) -> None:
+    dumps = real_data / "wikipedia"
+    opened = make(
+        tmp_path / "out",
+        *("--wikipedia", dumps / "enwiki-first75-pages-articles-multistream.xml.bz2"),
+        *("--wikipedia", dumps / "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"),
+        *("--vocab", real_data / "vocab" / "bert-base-uncased-vocab.txt", "--near-duplicates", 0.8),
+    )
+    tables = [opened.shard(entry).table for entry in opened.manifest.shards]
+    ids = [doc_id for table in tables for doc_id in table.column("doc_id").to_pylist()]
+    counts = opened.manifest.statistics["documents"]
+    assert len(ids) == len(set(ids)) == counts["in_shards"]
+    assert counts["collisions"] > 5  # pages that both have, of which the newer revision stays

@@ -1,0 +1,127 @@
+"""A job that trains its own vocabulary: the one that the command trains, and the shards that it would give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from preprocessing import launch, sampling
+from preprocessing.make_shards import main
+from preprocessing.schema import ShardDirectory
+from preprocessing.train_vocab import lowest
+from preprocessing.train_vocab import main as train_vocab
+from tests.preprocessing.maker import contents
+
+TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+
+
+def make(output: Path, *arguments: object) -> None:
+    shared = ("--sequence-lengths", 32, "--duplicates", 2, "--output", output)
+    main([str(argument) for argument in (*shared, *arguments)])
+
+
+@pytest.fixture
+def sampled(books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
+    """Inputs of several units, and a sample of some of their documents."""
+    monkeypatch.setattr("preprocessing.job.UNIT_BYTES", 1)
+    return ("--books", books / "*.txt", "--seed", 3)
+
+
+@pytest.mark.parametrize(
+    ("bytes_", "mode"), [(20_000, ()), (20_000, TWO_PROCESSES), (1, ()), (10**8, ())], ids=["some", "two", "one", "all"]
+)
+def test_the_vocabulary_of_the_command_and_its_shards(
+    sampled: tuple[object, ...], tmp_path: Path, bytes_: int, mode: tuple[str, ...]
+) -> None:
+    vocabulary = tmp_path / "vocab.txt"
+    train_vocab([*map(str, sampled), "--size", "70", "--sample-bytes", str(bytes_), "--output", str(vocabulary)])
+    make(tmp_path / "job", *sampled, "--train-vocab", 70, "--vocab-sample-bytes", bytes_, *mode)
+    assert (tmp_path / "job" / "tokenizer" / "vocab.txt").read_bytes() == vocabulary.read_bytes()
+    make(tmp_path / "given", *sampled, "--vocab", vocabulary)
+    assert contents(tmp_path / "job") == contents(tmp_path / "given")
+    assert not (tmp_path / "job" / ".work").exists()
+    assert ShardDirectory(tmp_path / "job").manifest.options["train_vocabulary"] == {
+        "size": 70,
+        "sample_bytes": bytes_,
+    }
+
+
+def test_inputs_that_hold_less_than_it_seemed_are_read_again(
+    sampled: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "right", *sampled, "--train-vocab", 70, "--vocab-sample-bytes", 20_000)
+    cutoffs: list[int] = []
+    build = sampling.build_sampling
+
+    def watched(*arguments: object, cutoff: int, **others: object) -> None:
+        cutoffs.append(cutoff)
+        build(*arguments, cutoff=cutoff, **others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(launch, "build_sampling", watched)
+    monkeypatch.setattr("preprocessing.job.text_bytes", lambda file: 100 * file.bytes)
+    make(tmp_path / "wrong", *sampled, "--train-vocab", 70, "--vocab-sample-bytes", 20_000)
+    assert contents(tmp_path / "wrong") == contents(tmp_path / "right")
+    assert len(cutoffs) == 2
+    assert cutoffs[0] < cutoffs[1] == sampling.ALL
+
+
+def test_an_interrupted_job_keeps_its_vocabulary(
+    sampled: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = (*sampled, "--train-vocab", 70)
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "execute", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(SystemExit):
+            make(tmp_path / "out", *arguments)
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "train_vocabulary", None)  # would fail if it were called again
+        make(tmp_path / "out", *arguments)
+    capsys.readouterr()
+    make(tmp_path / "out", *arguments)
+    assert "nothing to do" in capsys.readouterr().out
+    for other in (("--train-vocab", 71), ("--train-vocab", 70, "--vocab-sample-bytes", 5)):
+        with pytest.raises(SystemExit):
+            make(tmp_path / "out", *sampled, *other)
+        assert "train_vocabulary" in capsys.readouterr().err
+
+
+def test_unusable_requests_are_told_in_a_line(
+    sampled: tuple[object, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], vocabulary_file: Path
+) -> None:
+    for arguments, told in [
+        ((), "one of the arguments --vocab --train-vocab is required"),
+        (("--train-vocab", 70, "--vocab", vocabulary_file), "not allowed with argument"),
+        (("--train-vocab", 9), "leaves no room"),
+    ]:
+        with pytest.raises(SystemExit) as caught:
+            make(tmp_path / "out", *sampled, *arguments)
+        assert caught.value.code == 2
+        assert told in capsys.readouterr().err
+        assert not list(tmp_path.glob("out/*"))
+
+
+def test_a_sample_of_samples_is_the_sample_of_the_whole() -> None:
+    entries = [((number * 7919) % 1009, "x" * (number % 40 + 1)) for number in range(400)]
+    for budget in (1, 30, 200, 3000, 10**6):
+        parts = [lowest(entries[part::7], budget) for part in range(7)]
+        assert lowest([entry for part in parts for entry in part], budget) == lowest(entries, budget)
+
+
+def test_a_cutoff_leaves_room_to_be_wrong() -> None:
+    assert sampling.first_cutoff(100, 50) == sampling.ALL
+    assert sampling.first_cutoff(100, 0) == sampling.ALL
+    assert sampling.first_cutoff(100, 1000) == pytest.approx(sampling.ALL / 5)
+
+
+def test_a_real_korean_vocabulary(real_data: Path, tmp_path: Path) -> None:
+    korean = ("--books", real_data / "korean" / "kowiki" / "*", "--cased", "--language", "ko")
+    main(
+        [
+            *map(str, korean),
+            *("--train-vocab", "8000", "--output", str(tmp_path / "out"), "--sequence-lengths", "128"),
+        ]
+    )
+    manifest = ShardDirectory(tmp_path / "out").manifest
+    assert manifest.vocabulary.size == 8000
+    assert manifest.statistics["unknown_rate"] < 0.03

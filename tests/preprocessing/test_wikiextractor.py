@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from preprocessing.sources import Damaged, Document, Item, Skipped
+from preprocessing.sources.wikiextractor import read
+
+
+def documents(data: str | bytes) -> list[Item]:
+    return list(read(io.BytesIO(data.encode() if isinstance(data, str) else data), "AA/wiki_00"))
+
+
+def doc(title: str, text: str) -> str:
+    return f'<doc id="1" url="https://en.wikipedia.org/wiki?curid=1" title="{title}">\n{text}\n</doc>\n'
+
+
+def test_documents_without_their_title_line() -> None:
+    found = documents(doc('A "B" &amp; C', 'A "B" & C\n\nIt is x &lt; y.\n\nMore.\n') + "\n" + doc("D", "Text of D."))
+    assert found == [
+        Document("AA/wiki_00#0", "wikiextractor", 'A "B" & C', "It is x < y.\nMore."),
+        Document("AA/wiki_00#1", "wikiextractor", "D", "Text of D."),
+    ]
+
+
+def test_what_is_no_document() -> None:
+    assert documents(b"") == [Skipped("AA/wiki_00", "wikiextractor", "empty")]
+    assert documents(doc("Only a title", "Only a title")) == [Skipped("AA/wiki_00#0", "wikiextractor", "empty")]
+    first, second, third = documents("stray\n" + doc("A", "Text.") + '<doc title="B">\nno end')
+    assert isinstance(first, Damaged)
+    assert "b'stray' is outside of <doc" in first.message
+    assert second == Document("AA/wiki_00#1", "wikiextractor", "A", "Text.")
+    assert isinstance(third, Damaged)
+    assert "without its end" in third.message
+
+
+def test_too_large_a_document_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("preprocessing.sources.wikiextractor.MAX_DOCUMENT", 100)
+    found = documents(doc("A", "x" * 101) + doc("B", "x" * 1000 + "\n" + "x" * 1000) + doc("C", "x" * 100))
+    assert [getattr(item, "reason", "read") for item in found] == ["too_large", "too_large", "read"]
+
+
+def test_bytes_that_are_no_utf8_are_replaced_and_counted() -> None:
+    (found,) = documents(doc("A", "caf@ it is.").encode().replace(b"@", b"\xe9"))
+    assert found == Document("AA/wiki_00#0", "wikiextractor", "A", "caf\ufffd it is.", replaced=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("wiki_00", 2), ("wikiextractor/AB/wiki_09", 157), ("wikiextractor/states/wiki_02", 15)]
+)
+def test_real_files(real_data: Path, name: str, count: int) -> None:
+    found = documents((real_data / "wikipedia" / name).read_bytes())
+    assert len(found) == count
+    articles = [item for item in found if isinstance(item, Document)]
+    assert len(articles) > 0.9 * count
+    for article in articles:
+        assert article.title
+        assert not article.text.startswith(article.title + "\n")
+        assert "<doc" not in article.text
+        assert "</doc>" not in article.text

@@ -1,0 +1,168 @@
+"""A dump of several bzip2 streams, read in parts: all parts together are the dump, wherever they are cut."""
+
+from __future__ import annotations
+
+import bz2
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from preprocessing.sources import Document, Item, Part, Skipped, SourceError, wikipedia
+from preprocessing.sources.wikipedia import read, read_part
+from tests.preprocessing.test_wikipedia import BOMB, SITEINFO, dump, page
+
+PAGES = [page(f"Page {number} is here.{' It is long.' * (number % 7 * 300)}", number=number) for number in range(60)]
+
+
+def multistream(header: str, pages: Sequence[str], encoding: str = "utf-8", per_stream: int = 10) -> bytes:
+    """As Wikimedia writes them: the header, so many pages a stream, the end."""
+    texts = ["".join(pages[at : at + per_stream]) for at in range(0, len(pages), per_stream)]
+    streams = [f'<mediawiki xml:lang="en">{header}', *texts, "</mediawiki>"]
+    marked = ["\ufeff" if encoding.startswith("utf-16") else "", *([""] * len(streams))]
+    return b"".join(bz2.compress((mark + text).encode(encoding)) for mark, text in zip(marked, streams, strict=False))
+
+
+def recompressed(data: bytes, size: int) -> bytes:
+    """As pbzip2 writes them: streams end anywhere, within a page and within a letter."""
+    return b"".join(bz2.compress(data[at : at + size]) for at in range(0, len(data), size))
+
+
+def parts(data: bytes, size: int) -> list[list[Item]]:
+    cuts = [Part(begin, min(begin + size, len(data))) for begin in range(0, len(data), size)]
+    return [list(read_part(io.BytesIO(data), "a.bz2", part)) for part in cuts]
+
+
+def together(data: bytes, size: int) -> list[Item]:
+    return [item for part in parts(data, size) for item in part]
+
+
+def whole(data: bytes) -> list[Item]:
+    return list(read(io.BytesIO(bz2.decompress(data)), "a.bz2"))
+
+
+SIZES = [1, 37, 500, 1000, 3000, 1 << 20]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("header", [SITEINFO, ""], ids=["named", "unnamed"])
+def test_the_parts_are_the_dump(header: str, size: int) -> None:
+    data = multistream(header, PAGES)
+    expected = whole(data)
+    assert len(expected) == 60
+    found = parts(data, size)
+    assert [item for part in found for item in part] == expected
+    assert size >= len(data) or sum(map(bool, found)) > 1
+
+
+@pytest.mark.parametrize("size", [400, 2000])
+@pytest.mark.parametrize("stream", [613, 5000, 100_000])
+def test_streams_that_end_within_a_page(stream: int, size: int) -> None:
+    xml = dump(SITEINFO, *PAGES[:40], page("Ένα 狗." * 500, number=99))
+    assert together(recompressed(xml, stream), size) == whole(bz2.compress(xml))
+
+
+def test_streams_that_end_within_every_letter_of_a_mark() -> None:
+    xml = dump(SITEINFO, *PAGES[1:5])
+    at = xml.index(b"<page>", xml.index(b"<page>") + 1)
+    for cut in range(at - 1, at + 8):
+        data = bz2.compress(xml[:cut]) + bz2.compress(xml[cut:])
+        assert together(data, len(data) // 2 + 1) == whole(data)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf16(encoding: str) -> None:
+    data = multistream(SITEINFO, PAGES[:30], encoding)
+    assert together(data, 700) == whole(data)
+    assert len(whole(data)) == 30
+
+
+def test_a_prefixed_dump() -> None:
+    prefixed = dump(SITEINFO, *PAGES[:30]).decode().replace("xmlns=", "xmlns:mw=")
+    xml = prefixed.replace("</", "</mw:").replace("<", "<mw:").replace("<mw:/mw:", "</mw:").encode()
+    assert len(whole(bz2.compress(xml))) == 30
+    assert together(recompressed(xml, 1000), 500) == whole(bz2.compress(xml))
+
+
+def test_a_long_header_reaches_every_part() -> None:
+    namespaces = "".join(f'<namespace key="{key}">Name {key}</namespace>' for key in range(200, 4000))
+    header = SITEINFO.replace("</namespaces>", f"{namespaces}</namespaces>")
+    assert len(header) > 2 * wikipedia._CHUNK
+    data = multistream(header, PAGES)
+    assert together(data, 1000) == whole(data)
+    assert {item.doc_id.split("/")[0] for item in together(data, 1000)} == {"testwiki"}
+
+
+def test_what_is_wanted_is_all_that_is_extracted() -> None:
+    data = multistream(SITEINFO, [*PAGES[:20], page(number=77, ns=1)])
+    asked: list[str] = []
+
+    def wanted(doc_id: str) -> bool:
+        asked.append(doc_id)
+        return doc_id.endswith("7")
+
+    found = list(read_part(io.BytesIO(data), "a", Part(0, len(data)), wanted=wanted))  # type: ignore[call-arg]
+    assert [item.doc_id for item in found] == ["testwiki/7", "testwiki/17", "testwiki/77"]
+    assert len(asked) == 20  # a page that is skipped anyway costs nothing
+
+
+def damage(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("spoil", [lambda data: damage(data, len(data) * 2 // 3), lambda data: data[:-30]])
+def test_damage_is_found_by_some_part_whatever_their_size(spoil: Callable[[bytes], bytes]) -> None:
+    data = spoil(multistream(SITEINFO, PAGES))
+    for size in (100, 700, 1000, 1 << 20):
+        with pytest.raises(SourceError, match=r"^a\.bz2: (damaged before|cut short at) byte .* begins at byte"):
+            together(data, size)
+
+
+def test_a_dump_that_ends_within_a_page_is_damaged_whatever_the_size_of_parts() -> None:
+    xml = dump(SITEINFO, *PAGES[:30])
+    data = recompressed(xml[: xml.rindex(b"</revision>")], 3000)
+    for size in (200, 1000, 1 << 20):
+        with pytest.raises(SourceError, match=r"^a\.bz2, bytes .*: damaged XML"):
+            together(data, size)
+
+
+def test_document_types_are_refused_in_every_part() -> None:
+    data = recompressed(dump(*PAGES, prolog=BOMB), 3000)
+    for begin in range(0, data.rindex(b"BZh"), 1000):
+        with pytest.raises(SourceError, match="document type"):
+            list(read_part(io.BytesIO(data), "a.bz2", Part(begin, len(data))))
+
+
+def test_bytes_that_are_no_utf8_are_replaced_and_counted_once() -> None:
+    raw = dump(SITEINFO, page("Caf\u00e9 is @ here @@ and there.", number=1), *PAGES[2:30]).replace(b"@", b"\xe9")
+    for data in (bz2.compress(raw), recompressed(raw, 211)):
+        for size in (300, 1 << 20):
+            first, *others = together(data, size)
+            assert isinstance(first, Document)
+            assert first.text == "Café is \ufffd here \ufffd and there."
+            assert first.replaced == 2
+            assert all(isinstance(item, Document) and not item.replaced for item in others)
+
+
+def test_a_letter_across_two_chunks_is_whole() -> None:
+    head = dump(SITEINFO, "<page>")[: -len("</mediawiki>")]
+    for shift in range(4):
+        text = "x" * (wikipedia._CHUNK - len(head) - 60 + shift) + "狗" * 100
+        (found,) = read(io.BytesIO(dump(SITEINFO, page(text))), "a.xml")
+        assert isinstance(found, Document)
+        assert (found.text, found.replaced) == (text, 0)
+
+
+@pytest.mark.parametrize("size", [1000, 30_000, 100_000, 1 << 20])
+def test_a_real_dump(real_data: Path, size: int) -> None:
+    data = (real_data / "wikipedia" / "enwiki-first75-pages-articles-multistream.xml.bz2").read_bytes()
+    assert together(data, size) == whole(data)
+    assert sum(isinstance(item, Skipped) for item in whole(data)) == 63
+
+
+def test_a_real_single_stream_dump_belongs_to_the_first_part(real_data: Path) -> None:
+    data = (real_data / "wikipedia" / "tiny_dump.xml.bz2").read_bytes()
+    first, *others = parts(data, 50_000)
+    assert first == whole(data)
+    assert not any(others)
