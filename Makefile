@@ -76,8 +76,11 @@ test: lint
 test-cluster: $(VENV)/.dev
 	pytest -m "slow or flink or slurm or kubernetes"
 
-bench: $(VENV)/.dev
-	for script in benchmarks/*.py; do echo "== $$script"; python $$script; done
+# The quick form of each; their own --help tells the long ones. wikitext.py says what its peer needs.
+bench: $(VENV)/.dev $(DEMO)/shards/manifest.json
+	python benchmarks/preprocessing.py --megabytes 20
+	python benchmarks/wikitext.py $(DUMP)
+	python benchmarks/loader.py --shards $(DEMO)/shards
 
 clean:
 	rm -rf $(VENV) $(DEMO) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

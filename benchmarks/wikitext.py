@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import bz2
 import re
+import sys
 import tarfile
 import time
 from collections import Counter
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lxml import etree
+
+sys.path = [folder for folder in sys.path if Path(folder).name != "benchmarks"]  # its preprocessing.py is another
 
 from preprocessing.sources.wikitext import extract_passages
 

@@ -46,6 +46,8 @@ _INTERVAL = 5.0  # seconds between two looks at metrics.jsonl
 _PATIENCE = 60.0  # seconds that a finished training waits for its tracker
 
 _log = logging.getLogger(__name__)
+for _noisy in ("mlflow", "alembic"):  # what a new store's tables are called, and that a monitor has begun
+    logging.getLogger(_noisy).setLevel(logging.WARNING)
 
 
 @dataclass
