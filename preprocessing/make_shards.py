@@ -8,6 +8,11 @@ What happens is in preprocessing.transforms; this file is run as a script, so no
 from __future__ import annotations
 
 import sys
+
+# Python puts a script's own folder first on the module path, where our inspect.py would hide the standard library's.
+if sys.path and sys.path[0].endswith("preprocessing"):
+    sys.path.pop(0)
+
 from collections.abc import Sequence
 
 from preprocessing import launch, options

@@ -67,6 +67,7 @@ def test_vocabulary_shards_training_evaluation_report(dump: str, tmp_path: Path)
     ("command", "words"),
     [
         (["beam", "run", "preprocessing/make_shards.py", "--help"], ["--wikipedia", "--duplicates", "example:"]),
+        (["python", "preprocessing/make_shards.py", "--help"], ["--wikipedia", "--train-vocab"]),
         (["python", "trainer/pretrain.py", "--help"], ["--config", "--shards", "section.key=value", "goes on"]),
         (["python", "-m", "eval.run", "--help"], ["--checkpoint", "--tasks", "--shards"]),
     ],
