@@ -6,6 +6,7 @@ job server), with java, mvn and go. The workers have Beam and the libraries but 
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -159,6 +160,31 @@ def test_a_task_manager_lost_and_replaced(flink: list[str], wheel: Path, right: 
     lab("flink-up")
     assert job.wait(280) == 0, told(output)
     assert contents(output) == right
+
+
+def test_a_corpus_larger_than_a_task_managers_heap(flink: list[str], wheel: Path, tmp_path: Path) -> None:
+    """Tokens lie in files and never travel through the engine: 600 MB of text pass through heaps of 512 MB."""
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    books = [
+        path.read_text(encoding="utf-8", errors="replace") for path in sorted((SHARED / "data" / "books").iterdir())
+    ]
+    for copy in range(24):
+        with (corpus / f"{copy:02d}.jsonl").open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps({"text": text}) + "\n" for text in books)
+    assert sum(path.stat().st_size for path in corpus.iterdir()) > 600e6
+    output = tmp_path / "out"
+    command = [
+        BEAM, "run", "preprocessing/make_shards.py", "--jsonl", corpus / "*.jsonl", "--deduplicate", "none",
+        "--vocab", SHARED / "data" / "vocab" / "bert-base-uncased-vocab.txt", "--output", output,
+        "--sequence-lengths", "128", "--duplicates", "1", *flink, f"--extra_package={wheel}",
+    ]  # fmt: skip
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-2000:]
+    directory = ShardDirectory(output)
+    directory.verify()
+    documents = directory.manifest.statistics["documents"]
+    assert documents["read"] == 24 * 56 == sum(entry.rows for entry in directory.manifest.shards)
 
 
 def test_prism_makes_the_same_bytes(right: dict[str, str], tmp_path: Path) -> None:
