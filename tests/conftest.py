@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,3 +26,12 @@ def real_data() -> Path:
     if not path.is_dir():
         pytest.skip(f"needs the real corpora in {path}")
     return path
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A command's main sets what is logged for its whole process; a test's process goes on with the next test."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    root.setLevel(level)
