@@ -30,6 +30,7 @@ if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
 
 import torch
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from preprocessing.schema import MANIFEST, ShardDirectory, ShardError, checksum
 from trainer.checkpoint import (
@@ -239,9 +240,13 @@ class Progress:
         self._every = recipe.log.every
         self._last = recipe.last_step
         self._began = time.monotonic(), step
-        self._bar = None
-        if is_first and sys.stderr.isatty():
-            self._bar = tqdm(total=self._last, initial=step, unit="step", dynamic_ncols=True, smoothing=0.05)
+        self._bar: tqdm[Any] | None = None
+        self._open = contextlib.ExitStack()
+        if is_first and _is_terminal():
+            form = "{l_bar}{bar:20}{r_bar}"
+            bar: tqdm[Any] = tqdm(total=self._last, initial=step, unit="step", bar_format=form, smoothing=0.05)
+            self._bar = self._open.enter_context(bar)
+            self._open.enter_context(logging_redirect_tqdm())  # other lines go above the bar
 
     def show(self, line: dict[str, Any]) -> None:
         """Report a step."""
@@ -250,20 +255,24 @@ class Progress:
             f"lr {line['learning_rate']:.2e}, {line['tokens_per_second']:,.0f} tokens/s"
         )
         if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
             self._bar.update()
-            self._bar.set_postfix_str(text)
         elif line["step"] % self._every == 0 or line["step"] == self._last:
             _log.info("step %d/%d: %s, %s to go", line["step"], self._last, text, self._time_to_go(line["step"]))
 
     def close(self) -> None:
         """Leave the bar as it stands."""
-        if self._bar is not None:
-            self._bar.close()
+        self._open.close()
 
     def _time_to_go(self, step: int) -> str:
         began, first = self._began
         seconds = (time.monotonic() - began) / max(1, step - first) * (self._last - step)
         return tqdm.format_interval(seconds)
+
+
+def _is_terminal() -> bool:
+    """Whether the log goes to a terminal that has a width."""
+    return sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
 
 
 class Clock:
