@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
 import io
 import logging
@@ -19,6 +20,7 @@ import torch
 import torch.distributed
 from deepspeed.accelerator import get_accelerator
 from torch import Tensor
+from torch.utils.cpp_extension import get_default_build_root
 
 from trainer.data import Batch
 from trainer.metrics import training_flops
@@ -405,9 +407,19 @@ _build_shared_memory = _backend.build_shm_op
 
 
 def _shared_memory_or_none() -> Any:
-    """DeepSpeed's helper for CPU ranks on one machine, which it compiles at the first start; None where it can't be."""
+    """DeepSpeed's helper for CPU ranks on one machine, which it compiles at the first start; None where it can't be.
+
+    torch guards the compilation with a file that a killed process leaves behind, and all later ones wait for ever.
+    The operating system's lock ends with its process: who holds it may remove what is left of torch's.
+    """
+    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
     try:
-        return _build_shared_memory()
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "bert-pretraining.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in folder.rglob("deepspeed_shm_comm/lock"):
+                left.unlink()
+            return _build_shared_memory()
     except (OSError, RuntimeError, ImportError):
         logging.getLogger("pretrain").warning(
             "CPU ranks talk over gloo: DeepSpeed's faster way takes a C++ compiler and Python's headers"
