@@ -23,6 +23,14 @@ _CONTEXT.set_forkserver_preload(["trainer.pretrain", "tests.trainer.rank_tasks"]
 _PATIENCE = 240.0  # seconds; a hang is a failure, not a wait
 
 
+def free_port() -> int:
+    """A port that nobody listens on; the launchers' own default is taken where another training runs."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
 def run_ranks(world: int, task: Callable[..., Any], *arguments: Any, log: Path | None = None) -> list[Any]:
     """Call ``task(*arguments)`` in ``world`` ranks at once; returns what each returned.
 
@@ -61,9 +69,7 @@ def run_ranks_and_kill(
 def _start(
     world: int, task: Callable[..., Any], arguments: tuple[Any, ...], log: Path | None
 ) -> list[tuple[ForkServerProcess, Connection]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     ranks = []
     for rank in range(world):
         mine, theirs = _CONTEXT.Pipe()

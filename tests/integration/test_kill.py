@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT
-from tests.ranks import run_ranks, run_ranks_and_kill
+from tests.ranks import free_port, run_ranks, run_ranks_and_kill
 from tests.trainer.conftest import TINY
 from tests.trainer.rank_tasks import run_pretrain
 from tests.trainer.shard_factory import write_shards
@@ -40,7 +40,8 @@ def launch(tmp_path):
 
     def start(output: Path) -> subprocess.Popen[bytes]:
         command = [
-            "deepspeed", "--num_accelerators", "2", "trainer/pretrain.py", "--config", str(tmp_path / "recipe.toml"),
+            "deepspeed", "--master_port", str(free_port()), "--num_accelerators", "2",
+            "trainer/pretrain.py", "--config", str(tmp_path / "recipe.toml"),
             "--deepspeed_config", "ds_config.json", "--shards", str(tmp_path / "shards"), "--output", str(output),
         ]  # fmt: skip
         environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}

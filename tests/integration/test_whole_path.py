@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.ranks import free_port
 from trainer.checkpoint import read_lines
 
 
@@ -38,7 +39,8 @@ def test_vocabulary_shards_training_evaluation_report(dump: str, tmp_path: Path)
     assert json.loads((shards / "manifest.json").read_text())["statistics"]["documents"]["in_shards"] > 90
 
     train = [
-        "deepspeed", "--num_accelerators", "2", "trainer/pretrain.py", "--config", "trainer/recipes/demo.toml",
+        "deepspeed", "--master_port", str(free_port()), "--num_accelerators", "2",
+        "trainer/pretrain.py", "--config", "trainer/recipes/demo.toml",
         "--deepspeed_config", "ds_config.json", "--shards", str(shards), "--output", str(training),
         "model.num_hidden_layers=1", "model.hidden_size=64", "model.intermediate_size=64", "phases.0.steps=6",
         "log.every=2", "log.validation_samples=32",
@@ -80,7 +82,8 @@ def test_help_reads_like_a_good_tool_s(command: list[str], words: list[str]):
 
 def test_a_user_s_mistake_comes_through_the_launcher_as_exit_code_2(tmp_path: Path):
     log = run(
-        "deepspeed", "--num_accelerators", "2", "trainer/pretrain.py", "--config", "trainer/recipes/demo.toml",
+        "deepspeed", "--master_port", str(free_port()), "--num_accelerators", "2",
+        "trainer/pretrain.py", "--config", "trainer/recipes/demo.toml",
         "--shards", str(tmp_path / "nowhere"), "--output", str(tmp_path / "run"),
         code=2,
     )  # fmt: skip
