@@ -152,8 +152,8 @@ class SampleStream:
         """
         samples = self.samples(indices)
         special = self._special
-        maskable = np.arange(samples.tokens.shape[1]) < samples.lengths[:, None]
-        maskable &= (samples.tokens != special.cls) & (samples.tokens != special.sep)
+        real = np.arange(samples.tokens.shape[1]) < samples.lengths[:, None]
+        maskable = real & (samples.tokens != special.cls) & (samples.tokens != special.sep)
         masked = mask_tokens(
             samples.tokens,
             maskable,
@@ -164,12 +164,12 @@ class SampleStream:
             mask_id=special.mask,
             max_predictions=self._max_predictions,
             config=self._masking,
-            continues=self._continuation[samples.tokens],
+            continues=None if self._masking.unit == "token" else self._continuation[samples.tokens],
         )
         return Batch(
             input_ids=torch.from_numpy(masked.tokens),
             token_type_ids=torch.from_numpy(samples.token_types),
-            attention_mask=torch.from_numpy(np.arange(samples.tokens.shape[1]) < samples.lengths[:, None]),
+            attention_mask=torch.from_numpy(real),
             positions=torch.from_numpy(masked.positions),
             mlm_labels=torch.from_numpy(masked.labels),
             nsp_labels=torch.from_numpy((~samples.is_next).astype(np.int64)),

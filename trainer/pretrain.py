@@ -33,6 +33,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from preprocessing.schema import MANIFEST, ShardDirectory, ShardError, checksum
+from preprocessing.tokenization import VocabularyError
 from trainer.checkpoint import (
     CheckpointError,
     Outcome,
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO if first else logging.ERROR, format="%(message)s", force=True)
     try:
         pretrain(arguments)
-    except (ConfigError, ShardError, CheckpointError, NonFiniteError) as error:
+    except (ConfigError, ShardError, VocabularyError, CheckpointError, StateError, NonFiniteError) as error:
         if first:
             print(f"error: {error}", file=sys.stderr)
         return 1 if isinstance(error, NonFiniteError) else 2
