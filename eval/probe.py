@@ -23,6 +23,7 @@ from preprocessing.schema import ShardDirectory
 from preprocessing.tokenization import MASK
 from trainer.data import Batch
 from trainer.model import EMPTY_SLOT, BertForPreTraining
+from trainer.packing import PackedTokens
 
 _QUANTILE = 1.96  # of the normal distribution: 95 % lie within so many standard errors
 _CHUNK = 1 << 24  # tokens that are counted at once: numpy widens them to eight bytes each
@@ -139,10 +140,9 @@ def score(model: BertForPreTraining, batches: Iterable[Batch]) -> Outcomes:
 
 @torch.inference_mode()
 def _score_batch(model: BertForPreTraining, batch: Batch) -> Outcomes:
-    word_logits, nsp_logits = model(batch.input_ids, batch.token_type_ids, batch.attention_mask, batch.positions)
-    size, width = batch.input_ids.shape
+    word_logits, nsp_logits = model(batch.tokens, batch.positions)
     words = _losses_and_hits(word_logits, batch.mlm_labels)  # [P, V] -> [3, P]
-    by_sample = words.new_zeros(3, size).index_add_(1, batch.positions // width, words)  # [3, P] -> [3, B]
+    by_sample = words.new_zeros(3, len(batch.nsp_labels)).index_add_(1, batch.sequences, words)  # [3, P] -> [3, B]
     sentences = _losses_and_hits(nsp_logits, batch.nsp_labels)  # [B, 2] -> [3, B]
     samples = batch.nsp_labels != EMPTY_SLOT
     columns = torch.cat([by_sample, sentences[1:]])[:, samples]  # [5, real samples]
@@ -237,9 +237,9 @@ def fill_masks(
 
 def _fill(model: BertForPreTraining, tokenizer: Tokenizer, sentence: str, top: int) -> FilledSentence:
     encoding = tokenizer.encode(sentence)
-    ids, types = torch.tensor([encoding.ids]), torch.tensor([encoding.type_ids])  # [1, S]
+    tokens = PackedTokens.from_sequences([encoding.ids], [encoding.type_ids])
     positions = torch.tensor([i for i, token in enumerate(encoding.tokens) if token == MASK])
-    logits, _ = model(ids, types, torch.ones_like(ids), positions)
+    logits, _ = model(tokens, positions)
     words = logits[:, : tokenizer.get_vocab_size()]  # a model may have more rows than the vocabulary has tokens
     best = words.float().softmax(dim=-1).topk(min(top, words.shape[1]))
     masks = zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -29,7 +29,7 @@ from preprocessing.tokenization import MASK, VOCABULARY_FILE, load_tokenizer
 from trainer.data import SampleStream, validation_stream
 from trainer.hugging_face import LINEAGE, WEIGHTS, Export, load_export
 from trainer.lineage import code_version
-from trainer.model import BertForPreTraining
+from trainer.model import BertConfig, BertForPreTraining
 
 _FEWEST = 2  # samples: one alone says nothing about its error
 
@@ -71,7 +71,7 @@ def prepare(arguments: argparse.Namespace, tasks: Sequence[Task]) -> Subject:
     positions = export.config.max_position_embeddings
     stream = None
     if any(task.needs_shards for task in tasks):
-        stream = open_stream(arguments.shards, arguments.checkpoint, arguments.sequence_length, positions)
+        stream = open_stream(arguments.shards, arguments.checkpoint, arguments.sequence_length, export.config)
     model = BertForPreTraining(export.config, seed=None)
     model.load_state_dict(export.state)
     return Subject(
@@ -102,14 +102,14 @@ def read_lineage(checkpoint: Path) -> dict[str, Any]:
     return lineage
 
 
-def open_stream(shards: Path | None, checkpoint: Path, asked: int | None, positions: int) -> SampleStream:
+def open_stream(shards: Path | None, checkpoint: Path, asked: int | None, config: BertConfig) -> SampleStream:
     """The held-out samples, made with the export's vocabulary and no longer than its model reads.
 
     Args:
         shards: a shard directory.
         checkpoint: the export.
         asked: the sequence length; None for the longest that there is and that fits.
-        positions: how long a sequence the model reads.
+        config: of the export's model.
 
     Raises:
         ValueError: no shards, incomplete ones, ones without held-out samples, of another vocabulary or too long.
@@ -122,7 +122,8 @@ def open_stream(shards: Path | None, checkpoint: Path, asked: int | None, positi
         raise ValueError(f"{vocabulary}: missing, so whether the shards fit can't be told; copy the export anew")
     if checksum(vocabulary) != directory.manifest.vocabulary.blake2b:
         raise ValueError(f"{shards}: made with another vocabulary than {vocabulary}; give shards made with that one")
-    stream = validation_stream(directory, choose_length(asked, directory.manifest.sequence_lengths, positions))
+    length = choose_length(asked, directory.manifest.sequence_lengths, config.max_position_embeddings)
+    stream = validation_stream(directory, length, config.is_decoder)
     if stream.size < _FEWEST:
         raise ValueError(f"{shards}: {stream.size} held-out sample is too few for an estimate; hold out more documents")
     return stream

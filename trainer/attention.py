@@ -1,48 +1,60 @@
-"""Scaled dot-product attention and dropout, each as fast as the device allows.
+"""Scaled dot-product attention within packed sequences, and dropout, each as fast as the device allows.
 
-B batch, S sequence, N heads, H head width. Queries, keys and values come as [B, S, N, H], the order in which one
-product for all three leaves them, and in which kernels for concatenated sequences want them ([T, N, H], T packed
-tokens): such a kernel is another entry of the table below.
+T tokens of B sequences laid end to end, N heads, H head width; G sequences of a group, S tokens of the longest.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Implementation = Literal["reference", "batched", "sdpa"]
+from trainer.packing import Group, PackedTokens
+
+Implementation = Literal["reference", "grouped", "sdpa", "varlen"]
 
 
 def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor,
+    tokens: PackedTokens,
     dropout_probability: float = 0.0,
+    causal: bool = False,
     implementation: Implementation | None = None,
 ) -> Tensor:
-    """Let every token gather from the real tokens of its sequence: dropout(softmax(Q K^T / sqrt(H))) V.
+    """Let every token gather from the tokens of its own sequence: dropout(softmax(Q K^T / sqrt(H))) V.
 
     Vaswani et al. (2017), section 3.2.1; google-research/bert, modeling.attention_layer.
 
     Args:
-        query: [B, S, N, H], floating point, of any strides.
+        query: [T, N, H], floating point, of any strides.
         key: As query.
         value: As query.
-        mask: [B, S] bool, true where a token is real. Padding gets a weight of exactly zero; a sequence of nothing but
-            padding (an empty slot of a batch) gets the mean of its values, which is finite and which nobody reads.
+        tokens: Where the sequences lie.
         dropout_probability: Share of the weights to drop, in [0, 1); 0 outside training.
+        causal: Whether a token sees itself and those before it only.
         implementation: How to compute it; None takes the fastest for the device of ``query``.
 
     Returns:
-        [B, S, N, H], contiguous, in the dtype of ``query``.
+        [T, N, H], contiguous, in the dtype of ``query``.
+
+    Raises:
+        ValueError: "varlen" is asked for dropout, which that kernel doesn't have.
     """
-    # On a CPU torch's kernel gives way to slow code where there is dropout, and its bfloat16 backward is slow too:
-    # two products take 0.7 times as long in float32, 0.3 times in bfloat16 (docs/model.md).
-    implementation = implementation or ("batched" if query.is_cpu else "sdpa")
-    return _IMPLEMENTATIONS[implementation](query, key, value, mask, dropout_probability)
+    return _IMPLEMENTATIONS[implementation or _fastest(query, dropout_probability)](
+        query, key, value, tokens, dropout_probability, causal
+    )
+
+
+def _fastest(query: Tensor, dropout_probability: float) -> Implementation:
+    if query.is_cpu:
+        return "grouped"
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    return "varlen" if half and dropout_probability == 0.0 else "sdpa"
 
 
 def dropout(x: Tensor, probability: float) -> Tensor:
@@ -63,54 +75,172 @@ def dropout(x: Tensor, probability: float) -> Tensor:
         return x
     if not x.is_cpu:
         return F.dropout(x, probability)
-    dropped = int(probability * 2**16)
+    # Two products: a mask that holds the scale would round it to x's dtype, 0.2 % off in bfloat16.
+    return x * _kept(x, probability).to(x.dtype) * _scale(probability)
+
+
+def _kept(x: Tensor, probability: float) -> Tensor:
+    """Which elements of ``x`` stay, bool of its shape; on a CPU."""
     words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     bits = words.view(torch.int16)[: x.numel()].view(x.shape)  # [elements/4] of 64 bits -> x.shape of 16 bits
-    keep = bits >= dropped - 2**15
-    # Two products: a mask that holds the scale would round it to x's dtype, 0.2 % off in bfloat16.
-    return x * keep.to(x.dtype) * (2**16 / (2**16 - dropped))
+    return bits >= _dropped(probability) - 2**15
 
 
-def _reference(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout_probability: float) -> Tensor:
-    """The formula as it is written."""
-    query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # [B, S, N, H] -> [B, N, S, H]
-    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5  # [B, N, S, H] x [B, N, H, S] -> [B, N, S, S]
-    weights = torch.softmax(scores + _padding_bias(mask, scores.dtype), dim=-1)
-    gathered = dropout(weights, dropout_probability) @ value  # [B, N, S, S] x [B, N, S, H] -> [B, N, S, H]
-    return gathered.transpose(1, 2).contiguous()  # [B, N, S, H] -> [B, S, N, H]
+def _dropped(probability: float) -> int:
+    """How many of 2^16 equally likely draws drop an element."""
+    return int(probability * 2**16)
 
 
-def _batched(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout_probability: float) -> Tensor:
-    """One batched product that also scales and masks, softmax, one batched product."""
-    batch, sequence, heads, width = query.shape
-    query, key, value = (  # [B, S, N, H] -> [B*N, S, H]
-        x.transpose(1, 2).reshape(batch * heads, sequence, width) for x in (query, key, value)
-    )
-    bias = _padding_bias(mask, query.dtype).expand(batch, heads, 1, sequence).reshape(batch * heads, 1, sequence)
-    scores = torch.baddbmm(bias, query, key.transpose(1, 2), alpha=width**-0.5)  # [B*N, S, S]
-    gathered = dropout(torch.softmax(scores, dim=-1), dropout_probability) @ value  # [B*N, S, S] -> [B*N, S, H]
-    return gathered.view(batch, heads, sequence, width).transpose(1, 2).contiguous()  # [B*N, S, H] -> [B, S, N, H]
+def _scale(probability: float) -> float:
+    return 2**16 / (2**16 - _dropped(probability))
 
 
-def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout_probability: float) -> Tensor:
-    """Torch's fused kernels, which never store the [S, S] weights."""
-    query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # [B, S, N, H] -> [B, N, S, H]
-    bias = _padding_bias(mask, query.dtype)
+def _reference(
+    query: Tensor, key: Tensor, value: Tensor, tokens: PackedTokens, dropout_probability: float, causal: bool
+) -> Tensor:
+    """The formula as it is written, one sequence after the other."""
+    lengths = tokens.lengths.tolist()
+    sequences = (x.transpose(0, 1).split(lengths, dim=1) for x in (query, key, value))  # [T, N, H] -> B x [N, S, H]
+    gathered = []
+    for q, k, v in zip(*sequences, strict=True):
+        scores = q @ k.transpose(1, 2) * q.shape[-1] ** -0.5  # [N, S, H] x [N, H, S] -> [N, S, S]
+        if causal:
+            scores = scores.masked_fill(_future(scores.shape[-1], scores.device), -torch.inf)
+        gathered.append(dropout(torch.softmax(scores, dim=-1), dropout_probability) @ v)  # [N, S, H]
+    return torch.cat(gathered, dim=1).transpose(0, 1).contiguous()  # [N, T, H] -> [T, N, H]
+
+
+def _grouped(
+    query: Tensor, key: Tensor, value: Tensor, tokens: PackedTokens, dropout_probability: float, causal: bool
+) -> Tensor:
+    gathered: Tensor = _Grouped.apply(query, key, value, tokens.groups, dropout_probability, causal)
+    return gathered
+
+
+class _Grouped(torch.autograd.Function):
+    """Batched products over sequences of about one length: the fastest way on a CPU.
+
+    torch's own kernel gives way to slow code where there is dropout, and its bfloat16 backward is slow too. Here the
+    backward pass is written out: a few passes over the [S, S] weights fewer than autograd's (docs/model.md).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, groups: list[Group], probability: float, causal: bool
+    ) -> Tensor:
+        gathered = torch.zeros(query.shape, dtype=query.dtype)
+        saved: list[Tensor] = []
+        for group in groups:
+            q, k, v = (_take(x, group) for x in (query, key, value))  # [T, N, H] -> [G*N, S, H]
+            v *= _scale(probability)  # here instead of in the larger weights
+            weights = torch.softmax(_scores(q, k, group, query.shape[1], causal), dim=-1)  # [G*N, S, S]
+            kept = weights.masked_fill(~_kept(weights, probability), 0) if probability else weights
+            output = kept @ v
+            _put(gathered, output, group)
+            saved += [q, k, v, weights, kept, output]
+        ctx.save_for_backward(*saved)
+        ctx.groups, ctx.probability = groups, probability
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """With O = kept V and row sums r = sum(dO O): dV = kept^T dO and dS = kept (dO V^T) - weights r."""
+        to_gathered = upstream[0]
+        to_query, to_key, to_value = (torch.zeros(to_gathered.shape, dtype=to_gathered.dtype) for _ in range(3))
+        saved = ctx.saved_tensors  # once: activation checkpointing computes them anew each time
+        for i, group in enumerate(ctx.groups):
+            q, k, v, weights, kept, output = saved[6 * i : 6 * i + 6]
+            to_output = _take(to_gathered, group, padding=0.0)  # [G*N, S, H]
+            row_sums = (to_output * output).sum(dim=-1, keepdim=True)  # [G*N, S, 1]
+            to_scores = (to_output @ v.transpose(1, 2)).mul_(kept).addcmul_(weights, row_sums, value=-1)
+            to_scores *= q.shape[-1] ** -0.5
+            _put(to_query, to_scores @ k, group)
+            _put(to_key, to_scores.transpose(1, 2) @ q, group)
+            _put(to_value, (kept.transpose(1, 2) @ to_output) * _scale(ctx.probability), group)
+        return to_query, to_key, to_value, None, None, None
+
+
+def _scores(query: Tensor, key: Tensor, group: Group, heads: int, causal: bool) -> Tensor:
+    """[G*N, S, H] twice -> [G*N, S, S], scaled, and out of sight what must not be seen."""
+    size, longest = group.rows.shape
+    scale = query.shape[-1] ** -0.5
+    hidden = None if group.real is None else ~group.real[:, None, :]  # [G, 1, S]
+    if causal:
+        future = _future(longest, query.device)
+        hidden = future[None] if hidden is None else hidden | future  # [G, S, S]
+    if hidden is None:
+        return torch.baddbmm(query.new_zeros(()), query, key.transpose(1, 2), beta=0, alpha=scale)
+    bias = _bias(hidden, query.dtype)[:, None].expand(size, heads, -1, longest).reshape(size * heads, -1, longest)
+    return torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale)
+
+
+def _take(x: Tensor, group: Group, padding: float | None = None) -> Tensor:
+    """[T, N, H] -> [G*N, S, H]; without a value for padding it repeats some token."""
+    size, longest = group.rows.shape
+    taken = x.flatten(1).index_select(0, group.rows.flatten()).view(size, longest, *x.shape[1:])  # [G, S, N, H]
+    if padding is not None and group.real is not None:
+        taken.masked_fill_(~group.real[:, :, None, None], padding)
+    return taken.transpose(1, 2).reshape(size * x.shape[1], longest, x.shape[2])
+
+
+def _put(x: Tensor, values: Tensor, group: Group) -> None:
+    """[G*N, S, H] into the rows of [T, N, H] that they belong to."""
+    size, longest = group.rows.shape
+    values = values.view(size, x.shape[1], longest, x.shape[2]).transpose(1, 2)  # [G, S, N, H]
+    values = values.reshape(size * longest, -1)
+    if group.real is not None:
+        values = values.index_select(0, group.real_places)
+    x.flatten(1).index_copy_(0, group.real_rows, values)
+
+
+def _sdpa(
+    query: Tensor, key: Tensor, value: Tensor, tokens: PackedTokens, dropout_probability: float, causal: bool
+) -> Tensor:
+    """Torch's fused kernels, which never store the [S, S] weights, on sequences padded to the longest."""
+    query, key, value = (tokens.pad(x).transpose(1, 2) for x in (query, key, value))  # [T, N, H] -> [B, N, S, H]
+    longest = query.shape[2]
+    places = torch.arange(longest, device=query.device)
+    real = places < tokens.lengths[:, None]  # [B, S]
+    hidden = ~real[:, None, None, :]
+    if causal:
+        hidden = hidden | _future(longest, query.device)
+    bias = _bias(hidden, query.dtype)
     gathered = F.scaled_dot_product_attention(query, key, value, bias, dropout_probability)
-    return gathered.transpose(1, 2).contiguous()  # [B, N, S, H] -> [B, S, N, H]
+    return gathered.transpose(1, 2)[real]  # [B, N, S, H] -> [B, S, N, H] -> [T, N, H]
 
 
-def _padding_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Zero for real tokens, and for padding half of the lowest number: -inf would turn a row of padding into NaN.
+def _varlen(
+    query: Tensor, key: Tensor, value: Tensor, tokens: PackedTokens, dropout_probability: float, causal: bool
+) -> Tensor:
+    """Torch's fused kernel for sequences laid end to end; CUDA, 16 bits."""
+    from torch.nn.attention.varlen import varlen_attn  # it imports CUDA's parts
+
+    if dropout_probability:
+        raise ValueError("attention over packed sequences has no dropout; set model.attention_probs_dropout_prob=0")
+    window = (-1, 0) if causal else (-1, -1)
+    bounds, longest = tokens.bounds, tokens.longest
+    gathered = varlen_attn(query, key, value, bounds, bounds, longest, longest, window_size=window)
+    assert isinstance(gathered, Tensor)  # not with the statistics that it can return too
+    return gathered
+
+
+def _future(length: int, device: torch.device) -> Tensor:
+    """[S, S] of bool, true where the second is a later token than the first."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).triu_(1)
+
+
+def _bias(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zero for what may be seen, and else half of the lowest number: -inf would turn a row of padding into NaN.
 
     Half, because the lowest float16 plus a score is -inf already.
     """
-    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    return bias.masked_fill_(~mask, torch.finfo(dtype).min / 2)[:, None, None, :]  # [B, S] -> [B, 1, 1, S]
+    bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    return bias.masked_fill_(hidden, torch.finfo(dtype).min / 2)
 
 
-_IMPLEMENTATIONS: dict[Implementation, Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]] = {
+_IMPLEMENTATIONS: dict[Implementation, Callable[[Tensor, Tensor, Tensor, PackedTokens, float, bool], Tensor]] = {
     "reference": _reference,
-    "batched": _batched,
+    "grouped": _grouped,
     "sdpa": _sdpa,
+    "varlen": _varlen,
 }

@@ -10,6 +10,7 @@
         exports/step-000100/             a Hugging Face directory
         metrics.jsonl                    a line per step
         outcome                          done, requeue or failed, once the trainer has ended by itself
+        job/                             where cluster.launch started it: code, job files, logs
 
 A checkpoint is written beside its final name and renamed when every rank has finished, so it is complete or not there.
 The files are the truth: everything that MLflow shows can be told from them.
@@ -94,6 +95,11 @@ class RunDirectory:
     def exports(self) -> Path:
         """The folder of exports."""
         return self.path / "exports"
+
+    @property
+    def job(self) -> Path:
+        """The files of the cluster job that trains this run; the trainer leaves them alone."""
+        return self.path / "job"
 
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step lies."""

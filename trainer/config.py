@@ -7,27 +7,20 @@ refuses what it does not know.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
-import pydantic
 import tomli_w
 
 from trainer.data import DataConfig
-from trainer.masking import MaskingConfig
+from trainer.masking import STANDARD, MaskingConfig
 from trainer.model import BertConfig
 from trainer.optim import OptimizerConfig
 from trainer.schedule import ScheduleConfig, learning_rate
-
-
-class ConfigError(ValueError):
-    """A setting that is unknown, of the wrong type or contradicts another. The message names it."""
+from trainer.settings import ConfigError, apply_override, parse, read_toml
 
 
 @dataclass(frozen=True)
@@ -156,9 +149,10 @@ class Recipe:
     def __post_init__(self) -> None:
         if not self.phases:
             raise ValueError("a recipe needs at least one [[phases]]")
-        if self.model.pre_layer_norm:
+        if self.model.is_decoder and (self.train.next_sentence or self.masking != STANDARD):
             raise ValueError(
-                "model.pre_layer_norm: Hugging Face's BERT, and so an export, can't represent it; leave it off"
+                "model.is_decoder: a left-to-right model predicts every next token and sees nothing of a second segment "
+                "where it would judge it; set train.next_sentence=false and leave [masking] out"
             )
         longest = max(phase.sequence_length for phase in self.phases)
         if longest > self.model.max_position_embeddings:
@@ -202,11 +196,9 @@ _IDENTITY = (
     "train.seed",
     "train.next_sentence",
     "data.shuffle_bytes",
-    "data.pad_to_longest",
+    "data.weights",
+    "data.token_multiple",
 )
-
-
-_DEEPEST = 4  # recipes that extend one another
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
@@ -215,36 +207,10 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         ConfigError: no such file, not TOML, an unknown key, a wrong type or an impossible value.
     """
-    raw = _read(Path(path))
+    raw = read_toml(Path(path), "recipe")
     for override in overrides:
-        _apply(raw, override)
+        apply_override(raw, override)
     return parse_recipe(raw, str(path))
-
-
-def _read(path: Path, depth: int = 0) -> dict[str, Any]:
-    """A recipe's tables; where it ``extends`` another file beside it, that file's with these in their place."""
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: can't read the recipe ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a TOML file ({error})") from error
-    parent = raw.pop("extends", None)
-    if parent is None:
-        return raw
-    if not isinstance(parent, str) or Path(parent).name != parent or depth == _DEEPEST:
-        raise ConfigError(f"{path}: extends must name a recipe in the same folder that does not lead back here")
-    return _merge(_read(path.with_name(parent), depth + 1), raw)
-
-
-def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Tables within tables are merged, everything else, lists too, is replaced."""
-    both = {key: _merge(base[key], value) for key, value in changes.items() if _are_tables(base.get(key), value)}
-    return {**base, **changes, **both}
-
-
-def _are_tables(*values: Any) -> bool:
-    return all(isinstance(value, dict) for value in values)
 
 
 def parse_recipe(raw: dict[str, Any], where: str) -> Recipe:
@@ -253,14 +219,7 @@ def parse_recipe(raw: dict[str, Any], where: str) -> Recipe:
     Raises:
         ConfigError: see load_recipe.
     """
-    _reject_unknown(raw, Recipe, "", where)
-    try:
-        return pydantic.TypeAdapter(Recipe).validate_python(raw)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{where}: {key + ': ' if key else ''}{message}") from error
+    return parse(raw, Recipe, where)
 
 
 def to_toml(recipe: Recipe) -> str:
@@ -291,56 +250,6 @@ def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         return
     for key, child in children:
         yield from _flatten(child, f"{prefix}.{key}" if prefix else str(key))
-
-
-def _apply(raw: dict[str, Any], override: str) -> None:
-    """Set one dotted key; a number in the path is a place in a list."""
-    path, separator, text = override.partition("=")
-    if not separator or not path:
-        raise ConfigError(f"{override!r} is not of the form section.key=value")
-    *parents, last = path.split(".")
-    node: Any = raw
-    for part in parents:
-        node = node.setdefault(part, {}) if isinstance(node, dict) else _item(node, part, path)
-    if isinstance(node, list):
-        _item(node, last, path)
-        node[int(last)] = _parse(text)
-    elif isinstance(node, dict):
-        node[last] = _parse(text)
-    else:
-        raise ConfigError(f"{override!r}: {'.'.join(parents)} is a value, not a section")
-
-
-def _item(node: Any, part: str, path: str) -> Any:
-    if not isinstance(node, list) or not part.isdecimal() or int(part) >= len(node):
-        raise ConfigError(f"{path}: there is no {part!r} at this place of the recipe")
-    return node[int(part)]
-
-
-def _parse(text: str) -> Any:
-    """A value as TOML would read it; what is no TOML value is a string."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _reject_unknown(raw: Any, kind: Any, prefix: str, where: str) -> None:
-    """Raise for the first key that no section knows, with the nearest known one."""
-    if get_origin(kind) is list and isinstance(raw, list):
-        for i, item in enumerate(raw):
-            _reject_unknown(item, get_args(kind)[0], f"{prefix}{i}.", where)
-    if get_origin(kind) is UnionType:
-        kind = get_args(kind)[0]  # SECTION | None
-    if not dataclasses.is_dataclass(kind) or not isinstance(raw, dict):
-        return
-    hints = get_type_hints(kind)
-    for key, value in raw.items():
-        if key not in hints:
-            near = difflib.get_close_matches(key, hints, n=1)
-            known = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(sorted(hints))}"
-            raise ConfigError(f"{where}: unknown setting {prefix}{key}; {known}")
-        _reject_unknown(value, hints[key], f"{prefix}{key}.", where)
 
 
 def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int) -> dict[str, Any]:

@@ -4,30 +4,31 @@ The training input is a pure function: sample(seed, index) for index = 0, 1, 2, 
 indices [s * B, (s + 1) * B), whatever the number of ranks or loader workers. So the state of the loader is one
 number, a resume is exact, no sample is seen twice in an epoch, and every rank takes the same number of steps.
 
-Within an epoch the order is a pseudo-random permutation in constant memory: shards are shuffled and dealt into groups
-of at most ``shuffle_bytes``, and a Feistel network permutes the pairs of one group after the other. Reads stay within
-a few shards at a time, and shards are random samples of the corpus already.
+Where a sample lies is decided twice: trainer.mixture says which of several shard directories it comes from, and
+trainer.order which of that directory's pairs it is.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.nn import functional as F
+from torch.utils.data import Dataset
 
-from preprocessing.schema import Shard, ShardDirectory, ShardError, Split
+from preprocessing.schema import Shard, ShardDirectory, ShardEntry, ShardError, Split
 from preprocessing.tokenization import CONTINUATION, VOCABULARY_FILE, load_vocabulary, special_ids
-from trainer.masking import STANDARD, MaskingConfig, mask_tokens
+from trainer.masking import STANDARD, Masked, MaskingConfig, mask_tokens
+from trainer.mixture import interleave, whole_weights
 from trainer.model import EMPTY_SLOT
-from trainer.philox import derive_key, permute
+from trainer.order import PairOrder
+from trainer.packing import PackedTokens
 
 VALIDATION_SEED = 0  # of its own, so that perplexities compare between runs of other seeds
-_PAD_MULTIPLE = 8  # row lengths are rounded up to it, which matrix kernels like
 
 
 @dataclass(frozen=True)
@@ -36,37 +37,50 @@ class DataConfig:
 
     Attributes:
         workers: loader processes of each rank; 0 reads in the training process.
-        shuffle_bytes: shards are shuffled in groups of about so many bytes.
-        pad_to_longest: pad a micro-batch to its longest sample (less work) instead of the phase's sequence length
-            (constant shapes).
+        shuffle_bytes: shards are shuffled in groups of about so many bytes; several directories share them by weight.
+        weights: what part of the samples each shard directory gives, in proportion; empty for as many as it has pairs.
+        skip: ranges [first, end) of the stream's indices whose samples are left out, in every phase; their places stay
+            empty, so that all other samples keep theirs.
+        cache_dir: copy the shards to this local directory of each node first; needed where they are not local files.
+        verify: compare the checksum of every shard with its manifest before training.
+        token_multiple: the tokens of a micro-batch, laid end to end, are filled up to a multiple of this, and its
+            predictions to a multiple of an eighth of it, so that CUDA graphs and compiled kernels meet few shapes; 1
+            adds nothing, which is best on CPUs.
     """
 
     workers: int = 0
     shuffle_bytes: int = 2 << 30
-    pad_to_longest: bool = True
+    weights: tuple[float, ...] = ()
+    skip: tuple[tuple[int, int], ...] = ()
+    cache_dir: str = ""
+    verify: bool = True
+    token_multiple: int = 1
 
     def __post_init__(self) -> None:
         if self.workers < 0 or self.shuffle_bytes <= 0:
             raise ValueError("data.workers must be 0 or more and data.shuffle_bytes positive")
+        if not all(math.isfinite(weight) and weight > 0 for weight in self.weights):
+            raise ValueError(
+                "data.weights must be positive numbers; leave a directory that is not wanted out of --shards"
+            )
+        if not all(0 <= first < end for first, end in self.skip):
+            raise ValueError("data.skip must be pairs [first, end] of sample indices with 0 <= first < end")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch of B samples padded to S tokens with P predictions in all.
+    """A micro-batch of B samples with P predictions in all.
 
     Attributes:
-        input_ids: int64 [B, S], masked.
-        token_type_ids: int64 [B, S], 0 for [CLS] A [SEP], 1 for B [SEP].
-        attention_mask: bool [B, S], true where there is a token.
-        positions: int64 [P], what to predict, into the flattened [B * S].
-        mlm_labels: int64 [P], the original tokens.
-        nsp_labels: int64 [B], 0 where B follows A, 1 where it is random (google's and Hugging Face's labels).
+        tokens: the samples, masked and laid end to end; there may be sequences behind them that only fill up.
+        positions: int64 [P], what to predict, among the T tokens.
+        mlm_labels: int64 [P], the original tokens; EMPTY_SLOT where nothing is to be predicted.
+        nsp_labels: int64 [B and those that fill up], 0 where the second segment follows the first, 1 where it is random
+            (google's and Hugging Face's labels); EMPTY_SLOT for what is no sample.
         indices: int64 [B], of the samples in the stream.
     """
 
-    input_ids: torch.Tensor
-    token_type_ids: torch.Tensor
-    attention_mask: torch.Tensor
+    tokens: PackedTokens
     positions: torch.Tensor
     mlm_labels: torch.Tensor
     nsp_labels: torch.Tensor
@@ -74,7 +88,23 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""
-        return replace(self, **{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)})
+        return replace(
+            self,
+            tokens=self.tokens.to(device),
+            positions=self.positions.to(device, non_blocking=True),
+            mlm_labels=self.mlm_labels.to(device, non_blocking=True),
+            nsp_labels=self.nsp_labels.to(device, non_blocking=True),
+        )
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """int32 [B], tokens of each sample."""
+        return self.tokens.lengths[: len(self.indices)]
+
+    @property
+    def sequences(self) -> torch.Tensor:
+        """int64 [P], the sequence that each prediction belongs to."""
+        return torch.searchsorted(self.tokens.bounds[1:].long(), self.positions, right=True)
 
 
 class Samples(NamedTuple):
@@ -86,24 +116,26 @@ class Samples(NamedTuple):
     is_next: np.ndarray  # bool [B]
 
 
-class _Epoch(NamedTuple):
-    """The order of the shards in one epoch."""
+class _Source(NamedTuple):
+    """One of the directories that a stream mixes."""
 
-    shards: np.ndarray  # [shards], shuffled
-    starts: np.ndarray  # [shards + 1], the first pair of each in the epoch
-    groups: np.ndarray  # [groups + 1], the first of `shards` of each group
+    directory: ShardDirectory
+    entries: list[ShardEntry]
+    order: PairOrder
+    weight: float
 
 
 class SampleStream:
     """The endless, shuffled, masked stream of samples of one split and one sequence length.
 
     Attributes:
-        size: samples of an epoch.
+        directory: the first of the shard directories.
+        size: pairs of all directories together: an epoch, unless weights say that some are read more often.
     """
 
     def __init__(
         self,
-        directory: ShardDirectory,
+        shards: ShardDirectory | Sequence[ShardDirectory],
         split: Split,
         sequence_length: int,
         *,
@@ -111,34 +143,39 @@ class SampleStream:
         max_predictions: int,
         masking: MaskingConfig,
         data: DataConfig,
+        causal: bool = False,
     ):
         """Prepare a stream; shards are mapped when they are first needed.
 
+        Args:
+            shards: one directory, or several of one vocabulary to be mixed.
+            split: which part of them.
+            sequence_length: whose pairs are read.
+            seed: of the order and the masks.
+            max_predictions: at most so many masked tokens a sample.
+            masking: how tokens are chosen and replaced.
+            data: the settings.
+            causal: predict every next token instead, and mask none.
+
         Raises:
-            ShardError: the directory has no pairs of this length in this split.
+            ShardError: a directory has no pairs of this length or split, or there are other than its weights.
         """
-        manifest = directory.manifest
-        if sequence_length not in manifest.sequence_lengths:
-            raise ShardError(
-                f"{directory.path}: no pairs for sequence length {sequence_length}, only for "
-                f"{manifest.sequence_lengths}; make the shards with --sequence-lengths {sequence_length}"
-            )
-        self.directory = directory
+        directories = [shards] if isinstance(shards, ShardDirectory) else list(shards)
+        self.directory = directories[0]
         self.sequence_length = sequence_length
-        self.entries = manifest.split(split)
-        self.size = manifest.pairs(split, sequence_length)
-        if not self.size:
-            raise ShardError(f"{directory.path}: the {split} part has no pairs of length {sequence_length}")
+        self._sources = _sources(directories, split, sequence_length, seed, data)
+        self._weights = whole_weights([source.weight for source in self._sources])
+        self._first_shards = np.cumsum([0, *(len(source.entries) for source in self._sources)])
+        self.size = sum(source.order.size for source in self._sources)
         self._seed = seed
         self._max_predictions = max_predictions
         self._masking = masking
+        self._causal = causal
         self._data = data
-        self._vocab_size = manifest.vocabulary.size
-        vocabulary = load_vocabulary(directory.tokenizer / VOCABULARY_FILE)
+        self._vocab_size = self.directory.manifest.vocabulary.size
+        vocabulary = load_vocabulary(self.directory.tokenizer / VOCABULARY_FILE)
         self._special = special_ids(vocabulary)
         self._continuation = np.array([token.startswith(CONTINUATION) for token in vocabulary])
-        self._pairs = np.array([entry.pairs[str(sequence_length)] for entry in self.entries], dtype=np.int64)
-        self._bytes = np.array([entry.bytes for entry in self.entries], dtype=np.int64)
         self._shards: dict[int, Shard] = {}
 
     def batch(self, indices: np.ndarray) -> Batch:
@@ -151,12 +188,31 @@ class SampleStream:
             ShardError: a shard is missing or damaged.
         """
         samples = self.samples(indices)
-        special = self._special
         real = np.arange(samples.tokens.shape[1]) < samples.lengths[:, None]
-        maskable = real & (samples.tokens != special.cls) & (samples.tokens != special.sep)
-        masked = mask_tokens(
+        masked = self._next_tokens(samples) if self._causal else self._masked(samples, real, indices)
+        packed_places = np.cumsum(real) - 1  # flattened [B, S] -> T
+        tokens = PackedTokens.from_flat(
+            torch.from_numpy(masked.tokens[real]),
+            torch.from_numpy(samples.token_types[real]),
+            torch.from_numpy(samples.lengths),
+            self.sequence_length,
+        )
+        batch = Batch(
+            tokens=tokens,
+            positions=torch.from_numpy(packed_places[masked.positions]),
+            mlm_labels=torch.from_numpy(masked.labels),
+            nsp_labels=torch.from_numpy((~samples.is_next).astype(np.int64)),
+            indices=torch.from_numpy(np.asarray(indices, dtype=np.int64)),
+        )
+        if (skipped := self.skipped(batch.indices.numpy())).any():
+            batch = _without_labels(batch, torch.from_numpy(skipped))
+        return batch if self._data.token_multiple == 1 else _rounded_up(batch, self._data.token_multiple)
+
+    def _masked(self, samples: Samples, real: np.ndarray, indices: np.ndarray) -> Masked:
+        special = self._special
+        return mask_tokens(
             samples.tokens,
-            maskable,
+            real & (samples.tokens != special.cls) & (samples.tokens != special.sep),
             samples.lengths,
             indices,
             seed=self._seed,
@@ -166,73 +222,69 @@ class SampleStream:
             config=self._masking,
             continues=None if self._masking.unit == "token" else self._continuation[samples.tokens],
         )
-        return Batch(
-            input_ids=torch.from_numpy(masked.tokens),
-            token_type_ids=torch.from_numpy(samples.token_types),
-            attention_mask=torch.from_numpy(real),
-            positions=torch.from_numpy(masked.positions),
-            mlm_labels=torch.from_numpy(masked.labels),
-            nsp_labels=torch.from_numpy((~samples.is_next).astype(np.int64)),
-            indices=torch.from_numpy(np.asarray(indices, dtype=np.int64)),
-        )
+
+    def _next_tokens(self, samples: Samples) -> Masked:
+        """Nothing is masked, and every token predicts the one after it (paper, section 5.1, LTR & No NSP)."""
+        width = samples.tokens.shape[1]
+        positions = np.flatnonzero(np.arange(width) < samples.lengths[:, None] - 1)
+        return Masked(samples.tokens, positions, samples.tokens.reshape(-1)[positions + 1])
 
     def samples(self, indices: np.ndarray) -> Samples:
-        """The samples at some indices of the stream before masking; see batch."""
-        shard_ids, pair_ids = self.locate(np.asarray(indices, dtype=np.int64))
-        size = len(shard_ids)
+        """The samples at some indices of the stream before masking; see batch. Skipped ones have no words."""
+        indices = np.asarray(indices, dtype=np.int64)
+        skipped, size = self.skipped(indices), len(indices)
+        kept = np.flatnonzero(~skipped)
+        shard_ids, pair_ids = self.locate(indices[kept])
         tokens = np.full((size, self.sequence_length), self._special.pad, dtype=np.int64)
         token_types = np.zeros_like(tokens)
         lengths = np.zeros(size, dtype=np.int64)
         is_next = np.zeros(size, dtype=bool)
         for shard_id in np.unique(shard_ids):
-            rows = np.flatnonzero(shard_ids == shard_id)
-            shard = self._shard(int(shard_id))
-            pairs = shard.pairs(self.sequence_length, pair_ids[rows])
+            mine = shard_ids == shard_id
+            rows, shard = kept[mine], self._shard(int(shard_id))
+            pairs = shard.pairs(self.sequence_length, pair_ids[mine])
             is_next[rows] = pairs.is_next
             a_begin, a_end = self._spans(shard, pairs.row, pairs.a_begin, pairs.a_end)
             b_begin, b_end = self._spans(shard, pairs.b_row, pairs.b_begin, pairs.b_end)
             for i, row in enumerate(rows):
                 a, b = shard.tokens[a_begin[i] : a_end[i]], shard.tokens[b_begin[i] : b_end[i]]
                 lengths[row] = self._lay_out(tokens[row], token_types[row], a, b)
-        width = self._width(int(lengths.max()))
+        nothing = np.empty(0, dtype=np.int64)
+        for row in np.flatnonzero(skipped):
+            lengths[row] = self._lay_out(tokens[row], token_types[row], nothing, nothing)
+        width = int(lengths.max())
         return Samples(tokens[:, :width], token_types[:, :width], lengths, is_next)
 
     def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the samples lie: shard numbers and pair numbers within the shard, int64 [B] each."""
-        epochs, offsets = np.divmod(indices, self.size)
+        """Where the samples lie: shard numbers, counted over all directories, and pair numbers, int64 [B] each."""
+        sources, positions = interleave(indices, self._weights)
         shard_ids, pair_ids = np.empty_like(indices), np.empty_like(indices)
-        for epoch in np.unique(epochs):
-            order = self._epoch(int(epoch))
-            group_starts = order.starts[order.groups]
-            of_epoch = np.flatnonzero(epochs == epoch)
-            groups = np.searchsorted(group_starts, offsets[of_epoch], side="right") - 1
-            for group in np.unique(groups):
-                mine = of_epoch[groups == group]
-                start, stop = group_starts[group], group_starts[group + 1]
-                key = derive_key(self._seed, "pairs", self.sequence_length, int(epoch), int(group))
-                places = start + permute(offsets[mine] - start, int(stop - start), key)
-                slots = np.searchsorted(order.starts, places, side="right") - 1
-                shard_ids[mine] = order.shards[slots]
-                pair_ids[mine] = places - order.starts[slots]
+        for source in np.unique(sources):
+            mine = sources == source
+            shards, pair_ids[mine] = self._sources[source].order.locate(positions[mine])
+            shard_ids[mine] = self._first_shards[source] + shards
         return shard_ids, pair_ids
 
-    @functools.lru_cache(maxsize=4)  # noqa: B019  a stream lives as long as its process
-    def _epoch(self, epoch: int) -> _Epoch:
-        """Shuffle the shards and deal them into groups of at most ``shuffle_bytes``, at least one shard a group."""
-        key = derive_key(self._seed, "shards", self.sequence_length, epoch)
-        shards = permute(np.arange(len(self.entries)), len(self.entries), key)
-        groups, filled = [0], 0
-        for i, size in enumerate(self._bytes[shards]):
-            if filled and filled + size > self._data.shuffle_bytes:
-                groups.append(i)
-                filled = 0
-            filled += int(size)
-        starts = np.concatenate([[0], np.cumsum(self._pairs[shards])])
-        return _Epoch(shards, starts, np.array([*groups, len(shards)]))
+    def skipped(self, indices: np.ndarray) -> np.ndarray:
+        """Which of some indices are to be left out, bool [B]."""
+        ranges = np.array(self._data.skip, dtype=np.int64).reshape(-1, 2)
+        inside = (indices[:, None] >= ranges[:, 0]) & (indices[:, None] < ranges[:, 1])
+        return np.asarray(inside.any(axis=1))
+
+    def check_files(self) -> None:
+        """See that the shards are still there and as long as they should be.
+
+        Raises:
+            ShardError: names the first that is not.
+        """
+        for source in self._sources:
+            ShardDirectory(source.directory.path)
 
     def _shard(self, shard_id: int) -> Shard:
         if shard_id not in self._shards:
-            self._shards[shard_id] = self.directory.shard(self.entries[shard_id])
+            source = int(np.searchsorted(self._first_shards, shard_id, side="right")) - 1
+            directory, entries = self._sources[source].directory, self._sources[source].entries
+            self._shards[shard_id] = directory.shard(entries[shard_id - self._first_shards[source]])
         return self._shards[shard_id]
 
     def _spans(self, shard: Shard, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -262,11 +314,56 @@ class SampleStream:
             token_types[end_a:length] = 1
         return length
 
-    def _width(self, longest: int) -> int:
-        """How many columns a micro-batch gets."""
-        if not self._data.pad_to_longest:
-            return self.sequence_length
-        return min(self.sequence_length, -(-longest // _PAD_MULTIPLE) * _PAD_MULTIPLE)
+
+def _rounded_up(batch: Batch, multiple: int) -> Batch:
+    """The same samples and predictions in shapes that are multiples; what is added predicts nothing."""
+    tokens = batch.tokens.round_up(multiple)
+    missing = -len(batch.positions) % max(1, multiple // 8)
+    added = len(tokens.lengths) - len(batch.nsp_labels)
+    return replace(
+        batch,
+        tokens=tokens,
+        positions=F.pad(batch.positions, (0, missing)),
+        mlm_labels=F.pad(batch.mlm_labels, (0, missing), value=EMPTY_SLOT),
+        nsp_labels=F.pad(batch.nsp_labels, (0, added), value=EMPTY_SLOT),
+    )
+
+
+def _sources(
+    directories: Sequence[ShardDirectory], split: Split, sequence_length: int, seed: int, data: DataConfig
+) -> list[_Source]:
+    """The directories that a stream reads; without weights, those that have nothing to read are left out."""
+    if data.weights and len(data.weights) != len(directories):
+        raise ShardError(
+            f"data.weights has {len(data.weights)} number(s) for {len(directories)} shard directories; give each one"
+        )
+    pairs = [_count_pairs(directory, split, sequence_length) for directory in directories]
+    weights = data.weights or pairs
+    for directory, count in zip(directories, pairs, strict=True):
+        if not count and (data.weights or not any(pairs)):
+            raise ShardError(f"{directory.path}: the {split} part has no pairs of length {sequence_length}")
+    sources = []
+    for number, (directory, weight) in enumerate(zip(directories, weights, strict=True)):
+        entries = directory.manifest.split(split)
+        key = (seed, number) if number else (seed,)  # the first directory's order does not depend on others
+        order = PairOrder(entries, sequence_length, key, int(data.shuffle_bytes * weight / sum(weights)))
+        sources.append(_Source(directory, entries, order, weight))
+    return [source for source in sources if source.weight]
+
+
+def _count_pairs(directory: ShardDirectory, split: Split, sequence_length: int) -> int:
+    """How many pairs a directory holds.
+
+    Raises:
+        ShardError: it was not made for this length.
+    """
+    manifest = directory.manifest
+    if sequence_length not in manifest.sequence_lengths:
+        raise ShardError(
+            f"{directory.path}: no pairs for sequence length {sequence_length}, only for "
+            f"{manifest.sequence_lengths}; make the shards with --sequence-lengths {sequence_length}"
+        )
+    return manifest.pairs(split, sequence_length)
 
 
 class Steps(Dataset[list[Batch]]):
@@ -289,6 +386,10 @@ class Steps(Dataset[list[Batch]]):
     def __getitem__(self, step: int) -> list[Batch]:
         return [self._stream.batch(self._indices(step, i)) for i in range(self.accumulation)]
 
+    def check_files(self) -> None:
+        """See SampleStream.check_files."""
+        self._stream.check_files()
+
     def _indices(self, step: int, accumulated: int) -> np.ndarray:
         begin = step * self._global_batch_size + self.micro_batch_index(accumulated) * self._micro_batch_size
         return np.arange(begin, begin + self._micro_batch_size, dtype=np.int64)
@@ -298,33 +399,25 @@ class Steps(Dataset[list[Batch]]):
         return accumulated * self._world + self._rank
 
 
-def load_steps(steps: Steps, first: int, last: int, workers: int) -> Iterator[list[Batch]]:
-    """The steps [first, last) in order, read ahead by ``workers`` processes (0: in this process, when asked for)."""
-    loader: DataLoader[list[Batch]] = DataLoader(
-        steps,
-        sampler=range(first, last),
-        batch_size=None,
-        collate_fn=_as_it_is,
-        num_workers=workers,
-        prefetch_factor=2 if workers else None,
-    )
-    return iter(loader)
+def validation_stream(
+    shards: ShardDirectory | Sequence[ShardDirectory], sequence_length: int, causal: bool = False
+) -> SampleStream:
+    """The held-out samples of all directories with the standard masking, which no setting of a training changes.
 
-
-def _as_it_is(step: list[Batch]) -> list[Batch]:
-    return step
-
-
-def validation_stream(directory: ShardDirectory, sequence_length: int) -> SampleStream:
-    """The held-out samples with the standard masking, which no setting of a training changes."""
+    Args:
+        shards: directories of one vocabulary.
+        sequence_length: of the samples.
+        causal: for a model that reads from left to right: every token predicts the next one, none is masked.
+    """
     return SampleStream(
-        directory,
+        shards,
         "validation",
         sequence_length,
         seed=VALIDATION_SEED,
         max_predictions=sequence_length,
         masking=STANDARD,
         data=DataConfig(),
+        causal=causal,
     )
 
 
@@ -340,7 +433,7 @@ def evaluation_batches(stream: SampleStream, samples: int, size: int, rank: int 
 
 def _without_labels(batch: Batch, rows: torch.Tensor) -> Batch:
     """A batch that predicts nothing in some of its rows, bool [B]."""
-    of_rows = rows[batch.positions // batch.input_ids.shape[1]]
+    of_rows = rows[batch.sequences]
     return replace(
         batch,
         mlm_labels=batch.mlm_labels.masked_fill(of_rows, EMPTY_SLOT),

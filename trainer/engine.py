@@ -221,21 +221,25 @@ class Engine:
             stop: whether this rank was asked to stop after the step.
             writing: whether this rank is still writing a checkpoint.
         """
-        lengths = torch.cat([batch.attention_mask.sum(dim=1) for batch in batches])
-        flops = training_flops(self._config, lengths, sum(len(batch.positions) for batch in batches))
+        lengths = torch.cat([batch.lengths for batch in batches])
+        predicted, judged = (
+            int(sum((labels != EMPTY_SLOT).sum() for labels in of_task))
+            for of_task in zip(*((batch.mlm_labels, batch.nsp_labels) for batch in batches), strict=True)
+        )
+        flops = training_flops(self._config, lengths, predicted)
         mine = [
-            sum(len(batch.positions) for batch in batches),
-            sum(len(batch.nsp_labels) for batch in batches),
+            predicted,
+            judged,
             len(batches),
             int(lengths.sum()),
-            sum(batch.input_ids.numel() for batch in batches),
+            sum(len(batch.tokens.input_ids) for batch in batches),
             flops,
             float(stop),
             float(writing),
         ]
         predictions, samples, micro_batches, tokens, slots, flops, stopping, busy = self._world.sum(mine)
-        return GlobalCounts(
-            int(predictions), int(samples), int(micro_batches), int(tokens), int(slots), flops,
+        return GlobalCounts(  # never 0: data.skip may leave out all of a step, whose losses are then sums of nothing
+            max(1, int(predictions)), max(1, int(samples)), int(micro_batches), int(tokens), int(slots), flops,
             stop=stopping > 0, writing=busy > 0,
         )  # fmt: skip
 
@@ -346,9 +350,7 @@ class Engine:
 
     def _losses(self, batch: Batch) -> Losses:
         batch = batch.to(self._world.device)
-        mlm_logits, nsp_logits = self._engine(
-            batch.input_ids, batch.token_type_ids, batch.attention_mask, batch.positions
-        )
+        mlm_logits, nsp_logits = self._engine(batch.tokens, batch.positions)
         return pretraining_losses(mlm_logits, batch.mlm_labels, nsp_logits, batch.nsp_labels)
 
 

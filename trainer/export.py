@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from trainer.checkpoint import CheckpointError, RunDirectory, RunState, read_run_state
-from trainer.config import ConfigError, load_recipe
+from trainer.config import load_recipe
 from trainer.hugging_face import save_export
 from trainer.lineage import code_version
 from trainer.model import BertConfig, BertForPreTraining
+from trainer.settings import ConfigError
 from trainer.sharded_state import StateError, StateReader, verify_state
 
 

@@ -1,5 +1,7 @@
 """Weights and configurations to and from the directories of Hugging Face's BertForPreTraining, bit for bit.
 
+A model with LayerNorm before each sublayer goes to and from MegatronBertForPreTraining, which is such a BERT.
+
 An export is what evaluation reads and what a user takes away:
 
     config.json            the model's sizes
@@ -36,7 +38,6 @@ _PARAMETERS = {
     "mlm.bias": "cls.predictions.bias",
 }
 _MODULES = {
-    "bert.embeddings.norm": "bert.embeddings.LayerNorm",
     "pooler.dense": "bert.pooler.dense",
     "mlm.dense": "cls.predictions.transform.dense",
     "mlm.norm": "cls.predictions.transform.LayerNorm",
@@ -45,11 +46,20 @@ _MODULES = {
 _LAYER_MODULES = {
     "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "attention.out": ("attention.output.dense",),
-    "attention_norm": ("attention.output.LayerNorm",),
     "feed_forward.up": ("intermediate.dense",),
     "feed_forward.down": ("output.dense",),
-    "feed_forward_norm": ("output.LayerNorm",),
 }
+# Where they put the norms, after each residual or before each sublayer: outside the layers, and in each of them.
+_NORMS = {
+    False: {"bert.embeddings.norm": "bert.embeddings.LayerNorm"},
+    True: {"bert.final_norm": "bert.encoder.ln"},
+}
+_LAYER_NORMS = {
+    False: {"attention_norm": ("attention.output.LayerNorm",), "feed_forward_norm": ("output.LayerNorm",)},
+    True: {"attention_norm": ("attention.ln",), "feed_forward_norm": ("ln",)},
+}
+_MODEL_TYPES = {False: "bert", True: "megatron-bert"}
+_ARCHITECTURES = {False: "BertForPreTraining", True: "MegatronBertForPreTraining"}
 _HEADS = ("bert.pooler.", "cls.")  # what an encoder is published without
 _TIED = {  # copies that some writers store
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -59,9 +69,7 @@ _OURS_ALONE = ("pre_layer_norm", "activation_checkpointing")
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 # Settings that change what the weights mean, each with the only value that they mean the same with.
 _FIXED = {
-    "model_type": "bert",
     "position_embedding_type": "absolute",
-    "is_decoder": False,
     "add_cross_attention": False,
     "tie_word_embeddings": True,
 }
@@ -86,19 +94,15 @@ def to_hugging_face(state: Mapping[str, Tensor], config: BertConfig) -> tuple[di
         What config.json and model.safetensors hold. The tensors are views of those given.
 
     Raises:
-        ValueError: Hugging Face's BERT can't represent the model, or ``state`` doesn't fit ``config``.
+        ValueError: ``state`` doesn't fit ``config``.
     """
-    if config.pre_layer_norm:
-        raise ValueError(
-            "pre_layer_norm: Hugging Face's BERT has LayerNorm after each residual and can't represent this model; "
-            "train with pre_layer_norm = false to export"
-        )
     _check(state, {name: tuple(parameter.shape) for name, parameter in _skeleton(config).items()})
     split: dict[str, Tensor] = {}
     for ours, theirs in _names(config).items():
         split.update(zip(theirs, state[ours].chunk(len(theirs)), strict=True))  # QKV: [3D, D] -> three [D, D]
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in _OURS_ALONE}
-    return {"architectures": ["BertForPreTraining"], "model_type": "bert", **settings}, split
+    kind = {"architectures": [_ARCHITECTURES[config.pre_layer_norm]], "model_type": _MODEL_TYPES[config.pre_layer_norm]}
+    return {**kind, **settings}, split
 
 
 def from_hugging_face(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> tuple[BertConfig, dict[str, Tensor]]:
@@ -180,11 +184,12 @@ def _names(config: BertConfig) -> dict[str, tuple[str, ...]]:
     """Every parameter of ours, and the tensors of Hugging Face's that it joins."""
     names: dict[str, tuple[str, ...]] = {ours: (theirs,) for ours, theirs in _PARAMETERS.items()}
     for kind in ("weight", "bias"):
-        names |= {f"{ours}.{kind}": (f"{theirs}.{kind}",) for ours, theirs in _MODULES.items()}
+        modules = _MODULES | _NORMS[config.pre_layer_norm]
+        names |= {f"{ours}.{kind}": (f"{theirs}.{kind}",) for ours, theirs in modules.items()}
         for i in range(config.num_hidden_layers):
             names |= {
                 f"bert.layers.{i}.{ours}.{kind}": tuple(f"bert.encoder.layer.{i}.{part}.{kind}" for part in theirs)
-                for ours, theirs in _LAYER_MODULES.items()
+                for ours, theirs in (_LAYER_MODULES | _LAYER_NORMS[config.pre_layer_norm]).items()
             }
     return names
 
@@ -224,6 +229,9 @@ def _some(names: list[str]) -> str:
 
 
 def _read_config(config: Mapping[str, Any]) -> BertConfig:
+    kind = config.get("model_type", "bert")
+    if kind not in _MODEL_TYPES.values():
+        raise ValueError(f"model_type is {kind!r}; only {' and '.join(_MODEL_TYPES.values())} can be loaded")
     for name, value in _FIXED.items():
         if config.get(name, value) != value:
             raise ValueError(f"{name} is {config[name]!r}; only a BERT with {value!r} can be loaded")
@@ -231,7 +239,8 @@ def _read_config(config: Mapping[str, Any]) -> BertConfig:
         raise ValueError(f"{', '.join(missing)} missing; give the sizes of the model")
     known = {field.name for field in dataclasses.fields(BertConfig)} - set(_OURS_ALONE)
     settings = {name: value for name, value in config.items() if name in known}
-    return BertConfig(**settings | {"pad_token_id": settings.get("pad_token_id") or 0})  # null means the same
+    settings["pad_token_id"] = settings.get("pad_token_id") or 0  # null means the same
+    return BertConfig(**settings, pre_layer_norm=kind == _MODEL_TYPES[True])
 
 
 def _canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

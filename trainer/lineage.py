@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parent.parent
+# In a snapshot of the code (cluster.snapshot) these files stand for the checkout that it was taken from.
+COMMIT, DIFF = "code.commit", "code.diff"
 _LIBRARIES = ("torch", "deepspeed", "pyarrow", "tokenizers", "numpy", "mlflow")
 
 
 def code_version() -> dict[str, Any]:
     """Version of this project, its git commit and whether the tree differs from it, and the libraries' versions."""
-    commit = _git("rev-parse", "HEAD")
+    commit = _noted(COMMIT) or _git("rev-parse", "HEAD")
     return {
         "version": metadata.version("bert-pretraining"),
         "commit": commit.strip() if commit else None,
@@ -27,7 +29,13 @@ def code_version() -> dict[str, Any]:
 
 def uncommitted_changes() -> str:
     """What differs from the commit, as a patch; empty where the project is not a git checkout."""
-    return _git("diff", "HEAD") or ""
+    return _noted(DIFF) or _git("diff", "HEAD") or ""
+
+
+def _noted(name: str) -> str | None:
+    """What a snapshot of the code says; None for a checkout."""
+    file = _ROOT / name
+    return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
 def _git(*arguments: str) -> str | None:

@@ -102,7 +102,7 @@ def mask_tokens(
         assert continues is not None
         choose = _choose_words if config.unit == "word" else _choose_spans
         if config.unit == "span":
-            words = random_words(key, indices, 2 * _TRIES * int(wanted.max()), _SPANS)
+            words = random_words(key, indices, 2 * _TRIES * max(1, int(wanted.max())), _SPANS)
         chosen = [
             place
             for row in range(batch)

@@ -1,6 +1,7 @@
 """BERT (Devlin et al., 2019) as google-research/bert has it: encoder, pooler, the heads of both tasks and their losses.
 
-B batch, S sequence, D model, N heads, H head width, F feed-forward, V vocabulary, P predictions.
+B sequences, T tokens of all of them laid end to end, D model, N heads, H head width, F feed-forward, V vocabulary,
+P predictions.
 """
 
 import math
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from trainer.attention import attention, dropout
+from trainer.packing import PackedTokens
 
 # Hugging Face's names. "gelu" is exact, by erf; google-research/bert computes its approximation by tanh, "gelu_new".
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -34,10 +36,12 @@ EMPTY_SLOT = -100  # the label of a place where nothing is predicted, as in torc
 class BertConfig:
     """The shape of a BERT, in Hugging Face's names and with BERT-LARGE as the default.
 
-    Two are ours, and off as in the paper:
-        pre_layer_norm: LayerNorm before each sublayer and once at the end, instead of after each residual (Xiong et
-            al., 2020): it trains at higher learning rates. Hugging Face's BERT can't represent it.
-        activation_checkpointing: Recompute each layer in the backward pass: a third more work, far less memory.
+    Off as in the paper:
+        is_decoder: A token sees itself and those before it only: a left-to-right model, Hugging Face's name for it.
+        pre_layer_norm: LayerNorm before each sublayer and once at the end, instead of after the embeddings and each
+            residual (Shoeybi et al., 2019; Xiong et al., 2020): it trains at higher learning rates. Ours alone in name;
+            Hugging Face has such a model as MegatronBert.
+        activation_checkpointing: Recompute each layer in the backward pass: a third more work, far less memory. Ours.
 
     Raises:
         ValueError: A size that isn't positive, heads that don't divide the hidden size, a dropout outside [0, 1),
@@ -57,6 +61,7 @@ class BertConfig:
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
     pad_token_id: int = 0
+    is_decoder: bool = False
     pre_layer_norm: bool = False
     activation_checkpointing: bool = False
 
@@ -78,29 +83,38 @@ class BertConfig:
             raise ValueError(f"pad_token_id {self.pad_token_id} is outside the vocabulary of {self.vocab_size}")
 
 
+def _layer_norm(config: BertConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+
 class Embeddings(nn.Module):
-    """The sum of word, position and token type (google-research/bert, modeling.embedding_postprocessor)."""
+    """The sum of word, position and token type (google-research/bert, modeling.embedding_postprocessor).
+
+    Without the norm where each layer begins with one: they would be two in a row.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.word = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.norm = nn.Identity() if config.pre_layer_norm else _layer_norm(config)
         self.dropout = config.hidden_dropout_prob
 
-    def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
-        """[B, S], [B, S] -> [B, S, D]."""
-        sequence, longest = input_ids.shape[1], self.position.num_embeddings
-        if sequence > longest:
-            raise ValueError(f"a sequence of {sequence} tokens, but max_position_embeddings is {longest}: shorten it")
-        embedded = self.word(input_ids) + self.token_type(token_type_ids)  # [B, S] -> [B, S, D]
-        embedded = self.norm(embedded + self.position.weight[:sequence])  # [B, S, D] + [S, D]
+    def forward(self, tokens: PackedTokens) -> Tensor:
+        """T tokens -> [T, D]."""
+        longest = self.position.num_embeddings
+        if tokens.longest > longest:
+            raise ValueError(
+                f"a sequence of {tokens.longest} tokens, but max_position_embeddings is {longest}: shorten it"
+            )
+        embedded = self.word(tokens.input_ids) + self.token_type(tokens.token_type_ids)  # [T] -> [T, D]
+        embedded = self.norm(embedded + self.position(tokens.position_ids))
         return dropout(embedded, self.dropout if self.training else 0.0)
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention of a sequence to its own real tokens."""
+    """Multi-head attention of the tokens of each sequence to each other."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -109,13 +123,14 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(config.hidden_size, config.hidden_size)
         self.attention_dropout = config.attention_probs_dropout_prob
         self.hidden_dropout = config.hidden_dropout_prob
+        self.causal = config.is_decoder
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """[B, S, D], [B, S] bool -> [B, S, D]."""
-        qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [B, S, D] -> [B, S, 3D] -> [B, S, 3, N, H]
-        query, key, value = qkv.unbind(dim=2)  # each [B, S, N, H]
-        gathered = attention(query, key, value, mask, self.attention_dropout if self.training else 0.0)
-        hidden = self.out(gathered.flatten(-2))  # [B, S, N, H] -> [B, S, D]
+    def forward(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
+        """[T, D] -> [T, D]."""
+        qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [T, D] -> [T, 3D] -> [T, 3, N, H]
+        query, key, value = qkv.unbind(dim=1)  # each [T, N, H]
+        gathered = attention(query, key, value, tokens, self.attention_dropout if self.training else 0.0, self.causal)
+        hidden = self.out(gathered.flatten(-2))  # [T, N, H] -> [T, D]
         return dropout(hidden, self.hidden_dropout if self.training else 0.0)
 
 
@@ -130,8 +145,8 @@ class FeedForward(nn.Module):
         self.dropout = config.hidden_dropout_prob
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[B, S, D] -> [B, S, D]."""
-        hidden = self.down(self.activation(self.up(hidden)))  # [B, S, D] -> [B, S, F] -> [B, S, D]
+        """[T, D] -> [T, D]."""
+        hidden = self.down(self.activation(self.up(hidden)))  # [T, D] -> [T, F] -> [T, D]
         return dropout(hidden, self.dropout if self.training else 0.0)
 
 
@@ -141,18 +156,18 @@ class Layer(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.attention = SelfAttention(config)
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention_norm = _layer_norm(config)
         self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.feed_forward_norm = _layer_norm(config)
         self.pre_layer_norm = config.pre_layer_norm
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """[B, S, D], [B, S] bool -> [B, S, D]."""
+    def forward(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
+        """[T, D] -> [T, D]."""
         if self.pre_layer_norm:
-            hidden = hidden + self.attention(self.attention_norm(hidden), mask)
+            hidden = hidden + self.attention(self.attention_norm(hidden), tokens)
             hidden = hidden + self.feed_forward(self.feed_forward_norm(hidden))
         else:
-            hidden = self.attention_norm(hidden + self.attention(hidden, mask))
+            hidden = self.attention_norm(hidden + self.attention(hidden, tokens))
             hidden = self.feed_forward_norm(hidden + self.feed_forward(hidden))
         return hidden
 
@@ -164,36 +179,36 @@ class BertModel(nn.Module):
         super().__init__()
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
-        self.final_norm = (
-            nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.pre_layer_norm else nn.Identity()
-        )
+        self.final_norm = _layer_norm(config) if config.pre_layer_norm else nn.Identity()
         self.activation_checkpointing = config.activation_checkpointing
 
-    def forward(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Encode a batch; the arguments are those of ``BertForPreTraining.forward``.
+    def forward(self, tokens: PackedTokens) -> Tensor:
+        """Encode a batch.
 
         Returns:
-            The last hidden states, [B, S, D].
-        """
-        return deque(self._states(input_ids, token_type_ids, attention_mask), maxlen=1).pop()
+            The last hidden states, [T, D].
 
-    def hidden_states(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor) -> list[Tensor]:
+        Raises:
+            ValueError: a sequence has more tokens than the model has positions.
+        """
+        return deque(self._states(tokens), maxlen=1).pop()
+
+    def hidden_states(self, tokens: PackedTokens) -> list[Tensor]:
         """Encode a batch and keep every state, as feature-based use does (paper, section 5.3).
 
         Returns:
-            One [B, S, D] more than layers: the embeddings, then what each layer gives; ``forward`` returns the last.
+            One [T, D] more than layers: the embeddings, then what each layer gives; ``forward`` returns the last.
         """
-        return list(self._states(input_ids, token_type_ids, attention_mask))
+        return list(self._states(tokens))
 
-    def _states(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor) -> Iterator[Tensor]:
-        mask = attention_mask.bool()
-        hidden = self.embeddings(input_ids, token_type_ids)
+    def _states(self, tokens: PackedTokens) -> Iterator[Tensor]:
+        hidden = self.embeddings(tokens)
         for layer in self.layers:
             yield hidden
             if self.activation_checkpointing and torch.is_grad_enabled():
-                hidden = checkpoint(layer, hidden, mask, use_reentrant=False)  # restores the generator: same dropout
+                hidden = checkpoint(layer, hidden, tokens, use_reentrant=False)  # restores the generator: same dropout
             else:
-                hidden = layer(hidden, mask)
+                hidden = layer(hidden, tokens)
         yield self.final_norm(hidden)
 
 
@@ -204,9 +219,9 @@ class Pooler(nn.Module):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[B, S, D] -> [B, D]."""
-        return torch.tanh(self.dense(hidden[:, 0]))  # [B, S, D] -> [B, D]
+    def forward(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
+        """[T, D] -> [B, D]."""
+        return torch.tanh(self.dense(hidden.index_select(0, tokens.firsts)))  # [T, D] -> [B, D]
 
 
 class MaskedLanguageModel(nn.Module):
@@ -223,8 +238,8 @@ class MaskedLanguageModel(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, hidden: Tensor, positions: Tensor, words: Tensor) -> Tensor:
-        """[B, S, D], [P], [V, D] -> [P, V]."""
-        chosen = hidden.flatten(0, 1).index_select(0, positions)  # [B, S, D] -> [B*S, D] -> [P, D]
+        """[T, D], [P], [V, D] -> [P, V]."""
+        chosen = hidden.index_select(0, positions)  # [T, D] -> [P, D]
         return F.linear(self.norm(self.activation(self.dense(chosen))), words, self.bias)  # [P, D] x [V, D] -> [P, V]
 
 
@@ -246,25 +261,21 @@ class BertForPreTraining(nn.Module):
         if seed is not None:
             initialize(self, config.initializer_range, seed)
 
-    def forward(
-        self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor, positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens: PackedTokens, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Score words and next sentences.
 
         Args:
-            input_ids: [B, S] int64.
-            token_type_ids: [B, S] int64, 0 in the first segment and 1 in the second.
-            attention_mask: [B, S] bool or int, true where a token is real.
-            positions: [P] int64, where to predict, as indices of the flattened [B*S] tokens.
+            tokens: T tokens of B sequences, each with [CLS] at its beginning.
+            positions: [P] int64, where to predict, among the T tokens.
 
         Returns:
             Word scores [P, V] and next sentence scores [B, 2] (0: the true next one, 1: a random one).
 
         Raises:
-            ValueError: S is larger than the model has positions.
+            ValueError: a sequence has more tokens than the model has positions.
         """
-        hidden = self.bert(input_ids, token_type_ids, attention_mask)
-        return self.mlm(hidden, positions, self.bert.embeddings.word.weight), self.nsp(self.pooler(hidden))
+        hidden = self.bert(tokens)
+        return self.mlm(hidden, positions, self.bert.embeddings.word.weight), self.nsp(self.pooler(hidden, tokens))
 
 
 class Losses(NamedTuple):
@@ -344,7 +355,7 @@ def parameter_count(config: BertConfig) -> int:
     """Number of parameters of BertForPreTraining, the tied decoder counted once: 336,226,108 for BERT-LARGE."""
     d, f, v = config.hidden_size, config.intermediate_size, config.vocab_size
     norm = 2 * d
-    embeddings = (v + config.max_position_embeddings + config.type_vocab_size) * d + norm
+    embeddings = (v + config.max_position_embeddings + config.type_vocab_size) * d + norm  # which may stand at the end
     layer = 4 * (d * d + d) + (2 * d * f + f + d) + 2 * norm
     heads = (d * d + d) + (d * d + d + norm + v) + (2 * d + 2)  # pooler, masked words, next sentence
-    return embeddings + config.num_hidden_layers * layer + (norm if config.pre_layer_norm else 0) + heads
+    return embeddings + config.num_hidden_layers * layer + heads

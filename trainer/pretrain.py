@@ -15,6 +15,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import signal
 import sys
@@ -32,7 +33,7 @@ import torch
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from preprocessing.schema import MANIFEST, ShardDirectory, ShardError, checksum
+from preprocessing.schema import ShardError, checksum
 from preprocessing.tokenization import VocabularyError
 from trainer.checkpoint import (
     CheckpointError,
@@ -44,28 +45,34 @@ from trainer.checkpoint import (
     step_number,
     write_atomically,
 )
-from trainer.config import ConfigError, Phase, Recipe, differences, load_recipe, resolve_deepspeed, to_toml
-from trainer.data import SampleStream, Steps, evaluation_batches, load_steps, validation_stream
+from trainer.config import Phase, Recipe, differences, load_recipe, resolve_deepspeed, to_toml
+from trainer.corpus import Corpus, open_corpus
+from trainer.data import SampleStream, Steps, evaluation_batches, validation_stream
 from trainer.engine import Engine, GlobalCounts, NonFiniteError, World, join_world, leave_world
 from trainer.hugging_face import load_export
 from trainer.lineage import code_version, uncommitted_changes
+from trainer.loading import DamagedShardError, LoaderError, load_steps
 from trainer.metrics import measure_ceiling, peak_memory
 from trainer.model import parameter_count
 from trainer.saving import Saver
+from trainer.settings import ConfigError
 from trainer.sharded_state import StateError, verify_state
 
 _log = logging.getLogger("pretrain")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train or go on training; exits with 2 for a mistake in what was asked for, 1 for a loss that is no number."""
+    """Train or go on training; exits with 2 for a mistake in what was asked for, 1 for what went wrong on the way."""
     arguments = _parse(argv)
     first = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(level=logging.INFO if first else logging.ERROR, format="%(message)s", force=True)
     try:
         pretrain(arguments)
+    except (LoaderError, DamagedShardError) as error:  # of this rank alone
+        print(f"error: rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr)
+        return 1
     except (ConfigError, ShardError, VocabularyError, CheckpointError, StateError, NonFiniteError) as error:
-        if first:
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # a node's disk may have trouble of its own
             print(f"error: {error}", file=sys.stderr)
         return 1 if isinstance(error, NonFiniteError) else 2
     finally:
@@ -76,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def pretrain(arguments: argparse.Namespace) -> None:
     """Check everything on every rank before anything is written; then train."""
     recipe = load_recipe(arguments.config, arguments.settings)
-    shards = ShardDirectory(arguments.shards)
+    shards = open_corpus(arguments.shards, recipe.data.cache_dir, recipe.data.verify)
     run = RunDirectory(arguments.output)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     for phase in recipe.phases:
@@ -91,6 +98,8 @@ def pretrain(arguments: argparse.Namespace) -> None:
         return
 
     world = join_world(recipe.train.threads)
+    if recipe.data.verify and not recipe.data.cache_dir:  # a cache has compared them already
+        shards.verify(world.rank, world.size, world.sum)
     if world.is_first:
         _write_run(run, recipe, arguments.deepspeed_config, shards)
     world.barrier()
@@ -115,7 +124,7 @@ class Session:
     deepspeed_config: Path
     init_from: Path | None
     recipe: Recipe
-    shards: ShardDirectory
+    shards: Corpus
     run: RunDirectory
     world: World
     stop: StopRequests
@@ -210,7 +219,7 @@ class Session:
             progress.show(line)
 
     def _validate(self, engine: Engine, phase: Phase, step: int) -> None:
-        stream = validation_stream(self.shards, phase.sequence_length)
+        stream = validation_stream(self.shards.directories, phase.sequence_length, self.recipe.model.is_decoder)
         samples = min(stream.size, self.recipe.log.validation_samples)
         batches = evaluation_batches(stream, samples, phase.micro_batch_size, self.world.rank, self.world.size)
         metrics = engine.evaluate(batches)
@@ -306,6 +315,7 @@ class StopRequests:
         self.received = False
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._receive)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])  # a launcher may have held back what came earlier
 
     def _receive(self, *_: object) -> None:
         self.received = True
@@ -324,8 +334,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="DeepSpeed's own knobs: ZeRO, precision, offload, communication (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--shards", type=Path, required=True, metavar="DIR", help="made by preprocessing/make_shards.py"
-    )
+        "--shards", nargs="+", required=True, metavar="DIR",
+        help="made by preprocessing/make_shards.py; several are mixed by data.weights, or else by their numbers of "
+        "pairs; with data.cache_dir also URLs that fsspec opens",
+    )  # fmt: skip
     parser.add_argument(
         "--output", type=Path, required=True, metavar="DIR", help="the run directory, new or to go on with"
     )
@@ -335,26 +347,33 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # the launcher's; LOCAL_RANK says the same
     parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings that replace the recipe's")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    taken = [text for text in arguments.shards if re.fullmatch(r"\w+(\.\w+)+=.*", text)]  # by the open-ended --shards
+    arguments.shards = [text for text in arguments.shards if text not in taken]
+    arguments.settings = [*taken, *arguments.settings]
+    if not arguments.shards:
+        parser.error("--shards names no directory")
+    return arguments
 
 
-def _train_stream(recipe: Recipe, phase: Phase, shards: ShardDirectory) -> SampleStream:
+def _train_stream(recipe: Recipe, phase: Phase, shards: Corpus) -> SampleStream:
     return SampleStream(
-        shards,
+        shards.directories,
         "train",
         phase.sequence_length,
         seed=recipe.train.seed,
         max_predictions=phase.max_predictions,
         masking=recipe.masking,
         data=recipe.data,
+        causal=recipe.model.is_decoder,
     )
 
 
-def _check_vocabulary(recipe: Recipe, shards: ShardDirectory) -> None:
-    found, wanted = shards.manifest.vocabulary.size, recipe.model.vocab_size
+def _check_vocabulary(recipe: Recipe, shards: Corpus) -> None:
+    found, wanted = shards.vocabulary.size, recipe.model.vocab_size
     if found != wanted:
         raise ConfigError(
-            f"{shards.path}: made with a vocabulary of {found} entries, but model.vocab_size is {wanted}; "
+            f"{shards.name}: made with a vocabulary of {found} entries, but model.vocab_size is {wanted}; "
             f"set model.vocab_size={found} or make shards with the model's vocabulary"
         )
 
@@ -370,7 +389,7 @@ def _initial_weights(directory: Path, recipe: Recipe) -> dict[str, torch.Tensor]
     except ValueError as error:
         raise ConfigError(f"--init-from: {error}") from error
     sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
-             "max_position_embeddings", "type_vocab_size", "layer_norm_eps")  # fmt: skip
+             "is_decoder", "pre_layer_norm", "max_position_embeddings", "type_vocab_size", "layer_norm_eps")  # fmt: skip
     for name in sizes:
         found, wanted = getattr(export.config, name), getattr(recipe.model, name)
         if found != wanted:
@@ -382,9 +401,9 @@ def _initial_weights(directory: Path, recipe: Recipe) -> dict[str, torch.Tensor]
     return export.state
 
 
-def _check_run(run: RunDirectory, recipe: Recipe, shards: ShardDirectory) -> None:
+def _check_run(run: RunDirectory, recipe: Recipe, shards: Corpus) -> None:
     """See that the run directory is new or was begun by this very command."""
-    if not run.path.exists() or not any(run.path.iterdir()):
+    if not run.path.exists() or all(path == run.job for path in run.path.iterdir()):
         return
     if not run.config.is_file():
         raise CheckpointError(f"{run.path}: holds something that is not a run; choose another --output")
@@ -393,7 +412,7 @@ def _check_run(run: RunDirectory, recipe: Recipe, shards: ShardDirectory) -> Non
     if changed:
         raise CheckpointError(f"{run.path}: the run was started with other settings ({'; '.join(changed)}); {advice}")
     if run.manifest.is_file() and checksum(run.manifest) != shards.manifest_blake2b:
-        raise CheckpointError(f"{run.path}: the run was started with other shards than {shards.path}; {advice}")
+        raise CheckpointError(f"{run.path}: the run was started with other shards than {shards.name}; {advice}")
 
 
 def _newest_good_step(run: RunDirectory) -> int:
@@ -419,12 +438,12 @@ def _warn_of_other_bits(state: RunState, world: World) -> None:
         )  # fmt: skip
 
 
-def _write_run(run: RunDirectory, recipe: Recipe, deepspeed_config: Path, shards: ShardDirectory) -> None:
+def _write_run(run: RunDirectory, recipe: Recipe, deepspeed_config: Path, shards: Corpus) -> None:
     """Write down what this start of the run is made of."""
     run.path.mkdir(parents=True, exist_ok=True)
     run.set_outcome(None)
     shutil.copytree(shards.tokenizer, run.tokenizer, dirs_exist_ok=True)
-    write_atomically(run.manifest, (shards.path / MANIFEST).read_text(encoding="utf-8"))
+    write_atomically(run.manifest, shards.manifest)
     write_atomically(run.deepspeed_config, deepspeed_config.read_text(encoding="utf-8"))
     write_atomically(run.path / "code.json", json.dumps(code_version(), indent=2) + "\n")
     write_atomically(run.path / "code.diff", uncommitted_changes())

@@ -48,13 +48,15 @@ def theirs(export: Path, given: list[Batch]) -> dict[str, float]:
     hugging_face = transformers.BertForPreTraining.from_pretrained(export, attn_implementation="eager").double().eval()
     words, word_hits, pairs, pair_hits = [], [], [], []
     for batch in given:
+        tokens = batch.tokens
+        real = torch.arange(tokens.longest) < tokens.lengths[:, None]
         with torch.no_grad():
             out = hugging_face(
-                input_ids=batch.input_ids,
-                token_type_ids=batch.token_type_ids,
-                attention_mask=batch.attention_mask.long(),
+                input_ids=tokens.pad(tokens.input_ids),
+                token_type_ids=tokens.pad(tokens.token_type_ids),
+                attention_mask=real.long(),
             )
-        at_masks = out.prediction_logits.reshape(-1, CONFIG.vocab_size)[batch.positions]
+        at_masks = out.prediction_logits[real][batch.positions]
         for logits, label in zip(at_masks, batch.mlm_labels.tolist(), strict=True):
             if label != EMPTY_SLOT:
                 words.append(-logits.log_softmax(-1)[label].item())

@@ -1,14 +1,15 @@
-"""Every implementation of attention computes the formula, padding counts for nothing, and dropout is what it says."""
+"""Every implementation of attention computes the formula, no sequence sees another, and dropout is what it says."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from trainer.attention import attention, dropout
+from trainer.packing import PackedTokens
 
-IMPLEMENTATIONS = ["reference", "batched", "sdpa"]
-LENGTHS = (7, 1, 5)  # real tokens of three sequences
-BATCH, SEQUENCE, HEADS, WIDTH = 3, 7, 2, 4
+IMPLEMENTATIONS = ["reference", "grouped", "sdpa"]  # on a CPU; "varlen" is CUDA's
+LENGTHS = (7, 1, 5, 6, 1)  # tokens of five sequences
+TOKENS, HEADS, WIDTH = sum(LENGTHS), 2, 4
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -20,40 +21,45 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
+def packed(lengths: tuple[int, ...] = LENGTHS) -> PackedTokens:
+    flat = torch.zeros(sum(lengths), dtype=torch.int64)
+    return PackedTokens.from_flat(flat, flat, torch.tensor(lengths))
+
+
 def queries_keys_values(dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """Three views of one product, as the model has them."""
     torch.manual_seed(0)
-    joint = torch.randn(BATCH, SEQUENCE, 3, HEADS, WIDTH, dtype=dtype)
-    return [x.detach().requires_grad_() for x in joint.unbind(dim=2)]
+    joint = torch.randn(TOKENS, 3, HEADS, WIDTH, dtype=dtype)
+    return [x.detach().requires_grad_() for x in joint.unbind(dim=1)]
 
 
-def mask_of(lengths: tuple[int, ...] = LENGTHS) -> Tensor:
-    return torch.arange(SEQUENCE)[None, :] < torch.tensor(lengths)[:, None]
-
-
-def formula(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def formula(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
     """softmax(Q K^T / sqrt(H)) V for one sequence and one head, [S, H], token by token."""
-    rows = [torch.softmax((key @ q) / WIDTH**0.5, dim=0) @ value for q in query]
+    seen = [i + 1 if causal else len(key) for i in range(len(query))]
+    rows = [torch.softmax((key[:n] @ q) / WIDTH**0.5, dim=0) @ value[:n] for q, n in zip(query, seen, strict=True)]
     return torch.stack(rows)
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_computes_the_formula_on_each_sequence_without_its_padding(implementation):
+def test_computes_the_formula_on_each_sequence(implementation, causal):
     query, key, value = queries_keys_values()
-    gathered = attention(query, key, value, mask_of(), implementation=implementation)
-    assert gathered.shape == (BATCH, SEQUENCE, HEADS, WIDTH)
+    gathered = attention(query, key, value, packed(), causal=causal, implementation=implementation)
+    assert gathered.shape == (TOKENS, HEADS, WIDTH)
     assert gathered.is_contiguous()
-    for b, length in enumerate(LENGTHS):
+    for b, (begin, length) in enumerate(zip(packed().bounds.tolist(), LENGTHS, strict=False)):
+        rows = slice(begin, begin + length)
         for n in range(HEADS):
-            expected = formula(query[b, :length, n], key[b, :length, n], value[b, :length, n])
-            torch.testing.assert_close(gathered[b, :length, n], expected, rtol=0, atol=1e-12)
+            expected = formula(query[rows, n], key[rows, n], value[rows, n], causal)
+            torch.testing.assert_close(gathered[rows, n], expected, rtol=0, atol=1e-12, msg=f"sequence {b}")
 
 
-@pytest.mark.parametrize("implementation", ["batched", "sdpa"])
-def test_gradients_are_those_of_the_reference(implementation):
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("implementation", ["grouped", "sdpa"])
+def test_gradients_are_those_of_the_reference(implementation, causal):
     def gradients(which):
         inputs = queries_keys_values()
-        gathered = attention(*inputs, mask_of(), implementation=which)
+        gathered = attention(*inputs, packed(), causal=causal, implementation=which)
         weight = torch.linspace(-1, 1, gathered.numel(), dtype=torch.float64).view_as(gathered)
         return torch.autograd.grad((gathered * weight).sum(), inputs)
 
@@ -61,53 +67,83 @@ def test_gradients_are_those_of_the_reference(implementation):
         torch.testing.assert_close(ours, reference, rtol=0, atol=1e-12)
 
 
-def test_batched_and_reference_drop_the_same_weights():
+@pytest.mark.parametrize("causal", [False, True])
+def test_written_out_backward_pass_is_the_derivative_with_dropout_too(causal):
+    def with_the_same_holes(*inputs):
+        torch.manual_seed(5)
+        return attention(*inputs, packed(), 0.3, causal, "grouped")
+
+    assert torch.autograd.gradcheck(with_the_same_holes, queries_keys_values())
+
+
+def test_dropout_drops_weights_and_keeps_their_expectation():
     inputs = queries_keys_values()
     torch.manual_seed(3)
-    reference = attention(*inputs, mask_of(), 0.4, implementation="reference")
-    torch.manual_seed(3)
-    batched = attention(*inputs, mask_of(), 0.4, implementation="batched")
-    torch.testing.assert_close(batched, reference, rtol=0, atol=1e-12)
-    assert not torch.allclose(reference, attention(*inputs, mask_of()))
+    with torch.no_grad():
+        samples = torch.stack([attention(*inputs, packed(), 0.4, implementation="grouped") for _ in range(4000)])
+    exact = attention(*inputs, packed(), implementation="reference")
+    errors = (samples.mean(dim=0) - exact) / (samples.std(dim=0) / 4000**0.5)
+    assert errors.abs().max() < 5  # 160 standard normals
+    alone = samples[:, 7].abs().sum(dim=-1)  # the sequence of one token: its only weight is dropped or not
+    assert (alone == 0).double().mean().item() == pytest.approx(0.4, abs=0.03)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_token_attends_to_padding(implementation, dtype):
+def test_no_token_attends_to_another_sequence(implementation, dtype):
     query, key, value = queries_keys_values(dtype)
-    mask = mask_of()
-    padding = ~mask[:, :, None, None]
-    before = attention(query, key, value, mask, implementation=implementation)
+    others = torch.ones(TOKENS, 1, 1, dtype=torch.bool)
+    others[8:13] = False  # all but the third sequence
+    before = attention(query, key, value, packed(), implementation=implementation)
     after = attention(
-        query, key.masked_fill(padding, 1e6), value.masked_fill(padding, 1e6), mask, implementation=implementation
+        query, key.masked_fill(others, 1e6), value.masked_fill(others, 1e6), packed(), implementation=implementation
     )
-    assert torch.equal(before[mask], after[mask])  # not a bit of it
-    to_keys, to_values = torch.autograd.grad(before[mask].sum(), [key, value])
-    assert not to_keys[~mask].any()
-    assert not to_values[~mask].any()
+    assert torch.equal(before[8:13], after[8:13])  # not a bit of it
+    to_keys, to_values = torch.autograd.grad(before[8:13].sum(), [key, value])
+    assert not to_keys[others.flatten()].any()
+    assert not to_values[others.flatten()].any()
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_a_sequence_of_nothing_but_padding_gives_finite_numbers(implementation, dtype):
+def test_low_scores_and_empty_sequences_give_finite_numbers(implementation, dtype):
     query, key, value = queries_keys_values(dtype)
     with torch.no_grad():  # scores of -1800: float16's lowest number plus such a one is -inf
         query.fill_(30)
         key.fill_(-30)
-    inputs = query, key, value
-    mask = mask_of((7, 0, 5))
-    gathered = attention(*inputs, mask, implementation=implementation)
+    gathered = attention(query, key, value, packed((7, 0, 13, 0)), implementation=implementation)
     assert gathered.isfinite().all()
-    for gradient in torch.autograd.grad(gathered[mask].sum(), inputs):
+    for gradient in torch.autograd.grad(gathered.sum(), (query, key, value)):
         assert gradient.isfinite().all()
-        assert not gradient[1].any()  # an empty sequence moves nothing
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_bfloat16_loses_no_more_than_its_own_rounding(implementation):
-    exact = attention(*(x.bfloat16().double() for x in queries_keys_values()), mask_of(), implementation="reference")
-    rounded = attention(*(x.bfloat16() for x in queries_keys_values()), mask_of(), implementation=implementation)
+    exact = attention(*(x.bfloat16().double() for x in queries_keys_values()), packed(), implementation="reference")
+    rounded = attention(*(x.bfloat16() for x in queries_keys_values()), packed(), implementation=implementation)
     torch.testing.assert_close(rounded.double(), exact, rtol=0, atol=0.03)  # values of up to 3, 8 bits each
+
+
+def test_the_kernel_for_packed_sequences_has_no_dropout():
+    with pytest.raises(ValueError, match=r"no dropout; set model.attention_probs_dropout_prob=0"):
+        attention(*queries_keys_values(), packed(), 0.1, implementation="varlen")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA's kernel for packed sequences")
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_kernel_for_packed_sequences_is_the_reference(causal):
+    lengths = (128, 1, 77, 128, 60)
+    torch.manual_seed(0)
+    inputs = [torch.randn(sum(lengths), 4, 64).cuda().bfloat16().requires_grad_() for _ in range(3)]
+    tokens = packed(lengths).to(torch.device("cuda"))
+    exact = attention(*(x.double() for x in inputs), tokens, causal=causal, implementation="reference")
+    gathered = attention(*inputs, tokens, causal=causal, implementation="varlen")
+    torch.testing.assert_close(gathered.double(), exact, rtol=0, atol=0.03)
+    for ours, reference in zip(
+        torch.autograd.grad(gathered.sum(), inputs), torch.autograd.grad(exact.sum(), inputs), strict=True
+    ):
+        torch.testing.assert_close(ours, reference, rtol=0.02, atol=0.03)
 
 
 class TestDropout:

@@ -111,7 +111,7 @@ def test_overrides(recipe):
         ("schedule.peak.x=1", "schedule.peak is a value"),
         ("train.seed=abc", r"train\.seed: .*integer"),
         ("model.num_attention_heads=3", r"model: .*heads"),
-        ("model.pre_layer_norm=true", r"pre_layer_norm: Hugging Face"),
+        ("model.is_decoder=true", r"set train.next_sentence=false"),
         ("phases.0.steps=0", r"phases\.0: steps must be positive"),
         ("phases.0.sequence_length=64", "max_position_embeddings"),
         ("optimizer.name=sgd", r"optimizer\.name: .*'bert_adam'"),

@@ -1,6 +1,7 @@
 """The sample stream: every index once, the same batches at any world size, and a resume that is exact."""
 
 import dataclasses
+import os
 from collections import Counter
 
 import numpy as np
@@ -15,16 +16,16 @@ from trainer.data import (
     SampleStream,
     Steps,
     evaluation_batches,
-    load_steps,
     validation_stream,
 )
+from trainer.loading import load_steps
 from trainer.masking import MaskingConfig
 from trainer.model import EMPTY_SLOT
 
 LENGTH = 32
 
 
-def stream(path, split="train", seed=1, **data):
+def stream(path, split="train", seed=1, causal=False, **data):
     return SampleStream(
         ShardDirectory(path),
         split,
@@ -33,6 +34,7 @@ def stream(path, split="train", seed=1, **data):
         max_predictions=4,
         masking=MaskingConfig(),
         data=DataConfig(**data),
+        causal=causal,
     )
 
 
@@ -41,7 +43,12 @@ def steps_of(path, rank=0, world=1, global_batch=8, micro_batch=2, **data):
 
 
 def equal(left, right):
-    return all(torch.equal(getattr(left, f.name), getattr(right, f.name)) for f in dataclasses.fields(left))
+    """Whether two batches, or two parts of them, have the same tensors."""
+    values = [(getattr(left, f.name), getattr(right, f.name)) for f in dataclasses.fields(left)]
+    return all(
+        a == b if isinstance(a, int) else torch.equal(a, b) if isinstance(a, torch.Tensor) else equal(a, b)
+        for a, b in values
+    )
 
 
 def test_a_sample_is_the_pair_that_the_shard_holds(shards):
@@ -65,9 +72,13 @@ def test_a_batch_is_the_masked_sample_with_googles_labels(shards):
     samples = stream(shards)
     indices = np.arange(10)
     plain, batch = samples.samples(indices), samples.batch(indices)
-    flat = torch.from_numpy(plain.tokens).reshape(-1)
-    assert torch.equal(batch.mlm_labels, flat[batch.positions])
-    assert torch.equal(batch.attention_mask.sum(dim=1), torch.from_numpy(plain.lengths))
+    real = np.arange(plain.tokens.shape[1]) < plain.lengths[:, None]
+    unmasked = torch.from_numpy(plain.tokens[real])
+    assert torch.equal(batch.mlm_labels, unmasked[batch.positions])
+    others = torch.ones(len(unmasked), dtype=torch.bool).index_fill_(0, batch.positions, False)
+    assert torch.equal(batch.tokens.input_ids[others], unmasked[others])
+    assert torch.equal(batch.tokens.token_type_ids, torch.from_numpy(plain.token_types[real]))
+    assert batch.lengths.tolist() == plain.lengths.tolist()
     assert batch.nsp_labels.tolist() == [0 if is_next else 1 for is_next in plain.is_next]
     assert not set(batch.mlm_labels.tolist()) & {CLS, SEP, PAD}
 
@@ -142,13 +153,29 @@ def test_the_seed_decides_order_and_masks(shards):
     assert not equal(first, other)
 
 
-def test_rows_are_as_long_as_the_longest_or_as_the_phase_says(shards):
-    indices = np.arange(2)
-    longest = int(stream(shards).samples(indices).lengths.max())
-    assert stream(shards).batch(indices).input_ids.shape[1] == min(LENGTH, -(-longest // 8) * 8)
-    fixed = stream(shards, pad_to_longest=False).batch(indices)
-    assert fixed.input_ids.shape[1] == LENGTH
-    assert fixed.attention_mask.sum(dim=1).max() == longest
+def test_tokens_may_be_filled_up_to_a_multiple_that_predicts_nothing(shards):
+    indices = np.arange(5)
+    plain, filled = stream(shards).batch(indices), stream(shards, token_multiple=64).batch(indices)
+    tokens = len(plain.tokens.input_ids)
+    assert len(filled.tokens.input_ids) == -(-tokens // 64) * 64
+    assert len(filled.positions) == len(filled.mlm_labels) == -(-len(plain.positions) // 8) * 8
+    assert len(filled.nsp_labels) == len(filled.tokens.lengths) == 5 + 2
+    assert torch.equal(filled.tokens.input_ids[:tokens], plain.tokens.input_ids)
+    assert torch.equal(filled.lengths, plain.lengths)
+    labels, added = filled.mlm_labels.split([len(plain.mlm_labels), len(filled.mlm_labels) - len(plain.mlm_labels)])
+    assert torch.equal(labels, plain.mlm_labels)
+    assert (added == EMPTY_SLOT).all()
+    assert filled.nsp_labels.tolist() == [*plain.nsp_labels.tolist(), EMPTY_SLOT, EMPTY_SLOT]
+
+
+def test_left_to_right_every_token_predicts_the_next_one_of_its_sample(shards):
+    indices = np.arange(6)
+    plain = stream(shards).samples(indices)
+    batch = stream(shards, causal=True).batch(indices)
+    rows = [row[:length].tolist() for row, length in zip(plain.tokens, plain.lengths, strict=True)]
+    assert batch.tokens.input_ids.tolist() == [token for row in rows for token in row]  # nothing is masked
+    assert batch.mlm_labels.tolist() == [token for row in rows for token in row[1:]]
+    assert batch.tokens.input_ids[batch.positions].tolist() == [token for row in rows for token in row[:-1]]
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -165,8 +192,137 @@ def test_evaluation_predicts_every_sample_once_and_gives_all_ranks_as_many_batch
     ]
     assert sorted(labelled) == list(range(held_out.size))
     for batch in (batch for batches in ranks for batch in batches):
-        rows = batch.positions // batch.input_ids.shape[1]
-        assert torch.equal(batch.mlm_labels == EMPTY_SLOT, (batch.nsp_labels == EMPTY_SLOT)[rows])
+        assert torch.equal(batch.mlm_labels == EMPTY_SLOT, (batch.nsp_labels == EMPTY_SLOT)[batch.sequences])
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory):
+    """A second directory, of 45 + 6 pairs."""
+    return write_shards(tmp_path_factory.mktemp("data") / "books", train=(7, 8), validation=(2,), seed=5)
+
+
+def mixed(shards, books, split="train", **data):
+    directories = [ShardDirectory(shards), ShardDirectory(books)]
+    masking, data = MaskingConfig(), DataConfig(**data)
+    return SampleStream(directories, split, LENGTH, seed=1, max_predictions=4, masking=masking, data=data)
+
+
+def places(samples, first, last):
+    """(shard, pair) of each sample; the shards 0 to 2 are those of `shards`, 3 and 4 those of `books`."""
+    return list(zip(*(array.tolist() for array in samples.locate(np.arange(first, last))), strict=True))
+
+
+WIKI = {(shard, pair) for shard, count in enumerate((21, 15, 18)) for pair in range(count)}
+BOOKS = {(shard, pair) for shard, count in enumerate((21, 24), start=3) for pair in range(count)}
+
+
+def test_directories_without_weights_are_read_as_one_corpus(shards, books):
+    samples = mixed(shards, books)
+    assert samples.size == 54 + 45
+    for epoch in range(3):
+        seen = places(samples, epoch * 99, (epoch + 1) * 99)
+        assert sorted(seen) == sorted(WIKI | BOOKS)
+        for half in (seen[:50], seen[50:]):  # evenly spread
+            assert 0 < sum(place in BOOKS for place in half) - 20 < 5
+
+
+def test_weighted_directories_give_their_share_and_each_pair_once_in_their_own_epochs(shards, books):
+    seen = places(mixed(shards, books, weights=(0.25, 0.75)), 0, 400)
+    wiki, others = ([place for place in seen if place in directory] for directory in (WIKI, BOOKS))
+    assert (len(wiki), len(others)) == (100, 300)
+    assert set(wiki[:54]) == WIKI
+    for epoch in range(6):
+        assert set(others[epoch * 45 : (epoch + 1) * 45]) == BOOKS
+    assert others[:45] != others[45:90]
+
+
+def test_another_directory_leaves_the_order_of_the_first_as_it_is(shards, books):
+    alone = places(stream(shards), 0, 100)
+    together = [place for place in places(mixed(shards, books, weights=(1, 1)), 0, 200) if place in WIKI]
+    assert together == alone
+
+
+def test_a_mixed_sample_is_the_pair_that_its_own_directory_holds(shards, books):
+    samples = mixed(shards, books)
+    index = next(i for i, (shard, _) in enumerate(places(samples, 0, 99)) if shard == 4)
+    shard_id, pair_id = places(samples, index, index + 1)[0]
+    directory = ShardDirectory(books)
+    shard = directory.shard(directory.manifest.split("train")[shard_id - 3])
+    pair = shard.pairs(LENGTH, np.array([pair_id]))
+    expected = shard.document(pair.row[0])[pair.a_begin[0] : pair.a_end[0]]
+    assert samples.samples(np.array([index])).tokens[0, 1 : 1 + len(expected)].tolist() == expected.tolist()
+
+
+def test_every_world_size_gives_the_same_mixture(shards, books):
+    samples = mixed(shards, books, weights=(3, 1))
+
+    def global_batch(world):
+        ranks = [Steps(samples, 8, 2, rank, world) for rank in range(world)]
+        return [batch for _, batch in sorted((steps.micro_batch_index(i), batch) for steps in ranks
+                                             for i, batch in enumerate(steps[5]))]  # fmt: skip
+
+    for world in (2, 4):
+        assert all(map(equal, global_batch(world), global_batch(1)))
+
+
+def test_validation_has_the_held_out_samples_of_all_directories_whatever_the_weights(shards, books, tmp_path):
+    nothing_held_out = write_shards(tmp_path / "shards", validation=(), seed=9)
+    held_out = validation_stream([ShardDirectory(path) for path in (shards, nothing_held_out, books)], LENGTH)
+    assert held_out.size == 12 + 6
+    assert len(set(places(held_out, 0, 18))) == 18
+
+
+def test_directories_that_can_not_be_mixed_as_asked(shards, books, tmp_path):
+    with pytest.raises(ShardError, match=r"data\.weights has 3 number\(s\) for 2 shard directories"):
+        mixed(shards, books, weights=(1, 1, 1))
+    longer = write_shards(tmp_path / "longer", sequence_lengths=(64,))
+    with pytest.raises(ShardError, match=r"longer: no pairs for sequence length 32, only for \[64\]"):
+        mixed(shards, longer)
+    empty = write_shards(tmp_path / "empty", train=(), seed=9)
+    assert mixed(shards, empty).size == 54
+    with pytest.raises(ShardError, match=r"empty: the train part has no pairs of length 32"):
+        mixed(shards, empty, weights=(1, 1))
+    for weights in ((1.0, 0.0), (1.0, -1.0), (1.0, float("nan"))):
+        with pytest.raises(ValueError, match=r"data\.weights must be positive"):
+            DataConfig(weights=weights)
+
+
+def test_skipped_samples_are_empty_and_all_others_stay_as_they_were(shards):
+    indices = np.arange(8)
+    plain, skipping = stream(shards).batch(indices), stream(shards, skip=((2, 4), (7, 100))).batch(indices)
+    assert skipping.indices.tolist() == plain.indices.tolist()
+    for row in range(8):
+        theirs, ours = ((batch.sequences == row).nonzero().flatten() for batch in (plain, skipping))
+        words, expected = (
+            batch.tokens.input_ids[batch.tokens.bounds[row] : batch.tokens.bounds[row + 1]].tolist()
+            for batch in (skipping, plain)
+        )
+        if row in (2, 3, 7):
+            assert words == [CLS, SEP]
+            assert skipping.nsp_labels[row] == EMPTY_SLOT
+            assert (skipping.mlm_labels[ours] == EMPTY_SLOT).all()
+        else:
+            assert words == expected
+            assert skipping.nsp_labels[row] == plain.nsp_labels[row]
+            assert skipping.mlm_labels[ours].tolist() == plain.mlm_labels[theirs].tolist()
+
+
+@pytest.mark.parametrize("unit", ["token", "word", "span"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_whole_micro_batch_may_be_skipped(shards, unit, causal):
+    samples = SampleStream(
+        ShardDirectory(shards), "train", LENGTH, seed=1, max_predictions=4, masking=MaskingConfig(unit=unit),
+        data=DataConfig(skip=((0, 8),)), causal=causal,
+    )  # fmt: skip
+    batch = samples.batch(np.arange(4))
+    assert (batch.mlm_labels == EMPTY_SLOT).all()
+    assert (batch.nsp_labels == EMPTY_SLOT).all()
+
+
+@pytest.mark.parametrize("skip", [((3, 3),), ((-1, 3),), ((5, 2),)])
+def test_ranges_to_skip_that_are_none(skip):
+    with pytest.raises(ValueError, match=r"data\.skip must be pairs"):
+        DataConfig(skip=skip)
 
 
 def test_a_length_that_the_shards_were_not_made_for(shards):
@@ -191,3 +347,15 @@ def test_a_pair_that_reaches_beyond_its_document_is_not_read(tmp_path):
         writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
     with pytest.raises(ShardError, match=r"shard-00000.*beyond its document"):
         stream(path).batch(np.arange(2))
+    assert (stream(path, skip=((0, 2),)).batch(np.arange(2)).mlm_labels == EMPTY_SLOT).all()  # it is not even looked at
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_shard_that_was_cut_or_vanished_before_it_was_needed(tmp_path, damage):
+    path = write_shards(tmp_path / "shards")
+    samples = stream(path)
+    for file in path.glob("shard-*.arrow"):
+        os.truncate(file, 1000) if damage == "cut" else file.unlink()
+    message = {"cut": "not a readable Arrow file", "gone": "the manifest lists this shard but it is not there"}[damage]
+    with pytest.raises(ShardError, match=rf"shard-0000\d-of-00003\.arrow: {message}"):
+        samples.batch(np.arange(4))

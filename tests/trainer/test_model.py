@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, BertModel, initialize, parameter_count
 from trainer.model import pretraining_losses as losses_of
+from trainer.packing import PackedTokens
 
 TINY = BertConfig(
     vocab_size=53,
@@ -20,7 +22,7 @@ TINY = BertConfig(
     max_position_embeddings=20,
 )
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-PADDED = torch.tensor([9, 4, 1])  # real tokens of each sequence
+LENGTHS = torch.tensor([9, 4, 1])  # tokens of each sequence
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -36,23 +38,21 @@ def tiny(**options: object) -> BertConfig:
     return dataclasses.replace(TINY, **options)
 
 
-def batch(lengths: Tensor = PADDED, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, token types and mask, [B, S] each."""
+def batch(lengths: Tensor = LENGTHS, seed: int = 0) -> PackedTokens:
     generator = torch.Generator().manual_seed(seed)
-    shape = len(lengths), int(lengths.max())
-    mask = torch.arange(shape[1])[None, :] < lengths[:, None]
-    ids = torch.randint(1, TINY.vocab_size, shape, generator=generator).where(mask, 0)
-    return ids, torch.randint(0, 2, shape, generator=generator), mask
+    size = (int(lengths.sum()),)
+    ids = torch.randint(1, TINY.vocab_size, size, generator=generator)
+    return PackedTokens.from_flat(ids, torch.randint(0, 2, size, generator=generator), lengths)
 
 
-POSITIONS = torch.tensor([1, 8, 9, 12, 18, 0])
+POSITIONS = torch.tensor([1, 8, 9, 12, 13, 0])
 MLM_LABELS = torch.tensor([7, 0, 52, 3, 7, EMPTY_SLOT])
 NSP_LABELS = torch.tensor([0, 1, EMPTY_SLOT])
 
 
 def loss_and_gradients(model: nn.Module, seed: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
     torch.manual_seed(seed)
-    mlm_logits, nsp_logits = model(*batch(), POSITIONS)
+    mlm_logits, nsp_logits = model(batch(), POSITIONS)
     losses = losses_of(mlm_logits, MLM_LABELS, nsp_logits, NSP_LABELS)
     loss = losses.mlm_loss + losses.nsp_loss
     model.zero_grad()
@@ -156,47 +156,62 @@ def assert_same(a: nn.Module, b: nn.Module) -> None:
 
 class TestForward:
     def test_shapes(self):
-        mlm_logits, nsp_logits = BertForPreTraining(TINY)(*batch(), POSITIONS)
+        mlm_logits, nsp_logits = BertForPreTraining(TINY)(batch(), POSITIONS)
         assert mlm_logits.shape == (6, 53)
         assert nsp_logits.shape == (3, 2)
 
-    def test_mask_may_be_of_integers(self):
-        model = BertForPreTraining(TINY).eval()
-        ids, types, mask = batch()
-        for a, b in zip(model(ids, types, mask, POSITIONS), model(ids, types, mask.long(), POSITIONS), strict=True):
-            assert torch.equal(a, b)
-
     def test_positions_choose_rows_and_nothing_else(self):
         model = BertForPreTraining(TINY).double().eval()
-        everywhere, _ = model(*batch(), torch.arange(27))
-        chosen, _ = model(*batch(), POSITIONS)
+        everywhere, _ = model(batch(), torch.arange(14))
+        chosen, _ = model(batch(), POSITIONS)
         torch.testing.assert_close(chosen, everywhere[POSITIONS], rtol=0, atol=1e-12)
 
-    def test_padding_and_neighbours_change_nothing(self):
+    def test_neighbours_change_nothing(self):
         model = BertForPreTraining(TINY).double().eval()
-        ids, types, mask = batch()
-        together = model.bert(ids, types, mask)
-        for b, length in enumerate(PADDED.tolist()):
-            alone = model.bert(ids[b : b + 1, :length], types[b : b + 1, :length], mask[b : b + 1, :length])
-            torch.testing.assert_close(together[b, :length], alone[0], rtol=0, atol=1e-12)
+        tokens = batch()
+        together = model.bert(tokens)
+        for begin, end in pairwise(tokens.bounds.tolist()):
+            rows = slice(begin, end)
+            alone = PackedTokens.from_flat(
+                tokens.input_ids[rows], tokens.token_type_ids[rows], torch.tensor([end - begin])
+            )
+            torch.testing.assert_close(together[rows], model.bert(alone), rtol=0, atol=1e-12)
+
+    def test_what_fills_up_changes_nothing_but_has_a_row_of_its_own(self):
+        model = BertForPreTraining(TINY).double().eval()
+        tokens = batch()
+        rounded = tokens.round_up(32)
+        (mlm, nsp), (rounded_mlm, rounded_nsp) = model(tokens, POSITIONS), model(rounded, POSITIONS)
+        torch.testing.assert_close(mlm, rounded_mlm, rtol=0, atol=1e-12)
+        torch.testing.assert_close(nsp, rounded_nsp[:3], rtol=0, atol=1e-12)
+        assert rounded_nsp.isfinite().all()
+
+    def test_a_left_to_right_model_does_not_see_what_follows(self):
+        model = BertForPreTraining(tiny(is_decoder=True)).double().eval()
+        tokens = batch()
+        before = model.bert(tokens)
+        changed = dataclasses.replace(tokens, input_ids=tokens.input_ids.clone())
+        changed.input_ids[5] += 1
+        after = model.bert(changed)
+        same = (before == after).all(dim=1)
+        assert same.tolist() == [True] * 5 + [False] * 4 + [True] * 5  # sequences of 9, 4 and 1
 
     @pytest.mark.parametrize("pre_layer_norm", [False, True])
     def test_hidden_states_end_with_what_forward_returns(self, pre_layer_norm):
         model = BertForPreTraining(tiny(pre_layer_norm=pre_layer_norm)).bert.eval()
-        states = model.hidden_states(*batch())
+        states = model.hidden_states(batch())
         assert len(states) == TINY.num_hidden_layers + 1
-        assert torch.equal(states[0], model.embeddings(*batch()[:2]))
-        assert torch.equal(states[-1], model(*batch()))
+        assert torch.equal(states[0], model.embeddings(batch()))
+        assert torch.equal(states[-1], model(batch()))
 
     def test_refuses_more_tokens_than_positions(self):
         with pytest.raises(ValueError, match="a sequence of 21 tokens, but max_position_embeddings is 20"):
-            BertForPreTraining(TINY)(*batch(torch.tensor([21])), POSITIONS)
+            BertForPreTraining(TINY)(batch(torch.tensor([21])), POSITIONS)
 
     def test_nothing_to_predict_is_no_loss_and_no_gradient(self):
         """What a rank without samples of its own gets, so that it keeps step with the others."""
         model = BertForPreTraining(TINY)
-        ids, types, mask = batch()
-        mlm_logits, nsp_logits = model(ids, types, torch.zeros_like(mask), torch.empty(0, dtype=torch.int64))
+        mlm_logits, nsp_logits = model(batch(), torch.empty(0, dtype=torch.int64))
         empty = torch.full((3,), EMPTY_SLOT)
         losses = losses_of(mlm_logits, empty[:0], nsp_logits, empty)
         assert list(losses) == [0, 0, 0, 0]
@@ -284,9 +299,10 @@ def test_layers_are_those_of_torch(pre_layer_norm):
         there.load_state_dict(
             {f"{modules[k.rpartition('.')[0]]}{k.rpartition('.')[2]}": v for k, v in here.state_dict().items()}
         )
-    ids, types, mask = batch()
-    expected = theirs(ours.embeddings(ids, types), src_key_padding_mask=~mask)
-    torch.testing.assert_close(ours(ids, types, mask)[mask], expected[mask], rtol=0, atol=1e-9)
+    tokens = batch()
+    real = torch.arange(9) < LENGTHS[:, None]
+    expected = theirs(tokens.pad(ours.embeddings(tokens)), src_key_padding_mask=~real)
+    torch.testing.assert_close(ours(tokens), expected[real], rtol=0, atol=1e-9)
 
 
 class TestBfloat16:

@@ -1,0 +1,61 @@
+"""Reading ahead: a killed process or a damaged shard is one error that says so, at the step that needs it."""
+
+import multiprocessing
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from preprocessing.schema import ShardDirectory
+from tests.trainer.shard_factory import write_shards
+from trainer.data import DataConfig, SampleStream, Steps
+from trainer.loading import DamagedShardError, LoaderError, load_steps
+from trainer.masking import MaskingConfig
+
+
+def steps_of(path, **data):
+    stream = SampleStream(
+        ShardDirectory(path), "train", 32, seed=1, max_predictions=4, masking=MaskingConfig(), data=DataConfig(**data)
+    )
+    return Steps(stream, global_batch_size=4, micro_batch_size=2, rank=0, world=1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_process_ends_the_reading_when_its_step_is_due_and_not_before(shards, number):
+    before = signal.getsignal(signal.SIGCHLD)
+    loaded = load_steps(steps_of(shards), 0, 1000, workers=2)
+    next(loaded)
+    assert signal.getsignal(signal.SIGCHLD) is before
+    victim = multiprocessing.active_children()[0]
+    os.kill(victim.pid, number)
+    victim.join()  # a handler of SIGCHLD would have raised by now
+    message = rf"^the loader's process {victim.pid} by {number.name} ended; SIGKILL is mostly a lack of memory[^\n]*$"
+    with pytest.raises(LoaderError, match=message):
+        list(loaded)
+    assert not multiprocessing.active_children()
+
+
+def test_a_shard_that_is_cut_while_it_is_read_is_named(tmp_path):
+    """Touching what is no longer there kills the process that does; the trainer looks for the reason."""
+    path = write_shards(tmp_path / "shards", train=(7,))
+    loaded = load_steps(steps_of(path), 0, 1000, workers=1)
+    next(loaded)
+    os.truncate(path / "shard-00000-of-00001.arrow", 0)
+    with pytest.raises(
+        DamagedShardError, match=r"^\S*shard-00000-of-00001\.arrow: 0 bytes where the manifest says \d+$"
+    ):
+        list(loaded)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_process_finds_wrong_is_one_line_at_its_step(tmp_path, workers):
+    path = write_shards(tmp_path / "shards")
+    steps = steps_of(path, shuffle_bytes=1)
+    last = steps._stream.locate(np.arange(54))[0][-1]
+    (path / f"shard-{last:05d}-of-00003.arrow").unlink()
+    loaded = load_steps(steps, 0, 14, workers)
+    good = [next(loaded) for _ in range(8)]
+    assert [batch.indices.tolist() for batch in good[7]] == [[28, 29], [30, 31]]
+    with pytest.raises(DamagedShardError, match=r"^\S*: the manifest lists this shard but it is not there$"):
+        list(loaded)

@@ -1,0 +1,82 @@
+"""Dealing samples out to several sources: exact shares, every sample of a source once and in order, at any index."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.mixture import interleave, whole_weights
+
+weights = st.lists(st.integers(1, 1000), min_size=1, max_size=9)
+
+
+@given(weights, st.integers(1, 3000))
+def test_each_source_gives_its_samples_once_and_in_order(of_sources, count):
+    sources, positions = interleave(np.arange(count), of_sources)
+    for source in range(len(of_sources)):
+        assert positions[sources == source].tolist() == list(range((sources == source).sum()))
+
+
+@given(weights, st.integers(1, 3000))
+def test_every_prefix_has_every_sources_share(of_sources, count):
+    """Within half a sample for each halving of the list of sources."""
+    sources, _ = interleave(np.arange(count), of_sources)
+    halvings = (len(of_sources) - 1).bit_length()
+    for source, weight in enumerate(of_sources):
+        seen = np.cumsum(sources == source)
+        share = np.arange(1, count + 1) * weight / sum(of_sources)
+        assert np.abs(seen - share).max() <= halvings / 2 + 1e-9
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=4), st.integers(0, 10**12), st.integers(1, 500))
+def test_every_window_has_every_sources_share(of_sources, first, count):
+    sources, _ = interleave(np.arange(first, first + count), of_sources)
+    for source, weight in enumerate(of_sources):
+        share = Fraction(count * weight, sum(of_sources))
+        assert abs(int((sources == source).sum()) - share) <= 2
+
+
+@given(weights, st.lists(st.integers(0, 10**14), min_size=1, max_size=20))
+def test_an_index_is_placed_the_same_alone_and_among_others(of_sources, indices):
+    together = interleave(np.array(indices), of_sources)
+    alone = [interleave(np.array([index]), of_sources) for index in indices]
+    assert together[0].tolist() == [int(source[0]) for source, _ in alone]
+    assert together[1].tolist() == [int(position[0]) for _, position in alone]
+
+
+@given(weights)
+def test_after_a_whole_turn_every_source_gave_its_weight(of_sources):
+    """So weights that are numbers of pairs make one corpus of several: each pair once in an epoch of all."""
+    sources, positions = interleave(np.arange(2 * sum(of_sources)), of_sources)
+    for source, weight in enumerate(of_sources):
+        places = np.flatnonzero(sources == source)
+        assert (places[:weight] < sum(of_sources)).all()
+        assert (places[weight:] >= sum(of_sources)).all()
+        assert (positions[places] == np.arange(2 * weight)).all()
+
+
+def test_numbers_stay_exact_where_products_exceed_64_bits():
+    largest = [(1 << 30) - 1, 1 << 30]
+    index = (1 << 50) + 12345
+    sources, positions = interleave(np.array([index]), largest)
+    expected = (2 * index * largest[0] + sum(largest)) // (2 * sum(largest))  # Python's integers have no end
+    assert positions[0] == (expected if sources[0] == 0 else index - expected)
+
+
+@pytest.mark.parametrize(
+    ("given_weights", "expected"),
+    [([0.7, 0.3], [7, 3]), ([3], [1]), ([0.1, 0.1, 0.2], [1, 1, 2]), ([2.0, 0.5], [4, 1]), ([54, 12], [9, 2])],
+)
+def test_weights_are_taken_as_they_are_written(given_weights, expected):
+    assert whole_weights(given_weights) == expected
+
+
+@given(st.lists(st.integers(1, 10**15), min_size=2, max_size=6))
+def test_great_numbers_of_pairs_are_scaled_down(pairs):
+    whole = whole_weights(pairs)
+    assert sum(whole) < 1 << 31
+    for weight, count in zip(whole, pairs, strict=True):
+        assert weight >= 1
+        assert weight / sum(whole) == pytest.approx(count / sum(pairs), abs=1e-8)

@@ -1,0 +1,63 @@
+"""Sequences laid end to end: nothing lost, nothing added but what fills up, and tables that hold every token once."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.packing import PackedTokens
+
+LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
+
+
+def packed(lengths: list[int], longest: int | None = None) -> PackedTokens:
+    ids = torch.arange(100, 100 + sum(lengths))
+    return PackedTokens.from_flat(ids, ids % 2, torch.tensor(lengths), longest)
+
+
+def test_sequences_and_padded_rows_give_the_same():
+    ids, types = [[5, 6, 7], [8], [9, 10]], [[0, 0, 1], [0], [0, 1]]
+    tokens = PackedTokens.from_sequences(ids, types)
+    assert tokens.input_ids.tolist() == [5, 6, 7, 8, 9, 10]
+    assert tokens.token_type_ids.tolist() == [0, 0, 1, 0, 0, 1]
+    assert tokens.position_ids.tolist() == [0, 1, 2, 0, 0, 1]
+    assert tokens.bounds.tolist() == [0, 3, 4, 6]
+    assert tokens.firsts.tolist() == [0, 3, 4]
+    assert tokens.lengths.tolist() == [3, 1, 2]
+    assert tokens.longest == 3
+    padded = torch.tensor([[5, 6, 7], [8, 0, 0], [9, 10, 0]])
+    padded_types = torch.tensor([[0, 0, 1], [0, 0, 0], [0, 1, 0]])
+    again = PackedTokens.from_padded(padded, padded_types, torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0]]))
+    assert all(torch.equal(getattr(tokens, n), getattr(again, n)) for n in ("input_ids", "token_type_ids", "bounds"))
+    assert torch.equal(tokens.pad(tokens.input_ids), padded)
+    assert tokens.pad(tokens.input_ids, -1)[1].tolist() == [8, -1, -1]
+    assert tokens.pad(torch.ones(6, 2, 5)).shape == (3, 3, 2, 5)
+
+
+@given(LENGTHS)
+def test_groups_hold_every_token_once_and_little_padding(lengths):
+    tokens = packed(lengths)
+    rows = torch.cat([group.real_rows for group in tokens.groups])
+    assert sorted(rows.tolist()) == list(range(sum(lengths)))
+    for group in tokens.groups:
+        for row, real in zip(
+            group.rows, torch.ones_like(group.rows) if group.real is None else group.real, strict=True
+        ):
+            of_sequence = row[real.bool()]
+            assert torch.equal(of_sequence, torch.arange(of_sequence[0], of_sequence[0] + len(of_sequence)))
+            assert len(of_sequence) >= 0.8 * group.rows.shape[1]
+
+
+@given(LENGTHS, st.sampled_from([8, 64, 96]))
+def test_rounding_up_adds_what_is_missing_and_as_many_sequences_in_any_case(lengths, multiple):
+    tokens = packed(lengths, longest=40)
+    rounded = tokens.round_up(multiple)
+    size = len(rounded.input_ids)
+    assert size % multiple == 0
+    assert size - sum(lengths) < multiple
+    assert torch.equal(rounded.input_ids[: sum(lengths)], tokens.input_ids)
+    assert len(rounded.lengths) == len(lengths) + -(-(multiple - 1) // 40)
+    assert rounded.lengths.tolist()[: len(lengths)] == lengths
+    assert int(rounded.bounds[-1]) == size
+    assert 0 <= rounded.lengths.min() <= rounded.lengths.max() <= 40
+    assert rounded.position_ids.max() < 40
+    assert int(rounded.firsts.max()) < size

@@ -1,0 +1,114 @@
+"""The shard directories of a run: opened, of one vocabulary, and what identifies them together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from preprocessing.schema import MANIFEST, ShardDirectory, ShardEntry, ShardError, Vocabulary, checksum
+from trainer.shard_cache import THREADS, cached
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Shard directories of one vocabulary.
+
+    Attributes:
+        directories: in the order in which they were named.
+        manifest: a single directory's manifest.json as it lies; of several, JSON with every one of them in order.
+        manifest_blake2b: the checksum of ``manifest``, which names every shard's checksum: the identity of the data.
+    """
+
+    directories: list[ShardDirectory]
+    manifest: str
+    manifest_blake2b: str
+
+    @property
+    def name(self) -> str:
+        """The directories, for messages."""
+        return ", ".join(str(directory.path) for directory in self.directories)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Which vocabulary made the tokens."""
+        return self.directories[0].manifest.vocabulary
+
+    @property
+    def tokenizer(self) -> Path:
+        """The folder of tokenizer files."""
+        return self.directories[0].tokenizer
+
+    def verify(self, rank: int, world: int, add: Callable[[Sequence[float]], Sequence[float]]) -> None:
+        """Compare every shard's checksum with its manifest: each rank those of its share.
+
+        Args:
+            rank: this one.
+            world: number of ranks.
+            add: sums numbers over the ranks.
+
+        Raises:
+            ShardError: on every rank; names the damaged shards.
+        """
+        shards = [(directory, entry) for directory in self.directories for entry in directory.manifest.shards]
+        damaged = [0.0] * len(shards)
+        with ThreadPoolExecutor(THREADS) as pool:
+            damaged[rank::world] = pool.map(lambda shard: float(_is_damaged(*shard)), shards[rank::world])
+        names = [
+            str(directory.path / entry.file)
+            for (directory, entry), found in zip(shards, add(damaged), strict=True)
+            if found
+        ]
+        if names:
+            raise ShardError(f"{', '.join(names)}: checksum differs from the manifest; make the shards again")
+
+
+def open_corpus(sources: Sequence[str], cache_dir: str = "", verify: bool = True) -> Corpus:
+    """Open shard directories, after copying them to a node's own disk where a cache is given.
+
+    Args:
+        sources: directories; with a cache, URLs of any kind that fsspec knows too.
+        cache_dir: see trainer.shard_cache.cached; empty for none.
+        verify: compare the checksums of shards that the cache has from before.
+
+    Raises:
+        ShardError: a directory can't be opened or copied, has another vocabulary than the first, or is named twice.
+    """
+    directories = [_open(source, cache_dir, verify) for source in sources]
+    checksums = [directory.manifest_blake2b for directory in directories]
+    for i, (source, directory) in enumerate(zip(sources, directories, strict=True)):
+        if checksums[i] in checksums[:i]:
+            twice = sources[checksums.index(checksums[i])]
+            raise ShardError(f"{twice} and {source} are the same shards; name them once, data.weights says how often")
+        if directory.manifest.vocabulary != directories[0].manifest.vocabulary:
+            raise ShardError(
+                f"{sources[0]} and {source} were made with different vocabularies; make one again with the other's"
+            )
+    manifests = [(directory.path / MANIFEST).read_bytes().decode() for directory in directories]
+    text = manifests[0] if len(manifests) == 1 else _together(checksums, manifests)
+    return Corpus(directories, text, hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
+
+
+def _open(source: str, cache_dir: str, verify: bool) -> ShardDirectory:
+    if cache_dir:
+        return cached(source, Path(cache_dir), verify)
+    if "://" in source:
+        raise ShardError(f"{source}: not a local directory; set data.cache_dir to one where it is copied to")
+    return ShardDirectory(source)
+
+
+def _together(checksums: Sequence[str], manifests: Sequence[str]) -> str:
+    """The manifests of several directories as one document."""
+    both = zip(checksums, manifests, strict=True)
+    directories = [{"manifest_blake2b": blake2b, "manifest": json.loads(text)} for blake2b, text in both]
+    return json.dumps({"directories": directories}, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _is_damaged(directory: ShardDirectory, entry: ShardEntry) -> bool:
+    try:
+        return checksum(directory.path / entry.file) != entry.blake2b
+    except OSError:  # it can't even be read
+        return True

@@ -1,0 +1,152 @@
+"""Sequences laid end to end, so that nothing is computed for padding.
+
+B sequences, S the longest, T tokens of all of them, D anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_FULLEST = 0.8  # the shortest sequence of a group has at least this share of the longest one's tokens
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sequences of about one length, as rows of a small padded table.
+
+    Attributes:
+        rows: int64 [G, S], where each token lies among the T; 0 for padding.
+        real: bool [G, S], false for padding; None where there is none.
+    """
+
+    rows: Tensor
+    real: Tensor | None
+
+    @cached_property
+    def real_places(self) -> Tensor:
+        """int64 [R], which of the G*S places of the table hold a token."""
+        real = torch.ones_like(self.rows) if self.real is None else self.real
+        return real.flatten().nonzero().squeeze(1)
+
+    @cached_property
+    def real_rows(self) -> Tensor:
+        """int64 [R], which of the T tokens these are."""
+        return self.rows.flatten()[self.real_places]
+
+
+@dataclass(frozen=True)
+class PackedTokens:
+    """A batch of B sequences as T tokens without padding between.
+
+    Attributes:
+        input_ids: int64 [T].
+        token_type_ids: int64 [T], 0 in the first segment and 1 in the second.
+        position_ids: int64 [T], places within the sequence, from 0.
+        bounds: int32 [B + 1]; sequence b is tokens bounds[b] up to, not including, bounds[b + 1].
+        longest: no sequence has more tokens.
+    """
+
+    input_ids: Tensor
+    token_type_ids: Tensor
+    position_ids: Tensor
+    bounds: Tensor
+    longest: int
+
+    @classmethod
+    def from_sequences(cls, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> PackedTokens:
+        """Lay sequences end to end.
+
+        Args:
+            ids: tokens of each sequence.
+            types: token types of each; None for zeros.
+        """
+        lengths = torch.tensor([len(sequence) for sequence in ids])
+        flat = torch.tensor([token for sequence in ids for token in sequence])
+        kinds = torch.tensor([kind for sequence in types for kind in sequence]) if types else torch.zeros_like(flat)
+        return cls.from_flat(flat, kinds, lengths)
+
+    @classmethod
+    def from_padded(cls, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor) -> PackedTokens:
+        """Take the padding out of [B, S] tensors; ``attention_mask`` is true, from the left, where a token is real."""
+        mask = attention_mask.bool()
+        return cls.from_flat(input_ids[mask], token_type_ids[mask], mask.sum(dim=1))
+
+    @classmethod
+    def from_flat(
+        cls, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor, longest: int | None = None
+    ) -> PackedTokens:
+        """From [T], [T] and int64 [B], the number of tokens of each sequence; ``longest`` bounds those to come too."""
+        bounds = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        positions = torch.arange(len(input_ids), device=lengths.device) - bounds[:-1].repeat_interleave(lengths)
+        return cls(input_ids, token_type_ids, positions, bounds.int(), longest or int(lengths.max()))
+
+    def round_up(self, multiple: int) -> PackedTokens:
+        """Make T a multiple, so that a GPU meets few shapes, by tokens of sequences that nobody reads.
+
+        As many sequences are added whatever is missing, some of them empty, and none is longer than ``longest``.
+        """
+        added = -(-(multiple - 1) // self.longest)
+        missing = -len(self.input_ids) % multiple
+        places = torch.arange(added + 1, dtype=self.bounds.dtype) * self.longest
+        bounds = len(self.input_ids) + places.clamp(max=missing)[1:]
+        return replace(
+            self,
+            input_ids=F.pad(self.input_ids, (0, missing)),
+            token_type_ids=F.pad(self.token_type_ids, (0, missing)),
+            position_ids=torch.cat([self.position_ids, torch.arange(missing) % self.longest]),
+            bounds=torch.cat([self.bounds, bounds]),
+        )
+
+    def to(self, device: torch.device) -> PackedTokens:
+        """The same tokens on a device."""
+        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "longest"}
+        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
+
+    @property
+    def firsts(self) -> Tensor:
+        """int32 [B], where each sequence begins: its [CLS]. An empty one borrows some token."""
+        return self.bounds[:-1].clamp(max=len(self.input_ids) - 1)
+
+    @property
+    def lengths(self) -> Tensor:
+        """int32 [B]."""
+        return self.bounds.diff()
+
+    def pad(self, values: Tensor, padding: float = 0.0) -> Tensor:
+        """[T, ...] -> [B, S, ...], with ``padding`` after the end of each sequence."""
+        everything = _table(self.bounds.tolist(), range(len(self.bounds) - 1), self.longest, values.device)
+        padded = values[everything.rows]
+        return padded if everything.real is None else padded.masked_fill_(~_expand(everything.real, padded), padding)
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The sequences in groups of about one length, for kernels that want tables. Empty sequences are in none."""
+        bounds = self.bounds.tolist()
+        lengths = [end - begin for begin, end in pairwise(bounds)]
+        order = sorted((b for b, length in enumerate(lengths) if length), key=lambda b: -lengths[b])
+        groups: list[list[int]] = []
+        for b in order:
+            if not groups or lengths[b] < _FULLEST * lengths[groups[-1][0]]:
+                groups.append([])
+            groups[-1].append(b)
+        return [_table(bounds, group, lengths[group[0]], self.bounds.device) for group in groups]
+
+
+def _table(bounds: list[int], sequences: Sequence[int], width: int, device: torch.device) -> Group:
+    begins = torch.tensor([bounds[b] for b in sequences], device=device)
+    ends = torch.tensor([bounds[b + 1] for b in sequences], device=device)
+    rows = begins[:, None] + torch.arange(width, device=device)  # [G, S]
+    real = rows < ends[:, None]
+    return Group(rows, None) if bool(real.all()) else Group(rows.where(real, 0), real)
+
+
+def _expand(mask: Tensor, like: Tensor) -> Tensor:
+    """[B, S] -> [B, S, 1, ...], with as many dimensions as ``like``."""
+    return mask.view(*mask.shape, *(1,) * (like.ndim - mask.ndim))

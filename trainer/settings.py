@@ -1,0 +1,129 @@
+"""Settings: TOML files, section.key=value overrides, and dataclasses that say which keys there are.
+
+A recipe (trainer.config) and a cluster's settings (cluster.settings) are read by this.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from datetime import date, time
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import pydantic
+
+_DEEPEST = 4  # files that extend one another
+_Settings = TypeVar("_Settings")
+
+
+class ConfigError(ValueError):
+    """A setting that is unknown, of the wrong type or contradicts another. The message names it."""
+
+
+def parse(raw: dict[str, Any], kind: type[_Settings], where: str) -> _Settings:
+    """Turn nested dictionaries into a dataclass of dataclasses; ``where`` begins the message of an error.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type or an impossible value.
+    """
+    _reject_unknown(raw, kind, "", where)
+    try:
+        return pydantic.TypeAdapter(kind).validate_python(raw)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{where}: {key + ': ' if key else ''}{message}") from error
+
+
+def read_toml(path: Path, what: str, depth: int = 0) -> dict[str, Any]:
+    """A file's tables; where it ``extends`` another file beside it, that file's with these in their place.
+
+    Args:
+        path: a TOML file.
+        what: it is, for messages.
+        depth: how many files led here.
+
+    Raises:
+        ConfigError: no such file, or not TOML.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: can't read the {what} ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a TOML file ({error})") from error
+    parent = raw.pop("extends", None)
+    if parent is None:
+        return raw
+    if not isinstance(parent, str) or Path(parent).name != parent or depth == _DEEPEST:
+        raise ConfigError(f"{path}: extends must name a {what} in the same folder that does not lead back here")
+    return _merge(read_toml(path.with_name(parent), what, depth + 1), raw)
+
+
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Tables within tables are merged, everything else, lists too, is replaced."""
+    both = {key: _merge(base[key], value) for key, value in changes.items() if _are_tables(base.get(key), value)}
+    return {**base, **changes, **both}
+
+
+def _are_tables(*values: Any) -> bool:
+    return all(isinstance(value, dict) for value in values)
+
+
+def apply_override(raw: dict[str, Any], override: str) -> None:
+    """Set one dotted key, such as ``train.seed=2``; a number in the path is a place in a list.
+
+    Raises:
+        ConfigError: not of that form, or there is no such place.
+    """
+    path, separator, text = override.partition("=")
+    if not separator or not path:
+        raise ConfigError(f"{override!r} is not of the form section.key=value")
+    *parents, last = path.split(".")
+    node: Any = raw
+    for part in parents:
+        node = node.setdefault(part, {}) if isinstance(node, dict) else _item(node, part, path)
+    if isinstance(node, list):
+        _item(node, last, path)
+        node[int(last)] = _parse(text)
+    elif isinstance(node, dict):
+        node[last] = _parse(text)
+    else:
+        raise ConfigError(f"{override!r}: {'.'.join(parents)} is a value, not a section")
+
+
+def _item(node: Any, part: str, path: str) -> Any:
+    if not isinstance(node, list) or not part.isdecimal() or int(part) >= len(node):
+        raise ConfigError(f"{path}: there is no {part!r} at this place of the settings")
+    return node[int(part)]
+
+
+def _parse(text: str) -> Any:
+    """A value as TOML would read it; what is no TOML value, and what TOML takes for a time of day, is a string."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return text if isinstance(value, date | time) else value
+
+
+def _reject_unknown(raw: Any, kind: Any, prefix: str, where: str) -> None:
+    """Raise for the first key that no section knows, with the nearest known one."""
+    if get_origin(kind) is list and isinstance(raw, list):
+        for i, item in enumerate(raw):
+            _reject_unknown(item, get_args(kind)[0], f"{prefix}{i}.", where)
+    if get_origin(kind) is UnionType:
+        kind = get_args(kind)[0]  # SECTION | None
+    if not dataclasses.is_dataclass(kind) or not isinstance(raw, dict):
+        return
+    hints = get_type_hints(kind)
+    for key, value in raw.items():
+        if key not in hints:
+            near = difflib.get_close_matches(key, hints, n=1)
+            known = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(sorted(hints))}"
+            raise ConfigError(f"{where}: unknown setting {prefix}{key}; {known}")
+        _reject_unknown(value, hints[key], f"{prefix}{key}.", where)

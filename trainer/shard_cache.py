@@ -1,0 +1,155 @@
+"""Copies of shard directories on a node's own disk.
+
+    CACHE/<checksum of the manifest>/     a shard directory; its manifest.json is written last
+    CACHE/<checksum of the manifest>.lock held by the one process of the node that copies, while the others wait
+
+A copy is recognised by the checksums that its manifest names: what is there and right stays, what is missing or damaged
+is copied again. A file gets its name when all of it is on disk and its checksum is right, so a process may be killed at
+any moment. The only importer of fsspec.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from fsspec.core import url_to_fs
+
+from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardDirectory, ShardEntry, ShardError, checksum
+from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
+from trainer.checkpoint import sync
+
+THREADS = 4  # files that are copied or hashed at a time
+_BLOCK = 8 << 20  # bytes read at a time
+_PART = ".part"  # ends the names of files that are not whole yet
+_log = logging.getLogger("pretrain")
+_T = TypeVar("_T")
+
+
+def cached(source: str, cache: Path, verify: bool) -> ShardDirectory:
+    """A copy of a shard directory in a cache that the processes of a node share.
+
+    Args:
+        source: a directory, or a URL of one that fsspec can open.
+        cache: on the node's own disk.
+        verify: compare the checksums of shards that are there from before; their sizes are compared in any case.
+
+    Raises:
+        ShardError: the source can't be read or differs from its manifest, or the cache has no room or can't be written.
+    """
+    remote = _Source(source)
+    text = remote.read(MANIFEST)
+    manifest = Manifest.from_json(text.decode(errors="replace"), where=f"{source}/{MANIFEST}")
+    directory = cache / hashlib.blake2b(text, digest_size=16).hexdigest()
+    try:
+        with _locked(directory.with_suffix(".lock")):
+            _complete(directory, remote, manifest, verify)
+            _write(directory / MANIFEST, text)
+    except OSError as error:
+        raise ShardError(f"{directory}: can't be used as a cache ({error.strerror or error})") from error
+    return ShardDirectory(directory)
+
+
+class _Source:
+    """A shard directory somewhere; whatever its file system raises becomes a ShardError."""
+
+    def __init__(self, url: str):
+        self.url = url.rstrip("/")
+        with self._errors(self.url):
+            self._files, self._root = url_to_fs(self.url)
+
+    def read(self, name: str) -> bytes:
+        with self._errors(f"{self.url}/{name}"):
+            content: bytes = self._files.cat_file(f"{self._root}/{name}")
+            return content
+
+    def blocks(self, name: str) -> Iterator[bytes]:
+        with self._errors(f"{self.url}/{name}"), self._files.open(f"{self._root}/{name}", "rb") as file:
+            while block := file.read(_BLOCK):
+                yield block
+
+    @contextlib.contextmanager
+    def _errors(self, url: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # each file system has exceptions of its own
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise ShardError(f"{url}: can't be read ({reason})") from error
+
+
+def _complete(directory: Path, remote: _Source, manifest: Manifest, verify: bool) -> None:
+    """Copy what is missing or damaged; what a killed process left goes first."""
+    (directory / TOKENIZER).mkdir(parents=True, exist_ok=True)
+    for part in directory.glob(f"*{_PART}"):
+        part.unlink()
+    for name in (VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE):
+        _write(directory / TOKENIZER / name, remote.read(f"{TOKENIZER}/{name}"))
+    right = _in_threads(lambda entry: _is_right(directory / entry.file, entry, verify), manifest.shards)
+    missing = [entry for entry, is_right in zip(manifest.shards, right, strict=True) if not is_right]
+    size = sum(entry.bytes for entry in missing)
+    free = shutil.disk_usage(directory).free
+    if size > free:
+        raise ShardError(
+            f"{directory}: {free / 1e9:.2f} GB free where {size / 1e9:.2f} GB of shards are to be copied; make room "
+            "or set data.cache_dir to another disk"
+        )
+    if missing:
+        _log.info("copying %d shard(s), %.2f GB, from %s to %s", len(missing), size / 1e9, remote.url, directory)
+        _in_threads(lambda entry: _copy(remote, directory / entry.file, entry), missing)
+
+
+def _copy(remote: _Source, target: Path, entry: ShardEntry) -> None:
+    """Copy one shard; it gets its name when its checksum is right."""
+    part = target.with_name(target.name + _PART)
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        with part.open("wb") as file:
+            for block in remote.blocks(entry.file):
+                digest.update(block)
+                file.write(block)
+        if digest.hexdigest() != entry.blake2b:
+            raise ShardError(f"{remote.url}/{entry.file}: checksum differs from its manifest; make the shards again")
+        sync(part)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _is_right(path: Path, entry: ShardEntry, verify: bool) -> bool:
+    whole = path.is_file() and path.stat().st_size == entry.bytes
+    return whole and (not verify or checksum(path) == entry.blake2b)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a small file, whole or not at all, unless it is there already."""
+    if path.is_file() and path.read_bytes() == content:
+        return
+    part = path.with_name(path.name + _PART)
+    part.write_bytes(content)
+    sync(part)
+    part.replace(path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock that ends with its process, however that ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _log.info("%s: another process of this node copies shards; waiting for it", path)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _in_threads(function: Callable[[ShardEntry], _T], entries: Sequence[ShardEntry]) -> list[_T]:
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(function, entries))
