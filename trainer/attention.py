@@ -1,6 +1,7 @@
 """Scaled dot-product attention within packed sequences, and dropout, each as fast as the device allows.
 
-T tokens of B sequences laid end to end, N heads, H head width; G sequences of a group, S tokens of the longest.
+T tokens of B sequences laid end to end, R of them queries, N heads, H head width; G sequences of a group, S tokens of
+the longest, Q queries at most.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trainer.packing import Group, PackedTokens
+from trainer.packing import PackedTokens, Selection, Table
 
 Implementation = Literal["reference", "grouped", "sdpa", "varlen"]
+_Queries = PackedTokens | Selection
 
 
 def attention(
@@ -22,6 +24,7 @@ def attention(
     key: Tensor,
     value: Tensor,
     tokens: PackedTokens,
+    queries: Selection | None = None,
     dropout_probability: float = 0.0,
     causal: bool = False,
     implementation: Implementation | None = None,
@@ -31,23 +34,24 @@ def attention(
     Vaswani et al. (2017), section 3.2.1; google-research/bert, modeling.attention_layer.
 
     Args:
-        query: [T, N, H], floating point, of any strides.
-        key: As query.
-        value: As query.
+        query: [T, N, H], floating point, of any strides; [R, N, H] where ``queries`` says whose they are.
+        key: [T, N, H], likewise.
+        value: [T, N, H], likewise.
         tokens: Where the sequences lie.
+        queries: The tokens that gather; None for all.
         dropout_probability: Share of the weights to drop, in [0, 1); 0 outside training.
-        causal: Whether a token sees itself and those before it only.
+        causal: Whether a token sees itself and those before it only; then all tokens must gather.
         implementation: How to compute it; None takes the fastest for the device of ``query``.
 
     Returns:
-        [T, N, H], contiguous, in the dtype of ``query``.
+        As ``query``, contiguous.
 
     Raises:
         ValueError: "varlen" is asked for dropout, which that kernel doesn't have.
     """
-    return _IMPLEMENTATIONS[implementation or _fastest(query, dropout_probability)](
-        query, key, value, tokens, dropout_probability, causal
-    )
+    assert queries is None or not causal
+    compute = _IMPLEMENTATIONS[implementation or _fastest(query, dropout_probability)]
+    return compute(query, key, value, tokens, queries or tokens, dropout_probability, causal)
 
 
 def _fastest(query: Tensor, dropout_probability: float) -> Implementation:
@@ -96,24 +100,24 @@ def _scale(probability: float) -> float:
 
 
 def _reference(
-    query: Tensor, key: Tensor, value: Tensor, tokens: PackedTokens, dropout_probability: float, causal: bool
+    query: Tensor, key: Tensor, value: Tensor, tokens: PackedTokens, queries: _Queries, probability: float, causal: bool
 ) -> Tensor:
     """The formula as it is written, one sequence after the other."""
-    lengths = tokens.lengths.tolist()
-    sequences = (x.transpose(0, 1).split(lengths, dim=1) for x in (query, key, value))  # [T, N, H] -> B x [N, S, H]
+    packed = ((query, queries.bounds), (key, tokens.bounds), (value, tokens.bounds))
+    sequences = (x.transpose(0, 1).split(bounds.diff().tolist(), dim=1) for x, bounds in packed)  # B x [N, S, H]
     gathered = []
     for q, k, v in zip(*sequences, strict=True):
-        scores = q @ k.transpose(1, 2) * q.shape[-1] ** -0.5  # [N, S, H] x [N, H, S] -> [N, S, S]
+        scores = q @ k.transpose(1, 2) * q.shape[-1] ** -0.5  # [N, Q, H] x [N, H, S] -> [N, Q, S]
         if causal:
             scores = scores.masked_fill(_future(scores.shape[-1], scores.device), -torch.inf)
-        gathered.append(dropout(torch.softmax(scores, dim=-1), dropout_probability) @ v)  # [N, S, H]
-    return torch.cat(gathered, dim=1).transpose(0, 1).contiguous()  # [N, T, H] -> [T, N, H]
+        gathered.append(dropout(torch.softmax(scores, dim=-1), probability) @ v)  # [N, Q, H]
+    return torch.cat(gathered, dim=1).transpose(0, 1).contiguous()  # [N, R, H] -> [R, N, H]
 
 
 def _grouped(
-    query: Tensor, key: Tensor, value: Tensor, tokens: PackedTokens, dropout_probability: float, causal: bool
+    query: Tensor, key: Tensor, value: Tensor, tokens: PackedTokens, queries: _Queries, probability: float, causal: bool
 ) -> Tensor:
-    gathered: Tensor = _Grouped.apply(query, key, value, tokens.groups, dropout_probability, causal)
+    gathered: Tensor = _Grouped.apply(query, key, value, queries.tables, tokens.tables, probability, causal)
     return gathered
 
 
@@ -126,45 +130,48 @@ class _Grouped(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, groups: list[Group], probability: float, causal: bool
-    ) -> Tensor:
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, ours: list[Table], theirs: list[Table], probability: float,
+        causal: bool,
+    ) -> Tensor:  # fmt: skip
+        """Of each group ``ours`` has the queries, ``theirs`` the keys and values."""
         gathered = torch.zeros(query.shape, dtype=query.dtype)
         saved: list[Tensor] = []
-        for group in groups:
-            q, k, v = (_take(x, group) for x in (query, key, value))  # [T, N, H] -> [G*N, S, H]
+        for asking, asked in zip(ours, theirs, strict=True):
+            q, k, v = _take(query, asking), _take(key, asked), _take(value, asked)  # [G*N, Q, H], twice [G*N, S, H]
             v *= _scale(probability)  # here instead of in the larger weights
-            weights = torch.softmax(_scores(q, k, group, query.shape[1], causal), dim=-1)  # [G*N, S, S]
+            weights = torch.softmax(_scores(q, k, asked, query.shape[1], causal), dim=-1)  # [G*N, Q, S]
             kept = weights.masked_fill(~_kept(weights, probability), 0) if probability else weights
             output = kept @ v
-            _put(gathered, output, group)
+            _put(gathered, output, asking)
             saved += [q, k, v, weights, kept, output]
         ctx.save_for_backward(*saved)
-        ctx.groups, ctx.probability = groups, probability
+        ctx.tables, ctx.probability, ctx.shape = (ours, theirs), probability, key.shape
         return gathered
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """With O = kept V and row sums r = sum(dO O): dV = kept^T dO and dS = kept (dO V^T) - weights r."""
         to_gathered = upstream[0]
-        to_query, to_key, to_value = (torch.zeros(to_gathered.shape, dtype=to_gathered.dtype) for _ in range(3))
+        to_query = torch.zeros(to_gathered.shape, dtype=to_gathered.dtype)
+        to_key, to_value = (torch.zeros(ctx.shape, dtype=to_gathered.dtype) for _ in range(2))
         saved = ctx.saved_tensors  # once: activation checkpointing computes them anew each time
-        for i, group in enumerate(ctx.groups):
+        for i, (asking, asked) in enumerate(zip(*ctx.tables, strict=True)):
             q, k, v, weights, kept, output = saved[6 * i : 6 * i + 6]
-            to_output = _take(to_gathered, group, padding=0.0)  # [G*N, S, H]
-            row_sums = (to_output * output).sum(dim=-1, keepdim=True)  # [G*N, S, 1]
+            to_output = _take(to_gathered, asking, padding=0.0)  # [G*N, Q, H]
+            row_sums = (to_output * output).sum(dim=-1, keepdim=True)  # [G*N, Q, 1]
             to_scores = (to_output @ v.transpose(1, 2)).mul_(kept).addcmul_(weights, row_sums, value=-1)
             to_scores *= q.shape[-1] ** -0.5
-            _put(to_query, to_scores @ k, group)
-            _put(to_key, to_scores.transpose(1, 2) @ q, group)
-            _put(to_value, (kept.transpose(1, 2) @ to_output) * _scale(ctx.probability), group)
-        return to_query, to_key, to_value, None, None, None
+            _put(to_query, to_scores @ k, asking)
+            _put(to_key, to_scores.transpose(1, 2) @ q, asked)
+            _put(to_value, (kept.transpose(1, 2) @ to_output) * _scale(ctx.probability), asked)
+        return to_query, to_key, to_value, None, None, None, None
 
 
-def _scores(query: Tensor, key: Tensor, group: Group, heads: int, causal: bool) -> Tensor:
-    """[G*N, S, H] twice -> [G*N, S, S], scaled, and out of sight what must not be seen."""
-    size, longest = group.rows.shape
+def _scores(query: Tensor, key: Tensor, keys: Table, heads: int, causal: bool) -> Tensor:
+    """[G*N, Q, H], [G*N, S, H] -> [G*N, Q, S], scaled, and out of sight what must not be seen."""
+    size, longest = keys.rows.shape
     scale = query.shape[-1] ** -0.5
-    hidden = None if group.real is None else ~group.real[:, None, :]  # [G, 1, S]
+    hidden = None if keys.real is None else ~keys.real[:, None, :]  # [G, 1, S]
     if causal:
         future = _future(longest, query.device)
         hidden = future[None] if hidden is None else hidden | future  # [G, S, S]
@@ -174,52 +181,58 @@ def _scores(query: Tensor, key: Tensor, group: Group, heads: int, causal: bool) 
     return torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale)
 
 
-def _take(x: Tensor, group: Group, padding: float | None = None) -> Tensor:
+def _take(x: Tensor, table: Table, padding: float | None = None) -> Tensor:
     """[T, N, H] -> [G*N, S, H]; without a value for padding it repeats some token."""
-    size, longest = group.rows.shape
-    taken = x.flatten(1).index_select(0, group.rows.flatten()).view(size, longest, *x.shape[1:])  # [G, S, N, H]
-    if padding is not None and group.real is not None:
-        taken.masked_fill_(~group.real[:, :, None, None], padding)
+    size, longest = table.rows.shape
+    taken = x.flatten(1).index_select(0, table.rows.flatten()).view(size, longest, *x.shape[1:])  # [G, S, N, H]
+    if padding is not None and table.real is not None:
+        taken.masked_fill_(~table.real[:, :, None, None], padding)
     return taken.transpose(1, 2).reshape(size * x.shape[1], longest, x.shape[2])
 
 
-def _put(x: Tensor, values: Tensor, group: Group) -> None:
+def _put(x: Tensor, values: Tensor, table: Table) -> None:
     """[G*N, S, H] into the rows of [T, N, H] that they belong to."""
-    size, longest = group.rows.shape
+    size, longest = table.rows.shape
     values = values.view(size, x.shape[1], longest, x.shape[2]).transpose(1, 2)  # [G, S, N, H]
-    values = values.reshape(size * longest, -1)
-    if group.real is not None:
-        values = values.index_select(0, group.real_places)
-    x.flatten(1).index_copy_(0, group.real_rows, values)
+    values = values.reshape(size * longest, x.shape[1] * x.shape[2])
+    if table.real is not None:
+        values = values.index_select(0, table.real_places)
+    x.flatten(1).index_copy_(0, table.real_rows, values)
 
 
 def _sdpa(
-    query: Tensor, key: Tensor, value: Tensor, tokens: PackedTokens, dropout_probability: float, causal: bool
+    query: Tensor, key: Tensor, value: Tensor, tokens: PackedTokens, queries: _Queries, probability: float, causal: bool
 ) -> Tensor:
     """Torch's fused kernels, which never store the [S, S] weights, on sequences padded to the longest."""
-    query, key, value = (tokens.pad(x).transpose(1, 2) for x in (query, key, value))  # [T, N, H] -> [B, N, S, H]
-    longest = query.shape[2]
-    places = torch.arange(longest, device=query.device)
-    real = places < tokens.lengths[:, None]  # [B, S]
-    hidden = ~real[:, None, None, :]
+    query, asking = _padded(query, queries.bounds, tokens.longest)
+    key, asked = _padded(key, tokens.bounds, tokens.longest)
+    value, _ = _padded(value, tokens.bounds, tokens.longest)
+    hidden = ~asked[:, None, None, :]  # [B, 1, 1, S]
     if causal:
-        hidden = hidden | _future(longest, query.device)
+        hidden = hidden | _future(tokens.longest, query.device)
     bias = _bias(hidden, query.dtype)
-    gathered = F.scaled_dot_product_attention(query, key, value, bias, dropout_probability)
-    return gathered.transpose(1, 2)[real]  # [B, N, S, H] -> [B, S, N, H] -> [T, N, H]
+    gathered = F.scaled_dot_product_attention(query, key, value, bias, probability)
+    return gathered.transpose(1, 2)[asking]  # [B, N, Q, H] -> [B, Q, N, H] -> [R, N, H]
+
+
+def _padded(x: Tensor, bounds: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+    """[R, N, H] -> [B, N, S, H], and bool [B, S], true where it is real; no shape depends on the lengths."""
+    rows = bounds[:-1, None] + torch.arange(longest, device=x.device)  # [B, S]
+    real = rows < bounds[1:, None]
+    return x[rows.where(real, 0)].transpose(1, 2), real
 
 
 def _varlen(
-    query: Tensor, key: Tensor, value: Tensor, tokens: PackedTokens, dropout_probability: float, causal: bool
+    query: Tensor, key: Tensor, value: Tensor, tokens: PackedTokens, queries: _Queries, probability: float, causal: bool
 ) -> Tensor:
     """Torch's fused kernel for sequences laid end to end; CUDA, 16 bits."""
     from torch.nn.attention.varlen import varlen_attn  # it imports CUDA's parts
 
-    if dropout_probability:
+    if probability:
         raise ValueError("attention over packed sequences has no dropout; set model.attention_probs_dropout_prob=0")
     window = (-1, 0) if causal else (-1, -1)
-    bounds, longest = tokens.bounds, tokens.longest
-    gathered = varlen_attn(query, key, value, bounds, bounds, longest, longest, window_size=window)
+    longest = tokens.longest
+    gathered = varlen_attn(query, key, value, queries.bounds, tokens.bounds, longest, longest, window_size=window)
     assert isinstance(gathered, Tensor)  # not with the statistics that it can return too
     return gathered
 
@@ -238,7 +251,9 @@ def _bias(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     return bias.masked_fill_(hidden, torch.finfo(dtype).min / 2)
 
 
-_IMPLEMENTATIONS: dict[Implementation, Callable[[Tensor, Tensor, Tensor, PackedTokens, float, bool], Tensor]] = {
+_IMPLEMENTATIONS: dict[
+    Implementation, Callable[[Tensor, Tensor, Tensor, PackedTokens, _Queries, float, bool], Tensor]
+] = {
     "reference": _reference,
     "grouped": _grouped,
     "sdpa": _sdpa,

@@ -1,7 +1,7 @@
 """BERT (Devlin et al., 2019) as google-research/bert has it: encoder, pooler, the heads of both tasks and their losses.
 
-B sequences, T tokens of all of them laid end to end, D model, N heads, H head width, F feed-forward, V vocabulary,
-P predictions.
+B sequences, T tokens of all of them laid end to end, R of them selected, D model, N heads, H head width,
+F feed-forward, V vocabulary, P predictions.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from trainer.attention import attention, dropout
-from trainer.packing import PackedTokens
+from trainer.packing import PackedTokens, Selection
 
 # Hugging Face's names. "gelu" is exact, by erf; google-research/bert computes its approximation by tanh, "gelu_new".
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -113,23 +113,39 @@ class Embeddings(nn.Module):
         return dropout(embedded, self.dropout if self.training else 0.0)
 
 
+class QueryKeyValue(nn.Linear):
+    """One product for all three, rows in the order Q, K, V; two where only some tokens ask."""
+
+    def forward(  # type: ignore[override]
+        self, hidden: Tensor, selected: Selection | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, D] -> [T, D] or, of selected tokens, [R, D]; [T, D]; [T, D]."""
+        if selected is None:
+            query, key, value = super().forward(hidden).chunk(3, dim=-1)  # [T, D] -> [T, 3D]
+            return query, key, value
+        width = self.in_features
+        query = F.linear(hidden.index_select(0, selected.rows), self.weight[:width], self.bias[:width])
+        key, value = F.linear(hidden, self.weight[width:], self.bias[width:]).chunk(2, dim=-1)
+        return query, key, value
+
+
 class SelfAttention(nn.Module):
     """Multi-head attention of the tokens of each sequence to each other."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.heads = config.num_attention_heads
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)  # one product, rows in the order Q, K, V
+        self.qkv = QueryKeyValue(config.hidden_size, 3 * config.hidden_size)
         self.out = nn.Linear(config.hidden_size, config.hidden_size)
         self.attention_dropout = config.attention_probs_dropout_prob
         self.hidden_dropout = config.hidden_dropout_prob
         self.causal = config.is_decoder
 
-    def forward(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
-        """[T, D] -> [T, D]."""
-        qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [T, D] -> [T, 3D] -> [T, 3, N, H]
-        query, key, value = qkv.unbind(dim=1)  # each [T, N, H]
-        gathered = attention(query, key, value, tokens, self.attention_dropout if self.training else 0.0, self.causal)
+    def forward(self, hidden: Tensor, tokens: PackedTokens, selected: Selection | None) -> Tensor:
+        """[T, D] -> [T, D], or [R, D] where only some tokens are selected."""
+        query, key, value = (x.unflatten(-1, (self.heads, -1)) for x in self.qkv(hidden, selected))  # [T, N, H]
+        probability = self.attention_dropout if self.training else 0.0
+        gathered = attention(query, key, value, tokens, selected, probability, self.causal)
         hidden = self.out(gathered.flatten(-2))  # [T, N, H] -> [T, D]
         return dropout(hidden, self.hidden_dropout if self.training else 0.0)
 
@@ -161,13 +177,14 @@ class Layer(nn.Module):
         self.feed_forward_norm = _layer_norm(config)
         self.pre_layer_norm = config.pre_layer_norm
 
-    def forward(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
-        """[T, D] -> [T, D]."""
+    def forward(self, hidden: Tensor, tokens: PackedTokens, selected: Selection | None = None) -> Tensor:
+        """[T, D] -> [T, D], or [R, D] where only some tokens are selected."""
+        residual = hidden if selected is None else hidden.index_select(0, selected.rows)
         if self.pre_layer_norm:
-            hidden = hidden + self.attention(self.attention_norm(hidden), tokens)
+            hidden = residual + self.attention(self.attention_norm(hidden), tokens, selected)
             hidden = hidden + self.feed_forward(self.feed_forward_norm(hidden))
         else:
-            hidden = self.attention_norm(hidden + self.attention(hidden, tokens))
+            hidden = self.attention_norm(residual + self.attention(hidden, tokens, selected))
             hidden = self.feed_forward_norm(hidden + self.feed_forward(hidden))
         return hidden
 
@@ -182,16 +199,20 @@ class BertModel(nn.Module):
         self.final_norm = _layer_norm(config) if config.pre_layer_norm else nn.Identity()
         self.activation_checkpointing = config.activation_checkpointing
 
-    def forward(self, tokens: PackedTokens) -> Tensor:
+    def forward(self, tokens: PackedTokens, selected: Selection | None = None) -> Tensor:
         """Encode a batch.
 
+        Args:
+            tokens: T tokens of B sequences.
+            selected: R of them, whose last hidden states are wanted: the last layer does no other work than for these.
+
         Returns:
-            The last hidden states, [T, D].
+            The last hidden states, [T, D] or [R, D].
 
         Raises:
             ValueError: a sequence has more tokens than the model has positions.
         """
-        return deque(self._states(tokens), maxlen=1).pop()
+        return deque(self._states(tokens, selected), maxlen=1).pop()
 
     def hidden_states(self, tokens: PackedTokens) -> list[Tensor]:
         """Encode a batch and keep every state, as feature-based use does (paper, section 5.3).
@@ -199,16 +220,17 @@ class BertModel(nn.Module):
         Returns:
             One [T, D] more than layers: the embeddings, then what each layer gives; ``forward`` returns the last.
         """
-        return list(self._states(tokens))
+        return list(self._states(tokens, None))
 
-    def _states(self, tokens: PackedTokens) -> Iterator[Tensor]:
+    def _states(self, tokens: PackedTokens, selected: Selection | None) -> Iterator[Tensor]:
         hidden = self.embeddings(tokens)
         for layer in self.layers:
             yield hidden
+            wanted = selected if layer is self.layers[-1] else None
             if self.activation_checkpointing and torch.is_grad_enabled():
-                hidden = checkpoint(layer, hidden, tokens, use_reentrant=False)  # restores the generator: same dropout
+                hidden = checkpoint(layer, hidden, tokens, wanted, use_reentrant=False)  # same dropout, it sees to that
             else:
-                hidden = layer(hidden, tokens)
+                hidden = layer(hidden, tokens, wanted)
         yield self.final_norm(hidden)
 
 
@@ -219,9 +241,9 @@ class Pooler(nn.Module):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
-        """[T, D] -> [B, D]."""
-        return torch.tanh(self.dense(hidden.index_select(0, tokens.firsts)))  # [T, D] -> [B, D]
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Hidden states of first tokens, [B, D] -> [B, D]."""
+        return torch.tanh(self.dense(hidden))
 
 
 class MaskedLanguageModel(nn.Module):
@@ -237,10 +259,9 @@ class MaskedLanguageModel(nn.Module):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
-    def forward(self, hidden: Tensor, positions: Tensor, words: Tensor) -> Tensor:
-        """[T, D], [P], [V, D] -> [P, V]."""
-        chosen = hidden.index_select(0, positions)  # [T, D] -> [P, D]
-        return F.linear(self.norm(self.activation(self.dense(chosen))), words, self.bias)  # [P, D] x [V, D] -> [P, V]
+    def forward(self, hidden: Tensor, words: Tensor) -> Tensor:
+        """Hidden states where something is predicted, [P, D], and word embeddings [V, D] -> [P, V]."""
+        return F.linear(self.norm(self.activation(self.dense(hidden))), words, self.bias)  # [P, D] x [V, D] -> [P, V]
 
 
 class BertForPreTraining(nn.Module):
@@ -274,8 +295,14 @@ class BertForPreTraining(nn.Module):
         Raises:
             ValueError: a sequence has more tokens than the model has positions.
         """
-        hidden = self.bert(tokens)
-        return self.mlm(hidden, positions, self.bert.embeddings.word.weight), self.nsp(self.pooler(hidden, tokens))
+        read = torch.cat([positions, tokens.firsts])  # of T tokens, only these are read after the last layer
+        if self.config.is_decoder:
+            hidden = self.bert(tokens).index_select(0, read)  # that predicts almost everywhere
+        else:
+            rows, order = read.sort(stable=True)
+            hidden = self.bert(tokens, tokens.select(rows)).index_select(0, order.argsort())
+        predicted, first = hidden.split([len(positions), len(tokens.firsts)])  # [P, D], [B, D]
+        return self.mlm(predicted, self.bert.embeddings.word.weight), self.nsp(self.pooler(first))
 
 
 class Losses(NamedTuple):

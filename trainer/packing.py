@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -18,11 +17,11 @@ _FULLEST = 0.8  # the shortest sequence of a group has at least this share of th
 
 
 @dataclass(frozen=True)
-class Group:
-    """Sequences of about one length, as rows of a small padded table.
+class Table:
+    """Tokens of some sequences as a small padded table.
 
     Attributes:
-        rows: int64 [G, S], where each token lies among the T; 0 for padding.
+        rows: int64 [G, S], where each token lies among all of them; 0 for padding.
         real: bool [G, S], false for padding; None where there is none.
     """
 
@@ -37,7 +36,7 @@ class Group:
 
     @cached_property
     def real_rows(self) -> Tensor:
-        """int64 [R], which of the T tokens these are."""
+        """int64 [R], which of the tokens these are."""
         return self.rows.flatten()[self.real_places]
 
 
@@ -125,26 +124,59 @@ class PackedTokens:
         padded = values[everything.rows]
         return padded if everything.real is None else padded.masked_fill_(~_expand(everything.real, padded), padding)
 
+    def select(self, rows: Tensor) -> Selection:
+        """Some of the tokens, int64 [R] in ascending order."""
+        return Selection(rows, torch.searchsorted(rows, self.bounds.long()).int(), self)
+
     @cached_property
-    def groups(self) -> list[Group]:
-        """The sequences in groups of about one length, for kernels that want tables. Empty sequences are in none."""
-        bounds = self.bounds.tolist()
-        lengths = [end - begin for begin, end in pairwise(bounds)]
-        order = sorted((b for b, length in enumerate(lengths) if length), key=lambda b: -lengths[b])
+    def groups(self) -> list[list[int]]:
+        """The sequences in groups of about one length, for kernels that want tables. Empty ones are in none."""
+        lengths = self.lengths.tolist()
         groups: list[list[int]] = []
-        for b in order:
+        for b in sorted((b for b, length in enumerate(lengths) if length), key=lambda b: -lengths[b]):
             if not groups or lengths[b] < _FULLEST * lengths[groups[-1][0]]:
                 groups.append([])
             groups[-1].append(b)
-        return [_table(bounds, group, lengths[group[0]], self.bounds.device) for group in groups]
+        return groups
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """A table for each group."""
+        return _tables(self.bounds, self.groups)
 
 
-def _table(bounds: list[int], sequences: Sequence[int], width: int, device: torch.device) -> Group:
+@dataclass(frozen=True)
+class Selection:
+    """Some of the tokens, those whose last hidden state somebody reads.
+
+    Attributes:
+        rows: int64 [R], ascending.
+        bounds: int32 [B + 1]; of sequence b are rows[bounds[b]] up to, not including, rows[bounds[b + 1]].
+        tokens: of which they are some.
+    """
+
+    rows: Tensor
+    bounds: Tensor
+    tokens: PackedTokens
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """A table for each group of the tokens' sequences; its rows are places in ``rows``."""
+        return _tables(self.bounds, self.tokens.groups)
+
+
+def _tables(bounds: Tensor, groups: list[list[int]]) -> list[Table]:
+    places = bounds.tolist()
+    widths = [max(places[b + 1] - places[b] for b in group) for group in groups]
+    return [_table(places, group, width, bounds.device) for group, width in zip(groups, widths, strict=True)]
+
+
+def _table(bounds: list[int], sequences: Sequence[int], width: int, device: torch.device) -> Table:
     begins = torch.tensor([bounds[b] for b in sequences], device=device)
     ends = torch.tensor([bounds[b + 1] for b in sequences], device=device)
     rows = begins[:, None] + torch.arange(width, device=device)  # [G, S]
     real = rows < ends[:, None]
-    return Group(rows, None) if bool(real.all()) else Group(rows.where(real, 0), real)
+    return Table(rows, None) if bool(real.all()) else Table(rows.where(real, 0), real)
 
 
 def _expand(mask: Tensor, like: Tensor) -> Tensor:

@@ -67,11 +67,28 @@ def test_gradients_are_those_of_the_reference(implementation, causal):
         torch.testing.assert_close(ours, reference, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_selected_queries_gather_what_they_would_among_all(implementation):
+    tokens, inputs = packed(), queries_keys_values()
+    rows = torch.tensor([0, 3, 6, 8, 8, 12, 13])  # none of the second and the last sequence, one twice
+    weight = torch.linspace(-1, 1, rows.numel() * HEADS * WIDTH, dtype=torch.float64).view(-1, HEADS, WIDTH)
+    everything = attention(*inputs, tokens, implementation="reference")[rows]
+    query, key, value = inputs
+    some = attention(query[rows], key, value, tokens, tokens.select(rows), implementation=implementation)
+    torch.testing.assert_close(some, everything, rtol=0, atol=1e-12)
+    for ours, reference in zip(
+        torch.autograd.grad((some * weight).sum(), inputs),
+        torch.autograd.grad((everything * weight).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, reference, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_written_out_backward_pass_is_the_derivative_with_dropout_too(causal):
     def with_the_same_holes(*inputs):
         torch.manual_seed(5)
-        return attention(*inputs, packed(), 0.3, causal, "grouped")
+        return attention(*inputs, packed(), None, 0.3, causal, "grouped")
 
     assert torch.autograd.gradcheck(with_the_same_holes, queries_keys_values())
 
@@ -80,7 +97,7 @@ def test_dropout_drops_weights_and_keeps_their_expectation():
     inputs = queries_keys_values()
     torch.manual_seed(3)
     with torch.no_grad():
-        samples = torch.stack([attention(*inputs, packed(), 0.4, implementation="grouped") for _ in range(4000)])
+        samples = torch.stack([attention(*inputs, packed(), None, 0.4, implementation="grouped") for _ in range(4000)])
     exact = attention(*inputs, packed(), implementation="reference")
     errors = (samples.mean(dim=0) - exact) / (samples.std(dim=0) / 4000**0.5)
     assert errors.abs().max() < 5  # 160 standard normals
@@ -126,7 +143,7 @@ def test_bfloat16_loses_no_more_than_its_own_rounding(implementation):
 
 def test_the_kernel_for_packed_sequences_has_no_dropout():
     with pytest.raises(ValueError, match=r"no dropout; set model.attention_probs_dropout_prob=0"):
-        attention(*queries_keys_values(), packed(), 0.1, implementation="varlen")
+        attention(*queries_keys_values(), packed(), None, 0.1, implementation="varlen")
 
 
 @pytest.mark.gpu

@@ -71,6 +71,34 @@ def test_the_sizes_of_table_6():
     assert found == {(3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16), (24, 1024, 16)}
 
 
+def test_a_day_s_budget():
+    """Izsak et al. (2021): LayerNorm before sublayers, no NSP, 4,096 sequences of 128, 1e-3 after 6 % of warm-up."""
+    recipe = load_recipe(RECIPES / "budget_24h.toml")
+    assert (recipe.model.num_hidden_layers, recipe.model.hidden_size) == (24, 1024)
+    assert recipe.model.pre_layer_norm
+    assert (recipe.model.hidden_dropout_prob, recipe.model.attention_probs_dropout_prob) == (0.1, 0.1)
+    assert not recipe.train.next_sentence
+    optimizer, schedule = recipe.optimizer, recipe.schedule
+    assert (optimizer.name, optimizer.beta1, optimizer.beta2, optimizer.eps) == ("adamw", 0.9, 0.98, 1e-6)
+    assert (optimizer.weight_decay, optimizer.max_gradient_norm) == (0.01, 0.0)
+    (phase,) = recipe.phases
+    assert (phase.sequence_length, phase.steps, phase.global_batch_size, phase.max_predictions) == (
+        128,
+        23_000,
+        4096,
+        20,
+    )
+    assert (schedule.peak, schedule.power) == (1e-3, 1.0)
+    assert schedule.warmup_steps / phase.steps == pytest.approx(0.06)
+
+
+def test_the_tasks_of_table_5():
+    base = load_recipe(RECIPES / "bert_base.toml")
+    no_nsp, left_to_right = (load_recipe(RECIPES / f"ablation_{name}.toml") for name in ("no_nsp", "left_to_right"))
+    assert differences(base, no_nsp) == ["train.next_sentence: True -> False"]
+    assert differences(no_nsp, left_to_right) == ["model.is_decoder: False -> True"]
+
+
 def test_a_recipe_extends_another_table_by_table(tmp_path):
     (tmp_path / "base.toml").write_text(TINY, encoding="utf-8")
     (tmp_path / "child.toml").write_text('extends = "base.toml"\n[schedule]\npeak = 0.5\n', encoding="utf-8")

@@ -166,6 +166,11 @@ class TestForward:
         chosen, _ = model(batch(), POSITIONS)
         torch.testing.assert_close(chosen, everywhere[POSITIONS], rtol=0, atol=1e-12)
 
+    def test_the_last_layer_works_for_selected_tokens_only_and_gives_the_same(self):
+        model = BertForPreTraining(TINY).double().bert.eval()
+        tokens, rows = batch(), torch.tensor([0, 3, 8, 9, 12])
+        torch.testing.assert_close(model(tokens, tokens.select(rows)), model(tokens)[rows], rtol=0, atol=1e-12)
+
     def test_neighbours_change_nothing(self):
         model = BertForPreTraining(TINY).double().eval()
         tokens = batch()

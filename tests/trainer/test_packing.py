@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.packing import PackedTokens
+from trainer.packing import PackedTokens, Table
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
 
@@ -36,15 +36,33 @@ def test_sequences_and_padded_rows_give_the_same():
 @given(LENGTHS)
 def test_groups_hold_every_token_once_and_little_padding(lengths):
     tokens = packed(lengths)
-    rows = torch.cat([group.real_rows for group in tokens.groups])
-    assert sorted(rows.tolist()) == list(range(sum(lengths)))
-    for group in tokens.groups:
-        for row, real in zip(
-            group.rows, torch.ones_like(group.rows) if group.real is None else group.real, strict=True
-        ):
-            of_sequence = row[real.bool()]
-            assert torch.equal(of_sequence, torch.arange(of_sequence[0], of_sequence[0] + len(of_sequence)))
-            assert len(of_sequence) >= 0.8 * group.rows.shape[1]
+    assert sorted(rows_of(tokens.tables)) == list(range(sum(lengths)))
+    for table in tokens.tables:
+        for row in rows_by_sequence(table):
+            assert row == list(range(row[0], row[0] + len(row)))
+            assert len(row) >= 0.8 * table.rows.shape[1]
+
+
+@given(LENGTHS, st.data())
+def test_tables_of_a_selection_hold_each_sequence_s_own(lengths, data):
+    tokens = packed(lengths)
+    rows = sorted(data.draw(st.lists(st.integers(0, sum(lengths) - 1), min_size=1, max_size=30)))
+    selected = tokens.select(torch.tensor(rows))
+    assert sorted(rows_of(selected.tables)) == list(range(len(rows)))
+    bounds = tokens.bounds.tolist()
+    for table, group in zip(selected.tables, tokens.groups, strict=True):
+        for places, sequence in zip(rows_by_sequence(table), group, strict=True):
+            expected = [row for row in rows if bounds[sequence] <= row < bounds[sequence + 1]]
+            assert [rows[place] for place in places] == expected
+
+
+def rows_by_sequence(table: Table) -> list[list[int]]:
+    real = torch.ones_like(table.rows) if table.real is None else table.real
+    return [row[mask.bool()].tolist() for row, mask in zip(table.rows, real, strict=True)]
+
+
+def rows_of(tables: list[Table]) -> list[int]:
+    return [row for table in tables for row in table.real_rows.tolist()]
 
 
 @given(LENGTHS, st.sampled_from([8, 64, 96]))

@@ -1,0 +1,225 @@
+"""Our trainer against transformers' BertForPreTraining in a plain PyTorch loop: the same samples, masks and rates.
+
+    python benchmarks/curve.py ours --shards shards/ --output curve/       # each may run while the other does
+    python benchmarks/curve.py peer --shards shards/ --output curve/
+    python benchmarks/curve.py report --shards shards/ --output curve/     # curve/training.md and curve/training.png
+
+Both start from the same weights and take the same samples with the same masks in the same order, with dropout, in
+bfloat16 with float32 weights, on one thread. The peer is what one writes by hand: transformers' model with its own loss,
+torch's AdamW, autocast. CPU time counts, not the clock's, so other work on the machine matters little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path = [folder for folder in sys.path if Path(folder).name != "benchmarks"]  # its preprocessing.py is another
+
+from eval import probe
+from preprocessing.schema import ShardDirectory
+from trainer.config import Recipe, load_recipe
+from trainer.data import Batch, SampleStream, evaluation_batches, validation_stream
+from trainer.hugging_face import from_hugging_face, load_export, save_export, to_hugging_face
+from trainer.model import BertForPreTraining
+
+ROOT = Path(__file__).resolve().parent.parent
+FINAL_SAMPLES = 8192  # of the held-out part, for the accuracies at the end
+
+
+def main() -> None:
+    """Run one of the three parts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["ours", "peer", "report"])
+    parser.add_argument("--shards", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--recipe", type=Path, default=ROOT / "trainer" / "recipes" / "bert_mini.toml")
+    parser.add_argument("settings", nargs="*", help="section.key=value of the recipe")
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    {"ours": train_ours, "peer": train_peer, "report": report}[arguments.part](arguments)
+
+
+def train_ours(arguments: argparse.Namespace) -> None:
+    """The real command, on one CPU rank."""
+    command = [
+        "deepspeed", "--quiet", "--num_accelerators", "1", "--master_port", "29611", "trainer/pretrain.py",
+        "--config", str(arguments.recipe), "--shards", str(arguments.shards.resolve()),
+        "--output", str((arguments.output / "ours").resolve()), *arguments.settings, "tracking.enabled=false",
+    ]  # fmt: skip
+    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"})
+    _write_cpu_time(arguments.output / "ours.cpu.json", resource.RUSAGE_CHILDREN)
+
+
+def train_peer(arguments: argparse.Namespace) -> None:
+    """A plain loop over transformers' model."""
+    import transformers
+
+    recipe = load_recipe(arguments.recipe, arguments.settings)
+    (phase,) = recipe.phases
+    shards = ShardDirectory(arguments.shards)
+    stream = SampleStream(
+        shards, "train", phase.sequence_length, seed=recipe.train.seed, max_predictions=phase.max_predictions,
+        masking=recipe.masking, data=recipe.data,
+    )  # fmt: skip
+    config, weights = to_hugging_face(BertForPreTraining(recipe.model, recipe.train.seed).state_dict(), recipe.model)
+    model = transformers.BertForPreTraining(transformers.BertConfig(**config))
+    model.load_state_dict(weights, strict=False)  # the tied decoder comes with the embeddings
+    undecayed = [p for name, p in model.named_parameters() if name.endswith("bias") or "LayerNorm" in name]
+    decayed = [p for p in model.parameters() if all(p is not q for q in undecayed)]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": recipe.optimizer.weight_decay}, {"params": undecayed, "weight_decay": 0}],
+        betas=(recipe.optimizer.beta1, recipe.optimizer.beta2), eps=recipe.optimizer.eps,
+    )  # fmt: skip
+    torch.manual_seed(recipe.train.seed)
+    with (
+        (arguments.output / "peer.jsonl").open("w") as log,
+        (arguments.output / "peer.held_out.jsonl").open("w") as held,
+    ):
+        for step in range(recipe.last_step):
+            size = phase.global_batch_size
+            batch = stream.batch(torch.arange(step * size, (step + 1) * size).numpy())
+            model.train()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(**transformers_inputs(batch)).loss
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.optimizer.max_gradient_norm)
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.learning_rate(step)
+            optimizer.step()
+            print(json.dumps({"step": step + 1, "loss": loss.item()}), file=log, flush=True)
+            if (step + 1) % recipe.log.validate_every == 0 or step + 1 == recipe.last_step:
+                figures = held_out(as_ours(model), shards, recipe, recipe.log.validation_samples)
+                print(json.dumps({"step": step + 1, **figures}), file=held, flush=True)
+    ours = as_ours(model)
+    save_export(arguments.output / "peer", ours.state_dict(), ours.config, shards.tokenizer, {})
+    _write_cpu_time(arguments.output / "peer.cpu.json", resource.RUSAGE_SELF)
+
+
+def transformers_inputs(batch: Batch) -> dict[str, torch.Tensor]:
+    """A batch in the form that transformers wants: padded, labels of -100 where nothing is predicted."""
+    tokens = batch.tokens
+    labels = torch.full_like(tokens.input_ids, -100).index_copy_(0, batch.positions, batch.mlm_labels)
+    longest = int(tokens.lengths.max())
+    real = torch.arange(longest) < tokens.lengths[:, None]
+    return {
+        "input_ids": tokens.pad(tokens.input_ids)[:, :longest],
+        "token_type_ids": tokens.pad(tokens.token_type_ids)[:, :longest],
+        "attention_mask": real.long(),
+        "labels": tokens.pad(labels, -100)[:, :longest],
+        "next_sentence_label": batch.nsp_labels,
+    }
+
+
+def as_ours(model: Any) -> BertForPreTraining:
+    """Transformers' weights in our model, to evaluate both by the same code."""
+    config, state = from_hugging_face(model.config.to_dict(), model.state_dict())
+    ours = BertForPreTraining(config, seed=None)
+    ours.load_state_dict(state)
+    return ours.eval()
+
+
+def held_out(model: BertForPreTraining, shards: ShardDirectory, recipe: Recipe, samples: int) -> dict[str, float]:
+    """Held-out losses and accuracies, each with half of its 95 % interval."""
+    stream = validation_stream(shards, recipe.phases[0].sequence_length)
+    outcomes = probe.score(model, evaluation_batches(stream, min(samples, stream.size), 32))
+    words, sentences = probe.masked_words(outcomes), probe.next_sentence(outcomes)
+    estimates = {
+        "mlm_loss": words.loss, "mlm_accuracy": words.accuracy, "nsp_loss": sentences.loss,
+        "nsp_accuracy": sentences.accuracy,
+    }  # fmt: skip
+    larger_class = probe.majority(outcomes.nsp_labels).accuracy
+    values = {name: estimate.value for name, estimate in estimates.items()}
+    errors = {f"{name}_half_width": estimate.half_width for name, estimate in estimates.items()}
+    return {**values, **errors, "nsp_majority": larger_class, "loss": values["mlm_loss"] + values["nsp_loss"]}
+
+
+def report(arguments: argparse.Namespace) -> None:
+    """Evaluate both on more samples, print the table, draw the picture."""
+    recipe, shards = load_recipe(arguments.recipe, arguments.settings), ShardDirectory(arguments.shards)
+    run = arguments.output / "ours"
+    exports = {"ours": max((run / "exports").iterdir()), "transformers": arguments.output / "peer"}
+    rows = {}
+    for name, directory in exports.items():
+        config, state, _ = load_export(directory)
+        model = BertForPreTraining(config, seed=None)
+        model.load_state_dict(state)
+        rows[name] = held_out(model.eval(), shards, recipe, FINAL_SAMPLES)
+    steps = _read(run / "metrics.jsonl")
+    tokens = sum(line["tokens"] for line in steps) if "tokens" in steps[0] else None
+    minutes = {
+        name: json.loads((arguments.output / f"{file}.cpu.json").read_text())["cpu_seconds"] / 60
+        for name, file in (("ours", "ours"), ("transformers", "peer"))
+    }
+    text = "\n".join(_table(rows, minutes, recipe.last_step, tokens)) + "\n"
+    (arguments.output / "table.md").write_text(text, encoding="utf-8")
+    print(text)
+    _draw(arguments.output, run)
+
+
+def _table(rows: dict[str, dict[str, float]], minutes: dict[str, float], steps: int, tokens: int | None) -> list[str]:
+    def cell(row: dict[str, float], name: str, form: str) -> str:
+        return f"{row[name]:{form}} ± {row[f'{name}_half_width']:{form}}"
+
+    lines = [f"{steps:,} steps" + (f", {tokens:,} tokens" if tokens else ""), ""]
+    lines += ["| held out | ours | transformers, plain loop |", "| --- | --- | --- |"]
+    for name, form in (("mlm_loss", ".4f"), ("mlm_accuracy", ".2%"), ("nsp_loss", ".4f"), ("nsp_accuracy", ".2%")):
+        lines.append(
+            f"| {name.replace('_', ' ')} | " + " | ".join(cell(row, name, form) for row in rows.values()) + " |"
+        )
+    lines.append("| NSP, larger class | " + " | ".join(f"{row['nsp_majority']:.2%}" for row in rows.values()) + " |")
+    lines.append("| CPU minutes of one core | " + " | ".join(f"{minutes[name]:.1f}" for name in rows) + " |")
+    return lines
+
+
+def _draw(output: Path, run: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    curves = {"ours": run / "metrics.jsonl", "transformers": output / "peer.jsonl"}
+    held = {"ours": run / "validation.jsonl", "transformers": output / "peer.held_out.jsonl"}
+    for (name, path), style in zip(curves.items(), ("-", "--"), strict=True):
+        lines = _read(path)
+        losses = torch.tensor([line["loss"] for line in lines])
+        smooth = losses.unfold(0, 50, 10).mean(dim=1)
+        left.plot([line["step"] for line in lines][49::10][: len(smooth)], smooth, style, label=name)
+        points = _read(held[name])
+        places = [point["step"] for point in points]
+        middle.plot(places, [point["mlm_loss"] for point in points], style, marker=".", label=name)
+        right.plot(places, [point["nsp_accuracy"] for point in points], style, marker=".", label=name)
+    for axes, title in (
+        (left, "training loss, mean of 50 steps"),
+        (middle, "held-out MLM loss"),
+        (right, "held-out NSP accuracy"),
+    ):
+        axes.set(title=title, xlabel="step")
+        axes.legend()
+        axes.grid(alpha=0.3)
+    figure.savefig(output / "training.png", dpi=110)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _write_cpu_time(path: Path, who: int) -> None:
+    usage = resource.getrusage(who)
+    path.write_text(json.dumps({"cpu_seconds": usage.ru_utime + usage.ru_stime, "ended": time.time()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""Metrics as the official scripts compute them, for predictions from anywhere.
+
+    python -m eval.metrics squad_v1 dev-v1.1.json predictions.json
+    python -m eval.metrics squad_v2 dev-v2.0.json predictions.json --na-prob-file null_odds.json
+    python -m eval.metrics korquad KorQuAD_v1.0_dev.json predictions.json
+    python -m eval.metrics glue MRPC dev.tsv predictions.tsv
+    python -m eval.metrics conll eng.testa predictions.txt
+
+Everything is in per cent: 100 is perfect, for correlations too, and -100 the worst of those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import pydantic
+import scipy.stats
+import seqeval.scheme
+import sklearn.metrics
+from seqeval.metrics import sequence_labeling, v1
+
+from eval.readers import conll, squad, tables
+from eval.readers.examples import DatasetError
+from eval.readers.files import read_text
+from eval.readers.glue import GLUE
+from eval.readers.tables import TextTable
+from eval.squad_metrics import Scores, korquad, squad_v1, squad_v2
+
+__all__ = [
+    "GLUE_METRICS",
+    "LABEL_METRICS",
+    "Scheme",
+    "Scores",
+    "accuracy",
+    "confusion_matrix",
+    "entity_f1",
+    "f1_binary",
+    "glue",
+    "half_width",
+    "korquad",
+    "macro_f1",
+    "matthews",
+    "pearson",
+    "score_labels",
+    "spearman",
+    "squad_v1",
+    "squad_v2",
+]
+
+Scheme = Literal["conlleval", "IOB1", "IOB2"]
+
+# ---- labels and figures ---------------------------------------------------------------------------------------------
+
+
+def accuracy(labels: Sequence[int], predictions: Sequence[int]) -> float:
+    """Share of the predictions that are right."""
+    return 100.0 * float(sklearn.metrics.accuracy_score(labels, predictions))
+
+
+def f1_binary(labels: Sequence[int], predictions: Sequence[int]) -> float:
+    """F1 of class 1 of two."""
+    return 100.0 * float(sklearn.metrics.f1_score(labels, predictions, zero_division=0))
+
+
+def macro_f1(labels: Sequence[int], predictions: Sequence[int]) -> float:
+    """Mean of the classes' F1, over those that occur."""
+    return 100.0 * float(sklearn.metrics.f1_score(labels, predictions, average="macro", zero_division=0))
+
+
+def matthews(labels: Sequence[int], predictions: Sequence[int]) -> float:
+    """Matthews' correlation; 0 where all predictions are the same."""
+    return 100.0 * float(sklearn.metrics.matthews_corrcoef(labels, predictions))
+
+
+def pearson(labels: Sequence[float], predictions: Sequence[float]) -> float:
+    """Pearson's correlation; 0 where all predictions, or all labels, are the same."""
+    return _correlation(scipy.stats.pearsonr, labels, predictions)
+
+
+def spearman(labels: Sequence[float], predictions: Sequence[float]) -> float:
+    """Spearman's rank correlation; 0 where all predictions, or all labels, are the same."""
+    return _correlation(scipy.stats.spearmanr, labels, predictions)
+
+
+def _correlation(function: Callable[..., Any], labels: Sequence[float], predictions: Sequence[float]) -> float:
+    if len(set(labels)) == 1 or len(set(predictions)) == 1:
+        return 0.0
+    return 100.0 * float(function(labels, predictions).statistic)
+
+
+LABEL_METRICS: dict[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
+    "accuracy": accuracy,
+    "f1": f1_binary,
+    "macro_f1": macro_f1,
+    "matthews": matthews,
+    "pearson": pearson,
+    "spearman": spearman,
+}
+
+GLUE_METRICS = {
+    "CoLA": ("matthews",),
+    "SST-2": ("accuracy",),
+    "MRPC": ("accuracy", "f1"),
+    "STS-B": ("pearson", "spearman"),
+    "QQP": ("accuracy", "f1"),
+    "MNLI": ("accuracy",),
+    "MNLI-mm": ("accuracy",),
+    "QNLI": ("accuracy",),
+    "RTE": ("accuracy",),
+    "WNLI": ("accuracy",),
+    "AX": ("matthews",),
+}
+
+
+def score_labels(metrics: Sequence[str], labels: Sequence[float], predictions: Sequence[float]) -> Scores:
+    """Several metrics of the same predictions.
+
+    Args:
+        metrics: keys of LABEL_METRICS.
+        labels: indices of classes, or figures, one at least.
+        predictions: as many of the same kind.
+
+    Raises:
+        ValueError: there are none, they are not of one length, or a figure is not finite.
+    """
+    if len(labels) != len(predictions) or not labels:
+        raise ValueError(f"{len(labels)} labels and {len(predictions)} predictions: give as many, and one at least")
+    if not all(map(math.isfinite, predictions)):
+        raise ValueError("a prediction is not a finite number; train again with a lower learning rate")
+    return {metric: LABEL_METRICS[metric](labels, predictions) for metric in metrics}
+
+
+def glue(task: str, labels: Sequence[float], predictions: Sequence[float]) -> Scores:
+    """The metrics of a task of GLUE, a key of GLUE_METRICS: of MRPC "accuracy" and "f1", say."""
+    return score_labels(GLUE_METRICS[task], labels, predictions)
+
+
+def confusion_matrix(labels: Sequence[int], predictions: Sequence[int], classes: int) -> list[list[int]]:
+    """How often a class (row) was predicted to be which (column)."""
+    counts = sklearn.metrics.confusion_matrix(labels, predictions, labels=range(classes))
+    return [[int(count) for count in row] for row in counts]
+
+
+def half_width(share: float, count: int) -> float:
+    """Half of the 95 % confidence interval of a share, by Wilson, who has more than 0 where all or none are right.
+
+    Args:
+        share: such as an accuracy, in per cent.
+        count: of independent examples.
+    """
+    interval = scipy.stats.binomtest(round(share / 100 * count), count).proportion_ci(0.95, method="wilson")
+    return float(100 * (interval.high - interval.low) / 2)
+
+
+# ---- entities -------------------------------------------------------------------------------------------------------
+
+
+def entity_f1(
+    tags: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]], scheme: Scheme = "conlleval"
+) -> Scores:
+    """Precision, recall and F1 of entities that are right in both place and type.
+
+    Args:
+        tags: of each sentence, O, B-TYPE or I-TYPE.
+        predictions: as many.
+        scheme: how tags are read. "conlleval", the shared task's script, takes every I-TYPE for an entity, begun
+            anew where the tag before is O or of another type: so it reads IOB1 and IOB2 alike, and forgives tags that
+            neither has. "IOB1" and "IOB2" are strict: an entity that is not begun as the scheme wants is none.
+
+    Raises:
+        ValueError: sentences differ in number or length.
+    """
+    if [len(sentence) for sentence in tags] != [len(sentence) for sentence in predictions]:
+        raise ValueError("tags and predictions differ in the number or length of sentences; give a tag for each word")
+    sentences = [list(sentence) for sentence in tags], [list(sentence) for sentence in predictions]
+    options: dict[str, Any] = {"average": "micro", "zero_division": 0}
+    if scheme == "conlleval":
+        found = sequence_labeling.precision_recall_fscore_support(*sentences, **options)
+    else:
+        found = v1.precision_recall_fscore_support(*sentences, scheme=getattr(seqeval.scheme, scheme), **options)
+    return {name: 100.0 * float(value) for name, value in zip(("precision", "recall", "f1"), found, strict=False)}
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+_TEXTS = pydantic.TypeAdapter(Mapping[str, str])
+_FIGURES = pydantic.TypeAdapter(Mapping[str, float])
+T = TypeVar("T")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Score files; the exit code is 0, or 2 for a mistake in them."""
+    arguments = _parse(argv)
+    try:
+        scores = arguments.score(arguments)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(scores, indent=2))
+    return 0
+
+
+def _score_answers(arguments: argparse.Namespace) -> Scores:
+    metric = {"squad_v1": squad_v1, "korquad": korquad}[arguments.metric]
+    return metric(_read_json(arguments.predictions, _TEXTS), _references(arguments.data))
+
+
+def _score_squad_v2(arguments: argparse.Namespace) -> Scores:
+    return squad_v2(
+        _read_json(arguments.predictions, _TEXTS),
+        _references(arguments.data),
+        _read_json(arguments.na_prob_file, _FIGURES) if arguments.na_prob_file else None,
+        arguments.na_prob_thresh,
+    )
+
+
+def _score_glue(arguments: argparse.Namespace) -> Scores:
+    """Predictions as GLUE wants them submitted: a table of index and prediction, in labels' words."""
+    table = tables.look_up(GLUE, arguments.task)
+    examples = tables.read(table, _file(arguments.data), "dev")
+    submitted = TextTable(folders=(), a="index", label="prediction", labels=table.labels, scale=table.scale, id="index")
+    predictions = {row.id: row.label for row in tables.read(submitted, _file(arguments.predictions), "dev")}
+    missing = [example.id for example in examples if example.id not in predictions]
+    if missing:
+        raise DatasetError(
+            f"{arguments.predictions}: {len(missing)} examples have no prediction, such as index {missing[0]}; "
+            "give one for each"
+        )
+    return glue(arguments.task, *zip(*((e.label, predictions[e.id]) for e in examples), strict=True))
+
+
+def _score_conll(arguments: argparse.Namespace) -> Scores:
+    """Predictions as the data set has its tags: a word a line, its tag in the last column."""
+    gold, predicted = (conll.read(_file(path), "dev") for path in (arguments.data, arguments.predictions))
+    for ours, theirs in itertools.zip_longest(gold, predicted):
+        if ours is None or theirs is None or ours.words != theirs.words:
+            where = f"sentence {ours.id}" if ours else "the end"
+            raise DatasetError(f"{arguments.predictions}: not the words of {arguments.data} at {where}; give the same")
+    return entity_f1([s.tags for s in gold], [s.tags for s in predicted], arguments.scheme)
+
+
+def _references(path: Path) -> dict[str, list[str]]:
+    questions = squad.read(_file(path), "dev")
+    return {question.id: [answer.text for answer in question.answers] for question in questions}
+
+
+def _read_json(path: Path, kind: pydantic.TypeAdapter[T]) -> T:
+    try:
+        return kind.validate_json(read_text(path))
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = f"question {first['loc'][0]}: " if first["loc"] else ""
+        raise DatasetError(f"{path}: {place}{first['msg']}; give a JSON object of ids and predictions") from error
+
+
+def _file(path: Path) -> Path:
+    if not path.is_file():
+        raise DatasetError(f"{path}: no such file")
+    return path
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m eval.metrics", description="Score predictions as the official scripts do, in per cent, as JSON."
+    )
+    commands = parser.add_subparsers(dest="metric", required=True)
+
+    def add(name: str, score: Callable[[argparse.Namespace], Scores], data: str, predictions: str) -> Any:
+        command = commands.add_parser(name, help=f"{data} and {predictions}")
+        command.set_defaults(score=score)
+        if name == "glue":
+            command.add_argument("task", choices=[task for task in GLUE if task != "AX"])
+        command.add_argument("data", type=Path, help=data)
+        command.add_argument("predictions", type=Path, help=predictions)
+        return command
+
+    answers = "JSON object of ids and texts"
+    add("squad_v1", _score_answers, "data set in SQuAD's format", answers)
+    add("korquad", _score_answers, "data set in SQuAD's format", answers)
+    v2 = add("squad_v2", _score_squad_v2, "data set in SQuAD's format", answers)
+    v2.add_argument("--na-prob-file", type=Path, help="JSON object of ids and probabilities that there is no answer")
+    v2.add_argument("--na-prob-thresh", type=float, default=1.0, help="above it there is none (default: 1)")
+    add("glue", _score_glue, "labelled table of the task", "table with the columns index and prediction")
+    entities = add("conll", _score_conll, "words with tags in the last column", "the same words with predicted tags")
+    entities.add_argument("--scheme", choices=get_args(Scheme), default="conlleval", help="(default: conlleval)")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

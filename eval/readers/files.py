@@ -1,0 +1,74 @@
+"""Where the files of a data set lie, and their text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from eval.readers.examples import DatasetError
+
+
+def find(data: Path, folders: Sequence[str], name: str) -> Path:
+    """Where a file or folder of a data set lies; upper and lower case don't matter.
+
+    Args:
+        data: the file itself, or what the user gave with --data.
+        folders: where the data set may lie below ``data``, such as "MRPC" and "glue/MRPC", or "." for ``data``. It
+            is also found where ``data`` is such a folder itself.
+        name: of the file or folder.
+
+    Raises:
+        DatasetError: nothing of that name there.
+    """
+    if data.is_file():
+        return data
+    if not data.is_dir():
+        raise DatasetError(f"{data}: no such file or folder; give the folder that holds the data")
+    found = (_below(folder, name) for folder in _candidates(data, folders))
+    path = next((path for path in found if path), None)
+    if path is None:
+        places = ", ".join(f"{folder}/" for folder in folders)
+        raise DatasetError(f"{data}: no {name} in {places}; put it there, or give the folder that holds it")
+    return path
+
+
+def _candidates(data: Path, folders: Sequence[str]) -> list[Path]:
+    itself = [data for folder in folders if Path(folder).name.casefold() == data.resolve().name.casefold()]
+    below = [_below(data, folder) for folder in folders]
+    return itself + [path for path in below if path]
+
+
+def _below(folder: Path, path: str) -> Path | None:
+    """The path below a folder, each part by its exact name if that is there, else by the same in another case."""
+    for part in Path(path).parts:
+        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        same = [name for name in names if name.casefold() == part.casefold()]
+        if not same:
+            return None
+        folder /= part if part in same else same[0]
+    return folder
+
+
+def read_text(path: Path) -> str:
+    """A file's text, without the byte order mark that some begin with.
+
+    Raises:
+        DatasetError: it can't be read, or is not UTF-8.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DatasetError(f"{path}: can't read it ({error.strerror})") from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DatasetError(
+            f"{path}: line {line}: not UTF-8 (byte 0x{data[error.start]:02x}); convert the file with iconv"
+        ) from error
+
+
+def split_lines(text: str) -> list[str]:
+    """Lines that end with LF or CR LF, and with nothing else: texts hold other separators, as within a cell."""
+    lines = text.split("\n")
+    return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]

@@ -1,0 +1,39 @@
+"""IMDB film reviews (Maas et al., 2011): aclImdb/SPLIT/{neg,pos}/ID_RATING.txt, a review a file.
+
+There is no dev split: what is published for it is measured on "test". Reviews keep their "<br />".
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eval.readers.examples import DatasetError, TextExample
+from eval.readers.files import find, read_text
+
+LABELS = ("neg", "pos")
+_SPLITS = ("train", "test")
+
+
+def read(data: Path, split: str) -> list[TextExample]:
+    """Reviews of a split, the negative ones first, each kind in the order of its ids.
+
+    Args:
+        data: aclImdb, or a folder that holds it, itself or in imdb/.
+        split: "train" or "test".
+
+    Raises:
+        DatasetError: a folder is missing or holds no reviews, a review is not UTF-8, or there is no such split.
+    """
+    if split not in _SPLITS:
+        raise DatasetError(f"IMDB has no split {split!r}; known here: {', '.join(_SPLITS)}")
+    if not data.is_dir():
+        raise DatasetError(f"{data}: no such folder; give the one that holds aclImdb/")
+    folder = find(data, ("aclImdb", "imdb/aclImdb"), split)
+    return [example for index, label in enumerate(LABELS) for example in _reviews(find(folder, (".",), label), index)]
+
+
+def _reviews(folder: Path, label: int) -> list[TextExample]:
+    paths = sorted(folder.glob("[0-9]*_[0-9]*.txt"), key=lambda path: (int(path.stem.split("_")[0]), path.stem))
+    if not paths:
+        raise DatasetError(f"{folder}: no reviews (ID_RATING.txt) in it; unpack the archive anew")
+    return [TextExample(path.stem, read_text(path), None, label) for path in paths]

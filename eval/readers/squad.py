@@ -1,0 +1,129 @@
+"""Questions about a text: SQuAD 1.1 and 2.0 (Rajpurkar et al., 2016, 2018), and KorQuAD 1.0 in their format."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pydantic
+
+from eval.readers.examples import Answer, DatasetError, QuestionExample
+from eval.readers.files import find, read_text
+
+_log = logging.getLogger(__name__)
+
+FILES = {
+    "v1.1": {"train": "train-v1.1.json", "dev": "dev-v1.1.json"},
+    "v2.0": {"train": "train-v2.0.json", "dev": "dev-v2.0.json"},
+    "korquad": {"train": "KorQuAD_v1.0_train.json", "dev": "KorQuAD_v1.0_dev.json"},
+}
+
+
+class _Answer(pydantic.BaseModel):
+    text: str
+    answer_start: int
+
+
+class _Question(pydantic.BaseModel):
+    id: str
+    question: str
+    answers: list[_Answer] = []
+    is_impossible: bool = False
+
+
+class _Paragraph(pydantic.BaseModel):
+    context: str
+    qas: list[_Question]
+
+
+class _Article(pydantic.BaseModel):
+    title: str = ""
+    paragraphs: list[_Paragraph]
+
+
+class _File(pydantic.BaseModel):
+    data: list[_Article]
+
+
+def read(data: Path, split: str, version: str = "v1.1") -> list[QuestionExample]:
+    """Questions in the order of the file.
+
+    Answers lie where they are said to. In the split "train", questions for which that isn't so are left out with a
+    warning, as google-research/bert does (run_squad.py, read_squad_examples); anywhere else it is an error, as a dev
+    set without them would be another one.
+
+    Args:
+        data: a JSON file, or a folder that holds it, itself or in squad/, or for KorQuAD korquad/ or korean/.
+        split: "train", "dev", "test" (answers may be missing), or the name of another file without its ".json".
+        version: a key of FILES.
+
+    Raises:
+        DatasetError: the file is missing, not of this format, without questions, or has a question twice, one
+            without an answer that isn't marked as impossible, or an answer that isn't in its context.
+    """
+    if version not in FILES:
+        raise DatasetError(f"unknown version {version!r}; known here: {', '.join(FILES)}")
+    folders = ("korquad", "korean", ".") if version == "korquad" else ("squad", ".")
+    path = find(data, folders, FILES[version].get(split, f"{split}.json"))
+    questions = list(_questions(_parse(path)))
+    _check(path, questions, answered=split != "test")
+    misplaced = [question for question in questions if not _answers_are_in_place(question)]
+    if misplaced and split != "train":
+        raise DatasetError(
+            f"{path}: question {misplaced[0].id}: the context has no {misplaced[0].answers[0].text!r} at character "
+            f"{misplaced[0].answers[0].start}; count answer_start in characters from 0"
+        )
+    if misplaced:
+        _log.warning(
+            "%s: left out %d questions whose answer isn't at its answer_start, such as %s",
+            *(path, len(misplaced), misplaced[0].id),
+        )
+    left_out = {question.id for question in misplaced}
+    return [question for question in questions if question.id not in left_out]
+
+
+def _parse(path: Path) -> _File:
+    try:
+        return _File.model_validate_json(read_text(path))
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise DatasetError(
+            f"{path}: {place + ': ' if place else ''}{first['msg']}; give a file in SQuAD's format"
+        ) from error
+
+
+def _questions(file: _File) -> Iterator[QuestionExample]:
+    for article in file.data:
+        for paragraph in article.paragraphs:
+            for question in paragraph.qas:
+                yield QuestionExample(
+                    id=question.id,
+                    question=question.question,
+                    context=paragraph.context,
+                    answers=tuple(Answer(answer.text, answer.answer_start) for answer in question.answers),
+                    impossible=question.is_impossible,
+                    title=article.title,
+                )
+
+
+def _check(path: Path, questions: list[QuestionExample], answered: bool) -> None:
+    if not questions:
+        raise DatasetError(f"{path}: no questions; give a file with some")
+    question, times = Counter(question.id for question in questions).most_common(1)[0]
+    if times > 1:
+        raise DatasetError(f"{path}: question {question}: there {times} times; ids must be unique")
+    for found in questions:
+        if found.impossible and found.answers:
+            raise DatasetError(f"{path}: question {found.id}: is_impossible, but with answers; remove either")
+        if answered and not found.impossible and not found.answers:
+            raise DatasetError(f"{path}: question {found.id}: no answers; give some, or mark it as is_impossible")
+
+
+def _answers_are_in_place(question: QuestionExample) -> bool:
+    return all(
+        answer.text and answer.start >= 0 and question.context.startswith(answer.text, answer.start)
+        for answer in question.answers
+    )

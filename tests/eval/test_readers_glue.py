@@ -1,0 +1,237 @@
+"""GLUE's tables: literals, and the real files against pandas."""
+
+import csv
+import logging
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from eval.readers.examples import DatasetError, TextExample
+from eval.readers.glue import GLUE, read
+
+
+def write(path: Path, *lines: str, newline: str = "\n") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(line + newline for line in lines).encode())
+    return path
+
+
+MNLI_COLUMNS = (
+    "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse\t"
+    "sentence1\tsentence2\tlabel1\t"
+)
+
+
+@pytest.mark.parametrize(
+    ("task", "file", "lines", "examples"),
+    [
+        ("CoLA", "CoLA/dev.tsv", ["gj04\t1\t\tHe ate.", "gj04\t0\t*\tHim ate."],
+         [TextExample("0", "He ate.", None, 1), TextExample("1", "Him ate.", None, 0)]),
+        ("CoLA", "CoLA/test.tsv", ["index\tsentence", "7\tHe ate."], [TextExample("7", "He ate.", None, None)]),
+        ("SST-2", "SST-2/dev.tsv", ["sentence\tlabel", 'a " half-quoted line \t1'],
+         [TextExample("0", 'a " half-quoted line ', None, 1)]),
+        ("MRPC", "MRPC/dev.tsv", ["\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String", '1\t3\t4\t" a\tb " c'],
+         [TextExample("0", '" a', 'b " c', 1)]),
+        ("STS-B", "STS-B/dev.tsv", ["index\tsentence1\tsentence2\tscore", "3\ta\tb\t4.750"],
+         [TextExample("3", "a", "b", 4.75)]),
+        ("QQP", "QQP/dev.tsv", ["id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "11\t1\t2\ta?\t\t0"],
+         [TextExample("11", "a?", "", 0)]),
+        ("MNLI", "MNLI/dev_matched.tsv",
+         [MNLI_COLUMNS + "label2\tgold_label", "5" + 8 * "\ta" + "\tb\tneutral\tneutral\tcontradiction"],
+         [TextExample("5", "a", "b", 2)]),
+        ("MNLI-mm", "MNLI/dev_mismatched.tsv", ["index\tgold_label\tsentence2\tsentence1", "0\tneutral\tb\ta"],
+         [TextExample("0", "a", "b", 1)]),
+        ("MNLI-mm", "MNLI/test_mismatched.tsv", ["index\tsentence1\tsentence2", "0\ta\tb"],
+         [TextExample("0", "a", "b", None)]),
+        ("QNLI", "QNLI/train.tsv", ["index\tquestion\tsentence\tlabel", "0\ta?\tb\tnot_entailment"],
+         [TextExample("0", "a?", "b", 1)]),
+        ("RTE", "RTE/dev.tsv", ["index\tsentence1\tsentence2\tlabel", "0\ta\tb\tentailment"],
+         [TextExample("0", "a", "b", 0)]),
+        ("WNLI", "WNLI/dev.tsv", ["index\tsentence1\tsentence2\tlabel", "0\ta\tb\t1"], [TextExample("0", "a", "b", 1)]),
+        ("AX", "diagnostic/diagnostic.tsv", ["index\tsentence1\tsentence2", "0\ta\tb"],
+         [TextExample("0", "a", "b", None)]),
+    ],
+)  # fmt: skip
+def test_every_task(tmp_path, task, file, lines, examples):
+    write(tmp_path / file, *lines)
+    split = next(name for name in ("train", "dev", "test", "diagnostic") if name in Path(file).stem)
+    assert read(tmp_path, split.replace("diagnostic", "test"), task) == examples
+
+
+RTE = ["index\tsentence1\tsentence2\tlabel", "0\ta\tb\tentailment"]
+
+
+@pytest.mark.parametrize("place", ["RTE", "rte", "glue/RTE", "GLUE/Rte", "glue_data/RTE"])
+def test_the_folder_is_found_whatever_its_case(tmp_path, place):
+    write(tmp_path / place / "dev.tsv", *RTE)
+    write(tmp_path / "WNLI/dev.tsv", *RTE)  # another task's doesn't serve
+    expected = [TextExample("0", "a", "b", 0)]
+    assert read(tmp_path, "dev", "RTE") == expected
+    assert read(tmp_path / place, "dev", "RTE") == expected
+    assert read(tmp_path / place / "dev.tsv", "dev", "RTE") == expected
+
+
+def test_the_exact_name_comes_first(tmp_path):
+    write(tmp_path / "rte/dev.tsv", *RTE)
+    write(tmp_path / "RTE/dev.tsv", RTE[0], "0\tc\td\tentailment")
+    assert read(tmp_path, "dev", "RTE")[0].a == "c"
+
+
+def test_another_split_is_a_file(tmp_path):
+    write(tmp_path / "RTE/dev_from_train.tsv", *RTE)
+    assert len(read(tmp_path, "dev_from_train", "RTE")) == 1
+
+
+def test_line_ends(tmp_path):
+    """A row ends with LF or CR LF; what else Unicode takes for the end of a line belongs to the text."""
+    write(tmp_path / "RTE/dev.tsv", RTE[0], "0\ta\u2028b\x85c\x0bd\re\tf\tentailment", newline="\r\n")
+    assert read(tmp_path, "dev", "RTE") == [TextExample("0", "a\u2028b\x85c\x0bd\re", "f", 0)]
+
+
+def test_microsofts_own_mrpc(tmp_path):
+    file = write(
+        tmp_path / "msr_paraphrase_test.txt",
+        "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String",
+        "0\t1\t2\ta\tb",
+        newline="\r\n",
+    )
+    assert read(file, "test", "MRPC") == [TextExample("0", "a", "b", 0)]
+
+
+def test_what_the_official_processing_leaves_out(tmp_path, caplog):
+    columns = "index\tsentence1\tsentence2\tgold_label"
+    mnli = write(tmp_path / "MNLI/dev_matched.tsv", columns, "0\ta\tb\t-", "1\tc\td\tneutral")
+    qqp = write(
+        tmp_path / "QQP/train.tsv",
+        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
+        "1\t1\t2\ta",
+        "2\t1\t2\tc\td\t1",
+    )
+    with caplog.at_level(logging.WARNING):
+        assert read(tmp_path, "dev", "MNLI") == [TextExample("1", "c", "d", 1)]
+        assert read(tmp_path, "train", "QQP") == [TextExample("2", "c", "d", 1)]
+    assert [record.message for record in caplog.records] == [
+        f"{mnli}: left out 1 rows without a label ('-')",
+        f"{qqp}: left out 1 rows with too few cells",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["index\tsentence1\tsentence2", "0\ta\tb"],
+         "{file}: line 1: no column 'label' among 'index, sentence1, sentence2'; is it a file of this task?"),
+        (["index\tquestion\tsentence\tlabel", "0\ta\tb\tentailment"],
+         "{file}: line 1: no column 'sentence1' among 'index, question, sentence, label'; is it a file of this task?"),
+        ([*RTE, "1\ta\tb"],
+         "{file}: line 3: 3 cells instead of 4 (index, sentence1, sentence2, label); "
+         "cells are separated by tabs and never quoted: mend the line"),
+        ([*RTE, '1\t"a\tb"\tc\tentailment'],
+         "{file}: line 3: 5 cells instead of 4 (index, sentence1, sentence2, label); "
+         "cells are separated by tabs and never quoted: mend the line"),
+        ([*RTE, "", "1\ta\tb\tentailment"],
+         "{file}: line 3: 1 cells instead of 4 (index, sentence1, sentence2, label); "
+         "cells are separated by tabs and never quoted: mend the line"),
+        ([*RTE, "1\ta\tb\tneutral"],
+         "{file}: line 3, column 'label': 'neutral' is not a label; expected entailment or not_entailment"),
+        ([RTE[0]], "{file}: no rows; give a file with examples"),
+        ([], "{file}: no rows; give a file with examples"),
+    ],
+)  # fmt: skip
+def test_malformed_files(tmp_path, lines, message):
+    file = write(tmp_path / "RTE/dev.tsv", *lines)
+    with pytest.raises(DatasetError) as raised:
+        read(tmp_path, "dev", "RTE")
+    assert str(raised.value) == message.format(file=file)
+
+
+@pytest.mark.parametrize("figure", ["5.001", "-0.1", "nan", "good", ""])
+def test_figures_off_the_scale(tmp_path, figure):
+    file = write(tmp_path / "STS-B/dev.tsv", "index\tsentence1\tsentence2\tscore", f"0\ta\tb\t{figure}")
+    with pytest.raises(DatasetError) as raised:
+        read(tmp_path, "dev", "STS-B")
+    assert str(raised.value) == (
+        f"{file}: line 2, column 'score': {figure!r} is not a figure; expected one from 0 to 5"
+    )
+
+
+def test_files_that_are_not_there_or_not_text(tmp_path):
+    file = write(tmp_path / "RTE/dev.tsv", *RTE)
+    file.write_bytes(file.read_bytes() + "1\t굳\tb\tentailment\n".encode("cp949"))
+    (tmp_path / "RTE/folder.tsv").mkdir()
+    for split, message in (
+        ("dev", f"{file}: line 3: not UTF-8 (byte 0xb1); convert the file with iconv"),
+        ("train", f"{tmp_path}: no train.tsv in RTE/, glue/RTE/, glue_data/RTE/; "
+                  "put it there, or give the folder that holds it"),
+        ("folder", f"{tmp_path}/RTE/folder.tsv: can't read it (Is a directory)"),
+    ):  # fmt: skip
+        with pytest.raises(DatasetError) as raised:
+            read(tmp_path, split, "RTE")
+        assert str(raised.value) == message
+    with pytest.raises(DatasetError) as raised:
+        read(tmp_path / "nowhere", "dev", "RTE")
+    assert str(raised.value) == f"{tmp_path}/nowhere: no such file or folder; give the folder that holds the data"
+
+
+def test_nothing_but_rows_that_are_left_out(tmp_path):
+    mnli = write(tmp_path / "MNLI/train.tsv", "index\tsentence1\tsentence2\tgold_label", "0\ta\tb\t-")
+    qqp = write(tmp_path / "QQP/train.tsv", "id\tquestion1\tquestion2\tis_duplicate", "0\ta")
+    for task, file in (("MNLI", mnli), ("QQP", qqp)):
+        with pytest.raises(DatasetError) as raised:
+            read(tmp_path, "train", task)
+        assert str(raised.value) == f"{file}: no row is left; give a file with whole and labelled rows"
+
+
+def test_unknown_tasks(tmp_path):
+    with pytest.raises(DatasetError) as raised:
+        read(tmp_path, "dev", "MRCP")
+    assert str(raised.value) == f"unknown task 'MRCP'; known here: {', '.join(GLUE)}"
+
+
+# The counts are those of the hub's data cards where a file is whole.
+@pytest.mark.parametrize(
+    ("task", "split", "rows", "text", "label"),
+    [
+        ("CoLA", "train", 8551, 3, 1),
+        ("CoLA", "test", 1063, "sentence", None),
+        ("SST-2", "train", 67349, "sentence", "label"),
+        ("SST-2", "dev", 872, "sentence", "label"),
+        ("MRPC", "train", 3668, "#2 String", "Quality"),
+        ("MRPC", "dev", 408, "#2 String", "Quality"),
+        ("MRPC", "test", 1725, "#2 String", None),
+        ("STS-B", "train", 5749, "sentence2", "score"),
+        ("STS-B", "dev", 1500, "sentence2", "score"),
+        ("STS-B", "test", 1379, "sentence2", None),
+        ("QNLI", "dev", 5463, "sentence", "label"),
+        ("RTE", "train", 2490, "sentence2", "label"),
+        ("RTE", "dev", 277, "sentence2", "label"),
+        ("WNLI", "train", 635, "sentence2", "label"),
+        ("WNLI", "test", 146, "sentence2", None),
+        ("AX", "test", 1104, "sentence2", None),
+        ("QQP", "train", 8999, "question2", "is_duplicate"),
+        ("MNLI", "train", 8999, "sentence2", "gold_label"),
+        ("MNLI", "dev", 1000, "sentence2", "gold_label"),
+        ("MNLI-mm", "dev", 1000, "sentence2", "gold_label"),
+    ],
+)
+def test_real_files_as_pandas_reads_them(real_data, task, split, rows, text, label):
+    data = real_data / ("glue_subset" if task[:3] in ("QQP", "MNL") else "glue")
+    table = GLUE[task]
+    folder = data / Path(table.folders[0])
+    path = folder / table.files.get(split, (f"{split}.tsv",))[0]
+    frame = pd.read_csv(
+        path, sep="\t", quoting=csv.QUOTE_NONE, dtype=str, keep_default_na=False, encoding="utf-8-sig",
+        header=None if isinstance(text, int) else 0,
+    )  # fmt: skip
+    examples = read(data, split, task)
+    assert len(examples) == len(frame) == rows
+    assert [example.b or example.a for example in examples] == frame[text].tolist()
+    if label is None:
+        assert {example.label for example in examples} == {None}
+    elif task == "STS-B":
+        assert [example.label for example in examples] == frame[label].astype(float).tolist()
+    else:
+        assert [table.labels[example.label] for example in examples] == frame[label].tolist()
+    if "index" in frame:
+        assert [example.id for example in examples] == frame["index"].tolist()

@@ -1,0 +1,65 @@
+"""NSMC, KorNLI and KorSTS: literals, and the real files against what is known of them."""
+
+from collections import Counter
+
+import pytest
+
+from eval.readers.examples import DatasetError, TextExample
+from eval.readers.korean import KOREAN, read
+
+
+def test_nsmc(tmp_path):
+    (tmp_path / "ratings_test.txt").write_text("id\tdocument\tlabel\n6270596\t굳 ㅋ\t1\n42\t\t0\n", encoding="utf-8")
+    expected = [TextExample("6270596", "굳 ㅋ", None, 1), TextExample("42", "", None, 0)]  # some reviews are empty
+    assert read(tmp_path, "test", "NSMC") == expected
+    assert read(tmp_path / "ratings_test.txt", "test", "NSMC") == expected
+
+
+def test_kornli_trains_on_two_files(tmp_path):
+    folder = tmp_path / "korean" / "KorNLI"
+    folder.mkdir(parents=True)
+    header = "sentence1\tsentence2\tgold_label\n"
+    (folder / "multinli.train.ko.tsv").write_text(f'{header}가\t"나\tneutral\n', encoding="utf-8")
+    (folder / "snli_1.0_train.ko.tsv").write_text(f"{header}다\t라\tcontradiction\n", encoding="utf-8")
+    assert read(tmp_path, "train", "KorNLI") == [TextExample("0", "가", '"나', 1), TextExample("1", "다", "라", 2)]
+    assert read(folder / "snli_1.0_train.ko.tsv", "train", "KorNLI") == [TextExample("0", "다", "라", 2)]
+    (folder / "snli_1.0_train.ko.tsv").unlink()
+    with pytest.raises(DatasetError) as raised:
+        read(tmp_path, "train", "KorNLI")
+    assert str(raised.value) == (
+        f"{tmp_path}: no snli_1.0_train.ko.tsv in KorNLI/, korean/KorNLI/, ./; put it there, or give the folder that "
+        "holds it"
+    )
+
+
+def test_korsts(tmp_path):
+    columns = "genre\tfilename\tyear\tid\tscore\tsentence1\tsentence2"
+    row = "main-captions\tMSRvid\t2012test\t0001\t3.800\t가\t나"
+    (tmp_path / "sts-dev.tsv").write_text(f"{columns}\n{row}\n{row}\n", encoding="utf-8")
+    # The column id is that of the source file, and not unique.
+    assert read(tmp_path, "dev", "KorSTS") == [TextExample("0", "가", "나", 3.8), TextExample("1", "가", "나", 3.8)]
+
+
+def test_unknown_tasks(tmp_path):
+    with pytest.raises(DatasetError) as raised:
+        read(tmp_path, "dev", "KorQuAD")
+    assert str(raised.value) == f"unknown task 'KorQuAD'; known here: {', '.join(KOREAN)}"
+
+
+@pytest.mark.parametrize(
+    ("task", "split", "labels"),
+    [
+        ("NSMC", "test", {0: 24827, 1: 25173}),  # as e9t/nsmc's README has them
+        ("KorNLI", "dev", {0: 830, 1: 830, 2: 830}),  # XNLI is balanced
+    ],
+)
+def test_real_files(real_data, task, split, labels):
+    assert Counter(example.label for example in read(real_data, split, task)) == labels
+
+
+def test_real_korsts_has_the_scores_of_sts_b(real_data):
+    """It is a translation of it, row by row."""
+    for split in ("train", "dev"):
+        lines = (real_data / "glue" / "STS-B" / f"{split}.tsv").read_text(encoding="utf-8").splitlines()[1:]
+        english = Counter(float(line.split("\t")[-1]) for line in lines)
+        assert Counter(example.label for example in read(real_data, split, "KorSTS")) == english
