@@ -9,6 +9,7 @@ import io
 import logging
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,7 +79,9 @@ def join_world(threads: int) -> World:
     with contextlib.redirect_stdout(io.StringIO()):  # "... built successfully", on every rank and every start
         deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
     device = torch.device(get_accelerator().current_device_name())
-    return World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
+    world = World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
+    _forget_shared_memory(world)
+    return world
 
 
 @dataclass(frozen=True)
@@ -417,6 +420,8 @@ def _shared_memory_or_none() -> Any:
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Another ninja than the last time takes what is built for out of date: the one beside this Python goes first.
+        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         with (folder / "bert-pretraining.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for left in folder.rglob("deepspeed_shm_comm/lock"):
@@ -427,6 +432,13 @@ def _shared_memory_or_none() -> Any:
             "CPU ranks talk over gloo: DeepSpeed's faster way takes a C++ compiler and Python's headers"
         )
         return None
+
+
+def _forget_shared_memory(world: World) -> None:
+    """Take the name off this rank's shared memory, 69 MB, once all have it: a killed rank leaves none."""
+    world.barrier()
+    place = f"{os.getuid()}_{os.environ['MASTER_ADDR']}_{os.environ['MASTER_PORT']}_{world.rank}"
+    Path(f"/dev/shm/deepspeed_allreduce_buffer_{place}").unlink(missing_ok=True)
 
 
 def _silence_deepspeed() -> None:
