@@ -29,6 +29,9 @@ _POSITIVE = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     *("max_position_embeddings", "type_vocab_size", "initializer_range", "layer_norm_eps"),
 )
+# Matrix kernels of GPUs want rows of such a multiple, and a vocabulary of 30,522 isn't one. Rows of zeros are added for
+# the product and taken off its result, so that the parameters, and with them exports, know nothing of it.
+_VOCABULARY_MULTIPLES = {"cuda": 64}
 EMPTY_SLOT = -100  # the label of a place where nothing is predicted, as in torch's cross entropy
 
 
@@ -261,7 +264,11 @@ class MaskedLanguageModel(nn.Module):
 
     def forward(self, hidden: Tensor, words: Tensor) -> Tensor:
         """Hidden states where something is predicted, [P, D], and word embeddings [V, D] -> [P, V]."""
-        return F.linear(self.norm(self.activation(self.dense(hidden))), words, self.bias)  # [P, D] x [V, D] -> [P, V]
+        hidden = self.norm(self.activation(self.dense(hidden)))
+        missing = -len(words) % _VOCABULARY_MULTIPLES.get(hidden.device.type, 1)
+        if not missing:
+            return F.linear(hidden, words, self.bias)  # [P, D] x [V, D] -> [P, V]
+        return F.linear(hidden, F.pad(words, (0, 0, 0, missing)), F.pad(self.bias, (0, missing)))[:, : len(words)]
 
 
 class BertForPreTraining(nn.Module):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import trainer.model as model_module
 from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, BertModel, initialize, parameter_count
 from trainer.model import pretraining_losses as losses_of
 from trainer.packing import PackedTokens
@@ -165,6 +166,16 @@ class TestForward:
         everywhere, _ = model(batch(), torch.arange(14))
         chosen, _ = model(batch(), POSITIONS)
         torch.testing.assert_close(chosen, everywhere[POSITIONS], rtol=0, atol=1e-12)
+
+    def test_rows_added_to_the_vocabulary_for_a_gpu_change_nothing(self, monkeypatch):
+        model = BertForPreTraining(tiny(**NO_DROPOUT)).double()
+        loss, gradients = loss_and_gradients(model)
+        monkeypatch.setitem(model_module._VOCABULARY_MULTIPLES, "cpu", 64)
+        same_loss, same_gradients = loss_and_gradients(model)
+        assert model(batch(), POSITIONS)[0].shape == (6, 53)
+        torch.testing.assert_close(same_loss, loss, rtol=0, atol=1e-12)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(same_gradients[name], gradient, rtol=0, atol=1e-12)
 
     def test_the_last_layer_works_for_selected_tokens_only_and_gives_the_same(self):
         model = BertForPreTraining(TINY).double().bert.eval()
