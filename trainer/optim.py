@@ -106,14 +106,31 @@ class Adam(torch.optim.Optimizer):
         """Update every parameter that has a gradient."""
         assert closure is None, "the loss is computed by the trainer"
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
+            pairs = [(parameter, parameter.grad) for parameter in group["params"] if parameter.grad is not None]
+            if pairs:
+                parameters, gradients = map(list, zip(*pairs, strict=True))
+                self._update(parameters, gradients, group)
 
-    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
-        direction, decay = adam_direction(self.state[parameter], gradient, group, self.bias_correction)
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.addcdiv_(direction, decay, value=-group["lr"])
+    def _update(self, parameters: list[torch.Tensor], gradients: list[torch.Tensor], group: dict[str, Any]) -> None:
+        """One pass over memory, by torch's fused kernel: of a float32 parameter it reads 16 bytes and writes 12."""
+        states = [self._counted_state(parameter) for parameter in parameters]
+        device = parameters[0].device
+        # A step so large that beta^step is 0 turns the bias correction off.
+        steps = [state["step"].to(device) if self.bias_correction else torch.tensor(2.0**40, device=device)
+                 for state in states]  # fmt: skip
+        beta1, beta2 = group["betas"]
+        torch._fused_adamw_(
+            parameters, gradients, [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], [],
+            steps, lr=group["lr"], beta1=beta1, beta2=beta2,
+            weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+    def _counted_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        state: dict[str, torch.Tensor] = self.state[parameter]
+        if not state:
+            state.update(new_state(parameter))
+        state["step"] += 1
+        return state
 
 
 def new_state(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
