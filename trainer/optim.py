@@ -118,10 +118,10 @@ class Adam(torch.optim.Optimizer):
         # A step so large that beta^step is 0 turns the bias correction off.
         steps = [state["step"].to(device) if self.bias_correction else torch.tensor(2.0**40, device=device)
                  for state in states]  # fmt: skip
+        first, second = ([state[name] for state in states] for name in MOMENTS)
         beta1, beta2 = group["betas"]
         torch._fused_adamw_(
-            parameters, gradients, [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], [],
-            steps, lr=group["lr"], beta1=beta1, beta2=beta2,
+            parameters, gradients, first, second, [], steps, lr=group["lr"], beta1=beta1, beta2=beta2,
             weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False,
         )  # fmt: skip
 
