@@ -5,8 +5,8 @@
     python benchmarks/curve.py report --shards shards/ --output curve/     # curve/training.md and curve/training.png
 
 Both start from the same weights and take the same samples with the same masks in the same order, with dropout, in
-bfloat16 with float32 weights, on one thread. The peer is what one writes by hand: transformers' model with its own loss,
-torch's AdamW, autocast. CPU time counts, not the clock's, so other work on the machine matters little.
+bfloat16 with float32 weights, on one thread. The peer is what one writes by hand: transformers' model with its own
+loss, torch's AdamW, autocast. CPU time counts, not the clock's, so other work on the machine matters little.
 """
 
 from __future__ import annotations

@@ -5,10 +5,18 @@ It holds
     format_version     of this layout
     checkpoint         path, blake2b of model.safetensors, lineage: run, step, samples, hashes, code
     shards             path, blake2b of the manifest, sequence_length, samples; null where no task read any
-    settings           dtype, batch_size, threads
-    tasks              name -> version, metrics (value, half_width, baseline), baselines, details
+    data               path of the data sets or "hub", limit; null where no task read any
+    settings           dtype, batch_size, threads: of the tasks that learn nothing
+    fine_tuning        optimizer, precision, device, ...: of the tasks that the model learned; null without such
+    tasks              name -> version, metrics (value, half_width, baseline, unit), baselines, details
+    failed             name -> why, of tasks that did
+    files              what else lies beside it: predictions/TASK/, glue_submission.zip
     code               which code evaluated
     seconds            how long it took
+
+Details of a task that the model learned: splits and examples of each part (train, dev, dev_mm, test, ...), best_point
+(learning_rate, epochs, batch_size, seed), selected_by (the metric that it is the best by, on dev), seeds (metric -> its
+figures for all seeds of that point) and points (point, metrics by part, error, seconds, device).
 """
 
 from __future__ import annotations
@@ -21,8 +29,7 @@ from typing import Any
 from trainer.checkpoint import write_atomically
 
 RESULTS = "results.json"
-FORMAT_VERSION = 1
-_SHARES = ("accuracy",)  # metrics that are shown as per cent
+FORMAT_VERSION = 2
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
@@ -53,8 +60,8 @@ def figures_table(results: dict[str, Any]) -> str:
     rows = [
         [
             f"{name} {metric}",
-            _interval(metric, measured["value"], measured["half_width"]),
-            _figure(metric, measured["baseline"]),
+            _interval(metric, measured),
+            _figure(metric, measured["baseline"], measured["unit"]),
             task["baselines"].get(metric, ""),
         ]
         for name, task in results["tasks"].items()
@@ -80,15 +87,16 @@ def _candidates(candidates: Sequence[dict[str, Any]]) -> str:
     return ", ".join(f"{c['token']} {100 * c['probability']:.1f}" for c in candidates)
 
 
-def _interval(metric: str, value: float, half_width: float | None) -> str:
-    return _figure(metric, value) if half_width is None else f"{_figure(metric, value)} ± {_figure(metric, half_width)}"
+def _interval(metric: str, measured: dict[str, Any]) -> str:
+    figures = [measured["value"], *([] if measured["half_width"] is None else [measured["half_width"]])]
+    return " ± ".join(_figure(metric, figure, measured["unit"]) for figure in figures)
 
 
-def _figure(metric: str, value: float | None) -> str:
+def _figure(metric: str, value: float | None, unit: str) -> str:
     if value is None:
         return ""
-    if metric in _SHARES:
-        return f"{100 * value:.2f} %"
+    if unit:
+        return f"{100 * value if unit == 'share' else value:.2f} %"
     return f"{value:,.1f}" if metric == "perplexity" else f"{value:.4f}"
 
 

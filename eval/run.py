@@ -1,17 +1,22 @@
 """Evaluate an export.
 
+    python -m eval.run --checkpoint runs/large/exports/step-001000 --tasks glue,squad --data data/ --output results/
     python -m eval.run --checkpoint runs/large/exports/step-001000 --tasks mlm,nsp,fill_mask --shards shards/ \
         --output results/
 
 Everything that can be wrong with what was asked for is looked at before anything is computed. The results lie in
 OUTPUT/results.json, are printed as tables, and become a run in MLflow, a child of the training run where there is one.
+
+A task that the model learns leaves what each point of its grid found in OUTPUT/TASK/points, and the same command again
+does what is missing. Processes share a grid by --workers on one machine, by --grid-index and --grid-count on several.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
+import logging
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -19,177 +24,148 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 
-from eval.probe import SENTENCES
-from eval.results import FORMAT_VERSION, RESULTS, figures_table, filled_table, write_results
-from eval.tasks import GROUPS, TASKS, Subject, Task, select
-from preprocessing.schema import ShardDirectory, ShardError, checksum
-from preprocessing.tokenization import MASK, VOCABULARY_FILE, load_tokenizer
-from trainer.data import SampleStream, validation_stream
-from trainer.hugging_face import LINEAGE, WEIGHTS, Export, load_export
+from eval.experiment import STATES, Experiment
+from eval.locks import locked
+from eval.options import SUBMISSION, parse
+from eval.plan import Plan, prepare
+from eval.readers.glue import GLUE
+from eval.results import FORMAT_VERSION, RESULTS, figures_table, filled_table, read_results, write_results
+from eval.submission import write_glue_submission
+from eval.tasks import Task
+from eval.tasks.finetuned import FineTuned
+from eval.tasks.intrinsic import Subject
+from eval.tasks.result import Result
+from eval.workers import describe, run_points, run_side_by_side, share
 from trainer.lineage import code_version
-from trainer.model import BertConfig, BertForPreTraining
 
-_FEWEST = 2  # samples: one alone says nothing about its error
+PREDICTED = "predictions"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Evaluate; the exit code is 0, or 2 for a mistake in what was asked for."""
-    arguments = _parse(argv)
+    """Evaluate; the exit code is 0, 1 if a task failed, or 2 for a mistake in what was asked for."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = parse(words)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     try:
-        tasks = select([name.strip() for name in arguments.tasks.split(",") if name.strip()])
-        lineage = read_lineage(arguments.checkpoint)
-        subject = prepare(arguments, tasks)
+        plan = prepare(arguments)
         arguments.output.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
-        return _refuse(error)
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    began = time.perf_counter()
+    failed = learn(arguments, words, list(plan.experiments.values()))
+    if _is_mine_to_collect(arguments, plan):
+        with locked(arguments.output / ".collect.lock"):
+            if arguments.grid_count == 1 or not _is_collected(arguments.output, plan):
+                collect(arguments, plan, failed, began)
+    return 1 if failed else 0
+
+
+def learn(arguments: argparse.Namespace, words: Sequence[str], experiments: Sequence[Experiment]) -> dict[str, str]:
+    """Run the points that are missing, or this process's share of them; returns the tasks that failed and why."""
+    if arguments.workers > 1:
+        run_side_by_side(words, arguments.workers)
+        return {}  # what failed there is missing
+    work = share(experiments, arguments.grid_index, arguments.grid_count)
+    return run_points(work, wait=arguments.grid_count == 1)
+
+
+def _is_mine_to_collect(arguments: argparse.Namespace, plan: Plan) -> bool:
+    """Whether to gather results: of processes that share a grid, those do that find it finished."""
+    finished = not any(experiment.missing() for experiment in plan.experiments.values())
+    return not arguments.points_only and (arguments.grid_count == 1 or finished)
+
+
+def _is_collected(output: Path, plan: Plan) -> bool:
+    """Whether another process of the same grid has written the results."""
     try:
-        results = evaluate(arguments.checkpoint, lineage, tasks, subject)
-    except ShardError as error:
-        return _refuse(error)
-    write_results(arguments.output / RESULTS, results)
-    print("\n".join(_shown(results)))
-    if arguments.tracking:
-        _track(arguments.output / RESULTS, results)
-    return 0
+        results = read_results(output / RESULTS)
+    except ValueError:
+        return False
+    same = results["checkpoint"]["weights_blake2b"] == plan.checkpoint.weights_blake2b
+    return bool(same and {task.name for task in plan.tasks} <= results["tasks"].keys())
 
 
-def prepare(arguments: argparse.Namespace, tasks: Sequence[Task]) -> Subject:
-    """Load what is evaluated, and see that it is complete and fits together.
-
-    Raises:
-        ValueError: something is missing, damaged or doesn't fit; the message says what to do.
-    """
-    export = load_export(arguments.checkpoint)
-    _check_weights(export, arguments.checkpoint, tasks)
-    tokenizer = load_tokenizer(arguments.checkpoint)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    positions = export.config.max_position_embeddings
-    stream = None
-    if any(task.needs_shards for task in tasks):
-        stream = open_stream(arguments.shards, arguments.checkpoint, arguments.sequence_length, export.config)
-    model = BertForPreTraining(export.config, seed=None)
-    model.load_state_dict(export.state)
-    return Subject(
-        model=model.float().eval(),
-        tokenizer=tokenizer,
-        stream=stream,
-        samples=min(arguments.samples, stream.size) if stream else 0,
-        batch_size=arguments.batch_size,
-        sentences=read_sentences(arguments.sentences, tokenizer, positions) if arguments.sentences else SENTENCES,
-    )
-
-
-def read_lineage(checkpoint: Path) -> dict[str, Any]:
-    """Where an export comes from; empty for one that another program wrote.
-
-    Raises:
-        ValueError: lineage.json is not a JSON object.
-    """
-    path = checkpoint / LINEAGE
-    if not path.is_file():
-        return {}
-    try:
-        lineage = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error}); copy the export anew") from error
-    if not isinstance(lineage, dict):
-        raise ValueError(f"{path}: not a JSON object; copy the export anew")  # noqa: TRY004  a mistake in a file
-    return lineage
-
-
-def open_stream(shards: Path | None, checkpoint: Path, asked: int | None, config: BertConfig) -> SampleStream:
-    """The held-out samples, made with the export's vocabulary and no longer than its model reads.
+def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], began: float) -> None:
+    """Evaluate what needs no training, gather what the grids found, write it all down and show it.
 
     Args:
-        shards: a shard directory.
-        checkpoint: the export.
-        asked: the sequence length; None for the longest that there is and that fits.
-        config: of the export's model.
-
-    Raises:
-        ValueError: no shards, incomplete ones, ones without held-out samples, of another vocabulary or too long.
+        arguments: of the command.
+        plan: what was to be done.
+        failed: tasks that are known to have failed, and why; those that fail now are added.
+        began: reading of the clock when the work began.
     """
-    if shards is None:
-        raise ValueError("the tasks read held-out samples; give the shards with --shards")
-    directory = ShardDirectory(shards)
-    vocabulary = checkpoint / VOCABULARY_FILE
-    if not vocabulary.is_file():
-        raise ValueError(f"{vocabulary}: missing, so whether the shards fit can't be told; copy the export anew")
-    if checksum(vocabulary) != directory.manifest.vocabulary.blake2b:
-        raise ValueError(f"{shards}: made with another vocabulary than {vocabulary}; give shards made with that one")
-    length = choose_length(asked, directory.manifest.sequence_lengths, config.max_position_embeddings)
-    stream = validation_stream(directory, length, config.is_decoder)
-    if stream.size < _FEWEST:
-        raise ValueError(f"{shards}: {stream.size} held-out sample is too few for an estimate; hold out more documents")
-    return stream
-
-
-def choose_length(asked: int | None, lengths: Sequence[int], positions: int) -> int:
-    """The sequence length to evaluate at: as asked, else the longest of the shards' that the model can read.
-
-    Raises:
-        ValueError: longer than the model has positions.
-    """
-    fitting = [length for length in ([asked] if asked else lengths) if length <= positions]
-    if not fitting:
-        raise ValueError(
-            f"sequences of {asked or min(lengths)} tokens, but the model has {positions} positions; "
-            "give shorter ones by --sequence-length, which the shards must have"
-        )
-    return max(fitting)
-
-
-def read_sentences(path: Path, tokenizer: Tokenizer, positions: int) -> list[str]:
-    """The sentences of a file, one a line; empty lines are passed over.
-
-    Raises:
-        ValueError: can't be read, holds no sentence, one without [MASK], or one longer than the model reads.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: can't read the sentences ({error}); give a file in UTF-8") from error
-    numbered = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
-    if not numbered:
-        raise ValueError(f"{path}: no sentences; write one a line, with {MASK} in it")
-    for number, sentence in numbered:
-        if MASK not in sentence:
-            raise ValueError(f"{path}: line {number} has no {MASK}; write it where a word is to be guessed")
-        if (length := len(tokenizer.encode(sentence).ids)) > positions:
-            raise ValueError(f"{path}: line {number} has {length} tokens, but the model {positions} positions")
-    return [sentence for _, sentence in numbered]
-
-
-def evaluate(checkpoint: Path, lineage: dict[str, Any], tasks: Sequence[Task], subject: Subject) -> dict[str, Any]:
-    """Run the tasks; what is returned is the content of results.json, see eval.results.
-
-    Raises:
-        ShardError: a shard is damaged.
-    """
-    began = time.perf_counter()
-    found = {task.name: {"version": task.version, **dataclasses.asdict(task.evaluate(subject))} for task in tasks}
-    return {
+    output = arguments.output
+    found = {task.name: _result(task, plan, failed) for task in plan.tasks if task.name not in failed}
+    tasks = {
+        task.name: {"version": task.version, **dataclasses.asdict(result)}
+        for task in plan.tasks
+        if (result := found.get(task.name)) is not None
+    }
+    results = {
         "format_version": FORMAT_VERSION,
         "checkpoint": {
-            "path": str(checkpoint.resolve()),
-            "weights_blake2b": checksum(checkpoint / WEIGHTS),
-            "lineage": lineage,
+            "path": str(plan.checkpoint.path.resolve()),
+            "weights_blake2b": plan.checkpoint.weights_blake2b,
+            "lineage": plan.lineage,
         },
-        "shards": _origin(subject),
-        "settings": {"dtype": "float32", "batch_size": subject.batch_size, "threads": torch.get_num_threads()},
-        "tasks": found,
+        "shards": _shards(plan.subject),
+        "data": _data(arguments) if plan.experiments else None,
+        "settings": {"dtype": "float32", "batch_size": arguments.batch_size, "threads": torch.get_num_threads()},
+        "fine_tuning": {**dataclasses.asdict(plan.settings), "device": str(plan.device)} if plan.experiments else None,
+        "tasks": tasks,
+        "failed": failed,
+        "files": _publish(output, [plan.experiments[name] for name in tasks if name in plan.experiments]),
         "code": code_version(),
         "seconds": time.perf_counter() - began,
     }
+    write_results(output / RESULTS, results)
+    shutil.rmtree(output / STATES, ignore_errors=True)
+    print("\n".join(_shown(results)))
+    for name, reason in failed.items():
+        print(f"failed: {name}: {reason}", file=sys.stderr)
+    if arguments.tracking:
+        _track(output / RESULTS, results)
 
 
-def _origin(subject: Subject) -> dict[str, Any] | None:
-    if subject.stream is None:
+def _result(task: Task, plan: Plan, failed: dict[str, str]) -> Result | None:
+    """What a task found; None, and a reason in ``failed``, where it fails."""
+    try:
+        if isinstance(task, FineTuned):
+            return plan.experiments[task.name].collect()
+        assert plan.subject is not None
+        return task.evaluate(plan.subject)
+    except ValueError as error:
+        failed[task.name] = describe(error)
+    except Exception as error:  # of one task, whatever it is: the others must not be lost
+        failed[task.name] = describe(error)
+        logging.getLogger("eval").exception("%s failed", task.name)
+    return None
+
+
+def _publish(output: Path, experiments: Sequence[Experiment]) -> list[str]:
+    """Put the best points' predictions into a folder, and those of GLUE's test sets into its submission.
+
+    Returns:
+        The paths of both, as far as there is something in them, below the output.
+    """
+    if not experiments:
+        return []
+    for experiment in experiments:
+        experiment.publish(output / PREDICTED)
+    tests = {name: of_it for e in experiments for name, of_it in e.test_predictions().items() if name in GLUE}
+    if not tests:
+        return [PREDICTED]
+    for problem in write_glue_submission(tests, output / SUBMISSION):
+        print(f"note: GLUE would not take {SUBMISSION}: {problem}", file=sys.stderr)
+    return [PREDICTED, SUBMISSION]
+
+
+def _shards(subject: Subject | None) -> dict[str, Any] | None:
+    if subject is None or subject.stream is None:
         return None
     return {
         "path": str(subject.stream.directory.path.resolve()),
@@ -199,17 +175,8 @@ def _origin(subject: Subject) -> dict[str, Any] | None:
     }
 
 
-def _check_weights(export: Export, checkpoint: Path, tasks: Sequence[Task]) -> None:
-    """See that the heads that the tasks use were trained, and that every weight is a number."""
-    for task in tasks:
-        if missing := [name for name in export.initialized if name.startswith(task.heads)]:
-            raise ValueError(
-                f"{checkpoint / WEIGHTS}: lacks {missing[0]}, which {task.name} needs; "
-                "give an export of the pretrained model with its heads"
-            )
-    for name, tensor in export.state.items():
-        if not torch.isfinite(tensor).all():
-            raise ValueError(f"{checkpoint / WEIGHTS}: {name} holds values that are no numbers; take an earlier step")
+def _data(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {"path": "hub" if arguments.hub else str(arguments.data.resolve()), "limit": arguments.limit}
 
 
 def _shown(results: dict[str, Any]) -> Iterator[str]:
@@ -235,13 +202,15 @@ def _track(file: Path, results: dict[str, Any]) -> None:
         from trainer.tracking import evaluation_store, log_evaluation  # seconds to import
 
         store = evaluation_store(dict.fromkeys(runs), file.parent)
-        log_evaluation(store, f"eval {checkpoint.name}", tracked_metrics(results), tracked_tags(results), [file])
+        files = [file, *(file.parent / name for name in results["files"])]
+        name = f"eval {checkpoint.name}"
+        run_id = log_evaluation(store, name, tracked_metrics(results), tracked_tags(results), files)
     except Exception as error:
         print(f"warning: not in MLflow: {str(error).partition(chr(10))[0] or type(error).__name__}", file=sys.stderr)
     else:
-        print(
-            f"\nMLflow: {store.tracking_uri}, {f'child of run {store.parent}' if store.parent else 'a run of its own'}"
-        )
+        where = f"child of run {store.parent}" if store.parent else "a run of its own"
+        when = "" if run_id else f", by the training's own writer: it waits in {store.pending}"
+        print(f"\nMLflow: {store.tracking_uri}, {where}{when}")
 
 
 def tracked_metrics(results: dict[str, Any]) -> dict[str, float]:
@@ -267,60 +236,6 @@ def tracked_tags(results: dict[str, Any]) -> dict[str, str]:
         "code_modified": code["modified"],
     }
     return {name: str(value) for name, value in tags.items() if value is not None}
-
-
-def _refuse(error: Exception) -> int:
-    print(f"error: {error}", file=sys.stderr)
-    return 2
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.run",
-        description="Evaluate an export.",
-        epilog=f"Tasks: {', '.join(TASKS)}; groups: {', '.join(GROUPS)}. docs/evaluation.md says what each measures.",
-    )
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="EXPORT", help="RUN/exports/step-NNNNNN")
-    parser.add_argument("--tasks", required=True, metavar="NAME[,NAME...]", help="tasks and groups of tasks")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help=f"for {RESULTS}, which is replaced")
-    parser.add_argument("--shards", type=Path, metavar="DIR", help="their validation part is evaluated on")
-    parser.add_argument(
-        "--sequence-length",
-        type=_positive,
-        metavar="N",
-        help="default: the longest of the shards' that the model reads",
-    )
-    parser.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="default: %(default)s")
-    parser.add_argument(
-        "--samples",
-        type=_at_least_two,
-        default=2000,
-        metavar="N",
-        help="at most so many samples (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--sentences",
-        type=Path,
-        metavar="FILE",
-        help=f"sentences to fill, one a line with {MASK} (default: ten of ours)",
-    )
-    parser.add_argument("--threads", type=_positive, metavar="N", help="default: as many as torch takes")
-    parser.add_argument("--no-tracking", dest="tracking", action="store_false", help="leave MLflow out")
-    return parser.parse_args(argv)
-
-
-def _positive(text: str) -> int:
-    return _at_least(text, 1)
-
-
-def _at_least_two(text: str) -> int:
-    return _at_least(text, _FEWEST)
-
-
-def _at_least(text: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -50,3 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.getLogger().setLevel(logging.ERROR)
     sys.argv = [str(file), *found.arguments]
     runpy.run_path(str(file), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,7 @@
         checkpoints/latest               the name of the newest complete checkpoint; a resume begins with it
         exports/step-000100/             a Hugging Face directory
         metrics.jsonl                    a line per step
-        outcome                          done, requeue or failed, once the trainer has ended by itself
+        outcome                          how the trainer ended by itself, in a line: see trainer.outcome
         job/                             where cluster.launch started it: code, job files, logs
 
 A checkpoint is written beside its final name and renamed when every rank has finished, so it is complete or not there.
@@ -24,9 +24,18 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, cast, get_args
 
-Outcome = Literal["done", "requeue", "failed"]
+from trainer.loss_scale import LossScale
+
+Ending = Literal["done", "requeue", "failed"]
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    ending: Ending
+    reason: str  # one line, empty for "done"
 
 
 class CheckpointError(ValueError):
@@ -43,6 +52,7 @@ class RunState:
     threads: int  # CPU threads of a rank, on which the last bits of a result depend
     manifest_blake2b: str
     config_blake2b: str
+    loss_scale: LossScale | None = None  # of fp16's dynamic loss scaling
 
 
 @dataclass(frozen=True)
@@ -109,12 +119,30 @@ class RunDirectory:
         """Where the export of a step lies."""
         return self.exports / step_name(step)
 
-    def set_outcome(self, outcome: Outcome | None) -> None:
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the trainer ended; None while it runs and where it crashed."""
+        try:
+            ending, _, reason = (self.path / "outcome").read_text(encoding="utf-8").strip().partition(": ")
+        except FileNotFoundError:
+            return None
+        return Outcome(cast(Ending, ending), reason) if ending in get_args(Ending) else None
+
+    def set_outcome(self, ending: Ending | None, reason: str = "") -> None:
         """Say how the trainer ended, for job scripts; None while it runs."""
-        if outcome is None:
+        if ending is None:
             (self.path / "outcome").unlink(missing_ok=True)
         else:
-            write_atomically(self.path / "outcome", outcome + "\n")
+            write_atomically(self.path / "outcome", _outcome_line(ending, reason))
+
+    def claim_outcome(self, ending: Ending, reason: str) -> bool:
+        """As set_outcome where no other rank has said so before; returns whether this one was the first."""
+        try:
+            with (self.path / "outcome").open("x", encoding="utf-8") as file:
+                file.write(_outcome_line(ending, reason))
+        except FileExistsError:
+            return False
+        return True
 
     def candidates(self) -> list[Path]:
         """Complete checkpoints, the newest first, none newer than the one that ``latest`` names.
@@ -175,9 +203,15 @@ def read_run_state(checkpoint: Path) -> RunState:
     """
     path = checkpoint / "run_state.json"
     try:
-        return RunState(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, TypeError, ValueError) as error:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        scale = values.pop("loss_scale", None)
+        return RunState(**values, loss_scale=LossScale(**scale) if scale else None)
+    except (OSError, AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: not a run state ({error})") from error
+
+
+def _outcome_line(ending: Ending, reason: str) -> str:
+    return ": ".join(filter(None, [ending, " ".join(reason.split())])) + "\n"
 
 
 def keep_newest(folder: Path, keep: int, keep_every: int = 0) -> None:

@@ -151,8 +151,8 @@ class Recipe:
             raise ValueError("a recipe needs at least one [[phases]]")
         if self.model.is_decoder and (self.train.next_sentence or self.masking != STANDARD):
             raise ValueError(
-                "model.is_decoder: a left-to-right model predicts every next token and sees nothing of a second segment "
-                "where it would judge it; set train.next_sentence=false and leave [masking] out"
+                "model.is_decoder: a left-to-right model predicts every next token and sees nothing of a second "
+                "segment where it would judge it; set train.next_sentence=false and leave [masking] out"
             )
         longest = max(phase.sequence_length for phase in self.phases)
         if longest > self.model.max_position_embeddings:
@@ -272,15 +272,7 @@ def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int
         raise ConfigError(f"{path}: not a JSON file ({error})") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: the DeepSpeed configuration must be a JSON object")
-    for section, owner in (("optimizer", "[optimizer]"), ("scheduler", "[schedule]")):
-        if section in raw:
-            raise ConfigError(f"{path}: remove {section!r}; the recipe's {owner} rules it")
-    if raw.get("zero_optimization", {}).get("stage", 0) == 0 and any(
-        raw.get(precision, {}).get("enabled") for precision in ("bf16", "fp16")
-    ):
-        raise ConfigError(
-            f"{path}: mixed precision needs zero_optimization.stage 1, 2 or 3; use one or train in float32"
-        )
+    _refuse(raw, path)
     ruled = {
         "train_batch_size": phase.global_batch_size,
         "train_micro_batch_size_per_gpu": phase.micro_batch_size,
@@ -292,6 +284,48 @@ def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int
             raise ConfigError(f'{path}: {key} is {raw[key]}, but the recipe says {value}; write "auto"')
     # Our optimizers are plain torch optimizers, which DeepSpeed has not tested, and which it must not replace.
     return {**raw, **ruled, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+
+
+_LEAVE_ON = "leave it on: without it a gradient that is no number would reach the weights"
+_FLOAT32 = "leave it off: weights and moments are kept in float32, which checkpoints rely on"
+_UNKNOWN_TENSORS = "remove it: it keeps weights or moments where checkpoints can't find them"
+
+# Keys, values that are refused (None: any), and why.
+_REFUSED: list[tuple[str, Any, str]] = [
+    ("optimizer", None, "remove it; the recipe's [optimizer] rules it"),
+    ("scheduler", None, "remove it; the recipe's [schedule] rules it"),
+    ("bf16.check_grad_overflow", False, _LEAVE_ON),
+    ("zero_optimization.compute_grad_norm", False, _LEAVE_ON),
+    ("bf16.bf16_master_weights_and_grads", True, _FLOAT32),
+    ("bf16.bf16_optimizer_states", True, _FLOAT32),
+    ("fp16.fp16_master_weights_and_grads", True, _FLOAT32),
+    ("torch_autocast.enabled", True, "use bf16 or fp16"),
+    ("zero_optimization.offload_optimizer.device", "nvme", "use cpu: checkpoints don't find what lies on a disk"),
+    ("zero_optimization.offload_optimizer.super_offload", True, _UNKNOWN_TENSORS),
+    ("zero_optimization.zenflow", None, _UNKNOWN_TENSORS),
+]
+
+
+def _refuse(raw: dict[str, Any], path: Path | str) -> None:
+    """Raise for what is the recipe's to say, or would be wrong without a word."""
+    for key, value, advice in _REFUSED:
+        found = _look_up(raw, key)
+        if found is not None and value in (None, found):
+            raise ConfigError(f"{path}: {key} is {json.dumps(found)}; {advice}")
+    bf16, fp16 = (_look_up(raw, f"{precision}.enabled") for precision in ("bf16", "fp16"))
+    if bf16 and fp16:
+        raise ConfigError(f"{path}: bf16 and fp16 are both enabled; choose one")
+    if (bf16 or fp16) and not _look_up(raw, "zero_optimization.stage"):
+        raise ConfigError(
+            f"{path}: mixed precision needs zero_optimization.stage 1, 2 or 3; use one or train in float32"
+        )
+
+
+def _look_up(raw: Any, key: str) -> Any:
+    """The value of a dotted key, None where there is none."""
+    for part in key.split("."):
+        raw = raw.get(part) if isinstance(raw, dict) else None
+    return raw
 
 
 def accumulation_steps(phase: Phase, world: int) -> int:

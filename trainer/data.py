@@ -18,15 +18,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch.nn import functional as F
-from torch.utils.data import Dataset
 
-from preprocessing.schema import Shard, ShardDirectory, ShardEntry, ShardError, Split
+from preprocessing.schema import Shard, ShardDirectory, ShardError, Split
 from preprocessing.tokenization import CONTINUATION, VOCABULARY_FILE, load_vocabulary, special_ids
 from trainer.masking import STANDARD, Masked, MaskingConfig, mask_tokens
 from trainer.mixture import interleave, whole_weights
 from trainer.model import EMPTY_SLOT
-from trainer.order import PairOrder
 from trainer.packing import PackedTokens
+from trainer.sources import open_sources, spans
 
 VALIDATION_SEED = 0  # of its own, so that perplexities compare between runs of other seeds
 
@@ -116,15 +115,6 @@ class Samples(NamedTuple):
     is_next: np.ndarray  # bool [B]
 
 
-class _Source(NamedTuple):
-    """One of the directories that a stream mixes."""
-
-    directory: ShardDirectory
-    entries: list[ShardEntry]
-    order: PairOrder
-    weight: float
-
-
 class SampleStream:
     """The endless, shuffled, masked stream of samples of one split and one sequence length.
 
@@ -163,8 +153,10 @@ class SampleStream:
         directories = [shards] if isinstance(shards, ShardDirectory) else list(shards)
         self.directory = directories[0]
         self.sequence_length = sequence_length
-        self._sources = _sources(directories, split, sequence_length, seed, data)
-        self._weights = whole_weights([source.weight for source in self._sources])
+        self._sources, weights = open_sources(
+            directories, split, sequence_length, seed, data.weights, data.shuffle_bytes
+        )
+        self._weights = whole_weights(weights)
         self._first_shards = np.cumsum([0, *(len(source.entries) for source in self._sources)])
         self.size = sum(source.order.size for source in self._sources)
         self._seed = seed
@@ -172,11 +164,11 @@ class SampleStream:
         self._masking = masking
         self._causal = causal
         self._data = data
+        self._skip = np.array(data.skip, dtype=np.int64).reshape(-1, 2)
         self._vocab_size = self.directory.manifest.vocabulary.size
         vocabulary = load_vocabulary(self.directory.tokenizer / VOCABULARY_FILE)
         self._special = special_ids(vocabulary)
         self._continuation = np.array([token.startswith(CONTINUATION) for token in vocabulary])
-        self._shards: dict[int, Shard] = {}
 
     def batch(self, indices: np.ndarray) -> Batch:
         """The masked samples at some indices of the stream.
@@ -239,16 +231,23 @@ class SampleStream:
         token_types = np.zeros_like(tokens)
         lengths = np.zeros(size, dtype=np.int64)
         is_next = np.zeros(size, dtype=bool)
-        for shard_id in np.unique(shard_ids):
+        for shard_id in set(shard_ids.tolist()):
             mine = shard_ids == shard_id
-            rows, shard = kept[mine], self._shard(int(shard_id))
+            rows, shard = kept[mine], self._shard(shard_id)
             pairs = shard.pairs(self.sequence_length, pair_ids[mine])
             is_next[rows] = pairs.is_next
-            a_begin, a_end = self._spans(shard, pairs.row, pairs.a_begin, pairs.a_end)
-            b_begin, b_end = self._spans(shard, pairs.b_row, pairs.b_begin, pairs.b_end)
-            for i, row in enumerate(rows):
-                a, b = shard.tokens[a_begin[i] : a_end[i]], shard.tokens[b_begin[i] : b_end[i]]
-                lengths[row] = self._lay_out(tokens[row], token_types[row], a, b)
+            try:
+                a_begin, a_end = spans(shard, pairs.row, pairs.a_begin, pairs.a_end)
+                b_begin, b_end = spans(shard, pairs.b_row, pairs.b_begin, pairs.b_end)
+                for i, row in enumerate(rows):
+                    a, b = shard.tokens[a_begin[i] : a_end[i]], shard.tokens[b_begin[i] : b_end[i]]
+                    lengths[row] = self._lay_out(tokens[row], token_types[row], a, b)
+            except ShardError as error:
+                named = ", ".join(map(str, indices[rows]))
+                raise ShardError(
+                    f"{shard.path}: {error}; make the shards again, or leave out by data.skip what is wrong among the "
+                    f"samples {named}"
+                ) from error
         nothing = np.empty(0, dtype=np.int64)
         for row in np.flatnonzero(skipped):
             lengths[row] = self._lay_out(tokens[row], token_types[row], nothing, nothing)
@@ -259,7 +258,7 @@ class SampleStream:
         """Where the samples lie: shard numbers, counted over all directories, and pair numbers, int64 [B] each."""
         sources, positions = interleave(indices, self._weights)
         shard_ids, pair_ids = np.empty_like(indices), np.empty_like(indices)
-        for source in np.unique(sources):
+        for source in set(sources.tolist()):
             mine = sources == source
             shards, pair_ids[mine] = self._sources[source].order.locate(positions[mine])
             shard_ids[mine] = self._first_shards[source] + shards
@@ -267,7 +266,7 @@ class SampleStream:
 
     def skipped(self, indices: np.ndarray) -> np.ndarray:
         """Which of some indices are to be left out, bool [B]."""
-        ranges = np.array(self._data.skip, dtype=np.int64).reshape(-1, 2)
+        ranges = self._skip
         inside = (indices[:, None] >= ranges[:, 0]) & (indices[:, None] < ranges[:, 1])
         return np.asarray(inside.any(axis=1))
 
@@ -281,30 +280,15 @@ class SampleStream:
             ShardDirectory(source.directory.path)
 
     def _shard(self, shard_id: int) -> Shard:
-        if shard_id not in self._shards:
-            source = int(np.searchsorted(self._first_shards, shard_id, side="right")) - 1
-            directory, entries = self._sources[source].directory, self._sources[source].entries
-            self._shards[shard_id] = directory.shard(entries[shard_id - self._first_shards[source]])
-        return self._shards[shard_id]
-
-    def _spans(self, shard: Shard, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Spans within documents -> spans within the shard's tokens, after a look that they do lie within."""
-        if ((rows < 0) | (rows >= len(shard))).any():
-            raise ShardError(f"{shard.path}: a pair names a row that the shard does not have; make the shards again")
-        documents = shard.token_offsets[rows], shard.token_offsets[rows + 1]
-        if ((begins < 0) | (begins > ends) | (ends > documents[1] - documents[0])).any():
-            raise ShardError(f"{shard.path}: a pair reaches beyond its document; make the shards again")
-        return documents[0] + begins, documents[0] + ends
+        source = int(np.searchsorted(self._first_shards, shard_id, side="right")) - 1
+        return self._sources[source].shard(shard_id - int(self._first_shards[source]))
 
     def _lay_out(self, tokens: np.ndarray, token_types: np.ndarray, a: np.ndarray, b: np.ndarray) -> int:
         """Write [CLS] a [SEP] b [SEP] into a row, or [CLS] a [SEP] where b is empty; returns the length."""
         end_a = len(a) + 2
         length = end_a + (len(b) + 1 if len(b) else 0)
         if length > self.sequence_length:
-            raise ShardError(
-                f"{self.directory.path}: a pair of {length} tokens in the column for {self.sequence_length}; "
-                "make the shards again"
-            )
+            raise ShardError(f"a pair of {length} tokens in the column for {self.sequence_length}")
         tokens[0] = self._special.cls
         tokens[1 : end_a - 1] = a
         tokens[end_a - 1] = self._special.sep
@@ -327,76 +311,6 @@ def _rounded_up(batch: Batch, multiple: int) -> Batch:
         mlm_labels=F.pad(batch.mlm_labels, (0, missing), value=EMPTY_SLOT),
         nsp_labels=F.pad(batch.nsp_labels, (0, added), value=EMPTY_SLOT),
     )
-
-
-def _sources(
-    directories: Sequence[ShardDirectory], split: Split, sequence_length: int, seed: int, data: DataConfig
-) -> list[_Source]:
-    """The directories that a stream reads; without weights, those that have nothing to read are left out."""
-    if data.weights and len(data.weights) != len(directories):
-        raise ShardError(
-            f"data.weights has {len(data.weights)} number(s) for {len(directories)} shard directories; give each one"
-        )
-    pairs = [_count_pairs(directory, split, sequence_length) for directory in directories]
-    weights = data.weights or pairs
-    for directory, count in zip(directories, pairs, strict=True):
-        if not count and (data.weights or not any(pairs)):
-            raise ShardError(f"{directory.path}: the {split} part has no pairs of length {sequence_length}")
-    sources = []
-    for number, (directory, weight) in enumerate(zip(directories, weights, strict=True)):
-        entries = directory.manifest.split(split)
-        key = (seed, number) if number else (seed,)  # the first directory's order does not depend on others
-        order = PairOrder(entries, sequence_length, key, int(data.shuffle_bytes * weight / sum(weights)))
-        sources.append(_Source(directory, entries, order, weight))
-    return [source for source in sources if source.weight]
-
-
-def _count_pairs(directory: ShardDirectory, split: Split, sequence_length: int) -> int:
-    """How many pairs a directory holds.
-
-    Raises:
-        ShardError: it was not made for this length.
-    """
-    manifest = directory.manifest
-    if sequence_length not in manifest.sequence_lengths:
-        raise ShardError(
-            f"{directory.path}: no pairs for sequence length {sequence_length}, only for "
-            f"{manifest.sequence_lengths}; make the shards with --sequence-lengths {sequence_length}"
-        )
-    return manifest.pairs(split, sequence_length)
-
-
-class Steps(Dataset[list[Batch]]):
-    """One rank's share of every step: item s is the list of micro-batches that the rank computes in step s.
-
-    A step's global batch is cut into micro-batches in the order of their indices, and micro-batch j goes to rank
-    j mod world. So the micro-batches themselves, and whatever is derived from j, do not depend on the world size.
-    """
-
-    def __init__(self, stream: SampleStream, global_batch_size: int, micro_batch_size: int, rank: int, world: int):
-        """Cut the stream into steps; the global batch is a multiple of micro-batch size times ranks."""
-        assert global_batch_size % (micro_batch_size * world) == 0
-        self._stream = stream
-        self._global_batch_size = global_batch_size
-        self._micro_batch_size = micro_batch_size
-        self._rank = rank
-        self._world = world
-        self.accumulation = global_batch_size // (micro_batch_size * world)
-
-    def __getitem__(self, step: int) -> list[Batch]:
-        return [self._stream.batch(self._indices(step, i)) for i in range(self.accumulation)]
-
-    def check_files(self) -> None:
-        """See SampleStream.check_files."""
-        self._stream.check_files()
-
-    def _indices(self, step: int, accumulated: int) -> np.ndarray:
-        begin = step * self._global_batch_size + self.micro_batch_index(accumulated) * self._micro_batch_size
-        return np.arange(begin, begin + self._micro_batch_size, dtype=np.int64)
-
-    def micro_batch_index(self, accumulated: int) -> int:
-        """The place within the step of this rank's micro-batch number ``accumulated``; the same at any world size."""
-        return accumulated * self._world + self._rank
 
 
 def validation_stream(

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,15 +25,13 @@ from torch import Tensor
 from torch.utils.cpp_extension import get_default_build_root
 
 from trainer.data import Batch
-from trainer.metrics import training_flops
+from trainer.loss_scale import LossScale, is_exhausted, put_loss_scale, take_loss_scale
+from trainer.metrics import Laps, training_flops
 from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, Losses, pretraining_losses
+from trainer.non_finite import Suspect, bad_gradient, bad_loss
 from trainer.optim import Lamb, OptimizerConfig, Partition, build_optimizer, new_state, parameter_groups
 from trainer.philox import derive_key
 from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, Fragment, StateReader
-
-
-class NonFiniteError(RuntimeError):
-    """A loss or a gradient that is infinite or not a number."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,12 @@ class World:
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
         torch.distributed.all_reduce(total)
         return total.tolist()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in the order of ranks, on all of them."""
+        values = [None] * self.size
+        torch.distributed.all_gather_object(values, value)
+        return values
 
 
 def join_world(threads: int) -> World:
@@ -96,6 +101,7 @@ class GlobalCounts:
     flops: float
     stop: bool  # some rank was asked to stop
     writing: bool  # some rank is still writing a checkpoint
+    unreadable: bool  # some rank could not read its micro-batches
 
 
 class Engine:
@@ -115,6 +121,7 @@ class Engine:
         next_sentence: bool = True,
         checkpoint: Path | None = None,
         weights: Mapping[str, Tensor] | None = None,
+        loss_scale: LossScale | None = None,
     ):
         """Build the model from its seed, from weights or from a checkpoint, and hand it to DeepSpeed.
 
@@ -127,6 +134,7 @@ class Engine:
             next_sentence: whether its loss counts; its metrics are reported in any case.
             checkpoint: written by write_state, by any number of ranks under any ZeRO stage.
             weights: float32, to begin with where there is no checkpoint.
+            loss_scale: to begin with in fp16; without it DeepSpeed's settings say.
 
         Raises:
             StateError: the checkpoint is damaged or another model's.
@@ -154,15 +162,21 @@ class Engine:
             self._fill(reader)
         elif weights:
             self._fill_weights(weights)
+        self._scaler: Any = getattr(self._engine.optimizer, "loss_scaler", None)
+        put_loss_scale(self._scaler, loss_scale)
 
     def train_step(
-        self, step: int, batches: Iterable[tuple[int, Batch]], totals: GlobalCounts, learning_rate: float
+        self, step: int, batches: Sequence[tuple[int, Batch]], totals: GlobalCounts, learning_rate: float
     ) -> dict[str, float]:
         """One optimizer update.
 
         Losses are sums over a micro-batch divided by the predictions of the whole global batch, so neither
         accumulation nor the number of ranks changes the objective. Dropout is seeded for every micro-batch by its place
         in the global batch, so there is no generator's state to save, and it is the same at any world size.
+
+        What is not finite never reaches weights or moments: the loss is looked at before the update, the gradient's
+        norm over all ranks before the optimizer is called. In fp16 with dynamic loss scaling such a gradient is an
+        everyday thing: the update is left out and counted, the moments' step does not advance, the scale is lowered.
 
         Args:
             step: finished updates.
@@ -171,35 +185,37 @@ class Engine:
             learning_rate: of this update.
 
         Returns:
-            Losses, accuracies and the gradient norm of the global batch.
+            Losses, accuracies and the gradient norm of the global batch, and seconds of the parts of the step; in fp16
+            also loss_scale and skipped_updates, 1 where this one was left out, which then has no gradient norm.
 
         Raises:
-            NonFiniteError: on every rank; before the update for a loss, after it for a gradient, so that the weights in
-                memory must not be saved.
+            NonFiniteError: on every rank, before the update.
         """
         self._engine.train()
-        sums = torch.zeros(4, dtype=torch.float64, device=self._world.device)
+        laps = Laps(self._world.device)
+        sums = []
         for place, batch in batches:
             torch.manual_seed(_combine(derive_key(self._seed, "dropout", step, place)))
             losses = self._losses(batch)
+            laps.lap("forward_seconds")
             # Times 0 and not left out: every parameter gets a gradient, as ZeRO expects.
             next_sentence = self._next_sentence * losses.nsp_loss / totals.samples
             loss = losses.mlm_loss / totals.predictions + next_sentence
             # DeepSpeed averages the gradients over the ranks; our losses are shares of a sum.
             self._engine.backward(loss * self._world.size, scale_wrt_gas=False)
-            sums += torch.stack([value.detach().double() for value in losses])
+            sums.append(torch.stack([value.detach().double() for value in losses]))
             if place + self._world.size < totals.micro_batches:
                 self._engine.step()  # not a boundary: counts the micro-batch, updates nothing
-        metrics = self._means(self._world.sum(sums.tolist()), totals.predictions, totals.samples)
+            laps.lap("backward_seconds")
+        of_micro_batches = torch.stack(sums)
+        all_sums = self._world.sum(of_micro_batches.sum(dim=0).tolist())
+        metrics = self._means(all_sums, totals.predictions, totals.samples)
         if not math.isfinite(metrics["loss"]):
-            raise NonFiniteError(f"step {step + 1}: the loss is {metrics['loss']}")
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        metrics["grad_norm"] = self._update()
-        if not math.isfinite(metrics["grad_norm"]):
-            raise NonFiniteError(f"step {step + 1}: the gradient's norm is {metrics['grad_norm']}")
+            raise bad_loss(step + 1, metrics["loss"], self._find_suspects(of_micro_batches, batches))
         metrics["learning_rate"] = learning_rate
-        return metrics
+        metrics |= self._update(step, batches, learning_rate)
+        laps.lap("update_seconds")
+        return metrics | laps.seconds()
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
@@ -216,19 +232,20 @@ class Engine:
         *losses, predictions, samples = self._world.sum(sums.tolist())
         return self._means(losses, predictions, samples)
 
-    def count_step(self, batches: Sequence[Batch], stop: bool, writing: bool = False) -> GlobalCounts:
+    def count_step(
+        self, batches: Sequence[Batch], stop: bool, writing: bool = False, unreadable: bool = False
+    ) -> GlobalCounts:
         """What the ranks must agree on before a step, in one small all-reduce.
 
         Args:
             batches: this rank's micro-batches.
             stop: whether this rank was asked to stop after the step.
             writing: whether this rank is still writing a checkpoint.
+            unreadable: whether this rank has no micro-batches, for it could not read them.
         """
-        lengths = torch.cat([batch.lengths for batch in batches])
-        predicted, judged = (
-            int(sum((labels != EMPTY_SLOT).sum() for labels in of_task))
-            for of_task in zip(*((batch.mlm_labels, batch.nsp_labels) for batch in batches), strict=True)
-        )
+        lengths = torch.cat([torch.zeros(0), *(batch.lengths for batch in batches)])
+        predicted = sum(int((batch.mlm_labels != EMPTY_SLOT).sum()) for batch in batches)
+        judged = sum(int((batch.nsp_labels != EMPTY_SLOT).sum()) for batch in batches)
         flops = training_flops(self._config, lengths, predicted)
         mine = [
             predicted,
@@ -239,11 +256,12 @@ class Engine:
             flops,
             float(stop),
             float(writing),
+            float(unreadable),
         ]
-        predictions, samples, micro_batches, tokens, slots, flops, stopping, busy = self._world.sum(mine)
+        predictions, samples, micro_batches, tokens, slots, flops, stopping, busy, unread = self._world.sum(mine)
         return GlobalCounts(  # never 0: data.skip may leave out all of a step, whose losses are then sums of nothing
             max(1, int(predictions)), max(1, int(samples)), int(micro_batches), int(tokens), int(slots), flops,
-            stop=stopping > 0, writing=busy > 0,
+            stop=stopping > 0, writing=busy > 0, unreadable=unread > 0,
         )  # fmt: skip
 
     def snapshot(self) -> list[Flat]:
@@ -257,6 +275,11 @@ class Engine:
         """What the products are computed in."""
         parameter: Tensor = next(self._engine.module.parameters())
         return parameter.dtype
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """The state of fp16's dynamic loss scaling; None where there is none."""
+        return take_loss_scale(self._scaler)
 
     @property
     def optimizer_step(self) -> int:
@@ -342,14 +365,46 @@ class Engine:
             "nsp_accuracy": nsp_correct / samples,
         }
 
-    def _update(self) -> float:
-        """Clip, step and clear; returns the norm of the gradients before they were clipped."""
-        norm: Tensor | None = None
-        if not self._engine.zero_optimization():  # then DeepSpeed keeps no norm, and the gradients are whole
-            gradients = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
-            norm = torch.nn.utils.get_total_norm(gradients)
-        self._engine.step()
-        return float(self._engine.get_global_grad_norm() if norm is None else norm)
+    def _update(self, step: int, batches: Sequence[tuple[int, Batch]], learning_rate: float) -> dict[str, float]:
+        """Clip, step and clear, unless a gradient is not finite; what there is to report of it.
+
+        DeepSpeed's ZeRO looks at the norm over all ranks before it calls our optimizer (resolve_deepspeed refuses what
+        would turn that off); without ZeRO it keeps no norm, and the gradients are whole on every rank.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        scale, exhausted = self.loss_scale, is_exhausted(self._scaler)
+        if self._engine.zero_optimization():
+            self._engine.step()
+            finite, norm = not self._engine.optimizer.overflow, self._engine.get_global_grad_norm()
+        else:
+            norm = torch.nn.utils.get_total_norm(
+                [p.grad for p in self._engine.module.parameters() if p.grad is not None]
+            )
+            finite = bool(torch.isfinite(norm))
+            if finite:
+                self._engine.step()
+        if not finite and (scale is None or exhausted):
+            mine = torch.cat([batch.indices for _, batch in batches]).tolist()
+            samples = list(chain.from_iterable(self._world.gather(mine)))
+            raise bad_gradient(step + 1, samples, scale.scale if scale else None)
+        report = {} if scale is None else {"loss_scale": scale.scale, "skipped_updates": float(not finite)}
+        return {**report, "grad_norm": float(norm)} if finite else report
+
+    def _find_suspects(self, losses: Tensor, batches: Sequence[tuple[int, Batch]]) -> list[Suspect]:
+        """The micro-batches of all ranks whose losses are no numbers.
+
+        Args:
+            losses: [micro-batches, 4], this rank's sums.
+            batches: what they are of.
+        """
+        finite = losses.isfinite().all(dim=1).tolist()
+        mine = [
+            Suspect(turn, self._world.rank, batch.indices.tolist())
+            for turn, (_, batch) in enumerate(batches)
+            if not finite[turn]
+        ]
+        return list(chain.from_iterable(self._world.gather(mine)))
 
     def _losses(self, batch: Batch) -> Losses:
         batch = batch.to(self._world.device)
@@ -401,6 +456,16 @@ def _sum_over_ranks(device: torch.device) -> Callable[[Tensor], None]:
     return add
 
 
+def fp16_is_supported() -> bool:
+    """Whether DeepSpeed trains in fp16 on this machine's devices; CPUs need AVX512-FP16 or AMX-FP16."""
+    return bool(get_accelerator().is_fp16_supported())
+
+
+def has_joined() -> bool:
+    """Whether this process is one of a world's ranks by now."""
+    return torch.distributed.is_initialized()
+
+
 def leave_world() -> None:
     """Leave the process group in good order."""
     if torch.distributed.is_initialized():
@@ -442,10 +507,10 @@ def _forget_shared_memory(world: World) -> None:
 
 
 def _silence_deepspeed() -> None:
-    """Leave out what is no news: which optimizer is ours, and what DeepSpeed itself calls by an old name."""
+    """Leave out what is no news: which optimizer is ours, which updates are left out, what it calls by an old name."""
     log = logging.getLogger("DeepSpeed")
     log.setLevel(logging.WARNING)
-    log.addFilter(lambda record: "untested optimizer" not in record.getMessage())
+    log.addFilter(lambda record: not any(words in record.getMessage() for words in ("untested optimizer", "OVERFLOW!")))
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
 
 

@@ -1,16 +1,54 @@
-"""The steps of a stream, read ahead by processes: what comes of a damaged shard or a killed process is one error."""
+"""The stream's samples as steps for a rank, read ahead by processes; what is damaged or killed there is one error."""
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing.connection
 import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
 from preprocessing.schema import ShardError
-from trainer.data import Batch, Steps
+from trainer.data import Batch, SampleStream
+
+_DYING_SECONDS = 1.0  # a process may be missed before it has quite ended
+
+
+class Steps(Dataset[list[Batch]]):
+    """One rank's share of every step: item s is the list of micro-batches that the rank computes in step s.
+
+    A step's global batch is cut into micro-batches in the order of their indices, and micro-batch j goes to rank
+    j mod world. So the micro-batches themselves, and whatever is derived from j, do not depend on the world size.
+    """
+
+    def __init__(self, stream: SampleStream, global_batch_size: int, micro_batch_size: int, rank: int, world: int):
+        """Cut the stream into steps; the global batch is a multiple of micro-batch size times ranks."""
+        assert global_batch_size % (micro_batch_size * world) == 0
+        self._stream = stream
+        self._global_batch_size = global_batch_size
+        self._micro_batch_size = micro_batch_size
+        self._rank = rank
+        self._world = world
+        self.accumulation = global_batch_size // (micro_batch_size * world)
+
+    def __getitem__(self, step: int) -> list[Batch]:
+        return [self._stream.batch(self._indices(step, i)) for i in range(self.accumulation)]
+
+    def check_files(self) -> None:
+        """See SampleStream.check_files."""
+        self._stream.check_files()
+
+    def _indices(self, step: int, accumulated: int) -> np.ndarray:
+        begin = step * self._global_batch_size + self.micro_batch_index(accumulated) * self._micro_batch_size
+        return np.arange(begin, begin + self._micro_batch_size, dtype=np.int64)
+
+    def micro_batch_index(self, accumulated: int) -> int:
+        """The place within the step of this rank's micro-batch number ``accumulated``; the same at any world size."""
+        return accumulated * self._world + self._rank
 
 
 class LoaderError(RuntimeError):
@@ -35,17 +73,18 @@ def load_steps(steps: Steps, first: int, last: int, workers: int) -> Iterator[li
         collate_fn=_as_it_is,
         num_workers=workers,
         prefetch_factor=2 if workers else None,
+        worker_init_fn=_ignore_requests_to_stop,
     )
     loaded = _start(loader)
-    try:
-        for step in loaded:
-            if isinstance(step, ShardError):
-                raise DamagedShardError(str(step)) from step
-            yield step
-    except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker (pid"):
-            raise
-        raise _cause(steps, loaded) from error
+    for _ in range(first, last):
+        try:
+            step = next(loaded)
+        except Exception as error:  # torch has several for a dead process, and those of broken pipes get through
+            cause = _cause(steps, loaded) if workers else None
+            raise cause or error from error
+        if isinstance(step, ShardError):
+            raise DamagedShardError(str(step)) from step
+        yield step
 
 
 class _Reporting(Dataset[list[Batch] | ShardError]):
@@ -71,16 +110,34 @@ def _start(loader: DataLoader[Any]) -> Any:
     loaded = iter(loader)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, before)
+    atexit.register(_kill, getattr(loaded, "_workers", []))
     return loaded
 
 
-def _cause(steps: Steps, loaded: Any) -> DamagedShardError | LoaderError:
-    """Why processes of an iterator died."""
+def _kill(processes: list[Any]) -> None:
+    """End what the trainer leaves behind where it fails: no other signal would do, and Python waits for them."""
+    for process in processes:
+        process.kill()
+
+
+def _ignore_requests_to_stop(_: int) -> None:
+    """A signal to all processes of a job is for the trainer, which needs its loader until it has stopped."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _cause(steps: Steps, loaded: Any) -> DamagedShardError | LoaderError | None:
+    """Why a process of an iterator died, if one did."""
+    sentinels = {process.sentinel: process for process in loaded._workers}
+    ended = [sentinels[ready] for ready in multiprocessing.connection.wait(sentinels, _DYING_SECONDS)]
+    if not ended:
+        return None
+    for process in ended:
+        process.join()
     try:
         steps.check_files()  # reading beyond the end of a mapped file kills
     except ShardError as error:
         return DamagedShardError(str(error))
-    ended = [process for process in loaded._workers if process.exitcode]
     how = ", ".join(f"process {process.pid} by {_exit(process.exitcode)}" for process in ended)
     return LoaderError(f"the loader's {how} ended; SIGKILL is mostly a lack of memory: lower data.workers or give more")
 

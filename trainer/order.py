@@ -58,15 +58,15 @@ class PairOrder:
         """
         epochs, offsets = np.divmod(indices, self.size)
         shard_ids, pair_ids = np.empty_like(indices), np.empty_like(indices)
-        for epoch in np.unique(epochs):
-            order = self._epoch(int(epoch))
+        for epoch in set(epochs.tolist()):
+            order = self._epoch(epoch)
             group_starts = order.starts[order.groups]
             of_epoch = np.flatnonzero(epochs == epoch)
             groups = np.searchsorted(group_starts, offsets[of_epoch], side="right") - 1
-            for group in np.unique(groups):
+            for group in set(groups.tolist()):
                 mine = of_epoch[groups == group]
                 start, stop = group_starts[group], group_starts[group + 1]
-                key = derive_key(*self._seed, "pairs", self._sequence_length, int(epoch), int(group))
+                key = derive_key(*self._seed, "pairs", self._sequence_length, epoch, group)
                 places = start + permute(offsets[mine] - start, int(stop - start), key)
                 slots = np.searchsorted(order.starts, places, side="right") - 1
                 shard_ids[mine] = order.shards[slots]

@@ -10,34 +10,30 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import faulthandler
 import json
 import logging
 import math
 import os
 import re
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 # `deepspeed trainer/pretrain.py` puts trainer/ first on the module path, where our names would hide others'.
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path.pop(0)
 
 import torch
-from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from preprocessing.schema import ShardError, checksum
 from preprocessing.tokenization import VocabularyError
 from trainer.checkpoint import (
     CheckpointError,
-    Outcome,
+    Ending,
     RunDirectory,
     RunState,
     append_line,
@@ -47,47 +43,71 @@ from trainer.checkpoint import (
 )
 from trainer.config import Phase, Recipe, differences, load_recipe, resolve_deepspeed, to_toml
 from trainer.corpus import Corpus, open_corpus
-from trainer.data import SampleStream, Steps, evaluation_batches, validation_stream
-from trainer.engine import Engine, GlobalCounts, NonFiniteError, World, join_world, leave_world
+from trainer.data import Batch, SampleStream, evaluation_batches, validation_stream
+from trainer.engine import Engine, GlobalCounts, World, fp16_is_supported, has_joined, join_world, leave_world
 from trainer.hugging_face import load_export
 from trainer.lineage import code_version, uncommitted_changes
-from trainer.loading import DamagedShardError, LoaderError, load_steps
+from trainer.loading import DamagedShardError, LoaderError, Steps, load_steps
 from trainer.metrics import measure_ceiling, peak_memory
 from trainer.model import parameter_count
+from trainer.non_finite import NonFiniteError
+from trainer.progress import Clock, Progress
 from trainer.saving import Saver
 from trainer.settings import ConfigError
 from trainer.sharded_state import StateError, verify_state
+from trainer.stopping import StopRequests, watch
 
 _log = logging.getLogger("pretrain")
 
 
+# What the same command would meet again: a run that ended so is not worth starting again as it is.
+_COMES_AGAIN = (ConfigError, ShardError, VocabularyError, CheckpointError, StateError, NonFiniteError)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train or go on training; exits with 2 for a mistake in what was asked for, 1 for what went wrong on the way."""
+    """Train or go on training; exits with 2 for a mistake in what was asked for, 1 for what went wrong on the way.
+
+    How a run ended, trainer.outcome tells: whatever else is raised is a crash, of which the run directory has no word.
+    """
     arguments = _parse(argv)
     first = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(level=logging.INFO if first else logging.ERROR, format="%(message)s", force=True)
     try:
         pretrain(arguments)
-    except (LoaderError, DamagedShardError) as error:  # of this rank alone
-        print(f"error: rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr)
-        return 1
-    except (ConfigError, ShardError, VocabularyError, CheckpointError, StateError, NonFiniteError) as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # a node's disk may have trouble of its own
+    except LoaderError as error:  # of all ranks, and a crash
+        if first:
             print(f"error: {error}", file=sys.stderr)
-        return 1 if isinstance(error, NonFiniteError) else 2
+        return 1
+    except _COMES_AGAIN as error:
+        if _write_failure(RunDirectory(arguments.output), str(error)):
+            print(f"error: {error}", file=sys.stderr)
+        return 1 if isinstance(error, NonFiniteError | DamagedShardError) else 2
     finally:
         leave_world()
     return 0
 
 
+def _write_failure(run: RunDirectory, reason: str) -> bool:
+    """Leave word of an error where there is a run; returns whether it is this rank that tells it."""
+    first = os.environ.get("LOCAL_RANK", "0") == "0"  # a node's disk may have trouble of its own
+    if not run.config.is_file():
+        return first
+    if has_joined():  # by now it may be one rank's alone: whoever is first tells
+        return run.claim_outcome("failed", reason)
+    if first and not (run.outcome and run.outcome.ending == "done"):
+        run.set_outcome("failed", reason)  # in the place of a "requeue" that led here
+    return first
+
+
 def pretrain(arguments: argparse.Namespace) -> None:
     """Check everything on every rank before anything is written; then train."""
+    stop = StopRequests()
     recipe = load_recipe(arguments.config, arguments.settings)
     shards = open_corpus(arguments.shards, recipe.data.cache_dir, recipe.data.verify)
     run = RunDirectory(arguments.output)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     for phase in recipe.phases:
-        resolve_deepspeed(arguments.deepspeed_config, recipe, phase, ranks)
+        _check_precision(resolve_deepspeed(arguments.deepspeed_config, recipe, phase, ranks))
         _train_stream(recipe, phase, shards)
     _check_vocabulary(recipe, shards)
     _check_run(run, recipe, shards)
@@ -98,23 +118,20 @@ def pretrain(arguments: argparse.Namespace) -> None:
         return
 
     world = join_world(recipe.train.threads)
+    if world.is_first:
+        run.set_outcome(None)
     if recipe.data.verify and not recipe.data.cache_dir:  # a cache has compared them already
         shards.verify(world.rank, world.size, world.sum)
     if world.is_first:
         _write_run(run, recipe, arguments.deepspeed_config, shards)
     world.barrier()
     saver = Saver(run, world, recipe.model, recipe.checkpoint)
-    session = Session(
-        arguments.deepspeed_config, arguments.init_from, recipe, shards, run, world, StopRequests(), saver
-    )
+    session = Session(arguments.deepspeed_config, arguments.init_from, recipe, shards, run, world, stop, saver)
     tracking = _start_tracking(run, recipe) if world.is_first else contextlib.nullcontext()
-    outcome: Outcome = "failed"
-    try:
-        with tracking:
-            outcome = session.train()
-    finally:
-        if world.is_first:
-            run.set_outcome(outcome)
+    with tracking:
+        ending, reason = session.train()
+    if world.is_first:
+        run.set_outcome(ending, reason)
 
 
 @dataclass
@@ -130,56 +147,73 @@ class Session:
     stop: StopRequests
     saver: Saver
 
-    def train(self) -> Outcome:
-        """Train the phases that are left; "requeue" where a signal ended it before they were done."""
+    def train(self) -> tuple[Ending, str]:
+        """Train the phases that are left; "requeue" and why where something asked for an end before they were done."""
         step = self.world.agree(_newest_good_step(self.run) if self.world.is_first else 0)
         for begin, end, phase in self.recipe.phase_ranges():
             end = min(end, self.recipe.last_step)
             if step < end:
                 step, stopped = self._train_phase(phase, begin, step, end)
                 if stopped and step < self.recipe.last_step:
-                    _log.info("stopped by a signal after step %d; the same command goes on from there", step)
-                    return "requeue"
+                    _log.info("asked to stop after step %d; the same command goes on from there", step)
+                    return "requeue", f"asked to stop after step {step}"
         _log.info("done: %d steps; the newest export is %s", step, self.run.export(step))
-        return "done"
+        return "done", ""
 
     def _train_phase(self, phase: Phase, begin: int, step: int, end: int) -> tuple[int, bool]:
         """Train steps [step, end) of a phase that began at ``begin``; returns how far it got and whether to stop."""
+        first = step
         engine = self._start_engine(phase, step)
         if step == begin and phase.reset_moments:
             engine.reset_moments()
         steps = self._steps(phase)
         ceiling = self.world.sum([measure_ceiling(self.world.device, engine.dtype)])[0]
         _log.info("ceiling: %.3f TFLOP/s of matrix products in %s over all ranks", ceiling / 1e12, engine.dtype)
-        progress = Progress(self.world.is_first, self.recipe, step)
-        clock = Clock()
-        for batches in load_steps(steps, step - begin, end - begin, self.recipe.data.workers):
-            _watch(self.recipe.train.hang_seconds)
-            totals = engine.count_step(batches, self.stop.received, self.saver.writing)
+        progress, clock = Progress(self.world.is_first, self.recipe, step), Clock()
+        loader = load_steps(steps, step - begin, end - begin, self.recipe.data.workers)
+        stopped = False
+        while step < end and not stopped:
+            watch(self.recipe.train.hang_seconds)
+            clock.restart()
+            batches, error = _next(loader)
+            totals = engine.count_step(batches, self.stop.received, self.saver.writing, unreadable=error is not None)
+            clock.lap("data_seconds")
+            if totals.unreadable:
+                self._end_unread(error, engine, step if step > first else 0)
             if not totals.writing:
                 self.saver.settle()
-            clock.lap("data_seconds")
+            clock.lap("checkpoint_seconds")
             placed = [(steps.micro_batch_index(i), batch) for i, batch in enumerate(batches)]
-            metrics = engine.train_step(step, placed, totals, self.recipe.learning_rate(step))
+            try:
+                metrics = engine.train_step(step, placed, totals, self.recipe.learning_rate(step))
+            except NonFiniteError:
+                self.saver.finish()  # what is being written is from before
+                raise
             clock.lap("compute_seconds")
-            step += 1
-            metrics |= _throughput(totals, clock, ceiling)
-            metrics["peak_memory_gb"] = peak_memory(self.world.device) / 1e9
-            self._report(step, metrics, progress)
+            step, stopped = step + 1, totals.stop
             if _is_due(self.recipe.log.validate_every, step, end):
                 self._validate(engine, phase, step)
-            if totals.stop or _is_due(self.recipe.checkpoint.every, step, end):
-                self.saver.begin(self._state(step), engine)
-            if totals.stop:
-                break
-            clock.restart()
-        _watch(0)
+                clock.lap("validation_seconds")
+            if stopped or _is_due(self.recipe.checkpoint.every, step, end):
+                self.saver.begin(self._state(step, engine), engine)
+                clock.lap("checkpoint_seconds")
+            self._report(step, metrics | _throughput(totals, clock, ceiling), progress)
+        watch(0)
         progress.close()
+        _log.info("time of %d steps: %s", step - first, clock.shares())
         self.saver.finish()
         engine.close()
         if self.saver.last != step:
-            raise CheckpointError(f"{self.run.path}: the checkpoint of step {step} could not be written; make room")
-        return step, totals.stop
+            raise CheckpointError(f"{self.run.path}: no checkpoint of step {step} ({self.saver.problem})")
+        return step, stopped
+
+    def _end_unread(self, error: Exception | None, engine: Engine, step: int) -> NoReturn:
+        """Save what is trained, 0 for nothing new, and raise on all ranks what kept the first one from its data."""
+        if step:
+            self.saver.begin(self._state(step, engine), engine)
+            self.saver.finish()
+        mine = error and type(error)(f"rank {self.world.rank}: {error}")
+        raise next(filter(None, self.world.gather(mine)))
 
     def _start_engine(self, phase: Phase, step: int) -> Engine:
         """The engine of a phase with the weights after ``step``, new ones for 0."""
@@ -187,9 +221,11 @@ class Session:
         config = resolve_deepspeed(self.deepspeed_config, recipe, phase, world.size)
         checkpoint = self.run.checkpoint(step) if step else None
         weights = _initial_weights(self.init_from, recipe) if self.init_from and not checkpoint else None
+        loss_scale = read_run_state(checkpoint).loss_scale if checkpoint else None
         train = recipe.train
         engine = Engine(
-            recipe.model, recipe.optimizer, config, train.seed, world, train.next_sentence, checkpoint, weights
+            recipe.model, recipe.optimizer, config, train.seed, world, train.next_sentence, checkpoint, weights,
+            loss_scale,
         )  # fmt: skip
         assert engine.parameters == parameter_count(recipe.model)
         _log.info(
@@ -213,6 +249,7 @@ class Session:
         return Steps(stream, phase.global_batch_size, phase.micro_batch_size, self.world.rank, self.world.size)
 
     def _report(self, step: int, metrics: dict[str, float], progress: Progress) -> None:
+        metrics["peak_memory_gb"] = peak_memory(self.world.device) / 1e9
         if self.world.is_first:
             line = {"step": step, "time": time.time(), "samples": _samples(self.recipe, step), **metrics}
             append_line(self.run.metrics, line)
@@ -231,7 +268,7 @@ class Session:
                 step, metrics["loss"], metrics["perplexity"], metrics["mlm_accuracy"], metrics["nsp_accuracy"],
             )  # fmt: skip
 
-    def _state(self, step: int) -> RunState:
+    def _state(self, step: int, engine: Engine) -> RunState:
         return RunState(
             step=step,
             samples=_samples(self.recipe, step),
@@ -239,86 +276,8 @@ class Session:
             threads=torch.get_num_threads(),
             manifest_blake2b=self.shards.manifest_blake2b,
             config_blake2b=checksum(self.run.config),
+            loss_scale=engine.loss_scale,
         )
-
-
-class Progress:
-    """A bar on a terminal, a line now and then in a log; on the first rank only."""
-
-    def __init__(self, is_first: bool, recipe: Recipe, step: int):
-        """Start at ``step`` of the run."""
-        self._every = recipe.log.every
-        self._last = recipe.last_step
-        self._began = time.monotonic(), step
-        self._bar: tqdm[Any] | None = None
-        self._open = contextlib.ExitStack()
-        if is_first and _is_terminal():
-            form = "{l_bar}{bar:20}{r_bar}"
-            bar: tqdm[Any] = tqdm(total=self._last, initial=step, unit="step", bar_format=form, smoothing=0.05)
-            self._bar = self._open.enter_context(bar)
-            self._open.enter_context(logging_redirect_tqdm())  # other lines go above the bar
-
-    def show(self, line: dict[str, Any]) -> None:
-        """Report a step."""
-        text = (
-            f"loss {line['loss']:.4f} (MLM {line['mlm_loss']:.4f}, NSP {line['nsp_loss']:.4f}), "
-            f"lr {line['learning_rate']:.2e}, {line['tokens_per_second']:,.0f} tokens/s"
-        )
-        if self._bar is not None:
-            self._bar.set_postfix_str(text, refresh=False)
-            self._bar.update()
-        elif line["step"] % self._every == 0 or line["step"] == self._last:
-            _log.info("step %d/%d: %s, %s to go", line["step"], self._last, text, self._time_to_go(line["step"]))
-
-    def close(self) -> None:
-        """Leave the bar as it stands."""
-        self._open.close()
-
-    def _time_to_go(self, step: int) -> str:
-        began, first = self._began
-        seconds = (time.monotonic() - began) / max(1, step - first) * (self._last - step)
-        return tqdm.format_interval(seconds)
-
-
-def _is_terminal() -> bool:
-    """Whether the log goes to a terminal that has a width."""
-    return sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
-
-
-class Clock:
-    """Seconds of the parts of a step."""
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin a step."""
-        self.parts: dict[str, float] = {}
-        self._began = self._last = time.perf_counter()
-
-    def lap(self, part: str) -> None:
-        """Give the time since the last lap a name."""
-        now = time.perf_counter()
-        self.parts[part] = now - self._last
-        self._last = now
-
-    @property
-    def total(self) -> float:
-        """Seconds of all parts."""
-        return self._last - self._began
-
-
-class StopRequests:
-    """Whether this process was asked to end, by SIGTERM or SIGUSR1. The ranks agree on it before every step."""
-
-    def __init__(self) -> None:
-        self.received = False
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._receive)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])  # a launcher may have held back what came earlier
-
-    def _receive(self, *_: object) -> None:
-        self.received = True
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -369,6 +328,11 @@ def _train_stream(recipe: Recipe, phase: Phase, shards: Corpus) -> SampleStream:
     )
 
 
+def _check_precision(config: dict[str, Any]) -> None:
+    if config.get("fp16", {}).get("enabled") and not fp16_is_supported():
+        raise ConfigError("fp16: this machine's processor can't compute in it; use bf16, or train on GPUs")
+
+
 def _check_vocabulary(recipe: Recipe, shards: Corpus) -> None:
     found, wanted = shards.vocabulary.size, recipe.model.vocab_size
     if found != wanted:
@@ -389,7 +353,8 @@ def _initial_weights(directory: Path, recipe: Recipe) -> dict[str, torch.Tensor]
     except ValueError as error:
         raise ConfigError(f"--init-from: {error}") from error
     sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
-             "is_decoder", "pre_layer_norm", "max_position_embeddings", "type_vocab_size", "layer_norm_eps")  # fmt: skip
+             "is_decoder", "pre_layer_norm", "max_position_embeddings", "type_vocab_size",
+             "layer_norm_eps")  # fmt: skip
     for name in sizes:
         found, wanted = getattr(export.config, name), getattr(recipe.model, name)
         if found != wanted:
@@ -441,7 +406,6 @@ def _warn_of_other_bits(state: RunState, world: World) -> None:
 def _write_run(run: RunDirectory, recipe: Recipe, deepspeed_config: Path, shards: Corpus) -> None:
     """Write down what this start of the run is made of."""
     run.path.mkdir(parents=True, exist_ok=True)
-    run.set_outcome(None)
     shutil.copytree(shards.tokenizer, run.tokenizer, dirs_exist_ok=True)
     write_atomically(run.manifest, shards.manifest)
     write_atomically(run.deepspeed_config, deepspeed_config.read_text(encoding="utf-8"))
@@ -458,20 +422,22 @@ def _start_tracking(run: RunDirectory, recipe: Recipe) -> contextlib.AbstractCon
     return Tracker(run, recipe.tracking.experiment, recipe.tracking.system_metrics)
 
 
-def _watch(seconds: int) -> None:
-    """Unless called again within so many seconds: print where every thread stands, and end the process."""
-    if seconds:
-        faulthandler.dump_traceback_later(seconds, exit=True)
-    else:
-        faulthandler.cancel_dump_traceback_later()
+def _next(loader: Iterator[list[Batch]]) -> tuple[list[Batch], Exception | None]:
+    """The micro-batches of the next step, or none and what is wrong with the data."""
+    try:
+        return next(loader), None
+    except (LoaderError, DamagedShardError) as error:
+        return [], error
 
 
 def _throughput(totals: GlobalCounts, clock: Clock, ceiling: float) -> dict[str, float]:
+    """Seconds of the parts of a step, and rates while it waited for data and computed."""
+    seconds = clock.parts["data_seconds"] + clock.parts["compute_seconds"]
     return {
         **clock.parts,
-        "tokens_per_second": totals.tokens / clock.total,
-        "tflops": totals.flops / clock.total / 1e12,
-        "mfu": totals.flops / clock.total / ceiling,
+        "tokens_per_second": totals.tokens / seconds,
+        "tflops": totals.flops / seconds / 1e12,
+        "mfu": totals.flops / seconds / ceiling,
         "padding": 1 - totals.tokens / totals.slots,
     }
 

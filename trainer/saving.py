@@ -28,11 +28,13 @@ class Saver:
 
     Attributes:
         last: step of the newest checkpoint that was committed by this saver; 0 before the first.
+        problem: why the one after it could not be written; None where it could.
     """
 
     def __init__(self, run: RunDirectory, world: World, model: BertConfig, settings: CheckpointConfig):
         """Prepare; nothing is written yet."""
         self.last = 0
+        self.problem: str | None = None
         self._run = run
         self._world = world
         self._model = model
@@ -62,16 +64,15 @@ class Saver:
         if self._state is None or self._writer is None:
             return
         error = self._writer.join()
-        failed = self._world.sum([float(error is not None)])[0] > 0
         state, self._state = self._state, None
-        if not failed:
-            failed = self._world.agree(self._commit(state) if self._world.is_first else 0) == 0
-        if failed:
-            if error is not None:
-                _log.error("step %d: the checkpoint can't be written (%s)", state.step, error)
-            self._give_up(state)
-        else:
+        problems = self._world.gather(error and str(error))
+        if not any(problems):
+            problems = self._world.gather(self._commit(state) if self._world.is_first else None)
+        self.problem = next(filter(None, problems), None)
+        if self.problem is None:
             self.last = state.step
+        else:
+            self._give_up(state, self.problem)
 
     def finish(self) -> None:
         """Wait until nothing is being written any more."""
@@ -82,23 +83,24 @@ class Saver:
             if error is not None:
                 _log.error("the export can't be written (%s); later: python -m trainer.export", error)
 
-    def _commit(self, state: RunState) -> int:
+    def _commit(self, state: RunState) -> str | None:
+        """Give the checkpoint its name and begin its export; returns what went wrong."""
         try:
             self._run.commit_checkpoint(state, self._settings.keep, self._settings.keep_every)
         except OSError as error:
-            _log.error("step %d: the checkpoint can't be committed (%s)", state.step, error)
-            return 0
+            return str(error)
         self._exporter = _Task(lambda: self._export(state))
-        return 1
+        return None
 
     def _export(self, state: RunState) -> None:
         run = self._run
         export_checkpoint(run, state, run.checkpoint(state.step), run.export(state.step), self._model)
         keep_newest(run.exports, self._settings.keep_exports)
 
-    def _give_up(self, state: RunState) -> None:
+    def _give_up(self, state: RunState, problem: str) -> None:
         if self._world.is_first:
             shutil.rmtree(self._run.staging(state.step), ignore_errors=True)
+            _log.error("step %d: the checkpoint can't be written (%s)", state.step, problem)
             _log.warning("training goes on; the newest good checkpoint is that of step %d", self._run.step)
 
 

@@ -11,6 +11,7 @@ its universal ones share one step count and one group's hyperparameters under Ze
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,13 +75,23 @@ def write_state(directory: Path, rank: int, world: int, flats: Iterable[Flat], o
         world: number of ranks.
         flats: everything that the rank owns; parameters that all ranks hold are written by the first alone.
         optimizer_step: updates that the moments have seen, for bias correction.
+
+    Raises:
+        StateError: some of it is infinite or not a number, and a resume from it would be in vain.
+        OSError: it can't be written.
     """
     flats, path = list(flats), directory / file_name(rank, world)
+    if not all(map(_is_finite, (tensor for flat in flats for tensor in flat.tensors.values()))):
+        raise StateError("weights or moments are infinite or not numbers")
     tensors = {f"{i}.{name}": tensor for i, flat in enumerate(flats) for name, tensor in flat.tensors.items()}
     table = json.dumps([flat.fragments for flat in flats])
     save_file(tensors, path, {"fragments": table, "optimizer_step": str(optimizer_step)})
     sync(path)
     write_atomically(path.with_suffix(_CHECKSUM), checksum(path) + "\n")
+
+
+def _is_finite(values: Tensor) -> bool:
+    return not values.numel() or math.isfinite(torch.linalg.vector_norm(values, ord=math.inf))
 
 
 def verify_state(directory: Path) -> None:

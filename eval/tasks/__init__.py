@@ -1,145 +1,24 @@
-"""The tasks that an export can be evaluated on. A task is a row of TASKS; a group is a name for several."""
+"""The tasks that an export can be evaluated on. A task is a row of a table; a group is a name for several.
+
+Rows of tasks that need no training are in eval.tasks.intrinsic, all others in eval.tasks.finetuned.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Sequence
 
-from tokenizers import Tokenizer
+from eval.tasks.finetuned import FINE_TUNED, FineTuned
+from eval.tasks.intrinsic import INTRINSIC, Intrinsic
 
-from eval import probe
-from trainer.data import SampleStream, evaluation_batches
-from trainer.model import BertForPreTraining
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is evaluated, and on what.
-
-    Attributes:
-        model: in evaluation mode.
-        tokenizer: of the export.
-        stream: the held-out samples; None where no shards were given.
-        samples: the first so many of them.
-        batch_size: samples that are computed at once.
-        sentences: with [MASK].
-    """
-
-    model: BertForPreTraining
-    tokenizer: Tokenizer
-    stream: SampleStream | None
-    samples: int
-    batch_size: int
-    sentences: Sequence[str]
-
-    @property
-    def held_out(self) -> SampleStream:
-        """The stream, for a task that has it among its needs."""
-        assert self.stream is not None
-        return self.stream
-
-    @cached_property
-    def outcomes(self) -> probe.Outcomes:
-        """One pass over the held-out samples, which serves all tasks that want it."""
-        return probe.score(self.model, evaluation_batches(self.held_out, self.samples, self.batch_size))
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """A figure of the model's, half of its 95 % confidence interval, and what the task's baseline has."""
-
-    value: float
-    half_width: float | None = None
-    baseline: float | None = None
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a task found.
-
-    Attributes:
-        metrics: name -> figure.
-        baselines: name of a metric -> what its baseline is.
-        details: whatever else is worth keeping, as JSON can hold it.
-    """
-
-    metrics: dict[str, Measurement]
-    baselines: dict[str, str] = dataclasses.field(default_factory=dict)
-    details: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Task:
-    """A way to evaluate a model.
-
-    Attributes:
-        name: what it is asked for by.
-        version: raised with every change that changes its figures.
-        heads: prefixes of the parameters, beyond the encoder's, that an export must hold.
-        needs_shards: whether it reads held-out samples.
-        evaluate: does it.
-    """
-
-    name: str
-    version: int
-    heads: tuple[str, ...]
-    needs_shards: bool
-    evaluate: Callable[[Subject], Result]
-
-
-def _evaluate_mlm(subject: Subject) -> Result:
-    model = probe.masked_words(subject.outcomes)
-    baseline = probe.unigram(subject.outcomes.mlm_labels, probe.count_tokens(subject.held_out.directory))
-    token = subject.tokenizer.id_to_token(baseline.token)
-    return Result(
-        metrics={
-            "perplexity": _measure(model.perplexity, baseline.perplexity),
-            "loss": _measure(model.loss, baseline.loss),
-            "accuracy": _measure(model.accuracy, baseline.accuracy),
-        },
-        baselines={
-            "perplexity": "unigrams of the training text",
-            "loss": "unigrams of the training text",
-            "accuracy": f"always {token!r}, the most frequent token",
-        },
-        details={"samples": subject.samples, "words": len(subject.outcomes.mlm_labels)},
-    )
-
-
-def _evaluate_nsp(subject: Subject) -> Result:
-    model, baseline = probe.next_sentence(subject.outcomes), probe.majority(subject.outcomes.nsp_labels)
-    label = ("next", "random")[baseline.label]
-    return Result(
-        metrics={
-            "accuracy": _measure(model.accuracy, baseline.accuracy),
-            "loss": _measure(model.loss, baseline.loss),
-        },
-        baselines={"accuracy": f"always {label!r}, the larger class", "loss": "shares of the classes"},
-        details={"samples": subject.samples},
-    )
-
-
-def _evaluate_fill_mask(subject: Subject) -> Result:
-    filled = probe.fill_masks(subject.model, subject.tokenizer, subject.sentences)
-    return Result(metrics={}, details={"sentences": [dataclasses.asdict(sentence) for sentence in filled]})
-
-
-def _measure(estimate: probe.Estimate, baseline: float) -> Measurement:
-    return Measurement(estimate.value, estimate.half_width, baseline)
-
-
-TASKS = {
-    task.name: task
-    for task in (
-        Task("mlm", 1, heads=("mlm.",), needs_shards=True, evaluate=_evaluate_mlm),
-        Task("nsp", 1, heads=("pooler.", "nsp."), needs_shards=True, evaluate=_evaluate_nsp),
-        Task("fill_mask", 1, heads=("mlm.",), needs_shards=False, evaluate=_evaluate_fill_mask),
-    )
+Task = Intrinsic | FineTuned
+TASKS: dict[str, Task] = {**INTRINSIC, **FINE_TUNED}
+GROUPS = {
+    "pretraining": ("mlm", "nsp"),
+    "glue": ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"),
+    "squad": ("squad_v1", "squad_v2"),
+    "conll2003_features": tuple(name for name in FINE_TUNED if name.startswith("conll2003_")),
+    "korean": ("nsmc", "kornli", "korsts", "korquad"),
 }
-GROUPS = {"pretraining": ("mlm", "nsp")}
 
 
 def select(names: Sequence[str]) -> list[Task]:

@@ -1,51 +1,53 @@
-"""The report says what the files of a run say."""
+"""The report says what the files of a run say, beside what the paper says."""
 
+import base64
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from selenium import webdriver
+from selenium.webdriver.common.by import By
 
-from eval.report import Baselines, draw, main, read_history, smooth
-from eval.results import markdown, write_results
+from eval.comparison import exports_of
+from eval.curves import Baselines, draw, draw_scores, read_history, smooth
+from eval.evaluated import find_results, read_evaluations
+from eval.report import main, page, report
+from eval.results import FORMAT_VERSION, markdown, write_results
+from tests.browser import headless_browser
+from tests.eval.evaluations import results, task, write_evaluation
 from tests.trainer.mlflow_store import write_run
 
-LINEAGE = {"run": "/elsewhere/demo", "step": 60}
-RESULTS = {
-    "format_version": 1,
-    "checkpoint": {"path": "/elsewhere/demo/exports/step-000060", "weights_blake2b": "ab12", "lineage": LINEAGE},
-    "shards": {"path": "/data", "manifest_blake2b": "cd34", "sequence_length": 128, "samples": 2000},
-    "settings": {"dtype": "float32", "batch_size": 32, "threads": 2},
-    "tasks": {
-        "mlm": {
-            "version": 1,
-            "metrics": {
-                "perplexity": {"value": 1234.56, "half_width": 7.89, "baseline": 2345.67},
-                "loss": {"value": 7.118, "half_width": 0.0064, "baseline": 7.7603},
-                "accuracy": {"value": 0.125, "half_width": 0.003, "baseline": 0.0625},
-            },
-            "baselines": {"loss": "unigrams"},
-            "details": {},
+INTRINSIC = {
+    "mlm": {
+        "version": 1,
+        "metrics": {
+            "perplexity": {"value": 1234.56, "half_width": 7.89, "baseline": 2345.67, "unit": ""},
+            "loss": {"value": 7.118, "half_width": 0.0064, "baseline": 7.7603, "unit": ""},
+            "accuracy": {"value": 0.125, "half_width": 0.003, "baseline": 0.0625, "unit": "share"},
         },
-        "nsp": {
-            "version": 1,
-            "metrics": {"accuracy": {"value": 0.75, "half_width": None, "baseline": 0.515}},
-            "baselines": {},
-            "details": {},
-        },
-        "fill_mask": {
-            "version": 1,
-            "metrics": {},
-            "baselines": {},
-            "details": {
-                "sentences": [{"sentence": "a [MASK]", "masks": [[{"token": "|", "probability": 0.5}]]}],
-            },
-        },
+        "baselines": {"loss": "unigrams"},
+        "details": {},
     },
-    "code": {"version": "0.1.0", "commit": "0123456789abcdef", "modified": True},
-    "seconds": 1.0,
-}  # fmt: skip
+    "nsp": {
+        "version": 1,
+        "metrics": {"accuracy": {"value": 0.75, "half_width": None, "baseline": 0.515, "unit": "share"}},
+        "baselines": {},
+        "details": {},
+    },
+    "fill_mask": {
+        "version": 1,
+        "metrics": {},
+        "baselines": {},
+        "details": {"sentences": [{"sentence": "a [MASK]", "masks": [[{"token": "|", "probability": 0.5}]]}]},
+    },
+}
+SHARDS = {"path": "/data", "manifest_blake2b": "cd34", "sequence_length": 128, "samples": 2000}
+RESULTS = results(Path("/elsewhere/demo"), 60, INTRINSIC) | {"shards": SHARDS}
 
 
 @pytest.fixture
@@ -63,7 +65,8 @@ def test_report(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     write_results(tmp_path / "results.json", RESULTS)
     output = tmp_path / "new" / "report"
     assert main([str(run), "--output", str(output), "--results", str(tmp_path / "results.json")]) == 0
-    assert capsys.readouterr().out.split() == [str(output / "curves.png"), str(output / "report.md")]
+    names = ("curves.png", "scores.png", "report.md", "report.html")
+    assert capsys.readouterr().out.split() == [str(output / name) for name in names]
     height, width, _ = imread(output / "curves.png").shape
     assert (width / height, width >= 1200) == (1.5, True)
 
@@ -83,13 +86,21 @@ def test_report(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert rows["a [MASK]"] == ["\\| 50.0"]
     assert rows["demo"][2:] == ["commit c0ffee", str(run)]
     assert "## Evaluation of demo step-000060" in text
-    assert "2,000 held-out samples of 128 tokens; weights ab12; shards cd34" in text
+    assert "2,000 held-out samples of 128 tokens; weights ab60; shards cd34" in text
     assert "evaluated by commit 0123456789ab with changes" in text
     assert "![" in text
     assert "(curves.png)" in text
 
 
-@pytest.mark.parametrize("place", ["output/results.json", "output/demo/results.json", "runs/demo/eval/results.json"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "output/results.json",
+        "output/demo/results.json",
+        "runs/demo/eval/results.json",
+        "runs/demo/evaluations/step-000060/results.json",
+    ],
+)
 def test_results_are_found(run: Path, tmp_path: Path, place: str) -> None:
     (tmp_path / place).parent.mkdir(parents=True)
     write_results(tmp_path / place, RESULTS)
@@ -160,7 +171,11 @@ def test_a_table() -> None:
         ("results.json", "{}", "results.json: not the results of an evaluation"),
         ("results.json", "[1]", "results.json: not the results of an evaluation"),
         ("results.json", "x", "results.json: not the results of an evaluation"),
-        ("results.json", json.dumps(RESULTS | {"format_version": 2}), "format version 2, this program reads 1"),
+        (
+            "results.json",
+            json.dumps(RESULTS | {"format_version": 99}),
+            f"format version 99, this program reads {FORMAT_VERSION}",
+        ),
     ],
 )
 def test_mistakes_end_with_one_line(
@@ -177,3 +192,186 @@ def test_mistakes_end_with_one_line(
     assert error.count("\n") == 1
     assert message in error
     assert not output.exists()
+
+
+def rows_after(text: str, heading: str) -> dict[str, dict[str, str]]:
+    """The table of a section: row -> column -> cell."""
+    section = text.partition(f"### {heading} (")[2].partition("\n#")[0]
+    rows = [[cell.strip() for cell in line[2:-2].split(" | ")] for line in section.splitlines() if line[:1] == "|"]
+    return {row[0]: dict(zip(rows[0][1:], row[1:], strict=True)) for row in rows[2:]}
+
+
+def report_of(*runs: Path) -> str:
+    """The text of report.md, without the pictures."""
+    evaluations = read_evaluations(find_results(runs))
+    return "\n".join(report([read_history(run) for run in runs], evaluations, exports_of(evaluations), False))
+
+
+def learned(by: str, seeds: dict[str, list[float]], **metrics: float) -> dict[str, Any]:
+    """A task that was fine-tuned."""
+    return task({"selected_by": by, "seeds": seeds}, **metrics)
+
+
+def set_model(run: Path, layers: int, width: int, heads: int) -> None:
+    """Give a run's recipe the size of a model."""
+    sizes = f"num_hidden_layers = {layers}\nhidden_size = {width}\nnum_attention_heads = {heads}"
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace("[model]", f"[model]\n{sizes}"))
+
+
+def test_beside_the_paper(run: Path, tmp_path: Path) -> None:
+    mrpc = learned("f1", {"f1": [88.9, 87.0, 85.1], "accuracy": [84.0, 83.0, 82.0]}, f1=88.9, accuracy=84.0)
+    write_evaluation(run, 60, mrpc=mrpc, cola=learned("matthews", {"matthews": [-1.25]}, matthews=-1.25))
+    text = report_of(run)
+    glue = rows_after(text, "GLUE")
+    assert glue["MRPC"] == {
+        "OpenAI GPT": "82.3", "BERT-BASE": "88.9", "BERT-LARGE": "89.3",
+        "demo 60": "88.9", "minus BERT-BASE": "+0.0", "seeds": "3: 87.0 ± 1.9",
+    }  # fmt: skip
+    ours = ("demo 60", "minus BERT-BASE", "seeds")
+    assert [glue["CoLA"][column] for column in ours] == ["-1.2", "-53.4", "1"]
+    for name in ("RTE", "MNLI-m", "average"):
+        assert [glue[name][column] for column in ours] == ["", "", ""]  # not measured is empty, never zero
+    assert (glue["average"]["BERT-BASE"], glue["average"]["BERT-LARGE"]) == ("79.6", "82.1")
+    assert rows_after(text, "Other published figures")["MRPC"]["minus published"] == "-0.56"
+    assert "the test set, ours of the dev set" in text
+    assert "demo 60" not in rows_after(text, "SQuAD v1.1")["EM"]  # nothing of it was measured
+
+
+def test_every_table_of_the_paper_is_there(run: Path, tmp_path: Path) -> None:
+    write_evaluation(run, 60, **INTRINSIC)
+    text = report_of(run)
+    assert re.findall(r"^### (.*) \(", text, re.MULTILINE) == [
+        "GLUE", "SQuAD v1.1", "SQuAD v2.0", "SWAG", "CoNLL-2003, fine-tuned", "CoNLL-2003, feature-based",
+        "Effect of the pre-training tasks", "Effect of model size", "Effect of the masking", "Other published figures",
+    ]  # fmt: skip
+    size = rows_after(text, "Effect of model size")["perplexity"]
+    assert (size["24, 1024, 16"], size["demo 60"], size["minus 3, 768, 12"]) == ("3.23", "1,234.56", "+1,228.72")
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "heads", "expected"),
+    [(24, 1024, 16, "BERT-LARGE"), (12, 768, 12, "BERT-BASE"), (4, 256, 4, "BERT-BASE")],
+)
+def test_a_run_is_compared_with_the_paper_s_model_of_its_size(
+    run: Path, tmp_path: Path, layers: int, width: int, heads: int, expected: str
+) -> None:
+    set_model(run, layers, width, heads)
+    write_evaluation(run, 60, rte=learned("accuracy", {}, accuracy=70.0))
+    assert f"minus {expected}" in rows_after(report_of(run), "GLUE")["RTE"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "table", "expected"),
+    [
+        ("[train]\nnext_sentence = true", "Effect of the pre-training tasks", "BERT-BASE"),
+        ("is_decoder = false\n[train]\nnext_sentence = false", "Effect of the pre-training tasks", "No NSP"),
+        ("is_decoder = true\n[train]\nnext_sentence = false", "Effect of the pre-training tasks", "LTR & No NSP"),
+        ("[masking]\nmask = 0.8\nrandom = 0.0", "Effect of the masking", "80/20/0"),
+        ("[masking]\nmask = 0.0\nrandom = 1.0", "Effect of the masking", "0/0/100"),
+    ],
+)
+def test_an_ablation_is_compared_with_the_paper_s(
+    run: Path, tmp_path: Path, settings: str, table: str, expected: str
+) -> None:
+    (run / "config.toml").write_text(f"[model]\n{settings}\n")
+    write_evaluation(run, 60, mnli=learned("accuracy", {}, accuracy=70.0))
+    rows = rows_after(report_of(run), table)
+    assert f"minus {expected}" in rows[next(name for name in rows if name.startswith("MNLI"))]
+
+
+def test_of_each_run_its_newest_export_that_has_a_figure(run: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "runs" / "other", steps=30)
+    write_evaluation(run, 20, rte=learned("accuracy", {}, accuracy=55.0))
+    write_evaluation(run, 40, rte=learned("accuracy", {}, accuracy=60.0))
+    write_evaluation(run, 60, mlm=INTRINSIC["mlm"])
+    write_evaluation(other, 30, rte=learned("accuracy", {}, accuracy=50.0))
+    text = report_of(run, other)
+    assert {"demo 40", "other 30"} <= rows_after(text, "GLUE")["RTE"].keys()
+    assert {"demo 60"} <= rows_after(text, "Effect of model size")["perplexity"].keys()
+    assert "## Evaluation of demo step-000060" in text
+    assert "## Evaluation of demo step-000040" not in text  # its figures are in the plot
+
+
+def test_what_was_evaluated_of_one_export_is_one_column(run: Path, tmp_path: Path) -> None:
+    write_evaluation(run, 60, rte=learned("accuracy", {}, accuracy=60.0))
+    write_evaluation(run, 60, "step-000060-final", wnli=learned("accuracy", {}, accuracy=56.3), cola=learned(
+        "matthews", {}, matthews=10.0))  # fmt: skip
+    glue = rows_after(report_of(run), "GLUE")
+    assert (glue["RTE"]["demo 60"], glue["CoLA"]["demo 60"]) == ("60.0", "10.0")
+
+
+def test_a_task_that_failed_is_named(run: Path, tmp_path: Path) -> None:
+    file = write_evaluation(run, 60, **INTRINSIC)
+    write_results(file, json.loads(file.read_text()) | {"failed": {"rte": "every point diverged"}})
+    assert "Failed: rte: every point diverged" in report_of(run)
+
+
+def test_scores_over_the_steps(run: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "runs" / "other", steps=30)
+    for step, f1, width in ((20, 70.0, 3.0), (40, 80.0, 2.0), (60, 85.0, 1.0)):
+        mrpc = learned("f1", {"f1": [f1 - width, f1 + width]}, f1=f1, accuracy=1.0)
+        write_evaluation(run, step, mrpc=mrpc, **INTRINSIC)
+    write_evaluation(other, 30, mlm=INTRINSIC["mlm"])
+    figure = draw_scores(exports_of(read_evaluations(find_results([run, other]))))
+    panels = {(axes.get_title(loc="left"), axes.get_ylabel()): axes for axes in figure.axes if axes.get_visible()}
+    assert list(panels) == [("mlm", "perplexity"), ("mlm", "accuracy"), ("nsp", "accuracy"), ("mrpc", "f1")]
+    score = panels["mrpc", "f1"].containers[0]
+    np.testing.assert_array_equal(score.lines[0].get_xydata(), [[20, 70], [40, 80], [60, 85]])
+    bars = [segment[1, 1] - segment[0, 1] for segment in score.lines[2][0].get_segments()]
+    np.testing.assert_allclose(bars, np.array([3, 2, 1]) * 2 * np.sqrt(2))  # the standard deviation on both sides
+    bars = panels["mlm", "accuracy"].containers[0].lines[2][0].get_segments()
+    np.testing.assert_allclose([segment[1, 1] - segment[0, 1] for segment in bars], [0.006] * 3)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["demo", "other"]
+    assert set(panels["nsp", "accuracy"].lines[-1].get_ydata()) == {0.515}  # the baseline
+
+
+def test_an_export_of_another_program_has_no_step(run: Path, tmp_path: Path) -> None:
+    content = results(tmp_path / "bert-base-uncased", 1, {"rte": learned("accuracy", {}, accuracy=66.4)})
+    content["checkpoint"] |= {"lineage": {}, "path": str(tmp_path / "bert-base-uncased")}
+    write_results(run / "results.json", content)
+    assert main([str(run), "--output", str(tmp_path / "output")]) == 0
+    text = (tmp_path / "output" / "report.md").read_text()
+    assert rows_after(text, "GLUE")["RTE"]["bert-base-uncased"] == "66.4"
+    assert "## Evaluation of bert-base-uncased\n" in text
+    assert not (tmp_path / "output" / "scores.png").exists()
+
+
+def test_the_page_holds_its_pictures(run: Path, tmp_path: Path) -> None:
+    write_evaluation(run, 60, **INTRINSIC)
+    assert main([str(run), "--output", str(tmp_path / "output")]) == 0
+    html = (tmp_path / "output" / "report.html").read_text(encoding="utf-8")
+    pictures = re.findall(r'src="data:image/png;base64,([^"]+)"', html)
+    expected = [(tmp_path / "output" / name).read_bytes() for name in ("curves.png", "scores.png")]
+    assert [base64.b64decode(picture) for picture in pictures] == expected
+    assert not re.findall(r'(?:src|href)="(?!data:)', html)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[webdriver.Chrome]:
+    with headless_browser() as chrome:
+        yield chrome
+
+
+@pytest.mark.browser
+def test_no_text_becomes_markup_and_nothing_is_fetched(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    hostile = '<script>window.hacked = 1</script><img src="https://example.org/a.png" onerror="window.hacked = 1">'
+    text = f"# {hostile}\n\n{hostile}\n\n{markdown([['a', 'b'], [hostile, '![x](https://example.org/b.png)']])}"
+    (tmp_path / "page.html").write_text(page(text, tmp_path, []), encoding="utf-8")
+    browser.get_log("performance")
+    browser.get((tmp_path / "page.html").as_uri())
+    assert browser.find_element(By.TAG_NAME, "td").text == hostile
+    assert browser.execute_script("return [window.hacked, document.scripts.length]") == [None, 0]
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    fetched = [e["params"]["response"]["url"] for e in events if e["method"] == "Network.responseReceived"]
+    assert [url for url in fetched if url.startswith("http")] == []
+
+
+@pytest.mark.browser
+def test_the_page_fits_the_window(browser: webdriver.Chrome, run: Path, tmp_path: Path) -> None:
+    write_evaluation(run, 60, **INTRINSIC, rte=learned("accuracy", {}, accuracy=60.0))
+    assert main([str(run), "--output", str(tmp_path / "output")]) == 0
+    browser.get((tmp_path / "output" / "report.html").as_uri())
+    width, window = browser.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+    assert width <= window  # wide tables scroll by themselves
+    assert len(browser.find_elements(By.TAG_NAME, "table")) == 14

@@ -10,10 +10,9 @@ import torch
 from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file, save_file
 
-import eval.tasks
 from eval import probe
-from eval.run import choose_length, main
-from eval.tasks import select
+from eval.inputs import choose_length
+from eval.run import main
 from preprocessing.schema import ShardDirectory, checksum
 from preprocessing.tokenization import load_tokenizer
 from tests.eval.conftest import STEP
@@ -55,10 +54,11 @@ def test_results(export: Path, shards: Path, tmp_path: Path, capsys: pytest.Capt
     for task, metrics in (("mlm", ["perplexity", "loss", "accuracy"]), ("nsp", ["accuracy", "loss"])):
         found = results["tasks"][task]
         assert (found["version"], list(found["metrics"])) == (1, metrics)
-        assert all(len(figure) == 3 and figure["half_width"] > 0 for figure in found["metrics"].values())
+        assert all(len(figure) == 4 and figure["half_width"] > 0 for figure in found["metrics"].values())
         assert found["baselines"].keys() == found["metrics"].keys()
     assert len(results["tasks"]["fill_mask"]["details"]["sentences"]) == 10
-    assert sorted(path.name for path in (tmp_path / "new" / "results").iterdir()) == ["results.json"]
+    assert sorted(path.name for path in (tmp_path / "new" / "results").iterdir()) == [".collect.lock", "results.json"]
+    assert (results["data"], results["fine_tuning"], results["failed"], results["files"]) == (None, None, {}, [])
 
     shown = capsys.readouterr().out
     perplexity = results["tasks"]["mlm"]["metrics"]["perplexity"]
@@ -123,11 +123,6 @@ def test_an_export_of_another_program(export: Path, shards: Path, tmp_path: Path
     (export / "lineage.json").unlink()
     assert run(export, tmp_path, shards) == 0
     assert results_of(tmp_path)["checkpoint"]["lineage"] == {}
-
-
-def test_groups() -> None:
-    assert [task.name for task in select(["fill_mask", "pretraining", "mlm"])] == ["fill_mask", "mlm", "nsp"]
-    assert all(set(members) <= eval.tasks.TASKS.keys() for members in eval.tasks.GROUPS.values())
 
 
 def test_one_pass_serves_both(export: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,8 +194,8 @@ def test_an_incomplete_export(
 @pytest.mark.parametrize(
     ("options", "tasks", "message"),
     [
-        ([], "mlm,glue", "no task is named 'glue'; there are mlm, nsp, fill_mask, pretraining (mlm + nsp)"),
-        ([], ",", "no tasks; name some of mlm, nsp, fill_mask, pretraining"),
+        ([], "mlm,glew", "no task is named 'glew'; there are mlm, nsp, fill_mask, cola, "),
+        ([], ",", "no tasks; name some of mlm, nsp, fill_mask, cola, "),
         (["--sequence-length", "64"], "mlm", "sequences of 64 tokens, but the model has 48 positions"),
         (["--sequence-length", "33"], "mlm", "no pairs for sequence length 33, only for [32, 40, 64]"),
         (["--sentences", "nowhere.txt"], "fill_mask", "nowhere.txt: can't read the sentences"),
@@ -251,9 +246,13 @@ def test_a_shard_damaged_inside(export: Path, tmp_path: Path, capsys: pytest.Cap
     shards = write_shards(tmp_path / "shards")
     file = next(shards.glob("validation-*.arrow"))
     file.write_bytes(bytes(file.stat().st_size))
-    assert run(export, tmp_path / "results", shards) == 2
-    assert capsys.readouterr().err.startswith(f"error: {file}: not a readable Arrow file")
-    assert not (tmp_path / "results" / "results.json").exists()
+    assert run(export, tmp_path / "results", shards) == 1
+    failures = capsys.readouterr().err.splitlines()
+    assert [line.startswith(f"failed: {task}: {file}: not a readable Arrow file") for task, line in
+            zip(("mlm", "nsp"), failures, strict=True)] == [True, True]  # fmt: skip
+    results = results_of(tmp_path / "results")
+    assert list(results["tasks"]) == ["fill_mask"]  # which reads no shards
+    assert list(results["failed"]) == ["mlm", "nsp"]
 
 
 def test_an_output_that_is_a_file(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,10 +275,11 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def tracked(export: Path) -> str:
-    """Carry the run over to MLflow; returns its id there."""
+    """Carry a finished run over to MLflow; returns its id there."""
     directory = RunDirectory(export.parent.parent)
-    tracking._prepare(directory, "tests")
-    return tracking.sync(directory, finished=True)
+    directory.set_outcome("done")
+    tracking.prepare(directory, "tests")
+    return tracking.sync(directory, ended="FINISHED")
 
 
 def only_other(store: str, experiment: str, *known: str):
@@ -318,6 +318,18 @@ def test_a_child_run(export: Path, shards: Path, tmp_path: Path, store: str, mov
     artifact = MlflowClient(store).download_artifacts(child.info.run_id, "results.json", str(tmp_path))
     assert Path(artifact).read_bytes() == (tmp_path / "results" / "results.json").read_bytes()
     assert child.info.status == "FINISHED"
+
+
+def test_while_the_run_trains_its_own_writer_takes_the_evaluation(
+    export: Path, tmp_path: Path, store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parent = tracked(export)
+    directory = RunDirectory(export.parent.parent)
+    directory.set_outcome(None)
+    assert run(export, tmp_path / "results", None, tasks="fill_mask", track=True) == 0
+    assert "by the training's own writer: it waits in " in capsys.readouterr().out
+    assert tracking.sync(directory, ended="FINISHED") == parent
+    assert only_other(store, "tests", parent).info.run_name == f"eval step-{STEP:06d}"
 
 
 def test_a_run_of_its_own(export: Path, tmp_path: Path, store: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,16 +9,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# What DeepSpeed imports in the middle of its work; here once for all ranks.
+# muon_optimizer and _dynamo: what DeepSpeed imports in the middle of its work, here once for all ranks.
 import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
-import torch._dynamo  # noqa: F401
+import numpy as np
+import torch
+import torch._dynamo
+from deepspeed.accelerator import get_accelerator
+from torch import Tensor
 
+from preprocessing.schema import ShardDirectory, ShardError
 from trainer import pretrain, sharded_state
-from trainer.engine import Engine
+from trainer.config import Recipe, load_recipe, resolve_deepspeed
+from trainer.data import Batch, SampleStream
+from trainer.engine import Engine, GlobalCounts, World, join_world
+from trainer.loading import Steps
+from trainer.model import Losses
+from trainer.non_finite import NonFiniteError
 
 
 def run_pretrain(arguments: list[str]) -> int:
     """The trainer's main, as a launcher would start it."""
+    return pretrain.main(arguments)
+
+
+def run_pretrain_in_fp16(arguments: list[str]) -> int:
+    """The trainer's main where DeepSpeed takes the processor for one that has fp16: torch computes in it, slowly."""
+    get_accelerator().is_fp16_supported = lambda: True  # type: ignore[method-assign]
     return pretrain.main(arguments)
 
 
@@ -33,16 +49,43 @@ def run_pretrain_and_stop(arguments: list[str]) -> int:
 
 
 def _with_signal(arguments: list[str], number: signal.Signals) -> int:
+    return _with_accident(arguments, 2, lambda: os.kill(os.getpid(), number))
+
+
+def run_pretrain_and_crash(arguments: list[str]) -> int:
+    """The trainer's main; the last rank runs out of memory after its second step."""
+
+    def crash() -> None:
+        raise MemoryError
+
+    return _with_accident(arguments, 2, crash)
+
+
+def _with_accident(arguments: list[str], step: int, happen: Callable[[], None]) -> int:
+    """The trainer's main; something happens to the last rank after one of its steps."""
     train_step, calls = Engine.train_step, []
 
-    def step_then_signal(*args: Any, **kwargs: Any) -> dict[str, float]:
+    def step_and_accident(*args: Any, **kwargs: Any) -> dict[str, float]:
         metrics = train_step(*args, **kwargs)
         calls.append(1)
-        if len(calls) == 2 and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
-            os.kill(os.getpid(), number)
+        if len(calls) == step and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+            happen()
         return metrics
 
-    Engine.train_step = step_then_signal  # type: ignore[method-assign]  this process is the rank's own
+    Engine.train_step = step_and_accident  # type: ignore[method-assign]  this process is the rank's own
+    return pretrain.main(arguments)
+
+
+def run_pretrain_on_broken_data(arguments: list[str]) -> int:
+    """The trainer's main; the last rank can't read its micro-batches of step 4."""
+    read = Steps.__getitem__
+
+    def read_what_is_whole(self: Steps, step: int) -> list[Batch]:
+        if step == 3 and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+            raise ShardError("shard-x: a broken pair")
+        return read(self, step)
+
+    Steps.__getitem__ = read_what_is_whole  # type: ignore[method-assign]
     return pretrain.main(arguments)
 
 
@@ -67,3 +110,86 @@ def _with_full_disk(arguments: list[str], full: Callable[[Path], bool]) -> int:
 
     sharded_state.save_file = save_if_there_is_room
     return pretrain.main(arguments)
+
+
+class Lesson:
+    """An engine and its batches, in a rank that was started for it: steps without the run around them."""
+
+    def __init__(self, world: World, recipe: Recipe, shards: Path, deepspeed_config: Path, **engine: Any):
+        phase = recipe.phases[0]
+        self.recipe, self.world, self.step = recipe, world, 0
+        self.engine = Engine(
+            recipe.model, recipe.optimizer, resolve_deepspeed(deepspeed_config, recipe, phase, world.size),
+            recipe.train.seed, world, **engine,
+        )  # fmt: skip
+        self._stream = SampleStream(
+            ShardDirectory(shards), "train", phase.sequence_length, seed=1, max_predictions=phase.max_predictions,
+            masking=recipe.masking, data=recipe.data,
+        )  # fmt: skip
+
+    def train(self) -> dict[str, float]:
+        """A step of two micro-batches of two samples on every rank."""
+        places = [self.world.rank, self.world.rank + self.world.size]
+        first = self.step * 4 * self.world.size
+        batches = [self._stream.batch(np.arange(first + 2 * place, first + 2 * place + 2)) for place in places]
+        totals: GlobalCounts = self.engine.count_step(batches, stop=False)
+        metrics = self.engine.train_step(self.step, list(zip(places, batches, strict=True)), totals, 1e-2)
+        self.step += 1
+        return metrics
+
+    def state(self) -> list[Tensor]:
+        """A copy of all that this rank would save."""
+        flats = self.engine.snapshot()
+        return [tensor.clone() for flat in flats for tensor in flat.tensors.values()]
+
+
+def train_into_what_is_no_number(
+    recipe: Path, shards: Path, deepspeed_config: Path, cases: list[tuple[str, str]]
+) -> list[tuple[bool, str]]:
+    """After a good step the last rank's second loss, or one number of its gradient, is not finite.
+
+    Args:
+        recipe: of the model.
+        shards: to read from.
+        deepspeed_config: of the engine.
+        cases: an optimizer, and what becomes of loss or gradient: "loss nan".
+
+    Returns:
+        For each case whether weights and moments kept their bits, and the message.
+    """
+    world = join_world(1)
+    results = []
+    for optimizer, poison in cases:
+        lesson = Lesson(world, load_recipe(recipe, [f"optimizer.name={optimizer}"]), shards, deepspeed_config)
+        lesson.train()
+        before, moment_step = lesson.state(), lesson.engine.optimizer_step
+        _poison(lesson.engine, poison, world)
+        try:
+            lesson.train()
+            message = "no error"
+        except NonFiniteError as error:
+            message = str(error)
+        same = all(torch.equal(*pair) for pair in zip(before, lesson.state(), strict=True))
+        results.append((same and lesson.engine.optimizer_step == moment_step == 1, message))
+        lesson.engine.close()
+    return results
+
+
+def _poison(engine: Engine, poison: str, world: World) -> None:
+    if world.rank != world.size - 1:
+        return
+    where, value = poison.split()
+    losses, turns = engine._losses, []
+
+    def poisoned_losses(batch: Batch) -> Losses:
+        found = losses(batch)
+        turns.append(1)
+        return found._replace(mlm_loss=found.mlm_loss * float(value)) if len(turns) == 2 else found
+
+    def poisoned_gradient(gradient: Tensor) -> Tensor:
+        return gradient.index_fill(0, torch.tensor([1]), float(value))
+
+    if where == "loss":
+        engine._losses = poisoned_losses  # type: ignore[method-assign]
+    else:
+        engine._engine.module.nsp.bias.register_hook(poisoned_gradient)

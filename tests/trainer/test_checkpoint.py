@@ -13,6 +13,7 @@ from trainer.checkpoint import (
     read_run_state,
     write_atomically,
 )
+from trainer.loss_scale import LossScale
 
 STATE = RunState(step=4, samples=32, world_size=2, threads=1, manifest_blake2b="m", config_blake2b="c")
 
@@ -114,12 +115,30 @@ def test_floats_survive_a_line_bit_for_bit(run):
     assert list(read_lines(run.metrics)) == [values]
 
 
-def test_an_outcome_is_one_word(run):
-    run.set_outcome("requeue")
-    assert (run.path / "outcome").read_text() == "requeue\n"
+def test_a_run_state_keeps_the_loss_scale(run):
+    state = dataclasses.replace(STATE, loss_scale=LossScale(2.0**16, 7, 2))
+    run.begin_checkpoint(4)
+    run.commit_checkpoint(state, keep=0)
+    assert read_run_state(run.checkpoint(4)) == state
+
+
+def test_an_outcome_is_a_word_and_a_reason_in_one_line(run):
+    assert run.outcome is None
+    run.set_outcome("failed", "step 3: the loss\n  is nan: sorry")
+    assert (run.path / "outcome").read_text() == "failed: step 3: the loss is nan: sorry\n"
+    assert run.outcome == ("failed", "step 3: the loss is nan: sorry")
+    run.set_outcome("done")
+    assert (run.path / "outcome").read_text() == "done\n"
+    assert run.outcome == ("done", "")
     run.set_outcome(None)
     assert not (run.path / "outcome").exists()
     run.set_outcome(None)
+
+
+def test_the_first_rank_that_fails_has_the_word(run):
+    assert run.claim_outcome("failed", "mine")
+    assert not run.claim_outcome("failed", "another's")
+    assert run.outcome == ("failed", "mine")
 
 
 def test_an_atomic_write_leaves_the_old_text_or_the_new(run, monkeypatch):

@@ -199,9 +199,20 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
     [
         ({"gradient_clipping": 0.5}, "gradient_clipping is 0.5, but the recipe says 1.0"),
         ({"train_batch_size": 16}, "train_batch_size is 16, but the recipe says 8"),
-        ({"optimizer": {"type": "Adam"}}, r"remove 'optimizer'; the recipe's \[optimizer\] rules it"),
-        ({"scheduler": {"type": "WarmupLR"}}, "remove 'scheduler'"),
+        (
+            {"optimizer": {"type": "Adam"}},
+            r'optimizer is {"type": "Adam"}; remove it; the recipe\'s \[optimizer\] rules',
+        ),
+        ({"scheduler": {"type": "WarmupLR"}}, r"remove it; the recipe's \[schedule\] rules it"),
         ({"zero_optimization": {"stage": 0}}, "mixed precision needs zero_optimization.stage"),
+        ({"fp16": {"enabled": True}}, "bf16 and fp16 are both enabled; choose one"),
+        ({"bf16": {"enabled": True, "check_grad_overflow": False}}, "bf16.check_grad_overflow is false; leave it on"),
+        ({"zero_optimization": {"stage": 2, "compute_grad_norm": False}}, "compute_grad_norm is false; leave it on"),
+        ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "bf16_optimizer_states is true; leave it off"),
+        (
+            {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/"}}},
+            'offload_optimizer.device is "nvme"; use cpu',
+        ),
     ],
 )
 def test_a_deepspeed_configuration_that_disagrees(recipe, deepspeed_config, changes, message):

@@ -14,11 +14,10 @@ from tests.trainer.shard_factory import CLS, PAD, SEP, write_shards
 from trainer.data import (
     DataConfig,
     SampleStream,
-    Steps,
     evaluation_batches,
     validation_stream,
 )
-from trainer.loading import load_steps
+from trainer.loading import Steps, load_steps
 from trainer.masking import MaskingConfig
 from trainer.model import EMPTY_SLOT
 
@@ -345,9 +344,17 @@ def test_a_pair_that_reaches_beyond_its_document_is_not_read(tmp_path):
     columns = [*table.columns[:-1], pa.array(pairs, schema.field("pairs_32").type)]
     with pa.OSFile(str(path / name), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-    with pytest.raises(ShardError, match=r"shard-00000.*beyond its document"):
+    with pytest.raises(ShardError, match=r"shard-00000.*beyond its document.*samples 0, 1$"):
         stream(path).batch(np.arange(2))
     assert (stream(path, skip=((0, 2),)).batch(np.arange(2)).mlm_labels == EMPTY_SLOT).all()  # it is not even looked at
+
+
+def test_a_manifest_that_tells_of_more_pairs_than_a_shard_has(tmp_path):
+    path = write_shards(tmp_path / "shards", train=(3,), validation=())
+    manifest = path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"32": 9', '"32": 90'))
+    with pytest.raises(ShardError, match=r"shard-00000\S+: 9 pairs where the manifest says 90; make the shards again"):
+        stream(path).batch(np.arange(2))
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone"])

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from preprocessing.schema import ShardDirectory
 from tests.ranks import run_ranks
 from tests.trainer import reference
-from tests.trainer.rank_tasks import run_pretrain
+from tests.trainer.rank_tasks import run_pretrain, train_into_what_is_no_number
 from trainer.config import load_recipe
 from trainer.data import SampleStream
 from trainer.model import BertForPreTraining, pretraining_losses
@@ -153,3 +153,23 @@ def test_exports_hold_the_float32_masters(train, deepspeed_config, tmp_path):
     assert all(tensor.dtype == torch.float32 for tensor in weights.values())
     words = weights["bert.embeddings.word_embeddings.weight"]
     assert not torch.equal(words, words.bfloat16().float())
+
+
+@pytest.mark.parametrize(("stage", "precision"), [
+    (0, "float32"), (1, "float32"), (2, "float32"), (3, "float32"), (1, "bf16"), (2, "bf16"), (3, "bf16"),
+])  # fmt: skip
+def test_what_is_no_number_never_reaches_weights_or_moments(recipe, shards, deepspeed_config, stage, precision):
+    """On one of two ranks, in its second micro-batch of step 2; both ranks hear of the samples."""
+    config = deepspeed_config(**(FLOAT32 if precision == "float32" else {}), zero_optimization={"stage": stage})
+    cases = [
+        *((optimizer, poison) for optimizer in ("adamw", "lamb") for poison in ("loss nan", "gradient inf")),
+        ("bert_adam", "loss inf"),
+        ("bert_adam", "gradient nan"),
+    ]
+    for results in run_ranks(2, train_into_what_is_no_number, recipe, shards, config, cases):
+        for case, (untouched, message) in zip(cases, results, strict=True):
+            assert untouched, case
+            what, value = case[1].split()
+            loss = f"the loss is {value}, first on rank 1 (samples [14, 16]); data.skip=[[14, 16]] passes over them"
+            gradient = "a gradient is infinite or not a number, though all losses are finite; the samples of the step "
+            assert message == f"step 2: {loss if what == 'loss' else gradient + 'are [8, 16]'}"

@@ -9,8 +9,8 @@ import pytest
 
 from preprocessing.schema import ShardDirectory
 from tests.trainer.shard_factory import write_shards
-from trainer.data import DataConfig, SampleStream, Steps
-from trainer.loading import DamagedShardError, LoaderError, load_steps
+from trainer.data import DataConfig, SampleStream
+from trainer.loading import DamagedShardError, LoaderError, Steps, load_steps
 from trainer.masking import MaskingConfig
 
 
@@ -21,18 +21,26 @@ def steps_of(path, **data):
     return Steps(stream, global_batch_size=4, micro_batch_size=2, rank=0, world=1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_process_ends_the_reading_when_its_step_is_due_and_not_before(shards, number):
+def test_a_killed_process_ends_the_reading_when_its_step_is_due_and_not_before(shards):
     before = signal.getsignal(signal.SIGCHLD)
     loaded = load_steps(steps_of(shards), 0, 1000, workers=2)
     next(loaded)
     assert signal.getsignal(signal.SIGCHLD) is before
     victim = multiprocessing.active_children()[0]
-    os.kill(victim.pid, number)
+    victim.kill()
     victim.join()  # a handler of SIGCHLD would have raised by now
-    message = rf"^the loader's process {victim.pid} by {number.name} ended; SIGKILL is mostly a lack of memory[^\n]*$"
+    message = rf"^the loader's process {victim.pid} by SIGKILL ended; SIGKILL is mostly a lack of memory[^\n]*$"
     with pytest.raises(LoaderError, match=message):
         list(loaded)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_all_processes_of_a_job_leaves_the_loader_to_its_trainer(shards, number):
+    loaded = load_steps(steps_of(shards), 0, 20, workers=2)
+    next(loaded)
+    for process in multiprocessing.active_children():
+        os.kill(process.pid, number)
+    assert len(list(loaded)) == 19
     assert not multiprocessing.active_children()
 
 

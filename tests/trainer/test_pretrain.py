@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -16,13 +17,15 @@ from tests.ranks import run_ranks
 from tests.trainer.conftest import TINY
 from tests.trainer.rank_tasks import (
     run_pretrain,
+    run_pretrain_and_crash,
     run_pretrain_and_signal,
     run_pretrain_and_stop,
     run_pretrain_on_a_disk_that_stays_full,
     run_pretrain_on_a_full_disk,
+    run_pretrain_on_broken_data,
 )
 from tests.trainer.shard_factory import write_shards
-from trainer.checkpoint import read_lines
+from trainer.checkpoint import RunDirectory, read_lines
 
 
 @pytest.fixture
@@ -52,14 +55,19 @@ def test_a_run_directory_has_all_that_a_reader_needs(call, shards, tmp_path):
     assert [line["samples"] for line in lines] == list(range(8, 65, 8))
     assert {"loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "grad_norm",
             "tokens_per_second",
-            "tflops", "mfu", "padding", "peak_memory_gb", "data_seconds",
-            "compute_seconds"} < set(lines[0])  # fmt: skip
+            "tflops", "mfu", "padding", "peak_memory_gb", "data_seconds", "compute_seconds", "forward_seconds",
+            "backward_seconds", "update_seconds", "checkpoint_seconds"} < set(lines[0])  # fmt: skip
+    assert all(line[part] > 0 for line in lines for part in line if part.endswith("_seconds"))
+    for line in lines:
+        parts = sum(line[f"{part}_seconds"] for part in ("forward", "backward", "update"))
+        assert 0.5 * line["compute_seconds"] < parts < line["compute_seconds"]
     assert all(line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"]) for line in lines)
     assert [line["step"] for line in read_lines(run / "validation.jsonl")] == [4, 8]
     state = json.loads((run / "checkpoints" / "step-000008" / "run_state.json").read_text())
     assert (state["step"], state["samples"], state["world_size"], state["threads"]) == (8, 64, 2, 1)
     assert sorted(path.name for path in (run / "exports").iterdir()) == ["step-000004", "step-000008"]
-    for words in ("22,594 parameters", "step 2/8: loss", "to go", "held out: loss"):
+    assert ["validation_seconds" in line for line in lines] == [line["step"] in (4, 8) for line in lines]
+    for words in ("22,594 parameters", "step 2/8: loss", "to go", "held out: loss", "time of 8 steps: data "):
         assert words in log
 
 
@@ -93,7 +101,7 @@ def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(call, tmp_path):
     codes, _ = call(world=2, task=run_pretrain_and_signal)
     run = tmp_path / "run"
     assert codes == [0, 0]
-    assert (run / "outcome").read_text() == "requeue\n"
+    assert (run / "outcome").read_text().startswith("requeue: asked to stop after step ")
     stopped_at = [line["step"] for line in read_lines(run / "metrics.jsonl")][-1]
     assert 0 < stopped_at < 8
     assert (run / "checkpoints" / "latest").read_text() == f"step-{stopped_at:06d}\n"
@@ -232,8 +240,9 @@ def test_a_disk_that_is_full_costs_a_checkpoint_and_not_the_run(call, tmp_path, 
 def test_a_disk_that_stays_full_is_an_error_at_the_end(call, tmp_path):
     codes, log = call(task=run_pretrain_on_a_disk_that_stays_full)
     assert codes == [2]
-    assert "the checkpoint of step 8 could not be written; make room" in log
-    assert (tmp_path / "run" / "outcome").read_text() == "failed\n"
+    reason = f"{tmp_path / 'run'}: no checkpoint of step 8 ([Errno 28] No space left on device)"
+    assert f"error: {reason}" in log
+    assert (tmp_path / "run" / "outcome").read_text() == f"failed: {reason}\n"
     assert not list((tmp_path / "run" / "checkpoints").glob("*step*"))
 
 
@@ -302,5 +311,40 @@ def test_a_loss_that_is_no_number_ends_the_run_as_failed(call, tmp_path):
         "schedule.peak=1e38", "schedule.warmup_steps=0", "optimizer.max_gradient_norm=0", "checkpoint.every=1"
     )
     assert codes == [1]
-    assert "error: step" in log
-    assert (tmp_path / "run" / "outcome").read_text() == "failed\n"
+    errors = [line for line in log.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert re.match(r"error: step \d: the loss is nan, first on rank 0 \(samples \[\d+, \d+\]\)", errors[0])
+    outcome = RunDirectory(tmp_path / "run").outcome
+    assert outcome == ("failed", errors[0].removeprefix("error: "))
+
+
+def test_data_that_one_rank_can_not_read_ends_the_run_with_what_is_trained(call, tmp_path):
+    """The last rank finds a broken pair at its fourth step: all write a checkpoint of the third, and one says why."""
+    codes, log = call(world=2, task=run_pretrain_on_broken_data)
+    assert codes == [1, 1]
+    assert [line for line in log.splitlines() if line.startswith("error:")] == ["error: rank 1: shard-x: a broken pair"]
+    assert "Traceback" not in log
+    assert RunDirectory(tmp_path / "run").outcome == ("failed", "rank 1: shard-x: a broken pair")
+    assert (tmp_path / "run" / "checkpoints" / "latest").read_text() == "step-000003\n"
+    assert call(world=2)[0] == [0, 0]
+    call(world=2, output=tmp_path / "whole")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_a_mistake_at_a_restart_is_not_requeued_again(call, tmp_path):
+    """A job script that restarts a requeued run with a broken command must not go on doing so."""
+    assert call(world=2, task=run_pretrain_and_signal)[0] == [0, 0]
+    run = RunDirectory(tmp_path / "run")
+    assert run.outcome.ending == "requeue"
+    assert call("train.max_stepz=3", world=2)[0] == [2, 2]
+    assert run.outcome.ending == "failed"
+    assert "unknown setting train.max_stepz" in run.outcome.reason
+    assert call(world=2)[0] == [0, 0]
+    assert call("train.max_stepz=3")[0] == [2]
+    assert run.outcome == ("done", ""), "a mistake does not undo what is done"
+
+
+def test_a_crash_leaves_no_word(call, tmp_path):
+    with pytest.raises(AssertionError, match="MemoryError"):
+        call(task=run_pretrain_and_crash)
+    assert RunDirectory(tmp_path / "run").outcome is None

@@ -110,3 +110,13 @@ def test_a_stretch_that_is_there_twice(tmp_path):
               {"fragments": json.dumps(table), "optimizer_step": "1"})  # fmt: skip
     with pytest.raises(StateError, match="bias is not there whole and once"):
         StateReader(tmp_path, {"bias": torch.Size([3])})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_number_is_not_written(tmp_path, kind, value):
+    tensors = flat([("words", 0, 20), ("bias", 0, 3)])
+    tensors.tensors[kind][7] = value
+    with pytest.raises(StateError, match="weights or moments are infinite or not numbers"):
+        write_state(tmp_path, 0, 1, [tensors], optimizer_step=7)
+    assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 import json
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from tests.trainer.mlflow_store import add_lines, empty_store, metrics, write_run
-from trainer import tracking
 from trainer.checkpoint import RunDirectory, read_lines
-from trainer.tracking import Store, Tracker, evaluation_store, log_evaluation, main, sync
+from trainer.tracking import Store, Tracker, evaluation_store, log_evaluation, prepare, runs, sync
+from trainer.tracking.__main__ import main
 
 NOBODY = "http://127.0.0.1:1"
 
@@ -64,6 +65,8 @@ def test_everything_is_carried_over(run: RunDirectory, store: str) -> None:
     files = {Path(file.path).name for file in MlflowClient(store).list_artifacts(found.info.run_id, "run")}
     assert files == {"config.toml", "ds_config.json", "manifest.json", "code.json", "code.diff"}
     assert (run.path.parent / "mlartifacts").is_dir()  # beside the store, not in the current directory
+    tags = MlflowClient(store).get_experiment_by_name("tests").tags
+    assert tags["mlflow.experimentKind"] == "custom_model_development"  # the page shows runs, not chats
 
 
 def test_times_are_those_of_the_steps(run: RunDirectory, store: str) -> None:
@@ -95,7 +98,7 @@ def test_a_cut_before_it_was_written_down(run: RunDirectory, store: str) -> None
 
 def test_a_cut_before_the_parameters(run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(tracking, "_describe", lambda *_: 1 / 0)
+        patch.setattr(runs, "_describe", lambda *_: 1 / 0)
         assert main(["sync", str(run.path)]) == 1
     assert only_run(store).data.params == {}
     assert main(["sync", str(run.path)]) == 0
@@ -134,18 +137,18 @@ def test_a_line_that_is_being_written_waits(run: RunDirectory, store: str) -> No
 
 @pytest.mark.parametrize("tail", [1, 100, 1000, 1 << 20])
 def test_new_lines_are_found_from_the_end(tmp_path: Path, tail: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "_TAIL", tail)
+    monkeypatch.setattr(runs, "_TAIL", tail)
     path = tmp_path / "metrics.jsonl"
-    assert list(tracking._lines_after(path, 0)) == []
+    assert list(runs._lines_after(path, 0)) == []
     add_lines(path, 1, 40)
     with path.open("a") as file:
         file.write('{"step": 41')
     for after in (0, 1, 20, 39, 40):
-        assert [line["step"] for line in tracking._lines_after(path, after)] == list(range(after + 1, 41))
+        assert [line["step"] for line in runs._lines_after(path, after)] == list(range(after + 1, 41))
 
 
 def test_a_training_is_followed(run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "_INTERVAL", 0.05)
+    monkeypatch.setattr(runs, "_INTERVAL", 0.05)
     with Tracker(run, "tests", system_metrics=False):
         wait_for(lambda: json.loads(run.tracking.read_text())["steps"].get("validation.jsonl") == 3)
         assert only_run(store).info.status == "RUNNING"
@@ -158,8 +161,8 @@ def test_a_training_is_followed(run: RunDirectory, store: str, monkeypatch: pyte
 def test_no_system_metrics_is_no_reason_to_stop(
     run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tracking, "_INTERVAL", 0.05)
-    monkeypatch.setattr(tracking, "_monitor", lambda *_: 1 / 0)
+    monkeypatch.setattr(runs, "_INTERVAL", 0.05)
+    monkeypatch.setattr(runs, "_monitor", lambda *_: 1 / 0)
     with Tracker(run, "tests", system_metrics=True):
         wait_for(lambda: "no system metrics" in caplog.text)
         add_lines(run.metrics, 4, 6)
@@ -176,7 +179,7 @@ def wait_for(condition, seconds: float = 20) -> None:
 def test_a_server_that_is_away_fails_nothing_and_gets_all_later(
     run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tracking, "_INTERVAL", 0.05)
+    monkeypatch.setattr(runs, "_INTERVAL", 0.05)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", NOBODY)
     began = time.monotonic()
     with Tracker(run, "tests", system_metrics=True, patience=10):
@@ -193,7 +196,7 @@ def test_a_server_that_is_away_fails_nothing_and_gets_all_later(
 def test_a_server_that_says_nothing_stalls_nothing(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tracking, "_INTERVAL", 0.05)
+    monkeypatch.setattr(runs, "_INTERVAL", 0.05)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3")
     with socket.create_server(("127.0.0.1", 0)) as server:  # connects, and never answers
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
@@ -224,34 +227,153 @@ def test_mistakes_end_with_one_line(
     assert error.count("\n") == 1
 
 
+def write_files(folder: Path) -> list[Path]:
+    """What an evaluation leaves: results, and a folder of predictions."""
+    (folder / "predictions").mkdir(parents=True)
+    (folder / "predictions" / "MRPC.tsv").write_text("index\tprediction\n")
+    (folder / "results.json").write_text("{}")
+    return [folder / "results.json", folder / "predictions"]
+
+
+def children(store: str, parent: str) -> list[Run]:
+    client = MlflowClient(store)
+    experiment = client.get_experiment_by_name("tests").experiment_id
+    return list(client.search_runs([experiment], f"tags.mlflow.parentRunId = '{parent}'"))
+
+
+def assert_evaluation(store: str, found: Run) -> None:
+    assert history(store, found.info.run_id, "mlm_perplexity") == [(7, 0.1 + 0.2)]
+    assert found.data.tags["step"] == "7"
+    artifacts = MlflowClient(store).list_artifacts
+    assert [file.path for file in artifacts(found.info.run_id)] == ["predictions", "results.json"]
+    assert [file.path for file in artifacts(found.info.run_id, "predictions")] == ["predictions/MRPC.tsv"]
+    assert (found.info.run_name, found.info.status) == ("eval", "FINISHED")
+
+
+EVALUATION = ("eval", {"mlm_perplexity": 0.1 + 0.2}, {"step": "7"})
+
+
 def test_an_evaluation_is_a_child_of_the_training(run: RunDirectory, store: str, tmp_path: Path) -> None:
-    parent = sync(_prepared(run))
-    (tmp_path / "results.json").write_text("{}")
+    run.set_outcome("done")
+    prepare(run, "tests")
+    parent = sync(run)
     where = evaluation_store([tmp_path / "elsewhere", run.path], tmp_path / "results")
     assert where == Store(store, "tests", parent)
-    child = log_evaluation(where, "eval", {"mlm_perplexity": 0.1 + 0.2}, {"step": "7"}, [tmp_path / "results.json"])
-    found = MlflowClient(store).get_run(child)
-    assert found.data.tags["mlflow.parentRunId"] == parent
-    assert history(store, child, "mlm_perplexity") == [(7, 0.1 + 0.2)]
-    assert [file.path for file in MlflowClient(store).list_artifacts(child)] == ["results.json"]
-    assert found.info.status == "FINISHED"
+    child = log_evaluation(where, *EVALUATION, write_files(tmp_path / "results"))
+    (found,) = children(store, parent)
+    assert found.info.run_id == child
+    assert_evaluation(store, found)
 
 
-def _prepared(run: RunDirectory) -> RunDirectory:
-    tracking._prepare(run, "tests")
-    return run
+def test_while_a_run_trains_its_own_writer_carries_evaluations_over(
+    run: RunDirectory, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "_INTERVAL", 0.05)
+    with Tracker(run, "tests", system_metrics=False):
+        wait_for(lambda: json.loads(run.tracking.read_text())["run_id"])
+        where = evaluation_store([run.path], tmp_path / "results")
+        assert where.pending is not None
+        before = children(store, where.parent)
+        assert log_evaluation(where, *EVALUATION, write_files(tmp_path / "results")) is None
+        wait_for(lambda: not list(where.pending.iterdir()))
+    (found,) = children(store, where.parent)
+    assert before == []
+    assert_evaluation(store, found)
 
 
-@pytest.mark.parametrize("mistake", ["untracked", "never reached", "store gone", "run gone", "server away", "damaged"])
+@pytest.mark.parametrize("cut", ["create_run", "log_batch", "log_artifact", "set_terminated"])
+def test_an_evaluation_that_was_cut_becomes_one_run(
+    run: RunDirectory, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:
+    prepare(run, "tests")
+    parent = sync(run)
+    log_evaluation(evaluation_store([run.path], tmp_path), *EVALUATION, write_files(tmp_path / "results"))
+    with monkeypatch.context() as patch:
+        whole = getattr(MlflowClient, cut)
+
+        def done_and_then_gone(self, *arguments, **keywords):
+            whole(self, *arguments, **keywords)
+            raise ConnectionError("away")
+
+        patch.setattr(MlflowClient, cut, done_and_then_gone)
+        assert main(["sync", str(run.path)]) == 1
+    for _ in range(2):
+        assert main(["sync", str(run.path)]) == 0
+    (found,) = children(store, parent)
+    assert_evaluation(store, found)
+
+
+def test_a_server_that_is_away_gets_evaluations_later(
+    run: RunDirectory, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cursor = {"tracking_uri": NOBODY, "experiment": "tests", "run_id": "0" * 32, "steps": {}}
+    run.tracking.write_text(json.dumps(cursor))
+    run.set_outcome("done")
+    where = evaluation_store([run.path], tmp_path)
+    assert "not reached" in caplog.text
+    assert log_evaluation(where, *EVALUATION, write_files(tmp_path / "results")) is None
+    run.tracking.write_text(json.dumps(cursor | {"tracking_uri": store, "run_id": ""}))  # it is back
+    assert main(["sync", str(run.path)]) == 0
+    (found,) = children(store, json.loads(run.tracking.read_text())["run_id"])
+    assert_evaluation(store, found)
+
+
+def test_a_damaged_or_incomplete_evaluation_stops_nothing(
+    run: RunDirectory, store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare(run, "tests")
+    where = evaluation_store([run.path], tmp_path)
+    log_evaluation(where, *EVALUATION, [*write_files(tmp_path / "results"), tmp_path / "gone.txt"])
+    (run.path / "mlflow.pending" / "0.json").write_text("{")
+    assert main(["sync", str(run.path)]) == 0
+    assert f"{run.path / 'mlflow.pending' / '0.json'} is damaged" in caplog.text
+    assert f"{tmp_path / 'gone.txt'} is gone" in caplog.text
+    (found,) = children(store, json.loads(run.tracking.read_text())["run_id"])
+    assert_evaluation(store, found)
+
+
+def test_evaluations_of_several_processes_take_turns(run: RunDirectory, store: str, tmp_path: Path) -> None:
+    run.set_outcome("done")
+    prepare(run, "tests")
+    parent = sync(run)
+    where = evaluation_store([run.path], tmp_path)
+    folders = [tmp_path / str(i) for i in range(6)]
+    files = [write_files(folder) for folder in folders]
+    with ThreadPoolExecutor(6) as pool:
+        identities = list(pool.map(lambda i: log_evaluation(where, f"eval {i}", {}, {}, files[i]), range(6)))
+    assert sorted(found.info.run_id for found in children(store, parent)) == sorted(identities)
+
+
+@pytest.mark.parametrize("outcome", ["done", "failed"])
+def test_the_status_in_mlflow_is_the_outcome(run: RunDirectory, store: str, outcome: str) -> None:
+    run.set_outcome(outcome)
+    main(["sync", str(run.path)])
+    assert only_run(store).info.status == {"done": "FINISHED", "failed": "FAILED"}[outcome]
+
+
+def test_a_training_that_fails_has_failed_in_mlflow(run: RunDirectory, store: str) -> None:
+    with pytest.raises(ArithmeticError), Tracker(run, "tests", system_metrics=False):
+        raise ArithmeticError
+    assert only_run(store).info.status == "FAILED"
+
+
+@pytest.mark.parametrize("mistake", ["untracked", "store gone", "run gone", "damaged"])
 def test_an_evaluation_without_a_training_in_reach(run: RunDirectory, store: str, tmp_path: Path, mistake: str) -> None:
     cursor = {"tracking_uri": store, "experiment": "tests", "run_id": "0" * 32, "steps": {}}
-    cursor |= {
-        "never reached": {"run_id": ""},
-        "store gone": {"tracking_uri": f"sqlite:///{tmp_path / 'gone.db'}"},
-        "server away": {"tracking_uri": NOBODY},
-    }.get(mistake, {})
+    cursor |= {"store gone": {"tracking_uri": f"sqlite:///{tmp_path / 'gone.db'}"}}.get(mistake, {})
+    run.set_outcome("done")
     if mistake != "untracked":
         run.tracking.write_text("{" if mistake == "damaged" else json.dumps(cursor))
     expected = Store(f"sqlite:///{tmp_path / 'mlflow.db'}", "bert-pretraining", None)
     assert evaluation_store([run.path], tmp_path / "results") == expected
     assert not (tmp_path / "gone.db").exists()
+
+
+def test_an_evaluation_before_the_training_reached_mlflow(run: RunDirectory, store: str, tmp_path: Path) -> None:
+    prepare(run, "tests")
+    where = evaluation_store([run.path], tmp_path)
+    assert (where.parent, where.pending) == (None, run.path / "mlflow.pending")
+    assert log_evaluation(where, *EVALUATION, write_files(tmp_path / "results")) is None
+    assert main(["sync", str(run.path)]) == 0
+    (found,) = children(store, json.loads(run.tracking.read_text())["run_id"])
+    assert_evaluation(store, found)

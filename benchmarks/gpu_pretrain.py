@@ -1,0 +1,381 @@
+"""BERT-LARGE on one GPU: correctness, the ladder of measures, the peers, and where the time of a step goes.
+
+    python benchmarks/gpu_pretrain.py --shards shards/ --output gpu/       # under 8 minutes on an H200
+
+Everything trains through the trainer's own engine and loader on real shards of 128 and 512 tokens (`beam run
+preprocessing/make_shards.py ... --sequence-lengths 128 512`). The peers are transformers' BertForPreTraining with SDPA,
+padded, in a DeepSpeed engine of the same settings, plain and by torch.compile. Rates count real tokens; TFLOP/s by
+trainer.metrics.training_flops; the ceiling is a bf16 product of 8192^3 in the same run. OUTPUT/gpu.md has the tables,
+OUTPUT/gpu.json the figures. `--device cpu --size demo` shows that the script works where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path = [str(ROOT), *(folder for folder in sys.path if Path(folder).name != "benchmarks")]
+
+from preprocessing.schema import ShardDirectory
+from trainer.config import Recipe, load_recipe, resolve_deepspeed
+from trainer.data import Batch, SampleStream
+from trainer.engine import Engine, World, join_world, leave_world
+from trainer.loading import Steps, load_steps
+from trainer.metrics import measure_ceiling, training_flops
+from trainer.model import EMPTY_SLOT, BertForPreTraining, pretraining_losses
+
+SIZES = {
+    "large": [],
+    "demo": ["model.hidden_size=128", "model.num_hidden_layers=2", "model.num_attention_heads=2",
+             "model.intermediate_size=512"],
+}  # fmt: skip
+WARM_UP = 5  # steps, in which kernels are compiled and chosen
+
+
+@dataclass(frozen=True)
+class Row:
+    """A way to train: settings of the recipe, and whether the model is transformers'."""
+
+    name: str
+    settings: tuple[str, ...] = ()
+    peer: bool = False
+    compiled: bool = False  # of the peer; ours has a setting for it
+
+
+_VARLEN = ("model.attention_probs_dropout_prob=0.0",)
+_FIXED = (*_VARLEN, "data.token_multiple=1024")
+_COMPILED = (*_FIXED,)
+ROWS = (
+    Row("transformers, SDPA", peer=True),
+    Row("transformers, SDPA, torch.compile", peer=True, compiled=True),
+    Row("ours, dropout everywhere (SDPA)"),
+    Row("+ attention of packed sequences, which has no dropout", _VARLEN),
+    Row("+ shapes of few kinds", _FIXED),
+    Row("+ layers by torch.compile", _COMPILED),
+    Row("the same without any dropout", (*_COMPILED, "model.hidden_dropout_prob=0.0")),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Rates of a row; `wait` is the share of time that steps waited for the loader."""
+
+    name: str
+    length: int
+    dropout: str
+    batch: int
+    sequences: float
+    tokens: float
+    tflops: float
+    ceiling: float
+    padding: float
+    wait: float
+    memory_gb: float
+
+
+def main() -> None:
+    """Measure and write the tables."""
+    arguments = _parse()
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1"),
+                        ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29655")):  # fmt: skip
+        os.environ.setdefault(name, value)
+    if arguments.device == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    shards = ShardDirectory(arguments.shards)
+    world = join_world(threads=0)
+    ceiling = measure_ceiling(world.device, torch.bfloat16)
+    bandwidth = copy_bandwidth(world.device)
+    errors = [compare_with_reference(shards, length, arguments, world) for length in arguments.lengths]
+    measured, profiles = [], {}
+    for length in arguments.lengths:
+        for row in ROWS:
+            found = measure(row, length, shards, arguments, world, ceiling)
+            print(json.dumps(vars(found)), flush=True)
+            measured.append(found)
+        if world.device.type == "cuda":
+            profiles[length] = profile_step(ROWS[-2], length, shards, arguments, world)
+    text = "\n".join(_page(world, ceiling, bandwidth, errors, measured, profiles)) + "\n"
+    (arguments.output / "gpu.md").write_text(text, encoding="utf-8")
+    figures = {"ceiling": ceiling, "bandwidth": bandwidth, "errors": errors, "profiles": profiles,
+               "rows": [vars(found) for found in measured]}  # fmt: skip
+    (arguments.output / "gpu.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    print(text)
+    leave_world()
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes a second read and written by a large copy."""
+    source = torch.zeros((1 << 30) if device.type == "cuda" else (1 << 26), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(6):
+        _wait(device)
+        began = time.perf_counter()
+        target.copy_(source)
+        _wait(device)
+        seconds.append(time.perf_counter() - began)
+    return 2 * source.numel() / min(seconds)
+
+
+def compare_with_reference(
+    shards: ShardDirectory, length: int, arguments: argparse.Namespace, world: World
+) -> dict[str, float]:
+    """Loss and gradient of the fast path in bfloat16, and of the plain formula in bfloat16, against float32's.
+
+    Dropout is off, weights are random and large enough for every term to count, the batch is real text.
+    """
+    recipe = _recipe(arguments, length, *_COMPILED, "model.hidden_dropout_prob=0.0")
+    batch = _steps(recipe, shards, world)[0][0].to(world.device)
+    model = BertForPreTraining(recipe.model, seed=3).to(world.device)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0).copy_(parameter.bfloat16())
+    with mock.patch("trainer.attention._fastest", return_value="reference"):
+        exact = _loss_and_gradient(model, batch)
+        plain = _loss_and_gradient(model.bfloat16(), batch)
+    fast = _loss_and_gradient(model, batch)
+
+    def error(found: tuple[Tensor, Tensor]) -> tuple[float, float]:
+        loss = abs(float(found[0]) / float(exact[0]) - 1)
+        return loss, float((found[1] - exact[1]).norm() / exact[1].norm())
+
+    (fast_loss, fast_gradient), (plain_loss, plain_gradient) = error(fast), error(plain)
+    return {"length": length, "fast_loss": fast_loss, "fast_gradient": fast_gradient, "plain_loss": plain_loss,
+            "plain_gradient": plain_gradient}  # fmt: skip
+
+
+def _loss_and_gradient(model: BertForPreTraining, batch: Batch) -> tuple[Tensor, Tensor]:
+    model.zero_grad()
+    words, sentences = model(batch.tokens, batch.positions)
+    losses = pretraining_losses(words, batch.mlm_labels, sentences, batch.nsp_labels)
+    loss = losses.mlm_loss / (batch.mlm_labels != EMPTY_SLOT).sum() + losses.nsp_loss / len(batch.indices)
+    loss.backward()
+    gradients = [p.grad.double().flatten() for p in model.parameters() if p.grad is not None]
+    return loss.detach(), torch.cat(gradients)
+
+
+def measure(
+    row: Row, length: int, shards: ShardDirectory, arguments: argparse.Namespace, world: World, ceiling: float
+) -> Measured:
+    """Train for some seconds, after some steps that don't count."""
+    recipe = _recipe(arguments, length, *row.settings)
+    (phase,) = recipe.phases
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    step_of = _peer_steps(recipe, row, world) if row.peer else _our_steps(recipe, world)
+    steps = _steps(recipe, shards, world)
+    count = sequences = tokens = slots = flops = waited = 0.0
+    began = last = time.perf_counter()
+    for number, batches in enumerate(load_steps(steps, 0, phase.steps, arguments.workers)):
+        waiting = time.perf_counter() - last
+        step_of(number, batches)
+        last = time.perf_counter()
+        if number < WARM_UP:
+            began = last
+            continue
+        lengths = torch.cat([batch.lengths for batch in batches])
+        count += 1
+        sequences += len(lengths)
+        tokens += float(lengths.sum())
+        slots += sum(
+            batch.tokens.longest * len(batch.indices) if row.peer else len(batch.tokens.input_ids) for batch in batches
+        )
+        flops += training_flops(recipe.model, lengths, sum(len(batch.mlm_labels) for batch in batches))
+        waited += waiting
+        if last - began > arguments.seconds:
+            break
+    took = last - began
+    step_of(-1, [])
+    memory = torch.cuda.max_memory_allocated() if world.device.type == "cuda" else 0
+    model = recipe.model
+    return Measured(
+        row.name, length, f"{model.hidden_dropout_prob:g} / {model.attention_probs_dropout_prob:g}",
+        phase.micro_batch_size, sequences / took, tokens / took, flops / took / 1e12, flops / took / ceiling,
+        1 - tokens / slots, waited / took, memory / 1e9,
+    )  # fmt: skip
+
+
+def _our_steps(recipe: Recipe, world: World) -> Any:
+    config = resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], world.size)
+    engine = Engine(recipe.model, recipe.optimizer, config, recipe.train.seed, world)
+
+    def step(number: int, batches: list[Batch]) -> None:
+        if number < 0:
+            engine.close()
+            return
+        totals = engine.count_step(batches, stop=False)
+        engine.train_step(number, list(enumerate(batches)), totals, recipe.learning_rate(number))
+
+    return step
+
+
+def _peer_steps(recipe: Recipe, row: Row, world: World) -> Any:
+    import deepspeed
+    import transformers
+
+    from trainer.hugging_face import to_hugging_face
+    from trainer.optim import build_optimizer, parameter_groups
+
+    with torch.device("meta"):
+        settings, _ = to_hugging_face(BertForPreTraining(recipe.model, seed=None).state_dict(), recipe.model)
+    model: nn.Module = transformers.BertForPreTraining._from_config(
+        transformers.BertConfig(**settings), attn_implementation="sdpa"
+    )
+    if row.compiled:
+        model = torch.compile(model)  # type: ignore[assignment]
+    config = resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], world.size)
+    optimizer = build_optimizer(parameter_groups(model, recipe.optimizer.weight_decay), recipe.optimizer)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+
+    def step(number: int, batches: list[Batch]) -> None:
+        if number < 0:
+            engine.destroy()
+            return
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.learning_rate(number)
+        loss = None
+        for batch in batches:
+            loss = engine(**_padded(batch.to(world.device))).loss
+            engine.backward(loss)
+            engine.step()
+        assert loss is not None
+        loss.item()  # as ours ends its step
+
+    return step
+
+
+def _padded(batch: Batch) -> dict[str, Tensor]:
+    """What transformers' model takes."""
+    tokens = batch.tokens
+    labels = torch.full_like(tokens.input_ids, EMPTY_SLOT).index_copy_(0, batch.positions, batch.mlm_labels)
+    real = torch.arange(tokens.longest, device=tokens.bounds.device) < tokens.lengths[:, None]
+    return {
+        "input_ids": tokens.pad(tokens.input_ids), "token_type_ids": tokens.pad(tokens.token_type_ids),
+        "attention_mask": real.long(), "labels": tokens.pad(labels, EMPTY_SLOT),
+        "next_sentence_label": batch.nsp_labels,
+    }  # fmt: skip
+
+
+KINDS = (  # of kernels, by a part of their name
+    ("matrix products", ("gemm", "cutlass", "nvjet", "cublas", "xmma")),
+    ("attention", ("flash", "fmha", "attention", "softmax")),
+    ("optimizer", ("adam", "multi_tensor", "foreach", "lamb")),
+    ("copies", ("memcpy", "memset")),
+)
+
+
+def profile_step(
+    row: Row, length: int, shards: ShardDirectory, arguments: argparse.Namespace, world: World
+) -> dict[str, float]:
+    """Milliseconds of one step by kind of kernel; "launch gaps" is when the GPU had nothing to do."""
+    recipe = _recipe(arguments, length, *row.settings)
+    step_of, steps = _our_steps(recipe, world), _steps(recipe, shards, world)
+    for number in range(WARM_UP):
+        step_of(number, steps[number])
+    batches = steps[WARM_UP]
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        _wait(world.device)
+        began = time.perf_counter()
+        step_of(WARM_UP, batches)
+        _wait(world.device)
+        took = time.perf_counter() - began
+    milliseconds: dict[str, float] = {}
+    for event in profile.key_averages():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            name = event.key.lower()
+            kind = next((kind for kind, parts in KINDS if any(part in name for part in parts)), "elementwise")
+            milliseconds[kind] = milliseconds.get(kind, 0.0) + event.self_device_time_total / 1e3
+    step_of(-1, [])
+    return {**milliseconds, "launch gaps": 1e3 * took - sum(milliseconds.values()), "step": 1e3 * took}
+
+
+def _recipe(arguments: argparse.Namespace, length: int, *settings: str) -> Recipe:
+    batch = arguments.batches[arguments.lengths.index(length)]
+    predictions = -(-length * 15 // 100)
+    phase = (f"{{sequence_length={length}, steps=100000, global_batch_size={batch}, micro_batch_size={batch}, "
+             f"max_predictions={predictions}}}")  # fmt: skip
+    vocabulary = ShardDirectory(arguments.shards).manifest.vocabulary.size
+    base = [f"model.vocab_size={vocabulary}", f"phases=[{phase}]", f"data.workers={arguments.workers}"]
+    return load_recipe(ROOT / "trainer" / "recipes" / "bert_large.toml", [*base, *SIZES[arguments.size], *settings])
+
+
+def _steps(recipe: Recipe, shards: ShardDirectory, world: World) -> Steps:
+    (phase,) = recipe.phases
+    stream = SampleStream(
+        shards, "train", phase.sequence_length, seed=recipe.train.seed, max_predictions=phase.max_predictions,
+        masking=recipe.masking, data=replace(recipe.data, workers=0),
+    )  # fmt: skip
+    return Steps(stream, phase.global_batch_size, phase.micro_batch_size, world.rank, world.size)
+
+
+def _page(
+    world: World, ceiling: float, bandwidth: float, errors: list[dict[str, float]], measured: list[Measured],
+    profiles: dict[int, dict[str, float]],
+) -> Iterator[str]:  # fmt: skip
+    machine = torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU"
+    yield f"{machine}, torch {torch.__version__}: {ceiling / 1e12:.3g} TFLOP/s of bf16 products (100 %), "
+    yield f"{bandwidth / 1e9:,.0f} GB/s of copying."
+    yield ""
+    yield "| tokens | error against float32 | loss | gradient, norm of the difference |"
+    yield "| --- | --- | --- | --- |"
+    for found in errors:
+        for name in ("fast", "plain"):
+            kind = "fast path, bfloat16" if name == "fast" else "the formula, bfloat16"
+            yield f"| {found['length']:.0f} | {kind} | {found[f'{name}_loss']:.1e} | {found[f'{name}_gradient']:.1e} |"
+    yield ""
+    yield "| | tokens | dropout | batch | seq/s | real tokens/s | TFLOP/s | of the ceiling | padding | data wait | GB |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    for row in measured:
+        yield (
+            f"| {row.name} | {row.length} | {row.dropout} | {row.batch} | {row.sequences:,.0f} | {row.tokens:,.0f} "
+            f"| {row.tflops:.3g} | {row.ceiling:.1%} | {row.padding:.1%} | {row.wait:.1%} | {row.memory_gb:.1f} |"
+        )
+    for length, profile in profiles.items():
+        yield from (
+            "",
+            f"One step of {length} tokens, milliseconds:",
+            "",
+            "| what | ms | share |",
+            "| --- | --- | --- |",
+        )
+        for kind, milliseconds in profile.items():
+            yield f"| {kind} | {milliseconds:.1f} | {milliseconds / profile['step']:.1%} |"
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shards", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--size", choices=sorted(SIZES), default="large")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512])
+    parser.add_argument(
+        "--batches", type=int, nargs="+", default=[256, 64], help="samples of a micro-batch, per length"
+    )
+    parser.add_argument("--seconds", type=float, default=12.0, help="of each row")
+    parser.add_argument("--workers", type=int, default=4, help="loader processes")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

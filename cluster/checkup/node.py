@@ -1,0 +1,274 @@
+"""A node by itself: versions, GPUs, compiler, limits, shared memory, threads."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from pathlib import Path
+
+import psutil
+import torch
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from cluster.checkup.findings import Finding, judge
+
+_PROJECT = "bert-pretraining"
+_SHOWN = ("torch", "deepspeed")  # the others are named where they are not right
+_INFINIBAND = Path("/sys/class/infiniband")
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  that is what is looked at
+_OPEN_FILES = {"wrong": 1024, "warning": 4096}
+_PATIENCE = 30  # seconds for a program that is asked
+_BUSY_MEMORY = 0.05  # of a GPU, in use by somebody else
+_GPU_FIELDS = (
+    "name",
+    "driver_version",
+    "memory.total",
+    "memory.used",
+    "ecc.errors.uncorrected.volatile.total",
+    "clocks_throttle_reasons.hw_slowdown",
+    "temperature.gpu",
+)
+
+
+def check_node(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """All checks of a node.
+
+    Args:
+        environment: with a launcher's LOCAL_WORLD_SIZE, if any.
+    """
+    yield check_python()
+    yield from check_packages()
+    yield from check_gpus()
+    yield check_compiler()
+    yield from check_limits()
+    yield check_shared_memory()
+    yield check_threads(environment)
+
+
+def check_python() -> Finding:
+    """The interpreter itself, and the processor."""
+    wanted = SpecifierSet(_metadata("Requires-Python"))
+    return judge(
+        "python",
+        f"Python {platform.python_version()}, {platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+        f"The project needs {wanted}.",
+        wrong=not wanted.contains(platform.python_version(), prereleases=True),
+    )
+
+
+def _metadata(field: str) -> str:
+    try:
+        return str(metadata(_PROJECT)[field] or "")
+    except PackageNotFoundError:  # which check_packages tells
+        return ""
+
+
+def check_packages() -> Iterator[Finding]:
+    """Installed versions against those that the project asks for."""
+    try:
+        wanted = [Requirement(line) for line in requires(_PROJECT) or ()]
+    except PackageNotFoundError:
+        yield Finding(
+            "packages", "wrong", f"{_PROJECT} is not installed", "Install the project: pip install -e . in its root."
+        )
+        return
+    base = [requirement for requirement in wanted if requirement.marker is None or requirement.marker.evaluate()]
+    problems = [problem for requirement in base if (problem := _mismatch(requirement))]
+    shown = ", ".join(f"{name} {_version(name) or 'missing'}" for name in _SHOWN)
+    yield judge(
+        "packages",
+        "; ".join(problems) or shown,
+        "Install the project's own versions on every node, best in one environment that all nodes see.",
+        wrong=bool(problems),
+    )
+
+
+def _mismatch(requirement: Requirement) -> str:
+    installed = _version(requirement.name)
+    if installed is None:
+        return f"{requirement.name} is missing"
+    if not requirement.specifier.contains(installed, prereleases=True):
+        return f"{requirement.name} is {installed}, not {requirement.specifier}"
+    return ""
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def check_gpus() -> Iterator[Finding]:
+    """What nvidia-smi and PyTorch say of the GPUs."""
+    smi = shutil.which("nvidia-smi")
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if smi is None:
+        found = f"{visible} by PyTorch, no nvidia-smi" if visible else "none"
+        yield judge("gpus", found, "Without GPUs ranks run on the CPU: for tests only.", warning=not visible)
+        return
+    try:
+        lines = _ask([smi, f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"]).splitlines()
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Finding(
+            "gpus", "wrong", f"nvidia-smi fails ({_reason(error)})", "The driver does not answer: restart the node."
+        )
+        return
+    gpus = [dict(zip(_GPU_FIELDS, (word.strip() for word in line.split(",")), strict=False)) for line in lines]
+    yield from _check_gpus(gpus, visible)
+
+
+def _check_gpus(gpus: list[dict[str, str]], visible: int) -> Iterator[Finding]:
+    names = sorted({f"{gpu['name']}, {_number(gpu['memory.total']) / 1024:.0f} GiB" for gpu in gpus})
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") is not None
+    yield judge(
+        "gpus",
+        f"{len(gpus)} x {' and '.join(names)}" + ("" if visible == len(gpus) else f", PyTorch sees {visible}"),
+        "PyTorch and the driver do not fit together, or the job was not given GPUs: ask for them (--gres), and install "
+        "a PyTorch for this driver's CUDA.",
+        wrong=not visible,
+        warning=len(names) > 1 or (visible != len(gpus) and not hidden),
+    )
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if visible else "none"  # type: ignore[no-untyped-call]
+    driver = gpus[0]["driver_version"] if gpus else "none"
+    yield Finding("cuda", "ok", f"driver {driver}, CUDA {torch.version.cuda}, NCCL {nccl}")
+    errors = [i for i, gpu in enumerate(gpus) if _number(gpu["ecc.errors.uncorrected.volatile.total"]) > 0]
+    slow = [i for i, gpu in enumerate(gpus) if gpu["clocks_throttle_reasons.hw_slowdown"] == "Active"]
+    busy = [
+        i for i, gpu in enumerate(gpus) if _number(gpu["memory.used"]) > _BUSY_MEMORY * _number(gpu["memory.total"])
+    ]
+    words = [
+        f"GPU {', '.join(map(str, places))} {what}"
+        for places, what in (
+            (errors, "has memory errors that were not corrected"),
+            (slow, "is slowed down by its hardware"),
+            (busy, "has memory in use"),
+        )
+        if places
+    ]
+    yield judge(
+        "gpu health",
+        "; ".join(words) or f"no errors, at most {max((_number(g['temperature.gpu']) for g in gpus), default=0):.0f} C",
+        "Memory errors: take the node out. Slowed down: look at power and cooling. In use: another job is there.",
+        wrong=bool(errors),
+        warning=bool(slow or busy),
+    )
+
+
+def _number(text: str) -> float:
+    """0 for what a GPU does not tell, such as [N/A]."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def check_compiler() -> Finding:
+    """What DeepSpeed compiles its helper for CPU ranks with."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    missing = [
+        name
+        for name, there in (
+            ("a C++ compiler", compiler),
+            ("ninja", shutil.which("ninja")),
+            ("Python.h", header.is_file()),
+        )
+        if not there
+    ]
+    return judge(
+        "compiler",
+        f"no {', no '.join(missing)}" if missing else f"{compiler}, ninja, Python.h",
+        "GPU ranks need none. CPU ranks talk over gloo without, more slowly: install g++, python3-dev and ninja.",
+        warning=bool(missing),
+    )
+
+
+def check_limits() -> Iterator[Finding]:
+    """Open files, memory that adapters may pin, and stacks."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield judge(
+        "open files",
+        _limit(files, 1, ""),
+        "Shards, loader workers and sockets need more: ulimit -n 65536 in the job, or in /etc/security/limits.conf.",
+        wrong=0 <= files < _OPEN_FILES["wrong"],
+        warning=0 <= files < _OPEN_FILES["warning"],
+    )
+    pinned, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    adapters = sorted(path.name for path in _INFINIBAND.iterdir()) if _INFINIBAND.is_dir() else []
+    yield judge(
+        "locked memory",
+        _limit(pinned, 2**20, " MiB") + (f", adapters {', '.join(adapters)}" if adapters else ", no InfiniBand"),
+        "InfiniBand pins its buffers: ulimit -l unlimited, for SLURM in slurmd's own service (LimitMEMLOCK=infinity).",
+        wrong=bool(adapters) and pinned != resource.RLIM_INFINITY,
+    )
+    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    yield judge(
+        "stack",
+        _limit(stack, 2**20, " MiB"),
+        "Threads get this much each; set what is usual: ulimit -s 8192.",
+        warning=stack != resource.RLIM_INFINITY and not 2**20 <= stack <= 2**30,
+    )
+
+
+def _limit(value: int, unit: int, name: str) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else f"{value // unit:,}{name}"
+
+
+def check_shared_memory() -> Finding:
+    """Where loader workers, NCCL and gloo's helper hand things over within a node."""
+    try:
+        space = shutil.disk_usage(_SHARED_MEMORY)
+    except OSError as error:
+        return Finding("shared memory", "wrong", f"no {_SHARED_MEMORY} ({error.strerror})", "Mount a tmpfs there.")
+    return judge(
+        "shared memory",
+        f"{space.free / 2**30:.2f} of {space.total / 2**30:.2f} GiB free in {_SHARED_MEMORY}",
+        "Loader workers and NCCL need it: docker --shm-size=8g; in Kubernetes an emptyDir of medium Memory there.",
+        wrong=space.free < 128 * 2**20,
+        warning=space.free < 2**30,
+    )
+
+
+def check_threads(environment: Mapping[str, str]) -> Finding:
+    """OMP_NUM_THREADS against the cores that the ranks of a node share."""
+    cores = len(os.sched_getaffinity(0))
+    local = environment.get("LOCAL_WORLD_SIZE", "")
+    ranks = int(local) if local.isdecimal() and int(local) else 1
+    text = environment.get("OMP_NUM_THREADS", "")
+    fair = max(1, cores // ranks)
+    found = f"OMP_NUM_THREADS is {text or 'not set'}; {cores} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB"
+    if not text.isdecimal() or not int(text):
+        advice = f"Results depend on it in their last bits: export OMP_NUM_THREADS={fair}, on every node the same."
+        return Finding("threads", "warning", found, advice)
+    return judge(
+        "threads",
+        f"{found}, {ranks} ranks",
+        f"The ranks of this node want more threads than it has cores: export OMP_NUM_THREADS={fair}.",
+        warning=int(text) > fair,
+    )
+
+
+def _ask(command: list[str]) -> str:
+    """What a program prints.
+
+    Raises:
+        OSError: it can't be started.
+        SubprocessError: it fails, or takes too long.
+    """
+    return subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=True).stdout  # noqa: S603
+
+
+def _reason(error: Exception) -> str:
+    """The first line that a program left."""
+    if isinstance(error, subprocess.CalledProcessError):
+        said = (error.stdout or "") + (error.stderr or "")
+        return said.strip().partition("\n")[0] or f"exit code {error.returncode}"
+    return str(error)

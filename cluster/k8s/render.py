@@ -1,0 +1,316 @@
+"""Manifests of a run: overlays over the base beside this module, which `kubectl apply -k DIRECTORY` takes as they are.
+
+    DIRECTORY/
+        kustomization.yaml            all jobs of the run
+        preprocess/, pretrain/, eval/
+            kustomization.yaml        which base and which kind; namespace, images, queue
+            settings/                 what is patched into the Pod: resources, paths, arguments
+            config.toml, ds_config.json     shown to the Pods as a ConfigMap
+        base/                         a copy of what these stand on
+
+Every value goes through a YAML writer and, where Kubernetes would expand $(NAME), through its escape.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.k8s.settings import KubernetesSettings, Pods, is_clean, is_object_name, split_image
+
+BASE = Path(__file__).with_name("base")
+_RUNNERS = ("--runner", "--direct_")  # options of Beam that say who works
+_FILES = "/etc/bert-pretraining"  # where Pods see the run's configuration
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done; a job whose arguments are None is left out.
+
+    Attributes:
+        name: what the run's objects are called after.
+        preprocess: arguments of make_shards.py; without a word about a runner, workers for all its cores are added.
+        pretrain: arguments of trainer.pretrain, but for --config and --deepspeed_config.
+        eval: arguments of eval.run; with several Pods --grid-index and --grid-count are added.
+        recipe: the recipe, a TOML file's text.
+        deepspeed: DeepSpeed's configuration, a JSON file's text.
+        run: the run directory, as Pods see it, like all paths.
+        wait_for_shards: the shard directory that pretraining waits for; empty where it is there already.
+        wait_for_run: evaluation waits for the run's end.
+        code: a directory with the code to run; empty for the image's own.
+    """
+
+    name: str
+    preprocess: Sequence[str] | None = None
+    pretrain: Sequence[str] | None = None
+    eval: Sequence[str] | None = None
+    recipe: str = ""
+    deepspeed: str = ""
+    run: str = ""
+    wait_for_shards: str = ""
+    wait_for_run: bool = False
+    code: str = ""
+
+
+def render(settings: KubernetesSettings, work: Work) -> dict[str, str]:
+    """The files of a directory for ``kubectl apply -k``, by their names.
+
+    Raises:
+        ValueError: a name that objects can't have, a path that Pods don't share, or nothing to do.
+    """
+    _check(settings, work)
+    jobs = {
+        name: make(settings, work)
+        for name, make in (("preprocess", _preprocess), ("pretrain", _pretrain), ("eval", _eval))
+        if getattr(work, name) is not None
+    }
+    files = {"kustomization.yaml": to_yaml(_kustomization(resources=list(jobs)))}
+    for name, overlay in jobs.items():
+        base = {str(path.relative_to(BASE.parent)): path.read_text(encoding="utf-8") for path in _files_of(name)}
+        files |= base | {f"{name}/{file}": text for file, text in overlay.items()}
+    return files
+
+
+def check_paths(settings: KubernetesSettings, paths: Iterable[Path | str]) -> None:
+    """See that Pods share what lies there.
+
+    Raises:
+        ValueError: one is not a path below the volume's.
+    """
+    for path in map(str, paths):
+        if not is_clean(path) or not Path(path).is_relative_to(settings.mount_path):
+            raise ValueError(f"{path!r} is not in the shared volume; give a whole path below {settings.mount_path}")
+
+
+def submit_command(directory: Path | str) -> list[str]:
+    """What sends a rendered directory to the cluster; what is there already and the same is left alone."""
+    return ["kubectl", "apply", "-k", str(directory)]
+
+
+def to_yaml(value: Any) -> str:
+    """A YAML document that Kubernetes' reader, of another YAML version than ours, takes as it is meant."""
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return text
+
+
+def _preprocess(settings: KubernetesSettings, work: Work) -> dict[str, str]:
+    """One Pod that runs the command, with its workers in it or in a Flink cluster."""
+    pods = settings.preprocess
+    arguments = list(work.preprocess or ())
+    workers = []
+    if pods.engine == "job" and pods.cpu > 1 and not any(word.startswith(_RUNNERS) for word in arguments):
+        workers = ["--direct_running_mode=multi_processing", f"--direct_num_workers={pods.cpu}"]
+    command = {
+        **_container("beam", settings, work),
+        "args": _literal([*arguments, *workers]),
+        "resources": _resources(settings, pods),
+    }
+    flink = {"name": "flink-main-container", "volumeMounts": _mounts(settings)}
+    worker = {
+        **_container("worker", settings, work),
+        "resources": {amount: {"memory": pods.worker_memory} for amount in ("requests", "limits")},
+    }
+    patches = [
+        _patch("preprocess", {"run": work.name}, {**_pod(settings, pods), "containers": [command]}),
+        _patch(
+            "taskmanager", {"count": str(pods.task_managers)}, {**_pod(settings, pods), "containers": [flink, worker]}
+        ),
+    ]
+    return _overlay(settings, "preprocess", pods.engine, patches)
+
+
+def _pretrain(settings: KubernetesSettings, work: Work) -> dict[str, str]:
+    """A Pod for each node."""
+    pods = settings.pretrain
+    variables = {
+        "RUN": work.run,
+        "PET_NNODES": pods.nodes,
+        "PET_NPROC_PER_NODE": pods.ranks_per_node,
+        **settings.environment,
+    }
+    files = {name: text for name, text in (("config.toml", work.recipe), ("ds_config.json", work.deepspeed)) if text}
+    for variable, name in (("RECIPE", "config.toml"), ("DEEPSPEED_CONFIG", "ds_config.json")):
+        if name in files:
+            variables[variable] = f"{_FILES}/{name}"
+    node = {
+        **_container("node", settings, work),
+        "args": _literal(work.pretrain or ()),
+        "env": _variables(variables),
+        "envFrom": _secrets(settings),
+        "resources": _resources(settings, pods),
+    }
+    spec: dict[str, Any] = {
+        "terminationGracePeriodSeconds": pods.grace_seconds,
+        **_pod(settings, pods),
+        "initContainers": [_waiter("shards", settings, work, {"SHARDS": work.wait_for_shards}, pods.wait_minutes)],
+        "containers": [node],
+    }
+    if files:
+        node["volumeMounts"] += [{"name": "files", "mountPath": _FILES, "readOnly": True}]
+        spec["volumes"] += [{"name": "files", "configMap": {"name": f"{work.name}-pretrain"}}]
+    patch = _patch("pretrain", {"run": work.name}, spec)
+    return _overlay(settings, "pretrain", pods.kind, [patch], f"{work.name}-pretrain", files)
+
+
+def _eval(settings: KubernetesSettings, work: Work) -> dict[str, str]:
+    """Pods that share a grid."""
+    pods = settings.eval
+    grid = ["--grid-index=$(JOB_COMPLETION_INDEX)", "--grid-count=$(PODS)"] if pods.pods > 1 else []
+    command = {
+        **_container("eval", settings, work),
+        "args": [*_literal(work.eval or ()), *grid],
+        "env": _variables({"RUN": work.run, "PODS": pods.pods, **settings.environment}),
+        "envFrom": _secrets(settings),
+        "resources": _resources(settings, pods),
+    }
+    spec = {
+        **_pod(settings, pods),
+        "initContainers": [
+            _waiter("training", settings, work, {"RUN": work.run if work.wait_for_run else ""}, pods.wait_minutes)
+        ],
+        "containers": [command],
+    }
+    return _overlay(settings, "eval", "job", [_patch("eval", {"run": work.name}, spec)])
+
+
+def _check(settings: KubernetesSettings, work: Work) -> None:
+    if not is_object_name(work.name):
+        raise ValueError(
+            f"the run's name {work.name!r} must begin with a letter and have no more than 40 of a-z, 0-9 and - within: "
+            "its objects are called after it"
+        )
+    if work.preprocess is None and work.pretrain is None and work.eval is None:
+        raise ValueError("no job is asked for: preprocess, pretrain or eval")
+    optional = [path for path in (work.wait_for_shards, work.code) if path]
+    check_paths(settings, [work.run, *optional] if work.pretrain is not None or work.wait_for_run else optional)
+
+
+def _files_of(job: str) -> list[Path]:
+    return sorted((BASE / job).rglob("*.yaml"))
+
+
+def _overlay(
+    settings: KubernetesSettings,
+    job: str,
+    kind: str,
+    patches: Sequence[Mapping[str, Any]],
+    config_map: str = "",
+    files: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The files of one job's overlay."""
+    images = [_image("bert-pretraining", settings.image), _image("bert-preprocessing", settings.preprocess.image)]
+    whole = _kustomization(
+        namespace=settings.namespace,
+        resources=[f"../base/{job}"],
+        components=["settings", f"../base/{job}/{kind}"],  # in this order: the kind takes the Pod as it is then
+        images=images,
+    )
+    if settings.queue:
+        whole["labels"] = [{"pairs": {"kueue.x-k8s.io/queue-name": settings.queue}}]
+    if files:
+        options = {"disableNameSuffixHash": True}
+        whole["configMapGenerator"] = [{"name": config_map, "files": list(files), "options": options}]
+    component = {
+        "apiVersion": "kustomize.config.k8s.io/v1alpha1",
+        "kind": "Component",
+        "patches": [{"path": f"{patch['metadata']['name']}.yaml"} for patch in patches],
+    }
+    return {
+        "kustomization.yaml": to_yaml(whole),
+        "settings/kustomization.yaml": to_yaml(component),
+        **{f"settings/{patch['metadata']['name']}.yaml": to_yaml(patch) for patch in patches},
+        **(files or {}),
+    }
+
+
+def _kustomization(**fields: Any) -> dict[str, Any]:
+    return {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", **fields}
+
+
+def _image(name: str, image: str) -> dict[str, str]:
+    """Kustomize's rule that gives an image of the base its real name."""
+    repository, tag, digest = split_image(image)
+    rule = {"name": name, "newName": repository, "newTag": tag, "digest": digest}
+    return {key: value for key, value in rule.items() if value}
+
+
+def _patch(template: str, labels: Mapping[str, str], spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A patch of one of the base's Pods."""
+    return {
+        "apiVersion": "v1",
+        "kind": "PodTemplate",
+        "metadata": {"name": template, "labels": dict(labels)},
+        "template": {"spec": dict(spec)},
+    }
+
+
+def _pod(settings: KubernetesSettings, pods: Pods) -> dict[str, Any]:
+    """Where a Pod may run, and its volume."""
+    tolerations = [
+        {key: value for key, value in dataclasses.asdict(toleration).items() if value}
+        for toleration in pods.tolerations
+    ]
+    return {
+        **({"nodeSelector": dict(pods.node_selector)} if pods.node_selector else {}),
+        **({"tolerations": tolerations} if tolerations else {}),
+        "volumes": [{"name": "shared", "persistentVolumeClaim": {"claimName": settings.claim}}],
+    }
+
+
+def _container(name: str, settings: KubernetesSettings, work: Work) -> dict[str, Any]:
+    """The beginning of a container's patch."""
+    code = {"workingDir": work.code} if work.code else {}
+    return {"name": name, **code, "volumeMounts": _mounts(settings)}
+
+
+def _mounts(settings: KubernetesSettings) -> list[dict[str, Any]]:
+    """The base's mount at another place, where that is asked for; mounts merge by their path."""
+    if settings.mount_path == "/shared":
+        return []
+    return [{"$patch": "delete", "mountPath": "/shared"}, {"name": "shared", "mountPath": settings.mount_path}]
+
+
+def _waiter(name: str, settings: KubernetesSettings, work: Work, what: dict[str, str], minutes: int) -> dict[str, Any]:
+    """The patch of the init container that waits for the job before; with nothing to wait for it is taken out."""
+    if not any(what.values()):
+        return {"name": name, "$patch": "delete"}
+    return {**_container(name, settings, work), "env": _variables({**what, "WAIT_MINUTES": minutes})}
+
+
+def _resources(settings: KubernetesSettings, pods: Pods) -> dict[str, Any]:
+    """Requests and limits are the same, so that a Pod is the last that a full node takes memory from."""
+    amounts = {"cpu": str(pods.cpu), "memory": pods.memory, **({settings.gpu: str(pods.gpus)} if pods.gpus else {})}
+    return {"requests": dict(amounts), "limits": dict(amounts)}
+
+
+def _secrets(settings: KubernetesSettings) -> list[dict[str, Any]]:
+    return [{"secretRef": {"name": settings.mlflow_secret, "optional": True}}] if settings.mlflow_secret else []
+
+
+def _variables(values: Mapping[str, str | int]) -> list[dict[str, str]]:
+    return [{"name": name, "value": _literal([str(value)])[0]} for name, value in values.items()]
+
+
+def _literal(words: Sequence[str]) -> list[str]:
+    """Words in which Kubernetes is not to expand $(NAME)."""
+    return [word.replace("$", "$$") for word in words]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every string that some version of YAML takes for something else: 1e3, 0o17, 1:30, yes."""
+
+
+def _represent_string(dumper: _Dumper, value: str) -> yaml.Node:
+    plain = re.fullmatch(r"[A-Za-z/][\w./-]*", value, re.ASCII) and not re.fullmatch(
+        r"y|n|yes|no|on|off|true|false|null", value, re.IGNORECASE
+    )
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
+
+
+_Dumper.add_representer(str, _represent_string)

@@ -1,0 +1,79 @@
+"""Wait for what another job makes: an init container's work, since Kubernetes has no "after that job".
+
+    python -m cluster.k8s.wait --shards=DIR --minutes=1440      until the shards are complete
+    python -m cluster.k8s.wait --run=RUN --minutes=1440         until the run is done
+
+The exit code is 0 when it is there, 2 when it does not come: nothing after so many minutes, or a run that failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cluster.k8s.ranks import DONE, FAILED, read_outcome
+from preprocessing.schema import MANIFEST
+
+SECONDS = 10.0  # between two looks
+
+
+class NeverError(Exception):
+    """What is waited for will not come."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Wait; the exit code is told above."""
+    parser = argparse.ArgumentParser(prog="python -m cluster.k8s.wait", description="Wait for another job's result.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--shards", type=Path, metavar="DIR", help="a shard directory, whose manifest is written last")
+    what.add_argument("--run", type=Path, metavar="DIR", help="a run directory")
+    parser.add_argument("--minutes", type=float, required=True, help="how long")
+    arguments = parser.parse_args(argv)
+    ready = shards_are_complete if arguments.shards else run_is_done
+    try:
+        wait(ready, arguments.shards or arguments.run, arguments.minutes * 60)
+    except NeverError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def wait(ready: Callable[[Path], bool], path: Path, seconds: float) -> None:
+    """Return when ``ready(path)``.
+
+    Raises:
+        NeverError: it is not, after so many seconds.
+    """
+    deadline = time.monotonic() + seconds
+    told = False
+    while not ready(path):
+        if time.monotonic() >= deadline:
+            raise NeverError(f"{path}: not there after {seconds / 60:g} minutes; see the job that makes it")
+        if not told:
+            print(f"waiting for {path}", file=sys.stderr, flush=True)
+            told = True
+        time.sleep(min(SECONDS, max(0.0, deadline - time.monotonic())))
+
+
+def shards_are_complete(path: Path) -> bool:
+    """Whether a shard directory has its manifest."""
+    return (path / MANIFEST).is_file()
+
+
+def run_is_done(path: Path) -> bool:
+    """Whether a run has ended.
+
+    Raises:
+        NeverError: it failed.
+    """
+    outcome = read_outcome(path)
+    if outcome == FAILED:
+        raise NeverError(f"{path}: the run failed; its outcome and its job's log say why")
+    return outcome == DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Start preprocessing, pretraining, evaluation, or all three, on a cluster or on this machine.
+
+    python -m cluster.launch pretrain --on slurm --settings cluster.toml slurm.pretrain.nodes=8 -- \
+        --config trainer/recipes/bert_large.toml --shards shards/ --output runs/large train.seed=2
+
+What follows `--` is what the program takes on its own command line. The code and the resolved configuration are copied
+into the run directory, job files are written there and submitted. docs/cluster.md tells the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster.k8s.launch import launch as launch_on_kubernetes
+from cluster.local.launch import launch as launch_here
+from cluster.programs import NAMES, READERS, Name, Program, check_ranks, folder_of, pretraining_of, read_chain
+from cluster.settings import ClusterSettings, load_settings
+from cluster.slurm.launch import launch as launch_on_slurm
+from trainer.settings import ConfigError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check, write and submit; exits with 2 for a mistake in what was asked for."""
+    arguments, given = _parse(sys.argv[1:] if argv is None else argv)
+    try:
+        settings = load_settings(arguments.settings, arguments.overrides)
+        programs = read_programs(arguments.job, settings, given)
+        start(programs, settings, arguments.on, arguments.dry_run)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def read_programs(job: str, settings: ClusterSettings, given: Sequence[str]) -> list[Program]:
+    """The programs of a job, with their arguments from the settings and the command line.
+
+    Raises:
+        ConfigError: an argument that lacks or is wrong.
+    """
+    of_settings: dict[Name, Sequence[str]] = {name: getattr(settings, name).arguments for name in NAMES}
+    if job != "all":
+        name: Name = next(name for name in NAMES if name == job)
+        return [READERS[name]([*of_settings[name], *given])]
+    if given:
+        raise ConfigError("all: which program is this for? write arguments = [...] in [preprocess], [pretrain], [eval]")
+    return read_chain(of_settings)
+
+
+def start(programs: Sequence[Program], settings: ClusterSettings, place: str, dry_run: bool) -> None:
+    """Start programs in a place.
+
+    Raises:
+        ConfigError: it can't run them.
+    """
+    ranks = {
+        "slurm": settings.slurm.pretrain.ranks,
+        "kubernetes": settings.kubernetes.pretrain.ranks,
+        "local": settings.local.processes,
+    }
+    if pretraining := pretraining_of(programs):
+        check_ranks(pretraining, ranks[place])
+    if place == "slurm":
+        launch_on_slurm(programs, settings.slurm, folder_of(programs), dry_run)
+    elif place == "kubernetes":
+        launch_on_kubernetes(programs, settings.kubernetes, folder_of(programs), dry_run)
+    else:
+        launch_here(programs, settings.local, folder_of(programs), dry_run)
+
+
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        prog="python -m cluster.launch",
+        usage="%(prog)s JOB --on PLACE [--settings TOML] [--dry-run] [section.key=value ...] [-- ARGUMENTS]",
+        description="Start a job on a cluster. What follows -- is what the program takes on its own command line.",
+    )
+    parser.add_argument("job", choices=[*NAMES, "all"], help="a program, or all three, each after the one before")
+    parser.add_argument("--on", choices=["slurm", "kubernetes", "local"], required=True, help="where it runs")
+    parser.add_argument("--settings", type=Path, metavar="TOML", help="the cluster's settings; see docs/cluster.md")
+    parser.add_argument("--dry-run", action="store_true", help="check and write the job files, but submit nothing")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that replace the file's")
+    end = list(argv).index("--") if "--" in argv else len(argv)
+    return parser.parse_intermixed_args(argv[:end]), list(argv[end + 1 :])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""Plan a training on paper: memory, largest micro-batch, hours, network, cost, for a recipe on a number of GPUs.
+
+    python -m cluster.plan --recipe bert_large --gpu h200 --gpus 64 [--plot plan.png] [section.key=value ...]
+    python -m cluster.plan --calibration
+
+Nothing is run. docs/planning.md says what is computed and how far it can be trusted; --calibration holds it against
+published runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import sys
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from cluster.planning.estimate import Assumptions, Cluster, check_shares, make_plan, scaling
+from cluster.planning.figure import draw
+from cluster.planning.hardware import GPUS, Gpu, PlanError, change_node, find_gpu
+from cluster.planning.report import calibration, report
+from cluster.planning.sharding import Sharding, read_sharding
+from trainer.config import Recipe, load_recipe, resolve_deepspeed
+from trainer.settings import ConfigError
+
+EFFICIENCY, EFFICIENCY_SOURCE = 0.45, "assumed; NVIDIA's on an A100, see --calibration"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print a plan; the exit code is 2 for a mistake in what was asked for."""
+    arguments = _parse(argv)
+    try:
+        if arguments.calibration:
+            print("\n".join(calibration()))
+        else:
+            _plan(arguments)
+    except (PlanError, ConfigError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    path = _recipe_path(arguments.recipe)
+    recipe = load_recipe(path, arguments.settings)
+    gpu = _gpu(arguments)
+    check_shares(recipe, arguments.gpus)
+    cluster = Cluster(gpu, arguments.gpus, _sharding(arguments.ds_config, recipe, arguments.gpus))
+    assumptions = _assumptions(arguments)
+    plan = make_plan(recipe, cluster, assumptions, arguments.micro_batch)
+    others = list(scaling(recipe, cluster, assumptions, arguments.up_to))
+    if arguments.plot:
+        if not others:
+            raise PlanError("--plot: no power of two of these GPUs fits and divides the batches, so there is no curve")
+        draw(f"{path.stem} on {gpu.name}", others, arguments.plot)
+    if arguments.json:
+        whole = {"recipe": path.stem, "hours": plan.hours, "gpu_hours": plan.gpu_hours, "cost": plan.cost}
+        print(json.dumps({**whole, **dataclasses.asdict(plan), "scaling": others}, indent=2))
+    else:
+        source = EFFICIENCY_SOURCE if arguments.efficiency is None else "as given"
+        print("\n".join(report(path.stem, plan, source, others)))
+
+
+def _recipe_path(name: str) -> Path:
+    """A file, or a recipe of the project by its name.
+
+    Raises:
+        PlanError: there is neither.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    known = {path.stem: path for path in Path(str(files("trainer") / "recipes")).glob("*.toml")}
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known)
+    raise PlanError(
+        f"no recipe {name!r}; " + (f"{' or '.join(near)}?" if near else f"known: {', '.join(sorted(known))}")
+    )
+
+
+def _gpu(arguments: argparse.Namespace) -> Gpu:
+    for name in ("gpus_per_node", "bus_gbs", "network_gbps", "up_to"):
+        value = getattr(arguments, name)
+        if value is not None and value <= 0:
+            raise PlanError(f"--{name.replace('_', '-')} {value:g}: give a positive number")
+    return change_node(find_gpu(arguments.gpu), arguments.gpus_per_node, arguments.bus_gbs, arguments.network_gbps)
+
+
+def _sharding(path: Path, recipe: Recipe, gpus: int) -> Sharding:
+    """What the trainer would make of DeepSpeed's configuration; micro-batches are chosen later."""
+    smallest = dataclasses.replace(recipe.phases[0], micro_batch_size=1)
+    return read_sharding(resolve_deepspeed(path, recipe, smallest, gpus))
+
+
+def _assumptions(arguments: argparse.Namespace) -> Assumptions:
+    return Assumptions(
+        efficiency=EFFICIENCY if arguments.efficiency is None else arguments.efficiency,
+        fill=arguments.fill,
+        headroom=arguments.headroom,
+        launch=arguments.launch_us * 1e-6,
+        write=arguments.write_gbs * 1e9,
+        price=arguments.price_per_gpu_hour,
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    default = Assumptions(EFFICIENCY)
+    parser = argparse.ArgumentParser(prog="python -m cluster.plan", description="Plan a training on paper.")
+    add = parser.add_argument
+    add("--recipe", metavar="NAME", help="a recipe's name or file")
+    add("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)}")
+    add("--gpus", type=int, metavar="N", help="how many")
+    add("settings", nargs="*", metavar="section.key=value", help="settings that replace the recipe's")
+    add(
+        "--ds-config",
+        type=Path,
+        default=Path("ds_config.json"),
+        metavar="JSON",
+        help="DeepSpeed's (default %(default)s)",
+    )
+    add(
+        "--micro-batch",
+        type=_numbers,
+        metavar="N[,N...]",
+        help="of all phases or of each (default: the largest that fits and divides)",
+    )
+    add(
+        "--efficiency",
+        type=float,
+        metavar="SHARE",
+        help=f"of the GPU's peak that products reach (default {EFFICIENCY})",
+    )
+    add(
+        "--fill",
+        type=float,
+        default=default.fill,
+        metavar="SHARE",
+        help="mean share of a sequence that is text (default %(default)s)",
+    )
+    add(
+        "--headroom",
+        type=float,
+        default=default.headroom,
+        metavar="SHARE",
+        help="of memory that stays free (default %(default)s)",
+    )
+    add("--gpus-per-node", type=int, metavar="N", help="(default: as the GPU usually comes)")
+    add("--bus-gbs", type=float, metavar="GB/s", help="through each GPU within a node (default: likewise)")
+    add(
+        "--network-gbps", type=float, metavar="Gb/s", help="line rate of a node's adapters together (default: likewise)"
+    )
+    add(
+        "--launch-us",
+        type=float,
+        default=default.launch * 1e6,
+        metavar="US",
+        help="of the CPU for an operation (default %(default)g)",
+    )
+    add(
+        "--write-gbs",
+        type=float,
+        default=default.write / 1e9,
+        metavar="GB/s",
+        help="of the shared file system (default %(default)g)",
+    )
+    add("--price-per-gpu-hour", type=float, metavar="PRICE", help="adds costs")
+    add("--up-to", type=int, default=4096, metavar="N", help="GPUs in the table of other numbers (default %(default)s)")
+    add("--plot", type=Path, metavar="PNG", help="draw time against the number of GPUs")
+    add("--json", action="store_true", help="print all figures as JSON")
+    add("--calibration", action="store_true", help="print published runs beside what this model says of them, and stop")
+    arguments = parser.parse_intermixed_args(argv)
+    missing = [name for name in ("recipe", "gpu", "gpus") if getattr(arguments, name) is None]
+    if missing and not arguments.calibration:
+        parser.error(f"--{' and --'.join(missing)} must be given, or --calibration")
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

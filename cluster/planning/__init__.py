@@ -1,0 +1,1 @@
+"""What a training costs on paper: memory, time, network."""

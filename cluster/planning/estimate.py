@@ -1,0 +1,386 @@
+"""A plan: what a recipe takes on a number of GPUs, from the models of memory, time and network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from cluster.planning.activations import Kernel, MicroBatch, fastest_kernel, kept_bytes, largest_micro_batch
+from cluster.planning.hardware import GPUS, Gpu, PlanError
+from cluster.planning.sharding import STAGES, Sharding, States, model_states
+from cluster.planning.throughput import Speed, StepTime, Work, step_time
+from trainer.config import Phase, Recipe
+from trainer.metrics import training_flops
+from trainer.model import BertConfig, parameter_count
+
+# Bytes that are read and written to update a parameter: by trainer.optim, Adam in one pass and LAMB by many operations;
+# and by DeepSpeed, which turns the gradient to float32, takes its norm, scales it, and turns the new weight to 16 bits.
+UPDATE_BYTES = {"bert_adam": 28, "adamw": 28, "lamb": 120}
+_CONVERSION_BYTES = 24
+TEMPORARY_BYTES = {"bert_adam": 0, "adamw": 0, "lamb": 20}  # of a parameter, while it is updated
+# Operations that are launched for a micro-batch, forward and backward: of a layer, and of all else.
+LAYER_OPERATIONS: dict[Kernel, int] = {"sdpa": 150, "varlen": 100, "grouped": 150}
+OTHER_OPERATIONS = 150
+_RECOMPUTED_OPERATIONS = 1.4  # times as many, under checkpointing
+BUCKET = 50_000_000  # elements of gradients sent at a time, of which a large model has several
+_STATE_BYTES = 12  # of a parameter in a checkpoint: float32 weight and two moments
+_TOKEN_BYTES, _PAIR_BYTES = 2, 20  # that the loader reads (preprocessing.schema)
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What a plan takes for granted.
+
+    Attributes:
+        efficiency: share of the GPU's peak that products reach.
+        fill: mean share of a sequence's length that is text; padding costs nothing.
+        headroom: share of the memory for CUDA, NCCL and what falls between allocations.
+        launch: seconds of the CPU for an operation.
+        write: bytes/s at which all ranks together write a checkpoint.
+        price: of a GPU hour; None to leave costs out.
+    """
+
+    efficiency: float
+    fill: float = 1.0
+    headroom: float = 0.1
+    launch: float = 6e-6
+    write: float = 2e9
+    price: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (0 < self.efficiency <= 1 and 0 < self.fill <= 1):
+            raise PlanError("efficiency and fill are shares: give more than 0 and at most 1")
+        if not 0 <= self.headroom < 1:
+            raise PlanError("headroom is a share: give 0 or more and less than 1")
+        if self.launch < 0 or self.write <= 0 or (self.price is not None and self.price < 0):
+            raise PlanError("times and prices can't be negative, and the write rate must be positive")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """How many of which GPUs, and how DeepSpeed is set on them."""
+
+    gpu: Gpu
+    gpus: int
+    sharding: Sharding
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """A phase on paper.
+
+    Attributes:
+        length: tokens of a sequence at most.
+        steps: of the phase that the run does.
+        batch: sequences of a step.
+        micro_batch: sequences at a time on a GPU.
+        accumulation: micro-batches of a step.
+        largest: micro-batch that fits.
+        kept: bytes of activations that a sequence keeps.
+        kept_checkpointed: the same with activation checkpointing.
+        step: its time.
+        flops: of a sequence.
+    """
+
+    length: int
+    steps: int
+    batch: int
+    micro_batch: int
+    accumulation: int
+    largest: int
+    kept: float
+    kept_checkpointed: float
+    step: StepTime
+    flops: float
+
+    @property
+    def rate(self) -> float:
+        """Sequences a second on all GPUs."""
+        return self.batch / self.step.total
+
+    @property
+    def hours(self) -> float:
+        """Of the phase."""
+        return self.steps * self.step.total / 3600
+
+
+class StagePlan(NamedTuple):
+    """What a ZeRO stage would take; no hours where nothing fits or the trainer does not offer it."""
+
+    stage: int
+    offered: bool
+    states: States
+    largest: list[int]
+    hours: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a report shows.
+
+    Attributes:
+        cluster: planned for.
+        assumptions: taken.
+        parameters: of the model.
+        states: bytes on each GPU.
+        usable: bytes of a GPU's memory.
+        phases: of the recipe.
+        stages: all stages of ZeRO side by side.
+        checkpoint: bytes of one.
+        checkpoint_every: steps.
+        read_rate: bytes/s of training data on all GPUs, in the fastest phase.
+        hours_in_buckets: hours if gradients were sent in buckets of BUCKET elements; None where they are already, or
+            where DeepSpeed sends them at the end in any case.
+    """
+
+    cluster: Cluster
+    assumptions: Assumptions
+    parameters: int
+    states: States
+    usable: float
+    phases: list[PhasePlan]
+    stages: list[StagePlan]
+    checkpoint: float
+    checkpoint_every: int
+    read_rate: float
+    hours_in_buckets: float | None
+
+    @property
+    def hours(self) -> float:
+        """Of all phases."""
+        return sum(phase.hours for phase in self.phases)
+
+    @property
+    def gpu_hours(self) -> float:
+        """Of all GPUs."""
+        return self.hours * self.cluster.gpus
+
+    @property
+    def cost(self) -> float | None:
+        """In the currency of the price."""
+        return None if self.assumptions.price is None else self.gpu_hours * self.assumptions.price
+
+
+def make_plan(
+    recipe: Recipe, cluster: Cluster, assumptions: Assumptions, micro_batches: Sequence[int] | None = None
+) -> Plan:
+    """Plan a recipe.
+
+    Args:
+        recipe: to train.
+        cluster: on which.
+        assumptions: to take.
+        micro_batches: of each phase; None takes the largest that fit and divide what a GPU has of a batch.
+
+    Raises:
+        PlanError: the GPUs can't share a batch, or nothing fits.
+    """
+    check_shares(recipe, cluster.gpus)
+    if cluster.sharding.precision == "bf16" and not cluster.gpu.bfloat16:
+        raise PlanError(f"a {cluster.gpu.name} has no bfloat16: take a DeepSpeed configuration with fp16 or in float32")
+    parameters = parameter_count(recipe.model)
+    phases = plan_phases(recipe, cluster, assumptions, micro_batches)
+    fastest = max(plan.rate * (plan.length * assumptions.fill * _TOKEN_BYTES + _PAIR_BYTES) for plan in phases)
+    return Plan(
+        cluster=cluster,
+        assumptions=assumptions,
+        parameters=parameters,
+        states=_states(recipe, cluster),
+        usable=_usable(cluster, assumptions),
+        phases=phases,
+        stages=[_plan_stage(recipe, cluster, assumptions, stage) for stage in STAGES],
+        checkpoint=parameters * _STATE_BYTES,
+        checkpoint_every=recipe.checkpoint.every,
+        read_rate=fastest,
+        hours_in_buckets=_hours_in_buckets(recipe, cluster, assumptions, micro_batches),
+    )
+
+
+def _hours_in_buckets(
+    recipe: Recipe, cluster: Cluster, assumptions: Assumptions, micro_batches: Sequence[int] | None
+) -> float | None:
+    sharding = cluster.sharding
+    if cluster.gpus == 1 or not sharding.hides_reduction or sharding.bucket < parameter_count(recipe.model):
+        return None
+    smaller = replace(cluster, sharding=replace(sharding, bucket=BUCKET))
+    return sum(phase.hours for phase in plan_phases(recipe, smaller, assumptions, micro_batches))
+
+
+def check_shares(recipe: Recipe, gpus: int) -> None:
+    """See that every batch can be dealt out.
+
+    Raises:
+        PlanError: it can't; the message has the nearest numbers that can.
+    """
+    if gpus <= 0:
+        raise PlanError(f"--gpus {gpus}: give a positive number")
+    for i, phase in enumerate(recipe.phases):
+        batch = phase.global_batch_size
+        if batch % gpus:
+            near = [max(d for d in _divisors(batch) if d < gpus), *(d for d in _divisors(batch) if d > gpus)][:2]
+            raise PlanError(
+                f"{gpus} GPUs can't share phase {i}'s batch of {batch:,} sequences equally: "
+                f"take {' or '.join(map(str, near))} GPUs, or another phases.{i}.global_batch_size"
+            )
+
+
+def plan_phases(
+    recipe: Recipe, cluster: Cluster, assumptions: Assumptions, micro_batches: Sequence[int] | None = None
+) -> list[PhasePlan]:
+    """All phases that the run comes to; see make_plan."""
+    if micro_batches is not None and len(micro_batches) not in (1, len(recipe.phases)):
+        raise PlanError(f"--micro-batch: give one number, or one for each of {len(recipe.phases)} phases")
+    plans = []
+    for i, (begin, end, phase) in enumerate(recipe.phase_ranges()):
+        wanted = micro_batches[i % len(micro_batches)] if micro_batches else None
+        steps = min(end, recipe.last_step) - begin
+        if steps > 0:
+            plans.append(_plan_phase(recipe, phase, steps, cluster, assumptions, wanted))
+    return plans
+
+
+def scaling(recipe: Recipe, cluster: Cluster, assumptions: Assumptions, most: int) -> Iterator[tuple[int, float]]:
+    """(GPUs, hours) for powers of two that divide every batch and fit, up to ``most``; largest micro-batches."""
+    gpus = 1
+    while gpus <= most and not any(phase.global_batch_size % gpus for phase in recipe.phases):
+        try:
+            phases = plan_phases(recipe, replace(cluster, gpus=gpus), assumptions)
+        except PlanError:
+            phases = []
+        if phases:
+            yield gpus, sum(phase.hours for phase in phases)
+        gpus *= 2
+
+
+def _plan_phase(
+    recipe: Recipe, phase: Phase, steps: int, cluster: Cluster, assumptions: Assumptions, wanted: int | None
+) -> PhasePlan:
+    config, sharding = recipe.model, cluster.sharding
+    share = phase.global_batch_size // cluster.gpus
+    largest = _largest(recipe, phase, cluster, assumptions)
+    if not largest:
+        raise PlanError(_too_small(recipe, phase, cluster, assumptions))
+    micro_batch = _choose(phase, share, largest, wanted)
+    kernel, one = fastest_kernel(config, sharding.width), _sequence(recipe, phase)
+    length = assumptions.fill * phase.sequence_length
+    flops = training_flops(config, torch.tensor([length]), _predictions(recipe, phase, length))
+    work = Work(
+        flops=flops,
+        micro_batch=micro_batch,
+        accumulation=share // micro_batch,
+        parameters=parameter_count(config),
+        update_bytes=UPDATE_BYTES[recipe.optimizer.name] + _CONVERSION_BYTES,
+        operations=_operations(config, kernel),
+        recompute=config.activation_checkpointing,
+    )
+    return PhasePlan(
+        length=phase.sequence_length,
+        steps=steps,
+        batch=phase.global_batch_size,
+        micro_batch=micro_batch,
+        accumulation=share // micro_batch,
+        largest=largest,
+        kept=kept_bytes(config, one, sharding.width, kernel, checkpointing=False),
+        kept_checkpointed=kept_bytes(config, one, sharding.width, kernel, checkpointing=True),
+        step=step_time(work, Speed(cluster.gpu, assumptions.efficiency, assumptions.launch), sharding, cluster.gpus),
+        flops=flops,
+    )
+
+
+def _plan_stage(recipe: Recipe, cluster: Cluster, assumptions: Assumptions, stage: int) -> StagePlan:
+    other = replace(cluster, sharding=replace(cluster.sharding, stage=stage))
+    states = _states(recipe, other)
+    largest = [_largest(recipe, phase, other, assumptions) for phase in recipe.phases]
+    offered = stage > 0 or cluster.sharding.precision == "float32"  # see trainer.config.resolve_deepspeed
+    if not offered or not all(largest):
+        return StagePlan(stage, offered, states, largest, None)
+    return StagePlan(stage, offered, states, largest, sum(p.hours for p in plan_phases(recipe, other, assumptions)))
+
+
+def _choose(phase: Phase, share: int, largest: int, wanted: int | None) -> int:
+    """The micro-batch that is wanted, or the largest one that fits and divides a GPU's share of the batch."""
+    if wanted is None:
+        return max(divisor for divisor in _divisors(share) if divisor <= largest)
+    if wanted <= 0 or share % wanted:
+        raise PlanError(f"--micro-batch {wanted}: it must divide the {share} sequences of a step that each GPU has")
+    if wanted > largest:
+        raise PlanError(f"--micro-batch {wanted}: at most {largest} sequences of {phase.sequence_length} tokens fit")
+    return wanted
+
+
+def _states(recipe: Recipe, cluster: Cluster) -> States:
+    temporary = TEMPORARY_BYTES[recipe.optimizer.name]
+    return model_states(parameter_count(recipe.model), cluster.sharding, cluster.gpus, temporary)
+
+
+def _usable(cluster: Cluster, assumptions: Assumptions) -> float:
+    return cluster.gpu.memory * (1 - assumptions.headroom)
+
+
+def _largest(recipe: Recipe, phase: Phase, cluster: Cluster, assumptions: Assumptions) -> int:
+    """The most sequences at a time that fit a GPU, full ones; 0 where not even one does."""
+    sharding = cluster.sharding
+    states = _states(recipe, cluster)
+    room = _usable(cluster, assumptions) - states.working
+    if room <= 0 or states.updating > _usable(cluster, assumptions):
+        return 0
+    kernel = fastest_kernel(recipe.model, sharding.width)
+    return largest_micro_batch(recipe.model, _sequence(recipe, phase), sharding.width, kernel, room)
+
+
+def _sequence(recipe: Recipe, phase: Phase) -> MicroBatch:
+    """One full sequence of a phase."""
+    return MicroBatch(1, phase.sequence_length, _predictions(recipe, phase, phase.sequence_length))
+
+
+def _predictions(recipe: Recipe, phase: Phase, length: float) -> int:
+    """Of a sequence: all of a left-to-right model."""
+    if recipe.model.is_decoder:
+        return round(length)
+    return min(phase.max_predictions, max(1, round(recipe.masking.probability * length)))
+
+
+def _operations(config: BertConfig, kernel: Kernel) -> float:
+    layers = config.num_hidden_layers * LAYER_OPERATIONS[kernel]
+    return OTHER_OPERATIONS + layers * (_RECOMPUTED_OPERATIONS if config.activation_checkpointing else 1)
+
+
+def _too_small(recipe: Recipe, phase: Phase, cluster: Cluster, assumptions: Assumptions) -> str:
+    """Why nothing fits, and what would."""
+    states = _states(recipe, cluster)
+    would = [f"ZeRO {stage}" for stage in STAGES[1:] if _fits(recipe, phase, cluster, assumptions, stage=stage)]
+    if _fits(recipe, phase, cluster, assumptions, checkpointing=True):
+        would.append("model.activation_checkpointing=true")
+    larger = sorted((gpu for gpu in GPUS.values() if gpu.memory > cluster.gpu.memory), key=lambda gpu: gpu.memory)
+    would += [gpu.name for gpu in larger if _fits(recipe, phase, cluster, assumptions, gpu=gpu)][:1]
+    needed = max(states.working, states.updating) / 2**30
+    return (
+        f"not even one sequence of {phase.sequence_length} tokens fits into {cluster.gpus} x {cluster.gpu.name} under "
+        f"ZeRO {cluster.sharding.stage}: weights, gradients and optimizer take {needed:.1f} GiB of "
+        f"{_usable(cluster, assumptions) / 2**30:.1f}; "
+        + (f"{', '.join(would)} would do" if would else "no GPU known here would do")
+    )
+
+
+def _fits(
+    recipe: Recipe,
+    phase: Phase,
+    cluster: Cluster,
+    assumptions: Assumptions,
+    stage: int | None = None,
+    gpu: Gpu | None = None,
+    checkpointing: bool = False,
+) -> bool:
+    sharding = cluster.sharding if stage is None else replace(cluster.sharding, stage=stage)
+    model = replace(recipe.model, activation_checkpointing=checkpointing or recipe.model.activation_checkpointing)
+    other = replace(cluster, sharding=sharding, gpu=gpu or cluster.gpu)
+    return _largest(replace(recipe, model=model), phase, other, assumptions) > 0
+
+
+def _divisors(number: int) -> list[int]:
+    """Ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})

@@ -1,0 +1,54 @@
+"""A plan as a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster.planning.hardware import PlanError
+
+_INCHES, _DPI = (11, 4.5), 150
+
+
+def draw(title: str, scaling: Sequence[tuple[int, float]], path: Path) -> None:
+    """Save hours and GPU-hours against the number of GPUs.
+
+    Args:
+        title: what is planned, on which GPUs.
+        scaling: (GPUs, hours), see estimate.scaling.
+        path: of the file; its ending says the format.
+
+    Raises:
+        PlanError: matplotlib is not installed, or the file can't be written.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise PlanError("a figure needs matplotlib: pip install matplotlib") from error
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    FigureCanvasAgg(figure)
+    time, work = figure.subplots(1, 2)
+    gpus, hours = [n for n, _ in scaling], [h for _, h in scaling]
+    time.plot(gpus, hours, "o-", color="#0072B2", label="predicted")
+    time.plot(gpus, [hours[0] * gpus[0] / n for n in gpus], "--", color="#555555", label="ideal")
+    work.plot(gpus, [n * h for n, h in scaling], "o-", color="#D55E00")
+    _finish(time, f"{title}: time", "hours")
+    time.legend()
+    _finish(work, f"{title}: work", "GPU-hours")
+    for axes in (time, work):
+        axes.set_xlabel("GPUs")
+    try:
+        figure.savefig(path, dpi=_DPI)
+    except (OSError, ValueError) as error:
+        raise PlanError(f"{path}: can't write the figure ({error})") from error
+
+
+def _finish(axes: Any, title: str, label: str) -> None:
+    axes.set(title=title, ylabel=label)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.grid(visible=True, which="major", color="#E4E4E4")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:,.10g}")

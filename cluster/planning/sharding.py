@@ -1,0 +1,207 @@
+"""What DeepSpeed keeps and sends under each ZeRO stage and precision (deepspeed 0.19.8).
+
+Two things are not as one would expect. Stage 2 sends the sums of all gradients to all ranks, which then keep their part
+(use_multi_rank_bucket_allreduce, on by default). And bf16 with float32 accumulation under stage 1 is a class apart,
+BF16_Optimizer, in which every rank keeps all gradients, in both precisions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cluster.planning.hardware import PlanError
+
+Precision = Literal["float32", "bf16", "fp16"]
+STAGES = (0, 1, 2, 3)
+_BYTES = {  # in DeepSpeed's spellings
+    **dict.fromkeys(("float32", "fp32", "float"), 4),
+    **dict.fromkeys(("bf16", "bfp16", "bfloat16", "fp16", "float16", "half"), 2),
+}
+_MASTER, _MOMENTS = 4, 8  # bytes of a parameter: float32 copy, and two moments in float32
+ENGINE_BUCKET = 500_000_000  # elements; without ZeRO it can't be set
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """The part of DeepSpeed's configuration that decides memory and traffic.
+
+    Attributes:
+        stage: of ZeRO.
+        precision: of the products.
+        accumulation: bytes of an accumulated gradient.
+        communication: bytes of a gradient on its way.
+        bucket: elements that are reduced at a time.
+        overlap: reduce while the backward pass goes on.
+        scatter: stage 2 sends a gradient to its owner only, instead of to all.
+        live: elements of gathered weights that stay, stage 3.
+        prefetch: elements of weights that are gathered at a time, stage 3.
+        reuse: elements of weights between two uses of one that stays, stage 3.
+    """
+
+    stage: int
+    precision: Precision = "bf16"
+    accumulation: int = 4
+    communication: int = 4
+    bucket: int = 500_000_000
+    overlap: bool = False
+    scatter: bool = False
+    live: int = 1_000_000_000
+    prefetch: int = 50_000_000
+    reuse: int = 1_000_000_000
+
+    @property
+    def width(self) -> int:
+        """Bytes of a weight in the products."""
+        return _BYTES[self.precision]
+
+    @property
+    def accumulates_everything(self) -> bool:
+        """Whether it is DeepSpeed's BF16_Optimizer."""
+        return self.stage == 1 and self.precision == "bf16" and self.accumulation == 4
+
+    @property
+    def hides_reduction(self) -> bool:
+        """Whether gradients are sent while others are still computed."""
+        return self.overlap and self.stage > 0 and not self.accumulates_everything
+
+    @property
+    def accumulates_apart(self) -> bool:
+        """Whether stage 2 adds up gradients in a float32 buffer that has only this rank's part."""
+        return self.stage == 2 and self.width < self.accumulation
+
+    def keeps_gathered(self, parameters: int) -> bool:
+        """Whether stage 3 gathers weights once for both passes."""
+        return min(self.live, self.reuse) >= parameters
+
+
+def read_sharding(config: dict[str, Any]) -> Sharding:
+    """Take what matters from DeepSpeed's configuration.
+
+    Args:
+        config: as trainer.config.resolve_deepspeed returns it.
+
+    Raises:
+        PlanError: offloading, which this plan knows nothing of.
+    """
+    zero = config.get("zero_optimization", {})
+    for section in ("offload_optimizer", "offload_param"):
+        if zero.get(section, {}).get("device", "none") != "none":
+            raise PlanError(f"zero_optimization.{section}: a plan covers GPU memory only; take it out to plan without")
+    precision = _precision(config)
+    accumulation = _width("data_types.grad_accum_dtype", config.get("data_types", {}).get("grad_accum_dtype"))
+    communication = _width("communication_data_type", config.get("communication_data_type"))
+    stage = zero.get("stage", 0)
+    return Sharding(
+        stage=stage,
+        precision=precision,
+        accumulation=accumulation or _BYTES[precision],
+        communication=communication or _BYTES[precision],
+        bucket=int(zero.get("reduce_bucket_size", Sharding.bucket)),
+        overlap=bool(stage == 3 if zero.get("overlap_comm") is None else zero["overlap_comm"]),
+        scatter=not zero.get("use_multi_rank_bucket_allreduce", True),
+        live=int(zero.get("stage3_max_live_parameters", Sharding.live)),
+        prefetch=int(zero.get("stage3_prefetch_bucket_size", Sharding.prefetch)),
+        reuse=int(zero.get("stage3_max_reuse_distance", Sharding.reuse)),
+    )
+
+
+def _precision(config: dict[str, Any]) -> Precision:
+    for precision in ("bf16", "fp16"):
+        if config.get(precision, {}).get("enabled"):
+            return precision  # type: ignore[return-value]
+    return "float32"
+
+
+def _width(name: str, dtype: str | None) -> int | None:
+    if dtype is None:
+        return None
+    if dtype not in _BYTES:
+        raise PlanError(f"{name} {dtype!r} is none of {', '.join(_BYTES)}")
+    return _BYTES[dtype]
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes on each GPU that do not depend on the batch.
+
+    Attributes:
+        weights: in the precision of the products; under stage 3 with those that are gathered at a time.
+        gradients: accumulated ones, and under stages 0 and 1 all of a backward pass.
+        optimizer: moments, and float32 weights wherever ZeRO keeps its own.
+        buffers: for gradients on their way.
+        updating: all that is held during the optimizer's update, when there are no activations.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    buffers: float
+    updating: float
+
+    @property
+    def working(self) -> float:
+        """All that is held, besides activations, during a backward pass."""
+        return self.weights + self.gradients + self.optimizer + self.buffers
+
+
+def model_states(parameters: int, sharding: Sharding, ranks: int, temporary: float = 0.0) -> States:
+    """What P parameters take on each of n GPUs.
+
+    Args:
+        parameters: of the model.
+        sharding: how DeepSpeed is set.
+        ranks: GPUs.
+        temporary: bytes of a parameter that the optimizer needs during its update only.
+    """
+    share = parameters / ranks if sharding.stage else parameters
+    weights = (share if sharding.stage == 3 else parameters) * sharding.width
+    optimizer = share * (_MOMENTS + (_MASTER if sharding.stage else 0))
+    gradients, update = _gradients(parameters, share, sharding)
+    update += share * temporary
+    return States(
+        weights=weights + (_gathered(parameters, sharding) if sharding.stage == 3 else 0),
+        gradients=gradients,
+        optimizer=optimizer,
+        buffers=_buffers(parameters, sharding),
+        updating=weights + optimizer + update,
+    )
+
+
+def _gathered(parameters: int, sharding: Sharding) -> float:
+    """Weights that are there whole, and the stretch that is just being put together."""
+    return (min(parameters, sharding.live) + min(parameters, sharding.prefetch)) * sharding.width
+
+
+def _gradients(parameters: int, share: float, sharding: Sharding) -> tuple[float, float]:
+    """Gradients that wait for the update, and those that are there during it."""
+    copy = share * _MASTER
+    if sharding.stage == 0:
+        return parameters * sharding.width, parameters * sharding.width
+    if sharding.accumulates_everything:
+        both = parameters * (sharding.accumulation + sharding.width)
+        return both, both
+    if sharding.stage == 1:
+        return parameters * max(sharding.width, sharding.accumulation), copy
+    held = share * sharding.accumulation
+    if sharding.stage == 2:
+        return held if sharding.accumulates_apart else 2 * held, copy
+    return held, held + sharding.bucket * sharding.communication + copy
+
+
+def _buffers(parameters: int, sharding: Sharding) -> float:
+    """Buckets, which take all the room they are given, and copies of what is in them to pack or convert it."""
+    contents = min(sharding.bucket, parameters)
+    sent = sharding.communication
+    if sharding.stage == 0:
+        return min(ENGINE_BUCKET, parameters) * sent
+    if sharding.accumulates_everything:
+        return 0 if sent == sharding.accumulation else parameters * sent
+    if sharding.stage == 3:
+        return sharding.bucket * sent
+    reserved = sharding.bucket * sharding.width * (2 if sharding.overlap else 1)
+    if sharding.accumulates_apart:
+        return reserved + contents * (sharding.width + sent)
+    converted = contents * sent if sent != sharding.width else 0
+    packed = contents * sharding.width if sharding.stage == 1 and not sharding.overlap else 0
+    return reserved + converted + packed

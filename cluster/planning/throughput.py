@@ -1,0 +1,153 @@
+"""How long an optimizer step takes: products, the update of the weights, and the network that is waited for.
+
+    step = accumulation * max(products, launches) + network not hidden + update
+
+Products are the work that trainer.metrics.training_flops counts, at a share of the GPU's peak: the efficiency, the one
+number that is measured and not computed. A GPU is idle while Python and PyTorch launch operations more slowly than it
+works them off, which is what limits small micro-batches. Network time is hidden under the backward pass only as far as
+DeepSpeed can hide it: buckets are sent when they are full, so the last one, and the only one where a bucket takes the
+whole model, is waited for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cluster.planning.hardware import Gpu, Node
+from cluster.planning.network import Algorithm, all_gather, all_reduce
+from cluster.planning.sharding import ENGINE_BUCKET, Sharding
+
+_BACKWARD = 2 / 3  # of the products; without recomputation
+_RECOMPUTED = 4 / 3  # of the work, where every layer is computed once more
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a GPU does in a step.
+
+    Attributes:
+        flops: of a sample, forward and backward.
+        micro_batch: samples at a time.
+        accumulation: micro-batches of a step.
+        parameters: of the model.
+        update_bytes: read and written in the update of one parameter.
+        operations: launched for a micro-batch.
+        recompute: whether the forward pass of every layer is done twice.
+    """
+
+    flops: float
+    micro_batch: float
+    accumulation: float
+    parameters: int
+    update_bytes: float
+    operations: float = 0
+    recompute: bool = False
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What the hardware is taken to reach.
+
+    Attributes:
+        gpu: and its node.
+        efficiency: share of the peak that products reach.
+        launch: seconds that an operation takes the CPU.
+        algorithm: of all-reduces; None takes the faster one.
+    """
+
+    gpu: Gpu
+    efficiency: float
+    launch: float = 0.0
+    algorithm: Algorithm | None = None
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step.
+
+    Attributes:
+        compute: products, or the launching of operations where that takes longer.
+        update: of the weights.
+        network: all that is sent.
+        exposed: the part of it that is waited for.
+        launch_bound: whether launching decides.
+    """
+
+    compute: float
+    update: float
+    network: float
+    exposed: float
+    launch_bound: bool
+
+    @property
+    def total(self) -> float:
+        """From one update to the next."""
+        return self.compute + self.update + self.exposed
+
+
+def step_time(work: Work, speed: Speed, sharding: Sharding, ranks: int) -> StepTime:
+    """Predict a step.
+
+    Args:
+        work: of each GPU.
+        speed: of it.
+        sharding: how DeepSpeed is set.
+        ranks: GPUs.
+    """
+    peak = speed.gpu.peak * (speed.gpu.float32 if sharding.precision == "float32" else 1)
+    products = work.micro_batch * work.flops / (speed.efficiency * peak)
+    products *= _RECOMPUTED if work.recompute else 1.0
+    launches = work.operations * speed.launch
+    micro_batch = max(products, launches)
+    share = work.parameters / ranks if sharding.stage else work.parameters
+    network, exposed = _network(work, speed, sharding, ranks, micro_batch)
+    return StepTime(
+        compute=work.accumulation * micro_batch,
+        update=share * work.update_bytes / speed.gpu.bandwidth,
+        network=network,
+        exposed=exposed,
+        launch_bound=launches > products,
+    )
+
+
+def _network(work: Work, speed: Speed, sharding: Sharding, ranks: int, micro_batch: float) -> tuple[float, float]:
+    """Seconds that are sent, and those of them that are waited for, in a step."""
+    if ranks == 1:
+        return 0.0, 0.0
+    node, passes = speed.gpu.node, work.accumulation if sharding.stage >= 2 else 1
+    backward = micro_batch * _BACKWARD
+    reduced = _reduction(work.parameters, sharding, ranks, node, speed.algorithm)
+    waited = _waited(reduced, backward) if sharding.hides_reduction else sum(reduced)
+    gathered, gather_waited = _gathers(work, sharding, ranks, node, micro_batch - backward)
+    return passes * sum(reduced) + gathered, passes * waited + gather_waited
+
+
+def _reduction(parameters: int, sharding: Sharding, ranks: int, node: Node, algorithm: Algorithm | None) -> list[float]:
+    """Seconds of each bucket of gradients."""
+    elements = ENGINE_BUCKET if sharding.stage == 0 or sharding.accumulates_everything else sharding.bucket
+    buckets = math.ceil(parameters / elements)
+    size = parameters / buckets * sharding.communication
+    if sharding.stage == 3 or (sharding.stage == 2 and sharding.scatter):
+        return [all_gather(size, ranks, node)] * buckets
+    return [all_reduce(size, ranks, node, algorithm)] * buckets
+
+
+def _gathers(work: Work, sharding: Sharding, ranks: int, node: Node, forward: float) -> tuple[float, float]:
+    """Seconds in which weights are put together, and those of them that are waited for, in a step."""
+    if sharding.stage == 0:
+        return 0.0, 0.0
+    if sharding.stage < 3:
+        once = all_gather(work.parameters * sharding.width, ranks, node)
+        return once, once
+    pieces = math.ceil(work.parameters / sharding.prefetch)
+    piece = all_gather(work.parameters / pieces * sharding.width, ranks, node)
+    times = work.accumulation * (1 if sharding.keeps_gathered(work.parameters) else 2)
+    one_pass = [piece] * pieces
+    return times * sum(one_pass), times * (_waited(one_pass, forward) if sharding.overlap else sum(one_pass))
+
+
+def _waited(pieces: list[float], hidden_under: float) -> float:
+    """One piece can't be hidden; the others can for as long as the work lasts that they go with."""
+    *others, alone = pieces
+    return alone + max(0.0, sum(others) - hidden_under * len(others) / len(pieces))

@@ -1,0 +1,175 @@
+"""The three programs that a cluster runs: their command lines, read as far as a launch must know them.
+
+What is not read here is passed on as it is; the programs themselves check it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NoReturn, get_args
+
+from preprocessing.schema import MANIFEST
+from trainer.checkpoint import RunDirectory
+from trainer.config import Recipe, accumulation_steps, load_recipe, resolve_deepspeed
+from trainer.settings import ConfigError
+
+Name = Literal["preprocess", "pretrain", "eval"]
+NAMES: tuple[Name, ...] = get_args(Name)
+CONFIG, DEEPSPEED_CONFIG = "config.toml", "ds_config.json"  # in a snapshot, see cluster.snapshot
+_OVERRIDE = re.compile(r"\w+(\.\w+)+=", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program with its arguments.
+
+    Attributes:
+        name: of the job.
+        output: what it writes.
+        arguments: as they are passed on.
+        reads: files and folders that must be there when it starts.
+        recipe: of a pretraining, overrides applied.
+        deepspeed_config: of a pretraining.
+    """
+
+    name: Name
+    output: Path
+    arguments: tuple[str, ...]
+    reads: tuple[Path, ...] = ()
+    recipe: Recipe | None = None
+    deepspeed_config: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where its job files lie: in its output, or beside shards, whose folder holds nothing else."""
+        if self.name == "preprocess":
+            return self.output.with_name(self.output.name + ".job")
+        return RunDirectory(self.output).job
+
+    def command(self, snapshot: Path) -> list[str]:
+        """What follows the interpreter on the command line; the code and the configuration are a snapshot's."""
+        if self.name == "preprocess":
+            script = str(snapshot / "preprocessing" / "make_shards.py")
+            return ["-m", "preprocessing.beam_cli", "run", script, *self.arguments]
+        if self.name == "eval":
+            return ["-m", "eval.run", *self.arguments]
+        configuration = ["--config", str(snapshot / CONFIG), "--deepspeed_config", str(snapshot / DEEPSPEED_CONFIG)]
+        return [str(snapshot / "trainer" / "pretrain.py"), *configuration, *self.arguments]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{self.prog}: {message}")
+
+
+def read_preprocess(arguments: Sequence[str]) -> Program:
+    """The Beam job.
+
+    Raises:
+        ConfigError: no --output, or one that is no folder.
+    """
+    parser = _Parser("preprocess", add_help=False, allow_abbrev=False)
+    parser.add_argument("--output", required=True)
+    found, rest = parser.parse_known_args(arguments)
+    if "://" in found.output:
+        raise ConfigError(f"preprocess: --output {found.output} is no folder; start such a job by `beam run` itself")
+    output = Path(found.output).resolve()
+    return Program("preprocess", output, (*rest, "--output", str(output)))
+
+
+def read_pretrain(arguments: Sequence[str]) -> Program:
+    """The trainer.
+
+    Raises:
+        ConfigError: an argument that lacks, or a recipe that can't be used.
+    """
+    parser = _Parser("pretrain", add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--deepspeed_config", type=Path, default=Path("ds_config.json"))
+    parser.add_argument("--shards", type=_resolved, nargs="+", required=True)
+    parser.add_argument("--output", type=_resolved, required=True)
+    parser.add_argument("--init-from", type=_resolved)
+    overrides = [argument for argument in arguments if _OVERRIDE.match(argument)]
+    found, rest = parser.parse_known_args([argument for argument in arguments if not _OVERRIDE.match(argument)])
+    initial = ["--init-from", str(found.init_from)] if found.init_from else []
+    return Program(
+        "pretrain",
+        found.output,
+        (*rest, *initial, "--shards", *map(str, found.shards), "--output", str(found.output)),
+        reads=tuple(path / MANIFEST for path in found.shards) + ((found.init_from,) if found.init_from else ()),
+        recipe=load_recipe(found.config, overrides),
+        deepspeed_config=found.deepspeed_config,
+    )
+
+
+def read_eval(arguments: Sequence[str]) -> Program:
+    """The evaluation of one export.
+
+    Raises:
+        ConfigError: an argument that lacks.
+    """
+    parser = _Parser("eval", add_help=False, allow_abbrev=False)
+    parser.add_argument("--checkpoint", type=_resolved, required=True)
+    parser.add_argument("--output", type=_resolved, required=True)
+    found, rest = parser.parse_known_args(arguments)
+    given = ("--checkpoint", str(found.checkpoint), "--output", str(found.output))
+    return Program("eval", found.output, (*rest, *given), reads=(found.checkpoint,))
+
+
+READERS = {"preprocess": read_preprocess, "pretrain": read_pretrain, "eval": read_eval}
+
+
+def read_chain(arguments: dict[Name, Sequence[str]]) -> list[Program]:
+    """All three, each given what the one before makes unless it is told otherwise: shards, and the last export.
+
+    Raises:
+        ConfigError: see the readers.
+    """
+    preprocess = read_preprocess(arguments["preprocess"])
+    pretrain = read_pretrain(_with_default(arguments["pretrain"], "--shards", preprocess.output))
+    assert pretrain.recipe
+    export = RunDirectory(pretrain.output).export(pretrain.recipe.last_step)
+    evaluate = read_eval(
+        _with_default(_with_default(arguments["eval"], "--checkpoint", export), "--shards", preprocess.output)
+    )
+    made = (preprocess.output / MANIFEST, export)
+    later = [replace(step, reads=tuple(set(step.reads) - set(made))) for step in (pretrain, evaluate)]
+    return [preprocess, *later]
+
+
+def check_ranks(program: Program, ranks: int) -> None:
+    """See that so many ranks can train the recipe.
+
+    Raises:
+        ConfigError: they can't divide a global batch, or DeepSpeed's configuration contradicts the recipe.
+    """
+    assert program.recipe
+    assert program.deepspeed_config
+    for phase in program.recipe.phases:
+        accumulation_steps(phase, ranks)
+        resolve_deepspeed(program.deepspeed_config, program.recipe, phase, ranks)
+
+
+def folder_of(programs: Sequence[Program]) -> Path:
+    """Where the job files of programs go: those of all three into the run directory."""
+    return (pretraining_of(programs) or programs[0]).folder
+
+
+def pretraining_of(programs: Sequence[Program]) -> Program | None:
+    """The pretraining among programs."""
+    return next((program for program in programs if program.name == "pretrain"), None)
+
+
+def _with_default(arguments: Sequence[str], option: str, value: Path) -> list[str]:
+    given = any(argument == option or argument.startswith(f"{option}=") for argument in arguments)
+    return [*arguments] if given else [option, str(value), *arguments]
+
+
+def _resolved(text: str) -> Path:
+    return Path(text).resolve()

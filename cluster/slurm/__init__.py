@@ -1,0 +1,1 @@
+"""Jobs for SLURM: the job files, and what runs in them."""

@@ -1,0 +1,156 @@
+"""Job files for SLURM: checked against the cluster, written, submitted."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster import checks
+from cluster.programs import NAMES, Name, Program, pretraining_of
+from cluster.slurm.partitions import check_fit, read_partitions
+from cluster.slurm.settings import Container, EvalJob, Job, SlurmSettings
+from cluster.snapshot import take_snapshot
+from cluster.templates import write_script
+from trainer.settings import ConfigError
+
+LOGS = "logs"
+
+
+def launch(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dry_run: bool) -> None:
+    """Check, write the job files into ``folder``, submit them and say what to look at.
+
+    Raises:
+        ConfigError: the cluster can't run them.
+    """
+    check(programs, settings, dry_run)
+    file = write(programs, settings, folder, take_snapshot(folder, pretraining_of(programs)))
+    command = ["bash" if file.suffix == ".sh" else "sbatch", str(file)]
+    if not dry_run:
+        outputs = {program.name: program.output for program in programs}
+        for name, number in submit(command, programs[0].name):
+            print(_where_to_look(name, number, folder / LOGS, outputs[name]))
+    print(f"{'to submit' if dry_run else 'once more'}: {shlex.join(command)}")
+
+
+def check(programs: Sequence[Program], settings: SlurmSettings, dry_run: bool) -> None:
+    """Find what is wrong before anything is written.
+
+    Raises:
+        ConfigError: it says what and what to do.
+    """
+    checks.check_reads(programs)
+    paths = [path for program in programs for path in (program.output, *program.reads)]
+    checks.check_printable(paths)
+    checks.check_shared(paths, settings.shared)
+    checks.check_container(settings.container, [Path.cwd(), *paths])
+    if dry_run and not shutil.which("sinfo"):
+        return  # a dry run may be tried on any machine
+    groups = read_partitions()
+    for program in programs:
+        job: Job = getattr(settings, program.name)
+        check_fit(groups, settings.partition_of(program.name), program.name, job, getattr(job, "nodes", 1))
+
+
+def write(programs: Sequence[Program], settings: SlurmSettings, folder: Path, snapshot: Path) -> Path:
+    """Write a job file for each program, and one that submits all of them where they are several.
+
+    Returns:
+        The file to submit.
+    """
+    (folder / LOGS).mkdir(exist_ok=True)
+    files = {program.name: folder / f"{program.name}.sbatch" for program in programs}
+    for program in programs:
+        values = _values(program, settings, folder, snapshot)
+        write_script(files[program.name], f"slurm/{program.name}.sbatch.j2", {**values, "file": files[program.name]})
+    if len(files) == 1:
+        return next(iter(files.values()))
+    write_script(folder / "all.sh", "slurm/all.sh.j2", {"file": folder / "all.sh", "files": files})
+    return folder / "all.sh"
+
+
+def submit(command: list[str], name: Name) -> Iterable[tuple[Name, str]]:
+    """Submit; returns the jobs' names and numbers.
+
+    Raises:
+        ConfigError: SLURM refused.
+    """
+    command = ["sbatch", "--parsable", *command[1:]] if command[0] == "sbatch" else command
+    done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603  our own job files
+    if done.returncode:
+        raise ConfigError(f"{shlex.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
+    if command[0] == "sbatch":
+        return [(name, done.stdout.partition(";")[0].strip())]
+    numbers = dict(line.split() for line in done.stdout.splitlines())
+    return [(name, numbers[name]) for name in NAMES]
+
+
+def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: Path) -> dict[str, Any]:
+    """What the job file of a program says."""
+    job: Job = getattr(settings, program.name)
+    python = settings.python or ("python" if settings.container.runtime else sys.executable)
+    inside, here = _container(settings.container)
+    rank = ["-m", "cluster.slurm.rank"] if program.name == "pretrain" else []
+    on_cpu = {"DS_ACCELERATOR": "cpu"} if program.name == "pretrain" and not job.gpus_per_node else {}
+    of_array = isinstance(job, EvalJob) and job.array > 1
+    return {
+        "title": f"{program.name}-{re.sub(r'[^A-Za-z0-9_.-]', '_', program.output.name)}",
+        "log": str(folder / LOGS).replace("%", "%%") + f"/{program.name}-{'%A_%a' if of_array else '%j'}.log",
+        "job": job,
+        "slurm": settings,
+        "options": _options(program, settings),
+        "bin": Path(python).parent if python.startswith("/") else "",
+        "threads": job.cpus_per_task,
+        "environment": {**on_cpu, **settings.environment},
+        "directory": Path.cwd(),
+        "snapshot": snapshot,
+        "program": [*inside, python, *rank, *program.command(snapshot)],
+        "here": [*here, python],
+        "run": program.output,
+    }
+
+
+def _options(program: Program, settings: SlurmSettings) -> dict[str, str]:
+    """Options of sbatch by their names; empty ones are left out."""
+    job: Job = getattr(settings, program.name)
+    gpus = ":".join(filter(None, (job.gpu_type, str(job.gpus_per_node)))) if job.gpus_per_node else ""
+    return {
+        "partition": settings.partition_of(program.name),
+        "account": settings.account,
+        "qos": settings.qos,
+        "constraint": settings.constraint,
+        "gpus-per-node": gpus,
+        "mem": job.memory,
+    }
+
+
+def _container(container: Container) -> tuple[list[str], list[str]]:
+    """What stands before a command behind srun, and on the node that the job file itself runs on."""
+    mounts = ",".join(f"{mount}:{mount}" for mount in container.mounts)
+    if container.runtime == "pyxis":  # adds options to srun
+        mounted = [f"--container-mounts={mounts}"] if mounts else []
+        options = [f"--container-image={container.image}", *mounted, f"--container-workdir={Path.cwd()}"]
+        return options, ["srun", "--overlap", "--nodes=1", "--ntasks=1", *options]
+    if container.runtime == "apptainer":
+        mounted = ["--bind", mounts] if mounts else []
+        command = ["apptainer", "exec", "--nv", *mounted, "--pwd", str(Path.cwd()), container.image]
+        return command, command
+    return [], []
+
+
+def _where_to_look(name: Name, number: str, logs: Path, output: Path) -> str:
+    lines = [
+        f"{name}: job {number}",
+        f"  queue     squeue --job={number}",
+        f"  log       tail -F {shlex.quote(str(logs))}/{name}-{number}*.log",
+    ]
+    if name == "pretrain":
+        lines += [f"  metrics   {output}/metrics.jsonl", f"  outcome   {output}/outcome: done, requeue or failed"]
+    else:
+        lines += [f"  output    {output}"]
+    return "\n".join(lines)

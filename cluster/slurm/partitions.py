@@ -1,0 +1,111 @@
+"""The partitions of this SLURM cluster, and whether a job fits into one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cluster.slurm.settings import Job, seconds_of
+from trainer.settings import ConfigError
+
+_FORMAT = "%P|%l|%D|%G"  # name with * for the default one, time limit, nodes, generic resources
+_GPUS = re.compile(r"\bgpu:(?:(?P<kind>[^:(,]+):)?(?P<count>\d+)")
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Nodes of a partition that are alike."""
+
+    partition: str
+    is_default: bool
+    seconds: float  # limit of a job
+    nodes: int
+    gpus: dict[str, int]  # of a node, by kind; "" for those of any kind
+
+    def describe(self) -> str:
+        """In a few words."""
+        limit = "without limit" if self.seconds == float("inf") else f"{self.seconds / 3600:g} h at most"
+        gpus = ", ".join(f"{count} {kind} GPUs".replace("  ", " ") for kind, count in self.gpus.items() if kind) or (
+            f"{self.gpus['']} GPUs" if self.gpus else "no GPU"
+        )
+        return f"{self.partition} has {self.nodes} node(s) with {gpus}, {limit}"
+
+
+def read_partitions() -> list[NodeGroup]:
+    """Ask SLURM.
+
+    Raises:
+        ConfigError: this is no machine of a cluster, or its SLURM does not answer.
+    """
+    if not shutil.which("sinfo"):
+        raise ConfigError("sinfo: not found; launch on a login node of the cluster, or take --on local")
+    command = ["sinfo", "--noheader", f"--format={_FORMAT}"]
+    done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603  fixed words
+    if done.returncode:
+        raise ConfigError(f"sinfo: {done.stderr.strip() or 'failed'}; is this a login node of the cluster?")
+    return parse_partitions(done.stdout)
+
+
+def parse_partitions(text: str) -> list[NodeGroup]:
+    """What sinfo printed in our format."""
+    rows = [line.split("|", maxsplit=3) for line in text.splitlines() if line.count("|") >= 3]
+    return [
+        NodeGroup(
+            partition=name.rstrip("*"),
+            is_default=name.endswith("*"),
+            seconds=float("inf") if limit.strip() in ("infinite", "n/a") else seconds_of(limit.strip()),
+            nodes=int(nodes),
+            gpus=_gpus(resources),
+        )
+        for name, limit, nodes, resources in rows
+    ]
+
+
+def _gpus(resources: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for match in _GPUS.finditer(resources):
+        kind, count = match["kind"] or "", int(match["count"])
+        found[kind] = found.get(kind, 0) + count
+    return {**found, "": sum(found.values())} if found else {}
+
+
+def check_fit(groups: Iterable[NodeGroup], names: str, job: str, wanted: Job, nodes: int) -> None:
+    """See that one of the named partitions can ever run a job.
+
+    Args:
+        groups: of this cluster.
+        names: partitions with commas between; empty for the default one.
+        job: its name, for messages.
+        wanted: what it takes of each node.
+        nodes: how many.
+
+    Raises:
+        ConfigError: there is no such partition, or none is large enough.
+    """
+    groups = list(groups)
+    known = {group.partition for group in groups}
+    asked = set(names.split(",")) if names else {group.partition for group in groups if group.is_default}
+    if unknown := sorted(asked - known):
+        raise ConfigError(f"{job}: there is no partition {unknown[0]!r}; this cluster has {', '.join(sorted(known))}")
+    if not asked:
+        raise ConfigError(
+            f"{job}: this cluster has no default partition; set slurm.partition to one of {', '.join(sorted(known))}"
+        )
+    if not any(_fits(name, groups, wanted, nodes) for name in asked):
+        there = "; ".join(group.describe() for group in groups if group.partition in asked)
+        gpus = f"{wanted.gpus_per_node} {wanted.gpu_type}".strip() + " GPUs"
+        raise ConfigError(f"{job}: wants {nodes} node(s) with {gpus} for {wanted.time}, but {there}")
+
+
+def _fits(name: str, groups: list[NodeGroup], wanted: Job, nodes: int) -> bool:
+    able = [
+        group.nodes
+        for group in groups
+        if group.partition == name
+        and group.seconds >= wanted.seconds
+        and group.gpus.get(wanted.gpu_type, 0) >= wanted.gpus_per_node
+    ]
+    return sum(able) >= nodes

@@ -1,0 +1,94 @@
+"""What a job does when its ranks have ended: nothing more, start again, or give up.
+
+    python -m cluster.slurm.requeue before RUN
+    python -m cluster.slurm.requeue after RUN --job ID --exit-code N --crashes N
+
+The run directory decides and not the exit code, which launchers change: `done` is done; `requeue` (asked to stop, and
+stopped with a checkpoint) starts again; `failed` would fail again. Without an outcome it crashed, and it starts again
+until it has crashed more often than allowed without a newer checkpoint. `after` exits with 0, 10 or 11.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from enum import IntEnum
+from pathlib import Path
+
+from trainer.checkpoint import CheckpointError, RunDirectory, append_line, read_lines
+
+REFUSED = 2  # the trainer's exit code for a mistake in what was asked for
+
+
+class Verdict(IntEnum):
+    """What is to be done, as an exit code."""
+
+    DONE = 0
+    REQUEUE = 10
+    GIVE_UP = 11
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Clear away an old outcome, or judge a new one and say so on one line."""
+    arguments = _parse(argv)
+    run = RunDirectory(arguments.run)
+    if arguments.when == "before":
+        forget(run)
+        return 0
+    try:
+        verdict, reason = judge(run, arguments.job, arguments.exit_code, arguments.crashes)
+    except CheckpointError as error:
+        verdict, reason = Verdict.GIVE_UP, str(error)
+    words = {Verdict.DONE: "done", Verdict.REQUEUE: "to be started again", Verdict.GIVE_UP: "given up"}
+    print(f"{run.path}: {words[verdict]}: {reason}", file=sys.stderr)
+    return verdict
+
+
+def forget(run: RunDirectory) -> None:
+    """Remove what an earlier start left as its outcome, lest it be taken for this one's; `done` stays true."""
+    if not (run.outcome and run.outcome.ending == "done"):
+        run.set_outcome(None)
+
+
+def judge(run: RunDirectory, job: str, exit_code: int, allowed: int) -> tuple[Verdict, str]:
+    """What to do now that the ranks have ended, and why.
+
+    Args:
+        run: what they trained.
+        job: SLURM's number of the job, the same for all its starts; a crash is written down with it.
+        exit_code: of srun.
+        allowed: so many crashes one after another without a newer checkpoint.
+
+    Raises:
+        CheckpointError: the run's checkpoints are not in order.
+    """
+    ending, reason = run.outcome or ("failed" if exit_code == REFUSED else None, "refused; the log says why")
+    if ending == "done":
+        return Verdict.DONE, "the run has come to its end"
+    if ending == "requeue":
+        return Verdict.REQUEUE, f"{reason or 'asked to stop'}; it goes on from step {run.step}"
+    if ending == "failed":
+        return Verdict.GIVE_UP, f"it would fail again: {reason}"
+    run.job.mkdir(exist_ok=True)
+    crashes = run.job / "crashes.jsonl"
+    append_line(crashes, {"job": job, "time": time.time(), "step": run.step, "exit_code": exit_code})
+    same = sum(1 for crash in read_lines(crashes) if (crash["job"], crash["step"]) == (job, run.step))
+    if same > allowed:
+        return Verdict.GIVE_UP, f"it crashed {same} times after the checkpoint of step {run.step}"
+    return Verdict.REQUEUE, f"it crashed (exit code {exit_code}), for the {same}. time after step {run.step}"
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m cluster.slurm.requeue", description=__doc__.partition("\n")[0])
+    parser.add_argument("when", choices=("before", "after"), help="the ranks start, or have ended")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+    parser.add_argument("--job", default="", metavar="ID", help="SLURM's number of the job")
+    parser.add_argument("--exit-code", type=int, default=0, metavar="N", help="of srun")
+    parser.add_argument("--crashes", type=int, default=0, metavar="N", help="how many in a row are tried again")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

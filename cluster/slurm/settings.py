@@ -1,0 +1,226 @@
+"""What a SLURM cluster is to be told: a section of the cluster's settings."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+# sbatch's forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes and with seconds.
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_MEMORY = re.compile(r"\d+[KMGT]?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Names that SLURM's administrators give, with what selects several: commas, and | & [] () * for constraints.
+_NAME = re.compile(r"[\w.,:+=/@|&\[\]()*-]*", re.ASCII)
+
+
+def _as_text(value: Any) -> Any:
+    """Numbers as they were written: TOML reads an account 1234 or a time of 90 minutes as one."""
+    return str(value) if type(value) is int else value
+
+
+Text = Annotated[str, pydantic.BeforeValidator(_as_text)]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job takes.
+
+    Attributes:
+        partition: instead of slurm.partition.
+        gpus_per_node: GPUs.
+        gpu_type: where a partition has several, such as "h100".
+        cpus_per_task: CPU cores of a process, which computes with as many threads.
+        memory: of a node, such as "500G"; empty for the partition's default, "0" for all of it.
+        time: limit in SLURM's forms, such as "2-00:00:00".
+    """
+
+    partition: Text = ""
+    gpus_per_node: int = 0
+    gpu_type: Text = ""
+    cpus_per_task: int = 8
+    memory: Text = ""
+    time: Text = "1-00:00:00"
+
+    def __post_init__(self) -> None:
+        if self.gpus_per_node < 0 or self.cpus_per_task <= 0:
+            raise ValueError("gpus_per_node must be 0 or more, cpus_per_task positive")
+        if self.memory and not _MEMORY.fullmatch(self.memory):
+            raise ValueError(f"memory {self.memory!r} is not a number with K, M, G or T, such as 500G")
+        if self.seconds <= 0:
+            raise ValueError(f"time {self.time!r} is no time at all")
+        _check_names(self, "partition", "gpu_type")
+
+    @property
+    def seconds(self) -> int:
+        """The time limit."""
+        return seconds_of(self.time)
+
+
+@dataclass(frozen=True)
+class PreprocessJob(Job):
+    """[slurm.preprocess]: one node, whose cores Beam's workers share."""
+
+
+@dataclass(frozen=True)
+class PretrainJob(Job):
+    """[slurm.pretrain]: a process per GPU.
+
+    Attributes:
+        nodes: machines.
+        tasks_per_node: ranks of a node; 0 for one per GPU, or one where there is none.
+    """
+
+    gpus_per_node: int = 8
+    nodes: int = 1
+    tasks_per_node: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nodes <= 0 or self.tasks_per_node < 0:
+            raise ValueError("nodes must be positive, tasks_per_node 0 or more")
+        if self.gpus_per_node and self.tasks_per_node not in (0, self.gpus_per_node):
+            raise ValueError(f"{self.tasks_per_node} ranks on {self.gpus_per_node} GPUs; leave tasks_per_node at 0")
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Processes of a node."""
+        return self.tasks_per_node or self.gpus_per_node or 1
+
+    @property
+    def ranks(self) -> int:
+        """Processes in all."""
+        return self.nodes * self.ranks_per_node
+
+
+@dataclass(frozen=True)
+class EvalJob(Job):
+    """[slurm.eval]: one process, or an array of them that share a grid.
+
+    Attributes:
+        array: jobs; more than one divide the points of the grid among them.
+        array_limit: at most so many at a time; 0 for no limit.
+    """
+
+    gpus_per_node: int = 1
+    array: int = 1
+    array_limit: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.array <= 0 or self.array_limit < 0:
+            raise ValueError("array must be positive, array_limit 0 or more")
+
+
+@dataclass(frozen=True)
+class Container:
+    """[slurm.container]: the image in which the programs run.
+
+    Attributes:
+        runtime: pyxis (enroot, by options of srun) or apptainer; empty to run on the node itself.
+        image: a file, or a name in a registry (pyxis: registry#name:tag; apptainer: docker://name:tag).
+        mounts: folders that the program sees at the same place inside: data, shards, runs.
+    """
+
+    runtime: Literal["", "pyxis", "apptainer"] = ""
+    image: str = ""
+    mounts: list[Path] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if bool(self.runtime) != bool(self.image):
+            raise ValueError("runtime and image belong together; give both or none")
+        if not self.image.isprintable():
+            raise ValueError("image holds characters that can't be printed")
+        for mount in self.mounts:
+            if not mount.is_absolute() or re.search(r"[,:\s]", str(mount)):
+                raise ValueError(f"mounts: {str(mount)!r} must be a whole path without commas, colons and spaces")
+
+    @property
+    def image_file(self) -> Path | None:
+        """The image where it is a file."""
+        named = "://" in self.image or (self.runtime == "pyxis" and not re.match(r"[./]", self.image))
+        return None if named or not self.image else Path(self.image)
+
+
+@dataclass(frozen=True)
+class SlurmSettings:
+    """[slurm]: what all jobs have in common, and each of them.
+
+    Attributes:
+        partition: of jobs that name none of their own; empty for the cluster's default.
+        account: who pays.
+        qos: quality of service.
+        constraint: features that a node must have.
+        options: more options of sbatch, such as "--exclusive" or "--mail-type=FAIL".
+        notice: seconds ahead of the time limit at which the ranks get SIGUSR1; long enough for a step and a checkpoint.
+        crashes: a run that crashes is started again until it has crashed more often than this without a newer
+            checkpoint.
+        shared: folders that all nodes see although their file system looks like a disk of one machine.
+        python: the interpreter on the nodes; empty for the one that launches, or the image's own.
+        setup: lines of shell that each job begins with, such as "module load cuda".
+        environment: variables of the jobs, such as NCCL_SOCKET_IFNAME.
+    """
+
+    partition: Text = ""
+    account: Text = ""
+    qos: Text = ""
+    constraint: Text = ""
+    options: list[str] = field(default_factory=list)
+    notice: int = 300
+    crashes: int = 3
+    shared: list[Path] = field(default_factory=list)
+    python: str = ""
+    setup: list[str] = field(default_factory=list)
+    environment: dict[str, Text] = field(default_factory=dict)
+    container: Container = field(default_factory=Container)
+    preprocess: PreprocessJob = field(default_factory=PreprocessJob)
+    pretrain: PretrainJob = field(default_factory=PretrainJob)
+    eval: EvalJob = field(default_factory=EvalJob)
+
+    def __post_init__(self) -> None:
+        _check_names(self, "partition", "account", "qos", "constraint")
+        for option in self.options:
+            if not option.startswith("--") or not option.isprintable():
+                raise ValueError(f"options: {option!r} is not an option of sbatch, such as --exclusive")
+        for name in self.environment:
+            if not _VARIABLE.fullmatch(name):
+                raise ValueError(f"environment: {name!r} is not the name of a variable")
+        if not self.python.isprintable():
+            raise ValueError("python holds characters that can't be printed")
+        if not 0 < self.notice <= 65535 or self.crashes < 0:
+            raise ValueError("notice must be from 1 to 65535 seconds, crashes 0 or more")
+        for name, job in (("preprocess", self.preprocess), ("pretrain", self.pretrain)):
+            if job.seconds <= self.notice:
+                raise ValueError(f"notice, {self.notice} s, leaves nothing of {name}.time, {job.time}")
+
+    def partition_of(self, name: str) -> str:
+        """Where a job runs; empty for the cluster's default."""
+        job: Job = getattr(self, name)
+        return job.partition or self.partition
+
+
+def seconds_of(time: str) -> int:
+    """A time limit as SLURM writes it.
+
+    Raises:
+        ValueError: not one of SLURM's forms.
+    """
+    found = _TIME.fullmatch(time)
+    if not found:
+        raise ValueError(f"time {time!r} is not of a form like 90 (minutes), 12:00:00 or 2-00:00:00")
+    days, *rest = found.groups()
+    numbers = [int(number) for number in rest if number]
+    if days is None and len(numbers) < 3:  # minutes first
+        numbers = [0, *numbers]
+    hours, minutes, seconds = (*numbers, 0, 0)[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _check_names(settings: object, *fields: str) -> None:
+    """SLURM reads these in lines of its own, where no quotes protect them."""
+    for name in fields:
+        if not _NAME.fullmatch(value := getattr(settings, name)):
+            raise ValueError(f"{name} {value!r} is not a name that SLURM knows; letters, digits and _ . , : + - do")

@@ -1,0 +1,165 @@
+"""Our figures beside the paper's."""
+
+from __future__ import annotations
+
+import statistics
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eval.evaluated import Evaluated
+from eval.paper import Table
+from trainer.checkpoint import RunDirectory
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of ours.
+
+    Attributes:
+        value: the one that counts: of the grid's best point, where there was a grid.
+        seeds: those of all seeds with the hyperparameters of that point; empty for a task that learns nothing.
+        half_width: half of the 95 % interval over the examples; None where it is not known.
+    """
+
+    value: float
+    seeds: tuple[float, ...]
+    half_width: float | None
+
+
+@dataclass(frozen=True)
+class Export:
+    """An export, and everything that was evaluated on its weights.
+
+    Attributes:
+        run: name of its run.
+        step: of it; None where another program wrote it.
+        tasks: name -> content, see eval.results; those of a later file where two have one.
+        settings: of the run, section.key -> value; empty where its config.toml is out of reach.
+    """
+
+    run: str
+    step: int | None
+    tasks: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Of the column."""
+        return self.run if self.step is None else f"{self.run} {self.step:,}"
+
+    def figure(self, task: str, metric: str) -> Figure | None:
+        """What was measured; None where nothing was."""
+        content = self.tasks.get(task, {"metrics": {}})
+        measured = content["metrics"].get(metric)
+        if measured is None:
+            return None
+        seeds = content["details"].get("seeds", {}).get(metric, ())
+        return Figure(float(measured["value"]), tuple(seeds), measured["half_width"])
+
+
+def exports_of(evaluations: Iterable[Evaluated]) -> list[Export]:
+    """The exports behind some evaluations, by run and step."""
+    by_weights: dict[tuple[str, str], list[Evaluated]] = {}
+    for evaluated in evaluations:
+        by_weights.setdefault((evaluated.run, evaluated.weights_blake2b), []).append(evaluated)
+    exports = [
+        Export(
+            run=group[0].run,
+            step=group[0].step,
+            tasks={name: task for evaluated in group for name, task in evaluated.results["tasks"].items()},
+            settings=_settings(group[0]),
+        )
+        for group in by_weights.values()
+    ]
+    return sorted(exports, key=lambda export: (export.run, export.step or 0))
+
+
+def _settings(evaluated: Evaluated) -> dict[str, Any]:
+    """What the recipe of the run says, wherever the run lies now."""
+    runs = [evaluated.results["checkpoint"]["lineage"].get("run"), evaluated.export.parent.parent]
+    for config in (RunDirectory(Path(run)).config for run in runs if run):
+        if config.is_file():
+            sections = tomllib.loads(config.read_text(encoding="utf-8")).items()
+            return {
+                f"{name}.{k}": v for name, section in sections if isinstance(section, dict) for k, v in section.items()
+            }
+    return {}
+
+
+def compare(table: Table, exports: Sequence[Export]) -> list[list[str]]:
+    """The rows of a table: the paper's models, and for each run its newest export that has a figure for it.
+
+    Three columns for each of ours: the figure, its difference to the paper's model that the run compares with, and the
+    number of seeds with their mean and standard deviation. What was not measured is empty.
+    """
+    chosen = _newest(table, exports)
+    header = ["", *(model.name for model in table.models)]
+    for export in chosen:
+        header += [export.name, f"minus {table.counterpart(export.settings).name}", "seeds"]
+    return [header, *_lines(table, chosen)]
+
+
+def _newest(table: Table, exports: Sequence[Export]) -> list[Export]:
+    measured = [export for export in exports if any(export.figure(m.task, m.metric) for m in table.measures)]
+    return list({export.run: export for export in measured}.values())  # they ascend by step
+
+
+def _lines(table: Table, chosen: Sequence[Export]) -> Iterator[list[str]]:
+    for i, measure in enumerate(table.measures):
+        papers = [model.figures[i] for model in table.models]
+        digits = max(_digits(figure) for figure in papers)
+        ours = [
+            cell
+            for export in chosen
+            for cell in _cells(
+                export.figure(measure.task, measure.metric), table.counterpart(export.settings).figures[i], digits
+            )
+        ]
+        yield [measure.name, *(_shown(figure, digits) for figure in papers), *ours]
+    if table.averaged:
+        yield _averages(table, chosen)
+
+
+def _cells(ours: Figure | None, papers: float | None, digits: int) -> list[str]:
+    """Figure, difference and seeds."""
+    if ours is None:
+        return ["", "", ""]
+    return [_shown(ours.value, digits), _difference(ours.value, papers, digits), _spread(ours.seeds, digits)]
+
+
+def _averages(table: Table, chosen: Sequence[Export]) -> list[str]:
+    row = ["average", *(_shown(_mean(model.figures)) for model in table.models)]
+    for export in chosen:
+        figures = [export.figure(measure.task, measure.metric) for measure in table.measures]
+        ours = _mean([None if figure is None else figure.value for figure in figures])
+        row += [_shown(ours), _difference(ours, _mean(table.counterpart(export.settings).figures)), ""]
+    return row
+
+
+def _mean(figures: Sequence[float | None]) -> float | None:
+    """Of all; None where one is missing."""
+    known = [figure for figure in figures if figure is not None]
+    return statistics.fmean(known) if len(known) == len(figures) else None
+
+
+def _spread(seeds: Sequence[float], digits: int) -> str:
+    """Mean and standard deviation of several seeds, and their number."""
+    if len(seeds) < 2:
+        return str(len(seeds)) if seeds else ""
+    return f"{len(seeds)}: {statistics.fmean(seeds):.{digits}f} ± {statistics.stdev(seeds):.{digits}f}"
+
+
+def _digits(figure: float | None) -> int:
+    """As many as the paper gives: most of its figures have one behind the point, perplexities two."""
+    return 1 if figure is None else max(1, len(repr(figure).partition(".")[2]))
+
+
+def _shown(figure: float | None, digits: int = 1) -> str:
+    return "" if figure is None else f"{figure:,.{digits}f}"
+
+
+def _difference(ours: float | None, papers: float | None, digits: int = 1) -> str:
+    return "" if ours is None or papers is None else f"{ours - papers:+,.{digits}f}"

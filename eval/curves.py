@@ -1,0 +1,268 @@
+"""Runs as curves: what a training has logged, and what its exports score."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator, PercentFormatter
+
+from eval.comparison import Export
+from trainer.checkpoint import RunDirectory, read_lines
+
+WINDOWS = 25  # a curve is smoothed over this part of its steps
+_INCHES = (12, 8)
+_WIDE = 8  # times the smallest perplexity: from there on an axis is logarithmic
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: for all eyes
+_BASELINE = "#555555"
+_INTRINSIC = (("mlm", "perplexity"), ("mlm", "accuracy"), ("nsp", "accuracy"))
+_STYLE = {
+    "font.size": 12,
+    "axes.titlesize": 13,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E4E4E4",
+    "legend.edgecolor": "none",
+    "legend.framealpha": 0.9,
+}
+
+
+@dataclass(frozen=True)
+class History:
+    """What a run has logged.
+
+    Attributes:
+        name: of the run.
+        run: its directory.
+        training: a dictionary for every step.
+        validation: one for every validation; may be empty.
+    """
+
+    name: str
+    run: RunDirectory
+    training: list[dict[str, Any]]
+    validation: list[dict[str, Any]]
+
+
+def read_history(path: Path) -> History:
+    """Read the metrics of a run.
+
+    Raises:
+        ValueError: no metrics, or a line that isn't one.
+    """
+    run = RunDirectory(path)
+    try:
+        training, validation = list(read_lines(run.metrics)), list(read_lines(run.validation_metrics))
+    except ValueError as error:
+        raise ValueError(f"{path}: its metrics are damaged ({error})") from error
+    if not training:
+        raise ValueError(f"{run.metrics}: no steps; give a run directory whose training has begun")
+    return History(path.resolve().name, run, training, validation)
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """What needs no model; None where no evaluation says it."""
+
+    mlm_loss: float | None
+    nsp_accuracy: float | None
+
+
+def baselines(results: Sequence[dict[str, Any]]) -> Baselines:
+    """The baselines of the first results that have them."""
+    return Baselines(_baseline(results, "mlm", "loss"), _baseline(results, "nsp", "accuracy"))
+
+
+def _baseline(results: Sequence[dict[str, Any]], task: str, metric: str) -> float | None:
+    found = (result["tasks"][task]["metrics"][metric]["baseline"] for result in results if task in result["tasks"])
+    return next(found, None)
+
+
+def smooth(values: np.ndarray, window: int) -> np.ndarray:
+    """The centred running mean of values [n].
+
+    The window shrinks on both sides at the beginning, where a loss falls steeply and a lopsided mean would be too low;
+    at the end only on the side that is missing, as a lone last value would say little.
+    """
+    places = np.arange(len(values))
+    before = np.minimum(window // 2, places)
+    after = np.minimum(before, places[::-1])
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    return np.asarray((sums[places + after + 1] - sums[places - before]) / (before + after + 1))
+
+
+def draw(histories: Sequence[History], known: Baselines) -> Figure:
+    """The figure of all curves."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=_INCHES, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
+        FigureCanvasAgg(figure)
+        grid = figure.add_gridspec(2, 2, height_ratios=[3, 2], width_ratios=[2, 1])
+        loss = figure.add_subplot(grid[0, :])
+        accuracy, rate = figure.add_subplot(grid[1, 0], sharex=loss), figure.add_subplot(grid[1, 1])
+        for history, colour in zip(histories, _colours(len(histories)), strict=True):
+            prefix = "" if len(histories) == 1 else f"{history.name}, "
+            _draw_curve(loss, history, "mlm_loss", colour, f"{prefix}training", f"{prefix}held out")
+            _draw_curve(accuracy, history, "nsp_accuracy", colour)
+            rate.plot(_steps(history.training), column(history.training, "learning_rate"), color=colour)
+        _draw_baseline(loss, known.mlm_loss, "unigrams of the training text")
+        _draw_baseline(accuracy, known.nsp_accuracy, "always the larger class")
+        _finish_loss(loss, histories)
+        _finish_accuracy(accuracy)
+        rate.set(title="Learning rate", xlabel="step")
+        rate.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        for axes in (loss, accuracy, rate):
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        rate.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10], integer=True))
+        rate.yaxis.set_major_locator(MaxNLocator(nbins=5))
+        figure.align_ylabels([loss, accuracy])
+    return figure
+
+
+def _colours(n: int) -> list[str]:
+    return [_COLOURS[i % len(_COLOURS)] for i in range(n)]
+
+
+def _draw_curve(axes: Any, history: History, metric: str, colour: str, *labels: str) -> None:
+    """Training faint as it is and strong as it is smoothed, validation as points; labels for a legend, or none."""
+    training, held_out = labels or (None, None)
+    steps, values = _steps(history.training), column(history.training, metric)
+    axes.plot(steps, values, color=colour, alpha=0.2, linewidth=0.8)
+    axes.plot(steps, smooth(values, len(values) // WINDOWS), color=colour, linewidth=1.8, label=training)
+    if history.validation:
+        steps, values = _steps(history.validation), column(history.validation, metric)
+        style = {
+            "marker": "o",
+            "markersize": 7,
+            "markerfacecolor": "white",
+            "markeredgewidth": 1.8,
+            "linestyle": "none",
+        }
+        axes.plot(steps, values, color=colour, zorder=3, label=held_out, **style)
+
+
+def _draw_baseline(axes: Any, value: float | None, label: str) -> None:
+    if value is not None:
+        axes.axhline(value, color=_BASELINE, linestyle=(0, (5, 3)), linewidth=1.3, label=label)
+
+
+def _finish_loss(axes: Any, histories: Sequence[History]) -> None:
+    run = f": {histories[0].name}" if len(histories) == 1 else ""
+    axes.set(title=f"Masked words{run}", xlabel="step", ylabel="MLM loss (nats a word)")
+    axes.legend(loc="upper right")
+    axes.margins(x=0.015)
+    # The same axis once more, as perplexity.
+    right = axes.secondary_yaxis("right", functions=(np.exp, _log))
+    right.set_ylabel("perplexity")
+    right.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    right.yaxis.set_minor_locator(NullLocator())
+    right.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _log(values: np.ndarray) -> np.ndarray:
+    return np.asarray(np.log(np.maximum(values, np.finfo(float).tiny)))  # matplotlib tries 0, too
+
+
+def _finish_accuracy(axes: Any) -> None:
+    axes.set(title="Next sentence", xlabel="step", ylabel="NSP accuracy")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)  # beside the title, off the curves
+
+
+def _steps(lines: Sequence[dict[str, Any]]) -> np.ndarray:
+    return np.array([line["step"] for line in lines])
+
+
+def column(lines: Sequence[dict[str, Any]], name: str) -> np.ndarray:
+    """A figure of every line."""
+    return np.array([line[name] for line in lines], dtype=float)
+
+
+def measured_scores(exports: Sequence[Export]) -> list[tuple[str, str]]:
+    """The task and metric of each panel: what pretraining learns, then each task by the metric that it is judged by."""
+    judged = {
+        (name, content["details"]["selected_by"])
+        for export in exports
+        for name, content in export.tasks.items()
+        if "selected_by" in content["details"]
+    }
+    intrinsic = [pair for pair in _INTRINSIC if any(export.figure(*pair) for export in exports)]
+    return [*intrinsic, *sorted(judged)]
+
+
+def draw_scores(exports: Sequence[Export]) -> Figure:
+    """A panel for each score, over the steps of the training; a line for each run.
+
+    A bar is half of the 95 % interval over the examples, or the standard deviation over the seeds where there are some.
+
+    Args:
+        exports: with steps; one score at least.
+    """
+    scores = measured_scores(exports)
+    runs = list(dict.fromkeys(export.run for export in exports))
+    columns = min(3, len(scores))
+    rows = -(-len(scores) // columns)
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(4.2 * columns, 3.0 * rows + 0.5), layout=ConstrainedLayoutEngine(w_pad=0.1))
+        FigureCanvasAgg(figure)
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
+        for axes, (task, metric) in zip(grid.flat, scores, strict=False):
+            for run, colour in zip(runs, _colours(len(runs)), strict=True):
+                _draw_score(axes, [export for export in exports if export.run == run], task, metric, colour)
+            _finish_score(axes, exports, task, metric)
+        for axes in grid.flat[len(scores) :]:
+            axes.set_visible(False)
+        if len(runs) > 1:
+            figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=min(4, len(runs)))
+    return figure
+
+
+def _draw_score(axes: Any, exports: Sequence[Export], task: str, metric: str, colour: str) -> None:
+    figures = [(export.step, figure) for export in exports if (figure := export.figure(task, metric)) is not None]
+    steps, values = [step for step, _ in figures], [figure.value for _, figure in figures]
+    bars = [
+        statistics.stdev(figure.seeds) if len(figure.seeds) > 1 else figure.half_width or 0.0 for _, figure in figures
+    ]
+    # Also without a point, so that the legend of the first panel knows every run.
+    axes.errorbar(
+        steps, values, bars, label=exports[0].run, color=colour, marker="o", markersize=5, linewidth=1.6, capsize=3
+    )
+
+
+def _finish_score(axes: Any, exports: Sequence[Export], task: str, metric: str) -> None:
+    axes.set(title=task, ylabel=metric.replace("_", " "))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
+    content = next(export.tasks[task]["metrics"][metric] for export in exports if export.figure(task, metric))
+    if content["baseline"] is not None:
+        axes.axhline(content["baseline"], color=_BASELINE, linestyle=(0, (5, 3)), linewidth=1.3)
+    if content["unit"]:
+        scale = 1.0 if content["unit"] == "share" else 100.0
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value / scale:.3g} %"))
+    if metric == "perplexity":
+        _mark_perplexity(axes, [figure.value for e in exports if (figure := e.figure(task, metric)) is not None])
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10], integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_xlabel("step")
+    axes.tick_params(labelbottom=True)
+
+
+def _mark_perplexity(axes: Any, values: Sequence[float]) -> None:
+    """Logarithmic where values differ by orders of magnitude; else such an axis would hardly have a mark."""
+    if max(values) > _WIDE * min(values):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))

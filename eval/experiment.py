@@ -1,0 +1,318 @@
+"""A task that a model learns, on one export: its data, the points of its grid, and what comes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+
+from eval.encoding import Encoder, Sample
+from eval.finetune import DivergedError, Hyperparameters, Settings, learn, predict, seed_of
+from eval.grid import LOSSES, Points, Search, best_of, grid, restarts
+from eval.kinds import PREDICTIONS, Frozen, Outcome, Texts, read_predictions
+from eval.metrics import half_width
+from eval.tasks import datasets
+from eval.tasks.finetuned import DataSplit, FineTuned
+from eval.tasks.result import Measurement, Result
+from trainer.checkpoint import write_atomically
+from trainer.hugging_face import Export
+from trainer.lineage import code_version
+
+_SHARES = ("accuracy", "exact_match", "exact")  # metrics that are shares of the examples
+_BASELINE = "always the class that is most frequent in training"
+_KEPT = ("point", "metrics", "error", "seconds", "device")  # of every point, in results.json
+_PROBED = 200  # examples that are looked at for unknown words
+_MOST_UNKNOWN = 0.5  # share of their pieces: above it, the vocabulary is of another language
+
+STATES = "states"  # folder of what frozen encoders computed
+
+_log = logging.getLogger("eval")
+Parts = Mapping[str, Sequence[Any]]  # train, dev, test, ... -> examples
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What the tasks of an evaluation share.
+
+    Attributes:
+        export: the pretrained model.
+        tokenizer: of it.
+        export_blake2b: checksum of its weights and its tokenizer.
+        settings: of the learning.
+        device: to learn on.
+        output: folder of the results.
+    """
+
+    export: Export
+    tokenizer: Tokenizer
+    export_blake2b: str
+    settings: Settings
+    device: torch.device
+    output: Path
+
+
+def read_parts(task: FineTuned, data: Path | None, with_test: bool, limit: int | None) -> Parts:
+    """The examples of a task.
+
+    Args:
+        task: says which.
+        data: folder of the files; None for the hub.
+        with_test: read the test sets too.
+        limit: take so many of each part at most, drawn with a fixed seed and in their order.
+
+    Raises:
+        DatasetError: something is missing, malformed or empty.
+    """
+    return {
+        part: _some(datasets.read(*split, data), limit)
+        for part, split in _splits(task).items()
+        if with_test or not part.startswith("test")
+    }
+
+
+def _splits(task: FineTuned) -> dict[str, DataSplit]:
+    """Part -> split: train, dev and dev_NAME, test or test_DATASET."""
+    return {"train": task.train, **_dev(task), **_test(task)}
+
+
+def _dev(task: FineTuned) -> dict[str, DataSplit]:
+    return {f"dev_{name}" if name else "dev": split for name, split in task.dev.items()}
+
+
+def _test(task: FineTuned) -> dict[str, DataSplit]:
+    return {f"test_{split[0]}" if len(task.test) > 1 else "test": split for split in task.test}
+
+
+def _some(examples: Sequence[Any], limit: int | None) -> Sequence[Any]:
+    if limit is None or len(examples) <= limit:
+        return examples
+    chosen = np.random.default_rng(0).choice(len(examples), limit, replace=False)
+    return [examples[i] for i in sorted(chosen)]
+
+
+class Experiment:
+    """A task on an export."""
+
+    def __init__(self, task: FineTuned, parts: Parts, bench: Bench, search: Search) -> None:
+        self.task = task
+        self.points = grid(task, search)
+        self._parts = parts
+        self._bench = bench
+        positions = bench.export.config.max_position_embeddings
+        self._encoder = Encoder(bench.tokenizer, min(task.max_length, positions))
+        self._data_blake2b = _checksum(parts)
+        self._disk = Points(bench.output / task.name / "points", self._origin())
+
+    def _origin(self) -> dict[str, Any]:
+        """What decides a point's figures, besides the point."""
+        settings = dataclasses.asdict(self._bench.settings)
+        del settings["max_tokens"]  # changes no more than rounding, and is what one changes when memory is short
+        return {
+            "task": self.task.name,
+            "version": self.task.version,
+            "export": self._bench.export_blake2b,
+            "data": self._data_blake2b,
+            "kind": repr(self.task.kind),
+            "max_length": self._encoder.max_length,
+            **settings,
+        }
+
+    def check(self) -> None:
+        """Look for what would stop or spoil the learning, before any begins.
+
+        Raises:
+            ValueError: points of something else are there, the model is too small for the task, or its vocabulary is
+                not that of the texts.
+        """
+        for point in self.points:
+            self._disk.read(point)
+        self.task.kind.check(self._bench.export.config)
+        samples = self.task.kind.encode(self._parts["dev"][:_PROBED], self._encoder, training=False)
+        unknown = self._unknown_share(samples)
+        if unknown > _MOST_UNKNOWN:
+            raise ValueError(
+                f"{self.task.name}: {unknown:.0%} of its text is unknown to the export's vocabulary; "
+                "give an export for its language and alphabet"
+            )
+
+    def _unknown_share(self, samples: Sequence[Sample]) -> float:
+        ids = np.concatenate([sequence.ids for sample in samples for sequence in sample.sequences])
+        return float(np.mean(ids == self._encoder.unknown))
+
+    def is_finished(self, point: Hyperparameters) -> bool:
+        """Whether somebody has."""
+        return self._disk.read(point) is not None
+
+    def missing(self) -> list[Hyperparameters]:
+        """The points that nobody has finished."""
+        return [point for point in self.points if not self.is_finished(point)]
+
+    def lock(self, point: Hyperparameters) -> Path:
+        """Whoever holds its lock may run the point."""
+        return self._disk.lock(point)
+
+    @cached_property
+    def _samples(self) -> dict[str, Sequence[Any]]:
+        found: dict[str, Sequence[Any]] = {}
+        bench = self._bench
+        for part, examples in self._parts.items():
+            samples = self.task.kind.encode(examples, self._encoder, training=part == "train")
+            name = f"{part}-{bench.export_blake2b}-{self._data_blake2b}-{self._encoder.max_length}"
+            frozen = Frozen(bench.export, bench.settings, bench.device, bench.output / STATES, name)
+            found[part] = self.task.kind.embed(examples, samples, frozen)
+        return found
+
+    def run(self, point: Hyperparameters) -> None:
+        """Learn at a point and write down what comes of it; that a loss is no number is a result too."""
+        began = time.perf_counter()
+        task, bench = self.task, self._bench
+        model = task.kind.build(bench.export, seed_of(point.seed, "head")).to(bench.device)
+        epochs: list[dict[str, Any]] = []
+        losses: list[float] = []
+        outcomes: dict[str, Outcome] = {}
+
+        def after_epoch(epoch: int, of_epoch: list[float]) -> None:
+            losses.extend(of_epoch)
+            outcomes.update(self._judge(model, _dev(task)))
+            metrics = _by_part(outcomes)
+            epochs.append({"epoch": epoch, "loss": float(np.mean(of_epoch)), "metrics": metrics})
+            _log.info(
+                *("%s %s: epoch %d of %d: loss %.4f, %s %.2f", task.name, self._disk.path(point).name, epoch),
+                *(point.epochs, epochs[-1]["loss"], task.best, metrics["dev"][task.best]),
+            )
+
+        error = None
+        try:
+            learn(model, self._samples["train"], task.kind.collate, point, bench.settings, bench.device, after_epoch)
+            outcomes.update(self._judge(model, [part for part in self._parts if part.startswith("test")]))
+        except DivergedError as diverged:
+            error = str(diverged)
+            outcomes.clear()
+        result = {
+            "metrics": _by_part(outcomes),
+            "details": {part: outcome.details for part, outcome in outcomes.items() if outcome.details},
+            "epochs": epochs,
+            "steps": len(losses),
+            "error": error,
+            "seconds": time.perf_counter() - began,
+            "device": str(bench.device),
+            "code": code_version(),
+        }
+        files = {f"{part}_{name}": text for part, outcome in outcomes.items() for name, text in outcome.files.items()}
+        self._disk.write(point, result, {LOSSES: json.dumps(losses) + "\n", **files})
+
+    def _judge(self, model: nn.Module, parts: Iterable[str]) -> dict[str, Outcome]:
+        kind, bench = self.task.kind, self._bench
+        return {
+            part: kind.conclude(
+                self._parts[part],
+                self._samples[part],
+                predict(model, self._samples[part], kind.collate, bench.settings, bench.device),
+            )
+            for part in parts
+        }
+
+    def collect(self) -> Result:
+        """What the finished points say.
+
+        Raises:
+            ValueError: a point is missing, or all diverged.
+        """
+        results = self._results()
+        best = best_of(results, self.task.best)
+        alike = [_flat(result["metrics"]) for result in restarts(results, best)]
+        baseline = self.task.kind.baseline(self._parts["train"], self._parts["dev"])
+        return Result(
+            metrics=self._measurements(best["metrics"], baseline),
+            baselines=dict.fromkeys(baseline, _BASELINE),
+            details={
+                "selected_by": self.task.best,
+                "splits": {part: list(split) for part, split in _splits(self.task).items() if part in self._parts},
+                "examples": {part: len(examples) for part, examples in self._parts.items()},
+                "data_blake2b": self._data_blake2b,
+                "max_length": self._encoder.max_length,
+                "best_point": best["point"],
+                "seeds": {name: [metrics[name] for metrics in alike] for name in _flat(best["metrics"])},
+                "points": [{name: result[name] for name in _KEPT} for result in results],
+                **best["details"],
+            },
+        )
+
+    def _measurements(
+        self, metrics: Mapping[str, Mapping[str, float]], baseline: Mapping[str, float]
+    ) -> dict[str, Measurement]:
+        found = {}
+        for part, of_part in metrics.items():
+            count = len(self._parts[part])
+            for metric, value in of_part.items():
+                width = half_width(value, count) if metric in _SHARES else None
+                known = baseline.get(metric) if part == "dev" else None
+                found[_prefix(part) + metric] = Measurement(value, width, known, "percent")
+        return found
+
+    def _results(self) -> list[dict[str, Any]]:
+        """Of all points.
+
+        Raises:
+            ValueError: one is missing.
+        """
+        results = [result for point in self.points if (result := self._disk.read(point)) is not None]
+        if len(results) < len(self.points):
+            missing = len(self.points) - len(results)
+            raise ValueError(f"{missing} of {len(self.points)} grid points are missing; run the same command again")
+        return results
+
+    @property
+    def _best_files(self) -> list[Path]:
+        return self._disk.files(Hyperparameters(**best_of(self._results(), self.task.best)["point"]))
+
+    def publish(self, folder: Path) -> None:
+        """Copy the best point's predictions to folder/TASK."""
+        (folder / self.task.name).mkdir(parents=True, exist_ok=True)
+        for file in self._best_files:
+            write_atomically(folder / self.task.name / file.name, file.read_text(encoding="utf-8"))
+
+    def test_predictions(self) -> dict[str, list[tuple[str, float]]]:
+        """Data set -> (id, label) of each test example as the best point has it, for tasks of texts."""
+        kind = self.task.kind
+        if not isinstance(kind, Texts):
+            return {}
+        names = {f"{part}_{PREDICTIONS}": split[0] for part, split in _test(self.task).items()}
+        return {
+            names[file.name]: read_predictions(file, kind.labels) for file in self._best_files if file.name in names
+        }
+
+
+def _by_part(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, float]]:
+    return {part: outcome.metrics for part, outcome in outcomes.items() if outcome.metrics}
+
+
+def _flat(by_part: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Metrics by one name each: f1, mm_accuracy, test_f1."""
+    return {_prefix(part) + metric: value for part, metrics in by_part.items() for metric, value in metrics.items()}
+
+
+def _prefix(part: str) -> str:
+    name = "" if part == "dev" else part.removeprefix("dev_")
+    return f"{name}_" if name else ""
+
+
+def _checksum(parts: Parts) -> str:
+    """Of all examples of all parts, wherever they come from."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part, examples in parts.items():
+        for example in examples:
+            digest.update(repr((part, example)).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()

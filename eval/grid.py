@@ -1,0 +1,135 @@
+"""The points of a task's grid, what lies on disk of each, and which is the best.
+
+    OUTPUT/TASK/points/lr5e-05-epochs3-batch32-seed0/
+        result.json        figures of every epoch, and what they are of
+        losses.json        of every step
+        dev_..., test_...  predictions
+
+A point appears complete or not at all. Its lock says that a process works on it, and ends with that process; so any
+number of processes may share a grid, and the same command again does what is missing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from eval.finetune import Hyperparameters
+from eval.tasks.finetuned import FineTuned
+
+RESULT, LOSSES = "result.json", "losses.json"
+
+
+@dataclass(frozen=True)
+class Search:
+    """What to try instead of what the paper tried; None for the paper's.
+
+    Attributes:
+        learning_rates: highest ones.
+        epochs: passes.
+        batch_sizes: samples of a step.
+        seeds: random restarts of each.
+    """
+
+    learning_rates: tuple[float, ...] | None = None
+    epochs: tuple[int, ...] | None = None
+    batch_sizes: tuple[int, ...] | None = None
+    seeds: tuple[int, ...] = (0,)
+
+
+def grid(task: FineTuned, search: Search) -> list[Hyperparameters]:
+    """All combinations; restarts of one follow each other."""
+    axes = (
+        search.learning_rates or task.learning_rates,
+        search.epochs or task.epochs,
+        search.batch_sizes or task.batch_sizes,
+        search.seeds,
+    )
+    return [Hyperparameters(*values) for values in itertools.product(*axes)]
+
+
+@dataclass(frozen=True)
+class Points:
+    """The points of a task on disk.
+
+    Attributes:
+        folder: of them.
+        origin: what they are of: hashes and settings.
+    """
+
+    folder: Path
+    origin: Mapping[str, Any]
+
+    def path(self, point: Hyperparameters) -> Path:
+        """Where a finished point lies."""
+        return self.folder / (
+            f"lr{point.learning_rate:g}-epochs{point.epochs}-batch{point.batch_size}-seed{point.seed}"
+        )
+
+    def lock(self, point: Hyperparameters) -> Path:
+        """The file whose lock whoever works on a point holds."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder / f".{self.path(point).name}.lock"
+
+    def read(self, point: Hyperparameters) -> dict[str, Any] | None:
+        """What a point found; None where it is not finished.
+
+        Raises:
+            ValueError: it was made of something else, or is no such result.
+        """
+        path = self.path(point) / RESULT
+        if not path.is_file():
+            return None
+        try:
+            result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            made_of = result["origin"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}: not the result of a grid point; remove {path.parent}") from error
+        differing = [name for name, value in self.origin.items() if made_of.get(name) != value]
+        if differing:
+            raise ValueError(
+                f"{path}: made with another {differing[0]} ({made_of.get(differing[0])} instead of "
+                f"{self.origin[differing[0]]}); choose another --output"
+            )
+        return result
+
+    def write(self, point: Hyperparameters, result: Mapping[str, Any], files: Mapping[str, str]) -> None:
+        """Publish a point; who writes holds its lock."""
+        final = self.path(point)
+        staging = final.with_name(f".{final.name}.incomplete")
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        content = {"point": asdict(point), "origin": dict(self.origin), **result}
+        for name, text in {RESULT: json.dumps(content, indent=2) + "\n", **files}.items():
+            (staging / name).write_text(text, encoding="utf-8")
+        staging.rename(final)
+
+    def files(self, point: Hyperparameters) -> list[Path]:
+        """The predictions of a finished point."""
+        return sorted(path for path in self.path(point).iterdir() if path.name not in (RESULT, LOSSES))
+
+
+def best_of(results: Sequence[dict[str, Any]], metric: str) -> dict[str, Any]:
+    """The result with the highest figure on the dev set, the first of several; points that diverged have none.
+
+    Raises:
+        ValueError: all diverged.
+    """
+    usable = [result for result in results if result["error"] is None]
+    if not usable:
+        raise ValueError(f"every point diverged ({results[0]['error']}); try lower learning rates")
+    return max(usable, key=lambda result: result["metrics"]["dev"][metric])
+
+
+def restarts(results: Sequence[dict[str, Any]], best: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The results of all seeds with the best point's other hyperparameters, those that diverged left out."""
+    return [
+        result
+        for result in results
+        if result["error"] is None and {**result["point"], "seed": None} == {**best["point"], "seed": None}
+    ]

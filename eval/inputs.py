@@ -1,0 +1,189 @@
+"""What an evaluation is given, checked before anything is computed: an export, shards, sentences."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import string
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+
+from preprocessing.schema import ShardDirectory, checksum
+from preprocessing.tokenization import (
+    MASK,
+    SPECIAL_TOKENS,
+    TOKENIZER_FILE,
+    VOCABULARY_FILE,
+    load_tokenizer,
+    load_vocabulary,
+)
+from trainer.data import SampleStream, validation_stream
+from trainer.hugging_face import LINEAGE, WEIGHTS, Export, load_export
+from trainer.model import BertConfig
+
+FEWEST = 2  # samples: one alone says nothing about its error
+_CASED = 0.01  # a vocabulary with this share of pieces that hold a letter of one case knows that case
+
+
+class Checkpoint(NamedTuple):
+    """An export, its tokenizer, which neither truncates nor pads, and the checksum of both."""
+
+    path: Path
+    export: Export
+    tokenizer: Tokenizer
+    weights_blake2b: str
+    blake2b: str
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Read an export and see that it is complete, and its parts of one model.
+
+    Raises:
+        ValueError: something is missing, damaged or doesn't fit; the message says what to do.
+    """
+    export = load_export(path)
+    for name, tensor in export.state.items():
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{path / WEIGHTS}: {name} holds values that are no numbers; take an earlier step")
+    tokenizer = load_tokenizer(path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    _check_tokenizer(path, tokenizer, export.config)
+    weights = checksum(path / WEIGHTS)
+    both = hashlib.blake2b(f"{weights} {tokenizer.to_str()}".encode(), digest_size=16).hexdigest()
+    return Checkpoint(path, export, tokenizer, weights, both)
+
+
+def _check_tokenizer(path: Path, tokenizer: Tokenizer, config: BertConfig) -> None:
+    file, vocabulary = path / TOKENIZER_FILE, tokenizer.get_vocab()
+    if missing := [token for token in SPECIAL_TOKENS if token not in vocabulary]:
+        raise ValueError(f"{file}: lacks the token {missing[0]}; give the tokenizer of a BERT")
+    if (largest := max(vocabulary.values())) >= config.vocab_size:
+        raise ValueError(
+            f"{file}: has the id {largest}, but the model's vocabulary {config.vocab_size} entries; "
+            "take tokenizer and weights of one model"
+        )
+    listed = path / VOCABULARY_FILE
+    if listed.is_file() and {token: i for i, token in enumerate(load_vocabulary(listed))} != vocabulary:
+        raise ValueError(f"{file}: has another vocabulary than {listed.name} beside it; copy the export anew")
+    _check_case(file, tokenizer, vocabulary)
+
+
+def _check_case(file: Path, tokenizer: Tokenizer, vocabulary: Iterable[str]) -> None:
+    """See that a tokenizer lowers the case of words if, and only if, its vocabulary has no upper case."""
+    words = [token for token in vocabulary if not token.startswith("[")]
+    upper, lower = (_share(words, letters) for letters in (string.ascii_uppercase, string.ascii_lowercase))
+    lowers = tokenizer.normalizer is not None and tokenizer.normalizer.normalize_str("A") == "a"
+    if lowers and upper > _CASED:
+        raise ValueError(f"{file}: lowers the case of words, but its vocabulary is cased; set lowercase to false there")
+    if not lowers and lower > _CASED and upper == 0:
+        raise ValueError(
+            f"{file}: keeps the case of words, but its vocabulary has no upper case; set lowercase to true there"
+        )
+
+
+def _share(words: Sequence[str], letters: str) -> float:
+    return sum(not set(letters).isdisjoint(word) for word in words) / max(1, len(words))
+
+
+def check_heads(checkpoint: Checkpoint, task: str, heads: tuple[str, ...]) -> None:
+    """See that the heads that a task uses were trained.
+
+    Args:
+        checkpoint: the export.
+        task: its name.
+        heads: prefixes of parameters.
+
+    Raises:
+        ValueError: one was not.
+    """
+    if missing := [name for name in checkpoint.export.initialized if name.startswith(heads)]:
+        raise ValueError(
+            f"{checkpoint.path / WEIGHTS}: lacks {missing[0]}, which {task} needs; "
+            "give an export of the pretrained model with its heads"
+        )
+
+
+def read_lineage(checkpoint: Path) -> dict[str, Any]:
+    """Where an export comes from; empty for one that another program wrote.
+
+    Raises:
+        ValueError: lineage.json is not a JSON object.
+    """
+    path = checkpoint / LINEAGE
+    if not path.is_file():
+        return {}
+    try:
+        lineage = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error}); copy the export anew") from error
+    if not isinstance(lineage, dict):
+        raise ValueError(f"{path}: not a JSON object; copy the export anew")  # noqa: TRY004  a mistake in a file
+    return lineage
+
+
+def open_stream(shards: Path | None, checkpoint: Path, asked: int | None, config: BertConfig) -> SampleStream:
+    """The held-out samples, made with the export's vocabulary and no longer than its model reads.
+
+    Args:
+        shards: a shard directory.
+        checkpoint: the export.
+        asked: the sequence length; None for the longest that there is and that fits.
+        config: of the export's model.
+
+    Raises:
+        ValueError: no shards, incomplete ones, ones without held-out samples, of another vocabulary or too long.
+    """
+    if shards is None:
+        raise ValueError("the tasks read held-out samples; give the shards with --shards")
+    directory = ShardDirectory(shards)
+    vocabulary = checkpoint / VOCABULARY_FILE
+    if not vocabulary.is_file():
+        raise ValueError(f"{vocabulary}: missing, so whether the shards fit can't be told; copy the export anew")
+    if checksum(vocabulary) != directory.manifest.vocabulary.blake2b:
+        raise ValueError(f"{shards}: made with another vocabulary than {vocabulary}; give shards made with that one")
+    length = choose_length(asked, directory.manifest.sequence_lengths, config.max_position_embeddings)
+    stream = validation_stream(directory, length, config.is_decoder)
+    if stream.size < FEWEST:
+        raise ValueError(f"{shards}: {stream.size} held-out sample is too few for an estimate; hold out more documents")
+    return stream
+
+
+def choose_length(asked: int | None, lengths: Sequence[int], positions: int) -> int:
+    """The sequence length to evaluate at: as asked, else the longest of the shards' that the model can read.
+
+    Raises:
+        ValueError: longer than the model has positions.
+    """
+    fitting = [length for length in ([asked] if asked else lengths) if length <= positions]
+    if not fitting:
+        raise ValueError(
+            f"sequences of {asked or min(lengths)} tokens, but the model has {positions} positions; "
+            "give shorter ones by --sequence-length, which the shards must have"
+        )
+    return max(fitting)
+
+
+def read_sentences(path: Path, tokenizer: Tokenizer, positions: int) -> list[str]:
+    """The sentences of a file, one a line; empty lines are passed over.
+
+    Raises:
+        ValueError: can't be read, holds no sentence, one without [MASK], or one longer than the model reads.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: can't read the sentences ({error}); give a file in UTF-8") from error
+    numbered = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not numbered:
+        raise ValueError(f"{path}: no sentences; write one a line, with {MASK} in it")
+    for number, sentence in numbered:
+        if MASK not in sentence:
+            raise ValueError(f"{path}: line {number} has no {MASK}; write it where a word is to be guessed")
+        if (length := len(tokenizer.encode(sentence).ids)) > positions:
+            raise ValueError(f"{path}: line {number} has {length} tokens, but the model {positions} positions")
+    return [sentence for _, sentence in numbered]

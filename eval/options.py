@@ -1,0 +1,141 @@
+"""The options of eval.run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from eval.encoding import LongText
+from eval.finetune import Precision, Settings
+from eval.inputs import FEWEST
+from eval.results import RESULTS
+from eval.tasks import GROUPS, TASKS
+from preprocessing.tokenization import MASK
+
+SUBMISSION = "glue_submission.zip"
+T = TypeVar("T", int, float)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the words of the command; a mistake in them ends the program with exit code 2."""
+    parser = argparse.ArgumentParser(
+        prog="python -m eval.run",
+        description="Evaluate an export.",
+        epilog=f"Tasks: {', '.join(TASKS)}; groups: {', '.join(GROUPS)}. docs/evaluation.md says what each measures.",
+    )
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="EXPORT", help="RUN/exports/step-NNNNNN")
+    parser.add_argument(
+        "--tasks", type=_words, required=True, metavar="NAME[,NAME...]", help="tasks and groups of tasks"
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help=f"for {RESULTS}, which is replaced")
+    parser.add_argument("--threads", type=_positive, metavar="N", help="default: as many as torch takes")
+    parser.add_argument("--no-tracking", dest="tracking", action="store_false", help="leave MLflow out")
+    _add_held_out(parser.add_argument_group("tasks that learn nothing"))
+    _add_learning(parser.add_argument_group("tasks that the model learns"))
+    _add_sharing(parser.add_argument_group("several processes"))
+    arguments = parser.parse_args(argv)
+    if not 0 <= arguments.grid_index < arguments.grid_count:
+        parser.error(f"--grid-index {arguments.grid_index} is not from 0 to {arguments.grid_count - 1}")
+    return arguments
+
+
+def _add_held_out(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--shards", type=Path, metavar="DIR", help="their validation part is evaluated on")
+    group.add_argument(
+        "--sequence-length",
+        type=_positive,
+        metavar="N",
+        help="default: the longest of the shards' that the model reads",
+    )
+    group.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="default: %(default)s")
+    group.add_argument(
+        "--samples", type=_fewest, default=2000, metavar="N", help="at most so many samples (default: %(default)s)"
+    )
+    group.add_argument(
+        "--sentences",
+        type=Path,
+        metavar="FILE",
+        help=f"sentences to fill, one a line with {MASK} (default: ten of ours)",
+    )
+
+
+def _add_learning(group: argparse._ArgumentGroup) -> None:
+    source = group.add_mutually_exclusive_group()
+    source.add_argument("--data", type=Path, metavar="DIR", help="folder with the files of the data sets")
+    source.add_argument("--hub", action="store_true", help="take the data sets from the Hugging Face hub instead")
+    group.add_argument("--test", action="store_true", help=f"predict test sets too; GLUE's go to {SUBMISSION}")
+    group.add_argument("--seeds", type=_positive, default=1, metavar="N", help="random restarts (default: %(default)s)")
+    several: dict[str, Any] = {"metavar": "X[,X...]", "help": "to try, instead of the task's own"}
+    group.add_argument("--learning-rates", type=_several(_rate), **several)
+    group.add_argument("--epochs", type=_several(_positive), **several)
+    group.add_argument("--batch-sizes", type=_several(_positive), **several)
+    group.add_argument(
+        "--max-length", type=_positive, metavar="N", help="tokens of a sequence, instead of the task's own"
+    )
+    group.add_argument(
+        "--long-text",
+        choices=get_args(LongText),
+        help="which part of a text that is too long is read, of tasks of texts",
+    )
+    group.add_argument(
+        "--optimizer", choices=("bert_adam", "adamw"), default="bert_adam", help="(default: %(default)s, the paper's)"
+    )
+    group.add_argument("--precision", choices=get_args(Precision), default="float32", help="(default: %(default)s)")
+    group.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    group.add_argument(
+        "--max-tokens",
+        type=_positive,
+        default=Settings.max_tokens,
+        metavar="N",
+        help="computed at once; lower it when memory is short (default: %(default)s)",
+    )
+    group.add_argument("--limit", type=_positive, metavar="N", help="take N examples of each data set, to try it out")
+
+
+def _add_sharing(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--workers", type=_positive, default=1, metavar="N", help="processes here, each with a GPU where there are some"
+    )
+    group.add_argument("--grid-index", type=_index, default=0, metavar="I", help="this process's number, from 0")
+    group.add_argument(
+        "--grid-count", type=_positive, default=1, metavar="N", help="processes that share the grids' points"
+    )
+    group.add_argument("--points-only", action="store_true", help="leave the results to another process")
+
+
+def _several(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    return lambda text: tuple(kind(word) for word in _words(text))
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a learning rate, such as 5e-5")
+    return rate
+
+
+def _index(text: str) -> int:
+    return _at_least(text, 0)
+
+
+def _positive(text: str) -> int:
+    return _at_least(text, 1)
+
+
+def _fewest(text: str) -> int:
+    return _at_least(text, FEWEST)
+
+
+def _at_least(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
+    return int(text)

@@ -1,0 +1,230 @@
+"""The best export of a run in MLflow's model registry, to be loaded and served.
+
+    python -m eval.registry runs/large --metric mrpc.f1 --name bert-large --corpus texts.txt
+    mlflow models serve --model-uri models:/bert-large/1 --env-manager local
+
+Which one is best is told by the results.json files of the run, which eval.watch writes. The registered model holds the
+export and the code that reads it, and nothing pickled. Its source in MLflow is the run of its evaluation, or else of
+its training; its tags say which weights, step and figure it is. docs/tracking.md shows how to ask it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainer.tracking import Store, evaluation_store
+from trainer.tracking.store import experiment_id, first_line, one_writer
+
+# isort: split
+import mlflow  # after trainer.tracking, which says how patient it is and that it reports to nobody
+from mlflow.exceptions import MlflowException
+from mlflow.models import Model, ModelSignature
+from mlflow.tracking import MlflowClient
+from mlflow.types.schema import Array, ColSpec, DataType, Object, ParamSchema, ParamSpec, Property, Schema
+
+from eval.embeddings import K1, B, count_terms, save_terms
+from eval.evaluated import best_evaluation, find_results, read_evaluations
+from eval.pretrained import Pretrained, load_pretrained
+from eval.serving import EXPORT, TERMS
+from preprocessing.schema import checksum
+from trainer.checkpoint import RunDirectory
+from trainer.hugging_face import WEIGHTS
+
+_ROOT = Path(__file__).resolve().parent.parent
+_PACKAGES = ("eval", "preprocessing", "trainer")  # what eval.serving imports
+_LIBRARIES = ("mlflow", "numpy", "pandas", "pyarrow", "safetensors", "tokenizers", "torch", "tqdm")  # and what they do
+
+_MASKED_WORD = Object([Property("token", DataType.string), Property("probability", DataType.double)])
+SIGNATURE = ModelSignature(
+    inputs=Schema([ColSpec(DataType.string, "text")]),
+    outputs=Schema([
+        ColSpec(Array(DataType.double), "embedding", required=False),
+        ColSpec(Array(Array(_MASKED_WORD)), "masks", required=False),
+    ]),
+    params=ParamSchema([
+        ParamSpec("task", DataType.string, "embed"),
+        ParamSpec("layer", DataType.long, -1),
+        ParamSpec("pooling", DataType.string, "mean"),
+        ParamSpec("top", DataType.long, 5),
+    ]),
+)  # fmt: skip
+EXAMPLE = ({"text": ["She was one of the first women to win the prize."]}, {"layer": -2, "pooling": "mean"})
+
+
+def register(
+    store: Store,
+    export: Path,
+    name: str,
+    tags: dict[str, str],
+    corpus: Sequence[str] | None = None,
+    k1: float = K1,
+    b: float = B,
+) -> int:
+    """Put an export into the registry as the next version of a name.
+
+    Args:
+        store: of the run that is the model's source; where it has none, the model has none.
+        export: the directory.
+        name: of the registered model.
+        tags: of the version.
+        corpus: documents whose words weigh the tokens of ``pooling="bm25"``; None for a model without it.
+        k1: of BM25.
+        b: of BM25.
+
+    Returns:
+        The version.
+
+    Raises:
+        ValueError: the export is broken, or the corpus is empty.
+        MlflowException: the store is not reached.
+    """
+    pretrained = load_pretrained(export)
+    mlflow.set_tracking_uri(store.tracking_uri)
+    mlflow.set_registry_uri(store.tracking_uri)
+    mlflow.set_experiment(experiment_id=experiment_id(MlflowClient(), store.experiment, store.tracking_uri))
+    with tempfile.TemporaryDirectory() as folder:
+        artifacts = {EXPORT: str(export.resolve())}
+        if corpus is not None:
+            artifacts[TERMS] = str(Path(folder) / "terms.json")
+            save_terms(count_terms(pretrained.tokenizer, corpus, k1, b), Path(artifacts[TERMS]))
+        logged = Model.log(
+            artifact_path=None,  # its name of old
+            name=name,
+            flavor=mlflow.pyfunc,
+            run_id=store.parent,
+            registered_model_name=name,
+            tags=tags,
+            params=_sizes(pretrained),
+            step=int(tags.get("step", 0)),
+            python_model=str(_ROOT / "eval" / "serving.py"),
+            code_paths=[str(_ROOT / package) for package in _PACKAGES],
+            artifacts=artifacts,
+            pip_requirements=[f"{library}=={metadata.version(library)}" for library in _LIBRARIES],
+            signature=SIGNATURE,
+            input_example=EXAMPLE,
+        )
+    return int(logged.registered_model_version)
+
+
+def _sizes(pretrained: Pretrained) -> dict[str, Any]:
+    config = pretrained.model.config
+    return {name: getattr(config, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+
+
+class Choice(NamedTuple):
+    """What is registered."""
+
+    export: Path
+    tags: dict[str, str]
+
+
+def choose(run: RunDirectory, task: str, metric: str) -> Choice:
+    """The export with the best figure of a run's evaluations.
+
+    Raises:
+        ValueError: nothing was evaluated on that, or the export is gone or not the one that was evaluated.
+    """
+    best = best_evaluation(read_evaluations(find_results([run.path])), task, metric)
+    moved = run.exports / best.export.name  # with its run
+    export = moved if moved.is_dir() else best.export
+    if not (export / WEIGHTS).is_file():
+        raise ValueError(
+            f"{export}: the best by {task}.{metric}, but it is gone; keep more exports, or name another metric"
+        )
+    if checksum(export / WEIGHTS) != best.weights_blake2b:
+        raise ValueError(f"{export}: not the weights that {best.file} is of; evaluate it again")
+    figure = best.figure(task, metric)
+    return Choice(export, _tags(best.results["checkpoint"]) | {"metric": f"{task}.{metric}", "figure": repr(figure)})
+
+
+def _tags(checkpoint: dict[str, Any]) -> dict[str, str]:
+    """Which weights, data, settings and code a model is of; what isn't known is left out."""
+    lineage = checkpoint["lineage"]
+    code = lineage.get("code", {})
+    known = {
+        "step": lineage.get("step"),
+        "export_blake2b": checkpoint["weights_blake2b"],
+        "manifest_blake2b": lineage.get("manifest_blake2b"),
+        "config_blake2b": lineage.get("config_blake2b"),
+        "code_version": code.get("version"),
+        "code_commit": code.get("commit"),
+    }
+    return {name: str(value) for name, value in known.items() if value is not None}
+
+
+def _with_source(store: Store, export_blake2b: str) -> Store:
+    """The store with the run of the export's evaluation in the place of the training run, where MLflow has one."""
+    if store.parent is None:
+        return store
+    client = MlflowClient(store.tracking_uri)
+    found = client.search_runs(
+        [client.get_run(store.parent).info.experiment_id],
+        f"tags.`mlflow.parentRunId` = '{store.parent}' and tags.export_blake2b = '{export_blake2b}'",
+        max_results=1,
+    )
+    return dataclasses.replace(store, parent=found[0].info.run_id) if found else store
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Register; the exit code is 0, 1 where MLflow did not take it, or 2 for a mistake in what was asked for."""
+    arguments = _parse(argv)
+    run = RunDirectory(arguments.run)
+    try:
+        chosen = choose(run, *arguments.metric)
+        corpus = _read_corpus(arguments.corpus) if arguments.corpus else None
+        store = evaluation_store([run.path], run.path)
+        with one_writer(store.tracking_uri, run.path):
+            store = _with_source(store, chosen.tags["export_blake2b"])
+            version = register(store, chosen.export, arguments.name, chosen.tags, corpus, arguments.k1, arguments.b)
+    except MlflowException as error:
+        print(f"error: {store.tracking_uri}: {first_line(error)}; try again later", file=sys.stderr)
+        return 1
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{chosen.export} is version {version} of {arguments.name} in {store.tracking_uri}; to serve it:")
+    print(f"MLFLOW_TRACKING_URI={store.tracking_uri} mlflow models serve --env-manager local \\")
+    print(f"    --model-uri models:/{arguments.name}/{version}")
+    return 0
+
+
+def _read_corpus(path: Path) -> list[str]:
+    """The documents of a text file, one a line; empty lines are passed over."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: can't read the corpus ({error}); give a file in UTF-8") from error
+    return [line for line in lines if line.strip()]
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m eval.registry", description="Register the best export of a run in MLflow."
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory with evaluations")
+    parser.add_argument("--metric", type=_metric, required=True, metavar="TASK.METRIC", help="such as mrpc.f1")
+    parser.add_argument("--name", default="bert", help="of the registered model (default: %(default)s)")
+    parser.add_argument(
+        "--corpus", type=Path, metavar="FILE", help="a document a line: how rare words are, for --pooling bm25"
+    )
+    parser.add_argument("--k1", type=float, default=K1, help="of BM25 (default: %(default)s)")
+    parser.add_argument("--b", type=float, default=B, help="of BM25 (default: %(default)s)")
+    return parser.parse_args(argv)
+
+
+def _metric(text: str) -> tuple[str, str]:
+    task, dot, metric = text.partition(".")
+    if not (task and dot and metric):
+        raise argparse.ArgumentTypeError(f"{text!r} is no TASK.METRIC, such as mrpc.f1")
+    return task, metric
+
+
+if __name__ == "__main__":
+    sys.exit(main())

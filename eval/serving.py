@@ -1,0 +1,99 @@
+"""A registered model, as MLflow loads and serves it: embeddings of sentences and filled masks.
+
+MLflow runs this file (models from code: nothing is pickled) with the packages it imports beside it, and finds the
+export among the artifacts. eval.registry has the signature: what a caller may ask for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from mlflow.exceptions import MlflowException
+from mlflow.models import set_model
+from mlflow.pyfunc import PythonModel, PythonModelContext
+
+from eval.embeddings import Pooling, TermStatistics, embed, load_terms
+from eval.pretrained import Pretrained, load_pretrained
+from eval.probe import fill_masks
+from preprocessing.tokenization import MASK
+
+EXPORT, TERMS = "export", "terms"  # the artifacts
+
+
+class Encoder(PythonModel):
+    """An export that answers questions."""
+
+    def __init__(self) -> None:
+        self._pretrained: Pretrained | None = None
+        self._terms: TermStatistics | None = None
+
+    def load_context(self, context: PythonModelContext) -> None:
+        """Read the artifacts; MLflow calls it once."""
+        self._pretrained = load_pretrained(Path(context.artifacts[EXPORT]))
+        self._terms = load_terms(Path(context.artifacts[TERMS])) if TERMS in context.artifacts else None
+
+    def predict(
+        self,
+        context: PythonModelContext,  # noqa: ARG002  MLflow's interface
+        model_input: pd.DataFrame,
+        params: dict[str, Any] | None = None,
+    ) -> pd.DataFrame:
+        """Answer for each row of the column ``text``.
+
+        Args:
+            context: not used.
+            model_input: with a column ``text``.
+            params: ``task`` is embed or fill_mask; ``layer`` and ``pooling`` are of eval.embeddings.embed; ``top``
+                is the number of tokens for each mask.
+
+        Returns:
+            A column ``embedding``, lists of D numbers; or ``masks``, for each mask a list of tokens and probabilities.
+
+        Raises:
+            MlflowException: an unknown task, or what eval.embeddings.embed refuses, or a text without a mask. This kind
+                is what MLflow's server tells its caller by the message.
+        """
+        assert self._pretrained is not None
+        asked: dict[str, Any] = {"task": "embed", "layer": -1, "pooling": "mean", "top": 5} | (params or {})
+        texts = [str(text) for text in model_input["text"]]
+        try:
+            return _answer(self._pretrained, self._terms, texts, **asked)
+        except ValueError as error:
+            raise MlflowException.invalid_parameter_value(str(error)) from error
+
+
+def _answer(
+    pretrained: Pretrained,
+    terms: TermStatistics | None,
+    texts: Sequence[str],
+    task: str,
+    layer: int,
+    pooling: Pooling,
+    top: int,
+) -> pd.DataFrame:
+    if task == "embed":
+        return pd.DataFrame({"embedding": embed(pretrained, texts, layer, pooling, terms).tolist()})
+    if task == "fill_mask":
+        return pd.DataFrame({"masks": _fill(pretrained, texts, top)})
+    raise ValueError(f"task {task!r} is unknown; choose embed or fill_mask")
+
+
+def _fill(pretrained: Pretrained, texts: Sequence[str], top: int) -> list[list[list[dict[str, Any]]]]:
+    positions = pretrained.model.config.max_position_embeddings
+    if top < 1:
+        raise ValueError(f"top is {top}; give a number of tokens of 1 or more")
+    for i, text in enumerate(texts, start=1):
+        tokens = pretrained.tokenizer.encode(text).tokens
+        if MASK not in tokens:
+            raise ValueError(f"text {i} has no {MASK}; write it where a word is to be guessed")
+        if len(tokens) > positions:
+            raise ValueError(f"text {i} has {len(tokens)} tokens, but the model {positions} positions; shorten it")
+    filled = fill_masks(pretrained.model, pretrained.tokenizer, texts, top)
+    return [dataclasses.asdict(sentence)["masks"] for sentence in filled]
+
+
+set_model(Encoder())

@@ -1,0 +1,41 @@
+"""Data sets by name, from their original files or from the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from eval.readers import conll, glue, imdb, korean, squad, swag
+from eval.readers.glue import GLUE
+from eval.readers.hub import read_hub
+from eval.readers.korean import KOREAN
+
+Read = Callable[[Path, str], Sequence[Any]]
+
+READERS: Mapping[str, Read] = {
+    **{name: partial(glue.read, task=name) for name in GLUE},
+    **{name: partial(korean.read, task=name) for name in KOREAN},
+    "SQuAD v1.1": partial(squad.read, version="v1.1"),
+    "SQuAD v2.0": partial(squad.read, version="v2.0"),
+    "KorQuAD": partial(squad.read, version="korquad"),
+    "SWAG": swag.read,
+    "CODAH": swag.read_codah,
+    "CoNLL-2003": conll.read,
+    "IMDB": imdb.read,
+}
+
+
+def read(name: str, split: str, data: Path | None) -> Sequence[Any]:
+    """The examples of a data set.
+
+    Args:
+        name: a key of READERS.
+        split: of it.
+        data: folder of its files; None for the hub.
+
+    Raises:
+        DatasetError: it is missing, or not as it should be.
+    """
+    return read_hub(name, split) if data is None else READERS[name](data, split)

@@ -1,0 +1,277 @@
+"""Follow a training run and evaluate every export that appears.
+
+    python -m eval.watch runs/large --shards shards/ --data data/ --final-tasks pretraining,glue,squad
+
+Each export is evaluated on a few cheap tasks, the last one of a finished run on the final tasks too; every other option
+goes to eval.run as it is. Results lie in RUN/evaluations/step-001000/ and RUN/evaluations/step-001000-final/, and are
+all that is remembered: the same command again does what is missing, and any number of watchers share the work.
+
+An evaluation is a process of its own, so that nothing it does ends the watch, and the trainer is left alone: the watch
+reads exports and the run's outcome, and writes below RUN/evaluations. It ends when the run is done and evaluated, or
+has failed; a run that was stopped to go on later is waited for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from eval.evaluated import EVALUATIONS
+from eval.options import parse as parse_evaluation
+from eval.results import RESULTS, read_results
+from eval.tasks import select
+from preprocessing.schema import checksum
+from trainer.checkpoint import Ending, RunDirectory, step_number
+from trainer.hugging_face import WEIGHTS
+
+CHEAP = ("mlm", "nsp", "fill_mask")
+FINAL = "-final"  # after the name of an export: the folder of the final tasks
+
+_log = logging.getLogger("eval")
+
+
+@dataclass(frozen=True)
+class Job:
+    """An export, the tasks to evaluate it on, and the folder for the results."""
+
+    export: Path
+    tasks: tuple[str, ...]
+    output: Path
+
+
+class Watch:
+    """A watcher of a run."""
+
+    def __init__(
+        self, run: RunDirectory, tasks: Sequence[str], final_tasks: Sequence[str], options: Sequence[str]
+    ) -> None:
+        """Remember what to do.
+
+        Args:
+            run: to follow.
+            tasks: of every export.
+            final_tasks: of the last one of a run that is done; none for no such evaluation.
+            options: of eval.run.
+        """
+        self.failed: set[Path] = set()  # folders of evaluations that failed; they are not tried again by this watcher
+        self._run = run
+        self._tasks = tuple(tasks)
+        self._final_tasks = tuple(final_tasks)
+        self._options = options
+        self._checksums: dict[tuple[Path, int], str] = {}
+
+    def follow(self, poll: float) -> None:
+        """Evaluate until nothing more is to come; look every ``poll`` seconds."""
+        while True:
+            ending = ending_of(self._run)
+            busy = self.evaluate(ending)
+            if ending in ("done", "failed") and not busy:
+                return
+            time.sleep(poll)
+
+    def evaluate(self, ending: Ending | None) -> bool:
+        """Evaluate what is there and has no results, the earliest export first.
+
+        Args:
+            ending: of the run, read before: what a run has that is done, is there.
+
+        Returns:
+            Whether other watchers still work on some of it.
+        """
+        busy = False
+        for job in self._jobs(ending):
+            if self._is_settled(job):
+                continue
+            with _claim(job.output) as claim:
+                if claim is None:
+                    busy = True
+                elif not self._is_settled(job):  # by another, between the look and the claim
+                    self._evaluate(job, claim)
+        return busy
+
+    def _jobs(self, ending: Ending | None) -> list[Job]:
+        evaluations = self._run.path / EVALUATIONS
+        exports = sorted(self._run.exports.glob("step-[0-9]*"), key=step_number)
+        jobs = [Job(export, self._tasks, evaluations / export.name) for export in exports]
+        if ending == "done" and self._final_tasks and exports:
+            jobs.append(Job(exports[-1], self._final_tasks, evaluations / f"{exports[-1].name}{FINAL}"))
+        return jobs
+
+    def _is_settled(self, job: Job) -> bool:
+        return job.output in self.failed or self._has_results(job)
+
+    def _has_results(self, job: Job) -> bool:
+        """Whether all tasks were evaluated on these very weights: a run that went back writes a step anew."""
+        try:
+            results = read_results(job.output / RESULTS)
+            weights = self._checksum(job.export / WEIGHTS)
+        except (ValueError, OSError):
+            return False
+        tried = results["tasks"].keys() | results["failed"].keys()
+        same: bool = results["checkpoint"]["weights_blake2b"] == weights
+        return same and {task.name for task in select(job.tasks)} <= tried
+
+    def _checksum(self, weights: Path) -> str:
+        key = weights, weights.stat().st_mtime_ns
+        if key not in self._checksums:
+            self._checksums[key] = checksum(weights)
+        return self._checksums[key]
+
+    def _evaluate(self, job: Job, claim: int) -> None:
+        _log.info("%s: %s", job.export.name, ",".join(job.tasks))
+        code = _run_evaluation([*evaluation_words(job), *self._options], claim)
+        if code == 0:
+            _log.info("%s: evaluated, %s", job.export.name, job.output / RESULTS)
+        elif not job.export.is_dir():
+            _log.warning("%s: deleted before it was evaluated; keep more by checkpoint.keep_exports", job.export.name)
+        else:
+            self.failed.add(job.output)
+            _log.error("%s: the evaluation failed (%s); see above", job.export.name, _ending(code))
+
+
+def ending_of(run: RunDirectory) -> Ending | None:
+    """How the training ended; None while it goes on, and where it crashed."""
+    return run.outcome.ending if run.outcome else None
+
+
+def evaluation_words(job: Job) -> list[str]:
+    """The options of eval.run for a job."""
+    return ["--checkpoint", str(job.export), "--tasks", ",".join(job.tasks), "--output", str(job.output)]
+
+
+@contextmanager
+def _claim(output: Path) -> Iterator[int | None]:
+    """Hold the lock of an evaluation; gives its descriptor, or None where another holds it.
+
+    The evaluation inherits the descriptor: should the watcher be killed, its work goes on and stays claimed.
+    """
+    output.parent.mkdir(exist_ok=True)
+    with output.with_name(f".{output.name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+        else:
+            yield file.fileno()
+
+
+def _run_evaluation(words: Sequence[str], claim: int) -> int:
+    command = [sys.executable, "-m", "eval.run", *words]
+    with subprocess.Popen(command, pass_fds=[claim]) as child:  # noqa: S603  a list of words of ours
+        try:
+            return child.wait()
+        finally:
+            child.terminate()  # when the watcher is stopped; else it has ended
+
+
+def _ending(code: int) -> str:
+    return f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Follow; the exit code is 0, 1 if the run or an evaluation failed, or 2 for a mistake in what was asked for."""
+    arguments, options = _parse(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s watch: %(message)s", datefmt="%H:%M:%S")
+    run = RunDirectory(arguments.run)
+    try:
+        _check(run, arguments, options)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, _stop)
+    watch = Watch(run, arguments.tasks, arguments.final_tasks, options)
+    if arguments.once:
+        watch.evaluate(ending_of(run))
+    else:
+        watch.follow(arguments.poll)
+    return _conclude(run, watch.failed)
+
+
+def _stop(*_: object) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)
+
+
+def _conclude(run: RunDirectory, failed: set[Path]) -> int:
+    """Carry over to MLflow what still waits, and say what went wrong."""
+    outcome = run.outcome
+    if outcome and any((run.path / "mlflow.pending").glob("*.json")):
+        _carry_over(run)
+    for output in sorted(failed):
+        print(f"failed: {output}", file=sys.stderr)
+    if outcome and outcome.ending == "failed":
+        print(f"failed: the training of {run.path}: {outcome.reason or 'see its log'}", file=sys.stderr)
+        return 1
+    return 1 if failed else 0
+
+
+def _carry_over(run: RunDirectory) -> None:
+    from trainer.tracking import status_of, sync  # seconds to import
+
+    try:
+        sync(run, status_of(run))
+    except Exception as error:  # MLflow raises its own, its database's and its HTTP client's
+        _log.warning("MLflow: %s; later: python -m trainer.tracking sync %s", error, run.path)
+
+
+def _check(run: RunDirectory, arguments: argparse.Namespace, options: Sequence[str]) -> None:
+    """Look for what would make every evaluation fail.
+
+    Raises:
+        ValueError: no run, an unknown task, or a folder that is not there; argparse ends the program for other words.
+    """
+    if not run.path.is_dir():
+        raise ValueError(f"{run.path}: no such directory; give a run directory")
+    for tasks in filter(None, (arguments.tasks, arguments.final_tasks)):
+        select(tasks)
+        parsed = parse_evaluation([*evaluation_words(Job(run.path, tuple(tasks), run.path)), *options])
+        for folder in filter(None, (parsed.shards, parsed.data)):
+            if not folder.is_dir():
+                raise ValueError(f"{folder}: no such directory")
+
+
+def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        prog="python -m eval.watch",
+        description="Follow a training run and evaluate every export that appears.",
+        epilog="All other options are those of eval.run, such as --shards, --data, --seeds or --workers.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory")
+    parser.add_argument(
+        "--tasks", type=_words, default=list(CHEAP), metavar="NAME[,NAME...]",
+        help=f"of every export (default: {','.join(CHEAP)})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--final-tasks", type=_words, default=[], metavar="NAME[,NAME...]", help="of the last one, when the run is done"
+    )
+    parser.add_argument("--poll", type=_seconds, default=30.0, metavar="SECONDS", help="(default: %(default)s)")
+    parser.add_argument("--once", action="store_true", help="evaluate what is there now, and end")
+    return parser.parse_known_args(argv)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Grid points divided among processes: which are whose, who works on one, and processes side by side on one machine."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from eval.experiment import Experiment
+from eval.finetune import Hyperparameters
+from eval.locks import claimed, locked
+
+_log = logging.getLogger("eval")
+Work = tuple[Experiment, Hyperparameters]
+
+
+def share(experiments: Sequence[Experiment], index: int, count: int) -> list[Work]:
+    """Every ``count``-th point of all grids, from number ``index`` on."""
+    points = [(experiment, point) for experiment in experiments for point in experiment.points]
+    return list(itertools.islice(points, index, None, count))
+
+
+def run_points(work: Sequence[Work], wait: bool) -> dict[str, str]:
+    """Run the points that are not finished, one after the other.
+
+    A point that another process works on is left to it.
+
+    Args:
+        work: points.
+        wait: come back to those in the end, until somebody has finished them: if the other process fails, this one.
+
+    Returns:
+        Task -> what went wrong with it, for those that failed; their other points are left alone.
+    """
+    failed: dict[str, str] = {}
+    busy = [(experiment, point) for experiment, point in work if not _run_if_free(experiment, point, failed)]
+    for experiment, point in busy if wait else []:
+        with locked(experiment.lock(point)):
+            _run(experiment, point, failed)
+    return failed
+
+
+def _run_if_free(experiment: Experiment, point: Hyperparameters, failed: dict[str, str]) -> bool:
+    """Whether the point is nobody else's any more."""
+    with claimed(experiment.lock(point)) as free:
+        if free:
+            _run(experiment, point, failed)
+        return free
+
+
+def _run(experiment: Experiment, point: Hyperparameters, failed: dict[str, str]) -> None:
+    if experiment.task.name in failed or experiment.is_finished(point):
+        return
+    try:
+        experiment.run(point)
+    except Exception as error:  # of one task, whatever it is: the others must not be lost
+        failed[experiment.task.name] = describe(error)
+        _log.exception("%s failed", experiment.task.name)
+
+
+def describe(error: Exception) -> str:
+    """An error in a line."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory; lower --max-tokens"
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def run_side_by_side(words: Sequence[str], workers: int) -> None:
+    """Run the command of these words in several processes that divide the points.
+
+    Each has a GPU of its own where there are some. Whatever they fail at is missing afterwards, and standard error says
+    why.
+    """
+    processes = [
+        subprocess.Popen(  # noqa: S603  our own command
+            [
+                *(sys.executable, "-m", "eval.run", *words, "--workers", "1", "--points-only"),
+                *("--grid-index", str(i), "--grid-count", str(workers)),
+            ],
+            env={**os.environ, **_place(i, workers)},
+            stdout=subprocess.DEVNULL,
+        )
+        for i in range(workers)
+    ]
+    try:
+        for process in processes:
+            process.wait()
+    finally:
+        for process in processes:
+            process.terminate()
+
+
+def _place(worker: int, workers: int) -> dict[str, str]:
+    """Environment of a worker: its GPU, or its part of the cores."""
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+        return {"CUDA_VISIBLE_DEVICES": visible.split(",")[worker % count]}
+    return {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // workers))}

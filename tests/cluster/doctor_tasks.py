@@ -1,0 +1,40 @@
+"""What tests have ranks do; a module of its own, because ranks import their task by name."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import socket
+import time
+
+from cluster import doctor
+from cluster.checkup import peers
+
+
+def run_doctor(arguments: list[str]) -> tuple[int, str]:
+    """The exit code, and what was printed."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        code = doctor.main(arguments)
+    return code, printed.getvalue()
+
+
+def run_doctor_with_a_clock_ahead(arguments: list[str], seconds: float) -> tuple[int, str]:
+    """The last rank's clock is ahead."""
+    if _is_last():
+        doctor.check_peers = functools.partial(peers.check_peers, clock=lambda: time.time() + seconds)
+    return run_doctor(arguments)
+
+
+def run_doctor_on_other_files(arguments: list[str], directories: list[str]) -> tuple[int, str]:
+    """Each rank calls another directory the shared one, and believes itself on another host."""
+    rank = int(os.environ["RANK"])
+    socket.gethostname = lambda: f"node{rank + 1}"
+    peers._MISSING_FILE = 1.0
+    return run_doctor([*arguments, "--shared", directories[rank]])
+
+
+def _is_last() -> bool:
+    return os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1)

@@ -1,0 +1,58 @@
+"""Manifests as a cluster gets them: what `kubectl apply -k` would send."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+
+
+def build(directory: Path) -> list[dict[str, Any]]:
+    """The objects of a kustomization."""
+    done = subprocess.run(["kubectl", "kustomize", directory], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def write(directory: Path, files: Mapping[str, str]) -> Path:
+    """Write rendered files."""
+    for name, text in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return directory
+
+
+def pods(value: Any) -> Iterator[dict[str, Any]]:
+    """Every Pod's spec within objects of whatever kind."""
+    if isinstance(value, dict):
+        if "containers" in value:
+            yield value
+        for child in value.values():
+            yield from pods(child)
+    elif isinstance(value, list):
+        for child in value:
+            yield from pods(child)
+
+
+def containers(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All containers of a Pod, those that come first too."""
+    return [*pod.get("initContainers", []), *pod["containers"]]
+
+
+def only(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    """The one object of a kind."""
+    (found,) = [item for item in objects if item["kind"] == kind]
+    return found
+
+
+def variables(container: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that have a plain value."""
+    return {item["name"]: item["value"] for item in container.get("env", []) if "value" in item}

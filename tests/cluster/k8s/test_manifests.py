@@ -1,0 +1,155 @@
+"""The base and the overlays of the repository. In tests/cluster/test_kubernetes.py a real server judges them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster.k8s import kustomize
+from tests.cluster.k8s.kustomize import containers, needs_kubectl, only, pods
+from tests.conftest import ROOT
+
+K8S = ROOT / "cluster" / "k8s"
+OVERLAYS = sorted(path.parent for path in (K8S / "overlays").glob("*/*-*/kustomization.yaml"))
+FILES = sorted(K8S.rglob("*.yaml"))
+PRETRAIN = [K8S / "overlays" / "bert-large" / f"pretrain-{kind}" for kind in ("job", "jobset", "trainjob")]
+
+
+build = functools.cache(kustomize.build)  # many tests look at the same
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(K8S))
+
+
+def test_there_are_overlays_of_all_jobs_and_kinds():
+    found = {path.name for path in OVERLAYS}
+    assert found == {
+        "preprocess-job",
+        "preprocess-flink",
+        "pretrain-job",
+        "pretrain-jobset",
+        "pretrain-trainjob",
+        "eval-job",
+    }
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_every_image_has_a_version(path: Path):
+    documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    images = [box["image"] for pod in pods(documents) for box in containers(pod) if "image" in box]
+    for image in images:
+        assert re.fullmatch(r"[\w./-]+:\d[\w.-]*", image), image
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=name)
+class TestEveryPod:
+    """Of every overlay; the rules are those of the restricted Pod security standard, and some of ours."""
+
+    @pytest.fixture
+    def pods(self, overlay: Path) -> list[dict[str, Any]]:
+        found = list(pods(build(overlay)))
+        assert found
+        return found
+
+    def test_has_no_privileges(self, pods):
+        for pod in pods:
+            assert pod["securityContext"]["runAsNonRoot"] is True
+            assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            for box in containers(pod):
+                assert box["securityContext"]["allowPrivilegeEscalation"] is False
+                assert box["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+                user = box["securityContext"].get("runAsUser", pod["securityContext"].get("runAsUser", 0))
+                assert user > 0
+
+    def test_has_a_root_that_is_read_only_and_a_tmp_that_is_not(self, pods):
+        for pod in pods:
+            for box in containers(pod):
+                assert box["securityContext"]["readOnlyRootFilesystem"] is True
+            for box in pod["containers"]:
+                assert "/tmp" in [mount["mountPath"] for mount in box["volumeMounts"]]
+
+    def test_asks_for_what_it_may_use(self, pods):
+        for pod in pods:
+            for box in containers(pod):
+                if box["name"] == "flink-main-container":  # the operator sets them
+                    continue
+                assert box["resources"]["requests"] == box["resources"]["limits"]
+                assert {"cpu", "memory"} <= set(box["resources"]["limits"])
+
+    def test_has_no_token_unless_it_is_flinks_jobmanager(self, pods):
+        for pod in pods:
+            talks = [box["name"] for box in pod["containers"]] == ["flink-main-container"]
+            assert talks or pod["automountServiceAccountToken"] is False
+
+    def test_names_secrets_and_has_none(self, pods):
+        for pod in pods:
+            for box in containers(pod):
+                for variable in box.get("env", []):
+                    assert not re.search("PASSWORD|TOKEN|SECRET|KEY", variable["name"])
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", PRETRAIN, ids=name)
+def test_training_pods_are_the_same_in_all_kinds(overlay: Path):
+    (pod,) = pods(build(overlay))
+    (node,) = pod["containers"]
+    assert node["name"] == "node"
+    assert node["resources"]["limits"] == {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": "8"}
+    assert pod["restartPolicy"] == "Never"  # the exit code decides
+    assert pod["terminationGracePeriodSeconds"] >= 300
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}} in pod["volumes"]
+    assert {"name": "shared", "persistentVolumeClaim": {"claimName": "bert-pretraining"}} in pod["volumes"]
+    assert node["command"][:3] == ["python", "-m", "cluster.k8s.ranks"]  # no shell between SIGTERM and the ranks
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", PRETRAIN, ids=name)
+def test_nodes_and_queue_are_where_each_kind_has_them(overlay: Path):
+    objects = build(overlay)
+    kind = {"pretrain-job": "Job", "pretrain-jobset": "JobSet", "pretrain-trainjob": "TrainJob"}[overlay.name]
+    found = only(objects, kind)
+    assert found["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "bert"}
+    assert found["metadata"]["name"] == "bert-large-pretrain"
+    spec = found["spec"]
+    if kind == "TrainJob":
+        assert (spec["trainer"]["numNodes"], spec["trainer"]["numProcPerNode"]) == (2, 8)
+        assert spec["runtimeRef"]["name"] == only(objects, "TrainingRuntime")["metadata"]["name"]
+        return
+    job = spec["replicatedJobs"][0]["template"]["spec"] if kind == "JobSet" else spec
+    assert (job["parallelism"], job["completions"]) == (2, 2)
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", PRETRAIN[1:], ids=name)
+def test_one_lost_pod_restarts_the_gang(overlay: Path):
+    """Of the child Job no Pod is replaced after a crash, so that it fails and the JobSet starts all of them anew."""
+    objects = build(overlay)
+    jobset = only(objects, "JobSet")["spec"] if overlay.name == "pretrain-jobset" else (
+        only(objects, "TrainingRuntime")["spec"]["template"]["spec"])  # fmt: skip
+    assert jobset["failurePolicy"]["maxRestarts"] > 0
+    assert jobset["replicatedJobs"][0]["template"]["spec"]["backoffLimit"] == 0
+
+
+@needs_kubectl
+def test_the_plain_jobs_pods_find_each_other():
+    objects = build(PRETRAIN[0])
+    job, service = only(objects, "Job"), only(objects, "Service")
+    assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"] == "bert-large-pretrain"
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+
+
+@needs_kubectl
+def test_the_command_finds_its_flink_cluster():
+    objects = build(K8S / "overlays" / "bert-large" / "preprocess-flink")
+    pod = only(objects, "Job")["spec"]["template"]["spec"]
+    server = next(box for box in pod["initContainers"] if box["name"] == "jobserver")
+    assert {"name": "FLINK", "value": only(objects, "FlinkDeployment")["metadata"]["name"]} in server["env"]
+    assert {"name": "TASKMANAGERS", "value": "32"} in pod["containers"][0]["env"]

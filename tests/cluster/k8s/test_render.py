@@ -1,0 +1,275 @@
+"""What cluster.launch sends to Kubernetes, from settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.k8s.render import Work, check_paths, render, submit_command, to_yaml
+from cluster.k8s.settings import EvalPods, KubernetesSettings, PreprocessPods, PretrainPods, Toleration
+from tests.cluster.k8s.kustomize import build, containers, needs_kubectl, only, pods, variables, write
+
+SETTINGS = KubernetesSettings(
+    namespace="research",
+    image="registry.example.com:5000/team/bert:1.2",
+    claim="lustre",
+    mount_path="/lustre",
+    queue="gpus",
+    mlflow_secret="tracking",
+    environment={"NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_TIMEOUT": 22},
+    preprocess=PreprocessPods(cpu=16, image="registry.example.com:5000/team/beam@sha256:" + "0" * 64),
+    pretrain=PretrainPods(
+        nodes=4, cpu=96, memory="900Gi", grace_seconds=900, wait_minutes=90, node_selector={"gpu": "h100"},
+        tolerations=[Toleration("nvidia.com/gpu", effect="NoSchedule")],
+    ),
+    eval=EvalPods(pods=3, wait_minutes=5000),
+)  # fmt: skip
+WORK = Work(
+    name="large",
+    preprocess=["--books", "/lustre/books/*.txt", "--output", "/lustre/shards"],
+    pretrain=["--shards", "/lustre/shards", "--output", "/lustre/runs/large"],
+    eval=["--checkpoint", "/lustre/runs/large/exports/step-000100", "--output", "/lustre/results"],
+    recipe="[model]\nvocab_size = 64\n",
+    deepspeed="{}\n",
+    run="/lustre/runs/large",
+    wait_for_shards="/lustre/shards",
+    wait_for_run=True,
+)
+
+
+def objects_of(settings: KubernetesSettings, work: Work, folder: Path) -> list[dict]:
+    return build(write(folder, render(settings, work)))
+
+
+@pytest.fixture(scope="module", params=["job", "jobset", "trainjob"])
+def objects(request, tmp_path_factory) -> list[dict]:
+    """All three jobs, with each kind of pretraining."""
+    settings = replace(SETTINGS, pretrain=replace(SETTINGS.pretrain, kind=request.param))
+    return objects_of(settings, WORK, tmp_path_factory.mktemp(request.param))
+
+
+@needs_kubectl
+class TestTheWholeRun:
+    """All three jobs in one directory."""
+
+    def test_is_in_its_namespace_and_queue_under_its_name(self, objects):
+        for item in objects:
+            assert item["metadata"]["namespace"] == "research"
+            assert item["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+            assert item["metadata"]["name"] in ("large-preprocess", "large-pretrain", "large-eval")
+
+    def test_has_the_images_and_the_volume(self, objects):
+        for pod in pods(objects):
+            (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "shared"]
+            assert volume["persistentVolumeClaim"] == {"claimName": "lustre"}
+            for box in containers(pod):
+                assert box["image"] in (SETTINGS.image, SETTINGS.preprocess.image)
+                assert [m["mountPath"] for m in box["volumeMounts"] if m["name"] == "shared"] == ["/lustre"]
+
+    def test_trains_where_and_with_what_the_settings_say(self, objects):
+        (pod,) = [pod for pod in pods(objects) if pod["containers"][0]["name"] == "node"]
+        (node,) = pod["containers"]
+        assert pod["nodeSelector"] == {"gpu": "h100"}
+        assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+        assert pod["terminationGracePeriodSeconds"] == 900
+        assert node["resources"]["limits"] == {"cpu": "96", "memory": "900Gi", "nvidia.com/gpu": "8"}
+        assert node["envFrom"] == [{"secretRef": {"name": "tracking", "optional": True}}]
+        found = variables(node)
+        assert found["NCCL_SOCKET_IFNAME"] == "eth0"
+        assert found["NCCL_IB_TIMEOUT"] == "22"
+        assert (found["PET_NNODES"], found["PET_NPROC_PER_NODE"]) == ("4", "8")
+        assert node["args"] == WORK.pretrain
+
+    def test_has_the_recipe_in_a_config_map_that_the_command_names(self, objects):
+        config = only(objects, "ConfigMap")
+        assert config["data"] == {"config.toml": WORK.recipe, "ds_config.json": WORK.deepspeed}
+        (pod,) = [pod for pod in pods(objects) if pod["containers"][0]["name"] == "node"]
+        (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "files"]
+        (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "files"]
+        assert volume["configMap"]["name"] == config["metadata"]["name"]
+        assert variables(pod["containers"][0])["RECIPE"] == f"{mount['mountPath']}/config.toml"
+
+    def test_waits_for_the_job_before(self, objects):
+        waiting = {
+            pod["containers"][0]["name"]: variables(pod["initContainers"][0])
+            for pod in pods(objects)
+            if pod.get("initContainers")
+        }
+        assert waiting == {
+            "node": {"SHARDS": "/lustre/shards", "WAIT_MINUTES": "90"},
+            "eval": {"RUN": "/lustre/runs/large", "WAIT_MINUTES": "5000"},
+        }
+
+    def test_shares_the_grid_and_the_cores(self, objects):
+        evaluation = next(item for item in objects if item["metadata"]["name"] == "large-eval")
+        assert (evaluation["spec"]["parallelism"], evaluation["spec"]["completions"]) == (3, 3)
+        (box,) = evaluation["spec"]["template"]["spec"]["containers"]
+        assert box["args"] == [*WORK.eval, "--grid-index=$(JOB_COMPLETION_INDEX)", "--grid-count=$(PODS)"]
+        (pod,) = [pod for pod in pods(objects) if pod["containers"][0]["name"] == "beam"]
+        assert pod["containers"][0]["args"][-1] == "--direct_num_workers=16"
+
+
+@needs_kubectl
+def test_one_job_alone_waits_for_nothing(tmp_path):
+    work = replace(WORK, preprocess=None, eval=None, wait_for_shards="", wait_for_run=False)
+    (pod,) = pods(objects_of(SETTINGS, work, tmp_path))
+    assert not pod["initContainers"]
+
+
+@needs_kubectl
+def test_preprocessing_on_flink(tmp_path):
+    flink = PreprocessPods(engine="flink", task_managers=5, worker_memory="3Gi", node_selector={"pool": "cpu"})
+    work = replace(WORK, pretrain=None, eval=None, wait_for_shards="", wait_for_run=False)
+    objects = objects_of(replace(SETTINGS, preprocess=flink), work, tmp_path)
+    task_manager = only(objects, "FlinkDeployment")["spec"]["taskManager"]["podTemplate"]["spec"]
+    (worker,) = [box for box in task_manager["containers"] if box["name"] == "worker"]
+    assert worker["resources"]["limits"] == {"cpu": "1", "memory": "3Gi"}
+    assert task_manager["nodeSelector"] == {"pool": "cpu"}
+    (command,) = only(objects, "Job")["spec"]["template"]["spec"]["containers"]
+    assert variables(command)["TASKMANAGERS"] == "5"
+    assert "--runner=PortableRunner" in command["command"]
+    assert command["args"] == WORK.preprocess
+
+
+@needs_kubectl
+def test_code_from_the_shared_volume_instead_of_the_images(tmp_path):
+    work = replace(WORK, code="/lustre/runs/large/job/snapshot")
+    for pod in pods(objects_of(SETTINGS, work, tmp_path)):
+        assert {box.get("workingDir") for box in containers(pod)} == {"/lustre/runs/large/job/snapshot"}
+
+
+HOSTILE = [
+    "a: b # c",
+    "$(RUN)",
+    "$$",
+    "'\"`\\",
+    "- x\n- y",
+    "{{ x }}",
+    "!!python/object",
+    "&a",
+    "*a",
+    "yes",
+    "1e3",
+    "0o17",
+    "é",
+]
+
+
+@needs_kubectl
+def test_arguments_and_variables_arrive_as_they_are(tmp_path):
+    """Kubernetes replaces $$ by $, and nothing else is changed on the way."""
+    settings = replace(SETTINGS, environment={f"V{i}": word for i, word in enumerate(HOSTILE)})
+    objects = objects_of(settings, replace(WORK, pretrain=HOSTILE), tmp_path)
+    (pod,) = [pod for pod in pods(objects) if pod["containers"][0]["name"] == "node"]
+    (node,) = pod["containers"]
+    escaped = [word.replace("$", "$$") for word in HOSTILE]
+    assert node["args"] == escaped
+    assert [variables(node)[f"V{i}"] for i in range(len(HOSTILE))] == escaped
+
+
+@needs_kubectl
+def test_a_recipe_with_anything_in_it_stays_a_file(tmp_path):
+    recipe = 'name = "$(RUN)"\n---\nkind: Secret\n# {{ }}\n'
+    objects = objects_of(SETTINGS, replace(WORK, recipe=recipe), tmp_path)
+    assert only(objects, "ConfigMap")["data"]["config.toml"] == recipe
+
+
+@pytest.mark.parametrize("word", HOSTILE)
+def test_the_writer_quotes_what_another_reader_might_take_for_something_else(word):
+    text = to_yaml({"a": word})
+    assert yaml.safe_load(text) == {"a": word}
+    assert text.startswith('a: "')
+
+
+def test_the_same_work_is_rendered_to_the_same_bytes():
+    assert render(SETTINGS, WORK) == render(SETTINGS, WORK)
+
+
+def test_everything_that_is_rendered_lies_in_the_directory():
+    for name, text in render(SETTINGS, WORK).items():
+        assert not Path(name).is_absolute()
+        assert ".." not in Path(name).parts
+        for document in yaml.safe_load_all(text) if name.endswith("kustomization.yaml") else ():
+            for reference in [*document.get("resources", []), *document.get("components", [])]:
+                assert reference.startswith("../base/") or "/" not in reference
+
+
+def test_a_directory_is_submitted_by_one_command():
+    assert submit_command("runs/a b/job") == ["kubectl", "apply", "-k", "runs/a b/job"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "Large"}, "the run's name 'Large' must begin with a letter"),
+        ({"name": "x" * 41}, "no more than 40"),
+        ({"name": "a\nb"}, "must begin with a letter"),
+        ({"run": "/home/me/run"}, "'/home/me/run' is not in the shared volume; give a whole path below /lustre"),
+        ({"run": "/lustre/../etc"}, "is not in the shared volume"),
+        ({"run": "runs/large"}, "is not in the shared volume"),
+        ({"wait_for_shards": "/lustrex/shards"}, "is not in the shared volume"),
+        ({"code": "/lustre/a:b"}, "is not in the shared volume"),
+        ({"preprocess": None, "pretrain": None, "eval": None}, "no job is asked for"),
+    ],
+)
+def test_work_that_can_not_be_done_is_refused(change, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        render(SETTINGS, replace(WORK, **change))
+
+
+def test_paths_of_arguments_are_checked_by_whom_knows_them():
+    check_paths(SETTINGS, [Path("/lustre/books")])
+    with pytest.raises(ValueError, match="is not in the shared volume"):
+        check_paths(SETTINGS, [Path("/home/books")])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: KubernetesSettings(namespace="a b"), "namespace 'a b' is not a name"),
+        (lambda: KubernetesSettings(claim=""), "claim '' is not a name"),
+        (lambda: KubernetesSettings(queue="x\ny: z"), "queue"),
+        (lambda: KubernetesSettings(mlflow_secret="A"), "mlflow_secret 'A'"),
+        (lambda: KubernetesSettings(image="bert"), "needs a tag, and not latest"),
+        (lambda: KubernetesSettings(image="registry:5000/bert"), "needs a tag, and not latest"),
+        (lambda: KubernetesSettings(image="bert:latest"), "needs a tag, and not latest"),
+        (lambda: KubernetesSettings(image="bert:1@sha256:12"), "needs a tag, and not latest"),
+        (lambda: KubernetesSettings(image="bert:1 --x"), "is not a name such as"),
+        (lambda: KubernetesSettings(mount_path="shared"), "mount_path 'shared' must be a whole path of its own"),
+        (lambda: KubernetesSettings(mount_path="/tmp/x"), "mount_path"),
+        (lambda: KubernetesSettings(mount_path="/"), "mount_path"),
+        (lambda: KubernetesSettings(gpu="gpu"), "gpu 'gpu' is not a resource"),
+        (lambda: EvalPods(wait_minutes=0), "wait_minutes must be positive"),
+        (lambda: KubernetesSettings(environment={"A-B": "1"}), "environment: 'A-B'"),
+        (lambda: KubernetesSettings(environment={"PET_NNODES": "1"}), "one that the job sets itself"),
+        (lambda: PretrainPods(memory="64"), "memory '64' is not of a form like 64Gi"),
+        (lambda: PretrainPods(nodes=0), "nodes, grace_seconds and wait_minutes must be positive"),
+        (lambda: PretrainPods(gpus=8, processes=4), "4 ranks on 8 GPUs"),
+        (lambda: PretrainPods(node_selector={"a b": "c"}), "node_selector 'a b'='c'"),
+        (lambda: PretrainPods(cpu=0), "cpu must be positive"),
+        (lambda: PreprocessPods(gpus=1), "no use for GPUs"),
+        (lambda: PreprocessPods(task_managers=0), "task_managers must be positive"),
+        (lambda: EvalPods(pods=0), "pods and wait_minutes must be positive"),
+        (lambda: Toleration("a", value="b"), "a value wants operator Equal"),
+    ],
+)
+def test_settings_that_no_cluster_takes_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_ranks_are_one_per_gpu_or_what_is_asked_for():
+    assert PretrainPods(nodes=4).ranks == 32
+    assert PretrainPods(nodes=2, gpus=0).ranks == 2
+    assert PretrainPods(nodes=2, gpus=0, processes=3).ranks == 6
+
+
+@needs_kubectl
+def test_a_rendered_directory_stands_alone(tmp_path):
+    """Moved elsewhere it still builds: nothing points into the repository."""
+    first = write(tmp_path / "a", render(SETTINGS, WORK))
+    objects = build(first)
+    assert build(first.rename(tmp_path / "b")) == objects

@@ -1,0 +1,48 @@
+"""An init container that waits for the job before."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from cluster.k8s import wait
+from trainer.checkpoint import RunDirectory
+
+
+def test_shards_are_there_when_their_manifest_is(tmp_path):
+    (tmp_path / "shard-00000-of-00001.arrow").touch()
+    assert not wait.shards_are_complete(tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    assert wait.main(["--shards", str(tmp_path), "--minutes", "0"]) == 0
+
+
+def test_waits_until_they_come(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(wait, "SECONDS", 0.05)
+    threading.Timer(0.3, (tmp_path / "manifest.json").touch).start()
+    assert wait.main(["--shards", str(tmp_path), "--minutes", "1"]) == 0
+    assert capsys.readouterr().err == f"waiting for {tmp_path}\n"
+
+
+def test_gives_up_in_a_line(tmp_path, capsys):
+    assert wait.main(["--shards", str(tmp_path), "--minutes", "0"]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}: not there after 0 minutes; see the job that makes it\n"
+
+
+def test_a_run_is_waited_for_until_it_is_done(tmp_path):
+    assert not wait.run_is_done(tmp_path / "not yet")
+    RunDirectory(tmp_path).set_outcome("requeue")
+    assert not wait.run_is_done(tmp_path)
+    RunDirectory(tmp_path).set_outcome("done")
+    assert wait.run_is_done(tmp_path)
+
+
+def test_a_run_that_failed_is_not_waited_for(tmp_path, capsys):
+    RunDirectory(tmp_path).set_outcome("failed")
+    assert wait.main(["--run", str(tmp_path), "--minutes", "0.1"]) == 2
+    assert "the run failed" in capsys.readouterr().err
+
+
+def test_one_thing_is_waited_for():
+    with pytest.raises(SystemExit):
+        wait.main(["--minutes", "1"])

@@ -1,0 +1,69 @@
+"""What a job script does by what it finds in the run directory."""
+
+import pytest
+
+from cluster.slurm.requeue import Verdict, forget, judge, main
+from trainer.checkpoint import RunDirectory
+
+
+@pytest.fixture
+def run(tmp_path) -> RunDirectory:
+    return RunDirectory(tmp_path)
+
+
+def checkpoint(run: RunDirectory, step: int) -> None:
+    run.checkpoint(step).mkdir(parents=True)
+    (run.checkpoints / "latest").write_text(f"step-{step:06d}\n")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "exit_code", "verdict"),
+    [
+        ("done\n", 0, Verdict.DONE),
+        ("done\n", 137, Verdict.DONE),  # a launcher's own trouble after the end
+        ("requeue\n", 0, Verdict.REQUEUE),
+        ("requeue\n", 143, Verdict.REQUEUE),
+        ("failed\n", 0, Verdict.GIVE_UP),
+        ("failed: step 7: the loss is nan\n", 1, Verdict.GIVE_UP),
+        (None, 2, Verdict.GIVE_UP),  # refused before anything was written
+        (None, 137, Verdict.REQUEUE),
+        (None, 0, Verdict.REQUEUE),  # ended without a word
+    ],
+)
+def test_the_run_directory_decides_and_the_exit_code_where_it_is_silent(run, outcome, exit_code, verdict):
+    if outcome:
+        (run.path / "outcome").write_text(outcome)
+    assert judge(run, "7", exit_code, allowed=3)[0] == verdict
+
+
+def test_crashes_without_progress_come_to_an_end_and_progress_starts_the_count_anew(run):
+    def crash(job: str = "7") -> Verdict:
+        return judge(run, job, 1, allowed=2)[0]
+
+    assert [crash(), crash()] == [Verdict.REQUEUE, Verdict.REQUEUE]
+    checkpoint(run, 100)
+    assert [crash(), crash(), crash()] == [Verdict.REQUEUE, Verdict.REQUEUE, Verdict.GIVE_UP]
+    assert crash(job="8") == Verdict.REQUEUE  # submitted by hand: the user has done something about it
+
+
+def test_without_retries_the_first_crash_is_the_last(run):
+    assert judge(run, "7", 1, allowed=0)[0] == Verdict.GIVE_UP
+
+
+def test_an_outcome_of_an_earlier_start_is_not_taken_for_this_one_s(run):
+    for old, stays in (("requeue: x", False), ("failed: x", False), ("done", True)):
+        (run.path / "outcome").write_text(old)
+        assert main(["before", str(run.path)]) == 0
+        assert (run.path / "outcome").exists() == stays
+    forget(RunDirectory(run.path / "new"))  # a run that was never started
+
+
+def test_the_command_says_what_it_decided(run, capsys):
+    checkpoint(run, 40)
+    run.set_outcome("requeue", "SIGUSR1 after step 40")
+    assert main(["after", str(run.path), "--job", "7", "--exit-code", "0", "--crashes", "3"]) == 10
+    assert "to be started again: SIGUSR1 after step 40; it goes on from step 40" in capsys.readouterr().err
+    (run.checkpoints / "latest").write_text("step-000099")
+    run.set_outcome(None)
+    assert main(["after", str(run.path), "--job", "7", "--exit-code", "1", "--crashes", "3"]) == 11
+    assert "names 'step-000099', which is not there" in capsys.readouterr().err

@@ -1,0 +1,332 @@
+"""python -m cluster.doctor: on this machine as it is, with things broken, alone and as ranks."""
+
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster.checkup.findings import Finding, Placed, table
+from cluster.checkup.node import check_compiler, check_gpus, check_limits, check_packages, check_threads
+from cluster.checkup.peers import UsageError, check_names, read_launch
+from cluster.checkup.storage import check_space, check_writing
+from cluster.doctor import main
+from tests.cluster.doctor_tasks import run_doctor, run_doctor_on_other_files, run_doctor_with_a_clock_ahead
+from tests.conftest import LAB
+from tests.ranks import free_port, run_ranks
+
+LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_ID")
+
+
+@pytest.fixture(autouse=True)
+def _not_launched(monkeypatch):
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+
+
+def state_of(findings, check):
+    (found,) = {finding for finding in findings if finding.check == check}
+    return found
+
+
+def test_alone_on_this_machine(tmp_path, capsys):
+    code = main(["--shared", str(tmp_path), "--need-gb", "0.001", "--json"])
+    found = {row["check"]: row for row in json.loads(capsys.readouterr().out)}
+    assert {"python", "packages", "gpus", "open files", "threads", "disk space", "writing"} <= found.keys()
+    assert found["packages"]["state"] == "ok"
+    assert found["disk space"]["state"] == "ok"
+    assert "fsyncs a second" in found["writing"]["found"]
+    assert code == int(any(row["state"] == "wrong" for row in found.values()))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_process_with_low_limits_and_no_compiler(tmp_path):
+    """The command itself, in a shell as some nodes have it."""
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1000"}
+    done = subprocess.run(
+        [sys.executable, "-m", "cluster.doctor", "--json"], capture_output=True, text=True, env=environment,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (512, 512)),
+    )  # fmt: skip
+    found = {row["check"]: row for row in json.loads(done.stdout)}
+    assert done.returncode == 1
+    assert found["open files"]["state"] == "wrong"
+    assert found["open files"]["found"] == "512"
+    assert "ulimit -n" in found["open files"]["advice"]
+    assert found["compiler"]["state"] == "warning"
+    assert "no a C++ compiler" not in found["compiler"]["found"]
+    assert "C++ compiler" in found["compiler"]["found"]
+    assert found["threads"]["state"] == "warning"
+
+
+def test_the_compiler_that_is_meant_is_the_one_of_cxx(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert check_compiler().state == "warning"
+
+
+def test_open_files_are_judged_by_the_limit_in_force():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        states = []
+        for limit in (1000, 2000, 4096):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            states.append(state_of(check_limits(), "open files").state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert states == ["wrong", "warning", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "state", "words"),
+    [
+        ({}, "warning", "not set"),
+        ({"OMP_NUM_THREADS": "many"}, "warning", "many"),
+        ({"OMP_NUM_THREADS": "1"}, "ok", "1 ranks"),
+        ({"OMP_NUM_THREADS": "100000"}, "warning", "100000"),
+        ({"OMP_NUM_THREADS": "2", "LOCAL_WORLD_SIZE": "100000"}, "warning", "100000 ranks"),
+    ],
+)
+def test_threads(environment, state, words):
+    found = check_threads(environment)
+    assert found.state == state
+    assert words in found.found
+
+
+def test_other_versions_than_the_projects(monkeypatch):
+    monkeypatch.setattr(
+        "cluster.checkup.node.requires",
+        lambda _: ["torch>=99", "nothing-of-this-name", "numpy>=1", 'apache-beam==0; extra == "preprocess"'],
+    )
+    (found,) = check_packages()
+    assert found.state == "wrong"
+    assert "nothing-of-this-name is missing" in found.found
+    assert ">=99" in found.found
+    assert "numpy" not in found.found
+    assert "beam" not in found.found
+
+
+# What nvidia-smi prints: name, driver, memory, memory in use, ECC errors, slowed down, temperature.
+H200 = "NVIDIA H200, 570.86.15, 143771, 0, 0, Not Active, 31"
+
+
+@pytest.mark.parametrize(
+    ("script", "check", "state", "words"),
+    [
+        (f"echo '{H200}'; echo '{H200}'", "gpus", "wrong", "2 x NVIDIA H200, 140 GiB, PyTorch sees 0"),
+        (f"echo '{H200}'", "gpu health", "ok", "at most 31 C"),
+        (f"echo '{H200}'; echo '{H200.replace(' 0, 0,', ' 0, 3,')}'", "gpu health", "wrong", "GPU 1 has memory errors"),
+        (f"echo '{H200.replace('Not Active', 'Active')}'", "gpu health", "warning", "GPU 0 is slowed down"),
+        (f"echo '{H200.replace(' 0, 0,', ' 90000, 0,')}'", "gpu health", "warning", "memory in use"),
+        (f"echo '{H200.replace(' 0, Not', ' [N/A], Not')}'", "gpu health", "ok", "no errors"),
+        ("echo 'NVIDIA-SMI has failed: no driver'; exit 9", "gpus", "wrong", "no driver"),
+    ],
+)
+def test_what_nvidia_smi_says(script, check, state, words, tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    found = state_of(check_gpus(), check)
+    assert found.state == state
+    assert words in found.found
+
+
+def test_a_directory_that_is_not_there(tmp_path):
+    missing = tmp_path / "not mounted"
+    for found in (check_space(missing, 1e9), check_writing(missing)):
+        assert found.state == "wrong"
+        assert "Mount the shared file system" in found.advice
+
+
+def test_a_read_only_directory(tmp_path):
+    directory = Path("/sys") if os.geteuid() == 0 else tmp_path  # root writes wherever the kernel lets it
+    if os.geteuid():
+        tmp_path.chmod(0o500)
+    found = check_writing(directory)
+    assert found.state == "wrong"
+    assert found.advice
+
+
+def test_a_file_instead_of_a_directory(tmp_path):
+    (tmp_path / "file").touch()
+    assert check_writing(tmp_path / "file").state == "wrong"
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A file system of its own without a free byte."""
+    mount = shutil.which("mount")
+    command = [str(mount), "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
+    if mount is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    (tmp_path / "filler").write_bytes(b"\0" * 65536)
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_full_disk(full_disk):
+    assert check_space(full_disk, 1e9).state == "wrong"
+    found = check_writing(full_disk)
+    assert found.state == "wrong"
+    assert "full" in found.advice
+    assert [path.name for path in full_disk.iterdir()] == ["filler"]
+
+
+def test_little_room_is_a_warning_and_hardly_any_is_wrong(tmp_path):
+    free = shutil.disk_usage(tmp_path).free
+    assert [check_space(tmp_path, free * times).state for times in (0.5, 2, 20)] == ["ok", "warning", "wrong"]
+
+
+def test_names():
+    (found,) = check_names({"MASTER_ADDR": "localhost", "MASTER_PORT": "1234"})
+    assert found.state == "ok"
+    (found,) = check_names({"MASTER_ADDR": "no-such-node.invalid", "MASTER_PORT": "1234"})
+    assert found.state == "wrong"
+    assert "does not resolve" in found.found
+
+
+RANK = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"RANK": "0"},
+        {"WORLD_SIZE": "2"},
+        {**RANK, "RANK": "2"},
+        {**RANK, "MASTER_PORT": "http"},
+        {**RANK, "MASTER_ADDR": ""},
+    ],
+)
+def test_half_a_launch_is_a_mistake_in_usage(environment, monkeypatch, capsys):
+    with pytest.raises(UsageError):
+        read_launch(environment)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main([]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_options_that_make_no_sense_exit_with_2():
+    with pytest.raises(SystemExit) as stopped:
+        main(["--need-gb", "0"])
+    assert stopped.value.code == 2
+
+
+def test_launch_of_torchrun_and_of_nobody():
+    assert read_launch({}) is None
+    assert read_launch({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None  # a batch script, which is no step
+    launch = read_launch(RANK)
+    assert launch == {**RANK, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+
+
+def test_launch_of_slurm(tmp_path, monkeypatch):
+    (tmp_path / "scontrol").write_text('#!/bin/sh\n[ "$3" = "node[3-4]" ] && echo node3 && echo node4\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    slurm = {
+        "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_STEP_ID": "0",
+        "SLURM_JOB_ID": "30007", "SLURM_STEP_NODELIST": "node[3-4]",
+    }  # fmt: skip
+    assert read_launch(slurm) == {
+        "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node3",
+        "MASTER_PORT": "20007",
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="scontrol"):
+        read_launch({**slurm, "SLURM_STEP_NODELIST": "node9"})
+
+
+def test_two_ranks(tmp_path):
+    (code, printed), (other_code, nothing) = run_ranks(
+        2, run_doctor, ["--shared", str(tmp_path), "--need-gb", "0.001"], log=tmp_path / "log"
+    )
+    assert code == other_code == int("wrong, " in printed)
+    for words in ("over gloo, 2 ranks on 1 hosts", "apart at most", "all ranks see each other's files"):
+        assert words in printed
+    assert nothing == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+@pytest.mark.parametrize(("seconds", "state", "code"), [(5, "warning", 0), (-90, "wrong", 1)])
+def test_clocks_that_differ(seconds, state, code, tmp_path):
+    results = run_ranks(2, run_doctor_with_a_clock_ahead, ["--json"], seconds, log=tmp_path / "log")
+    clocks = next(row for row in json.loads(results[0][1]) if row["check"] == "clocks")
+    assert clocks["state"] == state
+    assert float(clocks["found"].split()[0]) == pytest.approx(abs(seconds), abs=0.5)
+    assert {result[0] for result in results} >= {code}
+
+
+def test_directories_that_are_not_one(tmp_path):
+    directories = [tmp_path / "here", tmp_path / "there"]
+    for directory in directories:
+        directory.mkdir()
+    results = run_ranks(2, run_doctor_on_other_files, ["--json"], [str(d) for d in directories], log=tmp_path / "log")
+    rows = [row for row in json.loads(results[0][1]) if row["check"] == "shared files"]
+    assert [code for code, _ in results] == [1, 1]
+    assert {(row["host"], row["state"]) for row in rows} == {("node1", "wrong"), ("node2", "wrong")}
+    assert "files of node2 are not seen" in rows[0]["found"]
+    assert not any(any(directory.iterdir()) for directory in directories)
+
+
+def test_one_rank_cannot_write(tmp_path):
+    directories = [str(tmp_path), str(tmp_path / "not mounted")]
+    results = run_ranks(2, run_doctor_on_other_files, ["--json"], directories, log=tmp_path / "log")
+    rows = [row for row in json.loads(results[0][1]) if row["check"] == "shared files"]
+    assert {(row["host"], row["state"]) for row in rows} == {("node1", "ok"), ("node2", "wrong")}
+
+
+def test_a_rank_that_never_comes(monkeypatch, capsys):
+    launch = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in launch.items():
+        monkeypatch.setenv(name, value)
+    assert main(["--patience", "2"]) == 1
+    assert "2 ranks don't come together" in capsys.readouterr().out
+
+
+def test_equal_findings_of_several_hosts_are_one_row():
+    fine, bad = Finding("stack", "ok", "8 MiB"), Finding("stack", "wrong", "1 MiB", "Set more.")
+    placed = [*(Placed(f"node{i}", fine) for i in range(6)), Placed("node6", bad), Placed("node6", bad)]
+    lines = list(table(placed))
+    assert "node0, node1, node2, node3 and 2 more" in lines[0]
+    assert lines[1:] == ["wrong, stack: 1 MiB. Set more."]
+    assert "all 2" in next(table([Placed(host, fine) for host in ("a", "b")]))
+
+
+@pytest.mark.slurm
+@pytest.mark.skipif(not (LAB / "cluster" / "slurm-up").exists(), reason="no SLURM laboratory at ../shared/cluster")
+@pytest.mark.skipif(os.geteuid() != 0, reason="the SLURM laboratory needs root")
+def test_two_nodes_of_a_real_slurm(tmp_path):
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "timeout": 300, "start_new_session": True}
+    subprocess.run([str(LAB / "cluster" / "slurm-up")], check=True, **quiet)
+    try:
+        command = [
+            "srun",
+            "--nodes=2",
+            "--ntasks-per-node=1",
+            "--chdir",
+            str(Path(__file__).parents[2]),
+            sys.executable,
+            "-m",
+            "cluster.doctor",
+            "--shared",
+            str(tmp_path),
+            "--need-gb",
+            "0.001",
+            "--json",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    finally:
+        subprocess.run([str(LAB / "cluster" / "slurm-down")], check=True, **quiet)
+    rows = json.loads(done.stdout)
+    assert {row["host"] for row in rows} == {"node1", "node2"}
+    (bandwidth,) = [row for row in rows if row["check"] == "all-reduce"]
+    assert "2 ranks on 2 hosts" in bandwidth["found"]
+    assert all(row["state"] == "ok" for row in rows if row["check"] in ("names", "clocks", "shared files"))
+    assert socket.gethostname() not in {row["host"] for row in rows}

@@ -1,0 +1,440 @@
+"""Launching as a user types it: what is written, what reaches the programs, and what is refused before anything starts.
+
+SLURM's commands are stand-ins here that write down how they were called; test_slurm.py has the real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster import checks
+from cluster.launch import main
+from cluster.programs import READERS
+from cluster.settings import load_settings
+from cluster.snapshot import take_snapshot
+from tests.conftest import ROOT
+from tests.trainer.conftest import TINY
+from tests.trainer.shard_factory import write_shards
+from trainer import pretrain
+from trainer.settings import ConfigError
+
+SINFO = "gpu*|2-00:00:00|4|gpu:h100:8(S:0-1)\ncpu|infinite|10|(null)\nshort|1:00:00|2|gpu:2"
+SETTINGS = """
+[slurm]
+shared = ["HERE"]
+
+[slurm.pretrain]
+nodes = 2
+gpus_per_node = 0
+cpus_per_task = 3
+
+[slurm.eval]
+gpus_per_node = 0
+"""
+STAND_IN = """#!PYTHON -I
+import json, os, sys
+seen = {name: os.environ.get(name) for name in ("PYTHONPATH", "MASTER_ADDR", "MASTER_PORT", "HOSTILE")}
+with open("CALLS", "a") as calls:
+    print(json.dumps([os.path.basename(sys.argv[0]), sys.argv[1:], seen]), file=calls)
+"""
+HOSTILE = """it's a $(touch pwned) "x" `touch pwned` 100% \\ ;&| --x"""
+# What SC2016 warns of, and what we want: nothing in single quotes is expanded.
+SHELLCHECK = [str(Path(sys.executable).with_name("shellcheck")), "--exclude=SC2016"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """A folder with shards, a recipe and a settings file, the current one; everything below it counts as shared."""
+    monkeypatch.chdir(tmp_path)
+    write_shards(tmp_path / "shards")
+    (tmp_path / "tiny.toml").write_text(TINY.replace("global_batch_size = 8", "global_batch_size = 16"))
+    (tmp_path / "ds_config.json").write_text((ROOT / "ds_config.json").read_text())
+    (tmp_path / "cluster.toml").write_text(SETTINGS.replace("HERE", str(tmp_path)))
+    return tmp_path
+
+
+@pytest.fixture
+def slurm(here, monkeypatch):
+    """Stand-ins for SLURM's commands; each call is kept with its arguments and what a job sees of its environment."""
+    folder, calls = here / "bin", here / "calls"
+    folder.mkdir()
+    calls.touch()
+
+    def stand_in(name: str, body: str = "") -> None:
+        program = STAND_IN.replace("PYTHON", sys.executable, 1).replace("CALLS", str(calls)) + body + "\n"
+        (folder / name).write_text(program)
+        (folder / name).chmod(0o755)
+
+    stand_in("sinfo", f"print({SINFO!r})")
+    stand_in("sbatch", f"print(sum(1 for line in open({str(calls)!r}) if '\"sbatch\"' in line) + 40)")
+    stand_in("srun")
+    stand_in("scontrol", "print('node7\\nnode8') if sys.argv[1] == 'show' else None")
+    stand_in("squeue", "print('RUNNING')")
+    stand_in("scancel")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    slurm.stand_in, slurm.calls = stand_in, lambda: [json.loads(line) for line in calls.read_text().splitlines()]
+    return slurm
+
+
+def launch(*arguments: object) -> int:
+    """Pretraining with the files of ``here``."""
+    return main(["pretrain", "--on", "slurm", "--settings", "cluster.toml", *map(str, arguments), "--",
+                 "--config", "tiny.toml", "--shards", "shards", "--output", "runs/tiny", "train.seed=3"])  # fmt: skip
+
+
+def run_job(file: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A job file, as SLURM would run it on the first node."""
+    environment = {**os.environ, "SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node[7-8]", **variables}
+    return subprocess.run(["bash", file], env=environment, capture_output=True, text=True, timeout=60)
+
+
+def directives(file: Path) -> list[str]:
+    return [line.removeprefix("#SBATCH ") for line in file.read_text().splitlines() if line.startswith("#SBATCH")]
+
+
+def check_shell(*files: Path) -> None:
+    for file in files:
+        subprocess.run(["bash", "-n", file], check=True)
+    done = subprocess.run([*SHELLCHECK, *files], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+# ---- what is written ------------------------------------------------------------------------------------------------
+
+
+def test_the_run_directory_holds_all_that_the_job_needs_and_sbatch_gets_it(here, slurm, capsys):
+    job = {"time": "1-00:00:00", "memory": "500G", "gpus_per_node": 4, "gpu_type": "h100"}
+    settings = [f"slurm.pretrain.{name}={value}" for name, value in job.items()]
+    assert launch(*settings, "slurm.account=lang", "slurm.partition=gpu", 'slurm.options=["--exclusive"]') == 0
+    job = here / "runs" / "tiny" / "job"
+    (snapshot,) = job.glob("snapshot-*")
+    assert "seed = 3" in (snapshot / "config.toml").read_text()
+    assert (snapshot / "ds_config.json").read_bytes() == (here / "ds_config.json").read_bytes()
+    assert directives(job / "pretrain.sbatch") == [
+        "--job-name=pretrain-tiny", f"--output={job}/logs/pretrain-%j.log", "--open-mode=append", "--requeue",
+        "--time=1-00:00:00", "--partition=gpu", "--account=lang", "--gpus-per-node=h100:4", "--mem=500G", "--exclusive",
+        "--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=3", "--signal=USR1@300",
+    ]  # fmt: skip
+    check_shell(job / "pretrain.sbatch")
+    assert slurm.calls()[-1][:2] == ["sbatch", ["--parsable", str(job / "pretrain.sbatch")]]
+    told = capsys.readouterr().out
+    for words in ("pretrain: job 41", "squeue --job=41", f"{job}/logs/pretrain-41*.log", "runs/tiny/outcome",
+                  f"once more: sbatch {job}/pretrain.sbatch"):  # fmt: skip
+        assert words in told
+
+
+def test_a_dry_run_writes_the_same_and_submits_nothing(here, slurm, capsys):
+    assert launch("--dry-run") == 0
+    assert "sbatch" not in [name for name, *_ in slurm.calls()]
+    file = here / "runs" / "tiny" / "job" / "pretrain.sbatch"
+    assert capsys.readouterr().out == f"to submit: sbatch {file}\n"
+    dry = file.read_bytes()
+    assert launch() == 0
+    assert file.read_bytes() == dry
+
+
+def test_a_job_starts_a_rank_per_process_with_the_snapshot_s_code(here, slurm):
+    launch("--dry-run")
+    job = here / "runs" / "tiny" / "job"
+    (snapshot,) = job.glob("snapshot-*")
+    done = run_job(job / "pretrain.sbatch")
+    (arguments, seen), = [call[1:] for call in slurm.calls() if call[0] == "srun"]  # fmt: skip
+    assert arguments == [
+        "--kill-on-bad-exit=0", "--wait=300", "--label", "--ntasks-per-node=1", "--cpus-per-task=3",
+        sys.executable, "-m", "cluster.slurm.rank", str(snapshot / "trainer" / "pretrain.py"),
+        "--config", str(snapshot / "config.toml"), "--deepspeed_config", str(snapshot / "ds_config.json"),
+        "--shards", str(here / "shards"), "--output", str(here / "runs" / "tiny"),
+    ]  # fmt: skip
+    assert seen["PYTHONPATH"].split(":")[0] == str(snapshot)
+    assert seen["MASTER_ADDR"] == "node7"
+    assert 20000 <= int(seen["MASTER_PORT"]) < 30000
+    assert "it crashed (exit code 0), for the 1. time after step 0" in done.stderr  # srun here trains nothing
+
+
+def test_hostile_names_reach_the_program_as_they_are_and_nothing_else_happens(here, slurm, monkeypatch):
+    folder = here / HOSTILE.replace("/", "")
+    folder.mkdir()
+    for name in ("shards", "tiny.toml", "ds_config.json"):
+        (folder / name).symlink_to(here / name)
+    monkeypatch.chdir(folder)
+    shared = f"slurm.shared=[{json.dumps(str(here))}]"
+    settings = [
+        shared,
+        "slurm.pretrain.gpus_per_node=0",
+        f"slurm.environment.HOSTILE={json.dumps(HOSTILE)}",
+        'slurm.setup=["echo ready"]',
+    ]
+    arguments = ["--config", "tiny.toml", "--shards", "shards", "--output", "run", "--init-from", "shards"]
+    assert main(["pretrain", "--on", "slurm", "--dry-run", *settings, "--", *arguments]) == 0
+    file = folder / "run" / "job" / "pretrain.sbatch"
+    check_shell(file)
+    done = run_job(file)
+    assert done.stdout == "ready\n"
+    (arguments, seen), = [call[1:] for call in slurm.calls() if call[0] == "srun"]  # fmt: skip
+    assert seen["HOSTILE"] == HOSTILE
+    assert arguments[-2:] == ["--output", str(folder / "run")]
+    assert not list(here.rglob("pwned"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            ["slurm.container.runtime=pyxis", "slurm.container.image=nvcr.io#nvidia/pytorch:26.01-py3"],
+            ["--container-image=nvcr.io#nvidia/pytorch:26.01-py3", "--container-mounts=HERE:HERE",
+             "--container-workdir=HERE", "python", "-m", "cluster.slurm.rank"],
+        ),
+        (
+            ["slurm.container.runtime=apptainer", "slurm.container.image=HERE/bert.sif"],
+            ["apptainer", "exec", "--nv", "--bind", "HERE:HERE", "--pwd", "HERE", "HERE/bert.sif",
+             "python", "-m", "cluster.slurm.rank"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_container_goes_around_every_program(here, slurm, settings, expected):
+    (here / "bert.sif").touch()
+    slurm.stand_in("apptainer")
+    mounts = f'slurm.container.mounts=["{here}"]'
+    assert launch("--dry-run", mounts, *[setting.replace("HERE", str(here)) for setting in settings]) == 0
+    file = here / "runs" / "tiny" / "job" / "pretrain.sbatch"
+    check_shell(file)
+    run_job(file)
+    runs = [arguments for name, arguments, _ in slurm.calls() if name in ("srun", "apptainer")]
+    training = next(arguments for arguments in runs if "cluster.slurm.rank" in arguments)
+    begin = training.index("--cpus-per-task=3") + 1
+    assert training[begin : begin + len(expected)] == [word.replace("HERE", str(here)) for word in expected]
+    deciding = [arguments for arguments in runs if "cluster.slurm.requeue" in arguments]
+    assert [("before" in arguments, "after" in arguments) for arguments in deciding] == [(True, False), (False, True)]
+
+
+def test_all_three_in_a_chain_each_fed_by_the_one_before(here, slurm):
+    settings = [
+        'preprocess.arguments=["--books", "*.txt", "--output", "made"]',
+        'pretrain.arguments=["--config", "tiny.toml", "--output", "runs/tiny", "train.max_steps=5"]',
+        'eval.arguments=["--tasks", "mlm", "--output", "results"]',
+        "slurm.partition=cpu",
+        "slurm.eval.array=3",
+        "slurm.eval.array_limit=2",
+    ]
+    assert main(["all", "--on", "slurm", "--settings", "cluster.toml", *settings]) == 0
+    job = here / "runs" / "tiny" / "job"
+    files = [job / f"{name}.sbatch" for name in ("preprocess", "pretrain", "eval")]
+    check_shell(*files, job / "all.sh")
+    submitted = [arguments for name, arguments, _ in slurm.calls() if name == "sbatch"]
+    assert submitted == [
+        ["--parsable", str(files[0])],
+        ["--parsable", "--dependency=afterok:41", "--kill-on-invalid-dep=yes", str(files[1])],
+        ["--parsable", "--dependency=afterok:42", "--kill-on-invalid-dep=yes", str(files[2])],
+    ]
+    assert "--array=0-2%2" in directives(files[2])
+    for file in files:
+        run_job(file, SLURM_ARRAY_TASK_ID="1", SLURM_ARRAY_TASK_COUNT="3")
+    preprocess, pretraining, evaluation = [arguments for name, arguments, _ in slurm.calls() if name == "srun"]
+    assert preprocess[-4:] == ["--books", "*.txt", "--output", str(here / "made")]
+    assert pretraining[pretraining.index("--shards") + 1] == str(here / "made")
+    assert evaluation[evaluation.index("--shards") + 1] == str(here / "made")
+    assert evaluation[evaluation.index("--checkpoint") + 1] == str(here / "runs" / "tiny" / "exports" / "step-000005")
+    assert evaluation[-4:] == ["--grid-index", "1", "--grid-count", "3"]
+
+
+def test_a_chain_that_is_refused_half_way_leaves_no_job_behind(here, slurm, capsys):
+    slurm.stand_in("sbatch", "sys.exit('no such account') if '--dependency=afterok:9' in sys.argv else print(9)")
+    settings = [
+        'preprocess.arguments=["--books", "*.txt", "--output", "made"]',
+        'pretrain.arguments=["--config", "tiny.toml", "--output", "runs/tiny"]',
+        'eval.arguments=["--tasks", "mlm", "--output", "results"]',
+        "slurm.partition=cpu",
+    ]
+    assert main(["all", "--on", "slurm", "--settings", "cluster.toml", *settings]) == 2
+    assert "no such account" in capsys.readouterr().err
+    assert slurm.calls()[-1][:2] == ["scancel", ["9"]]
+
+
+@pytest.mark.parametrize("mounted", [True, False])
+def test_on_kubernetes_the_manifests_go_beside_the_run_where_its_volume_is_seen(here, monkeypatch, capsys, mounted):
+    monkeypatch.setenv("PATH", "/nowhere")  # no kubectl
+    monkeypatch.setattr("cluster.k8s.settings._TAKEN", ())  # a volume below /tmp
+    volume = here if mounted else Path("/elsewhere")
+    settings = [
+        f"kubernetes.mount_path={volume}",
+        "kubernetes.pretrain.gpus=0",
+        "kubernetes.pretrain.nodes=2",
+        f'preprocess.arguments=["--books", "{volume}/*.txt", "--vocab", "{volume}/v.txt", "--output", "{volume}/made"]',
+        f'pretrain.arguments=["--config", "tiny.toml", "--output", "{volume}/runs/My_Run", "train.max_steps=5"]',
+        f'eval.arguments=["--tasks", "mlm", "--output", "{volume}/results"]',
+    ]
+    assert main(["all", "--on", "kubernetes", *settings]) == 0
+    folder = volume / "runs" / "My_Run" / "job" if mounted else here / "my-run.job"
+    assert capsys.readouterr().out == f"to submit: kubectl apply -k {folder}\n"
+    assert yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"] == [
+        "preprocess",
+        "pretrain",
+        "eval",
+    ]
+    pretraining = "".join(file.read_text() for file in (folder / "pretrain").rglob("*.yaml"))
+    assert f"{volume}/runs/My_Run" in pretraining
+    assert f"{volume}/made" in pretraining
+    assert "max_steps = 5" in (folder / "pretrain" / "config.toml").read_text()
+    assert [f"workingDir: {snapshot}" in pretraining for snapshot in folder.glob("snapshot-*")] == [True] * mounted
+
+
+# ---- snapshots ------------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_is_found_before_the_checkout_and_knows_where_it_is_from(tmp_path):
+    snapshot = take_snapshot(tmp_path)
+    program = "import cluster, trainer.lineage as l; print(cluster.__file__, l.__file__, l.code_version()['commit'])"
+    environment = {**os.environ, "PYTHONPATH": str(snapshot), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
+    *modules, commit = done.stdout.split()
+    assert [Path(module).parents[1] for module in modules] == [snapshot, snapshot]
+    assert commit == (snapshot / "code.commit").read_text().strip()
+
+
+def test_equal_content_is_one_snapshot_and_another_recipe_is_another(here):
+    given = ["--config", "tiny.toml", "--shards", "shards", "--output", "run"]
+    first, again, other = (
+        take_snapshot(here / "job", READERS["pretrain"]([*given, f"train.seed={seed}"])) for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert first != other
+    assert sorted(path.name for path in (here / "job").iterdir()) == sorted({first.name, other.name})
+    assert not list(first.rglob("__pycache__"))
+
+
+def test_every_option_of_the_trainer_passes_through(here):
+    """What launch does not know is passed on; what it knows, it must know as the trainer does."""
+    given = ["--config", "tiny.toml", "--shards", "shards", "--output", "run", "--init-from", "shards"]
+    program = READERS["pretrain"]([*given, "train.seed=4", "--new-option", "value"])
+    assert program.arguments[:2] == ("--new-option", "value")
+    parsed = pretrain._parse([*program.command(here)[1:]][:4] + list(program.arguments[2:]))
+    assert parsed.output == here / "run"
+    assert parsed.init_from == here / "shards"
+    assert program.recipe.train.seed == 4
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+BAD = {
+    "a partition that is not there": (["slurm.partition=gpuu"], "no partition 'gpuu'; this cluster has cpu, gpu, "),
+    "more nodes than there are": (
+        ["slurm.pretrain.nodes=5", "slurm.pretrain.gpus_per_node=8", "phases.0.global_batch_size=80"],
+        "wants 5 node(s) with 8 GPUs for 1-00:00:00, but gpu has 4 node(s) with 8 h100 GPUs, 48 h at most",
+    ),
+    "GPUs of another kind": (
+        ["slurm.pretrain.gpus_per_node=4", "slurm.pretrain.gpu_type=a100"],
+        "wants 2 node(s) with 4 a100 GPUs",
+    ),
+    "GPUs where there are none": (
+        ["slurm.pretrain.partition=cpu", "slurm.pretrain.gpus_per_node=2"],
+        "but cpu has 10 node(s) with no GPU, without limit",
+    ),
+    "more time than a partition gives": (["slurm.partition=short"], "but short has 2 node(s) with 2 GPUs, 1 h at most"),
+    "a time that is none": (["slurm.pretrain.time=two days"], "time 'two days' is not of a form like 90 (minutes)"),
+    "a memory that is none": (["slurm.pretrain.memory=5 GB"], "memory '5 GB' is not a number with K, M, G or T"),
+    "no time left after the notice": (["slurm.pretrain.time=4"], "notice, 300 s, leaves nothing of pretrain.time, 4"),
+    "an unknown setting": (["slurm.pretrain.node=2"], "slurm.pretrain.node; did you mean slurm.pretrain.nodes?"),
+    "an option that is none": (['slurm.options=["-x; rm"]'], "options: '-x; rm' is not an option of sbatch"),
+    "a name with a line end": (['slurm.account="a\\n#SBATCH --uid=0"'], "is not a name that SLURM knows"),
+    "a variable that is none": (['slurm.environment={"A;B"="1"}'], "'A;B' is not the name of a variable"),
+    "an image that is not there": (
+        ["slurm.container.runtime=apptainer", "slurm.container.image=/nowhere/bert.sif"],
+        "slurm.container.image: /nowhere/bert.sif: no such file",
+    ),
+    "data that the image does not see": (
+        ["slurm.container.runtime=pyxis", "slurm.container.image=a#b:1", 'slurm.container.mounts=["/data"]'],
+        "is not within the image; add its folder to slurm.container.mounts",
+    ),
+    "a disk of this machine": (["slurm.shared=[]"], "a file system of this machine alone; take a folder that all"),
+    "more ranks than the batch can divide": (
+        ["slurm.pretrain.gpus_per_node=8", "slurm.partition=gpu"],
+        "a global batch of 16 can't be cut into micro-batches of 2 for 16 ranks: it must be a multiple of 32",
+    ),
+    "settings that are not there": (["--settings", "nowhere.toml"], "nowhere.toml: can't read the cluster's settings"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_told_in_one_line_before_anything_is_submitted(here, slurm, capsys, case):
+    settings, message = BAD[case]
+    recipe = [setting for setting in settings if setting.startswith("phases")]
+    settings = [setting for setting in settings if not setting.startswith("phases")]
+    assert main(["pretrain", "--on", "slurm", "--settings", "cluster.toml", *settings, "--", "--config", "tiny.toml",
+                 "--shards", "shards", "--output", "runs/tiny", *recipe]) == 2  # fmt: skip
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+    assert message in errors
+    assert not [name for name, *_ in slurm.calls() if name == "sbatch"]
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["pretrain", "--on", "local", "--", "--shards", "shards", "--output", "run"], "pretrain: the following"),
+        (["pretrain", "--on", "local", "--", "--config", "tiny.toml", "--shards", "nowhere", "--output", "run"],
+         "nowhere/manifest.json: not there; make it first"),
+        (["pretrain", "--on", "local", "--", "--config", "tiny.toml", "--shards", "shards", "--output", "run",
+          "model.hiden_size=3"], "unknown setting model.hiden_size"),
+        (["eval", "--on", "local", "--", "--checkpoint", "nowhere", "--output", "run"], "nowhere: not there"),
+        (["preprocess", "--on", "local", "--", "--output", "gs://bucket/shards"], "is no folder; start such a job by"),
+        (["all", "--on", "local", "--", "--output", "x"], "all: which program is this for?"),
+        (["pretrain", "--on", "kubernetes", "kubernetes.pretrain.nodes=3", "--", "--config", "tiny.toml",
+          "--shards", "shards", "--output", "run"], "for 24 ranks: it must be a multiple of 48"),
+        (["pretrain", "--on", "kubernetes", "kubernetes.pretrain.gpus=0", "--", "--config", "tiny.toml",
+          "--shards", "shards", "--output", "/run"], "kubernetes: "),
+        (["pretrain", "--on", "local", "local.ranks=3", "local.gpus=2", "--", "--output", "run"], "3 ranks on 2 GPUs"),
+        (["eval", "--on", "slurm", "--", "--checkpoint", "shards", "--output", "a\nb"], "holds characters that"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_of_the_programs(here, slurm, capsys, command, message):
+    assert main(command) == 2
+    assert message in capsys.readouterr().err
+    assert not (here / "run").exists()
+
+
+def test_a_machine_without_slurm_can_still_write_the_job(here, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert launch() == 2
+    assert "sinfo: not found; launch on a login node of the cluster" in capsys.readouterr().err
+    assert launch("--dry-run") == 0
+
+
+def test_a_network_s_file_system_is_shared_and_the_nearest_mount_counts(monkeypatch, tmp_path):
+    mounts = [("/", "ext4"), (str(tmp_path), "lustre"), (str(tmp_path / "scratch"), "xfs")]
+    partitions = [type("Mount", (), {"mountpoint": point, "fstype": kind}) for point, kind in mounts]
+    monkeypatch.setattr(checks.psutil, "disk_partitions", lambda **_: partitions)
+    checks.check_shared([tmp_path / "runs" / "new"], vouched=[])
+    with pytest.raises(ConfigError, match=r"scratch \(xfs\), a file system of this machine alone"):
+        checks.check_shared([tmp_path / "scratch" / "runs"], vouched=[tmp_path / "other"])
+    checks.check_shared([tmp_path / "scratch" / "runs"], vouched=[tmp_path / "scratch"])
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("90", 5400), ("90:30", 5430), ("1:02:03", 3723), ("2-0", 172800), ("2-01:30", 178200), ("2-1:1:1", 176461)],
+)
+def test_times_mean_what_they_mean_to_sbatch(time, seconds):
+    assert load_settings(None, [f'slurm.pretrain.time="{time}"']).slurm.pretrain.seconds == seconds
+
+
+@pytest.mark.slow
+def test_on_this_machine_two_ranks_train_and_the_same_command_finds_it_done(here):
+    command = [sys.executable, "-m", "cluster.launch", "pretrain", "--on", "local", "local.ranks=2",
+               "local.threads=1", "--", "--config", "tiny.toml", "--shards", "shards", "--output", "run"]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for _ in range(2):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+    assert "done already, 8 steps" in done.stderr
+    assert (here / "run" / "outcome").read_text().startswith("done")
+    state = json.loads((here / "run" / "checkpoints" / "step-000008" / "run_state.json").read_text())
+    assert (state["world_size"], state["threads"]) == (2, 1)

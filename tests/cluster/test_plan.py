@@ -1,0 +1,195 @@
+"""python -m cluster.plan: what it prints, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster.plan import main
+from cluster.planning.estimate import Assumptions, Cluster, make_plan, scaling
+from cluster.planning.hardware import GPUS, find_gpu
+from cluster.planning.sharding import Sharding
+from trainer.config import load_recipe
+
+ROOT = Path(__file__).parents[2]
+CONFIG = str(ROOT / "ds_config.json")
+LAMB = load_recipe(ROOT / "trainer/recipes/lamb_64k.toml")
+BASE = load_recipe(ROOT / "trainer/recipes/bert_base.toml")
+
+
+def plan(recipe=LAMB, gpu="h200", gpus=64, stage=2, **assumptions):
+    cluster = Cluster(GPUS[gpu], gpus, Sharding(stage, overlap=True))
+    return make_plan(recipe, cluster, Assumptions(**{"efficiency": 0.45, **assumptions}))
+
+
+def run(*arguments):
+    return main(["--ds-config", CONFIG, *arguments])
+
+
+def run_large(*arguments):
+    return run("--recipe", "bert_large", "--gpu", "h200", "--gpus", "8", *arguments)
+
+
+def test_hours_are_steps_times_seconds():
+    made = plan()
+    first = made.phases[0]
+    assert first.hours == pytest.approx(7038 * first.step.total / 3600)
+    assert made.gpu_hours == pytest.approx(64 * sum(phase.hours for phase in made.phases))
+    assert first.rate == pytest.approx(65536 / first.step.total)
+
+
+def test_a_micro_batch_divides_the_share_and_fits():
+    for phase, length in zip(plan().phases, (128, 512), strict=True):
+        assert phase.length == length
+        assert phase.micro_batch * phase.accumulation * 64 == phase.batch
+        assert phase.micro_batch <= phase.largest
+
+
+def test_efficiency_fill_and_price_do_what_they_say():
+    plain, faster, emptier, priced = plan(), plan(efficiency=0.9), plan(fill=0.5), plan(price=3.0)
+    assert plain.phases[0].step.compute == pytest.approx(2 * faster.phases[0].step.compute)
+    assert emptier.phases[1].step.compute < plain.phases[1].step.compute / 2  # attention is quadratic
+    assert emptier.phases[1].micro_batch == plain.phases[1].micro_batch  # memory is planned for full sequences
+    assert plain.cost is None
+    assert priced.cost == pytest.approx(3 * priced.gpu_hours)
+
+
+def test_a_run_that_stops_early_is_planned_as_far_as_it_goes():
+    short = load_recipe(ROOT / "trainer/recipes/lamb_64k.toml", ["train.max_steps=1000"])
+    assert [phase.steps for phase in plan(short).phases] == [1000]
+
+
+def test_stages_hold_less_and_less_but_for_buffers():
+    stages = plan(gpus=8).stages
+    held = [stage.states.weights + stage.states.gradients + stage.states.optimizer for stage in stages]
+    assert held[1] > held[2] > held[3] or held[1] > held[3]
+    assert not stages[0].offered  # the trainer refuses mixed precision without ZeRO
+    assert stages[2].hours == pytest.approx(plan(gpus=8).hours)
+
+
+def test_a_checkpoint_is_twelve_bytes_a_parameter():
+    assert plan().checkpoint == 12 * 336_226_108
+
+
+def test_the_curve_covers_the_powers_of_two_that_divide_every_batch():
+    cluster = Cluster(GPUS["h200"], 8, Sharding(2, overlap=True))
+    curve = list(scaling(BASE, cluster, Assumptions(0.45), 4096))
+    assert [gpus for gpus, _ in curve] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    hours = [hours for _, hours in scaling(LAMB, cluster, Assumptions(0.45), 256)]
+    assert sorted(hours, reverse=True) == hours
+
+
+def test_checkpointing_takes_longer_and_holds_more():
+    again = load_recipe(ROOT / "trainer/recipes/lamb_64k.toml", ["model.activation_checkpointing=true"])
+    one, other = plan(gpu="a100-40"), plan(again, gpu="a100-40")
+    assert other.phases[0].largest > 5 * one.phases[0].largest
+    assert other.hours > 1.25 * one.hours
+
+
+def test_report(capsys, tmp_path):
+    figure = tmp_path / "plan.png"
+    assert run_large("--price-per-gpu-hour", "2", "--plot", str(figure), "--micro-batch", "16,4") == 0
+    shown = capsys.readouterr().out
+    for words in ("336.2 M parameters", "16 x 2", "GPU-hours", "cost", "2 (this plan)", "not in 16 bits", "4.03 GB",
+                  "phases.0.micro_batch_size=16 phases.1.micro_batch_size=4", "|  256 |"):  # fmt: skip
+        assert words in shown
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_has_every_figure(capsys):
+    assert run_large("--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    seconds = sum(phase["steps"] * step(phase) for phase in figures["phases"])
+    assert figures["hours"] == pytest.approx(seconds / 3600)
+    assert figures["cluster"]["gpu"]["name"] == "h200"
+    assert figures["scaling"][0][0] == 1
+
+
+def step(phase):
+    return sum(phase["step"][part] for part in ("compute", "update", "exposed"))
+
+
+def test_calibration_prints_errors(capsys):
+    assert main(["--calibration"]) == 0
+    shown = capsys.readouterr().out
+    assert "fitted" in shown
+    assert "-16.8%" in shown
+
+
+def test_a_recipe_may_be_a_file(capsys):
+    path = str(ROOT / "trainer/recipes/demo.toml")
+    assert run("--recipe", path, "--gpu", "L40S", "--gpus", "2", "train.max_steps=10") == 0
+    assert "# demo on 2 x l40s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--gpus", "0"], "give a positive number"),
+        (["--gpus", "-4"], "give a positive number"),
+        (["--gpus", "6"], "take 4 or 8 GPUs"),
+        (["--gpus", "512"], "take 256 GPUs"),
+        (["--gpu", "h20"], "no GPU called 'h20' here; h200?"),
+        (["--gpu", "a100"], "a100-40 or a100-80?"),
+        (["--gpu", "tpu"], "known: v100-16"),
+        (["--gpu", "v100-32"], "no bfloat16"),
+        (["--recipe", "bert_larg"], "bert_large or"),
+        (["--recipe", "nothing"], "known: "),
+        (["--ds-config", "nope.json"], "nope.json: can't read"),
+        (["--micro-batch", "7"], "must divide the 32 sequences"),
+        (["--micro-batch", "32,1,1"], "one for each of 2 phases"),
+        (["--efficiency", "1.5"], "at most 1"),
+        (["--fill", "0"], "more than 0"),
+        (["--headroom", "1"], "less than 1"),
+        (["--network-gbps", "0"], "give a positive number"),
+        (["--write-gbs", "0"], "must be positive"),
+        (["--plot", "/nowhere/plan.png"], "can't write the figure"),
+        (["model.hidden_siz=3"], "unknown setting model.hidden_siz"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(arguments, words, capsys):
+    assert run_large(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert words in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings", "words"),
+    [
+        ("8", ["model.hidden_size=6144", "model.intermediate_size=24576"], ["ZeRO 3", "would do"]),
+        ("1", ["model.hidden_size=4096", "model.intermediate_size=16384"], ["; h200 would do"]),
+        ("1", ["model.hidden_size=16384", "model.intermediate_size=65536"], ["no GPU known here would do"]),
+        (
+            "1",
+            ["model.hidden_size=2048", "model.intermediate_size=8192", "model.max_position_embeddings=16384",
+             "phases.1.sequence_length=16384"],
+            ["model.activation_checkpointing=true", "would do"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_model_that_does_not_fit_says_what_would_do(gpus, settings, words, capsys):
+    assert run_large("--gpu", "a100-40", "--gpus", gpus, *settings) == 2
+    error = capsys.readouterr().err
+    assert "not even one sequence" in error
+    assert all(word in error for word in words), error
+
+
+def test_offloading_is_refused_and_not_ignored(tmp_path, capsys):
+    config = json.loads(Path(CONFIG).read_text())
+    config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    assert run_large("--ds-config", str(tmp_path / "ds.json")) == 2
+    assert "offload_optimizer" in capsys.readouterr().err
+
+
+def test_what_is_missing_is_named(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--gpu", "h200"])
+    assert stopped.value.code == 2
+    assert "--recipe and --gpus" in capsys.readouterr().err
+
+
+def test_gpus_are_found_whatever_the_case():
+    assert find_gpu("H200").name == "h200"

@@ -1,0 +1,180 @@
+"""The plan's bytes against those that PyTorch and DeepSpeed really allocate."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.profiler import ProfilerActivity, profile
+
+from cluster.planning.activations import MicroBatch, fastest_kernel, kept_bytes, largest_micro_batch, peak_bytes
+from cluster.planning.sharding import Sharding, model_states, read_sharding
+from tests.cluster.rank_tasks import measure_peaks
+from tests.ranks import run_ranks
+from trainer.model import BertConfig, BertForPreTraining, parameter_count, pretraining_losses
+from trainer.optim import OptimizerConfig, build_optimizer, parameter_groups
+from trainer.packing import PackedTokens
+
+SMALL = BertConfig(
+    vocab_size=500, hidden_size=64, num_hidden_layers=4, num_attention_heads=2, intermediate_size=256,
+    max_position_embeddings=64,
+)  # fmt: skip
+WIDE = replace(SMALL, vocab_size=8000, hidden_size=128, num_attention_heads=4, intermediate_size=512)
+SHAPES = {"small": (SMALL, MicroBatch(8, 64, 80)), "wide": (WIDE, MicroBatch(4, 64, 40))}
+WIDTHS = {torch.float32: 4, torch.bfloat16: 2}
+
+
+def losses(config, batch, dtype):
+    """A function that computes a loss of a new model, on full sequences, and the model."""
+    model = BertForPreTraining(config).to(dtype).train()
+    ids = torch.randint(0, config.vocab_size, (batch.sequences, batch.length))
+    tokens = PackedTokens.from_padded(ids, torch.zeros_like(ids), torch.ones_like(ids))
+    each = batch.predictions // batch.sequences
+    positions = torch.cat([torch.arange(1, each + 1) + b * batch.length for b in range(batch.sequences)])
+    return lambda: loss_of(model, tokens, positions), model
+
+
+def loss_of(model, tokens, positions):
+    words, following = model(tokens, positions)
+    labels = (torch.zeros(n, dtype=torch.long, device=words.device) for n in (len(positions), len(following)))
+    both = pretraining_losses(words, next(labels), following, next(labels))
+    return both.mlm_loss + both.nsp_loss
+
+
+class Kept:
+    """Bytes of the distinct storages that a forward pass keeps, weights aside."""
+
+    def __init__(self, model):
+        self._weights = {StorageWeakRef(p.untyped_storage()) for p in model.parameters()}
+        self._sizes, self._alive = {}, []
+
+    def take(self, tensor):
+        storage = tensor.untyped_storage()
+        if StorageWeakRef(storage) not in self._weights:
+            self._sizes[StorageWeakRef(storage)] = storage.nbytes()
+            self._alive.append(tensor)  # so that no other storage takes its place
+        return tensor
+
+    @property
+    def bytes(self):
+        return sum(self._sizes.values())
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("dtype", WIDTHS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_activations_are_what_autograd_keeps(shape, dtype, checkpointing, dropout):
+    config, batch = SHAPES[shape]
+    config = replace(
+        config, activation_checkpointing=checkpointing, hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )  # fmt: skip
+    compute, model = losses(config, batch, dtype)
+    kept = Kept(model)
+    with saved_tensors_hooks(kept.take, lambda tensor: tensor):
+        compute()
+    assert kept_bytes(config, batch, WIDTHS[dtype], "grouped", checkpointing) == pytest.approx(kept.bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_activations_on_a_gpu_without_one(checkpointing, causal):
+    """Tensors that only know their shape go the way of CUDA tensors, to the kernel for packed sequences."""
+    config, batch = SHAPES["small"]
+    config = replace(
+        config, activation_checkpointing=checkpointing, attention_probs_dropout_prob=0.0, is_decoder=causal
+    )
+    assert fastest_kernel(config, 2) == "varlen"
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
+            model = BertForPreTraining(config, seed=None)
+            kept = Kept(model)
+            ids = torch.zeros(batch.tokens, dtype=torch.long)
+            bounds = torch.zeros(batch.sequences + 1, dtype=torch.int32)
+            with saved_tensors_hooks(kept.take, lambda tensor: tensor):
+                loss_of(model, PackedTokens(ids, ids, ids, bounds, batch.length), ids[: batch.predictions])
+    finally:
+        torch.set_default_dtype(before)
+    assert kept_bytes(config, batch, 2, "varlen", checkpointing) == pytest.approx(kept.bytes, rel=0.02)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("dtype", WIDTHS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_peak_is_that_of_the_allocator(shape, dtype, checkpointing):
+    config, batch = SHAPES[shape]
+    config = replace(config, activation_checkpointing=checkpointing)
+    compute, _ = losses(config, batch, dtype)
+    compute().backward()  # gradients exist from here on
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
+        compute().backward()
+    held = most = 0
+    for event in measured.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    assert peak_bytes(config, batch, WIDTHS[dtype], "grouped", checkpointing) == pytest.approx(most, rel=0.1)
+
+
+def test_the_largest_micro_batch_fits_and_one_more_does_not():
+    one = MicroBatch(1, 64, 10)
+    largest = largest_micro_batch(SMALL, one, 2, "varlen", 10e6)
+    peaks = [peak_bytes(SMALL, MicroBatch(n, 64, 10 * n), 2, "varlen", False) for n in (largest, largest + 1)]
+    assert peaks[0] <= 10e6 < peaks[1]
+    assert largest_micro_batch(SMALL, one, 2, "varlen", 10e3) == 0
+
+
+@pytest.mark.parametrize("name", ["bert_adam", "lamb"])
+def test_weights_gradients_and_moments_of_plain_torch_to_the_byte(name):
+    model = BertForPreTraining(SMALL)
+    optimizer = build_optimizer(parameter_groups(model, 0.01), OptimizerConfig(name=name))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = 0.0
+    optimizer.step()
+    moments = [state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    found = [
+        sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+        for tensors in (model.parameters(), (p.grad for p in model.parameters()), moments)
+    ]
+    states = model_states(parameter_count(SMALL), Sharding(stage=0, precision="float32"), ranks=1)
+    assert [states.weights, states.gradients, states.optimizer] == found
+
+
+LAYERS, WIDTH = 40, 150
+PARAMETERS = LAYERS * WIDTH**2
+MIXED = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"}
+NARROW = {"bf16": {"enabled": True}}  # gradients are added up and sent in bf16
+FLOAT32 = {}
+CASES = [
+    *((MIXED, stage, True) for stage in (1, 2, 3)),
+    *(
+        pytest.param(precision, stage, overlap, marks=pytest.mark.slow)
+        for precision in (FLOAT32, NARROW)
+        for stage in (0, 1, 2, 3)
+        for overlap in (False, True)
+        if stage or (precision is FLOAT32 and not overlap)
+    ),
+]
+
+
+@pytest.mark.parametrize(("precision", "stage", "overlap"), CASES)
+def test_model_states_are_what_two_deepspeed_ranks_hold(precision, stage, overlap, tmp_path):
+    config = {
+        "train_batch_size": 4, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2,
+        "gradient_clipping": 1.0, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": {"stage": stage, "overlap_comm": overlap, "reduce_bucket_size": PARAMETERS // 4,
+                              "stage3_param_persistence_threshold": 0},
+        **precision,
+    }  # fmt: skip
+    states = model_states(PARAMETERS, read_sharding(config), ranks=2)
+    for found in run_ranks(2, measure_peaks, config, LAYERS, WIDTH, log=tmp_path / "ranks.log"):
+        if not found:
+            pytest.skip("needs DeepSpeed's helper for CPU ranks, which takes a C++ compiler")
+        assert states.working == pytest.approx(found["working"], rel=0.1)
+        assert states.updating == pytest.approx(found["updating"], rel=0.05)

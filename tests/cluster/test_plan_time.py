@@ -1,0 +1,196 @@
+"""The plan's times: published runs, properties of the network model, and counts that PyTorch confirms."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from cluster.planning.calibration import SYSTEMS, compare, fit
+from cluster.planning.estimate import LAYER_OPERATIONS, TEMPORARY_BYTES, UPDATE_BYTES
+from cluster.planning.hardware import GPUS
+from cluster.planning.network import all_gather, all_reduce
+from cluster.planning.sharding import Sharding
+from cluster.planning.throughput import Speed, Work, step_time
+from trainer import attention
+from trainer.model import BertConfig, BertForPreTraining, pretraining_losses
+from trainer.optim import OptimizerConfig, build_optimizer
+from trainer.packing import PackedTokens
+
+A100 = GPUS["a100-80"]
+LARGE = 336_226_108
+WORK = Work(flops=0.24e12, micro_batch=64, accumulation=4, parameters=LARGE, update_bytes=50)
+PUBLISHED = {system.name: [run.gpus for run in system.runs] for system in SYSTEMS}
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
+def test_published_runs_follow_from_the_smallest(system):
+    smallest, *larger = compare(system)
+    assert smallest.error == pytest.approx(0, abs=1e-9)
+    assert [run.gpus for run in larger] == PUBLISHED[system.name][1:]
+    assert all(abs(run.error) < 0.2 for run in larger), [f"{run.error:+.1%}" for run in larger]
+
+
+def test_the_published_figures_are_those_of_the_sources():
+    deepspeed, nvidia, _ = (compare(system) for system in SYSTEMS)
+    hours = {run.gpus: run.published / 3600 for run in deepspeed}
+    assert hours == pytest.approx({16: 33 + 13 / 60, 64: 8 + 41 / 60, 256: 2.4, 1024: 44 / 60})
+    rates = {run.gpus: run.samples / run.published / run.gpus for run in nvidia}
+    assert [rates[1], rates[256]] == pytest.approx([580, 540], rel=1e-3)
+    assert [fit(SYSTEMS[0]), fit(SYSTEMS[1])] == pytest.approx([0.49, 0.45], abs=0.005)
+
+
+def test_an_all_reduce_of_one_rank_costs_nothing():
+    assert all_reduce(1e9, 1, A100.node) == 0 == all_gather(1e9, 1, A100.node)
+
+
+def test_a_large_message_takes_the_time_of_its_bytes():
+    """Twice (n - 1) / n of them through each GPU."""
+    assert all_reduce(1e12, 8, A100.node) == pytest.approx(2 * 7 / 8 * 1e12 / A100.node.bus, rel=1e-3)
+    slow = replace(A100.node, network=1e9)
+    assert all_gather(1e12, 16, slow) == pytest.approx(15 / 16 * 1e12 / 1e9, rel=1e-3)
+
+
+def test_a_tree_beats_the_ring_on_many_nodes_only():
+    few, many = (
+        {algorithm: all_reduce(700e6, ranks, A100.node, algorithm) for algorithm in ("ring", "tree")}
+        for ranks in (16, 4096)
+    )
+    assert few["ring"] < few["tree"]
+    assert many["tree"] < many["ring"] / 2
+    assert all_reduce(700e6, 4096, A100.node) == many["tree"]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_network_time_grows_with_gpus_and_shrinks_with_bandwidth(stage):
+    sharding = Sharding(stage=stage, overlap=True)
+    times = [step_time(WORK, Speed(A100, 0.45), sharding, ranks).network for ranks in (1, 8, 64, 512)]
+    assert times[0] == 0
+    assert sorted(times) == times
+    faster = replace(A100, node=replace(A100.node, bus=1e15, network=1e15))
+    assert step_time(WORK, Speed(faster, 0.45), sharding, 512).network < times[-1]
+
+
+def test_what_each_stage_sends():
+    """In bytes of a parameter through each GPU, where latency is nothing."""
+    node = replace(A100.node, bus=1e6, network=1e6)
+    far = 1024
+    sent = {
+        stage: step_time(WORK, Speed(replace(A100, node=node), 0.45, algorithm="ring"), sharding, far).network
+        * 1e6
+        / LARGE
+        for stage, sharding in {
+            0: Sharding(0, "float32"),
+            1: Sharding(1),
+            2: Sharding(2, bucket=50_000_000),
+            "2 to owners": Sharding(2, bucket=50_000_000, scatter=True),
+            3: Sharding(3, bucket=50_000_000),
+            "3, weights let go": Sharding(3, bucket=50_000_000, live=10_000_000),
+        }.items()
+    }
+    micro_batches = WORK.accumulation
+    assert sent == pytest.approx(
+        {
+            0: 2 * 4,
+            1: 2 * 4 + 2,
+            2: micro_batches * 2 * 4 + 2,
+            "2 to owners": micro_batches * 4 + 2,
+            3: micro_batches * (4 + 2),
+            "3, weights let go": micro_batches * (4 + 2 + 2),
+        },
+        rel=0.01,
+    )
+
+
+def test_a_bucket_as_large_as_the_model_hides_nothing():
+    speed = Speed(A100, 0.45)
+    whole, small, none = (
+        step_time(WORK, speed, Sharding(2, bucket=bucket, overlap=overlap), 64)
+        for bucket, overlap in ((500_000_000, True), (50_000_000, True), (50_000_000, False))
+    )
+    assert whole.exposed == pytest.approx(whole.network)
+    assert none.exposed == pytest.approx(none.network)
+    assert small.exposed < 0.4 * small.network
+
+
+def test_launching_limits_small_micro_batches():
+    slow = replace(WORK, micro_batch=1, operations=3000)
+    step = step_time(slow, Speed(A100, 0.45, launch=6e-6), Sharding(2), 8)
+    assert step.launch_bound
+    assert step.compute == pytest.approx(WORK.accumulation * 3000 * 6e-6)
+    assert not step_time(replace(slow, micro_batch=64), Speed(A100, 0.45, launch=6e-6), Sharding(2), 8).launch_bound
+
+
+def test_recomputation_costs_a_third():
+    plain, again = (
+        step_time(replace(WORK, recompute=recompute), Speed(A100, 0.45), Sharding(2), 8) for recompute in (False, True)
+    )
+    assert again.compute / plain.compute == pytest.approx(4 / 3)
+
+
+class Traffic(TorchDispatchMode):
+    """Counts calls, and bytes that operations read and write."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.bytes = Counter(), 0
+
+    def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):
+        out = operation(*arguments, **(keywords or {}))
+        self.calls[operation.overloadpacket.__name__] += 1
+        read = [x for x in tree_leaves((arguments, keywords)) if isinstance(x, torch.Tensor)]
+        written = [
+            x
+            for argument, value in zip(operation._schema.arguments, arguments, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write
+            for x in tree_leaves(value)
+        ]
+        there = {x.untyped_storage().data_ptr() for x in read}
+        new = [
+            x for x in tree_leaves(out) if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in there
+        ]
+        if written or new:  # and no mere view
+            self.bytes += sum(x.numel() * x.element_size() for x in (*read, *written, *new))
+        return out
+
+
+@pytest.mark.parametrize("name", UPDATE_BYTES)
+def test_an_update_moves_as_many_bytes_as_planned(name):
+    parameter = torch.nn.Parameter(torch.randn(1000, 100))
+    group = {"params": [parameter], "weight_decay": 0.01, "lr": 1e-3}
+    optimizer = build_optimizer([group], OptimizerConfig(name=name))
+    parameter.grad = torch.randn_like(parameter)
+    optimizer.step()  # makes the moments
+    with Traffic() as traffic, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
+        optimizer.step()
+    assert traffic.bytes / parameter.numel() == pytest.approx(UPDATE_BYTES[name], rel=0.15)
+    held = most = 0
+    for event in measured.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    assert most / parameter.numel() == pytest.approx(TEMPORARY_BYTES[name], rel=0.1, abs=0.1)
+
+
+def test_a_layer_launches_as_many_operations_as_planned(monkeypatch):
+    """Counted on a CPU that takes the GPUs' way to attention; dropout and gradients' hooks are added by hand."""
+    monkeypatch.setattr(attention, "_fastest", lambda query, probability: "sdpa")
+    calls = []
+    for layers in (2, 3):
+        config = BertConfig(
+            vocab_size=100, hidden_size=32, num_hidden_layers=layers, num_attention_heads=2, intermediate_size=64,
+            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
+        ids = torch.ones((2, 8), dtype=torch.long)
+        model, tokens = BertForPreTraining(config), PackedTokens.from_padded(ids, ids, ids)
+        with Traffic() as traffic:
+            words, following = model(tokens, torch.arange(4))
+            zeros = torch.zeros(4, dtype=torch.long)
+            losses = pretraining_losses(words, zeros, following, zeros[:2])
+            (losses.mlm_loss + losses.nsp_loss).backward()
+        calls.append(traffic.calls.total())
+    dropouts, parameters = 2 * 3, 16
+    assert calls[1] - calls[0] + dropouts + parameters == pytest.approx(LAYER_OPERATIONS["sdpa"], rel=0.15)

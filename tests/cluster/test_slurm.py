@@ -1,0 +1,325 @@
+"""The job files on a real two-node SLURM: nodes lost, time limits, crashes, cancelled jobs, and the chain of all three.
+
+Needs the laboratory beside the repository (../shared/cluster: scripts that start slurmctld and two nodes, each with a
+network, a host name and a process table of its own) and root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import psutil
+import pytest
+
+from preprocessing.schema import ShardDirectory
+from tests.conftest import LAB, ROOT
+from tests.trainer.conftest import TINY
+from tests.trainer.shard_factory import write_shards
+from trainer.checkpoint import read_lines
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif(not (LAB / "cluster" / "slurm-up").exists(), reason="no SLURM laboratory at ../shared/cluster"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="the SLURM laboratory needs root"),
+    pytest.mark.timeout(1200),
+]
+
+# Long enough for SLURM to notice a new time limit, which takes it up to 30 s.
+RECIPE = (
+    TINY.replace("steps = 8", "steps = 1500")
+    .replace("validate_every = 4", "validate_every = 0")
+    .replace("\nevery = 4", "\nevery = 20")
+    .replace("\nevery = 2\n", "\nevery = 100\n")
+)
+SETTINGS = """
+[slurm]
+setup = ["echo start ${SLURM_RESTART_COUNT:-0} on $(hostname)"]
+shared = ["HERE"]
+notice = 90
+
+[slurm.preprocess]
+cpus_per_task = 1
+
+[slurm.pretrain]
+nodes = 2
+gpus_per_node = 0
+cpus_per_task = 1
+time = "30"
+
+[slurm.eval]
+gpus_per_node = 0
+cpus_per_task = 1
+"""
+# A partition whose jobs may be preempted, and one whose jobs preempt them.
+PREEMPTION = """
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime=120 State=UP
+PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF State=UP
+"""
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
+
+
+def lab(*command: str) -> None:
+    """Run slurm-up or slurm-down; in a session of its own, since what it starts lives on."""
+    command = (LAB / "cluster" / command[0], *command[1:])
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    done = subprocess.run(command, **quiet, timeout=300, start_new_session=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """Two nodes."""
+    lab("slurm-up")
+    with (Path(os.environ.get("SLURM_LAB_DIR", "/tmp/slurm-lab")) / "etc" / "slurm.conf").open("a") as configuration:
+        configuration.write(PREEMPTION)
+    slurm("scontrol", "reconfigure")
+    yield
+    lab("slurm-down")
+
+
+@pytest.fixture(scope="module")
+def site(cluster, tmp_path_factory) -> Path:
+    """A folder that both nodes see, with shards, a recipe and a settings file."""
+    folder = tmp_path_factory.mktemp("site")
+    write_shards(folder / "shards")
+    (folder / "recipe.toml").write_text(RECIPE)
+    (folder / "ds_config.json").write_text((ROOT / "ds_config.json").read_text())
+    (folder / "cluster.toml").write_text(SETTINGS.replace("HERE", str(folder)))
+    return folder
+
+
+class Job:
+    """A job in SLURM's queue, and its run directory."""
+
+    def __init__(self, number: str, run: Path):
+        self.number = number
+        self.run = run
+
+    def __str__(self) -> str:
+        return f"job {self.number} ({self.state})\n{self.log}"
+
+    @property
+    def state(self) -> str:
+        return slurm("squeue", "--noheader", "--states=all", "--format=%T", f"--job={self.number}")
+
+    @property
+    def restarts(self) -> int:
+        return int(re.search(r"Restarts=(\d+)", slurm("scontrol", "show", "job", self.number))[1])
+
+    @property
+    def log(self) -> str:
+        return (self.run / "job" / "logs" / f"pretrain-{self.number}.log").read_text()
+
+    @property
+    def steps(self) -> int:
+        return sum(1 for _ in read_lines(self.run / "metrics.jsonl"))
+
+    def limit(self, minutes: int) -> None:
+        slurm("scontrol", "update", f"JobId={self.number}", f"TimeLimit={minutes}")
+
+    def wait_for(self, what: Callable[[], object], seconds: float = 900) -> None:
+        deadline = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < deadline, str(self)
+            time.sleep(0.2)
+
+    def wait_for_steps(self, steps: int) -> None:
+        self.wait_for(lambda: self.steps >= steps or self.state in ENDED)
+
+    def wait_for_end(self) -> str:
+        self.wait_for(lambda: self.state in ENDED)
+        return self.state
+
+
+def slurm(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def launch(site, cluster):
+    """Launch a pretraining by the command that a user types; a job that a failed test leaves is cancelled."""
+    jobs = []
+
+    def start(name: str, *recipe: str, settings: Sequence[str] = ()) -> Job:
+        arguments = ["--config", "recipe.toml", "--shards", "shards", "--output", f"runs/{name}", *recipe]
+        told = run_launch(site, "pretrain", *settings, "--", *arguments)
+        jobs.append(Job(re.search(r"pretrain: job (\d+)", told)[1], site / "runs" / name))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        subprocess.run(["scancel", job.number], check=False)
+
+
+def run_launch(site: Path, job: str, *arguments: str) -> str:
+    command = [sys.executable, "-m", "cluster.launch", job, "--on", "slurm", "--settings", "cluster.toml", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=site, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def curve(run: Path) -> list[tuple]:
+    """What must not differ by a bit."""
+    keys = ("step", "samples", "loss", "mlm_loss", "nsp_loss", "grad_norm", "learning_rate")
+    return [tuple(line[key] for key in keys) for line in read_lines(run / "metrics.jsonl")]
+
+
+def weights(run: Path) -> bytes:
+    return (run / "exports" / "step-001500" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(site, cluster) -> Path:
+    """A run that nothing disturbed."""
+    told = run_launch(site, "pretrain", "--", "--config", "recipe.toml", "--shards", "shards", "--output", "runs/whole")
+    job = Job(re.search(r"pretrain: job (\d+)", told)[1], site / "runs" / "whole")
+    assert job.wait_for_end() == "COMPLETED", str(job)
+    assert job.restarts == 0
+    assert [step for step, *_ in curve(job.run)] == list(range(1, 1501))
+    return job.run
+
+
+def test_a_node_is_lost_and_the_job_goes_on_when_it_returns(launch, whole):
+    job = launch("cut")
+    job.wait_for_steps(100)
+    lab("slurm-down", "node2")
+    cut_at = job.steps
+    job.wait_for(lambda: job.state != "RUNNING", 120)
+    assert job.state == "PENDING", str(job)
+    lab("slurm-up", "node2")
+    assert job.wait_for_end() == "COMPLETED", str(job)
+    assert 100 <= cut_at < 1500
+    assert job.restarts >= 1
+    assert re.search(r"resumed after step \d+", job.log)
+    assert curve(job.run) == curve(whole)
+    assert weights(job.run) == weights(whole)
+
+
+def test_the_ranks_write_a_checkpoint_ahead_of_the_time_limit_and_the_job_goes_on(launch, whole):
+    job = launch("limit")
+    job.wait_for_steps(20)
+    minutes = int(re.search(r"RunTime=00:(\d+):", slurm("scontrol", "show", "job", job.number))[1])
+    job.limit(minutes + 2)  # closer than the notice of 90 s, which SLURM takes for 90 to 120
+    job.wait_for(lambda: job.state != "RUNNING", 200)
+    assert job.state == "PENDING", str(job)
+    assert (job.run / "outcome").read_text().startswith("requeue")
+    stopped_at = job.steps
+    job.limit(30)
+    assert 20 <= stopped_at < 1500
+    assert (job.run / "checkpoints" / "latest").read_text().strip() == f"step-{stopped_at:06d}"
+    assert job.wait_for_end() == "COMPLETED", str(job)
+    assert f"resumed after step {stopped_at} " in job.log
+    assert curve(job.run) == curve(whole)
+    assert weights(job.run) == weights(whole)
+
+
+def test_a_preempted_job_makes_room_with_a_checkpoint_and_comes_back(launch, whole):
+    job = launch("preempted", settings=["slurm.partition=low", 'slurm.options=["--exclusive"]'])
+    job.wait_for_steps(30)
+    urgent = ["--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
+    number = slurm("sbatch", "--parsable", *urgent)
+    job.wait_for(lambda: job.state != "RUNNING", 200)
+    assert job.state == "PENDING", str(job)
+    assert (job.run / "outcome").read_text().startswith("requeue")
+    stopped_at = job.steps
+    assert (job.run / "checkpoints" / "latest").read_text().strip() == f"step-{stopped_at:06d}"
+    assert Job(number, job.run).wait_for_end() == "COMPLETED"
+    job.wait_for_steps(stopped_at + 50)
+    slurm("scancel", job.number)
+    assert job.wait_for_end() == "CANCELLED", str(job)
+    assert f"resumed after step {stopped_at} " in job.log
+    found = curve(job.run)
+    assert len(found) >= stopped_at + 50
+    assert found == curve(whole)[: len(found)]
+
+
+def test_a_rank_dies_and_the_job_starts_again_until_it_is_cancelled(launch, whole):
+    job = launch("killed")
+    job.wait_for_steps(50)
+    rank_of(job, "1").kill()
+    job.wait_for(lambda: job.state == "PENDING", 120)
+    assert "it crashed" in job.log
+    (crash,) = read_lines(job.run / "job" / "crashes.jsonl")
+    assert (crash["job"], crash["step"] % 20) == (job.number, 0)
+    job.wait_for(lambda: "resumed after step" in job.log)
+    job.wait_for_steps(crash["step"] + 60)
+    slurm("scancel", job.number)
+    assert job.wait_for_end() == "CANCELLED", str(job)
+    time.sleep(15)  # a requeued job would be back by now
+    assert job.state == "CANCELLED"
+    found = curve(job.run)
+    assert len(found) >= crash["step"] + 60
+    assert found == curve(whole)[: len(found)]
+
+
+def rank_of(job: Job, rank: str) -> psutil.Process:
+    """A rank's process, on whichever node."""
+    for process in psutil.process_iter():
+        try:
+            words, variables = process.cmdline(), process.environ()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        of_job = variables.get("SLURM_JOB_ID") == job.number and variables.get("RANK") == rank
+        if of_job and any(word.endswith("trainer/pretrain.py") for word in words):
+            return process
+    raise AssertionError(str(job))
+
+
+def test_a_run_that_would_fail_again_is_not_started_again(launch):
+    job = launch("failed", "schedule.peak=1e38", "schedule.warmup_steps=0", "optimizer.max_gradient_norm=0")
+    assert job.wait_for_end() == "FAILED", str(job)
+    assert job.restarts == 0
+    assert (job.run / "outcome").read_text().startswith("failed")
+    assert "given up: it would fail again" in job.log
+
+
+def test_preprocessing_pretraining_and_evaluation_run_through_in_a_chain(site):
+    """On three hundred news articles; what each job reads is what the one before has made."""
+    articles = (files("gensim") / "test" / "test_data" / "lee_background.cor").read_text(encoding="utf-8").splitlines()
+    (site / "news.jsonl").write_text("".join(json.dumps({"text": article}) + "\n" for article in articles))
+    arguments = {
+        "preprocess": ["--jsonl", "news.jsonl", "--train-vocab", "1000", "--sequence-lengths", "32",
+                       "--duplicates", "1", "--validation-fraction", "0.1", "--output", "news"],
+        "pretrain": ["--config", "recipe.toml", "--output", "runs/chain", "model.vocab_size=1000",
+                     "train.max_steps=30"],
+        "eval": ["--tasks", "mlm,nsp", "--samples", "32", "--no-tracking", "--output", "results"],
+    }  # fmt: skip
+    settings = [f"{name}.arguments={json.dumps(given)}" for name, given in arguments.items()]
+    told = run_launch(site, "all", *settings)
+    jobs = [Job(number, site / "runs" / "chain") for number in re.findall(r": job (\d+)", told)]
+    assert [job.state for job in jobs[1:]] == ["PENDING", "PENDING"]
+    logs = site / "runs" / "chain" / "job" / "logs"
+    for job in jobs:
+        job.wait_for(lambda job=job: job.state in ENDED)
+        assert job.state == "COMPLETED", "\n".join(path.read_text() for path in logs.iterdir())
+    assert ShardDirectory(site / "news").manifest.statistics["documents"]["in_shards"] > 200
+    assert (site / "runs" / "chain" / "outcome").read_text().startswith("done")
+    results = json.loads((site / "results" / "results.json").read_text())
+    assert results["checkpoint"]["path"] == str(site / "runs" / "chain" / "exports" / "step-000030")
+    assert results["checkpoint"]["lineage"]["manifest_blake2b"] == results["shards"]["manifest_blake2b"]
+
+
+def test_a_chain_whose_first_job_fails_is_not_left_in_the_queue(site):
+    settings = [
+        'preprocess.arguments=["--jsonl", "nowhere.jsonl", "--train-vocab", "1000", "--output", "never"]',
+        'pretrain.arguments=["--config", "recipe.toml", "--output", "runs/never"]',
+        'eval.arguments=["--tasks", "mlm", "--output", "results-never"]',
+    ]
+    jobs = [
+        Job(number, site / "runs" / "never")
+        for number in re.findall(r": job (\d+)", run_launch(site, "all", *settings))
+    ]
+    for job in jobs:
+        job.wait_for(lambda job=job: job.state in ENDED, 120)
+    assert [job.state for job in jobs] == ["FAILED", "CANCELLED", "CANCELLED"]

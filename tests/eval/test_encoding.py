@@ -1,0 +1,91 @@
+"""From texts to sequences: as google-research/bert and transformers build them."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eval.encoding import Encoder, Sample, Segments, collate, shorten, truncate_pair
+from eval.readers import glue
+from preprocessing.tokenization import SPECIAL_TOKENS, build_tokenizer, load_tokenizer
+from tests.eval.minilm import MINILM
+from trainer.model import EMPTY_SLOT
+
+WORDS = [*SPECIAL_TOKENS, "a", "b", "c", "[", "]", "sep", "cls"]
+
+
+@pytest.fixture
+def encoder() -> Encoder:
+    return Encoder(build_tokenizer(WORDS, lowercase=True), max_length=8)
+
+
+def google_truncation(first: list[int], second: list[int], room: int) -> tuple[int, int]:
+    """The rule of run_classifier.py in its own words: pop from the longer list while both together are too long."""
+    first, second = list(first), list(second)
+    while len(first) + len(second) > room:
+        (first if len(first) > len(second) else second).pop()
+    return len(first), len(second)
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 50))
+def test_pairs_lose_tokens_as_googles_do(first: int, second: int, room: int) -> None:
+    assert truncate_pair(first, second, room) == google_truncation([0] * first, [0] * second, room)
+
+
+def test_long_texts() -> None:
+    ids = np.arange(1000)
+    assert shorten(ids, 510, "head").tolist() == list(range(510))
+    assert shorten(ids, 510, "tail").tolist() == list(range(490, 1000))
+    both = shorten(ids, 510, "head+tail").tolist()
+    assert both == [*range(128), *range(1000 - 382, 1000)]  # Sun et al. (2019)
+    assert len(shorten(ids, 62, "head+tail")) == 62
+    for part in ("head", "tail", "head+tail"):
+        assert shorten(ids[:510], 510, part).tolist() == list(range(510))
+
+
+def test_a_text_and_a_pair(encoder: Encoder) -> None:
+    a, b = encoder.ids(["a b c a", "c"])
+    single, pair = encoder.single(a), encoder.pair(a, b)
+    assert (single.ids.tolist(), single.second) == ([2, 5, 6, 7, 5, 3], 6)
+    assert (pair.ids.tolist(), pair.second) == ([2, 5, 6, 7, 5, 3, 7, 3], 6)
+    assert encoder.pair(a, np.concatenate([a, a])).ids.tolist() == [2, 5, 6, 7, 3, 5, 6, 3]
+    assert encoder.single(np.concatenate([a, a]), "tail").ids.tolist() == [2, 7, 5, 5, 6, 7, 5, 3]
+
+
+def test_a_special_token_in_a_text_is_text(encoder: Encoder) -> None:
+    [ids] = encoder.ids(["a [SEP] b"])
+    assert ids.tolist() == [5, 8, 10, 9, 6]
+
+
+def test_a_tokenizer_that_cuts_and_pads_does_not_here_and_stays_as_it_was() -> None:
+    tokenizer = build_tokenizer(WORDS, lowercase=True)
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=6)
+    assert [len(ids) for ids in Encoder(tokenizer, 8).ids(["a b c a b c", "a"])] == [6, 1]
+    assert len(tokenizer.encode("a b c a b c").ids) == 6
+    assert tokenizer.encode("a [SEP]").tokens[:3] == ["[CLS]", "a", "[SEP]"]
+
+
+def test_real_pairs_as_transformers_tokenizer_has_them(real_data) -> None:
+    theirs = transformers.BertTokenizerFast.from_pretrained(MINILM)
+    encoder = Encoder(load_tokenizer(MINILM), 128)
+    examples = glue.read(real_data, "dev", "MRPC")
+    expected = theirs([e.a for e in examples], [e.b for e in examples], truncation="longest_first", max_length=128)
+    pairs = zip(encoder.ids([e.a for e in examples]), encoder.ids([e.b for e in examples]), strict=True)
+    found = [encoder.pair(a, b) for a, b in pairs]
+    assert [f.ids.tolist() for f in found] == expected["input_ids"]
+    types = [[int(i >= f.second) for i in range(len(f.ids))] for f in found]
+    assert types == expected["token_type_ids"]
+
+
+def test_a_batch() -> None:
+    one, two = Segments(np.array([2, 5, 3, 6, 3], np.int32), 3), Segments(np.array([2, 7, 3], np.int32), 3)
+    batch = collate([Sample((one,), (1,)), Sample((two, one), (EMPTY_SLOT,))])
+    assert batch.tokens.input_ids.tolist() == [2, 5, 3, 6, 3, 2, 7, 3, 2, 5, 3, 6, 3]
+    assert batch.tokens.token_type_ids.tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1]
+    assert batch.tokens.bounds.tolist() == [0, 5, 8, 13]
+    assert (batch.targets.tolist(), batch.targets.dtype, batch.count) == ([1, EMPTY_SLOT], torch.int64, 1)
+    assert collate([Sample((one,), (2.5,)), Sample((two,), (3.0,))]).targets.dtype == torch.float32
+    assert collate([Sample((one,), ())]).count == 0

@@ -1,0 +1,144 @@
+"""Entities from a frozen encoder: its hidden states on disk, and a BiLSTM that reads some of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from eval.encoding import Encoder
+from eval.features import FeatureTags, LstmTagger, Sentences, hidden_states
+from eval.finetune import Hyperparameters, Settings, learn, predict
+from eval.kinds import Frozen
+from eval.readers import conll
+from preprocessing.tokenization import load_tokenizer
+from tests.eval.conftest import CONFIG, random_state
+from tests.eval.small_data import write_conll
+from trainer.hugging_face import Export
+from trainer.model import BertForPreTraining
+from trainer.packing import PackedTokens
+
+CPU = torch.device("cpu")
+EXPORT = Export(CONFIG, random_state(), [])
+LAST = FeatureTags(-1, -1, units=16, dropout=0.0)
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory):
+    return conll.read(write_conll(tmp_path_factory.mktemp("data")), "train")
+
+
+@pytest.fixture
+def frozen(tmp_path: Path) -> Frozen:
+    return Frozen(EXPORT, Settings(max_tokens=64), CPU, tmp_path / "states", "train")
+
+
+@pytest.fixture
+def encoder(shards: Path) -> Encoder:
+    return Encoder(load_tokenizer(shards / "tokenizer"), 32)
+
+
+def test_states_are_those_of_the_encoder(sentences, frozen, encoder) -> None:
+    samples = LAST.encode(sentences, encoder, training=True)
+    states = hidden_states(sentences, samples, frozen)
+    assert states.dtype == np.float16
+    assert states.shape == (sum(len(s.words) for s in sentences), 3, CONFIG.hidden_size)
+    model = BertForPreTraining(CONFIG, seed=None).eval()
+    model.load_state_dict(EXPORT.state)
+    first_words = np.cumsum([0, *(len(s.words) for s in sentences)])
+    for passage in samples:
+        with torch.no_grad():
+            whole = model.bert.hidden_states(PackedTokens.from_sequences([passage.sequences[0].ids.tolist()]))
+        for word in passage.words:
+            expected = torch.stack([layer[word.place] for layer in whole]).numpy()
+            found = states[first_words[word.sentence] + word.word]
+            np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)  # float16
+
+
+def test_states_are_computed_once(sentences, frozen, encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = LAST.encode(sentences, encoder, training=True)
+    first = hidden_states(sentences, samples, frozen)
+    monkeypatch.setattr("eval.features._compute", None)
+    assert np.array_equal(hidden_states(sentences, samples, frozen), first)
+    assert sorted(path.suffix for path in frozen.folder.iterdir()) == [".lock", ".npy"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [
+        (FeatureTags(0, 0), [0]),
+        (FeatureTags(-2, -2), [1]),
+        (FeatureTags(-1, -1), [2]),
+        (FeatureTags(-2, -1), [1, 2]),
+        (FeatureTags(1, -1, "weighted"), [1, 2]),
+    ],
+)
+def test_which_layers_are_read(sentences, frozen, encoder, kind: FeatureTags, layers: list[int]) -> None:
+    samples = kind.encode(sentences, encoder, training=True)
+    states = hidden_states(sentences, samples, frozen)
+    found = kind.embed(sentences, samples, frozen)
+    assert np.array_equal(np.concatenate([s.states for s in found]), states[:, layers])
+    assert [len(s.targets) for s in found] == [len(s.words) for s in sentences]
+    model = dataclasses.replace(kind, units=4).build(EXPORT, 0)
+    assert model(kind.collate(found[:3])).shape == (sum(s.size for s in found[:3]), 9)
+
+
+def test_the_weighted_sum() -> None:
+    tagger = LstmTagger(layers=3, width=5, combine="weighted", units=4, tags=2, dropout=0.0)
+    states = torch.randn(7, 3, 5)
+    torch.testing.assert_close(tagger._combine(states), states.mean(dim=1))  # equal weights at the start
+    with torch.no_grad():
+        tagger.mixture.copy_(torch.tensor([0.0, torch.inf, 0.0]).clamp(max=50))
+        tagger.scale.fill_(2.0)
+    torch.testing.assert_close(tagger._combine(states), 2 * states[:, 1])
+
+
+def test_sentences_do_not_see_each_other() -> None:
+    tagger = LstmTagger(layers=1, width=6, combine="concatenated", units=4, tags=3, dropout=0.5).eval()
+    states = torch.randn(9, 1, 6)
+    targets = torch.zeros(9, dtype=torch.int64)
+    together = tagger(Sentences(states, targets, [2, 4, 3]))
+    begin = 0
+    for length in (2, 4, 3):
+        alone = tagger(Sentences(states[begin : begin + length], targets[:length], [length]))
+        torch.testing.assert_close(together[begin : begin + length], alone)
+        begin += length
+
+
+def test_the_size_of_the_papers() -> None:
+    model = FeatureTags(-2, -1).build(EXPORT, 0)
+    assert (model.lstm.num_layers, model.lstm.hidden_size, model.lstm.bidirectional) == (2, 768, True)
+    assert model.lstm.input_size == 2 * CONFIG.hidden_size
+
+
+def test_a_model_with_too_few_layers() -> None:
+    FeatureTags(-3, -1).check(CONFIG)
+    for kind in (FeatureTags(-4, -1), FeatureTags(3, 3)):
+        with pytest.raises(ValueError, match=r"^a model of 2 layers has too few for FeatureTags\(first=.*; leave this"):
+            kind.check(CONFIG)
+
+
+def test_the_seed_decides_the_weights_and_leaves_the_generator_alone() -> None:
+    torch.manual_seed(9)
+    before = torch.get_rng_state()
+    one, same, other = (LAST.build(EXPORT, seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(one.output.weight, same.output.weight)
+    assert not torch.equal(one.output.weight, other.output.weight)
+
+
+def test_it_learns_entities(sentences, frozen, encoder) -> None:
+    samples = LAST.embed(sentences, LAST.encode(sentences, encoder, training=True), frozen)
+    model = LAST.build(EXPORT, 0)
+    losses: list[float] = []
+    point = Hyperparameters(learning_rate=1e-2, epochs=40, batch_size=4, seed=0)
+    learn(model, samples, LAST.collate, point, Settings(), CPU, lambda _, of_epoch: losses.extend(of_epoch))
+    logits = predict(model, samples, LAST.collate, Settings(), CPU)
+    outcome = LAST.conclude(sentences, samples, logits)
+    assert outcome.metrics["f1"] > 90
+    first_line = outcome.files["predictions.txt"].splitlines()[0].split()
+    assert first_line[0] == sentences[0].words[0]
+    assert len(first_line) == 3

@@ -1,0 +1,144 @@
+"""The loop: order, parts of a batch, precision, and what is no number."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from eval.encoding import Encoder, Sample
+from eval.finetune import DivergedError, Hyperparameters, Settings, cut, epoch_batches, learn, predict
+from eval.kinds import Texts
+from eval.readers import glue
+from preprocessing.tokenization import load_tokenizer
+from tests.eval.conftest import CONFIG, random_state
+from tests.eval.small_data import write_mrpc
+from trainer.hugging_face import Export
+from trainer.model import BertForPreTraining
+
+CPU = torch.device("cpu")
+KIND = Texts(("0", "1"))
+SETTINGS = Settings()
+POINT = Hyperparameters(learning_rate=1e-3, epochs=2, batch_size=8, seed=0)
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory, shards) -> dict[str, list[Sample]]:
+    data = write_mrpc(tmp_path_factory.mktemp("data"))
+    encoder = Encoder(load_tokenizer(shards / "tokenizer"), 24)
+    return {split: KIND.encode(glue.read(data, split, "MRPC"), encoder, training=True) for split in ("train", "dev")}
+
+
+def new_model(**changes) -> nn.Module:
+    config = dataclasses.replace(CONFIG, **changes)
+    return KIND.build(Export(config, random_state(), []), seed=0)
+
+
+def train(model, samples, point=POINT, settings=SETTINGS) -> list[float]:
+    losses: list[float] = []
+    learn(model, samples, KIND.collate, point, settings, CPU, lambda _, of_epoch: losses.extend(of_epoch))
+    return losses
+
+
+def test_an_epoch_has_every_sample_once_in_an_order_of_its_own() -> None:
+    epochs = [[i for batch in epoch_batches(21, 8, 0, epoch) for i in batch] for epoch in range(3)]
+    assert all(sorted(epoch) == list(range(21)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert [len(batch) for batch in epoch_batches(21, 8, 0, 0)] == [8, 8, 5]
+    assert list(epoch_batches(21, 8, 0, 1)) == list(epoch_batches(21, 8, 0, 1))
+    assert list(epoch_batches(21, 8, 0, 1)) != list(epoch_batches(21, 8, 1, 1))
+
+
+def test_parts_are_no_larger_than_asked() -> None:
+    assert list(cut([3, 4, 5, 20, 1, 1], 8)) == [[0, 1], [2], [3], [4, 5]]
+    assert list(cut([], 8)) == []
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_one_others(samples) -> None:
+    models = [new_model() for _ in range(3)]
+    torch.manual_seed(1)
+    losses = [train(models[0], samples["train"])]
+    torch.manual_seed(2)  # what the generator was before does not matter
+    losses += [
+        train(models[1], samples["train"]),
+        train(models[2], samples["train"], dataclasses.replace(POINT, seed=1)),
+    ]
+    assert losses[0] == losses[1]
+    assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
+    assert losses[0] != losses[2]
+
+
+def test_parts_of_a_batch_learn_what_the_whole_does(samples) -> None:
+    whole, parts = (new_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0) for _ in range(2))
+    expected = train(whole, samples["train"])
+    found = train(parts, samples["train"], settings=Settings(max_tokens=40))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    for ours, theirs in zip(parts.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-4)
+
+
+def test_learning_learns(samples) -> None:
+    model = KIND.build(Export(CONFIG, BertForPreTraining(CONFIG, seed=0).state_dict(), []), seed=0)
+    losses = train(model, samples["train"], dataclasses.replace(POINT, learning_rate=3e-3, epochs=12))
+    assert np.mean(losses[-6:]) < 0.2 * np.mean(losses[:6])
+
+
+def test_predictions_stand_in_the_order_of_the_samples(samples) -> None:
+    model = new_model()
+    together = predict(model, samples["dev"], KIND.collate, Settings(), CPU)
+    for sample, logits in zip(samples["dev"], together, strict=True):
+        [alone] = predict(model, [sample], KIND.collate, Settings(), CPU)
+        np.testing.assert_allclose(logits, alone, rtol=0, atol=1e-5)
+    [*small] = predict(model, samples["dev"], KIND.collate, Settings(max_tokens=1), CPU)
+    np.testing.assert_allclose(np.stack(small), np.stack(together), rtol=0, atol=1e-5)
+
+
+def test_nothing_is_dropped_out_of_predictions_after_training(samples) -> None:
+    model = new_model()
+    train(model, samples["train"][:8], dataclasses.replace(POINT, epochs=1))
+    first, second = (predict(model, samples["dev"], KIND.collate, Settings(), CPU) for _ in range(2))
+    assert np.array_equal(np.stack(first), np.stack(second))
+
+
+def test_bfloat16_on_a_cpu(samples) -> None:
+    """Products in bfloat16; weights stay float32, and what is learned is nearly the same."""
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    exact, rounded = new_model(**still), new_model(**still)
+    expected = train(exact, samples["train"])
+    found = train(rounded, samples["train"], settings=Settings(precision="bf16"))
+    assert {parameter.dtype for parameter in rounded.parameters()} == {torch.float32}
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.15)
+    assert found != expected
+    logits = predict(rounded, samples["dev"], KIND.collate, Settings(precision="bf16"), CPU)
+    assert np.stack(logits).dtype == np.float32
+
+
+@pytest.mark.parametrize("optimizer", ["bert_adam", "adamw"])
+def test_the_first_step_of_a_warm_up_changes_nothing(samples, optimizer: str) -> None:
+    """Google's and Hugging Face's schedules begin at 0."""
+    model = new_model()
+    before = copy.deepcopy(model.state_dict())
+    point = dataclasses.replace(POINT, epochs=1, batch_size=48)
+    train(model, samples["train"], point, Settings(optimizer=optimizer, warmup=1.0))
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    train(model, samples["train"], point, Settings(optimizer=optimizer, warmup=0.0))
+    assert not all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_loss_that_is_no_number(samples) -> None:
+    model = new_model()
+    with torch.no_grad():
+        model.bert.layers[0].feed_forward.up.bias[0] = torch.nan
+    with pytest.raises(DivergedError, match=r"^the loss of step 1 is nan$"):
+        train(model, samples["train"])
+    with pytest.raises(DivergedError, match=r"^the trained model's scores are no numbers$"):
+        predict(model, samples["dev"], KIND.collate, Settings(), CPU)
+
+
+def test_a_rate_that_is_far_too_high(samples) -> None:
+    with pytest.raises(DivergedError, match=r"is nan|no numbers"):
+        train(new_model(), samples["train"], dataclasses.replace(POINT, learning_rate=1e30))

@@ -1,0 +1,120 @@
+"""Points on disk: whole or not there, of one origin, and whose turn it is."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from eval.finetune import Hyperparameters
+from eval.grid import LOSSES, RESULT, Points, Search, best_of, grid, restarts
+from eval.locks import claimed, locked
+from eval.tasks.finetuned import FINE_TUNED
+
+POINT = Hyperparameters(5e-5, 3, 32, 0)
+FOUND = {"metrics": {"dev": {"f1": 50.0}}, "error": None}
+
+
+def points(folder: Path, **origin) -> Points:
+    return Points(folder / "points", {"export": "e0", "data": "d0", **origin})
+
+
+def test_all_combinations() -> None:
+    search = Search(learning_rates=(2e-5, 5e-5), epochs=(2, 3), seeds=(0, 1))
+    found = grid(FINE_TUNED["mrpc"], search)
+    assert len(found) == 8
+    assert found[:3] == [
+        Hyperparameters(2e-5, 2, 32, 0),
+        Hyperparameters(2e-5, 2, 32, 1),
+        Hyperparameters(2e-5, 3, 32, 0),
+    ]
+    assert len(grid(FINE_TUNED["mrpc"], Search())) == 4
+    assert len(grid(FINE_TUNED["mrpc"], Search(batch_sizes=(16, 32)))) == 8
+
+
+def test_a_point_that_was_written_is_read(tmp_path: Path) -> None:
+    disk = points(tmp_path)
+    assert disk.read(POINT) is None
+    disk.write(POINT, FOUND, {"dev_predictions.tsv": "x\n", LOSSES: "[]\n"})
+    assert disk.path(POINT).name == "lr5e-05-epochs3-batch32-seed0"
+    result = disk.read(POINT)
+    assert result is not None
+    assert result["metrics"] == FOUND["metrics"]
+    assert result["point"] == {"learning_rate": 5e-5, "epochs": 3, "batch_size": 32, "seed": 0}
+    assert [file.name for file in disk.files(POINT)] == ["dev_predictions.tsv"]
+    assert sorted(path.name for path in disk.folder.iterdir()) == [disk.path(POINT).name]  # nothing else is left
+
+
+def test_what_an_interruption_left_is_no_point_and_no_hindrance(tmp_path: Path) -> None:
+    disk = points(tmp_path)
+    left = disk.folder / f".{disk.path(POINT).name}.incomplete"
+    left.mkdir(parents=True)
+    (left / RESULT).write_text("{")
+    assert disk.read(POINT) is None
+    disk.write(POINT, FOUND, {})
+    assert disk.read(POINT) is not None
+
+
+@pytest.mark.parametrize("changed", ["export", "data"])
+def test_a_point_of_another_origin(tmp_path: Path, changed: str) -> None:
+    points(tmp_path).write(POINT, FOUND, {})
+    other = points(tmp_path, **{changed: "other"})
+    with pytest.raises(ValueError, match="another") as error:
+        other.read(POINT)
+    path = other.path(POINT) / RESULT
+    was = {"export": "e0", "data": "d0"}[changed]
+    assert str(error.value) == f"{path}: made with another {changed} ({was} instead of other); choose another --output"
+
+
+def test_a_damaged_point(tmp_path: Path) -> None:
+    disk = points(tmp_path)
+    disk.write(POINT, FOUND, {})
+    (disk.path(POINT) / RESULT).write_text("[]")
+    with pytest.raises(ValueError, match=r"not the result of a grid point; remove .*lr5e-05-epochs3-batch32-seed0$"):
+        disk.read(POINT)
+
+
+def result(rate: float, seed: int, f1: float | None) -> dict:
+    metrics = {} if f1 is None else {"dev": {"f1": f1}}
+    point = {"learning_rate": rate, "epochs": 3, "batch_size": 32, "seed": seed}
+    return {"point": point, "metrics": metrics, "error": "the loss of step 3 is nan" if f1 is None else None}
+
+
+def test_the_best_on_dev_and_its_restarts() -> None:
+    found = [
+        *(result(5e-5, 0, 80.0), result(5e-5, 1, None)),
+        *(result(2e-5, 0, 84.0), result(2e-5, 1, 82.0), result(2e-5, 2, None)),
+    ]
+    best = best_of(found, "f1")
+    assert best is found[2]
+    assert restarts(found, best) == [found[2], found[3]]
+    assert best_of([result(5e-5, 0, 7.0), result(4e-5, 0, 7.0)], "f1")["point"]["learning_rate"] == 5e-5
+
+
+def test_all_diverged() -> None:
+    with pytest.raises(
+        ValueError, match=r"^every point diverged \(the loss of step 3 is nan\); try lower learning rates$"
+    ):
+        best_of([result(1.0, 0, None)], "f1")
+
+
+def _hold(path: Path, begun, done) -> None:
+    with locked(path):
+        begun.set()
+        done.wait()
+
+
+def test_a_lock_is_one_processs_and_ends_with_it(tmp_path: Path) -> None:
+    path = points(tmp_path).lock(POINT)
+    context = multiprocessing.get_context("spawn")
+    begun, done = context.Event(), context.Event()
+    process = context.Process(target=_hold, args=(path, begun, done))
+    process.start()
+    begun.wait()
+    with claimed(path) as mine:
+        assert not mine
+    process.kill()
+    process.join()
+    with claimed(path) as mine:
+        assert mine

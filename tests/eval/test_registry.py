@@ -1,0 +1,271 @@
+"""The best export is registered, loaded by its version and served; its vectors are transformers' states pooled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pandas as pd
+import pytest
+import requests
+import torch
+import transformers
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from eval.embeddings import count_terms
+from eval.pretrained import load_pretrained
+from eval.probe import fill_masks
+from eval.registry import main
+from preprocessing.schema import checksum
+from tests.eval.conftest import CONFIG, random_state
+from tests.eval.evaluations import task, write_evaluation
+from tests.trainer.mlflow_store import empty_store, write_run
+from trainer.checkpoint import RunDirectory
+from trainer.hugging_face import save_export
+from trainer.tracking import evaluation_store, log_evaluation, prepare, sync
+
+TEXTS = ["w10 w11 w12", "w13", "w12 w12 w30 w10 w9"]
+DOCUMENTS = ["w10 w12 w12", "w12", "w30 w12 w10"]
+
+
+@pytest.fixture(autouse=True)
+def _mlflow_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Where models are, and the paths of code that loaded models bring with them, are a process's own business."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    mlflow.set_tracking_uri(None)
+    mlflow.set_registry_uri(None)
+
+
+@pytest.fixture
+def run(export: Path) -> RunDirectory:
+    """A finished run that MLflow knows, with exports of two steps and an evaluation of each."""
+    run = RunDirectory(export.parents[1])
+    empty_store(run.path.parent / "mlflow.db")
+    shutil.copytree(export, run.export(9))
+    prepare(run, "tests")
+    sync(run, "FINISHED")
+    run.set_outcome("done")
+    write_evaluation(run.path, 7, mrpc=task(f1=90.5, accuracy=85.0), mlm=task(perplexity=9.0))
+    write_evaluation(run.path, 9, mrpc=task(f1=88.0, accuracy=86.0), mlm=task(perplexity=8.0))
+    return run
+
+
+def register(run: RunDirectory, *more: str) -> str:
+    """Register as bert-test; returns the store."""
+    assert main([str(run.path), "--metric", "mrpc.f1", "--name", "bert-test", *more]) == 0
+    return f"sqlite:///{run.path.parent / 'mlflow.db'}"
+
+
+def load(store: str, version: int = 1) -> Any:
+    mlflow.set_tracking_uri(store)
+    return mlflow.pyfunc.load_model(f"models:/bert-test/{version}")
+
+
+def ask(model: Any, texts: list[str], **params: Any) -> pd.DataFrame:
+    return model.predict(pd.DataFrame({"text": texts}), params=params)
+
+
+def hidden_states(export: Path, text: str) -> tuple[torch.Tensor, ...]:
+    """Of transformers' model, each [1, S, D]."""
+    encoded = transformers.AutoTokenizer.from_pretrained(export)(text, return_tensors="pt")
+    model = transformers.BertModel.from_pretrained(export).eval()
+    with torch.inference_mode():
+        return model(**encoded, output_hidden_states=True).hidden_states
+
+
+def test_a_loaded_version_gives_pooled_hidden_states(run: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("\n\n".join(DOCUMENTS) + "\n")
+    model = load(register(run, "--corpus", str(tmp_path / "corpus.txt"), "--k1", "1.5", "--b", "0.5"))
+    default = ask(model, TEXTS)["embedding"]
+    middle = {pooling: ask(model, TEXTS, layer=1, pooling=pooling)["embedding"] for pooling in ("cls", "max", "bm25")}
+    tokenizer = load_pretrained(run.export(7)).tokenizer
+    terms = count_terms(tokenizer, DOCUMENTS, k1=1.5, b=0.5)
+    for i, text in enumerate(TEXTS):
+        states = hidden_states(run.export(7), text)
+        weights = torch.tensor(terms.weights(tokenizer.encode(text, add_special_tokens=False).ids))
+        by_hand = {
+            "cls": states[1][0, 0],
+            "max": states[1][0].max(dim=0).values,
+            "bm25": weights @ states[1][0, 1:-1] / weights.sum(),
+        }
+        np.testing.assert_allclose(default[i], states[-1][0].mean(dim=0), rtol=0, atol=1e-5)
+        for pooling, expected in by_hand.items():
+            np.testing.assert_allclose(middle[pooling][i], expected, rtol=0, atol=1e-5, err_msg=pooling)
+
+
+def test_a_loaded_version_fills_masks(run: RunDirectory) -> None:
+    model = load(register(run))
+    texts = ["w10 [MASK] w12", "[MASK] [MASK]"]
+    masks = ask(model, texts, task="fill_mask", top=3)["masks"]
+    expected = fill_masks(*load_pretrained(run.export(7)), texts, top=3)
+    assert [len(of_text) for of_text in masks] == [1, 2]
+    for of_text, sentence in zip(masks, expected, strict=True):
+        for candidates, reference in zip(of_text, sentence.masks, strict=True):
+            assert [c["token"] for c in candidates] == [c.token for c in reference]
+            np.testing.assert_allclose([c["probability"] for c in candidates], [c.probability for c in reference])
+
+
+@pytest.mark.parametrize(("metric", "step"), [("mrpc.f1", 7), ("mrpc.accuracy", 9), ("mlm.perplexity", 9)])
+def test_the_best_is_registered(run: RunDirectory, metric: str, step: int, capsys: pytest.CaptureFixture[str]) -> None:
+    register(run, "--metric", metric)
+    assert f"{run.export(step)} is version 1 of bert-test" in capsys.readouterr().out
+
+
+def test_a_version_says_where_it_comes_from(run: RunDirectory) -> None:
+    store = evaluation_store([run.path], run.path)
+    file = run.path / "evaluations" / "step-000007" / "results.json"
+    weights = run.export(7) / "model.safetensors"
+    tags = {"step": "7", "export_blake2b": checksum(weights)}
+    evaluation = log_evaluation(store, "eval step-000007", {"mrpc_f1": 90.5}, tags, [file])
+    uri = register(run)
+    register(run)
+    client = MlflowClient(uri)
+    versions = client.search_model_versions("name = 'bert-test'")
+    assert sorted(int(version.version) for version in versions) == [1, 2]
+    assert {version.run_id for version in versions} == {evaluation}
+    expected = tags | {"metric": "mrpc.f1", "figure": "90.5", "manifest_blake2b": "0d", "config_blake2b": "c0"}
+    assert expected.items() <= versions[0].tags.items()
+    logged = client.get_logged_model(versions[0].source.removeprefix("models:/"))
+    assert {metric.key: metric.value for metric in logged.metrics} == {"mrpc_f1": 90.5}  # the evaluation's own
+    assert logged.params["num_hidden_layers"] == "2"
+
+
+def test_the_registered_files(run: RunDirectory) -> None:
+    register(run)
+    (folder,) = (run.path.parent / "mlartifacts" / "models").glob("*/artifacts")
+    names = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    wanted = {"MLmodel", "serving.py", "artifacts/step-000007/model.safetensors", "code/eval/embeddings.py"}
+    wanted |= {"code/trainer/model.py", "code/preprocessing/tokenization.py", "serving_input_example.json"}
+    assert wanted <= names
+    assert not [name for name in names if name.endswith((".pkl", ".pickle", ".pt", ".bin", ".pyc"))]
+    requirements = (folder / "requirements.txt").read_text().splitlines()
+    assert f"torch=={torch.__version__.partition('+')[0]}" in [line.partition("+")[0] for line in requirements]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"task": "translate"}, "task 'translate' is unknown; choose embed or fill_mask"),
+        ({"layer": 3}, "there is no layer 3: the model has 0"),
+        ({"pooling": "sum"}, "pooling 'sum' is unknown; choose one of cls, mean, max, bm25"),
+        ({"pooling": "bm25"}, "pooling 'bm25' needs the statistics of a corpus; register the model with --corpus"),
+        ({"task": "fill_mask"}, r"text 1 has no \[MASK\]; write it where a word is to be guessed"),
+        ({"task": "fill_mask", "top": 0}, "top is 0; give a number of tokens of 1 or more"),
+    ],
+)
+def test_what_a_loaded_version_refuses(registered: str, params: dict[str, Any], message: str) -> None:
+    with pytest.raises(MlflowException, match=message):
+        ask(load(registered), ["w10"], **params)
+
+
+@pytest.fixture(scope="module")
+def registered(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> str:
+    """The store of a registered version, for tests that only read it."""
+    run = RunDirectory(write_run(tmp_path_factory.mktemp("registered") / "runs" / "demo"))
+    empty_store(run.path.parent / "mlflow.db")
+    run.exports.mkdir()
+    save_export(run.export(7), random_state(), CONFIG, shards / "tokenizer", {})
+    write_evaluation(run.path, 7, mrpc=task(f1=90.5))
+    prepare(run, "tests")
+    sync(run, "FINISHED")
+    run.set_outcome("done")
+    return register(run)
+
+
+def test_mistakes_end_with_one_line(run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(*arguments: str) -> str:
+        assert main([str(run.path), *arguments]) == 2
+        return capsys.readouterr().err
+
+    assert refused("--metric", "rte.accuracy") == (
+        "error: no evaluation has rte.accuracy; there are mlm.perplexity, mrpc.accuracy, mrpc.f1\n"
+    )
+    (tmp_path / "empty.txt").write_text("\n \n")
+    assert "can't read" in refused("--metric", "mrpc.f1", "--corpus", str(tmp_path / "gone.txt"))
+    assert "holds no words" in refused("--metric", "mrpc.f1", "--corpus", str(tmp_path / "empty.txt"))
+    (run.export(7) / "model.safetensors").write_bytes(b"")
+    assert "not the weights that" in refused("--metric", "mrpc.f1")
+    shutil.rmtree(run.export(7))
+    assert "it is gone" in refused("--metric", "mrpc.f1")
+
+
+def test_a_server_that_is_away(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.tracking.unlink()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    assert main([str(run.path), "--metric", "mrpc.f1"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: http://127.0.0.1:1: ")
+    assert error.count("\n") == 1
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def server(registered: str, tmp_path: Path) -> Iterator[str]:
+    """The address of `mlflow models serve`, in a process that knows only the registered files."""
+    port = free_port()
+    command = ["mlflow", "models", "serve", "--env-manager", "local", "--model-uri", "models:/bert-test/1"]
+    environment = os.environ | {"MLFLOW_TRACKING_URI": registered, "OMP_NUM_THREADS": "1"}
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, "--port", str(port)],
+            cwd=tmp_path,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        address = f"http://127.0.0.1:{port}"
+        end = time.monotonic() + 300
+        while not answers(address):
+            assert process.poll() is None and time.monotonic() < end, (tmp_path / "log").read_text()  # noqa: PT018
+            time.sleep(0.5)
+        yield address
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+
+
+def answers(address: str) -> bool:
+    try:
+        return requests.get(f"{address}/ping", timeout=5).ok
+    except requests.ConnectionError:
+        return False
+
+
+@pytest.mark.slow
+def test_served_over_http(server: str, registered: str) -> None:
+    def invoke(**request: Any) -> requests.Response:
+        return requests.post(f"{server}/invocations", json=request, timeout=60)
+
+    rows = [{"text": text} for text in TEXTS]
+    served = invoke(inputs=rows, params={"layer": 1, "pooling": "max"}).json()["predictions"]
+    expected = ask(load(registered), TEXTS, layer=1, pooling="max")["embedding"]
+    for row, reference in zip(served, expected, strict=True):
+        np.testing.assert_allclose(row["embedding"], reference, rtol=0, atol=1e-6)
+    filled = invoke(inputs=[{"text": "w10 [MASK]"}], params={"task": "fill_mask", "top": 2}).json()["predictions"]
+    assert [len(mask) for mask in filled[0]["masks"]] == [2]
+    refused = invoke(inputs=rows, params={"layer": 99})
+    assert (refused.status_code, "there is no layer 99" in refused.json()["message"]) == (400, True)

@@ -1,0 +1,519 @@
+"""The command on tasks that a model learns: what it leaves and goes on with, how processes share, what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from mlflow.tracking import MlflowClient
+from safetensors.torch import load_file, save_file
+
+from eval import experiment
+from eval.kinds import Texts
+from eval.locks import locked
+from eval.metrics import f1_binary
+from eval.readers import glue
+from eval.readers.examples import DatasetError
+from eval.run import main
+from eval.tasks import TASKS
+from eval.workers import share
+from preprocessing.tokenization import SPECIAL_TOKENS, save_tokenizer
+from tests.conftest import ROOT
+from tests.eval.conftest import CONFIG, STEP, random_state
+from tests.eval.small_data import (
+    write_codah,
+    write_conll,
+    write_mnli,
+    write_mrpc,
+    write_squad,
+    write_stsb,
+    write_swag,
+    write_table,
+)
+from tests.trainer.mlflow_store import empty_store
+from trainer.hugging_face import save_export
+
+QUICK = ("--epochs", "1", "--learning-rates", "1e-3", "--batch-sizes", "8")
+
+
+def run(
+    export: Path, data: Path, output: Path, tasks: str, *options: str, quick: bool = True, track: bool = False
+) -> int:
+    argv = ["--checkpoint", str(export), "--data", str(data), "--output", str(output), "--tasks", tasks, *options]
+    return main([*argv, *(QUICK if quick else ()), *(() if track else ("--no-tracking",))])
+
+
+def results_of(output: Path) -> dict:
+    return json.loads((output / "results.json").read_text(encoding="utf-8"))
+
+
+def points_of(output: Path, task: str) -> list[Path]:
+    return sorted((output / task / "points").glob("lr*/result.json"))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def test_results_of_a_task_of_pairs(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(data)
+    options = ("--learning-rates", "1e-3,2e-3", "--epochs", "2", "--batch-sizes", "16", "--seeds", "2")
+    assert run(export, data, tmp_path / "out", "mrpc", *options, quick=False) == 0
+    results = results_of(tmp_path / "out")
+    task = results["tasks"]["mrpc"]
+    assert (results["format_version"], results["failed"], results["shards"]) == (2, {}, None)
+    assert results["data"] == {"path": str(data), "limit": None}
+    assert results["fine_tuning"]["optimizer"] == "bert_adam"
+    assert list(task["metrics"]) == ["accuracy", "f1"]
+    assert {figure["unit"] for figure in task["metrics"].values()} == {"percent"}
+    assert task["metrics"]["accuracy"]["baseline"] == pytest.approx(100 * 10 / 16)  # two of three are alike
+    assert task["metrics"]["accuracy"]["half_width"] > 0
+    details = task["details"]
+    assert details["splits"] == {"train": ["MRPC", "train"], "dev": ["MRPC", "dev"]}
+    assert details["examples"] == {"train": 48, "dev": 16}
+    assert len(details["points"]) == 4
+
+    # The best on dev, and all seeds of its other hyperparameters.
+    figures = {(p["point"]["learning_rate"], p["point"]["seed"]): p["metrics"]["dev"]["f1"] for p in details["points"]}
+    assert task["metrics"]["f1"]["value"] == max(figures.values())
+    best = details["best_point"]
+    assert details["seeds"]["f1"] == [figures[best["learning_rate"], seed] for seed in (0, 1)]
+
+    # The predictions beside it are those of the best point, and give its figures.
+    lines = (tmp_path / "out" / "predictions" / "mrpc" / "dev_predictions.tsv").read_text().splitlines()[1:]
+    predicted = [int(line.split("\t")[1]) for line in lines]
+    labels = [example.label for example in glue.read(data, "dev", "MRPC")]
+    assert f1_binary(labels, predicted) == task["metrics"]["f1"]["value"]
+    confusion = (tmp_path / "out" / "predictions" / "mrpc" / "dev_confusion.tsv").read_text().splitlines()
+    assert confusion[0] == "label\t0\t1"
+    assert sum(int(cell) for line in confusion[1:] for cell in line.split("\t")[1:]) == 16
+
+    [point] = [p for p in points_of(tmp_path / "out", "mrpc") if "lr0.001" in str(p) and "seed1" in str(p)]
+    found = json.loads(point.read_text())
+    assert [epoch["epoch"] for epoch in found["epochs"]] == [1, 2]
+    assert found["epochs"][-1]["metrics"] == found["metrics"]
+    assert len(json.loads((point.parent / "losses.json").read_text())) == found["steps"] == 6
+    assert "| mrpc f1 " in capsys.readouterr().out
+
+
+def test_every_kind_of_task(long_export: Path, data: Path, tmp_path: Path) -> None:
+    for write in (write_mnli, write_stsb, write_codah, write_swag, write_conll):
+        write(data)
+    for version in ("v1.1", "v2.0"):
+        write_squad(data, version)
+    tasks = "mnli,stsb,codah,swag,conll2003,conll2003_last,squad_v1,squad_v2"
+    assert run(long_export, data, tmp_path / "out", tasks, "--test") == 0
+    results = results_of(tmp_path / "out")
+    metrics = {name: list(task["metrics"]) for name, task in results["tasks"].items()}
+    tagged = ["precision", "recall", "f1"]
+    assert metrics == {
+        "mnli": ["accuracy", "mm_accuracy"],
+        "stsb": ["pearson", "spearman"],
+        "codah": ["accuracy"],
+        "swag": ["accuracy"],
+        "conll2003": [*tagged, *(f"test_{name}" for name in tagged)],
+        "conll2003_last": tagged,
+        "squad_v1": ["exact_match", "f1"],
+        "squad_v2": ["exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"],
+    }
+    files = {str(path.relative_to(tmp_path / "out" / "predictions")) for path in (tmp_path / "out").glob("pred*/*/*")}
+    assert {
+        *("mnli/dev_predictions.tsv", "mnli/dev_mm_predictions.tsv", "mnli/test_AX_predictions.tsv"),
+        *("squad_v2/dev_predictions.json", "squad_v2/dev_nbest.json", "squad_v2/dev_null_odds.json"),
+        *("conll2003/dev_predictions.txt", "conll2003/test_predictions.txt", "codah/dev_confusion.tsv"),
+    } <= files
+    assert "null_threshold" in results["tasks"]["squad_v2"]["details"]["dev"]
+    assert not (tmp_path / "out" / "states").exists()  # what the frozen encoder computed is of no more use
+    with zipfile.ZipFile(tmp_path / "out" / "glue_submission.zip") as archive:
+        assert archive.namelist() == ["STS-B.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"]
+        assert archive.read("AX.tsv").decode().splitlines()[0] == "index\tprediction"
+        assert len(archive.read("AX.tsv").decode().splitlines()) == 5
+    assert results["files"] == ["predictions", "glue_submission.zip"]
+
+
+def test_the_same_command_again_does_what_is_missing(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mrpc(data)
+    assert run(export, data, tmp_path / "out", "mrpc", "--seeds", "2") == 0
+    before, results = [p.read_bytes() for p in points_of(tmp_path / "out", "mrpc")], results_of(tmp_path / "out")
+    lost = points_of(tmp_path / "out", "mrpc")[1].parent
+    lost.rename(lost.with_name(f".{lost.name}.incomplete"))  # as if the process had been killed there
+    learned = []
+    learn = experiment.learn
+    monkeypatch.setattr(experiment, "learn", lambda *args: learned.append(args[3]) or learn(*args))
+    assert run(export, data, tmp_path / "out", "mrpc", "--seeds", "2") == 0
+    assert [point.seed for point in learned] == [1]
+    assert len(points_of(tmp_path / "out", "mrpc")) == 2
+    assert points_of(tmp_path / "out", "mrpc")[0].read_bytes() == before[0]
+    again = results_of(tmp_path / "out")
+    assert again["tasks"]["mrpc"]["metrics"] == results["tasks"]["mrpc"]["metrics"]  # the same bits, learned anew
+    assert run(export, data, tmp_path / "out", "mrpc", "--seeds", "3") == 0  # more of them
+    assert [point.seed for point in learned] == [1, 2]
+
+
+def test_processes_share_a_grid_and_the_last_one_gathers(export: Path, data: Path, tmp_path: Path) -> None:
+    write_mrpc(data)
+    write_stsb(data)
+    for index in range(3):
+        assert not (tmp_path / "out" / "results.json").exists()
+        sharing = ("--grid-index", str(index), "--grid-count", "3")
+        assert run(export, data, tmp_path / "out", "mrpc,stsb", "--seeds", "2", *sharing) == 0
+    assert [len(points_of(tmp_path / "out", task)) for task in ("mrpc", "stsb")] == [2, 2]
+    shared = results_of(tmp_path / "out")
+    assert run(export, data, tmp_path / "alone", "mrpc,stsb", "--seeds", "2") == 0
+    for task in ("mrpc", "stsb"):
+        assert shared["tasks"][task]["metrics"] == results_of(tmp_path / "alone")["tasks"][task]["metrics"]
+    assert run(export, data, tmp_path / "only", "mrpc", "--points-only") == 0
+    assert points_of(tmp_path / "only", "mrpc")
+    assert not (tmp_path / "only" / "results.json").exists()
+
+
+def test_shares_are_all_of_it_and_no_point_twice() -> None:
+    class Fake:
+        points = ("a", "b", "c", "d", "e")
+
+    experiments = [Fake(), Fake()]
+    shares = [share(experiments, index, 3) for index in range(3)]
+    assert [len(of_one) for of_one in shares] == [4, 3, 3]
+    assert len({(id(e), point) for of_one in shares for e, point in of_one}) == 10
+
+
+def test_a_point_that_another_process_works_on_is_left_to_it(export: Path, data: Path, tmp_path: Path) -> None:
+    write_mrpc(data)
+    options = ("--seeds", "2", "--points-only", "--grid-count", "2", "--grid-index", "0")
+    lock = tmp_path / "out" / "mrpc" / "points" / ".lr0.001-epochs1-batch8-seed0.lock"
+    lock.parent.mkdir(parents=True)
+    with locked(lock):
+        assert run(export, data, tmp_path / "out", "mrpc", *options) == 0
+        assert points_of(tmp_path / "out", "mrpc") == []
+    assert run(export, data, tmp_path / "out", "mrpc", *options) == 0
+    assert len(points_of(tmp_path / "out", "mrpc")) == 1
+
+
+@pytest.mark.slow
+def test_workers_side_by_side(export: Path, data: Path, tmp_path: Path) -> None:
+    write_mrpc(data)
+    argv = ["--checkpoint", export, "--data", data, "--output", tmp_path / "out", "--tasks", "mrpc", "--seeds", "4"]
+    command = [sys.executable, "-m", "eval.run", *map(str, argv), "--workers", "2", "--no-tracking", *QUICK]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "2"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(points_of(tmp_path / "out", "mrpc")) == 4
+    assert len(results_of(tmp_path / "out")["tasks"]["mrpc"]["details"]["seeds"]["f1"]) == 4
+
+
+def test_one_failed_task_does_not_lose_the_others(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(data)
+    write_stsb(data)
+    learn = experiment.learn
+
+    def fail_on_mrpc(model, *args):
+        if model.head.output.out_features == 2:
+            raise torch.OutOfMemoryError("of 80 GiB\nnothing is left")
+        learn(model, *args)
+
+    monkeypatch.setattr(experiment, "learn", fail_on_mrpc)
+    assert run(export, data, tmp_path / "out", "mrpc,stsb") == 1
+    results = results_of(tmp_path / "out")
+    assert results["failed"] == {"mrpc": "out of memory; lower --max-tokens"}
+    assert list(results["tasks"]) == ["stsb"]
+    assert "failed: mrpc: out of memory; lower --max-tokens\n" in capsys.readouterr().err
+    monkeypatch.setattr(experiment, "learn", learn)
+    assert run(export, data, tmp_path / "out", "mrpc,stsb") == 0  # mended, the rest is done
+    assert list(results_of(tmp_path / "out")["tasks"]) == ["mrpc", "stsb"]
+
+
+def test_a_point_that_diverges_is_a_result_and_the_others_decide(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mrpc(data)
+    learn = experiment.learn
+
+    def diverge_when_fast(*args):
+        if args[3].learning_rate > 0.01:
+            raise experiment.DivergedError("the loss of step 3 is nan")
+        learn(*args)
+
+    monkeypatch.setattr(experiment, "learn", diverge_when_fast)
+    rates = ("--learning-rates", "0.9,1e-3", "--epochs", "1", "--batch-sizes", "8")
+    assert run(export, data, tmp_path / "out", "mrpc", *rates, quick=False) == 0
+    details = results_of(tmp_path / "out")["tasks"]["mrpc"]["details"]
+    assert [point["error"] for point in details["points"]] == ["the loss of step 3 is nan", None]
+    assert details["best_point"]["learning_rate"] == 1e-3
+
+
+def test_all_points_diverge(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(data)
+
+    def diverge(*_):
+        raise experiment.DivergedError("the loss of step 3 is nan")
+
+    monkeypatch.setattr(experiment, "learn", diverge)
+    assert run(export, data, tmp_path / "out", "mrpc", "--seeds", "2") == 1
+    reason = "every point diverged (the loss of step 3 is nan); try lower learning rates"
+    assert results_of(tmp_path / "out")["failed"] == {"mrpc": reason}
+    assert f"failed: mrpc: {reason}\n" in capsys.readouterr().err
+    [first, _] = points_of(tmp_path / "out", "mrpc")
+    assert json.loads(first.read_text())["error"] == "the loss of step 3 is nan"
+
+
+def test_a_limit_on_the_examples(export: Path, data: Path, tmp_path: Path) -> None:
+    write_mrpc(data)
+    assert run(export, data, tmp_path / "out", "mrpc", "--limit", "10") == 0
+    assert results_of(tmp_path / "out")["tasks"]["mrpc"]["details"]["examples"] == {"train": 10, "dev": 10}
+    parts = experiment.read_parts(TASKS["mrpc"], data, with_test=False, limit=10)
+    whole = glue.read(data, "train", "MRPC")
+    places = [whole.index(example) for example in parts["train"]]
+    assert places == sorted(places)
+    assert places != list(range(10))
+
+
+def test_settings_of_the_command_go_before_the_tasks_own(export: Path, data: Path, tmp_path: Path) -> None:
+    write_mrpc(data)
+    options = ("--max-length", "12", "--long-text", "tail", "--optimizer", "adamw", "--precision", "bf16")
+    assert run(export, data, tmp_path / "out", "mrpc", *options) == 0
+    origin = json.loads(points_of(tmp_path / "out", "mrpc")[0].read_text())["origin"]
+    assert (origin["max_length"], origin["optimizer"], origin["precision"]) == (12, "adamw", "bf16")
+    assert "long_text='tail'" in origin["kind"]
+    assert TASKS["mrpc"].kind == Texts(("0", "1"), ("accuracy", "f1"))  # which stays as it was
+
+
+def test_a_child_run_with_predictions(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    uri = empty_store(tmp_path / "runs" / "mlflow.db")
+    write_mrpc(data)
+    assert run(export, data, tmp_path / "runs" / "out", "mrpc", "--seeds", "2", track=True) == 0
+    client = MlflowClient(uri)
+    [found] = client.search_runs([client.get_experiment_by_name("bert-pretraining").experiment_id])
+    task = results_of(tmp_path / "runs" / "out")["tasks"]["mrpc"]
+    assert found.data.metrics == {f"mrpc_{name}": figure["value"] for name, figure in task["metrics"].items()}
+    assert found.data.tags["step"] == str(STEP)
+    folder = Path(client.download_artifacts(found.info.run_id, "predictions", str(tmp_path)))
+    assert sorted(path.name for path in (folder / "mrpc").iterdir()) == ["dev_confusion.tsv", "dev_predictions.tsv"]
+
+
+# ---- what is refused, before anything is computed -------------------------------------------------------------------
+
+
+def refused(capsys: pytest.CaptureFixture[str], output: Path, code: int) -> str:
+    """The line that says why."""
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (2, "")
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert not (output / "results.json").exists()
+    assert not list(output.glob("*/points/lr*"))
+    return captured.err.removeprefix("error: ").rstrip("\n")
+
+
+def test_no_data(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["--checkpoint", str(export), "--tasks", "mrpc", "--output", str(tmp_path / "out")])
+    message = "mrpc reads a data set; give the folder of its files with --data, or --hub"
+    assert refused(capsys, tmp_path / "out", code) == message
+
+
+def test_an_unknown_task(export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "mrpc,glew"))
+    assert message.startswith("no task is named 'glew'; there are mlm, nsp, fill_mask, cola, sst2, mrpc, ")
+
+
+def test_a_missing_file(export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_mrpc(data)
+    (data / "MRPC" / "dev.tsv").unlink()
+    message = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "mrpc"))
+    folders = "MRPC/, glue/MRPC/, glue_data/MRPC/"
+    assert message == f"{data}: no dev.tsv in {folders}; put it there, or give the folder that holds it"
+
+
+def test_an_empty_dev_set(export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_mrpc(data, dev=0)
+    message = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "mrpc"))
+    assert message == f"{data}/MRPC/dev.tsv: no rows; give a file with examples"
+
+
+def test_a_label_that_the_task_does_not_have(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
+    write_table(write_mrpc(data) / "MRPC" / "train.tsv", header, [[1, 1, 1, "a", "b"], [2, 1, 1, "a", "b"]])
+    message = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "mrpc"))
+    where = f"{data}/MRPC/train.tsv: line 3, column 'Quality'"
+    assert message == f"{where}: '2' is not a label; expected 0 or 1"
+
+
+def test_a_test_set_that_is_asked_for_and_missing(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_stsb(data, test=0)
+    message = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "stsb", "--test"))
+    assert message.startswith(f"{data}: no test.tsv in STS-B/")
+
+
+def test_points_of_another_checkpoint(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(data)
+    assert run(export, data, tmp_path / "out", "mrpc") == 0
+    (tmp_path / "out" / "results.json").unlink()
+    before = json.loads(points_of(tmp_path / "out", "mrpc")[0].read_text())["origin"]["export"]
+    file = export / "model.safetensors"
+    state = load_file(file)
+    save_file({**state, "cls.predictions.bias": state["cls.predictions.bias"] + 1}, file, metadata={"format": "pt"})
+    capsys.readouterr()
+    assert run(export, data, tmp_path / "out", "mrpc") == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: {tmp_path}/out/mrpc/points/lr0.001-epochs1-batch8-seed0/result.json: made with")
+    assert f"made with another export ({before} instead of " in message
+    assert message.endswith("); choose another --output\n")
+
+
+def test_texts_of_another_language(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
+    for split in ("train", "dev"):
+        write_table(data / "MRPC" / f"{split}.tsv", header, [[1, 1, 1, "나는 학교에 간다", "비가 온다"]] * 3)
+    message = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "mrpc"))
+    assert message == (
+        "mrpc: 62% of its text is unknown to the export's vocabulary; give an export for its language and alphabet"
+    )
+
+
+LOWER = [*SPECIAL_TOKENS, *(f"word{i}" for i in range(59))]
+CASED = [*SPECIAL_TOKENS, *(f"Word{i}" for i in range(59))]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "lowercase", "message"),
+    [
+        (CASED, True, "lowers the case of words, but its vocabulary is cased; set lowercase to false there"),
+        (LOWER, False, "keeps the case of words, but its vocabulary has no upper case; set lowercase to true there"),
+        (
+            [*LOWER, "more"], True,
+            "has the id 64, but the model's vocabulary 64 entries; take tokenizer and weights of one model",
+        ),
+    ],
+)  # fmt: skip
+def test_a_tokenizer_of_another_model(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], vocabulary: list[str],
+    lowercase: bool, message: str,
+) -> None:  # fmt: skip
+    write_mrpc(data)
+    save_tokenizer(vocabulary, lowercase, export)
+    found = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "mrpc"))
+    assert found == f"{export}/tokenizer.json: {message}"
+
+
+def test_another_vocabulary_beside_the_tokenizer(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(data)
+    (export / "vocab.txt").write_text("\n".join([*LOWER[:-2], LOWER[-1], LOWER[-2]]) + "\n")
+    found = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "mrpc"))
+    assert found == f"{export}/tokenizer.json: has another vocabulary than vocab.txt beside it; copy the export anew"
+
+
+def test_a_tokenizer_that_is_no_berts(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(data)
+    text = (export / "tokenizer.json").read_text().replace("[MASK]", "[MASC]")
+    (export / "tokenizer.json").write_text(text)
+    found = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "mrpc"))
+    assert found == f"{export}/tokenizer.json: lacks the token [MASK]; give the tokenizer of a BERT"
+
+
+def test_an_incomplete_checkpoint(export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_mrpc(data)
+    (export / "model.safetensors").unlink()
+    found = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "mrpc"))
+    expected = "missing; weights in another format become this one by transformers' save_pretrained"
+    assert found == f"{export}/model.safetensors: {expected}"
+
+
+def test_a_model_too_short_for_questions(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_squad(data, "v1.1")
+    found = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "squad_v1"))
+    assert found == (
+        "sequences of 48 tokens have no room for a text beside a question of 64 tokens; give 68 or more by --max-length"
+    )
+
+
+def test_a_model_too_shallow_for_features(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_conll(data)
+    found = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "conll2003_concat_last_four"))
+    assert found.startswith("a model of 2 layers has too few for FeatureTags(first=-4, last=-1, combine='concatenated'")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--learning-rates", "5"], "'5' is not a learning rate, such as 5e-5"),
+        (["--epochs", "0"], "'0' is not a whole number of 1 or more"),
+        (["--grid-index", "2", "--grid-count", "2"], "--grid-index 2 is not from 0 to 1"),
+        (["--precision", "fp8"], "invalid choice: 'fp8'"),
+        (["--hub"], "not allowed with argument --data"),
+    ],
+)
+def test_options_that_cannot_be(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(export, data, tmp_path / "out", "mrpc", *options)
+    assert message in capsys.readouterr().err
+
+
+def test_the_hub_instead_of_files(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(data)
+    asked = []
+
+    def read_hub(name: str, split: str):
+        asked.append((name, split))
+        return glue.read(data, split, name)
+
+    monkeypatch.setattr("eval.tasks.datasets.read_hub", read_hub)
+    argv = ["--checkpoint", str(export), "--hub", "--output", str(tmp_path / "out"), "--tasks", "mrpc", "--no-tracking"]
+    assert main([*argv, *QUICK]) == 0
+    assert asked == [("MRPC", "train"), ("MRPC", "dev")]
+    assert results_of(tmp_path / "out")["data"] == {"path": "hub", "limit": None}
+
+    def refuse(name: str, split: str):
+        raise DatasetError("no network")
+
+    monkeypatch.setattr("eval.tasks.datasets.read_hub", refuse)
+    capsys.readouterr()
+    assert main(argv) == 2
+    assert capsys.readouterr().err == "error: no network\n"
+
+
+@pytest.fixture
+def long_export(tmp_path: Path, shards: Path) -> Path:
+    """One with positions enough for a question and a text, and layers enough for all features."""
+    config = dataclasses.replace(CONFIG, max_position_embeddings=96)
+    path = tmp_path / "long"
+    save_export(path, random_state(config), config, shards / "tokenizer", {})
+    return path

@@ -1,0 +1,314 @@
+"""Every export is evaluated once, whatever comes between; the trainer notices nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from eval import run as evaluation
+from eval import watch
+from eval.results import read_results
+from eval.watch import main
+from tests.eval.conftest import CONFIG, random_state
+from tests.trainer.mlflow_store import empty_store
+from trainer.checkpoint import RunDirectory, step_name
+from trainer.hugging_face import save_export
+from trainer.tracking import prepare, sync
+
+OPTIONS = ("--samples", "8", "--threads", "1", "--no-tracking")
+
+
+@pytest.fixture
+def run(export: Path) -> RunDirectory:
+    """A run that goes on, with exports of the steps 7 and 9."""
+    run = RunDirectory(export.parents[1])
+    add_export(run, 9)
+    return run
+
+
+@pytest.fixture
+def follow(
+    run: RunDirectory, shards: Path, evaluated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., int]:
+    """Follow the run. Between two looks, one event after the other happens; past the last one the test fails."""
+
+    def start(*options: str, events: Sequence[Callable[[], object]] = ()) -> int:
+        coming = list(events)
+        monkeypatch.setattr(watch.time, "sleep", lambda _: coming.pop(0)())
+        code = main([str(run.path), "--tasks", "fill_mask", "--shards", str(shards), *OPTIONS, *options])
+        assert coming == []
+        return code
+
+    return start
+
+
+@pytest.fixture
+def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The evaluations that were begun, by their folders. They run in this process: it has imported torch already."""
+    names: list[str] = []
+
+    def run_here(words: Sequence[str], claim: int) -> int:
+        names.append(Path(words[words.index("--output") + 1]).name)
+        return evaluation.main(words)
+
+    monkeypatch.setattr(watch, "_run_evaluation", run_here)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return names
+
+
+def add_export(run: RunDirectory, step: int) -> None:
+    shutil.copytree(run.export(7), run.export(step))
+
+
+def tasks_of(run: RunDirectory, name: str) -> list[str]:
+    return sorted(read_results(run.path / "evaluations" / name / "results.json")["tasks"])
+
+
+def done(run: RunDirectory) -> Callable[[], None]:
+    return lambda: run.set_outcome("done")
+
+
+def test_every_export_once_and_the_last_one_on_all_tasks(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str]
+) -> None:
+    run.set_outcome("done")
+    for _ in range(2):  # nothing is left for the second
+        assert follow("--final-tasks", "pretraining,fill_mask") == 0
+    assert evaluated == ["step-000007", "step-000009", "step-000009-final"]
+    assert tasks_of(run, "step-000009") == ["fill_mask"]
+    assert tasks_of(run, "step-000009-final") == ["fill_mask", "mlm", "nsp"]
+
+
+def test_exports_are_evaluated_as_they_appear(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str]
+) -> None:
+    events = [
+        lambda: add_export(run, 11),
+        lambda: None,
+        lambda: run.set_outcome("requeue"),  # stopped, to go on
+        lambda: run.set_outcome(None),
+        lambda: [add_export(run, 100), add_export(run, 1000000), run.set_outcome("done")],
+    ]
+    assert follow("--final-tasks", "fill_mask", events=events) == 0
+    names = [*map(step_name, (7, 9, 11, 100, 1000000)), "step-1000000-final"]
+    assert evaluated == names
+
+
+def test_a_look_at_a_run_that_goes_on(run: RunDirectory, follow: Callable[..., int], evaluated: list[str]) -> None:
+    assert follow("--once", "--final-tasks", "mlm") == 0
+    assert evaluated == ["step-000007", "step-000009"]
+
+
+def test_a_run_without_exports_yet(run: RunDirectory, follow: Callable[..., int], evaluated: list[str]) -> None:
+    shutil.rmtree(run.exports)
+    assert follow(events=[lambda: None, done(run)]) == 0
+    assert evaluated == []
+
+
+def test_a_failed_run(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert follow("--final-tasks", "mlm", events=[lambda: run.set_outcome("failed", "the loss is no number")]) == 1
+    assert evaluated == ["step-000007", "step-000009"]
+    assert f"failed: the training of {run.path}: the loss is no number\n" in capsys.readouterr().err
+
+
+def test_a_broken_export_is_passed_over(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run.export(7) / "config.json").write_text("{")
+    assert follow(events=[lambda: None, done(run)]) == 1
+    assert evaluated == ["step-000007", "step-000009"]  # not again at every look
+    error = capsys.readouterr().err
+    assert f"{run.export(7) / 'config.json'}: not JSON" in error
+    assert f"failed: {run.path / 'evaluations' / 'step-000007'}\n" in error
+
+    shutil.copyfile(run.export(9) / "config.json", run.export(7) / "config.json")  # mended: a new start tries it again
+    assert follow() == 0
+    assert evaluated[2:] == ["step-000007"]
+
+
+def test_an_export_that_vanishes_is_passed_over(
+    run: RunDirectory, follow: Callable[..., int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_here = watch._run_evaluation
+
+    def vanish_then_run(words: Sequence[str], claim: int) -> int:
+        shutil.rmtree(run.export(7), ignore_errors=True)
+        return run_here(words, claim)
+
+    monkeypatch.setattr(watch, "_run_evaluation", vanish_then_run)
+    with caplog.at_level("INFO"):
+        assert follow(events=[done(run)]) == 0
+    assert "step-000007: deleted before it was evaluated" in caplog.text
+    assert tasks_of(run, "step-000009") == ["fill_mask"]
+
+
+@pytest.mark.parametrize(("code", "words"), [(-9, "killed by SIGKILL"), (1, "exit code 1")])
+def test_an_evaluation_that_dies_does_not_end_the_watch(
+    run: RunDirectory,
+    follow: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+    words: str,
+) -> None:
+    run_here = watch._run_evaluation
+    monkeypatch.setattr(
+        watch, "_run_evaluation", lambda w, claim: code if "step-000007" in w[1] else run_here(w, claim)
+    )
+    assert follow(events=[lambda: None, done(run)]) == 1
+    assert f"step-000007: the evaluation failed ({words})" in caplog.text
+    assert tasks_of(run, "step-000009") == ["fill_mask"]
+
+
+def test_what_another_watcher_works_on_is_left_to_it(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str]
+) -> None:
+    run.set_outcome("done")
+    lock = run.path / "evaluations" / ".step-000007.lock"
+    lock.parent.mkdir()
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        # It is waited for, as the run is not evaluated before the other one has finished; the other one dies.
+        assert follow(events=[lambda: None, lambda: fcntl.flock(held, fcntl.LOCK_UN)]) == 0
+    assert evaluated == ["step-000009", "step-000007"]
+
+
+def test_a_step_that_was_trained_anew_is_evaluated_anew(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], shards: Path
+) -> None:
+    def go_back_and_train_anew() -> None:
+        state = {name: tensor + 0.01 for name, tensor in random_state().items()}
+        save_export(run.export(9), state, CONFIG, shards / "tokenizer", {"run": str(run.path), "step": 9})
+
+    assert follow(events=[lambda: None, go_back_and_train_anew, done(run)]) == 0
+    assert evaluated == ["step-000007", "step-000009", "step-000009"]
+
+
+def test_more_tasks_than_were_evaluated(run: RunDirectory, follow: Callable[..., int], evaluated: list[str]) -> None:
+    assert follow("--once") == 0
+    assert follow("--once", "--tasks", "fill_mask,mlm") == 0
+    assert evaluated == ["step-000007", "step-000009"] * 2
+    assert tasks_of(run, "step-000007") == ["fill_mask", "mlm"]
+
+
+def test_nothing_of_the_trainer_is_touched(run: RunDirectory, follow: Callable[..., int]) -> None:
+    def files() -> dict[str, tuple[int, bytes]]:
+        found = (path for path in run.path.rglob("*") if path.is_file() and "evaluations" not in path.parts)
+        return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
+
+    before = files()
+    assert follow("--once") == 0
+    assert files() == before
+
+
+def test_evaluations_become_children_of_the_training(
+    run: RunDirectory, shards: Path, evaluated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    store = empty_store(run.path.parent / "mlflow.db")
+    prepare(run, "tests")
+    parent = sync(run)
+    arguments = [str(run.path), "--tasks", "mlm", "--shards", str(shards), "--samples", "8"]
+    assert main([*arguments, "--once"]) == 0  # while the run trains: its own thread is the writer
+    assert len(list((run.path / "mlflow.pending").iterdir())) == 2
+    run.set_outcome("done")
+    assert main([*arguments, "--final-tasks", "fill_mask"]) == 0
+
+    client = MlflowClient(store)
+    experiment = client.get_experiment_by_name("tests").experiment_id
+    children = client.search_runs([experiment], f"tags.mlflow.parentRunId = '{parent}'", order_by=["start_time"])
+    assert [child.info.run_name for child in children] == ["eval step-000007", *["eval step-000009"] * 2]
+    for child in children[:2]:
+        figures = read_results(run.path / "evaluations" / child.info.run_name.split()[1] / "results.json")
+        assert child.data.metrics["mlm_perplexity"] == figures["tasks"]["mlm"]["metrics"]["perplexity"]["value"]
+        assert child.data.tags["export_blake2b"] == figures["checkpoint"]["weights_blake2b"]
+        assert {"step", "manifest_blake2b", "config_blake2b", "code_version"} <= child.data.tags.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tasks", "mlm,glew"], "error: no task is named 'glew'"),
+        (["--final-tasks", "glew"], "error: no task is named 'glew'"),
+        (["--shards", "gone"], "error: gone: no such directory\n"),
+        (["--data", "gone"], "error: gone: no such directory\n"),
+    ],
+)
+def test_mistakes_end_with_one_line(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main([str(run.path), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(message)
+    assert error.count("\n") == 1
+
+
+def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "gone")]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path / 'gone'}: no such directory; give a run directory\n"
+
+
+@pytest.mark.parametrize("words", [["--poll", "0"], ["--poll", "x"], ["--sample", "1"], ["--samples", "-1"]])
+def test_words_that_are_no_options(run: RunDirectory, words: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(run.path), *words])
+    assert ended.value.code == 2
+
+
+def start_watcher(run: RunDirectory, shards: Path) -> subprocess.Popen[str]:
+    words = [str(run.path), "--poll", "0.2", "--tasks", "mlm", "--shards", str(shards), *OPTIONS]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "eval.watch", *words], env=environment, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 240) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_watchers_that_are_killed_and_share_the_work(run: RunDirectory, shards: Path) -> None:
+    """Two at once; one is killed during an evaluation, which goes on and stays claimed; a third takes its place."""
+    evaluations = run.path / "evaluations"
+    watchers = [start_watcher(run, shards) for _ in range(2)]
+    wait_for(lambda: len(list(evaluations.glob(".*.lock"))) == 2)
+    watchers[0].kill()
+    watchers[0].wait()
+    add_export(run, 11)
+    watchers.append(start_watcher(run, shards))
+    wait_for(lambda: len(list(evaluations.glob("*/results.json"))) == 3)
+    run.set_outcome("done")
+    errors = [watcher.communicate(timeout=240)[1] for watcher in watchers]
+    assert [watcher.returncode for watcher in watchers] == [-signal.SIGKILL, 0, 0]
+    begun = [line.split()[2] for error in errors for line in error.splitlines() if line.endswith(": mlm")]
+    assert sorted(begun) == ["step-000007:", "step-000009:", "step-000011:"]  # none twice
+    for step in (7, 9, 11):
+        assert tasks_of(run, step_name(step)) == ["mlm"]
+
+
+@pytest.mark.slow
+def test_a_watcher_that_is_stopped_stops_its_evaluation(run: RunDirectory, shards: Path) -> None:
+    watcher = start_watcher(run, shards)
+    lock = run.path / "evaluations" / ".step-000007.lock"
+    wait_for(lock.exists)
+    watcher.terminate()
+    watcher.communicate(timeout=60)
+    assert watcher.returncode == 128 + signal.SIGTERM
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it

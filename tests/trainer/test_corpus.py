@@ -1,0 +1,90 @@
+"""The shard directories of a run: what they must agree on, what identifies them, and damage found before training."""
+
+import contextlib
+import json
+import shutil
+
+import pytest
+
+from preprocessing.schema import MANIFEST, ShardDirectory, ShardError, checksum
+from tests.trainer.shard_factory import write_shards
+from trainer.corpus import open_corpus
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("data") / "books", train=(7, 8), validation=(2,), seed=5)
+
+
+def test_one_directory_is_identified_by_its_own_manifest(shards):
+    corpus = open_corpus([str(shards)])
+    assert corpus.manifest == (shards / MANIFEST).read_text()
+    assert corpus.manifest_blake2b == checksum(shards / MANIFEST) == ShardDirectory(shards).manifest_blake2b
+
+
+def test_several_are_identified_by_all_their_manifests_in_order(shards, books, tmp_path):
+    corpus = open_corpus([str(shards), str(books)])
+    found = json.loads(corpus.manifest)["directories"]
+    assert [entry["manifest_blake2b"] for entry in found] == [checksum(path / MANIFEST) for path in (shards, books)]
+    assert [entry["manifest"] for entry in found] == [
+        json.loads((path / MANIFEST).read_text()) for path in (shards, books)
+    ]
+    written = tmp_path / "manifest.json"
+    written.write_text(corpus.manifest, encoding="utf-8")
+    assert checksum(written) == corpus.manifest_blake2b
+    assert open_corpus([str(books), str(shards)]).manifest_blake2b != corpus.manifest_blake2b
+
+
+def test_where_they_lie_is_no_part_of_it(shards, books, tmp_path):
+    there = open_corpus([str(shards), str(books)])
+    here = open_corpus([str(shards), str(books)], cache_dir=str(tmp_path / "cache"))
+    assert here.manifest == there.manifest
+    assert all(directory.path.is_relative_to(tmp_path) for directory in here.directories)
+
+
+def test_directories_that_do_not_go_together(shards, books, tmp_path):
+    other = write_shards(tmp_path / "other", vocab_size=70)
+    with pytest.raises(ShardError, match=r"shards and \S*other were made with different vocabularies"):
+        open_corpus([str(shards), str(books), str(other)])
+    again = tmp_path / "again"
+    shutil.copytree(shards, again)
+    with pytest.raises(ShardError, match=r"shards and \S*again are the same shards; name them once"):
+        open_corpus([str(shards), str(again)])
+    with pytest.raises(ShardError, match=r"^s3://bucket/shards: not a local directory; set data\.cache_dir"):
+        open_corpus(["s3://bucket/shards"])
+
+
+def add(parts):
+    """What the ranks would get: the sums of their numbers."""
+    return [sum(numbers) for numbers in zip(*parts, strict=True)]
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_every_shard_is_compared_by_one_rank_and_all_hear_of_a_damaged_one(shards, tmp_path, world):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(shards, damaged)
+    corpus = open_corpus([str(damaged)])
+    found = []
+
+    def verify(rank, everyone=None):
+        def all_reduce(numbers):
+            found.append(numbers)
+            return everyone or numbers
+
+        corpus.verify(rank, world, all_reduce)
+
+    for rank in range(world):
+        verify(rank)
+    assert not any(map(any, found))
+    content = bytearray((damaged / "shard-00001-of-00003.arrow").read_bytes())
+    content[-9] ^= 1
+    (damaged / "shard-00001-of-00003.arrow").write_bytes(content)
+    (damaged / "validation-shard-00000-of-00001.arrow").unlink()
+    found.clear()
+    for rank in range(world):
+        with contextlib.suppress(ShardError):
+            verify(rank)
+    assert add(found) == [0, 1, 0, 1]
+    for rank in range(world):
+        with pytest.raises(ShardError, match=r"shard-00001\S*, \S*validation-shard-00000\S*: checksum differs"):
+            verify(rank, add(found))

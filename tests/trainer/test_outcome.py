@@ -1,0 +1,40 @@
+import subprocess
+import sys
+
+import pytest
+
+from trainer import outcome
+from trainer.checkpoint import RunDirectory
+
+
+@pytest.mark.parametrize(("ending", "reason", "code", "word"), [
+    ("done", "", 0, "done"),
+    ("requeue", "asked to stop after step 7", 10, "requeue"),
+    ("failed", "step 3: the loss is nan", 11, "failed"),
+    (None, "", 12, "crashed"),
+])  # fmt: skip
+def test_a_word_and_an_exit_code_for_job_scripts(tmp_path, capsys, ending, reason, code, word):
+    RunDirectory(tmp_path).set_outcome(ending, reason)
+    assert outcome.main([str(tmp_path)]) == code
+    printed = capsys.readouterr()
+    assert printed.out == f"{word}\n"
+    assert reason in printed.err
+
+
+@pytest.mark.parametrize("text", ["", "fine\n", "don"])
+def test_half_a_word_is_no_word(tmp_path, text):
+    """The node was lost while it was written."""
+    (tmp_path / "outcome").write_text(text)
+    assert outcome.main([str(tmp_path)]) == 12
+
+
+def test_a_run_that_never_began_has_crashed(tmp_path, capsys):
+    assert outcome.main([str(tmp_path / "nowhere")]) == 12
+    assert "nowhere: no such directory" in capsys.readouterr().err
+
+
+def test_asking_needs_no_torch():
+    """A job script asks on a login node, or in the seconds that are left of a preempted job."""
+    code = "import sys, trainer.outcome; print(sorted({'torch', 'numpy', 'pyarrow', 'deepspeed'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

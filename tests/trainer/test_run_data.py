@@ -1,0 +1,111 @@
+"""What a run makes of its data: directories mixed, samples skipped, a node's copy, and faults."""
+
+import json
+import shutil
+
+import pytest
+
+from tests.ranks import run_ranks
+from tests.trainer.conftest import ROOT
+from tests.trainer.loader_tasks import run_pretrain_and_kill_a_loader
+from tests.trainer.rank_tasks import run_pretrain
+from tests.trainer.shard_factory import write_shards
+from trainer.checkpoint import read_lines
+from trainer.corpus import open_corpus
+
+
+def train(recipe, deepspeed_config, shards, output, settings=(), world=1, task=run_pretrain):
+    """Run the trainer on some shard directories; returns the exit codes of its ranks and what they printed."""
+    log = output.with_suffix(".log")
+    log.unlink(missing_ok=True)
+    flags = ["--config", recipe, "--deepspeed_config", deepspeed_config, "--output", output, "--shards", *shards]
+    return run_ranks(world, task, [*map(str, flags), *settings], log=log), log.read_text()
+
+
+@pytest.fixture
+def call(recipe, deepspeed_config, tmp_path):
+    def run(*shards, output="run", **changes):
+        return train(recipe, deepspeed_config(), shards, tmp_path / output, **changes)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(recipe, shards, tmp_path_factory):
+    """The losses of a run on one directory that nothing happens to."""
+    output = tmp_path_factory.mktemp("whole") / "run"
+    codes, log = train(recipe, ROOT / "ds_config.json", [shards], output)
+    assert codes == [0], log
+    return losses(output)
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("data") / "books", train=(7, 8), validation=(2,), seed=5)
+
+
+def losses(run):
+    return [line["loss"] for line in read_lines(run / "metrics.jsonl")]
+
+
+def test_directories_mixed_by_weight_whatever_the_ranks_and_a_resume_with_other_weights(call, shards, books, tmp_path):
+    settings = ["data.weights=[0.25, 0.75]", "train.max_steps=4"]
+    assert call(shards, books, settings=settings)[0] == [0]
+    assert call(shards, books, settings=settings, world=2, output="two")[0] == [0, 0]
+    run = tmp_path / "run"
+    assert losses(tmp_path / "two") == pytest.approx(losses(run), rel=1e-5)
+    corpus = open_corpus([str(shards), str(books)])
+    assert (run / "manifest.json").read_text() == corpus.manifest
+    lineage = json.loads((run / "exports" / "step-000004" / "lineage.json").read_text())
+    assert lineage["manifest_blake2b"] == corpus.manifest_blake2b
+    codes, log = call(shards, books, settings=["data.weights=[0.5, 0.5]"])
+    assert codes == [2]
+    assert "data.weights: (0.25, 0.75) -> (0.5, 0.5)" in log
+    codes, log = call(shards, books)
+    assert "started with other settings (data.weights: (0.25, 0.75) -> ())" in log
+    assert call(shards, books, settings=["data.weights=[0.25, 0.75]"])[0] == [0]
+
+
+def test_a_skipped_range_changes_its_steps_and_may_be_set_at_a_resume(call, shards, whole, tmp_path):
+    """The first two steps are whole; all of the third is skipped, which trains nothing but does end."""
+    assert call(shards, settings=["train.max_steps=2"])[0] == [0]
+    codes, log = call(shards, settings=["data.skip=[[16, 24]]"])
+    assert codes == [0], log
+    skipping = losses(tmp_path / "run")
+    assert skipping[:2] == whole[:2]
+    assert skipping[2] == 0
+    assert all(loss > 0 for loss in skipping[3:])
+    assert skipping[3] != whole[3]
+
+
+def test_a_copy_gives_the_run_that_its_source_gives(call, shards, whole, tmp_path):
+    cache = tmp_path / "cache"
+    codes, log = call(f"file://{shards}", settings=[f"data.cache_dir={cache}", "train.max_steps=3"])
+    assert codes == [0]
+    assert "copying 4 shard(s), 0.00 GB, from file://" in log
+    shutil.rmtree(cache)
+    assert call(shards)[0] == [0]  # where the data lies is no part of what a run is
+    assert losses(tmp_path / "run") == whole
+
+
+def test_a_damaged_shard_is_found_before_anything_is_written(call, shards, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(shards, damaged)
+    shard = damaged / "shard-00001-of-00003.arrow"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-9] + b"x" + content[-8:])
+    codes, log = call(damaged, world=2)
+    assert codes == [2, 2]
+    assert log.count(f"error: {shard}: checksum differs from the manifest; make the shards again") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_killed_loader_ends_the_run_with_a_line_and_the_same_command_goes_on(call, shards, whole, tmp_path):
+    settings = ["data.workers=1", "checkpoint.every=2"]
+    codes, log = call(shards, settings=settings, task=run_pretrain_and_kill_a_loader)
+    assert codes == [1]
+    assert "error: rank 0: the loader's process " in log
+    assert " by SIGKILL ended; SIGKILL is mostly a lack of memory" in log
+    assert "Traceback" not in log
+    assert call(shards, settings=settings)[0] == [0]
+    assert losses(tmp_path / "run") == whole

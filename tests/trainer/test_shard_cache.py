@@ -1,0 +1,212 @@
+"""A node's copy of the shards: made once, recognised by checksums, never half, whatever happens to who makes it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from preprocessing.schema import ShardDirectory, ShardError
+from tests.trainer.shard_factory import write_shards
+from trainer import shard_cache
+from trainer.shard_cache import cached
+
+FILES = [
+    "manifest.json", "shard-00000-of-00003.arrow", "shard-00001-of-00003.arrow", "shard-00002-of-00003.arrow",
+    "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json", "tokenizer/vocab.txt",
+    "validation-shard-00000-of-00001.arrow",
+]  # fmt: skip
+
+# Copies in blocks of 1,000 bytes, the next one when a file `go` is there, and says so in a file `begun`.
+SLOWLY = """
+import sys, time, logging
+from pathlib import Path
+from trainer import shard_cache
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+shard_cache._BLOCK = 1000
+blocks = shard_cache._Source.blocks
+def slowly(self, name):
+    for block in blocks(self, name):
+        yield block
+        Path(sys.argv[3], "begun").touch()
+        while not Path(sys.argv[3], "go").exists():
+            time.sleep(0.01)
+shard_cache._Source.blocks = slowly
+print(shard_cache.cached(sys.argv[1], Path(sys.argv[2]), True).path)
+"""
+
+
+def start(source, cache, where):
+    command = [sys.executable, "-c", SLOWLY, str(source), str(cache), str(where)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(path):
+    deadline = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert path.exists()
+
+
+def files_of(directory):
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
+
+def ages(directory):
+    """What tells a file that was written again from one that was left."""
+    return {path.name: path.stat().st_ino for path in directory.rglob("*") if path.is_file()}
+
+
+def same(directory, shards):
+    return all((directory / name).read_bytes() == (shards / name).read_bytes() for name in FILES)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("form", ["{}", "{}/", "file://{}", "memory://bucket/shards"])
+def test_a_copy_has_what_a_run_reads_under_the_name_of_the_manifests_checksum(shards, cache, tmp_path, form):
+    source = tmp_path / "source"
+    shutil.copytree(shards, source)
+    (source / "job.json").touch()  # what the trainer does not read stays where it is
+    if form.startswith("memory"):
+        fsspec.filesystem("memory").put(str(source), "/bucket/shards", recursive=True)
+    copy = cached(form.format(source), cache, verify=True)
+    assert copy.path == cache / ShardDirectory(shards).manifest_blake2b
+    assert files_of(copy.path) == FILES
+    assert same(copy.path, shards)
+
+
+def test_the_next_start_uses_it_as_it_is(shards, cache):
+    copy = cached(str(shards), cache, verify=True).path
+    before = ages(copy)
+    assert cached(str(shards), cache, verify=True).path == copy
+    assert ages(copy) == before
+
+
+@pytest.mark.parametrize("damage", ["evicted", "cut", "changed", "other words"])
+def test_what_is_missing_or_damaged_is_copied_again_and_nothing_else(shards, cache, damage):
+    copy = cached(str(shards), cache, verify=True).path
+    before = ages(copy)
+    victim = copy / ("tokenizer/vocab.txt" if damage == "other words" else "shard-00001-of-00003.arrow")
+    content = victim.read_bytes()
+    if damage == "evicted":
+        victim.unlink()
+    else:
+        victim.write_bytes({"cut": content[:-1], "changed": content[:-9] + b"x" + content[-8:]}.get(damage, b"[PAD]\n"))
+    cached(str(shards), cache, verify=True)
+    assert same(copy, shards)
+    assert {name for name, age in ages(copy).items() if age != before[name]} <= {victim.name}
+
+
+def test_without_verify_sizes_are_compared_and_contents_are_not(shards, cache):
+    copy = cached(str(shards), cache, verify=True).path
+    changed, cut = copy / "shard-00001-of-00003.arrow", copy / "shard-00002-of-00003.arrow"
+    content = changed.read_bytes()
+    changed.write_bytes(content[:-9] + b"x" + content[-8:])
+    os.truncate(cut, 10)
+    cached(str(shards), cache, verify=False)
+    assert cut.stat().st_size > 10
+    assert changed.read_bytes() != content
+
+
+def test_two_processes_at_once_copy_once(shards, cache, tmp_path):
+    first = start(shards, cache, tmp_path)
+    wait_for(tmp_path / "begun")
+    second = start(shards, cache, tmp_path)
+    assert "another process of this node copies shards; waiting for it" in second.stderr.readline()
+    (tmp_path / "go").touch()
+    told = [process.communicate(timeout=60) for process in (first, second)]
+    assert first.returncode == second.returncode == 0
+    assert told[0][0] == told[1][0]
+    assert "copying 4 shard(s)" in told[0][1]
+    assert "copying" not in told[1][1]
+    assert same(cache / ShardDirectory(shards).manifest_blake2b, shards)
+
+
+def test_a_killed_process_leaves_nothing_that_is_taken(shards, cache, tmp_path):
+    process = start(shards, cache, tmp_path)
+    wait_for(tmp_path / "begun")
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    copy = cache / ShardDirectory(shards).manifest_blake2b
+    assert list(copy.glob("*.part"))
+    assert not list(copy.glob("*.arrow"))
+    with pytest.raises(ShardError, match=r"no manifest\.json"):
+        ShardDirectory(copy)
+    assert cached(str(shards), cache, verify=True).path == copy
+    assert files_of(copy) == FILES
+    assert same(copy, shards)
+
+
+def test_a_source_that_differs_from_its_manifest(tmp_path, cache):
+    shards = write_shards(tmp_path / "shards")
+    shard = shards / "shard-00002-of-00003.arrow"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-9] + b"x" + content[-8:])
+    with pytest.raises(ShardError, match=r"shards/shard-00002-of-00003\.arrow: checksum differs from its manifest"):
+        cached(str(shards), cache, verify=True)
+    (copy,) = (path for path in cache.iterdir() if path.is_dir())
+    assert "shard-00002-of-00003.arrow" not in files_of(copy)
+    assert "manifest.json" not in files_of(copy)
+    shard.write_bytes(content)
+    assert same(cached(str(shards), cache, verify=True).path, shards)
+
+
+def test_a_disk_without_room(shards, cache, monkeypatch):
+    usage = namedtuple("Usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10_000_000, 9_990_000, 10_000))
+    message = r"cache/\w{32}: 0\.00 GB free where 0\.00 GB of shards are to be copied; make room or set data\.cache_dir"
+    with pytest.raises(ShardError, match=message):
+        cached(str(shards), cache, verify=True)
+    assert not list(cache.rglob("*.arrow*"))
+
+
+def test_a_disk_that_others_fill_meanwhile(shards, cache, monkeypatch):
+    def full(path):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_cache, "sync", full)
+        with pytest.raises(ShardError, match=r"cache/\w{32}: can't be used as a cache \(No space left on device\)"):
+            cached(str(shards), cache, verify=True)
+    assert same(cached(str(shards), cache, verify=True).path, shards)
+
+
+def test_sources_that_can_not_be_read(tmp_path, cache, shards):
+    for source, message in {
+        str(tmp_path / "nowhere"): r"nowhere/manifest\.json: can't be read",
+        "memory://no-such-bucket": r"^memory://no-such-bucket/manifest\.json: can't be read",
+        "telepathy://shards": r"^telepathy://shards: can't be read \(Protocol not known: telepathy",
+    }.items():
+        with pytest.raises(ShardError, match=message):
+            cached(source, cache, verify=True)
+    lacking = tmp_path / "lacking"
+    shutil.copytree(shards, lacking)
+    (lacking / "shard-00000-of-00003.arrow").unlink()
+    with pytest.raises(ShardError, match=r"lacking/shard-00000-of-00003\.arrow: can't be read"):
+        cached(str(lacking), cache, verify=True)
+
+
+def test_a_cache_that_can_not_be_written(shards, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ShardError, match=r"file/\w{32}: can't be used as a cache \(File exists\)"):
+        cached(str(shards), file, verify=True)
+
+
+def test_a_manifest_that_names_a_path(tmp_path, cache):
+    shards = write_shards(tmp_path / "shards", train=(3,), validation=())
+    manifest = Path(shards / "manifest.json")
+    manifest.write_text(manifest.read_text().replace("shard-00000-of-00001.arrow", "../../outside"))
+    with pytest.raises(ShardError, match="is not a plain file name"):
+        cached(str(shards), cache, verify=True)
+    assert not cache.exists()

@@ -1,0 +1,49 @@
+"""fp16's dynamic loss scaling as a checkpoint keeps it.
+
+The gradients of small losses vanish in fp16, so DeepSpeed multiplies the loss by a scale and the gradients by its
+inverse. Where a gradient overflows it leaves the update out and, the hysteresis used up, halves the scale; after
+loss_scale_window updates without an overflow it doubles it (Micikevicius et al., 2018, section 3.2).
+
+Its scaler lives in memory only and counts all updates of its process. What it does next depends on three numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """The state of a dynamic loss scaler."""
+
+    scale: float
+    good_updates: int  # since the last overflow, or since the start
+    hysteresis: int  # so many overflows, and the last of them halves the scale
+
+
+def take_loss_scale(scaler: Any) -> LossScale | None:
+    """The state of DeepSpeed's DynamicLossScaler; None for another scaler or none."""
+    if not getattr(scaler, "dynamic", False):
+        return None
+    return LossScale(float(scaler.cur_scale), scaler.cur_iter - scaler.last_overflow_iter - 1, scaler.cur_hysteresis)
+
+
+def put_loss_scale(scaler: Any, state: LossScale | None) -> None:
+    """Have a dynamic scaler go on from a state, None for its own; others have nothing to go on from.
+
+    A scale that can't be lowered any more is told by is_exhausted, and not by an exception in the midst of an update.
+    """
+    if not getattr(scaler, "dynamic", False):
+        return
+    scaler.raise_error_at_min_scale = False
+    if state is not None:
+        scaler.cur_scale, scaler.cur_hysteresis = state.scale, state.hysteresis
+        scaler.cur_iter, scaler.last_overflow_iter = state.good_updates, -1
+
+
+def is_exhausted(scaler: Any) -> bool:
+    """Whether another overflow could not lower the scale: what overflows then is not for want of a smaller one."""
+    return bool(
+        getattr(scaler, "dynamic", False) and scaler.cur_scale <= scaler.min_scale and scaler.cur_hysteresis == 1
+    )

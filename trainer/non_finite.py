@@ -1,0 +1,53 @@
+"""What a run says when a loss or a gradient is infinite or not a number: which step, which rank, which samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class NonFiniteError(RuntimeError):
+    """A loss or a gradient that is no number. Weights and moments are those from before the step."""
+
+
+class Suspect(NamedTuple):
+    """A micro-batch whose loss is no number."""
+
+    turn: int  # which of the step's micro-batches of its rank it was
+    rank: int
+    samples: list[int]  # their places in the phase's stream
+
+
+def bad_loss(step: int, loss: float, suspects: Sequence[Suspect]) -> NonFiniteError:
+    """The error for a loss over the global batch that is no number.
+
+    Args:
+        step: the one that is not finished.
+        loss: of the global batch.
+        suspects: of all ranks; none where finite losses have an infinite sum.
+    """
+    first = [suspect for suspect in suspects if suspect.turn == min(suspects).turn]
+    ranks = " and ".join(f"rank {suspect.rank} (samples {_interval(suspect.samples)})" for suspect in first)
+    skip = ", ".join(_interval(suspect.samples) for suspect in first)
+    where = f", first on {ranks}; data.skip=[{skip}] passes over them" if first else ", though each sample's is finite"
+    return NonFiniteError(f"step {step}: the loss is {loss}{where}")
+
+
+def bad_gradient(step: int, samples: Sequence[int], lowest_scale: float | None = None) -> NonFiniteError:
+    """The error for a gradient that is no number where all losses are.
+
+    Args:
+        step: the one that is not finished.
+        samples: of the global batch.
+        lowest_scale: of fp16's loss scaling, which can't go below it.
+    """
+    at = "" if lowest_scale is None else f" even at the lowest loss scale, {lowest_scale:g},"
+    return NonFiniteError(
+        f"step {step}: a gradient{at} is infinite or not a number, though all losses are finite; the samples of the "
+        f"step are {_interval(samples)}"
+    )
+
+
+def _interval(samples: Sequence[int]) -> str:
+    """From the first to before the last, as data.skip has it."""
+    return f"[{min(samples)}, {max(samples) + 1}]"

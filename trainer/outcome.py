@@ -1,0 +1,42 @@
+"""Whether to start a run again, for job scripts: launchers lose signals and exit codes, a file in the run stays.
+
+python -m trainer.outcome RUN    prints one of these words, and the reason on stderr
+
+word      exit code   RUN/outcome          what happened                                       what a job script does
+done      0           done                 all steps are trained                               goes on to what comes next
+requeue   10          requeue: REASON      a signal ended it after a checkpoint                starts the same command again
+failed    11          failed: REASON       what will come again: wrong settings, bad data,     tells a person
+                                           a loss that is no number, no room for a checkpoint
+crashed   12          none                 killed, out of memory, a node or a rank was lost    starts it again, a few times
+"""  # noqa: E501  a table
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.checkpoint import RunDirectory
+
+EXIT_CODES = {"done": 0, "requeue": 10, "failed": 11, "crashed": 12}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print how the trainer of a run directory ended; ask when it has ended."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.outcome",
+        description="Say how a run ended: " + ", ".join(f"{word} (exit code {n})" for word, n in EXIT_CODES.items()),
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the trainer's --output")
+    run: Path = parser.parse_args(argv).run
+    outcome = RunDirectory(run).outcome
+    word, reason = outcome or ("crashed", "it left no word of how it ended" if run.is_dir() else "no such directory")
+    print(word)
+    if reason:
+        print(f"{run}: {reason}", file=sys.stderr)
+    return EXIT_CODES[word]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""The shard directories that a stream mixes, each with its order of pairs and its mapped shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from preprocessing.schema import Shard, ShardDirectory, ShardError, Split, pairs_column
+from trainer.order import PairOrder
+
+
+class Source:
+    """One split of a shard directory.
+
+    Attributes:
+        directory: the directory.
+        entries: the split's shards.
+        order: in which its pairs are read.
+    """
+
+    def __init__(
+        self, directory: ShardDirectory, split: Split, sequence_length: int, seed: Sequence[int], group_bytes: int
+    ):
+        """Prepare to read; see PairOrder for the seed and the bytes of a group."""
+        self.directory = directory
+        self.entries = directory.manifest.split(split)
+        self.order = PairOrder(self.entries, sequence_length, seed, group_bytes)
+        self._column = pairs_column(sequence_length)
+        self._sequence_length = str(sequence_length)
+        self._shards: dict[int, Shard] = {}
+
+    def shard(self, number: int) -> Shard:
+        """One of the shards, mapped when it is first needed.
+
+        Raises:
+            ShardError: it is missing or damaged.
+        """
+        if number not in self._shards:
+            entry = self.entries[number]
+            shard = self.directory.shard(entry)
+            found, told = len(shard.table.column(self._column).values), entry.pairs[self._sequence_length]
+            if found != told:
+                raise ShardError(f"{shard.path}: {found} pairs where the manifest says {told}; make the shards again")
+            self._shards[number] = shard
+        return self._shards[number]
+
+
+def open_sources(
+    directories: Sequence[ShardDirectory],
+    split: Split,
+    sequence_length: int,
+    seed: int,
+    weights: Sequence[float],
+    shuffle_bytes: int,
+) -> tuple[list[Source], list[float]]:
+    """What a stream reads, with weights: without any given, the numbers of pairs, and who has none is left out.
+
+    Raises:
+        ShardError: a directory has no pairs of this length, or none in this split; or there are other than the weights.
+    """
+    if weights and len(weights) != len(directories):
+        raise ShardError(f"data.weights has {len(weights)} number(s) for {len(directories)} shard directories")
+    pairs = [_count_pairs(directory, split, sequence_length) for directory in directories]
+    for directory, count in zip(directories, pairs, strict=True):
+        if not count and (weights or not any(pairs)):
+            raise ShardError(f"{directory.path}: the {split} part has no pairs of length {sequence_length}")
+    found = [(i, weight) for i, weight in enumerate(weights or pairs) if weight]
+    total = sum(weight for _, weight in found)
+    sources = [
+        # The first directory's order does not depend on whether there are others.
+        Source(directories[i], split, sequence_length, (seed, i) if i else (seed,), int(shuffle_bytes * weight / total))
+        for i, weight in found
+    ]
+    return sources, [weight for _, weight in found]
+
+
+def spans(shard: Shard, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Spans within documents -> spans within the shard's tokens, int64 [n] each, after a look that they do lie within.
+
+    Raises:
+        ShardError: one does not. The message does not name the shard.
+    """
+    if ((rows < 0) | (rows >= len(shard))).any():
+        raise ShardError("a pair names a row that the shard does not have")
+    documents = shard.token_offsets[rows], shard.token_offsets[rows + 1]
+    if ((begins < 0) | (begins > ends) | (ends > documents[1] - documents[0])).any():
+        raise ShardError("a pair reaches beyond its document")
+    return documents[0] + begins, documents[0] + ends
+
+
+def _count_pairs(directory: ShardDirectory, split: Split, sequence_length: int) -> int:
+    manifest = directory.manifest
+    if sequence_length not in manifest.sequence_lengths:
+        raise ShardError(
+            f"{directory.path}: no pairs for sequence length {sequence_length}, only for "
+            f"{manifest.sequence_lengths}; make the shards with --sequence-lengths {sequence_length}"
+        )
+    return manifest.pairs(split, sequence_length)

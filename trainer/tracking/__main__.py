@@ -1,0 +1,38 @@
+"""``python -m trainer.tracking sync RUN``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.checkpoint import RunDirectory
+from trainer.tracking import prepare, status_of, sync
+from trainer.tracking.store import first_line, read_cursor
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry over; the exit code is 0, 1 where the store was not reached, or 2 for what is no run directory."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.tracking", description="Carry a run over to MLflow.")
+    parser.add_argument("command", choices=["sync"])
+    parser.add_argument("run", type=Path, help="a run directory")
+    arguments = parser.parse_args(argv)
+    run = RunDirectory(arguments.run)
+    if not run.config.is_file():
+        print(f"error: {run.path}: not a run directory (no {run.config.name})", file=sys.stderr)
+        return 2
+    settings = tomllib.loads(run.config.read_text(encoding="utf-8"))
+    prepare(run, settings["tracking"]["experiment"])  # for a run that trained with tracking.enabled=false
+    try:
+        run_id = sync(run, ended=status_of(run))
+    except Exception as error:  # MLflow raises its own, its database's and its HTTP client's
+        print(f"error: {read_cursor(run).tracking_uri}: {first_line(error)}; try again later", file=sys.stderr)
+        return 1
+    print(f"MLflow run {run_id} at {read_cursor(run).tracking_uri}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""Evaluations as runs of MLflow, children of the training run that they evaluate.
+
+An SQLite store has one writer. While a run trains, that is the thread of its first rank, maybe on another host: an
+evaluation leaves what it has to say in the run directory, RUN/mlflow.pending/, and that thread carries it over, or
+``python -m trainer.tracking sync RUN`` later. The same happens where a server is away. Else it is written at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mlflow.entities import Metric
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+from mlflow.tracking import MlflowClient
+
+from trainer.checkpoint import RunDirectory, write_atomically
+from trainer.tracking.store import (
+    Cursor,
+    database_of,
+    default_tracking_uri,
+    experiment_id,
+    first_line,
+    one_writer,
+    read_cursor,
+)
+
+_IDENTITY = "evaluation"  # the tag by which one that was carried over in part is found again
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where an evaluation goes.
+
+    Attributes:
+        tracking_uri: of the store.
+        experiment: its name.
+        parent: id of the training run there; None where there is none, or none yet.
+        pending: the folder where it waits for the training's own writer; None where it is written at once.
+    """
+
+    tracking_uri: str
+    experiment: str
+    parent: str | None
+    pending: Path | None = None
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    name: str
+    metrics: dict[str, float]
+    tags: dict[str, str]
+    files: list[str]
+    milliseconds: int  # since 1970
+
+    @property
+    def identity(self) -> str:
+        return hashlib.blake2b(json.dumps(asdict(self)).encode(), digest_size=8).hexdigest()
+
+
+def evaluation_store(runs: Iterable[Path], output: Path, experiment: str = "bert-pretraining") -> Store:
+    """The store of the first training run that is tracked, or one of its own beside the output of an evaluation.
+
+    Args:
+        runs: directories that may hold the run.
+        output: of the evaluation.
+        experiment: for a store without the training run.
+    """
+    for run in runs:
+        store = _store_of(RunDirectory(run))
+        if store is not None:
+            return store
+    return Store(default_tracking_uri(output), experiment, None)
+
+
+def _store_of(run: RunDirectory) -> Store | None:
+    """Where a training run is tracked; None where it is not, or where its store has lost it."""
+    if not run.tracking.is_file():
+        return None
+    try:
+        cursor = read_cursor(run)
+    except (ValueError, TypeError) as error:
+        _log.warning("%s is damaged: %s", run.tracking, first_line(error))
+        return None
+    store = Store(cursor.tracking_uri, cursor.experiment, cursor.run_id or None)
+    pending = Store(store.tracking_uri, store.experiment, store.parent, run.path / "mlflow.pending")
+    database = database_of(cursor.tracking_uri)
+    if not cursor.run_id:
+        return pending
+    if database is not None and not database.is_file():
+        return None  # MLflow would make a new one
+    if database is not None and run.outcome is None:
+        return pending
+    try:
+        MlflowClient(cursor.tracking_uri).get_run(cursor.run_id)
+    except Exception as error:  # MLflow raises its own, its database's and its HTTP client's
+        _log.warning("the training run is not reached in MLflow: %s", first_line(error))
+        gone = isinstance(error, MlflowException) and error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)
+        return None if gone else pending
+    return store
+
+
+def log_evaluation(
+    store: Store, name: str, metrics: dict[str, float], tags: dict[str, str], files: Sequence[Path]
+) -> str | None:
+    """Record an evaluation as a run, a child of the training run where there is one.
+
+    Args:
+        store: where.
+        name: of the new run.
+        metrics: name -> value.
+        tags: where the numbers come from: step, hashes, versions.
+        files: results to keep as artifacts; a folder is kept whole.
+
+    Returns:
+        The id of the new run; None where it waits.
+    """
+    absolute = [str(file.resolve()) for file in files]
+    evaluation = _Evaluation(name, dict(metrics), dict(tags), absolute, int(time.time() * 1000))
+    if store.pending is not None:
+        store.pending.mkdir(exist_ok=True)
+        text = json.dumps(asdict(evaluation), indent=2) + "\n"
+        write_atomically(store.pending / f"{evaluation.milliseconds}-{evaluation.identity}.json", text)
+        return None
+    with one_writer(store.tracking_uri, Path(absolute[0]).parent):
+        return _carry_over(store, evaluation)
+
+
+def carry_over_pending(run: RunDirectory, cursor: Cursor) -> None:
+    """Write the evaluations that wait for the writer of a training run; each becomes one run, whatever came between."""
+    store = Store(cursor.tracking_uri, cursor.experiment, cursor.run_id)
+    for path in sorted((run.path / "mlflow.pending").glob("*.json")):
+        try:
+            evaluation = _Evaluation(**json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            _log.warning("%s is damaged, and left there: %s", path, first_line(error))
+            continue
+        _carry_over(store, evaluation)
+        path.unlink()
+
+
+def _carry_over(store: Store, evaluation: _Evaluation) -> str:
+    """Write a run, or the rest of one that was begun."""
+    client = MlflowClient(store.tracking_uri)
+    experiment = experiment_id(client, store.experiment, store.tracking_uri)
+    begun = client.search_runs([experiment], f"tags.{_IDENTITY} = '{evaluation.identity}'", max_results=1)
+    run_id = begun[0].info.run_id if begun else _create(client, experiment, store.parent, evaluation)
+    step, time_ = int(evaluation.tags.get("step", 0)), evaluation.milliseconds
+    # A value that is there already is not added again.
+    client.log_batch(run_id, metrics=[Metric(key, value, time_, step) for key, value in evaluation.metrics.items()])
+    for file in map(Path, evaluation.files):
+        if file.is_dir():
+            client.log_artifacts(run_id, str(file), file.name)
+        elif file.is_file():
+            client.log_artifact(run_id, str(file))
+        else:
+            _log.warning("%s is gone, so MLflow does not get it", file)
+    client.set_terminated(run_id)
+    return str(run_id)
+
+
+def _create(client: MlflowClient, experiment: str, parent: str | None, evaluation: _Evaluation) -> str:
+    tags = evaluation.tags | {_IDENTITY: evaluation.identity} | ({"mlflow.parentRunId": parent} if parent else {})
+    run = client.create_run(experiment, start_time=evaluation.milliseconds, run_name=evaluation.name, tags=tags)
+    return str(run.info.run_id)

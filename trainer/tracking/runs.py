@@ -1,0 +1,255 @@
+"""A training run in MLflow: metrics.jsonl line by line, parameters and lineage once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.tracking import MlflowClient
+
+from trainer.checkpoint import RunDirectory
+from trainer.tracking.evaluations import carry_over_pending
+from trainer.tracking.store import (
+    Cursor,
+    default_tracking_uri,
+    experiment_id,
+    first_line,
+    one_writer,
+    read_cursor,
+    write_cursor,
+)
+
+_BATCH = 1000  # MLflow takes at most so many metrics a request
+_PARAMETERS = 100  # so many parameters
+_LONGEST_VALUE = 6000  # and so many characters a parameter
+_TAIL = 1 << 16  # bytes of a file that are looked at first
+_INTERVAL = 5.0  # seconds between two looks at metrics.jsonl
+_PATIENCE = 60.0  # seconds that a finished training waits for its tracker
+
+Ended = Literal["FINISHED", "FAILED"]
+
+_log = logging.getLogger(__name__)
+
+
+def sync(run: RunDirectory, ended: Ended | None = None) -> str:
+    """Carry over to MLflow what it does not have yet: the steps, and evaluations that wait.
+
+    Args:
+        run: the run directory.
+        ended: close the MLflow run, with this status.
+
+    Returns:
+        The id of the MLflow run.
+    """
+    with one_writer(_destination(run).tracking_uri, run.path):
+        cursor = _open(run)
+        client = MlflowClient(cursor.tracking_uri)
+        _carry_over_steps(run, cursor, client)
+        carry_over_pending(run, cursor)
+        if ended:
+            _close(run, cursor, client, ended)
+    return cursor.run_id
+
+
+def status_of(run: RunDirectory) -> Ended:
+    """How MLflow says that a training that no longer runs has ended."""
+    outcome = run.outcome
+    return "FAILED" if outcome is not None and outcome.ending == "failed" else "FINISHED"
+
+
+def _carry_over_steps(run: RunDirectory, cursor: Cursor, client: MlflowClient) -> None:
+    for path in (run.metrics, run.validation_metrics):
+        prefix = "" if path == run.metrics else "validation_"
+        for lines in _chunks(path, cursor.steps.get(path.name, 0)):
+            client.log_batch(cursor.run_id, metrics=_metrics(lines, prefix))
+            cursor.steps[path.name] = lines[-1]["step"]
+            write_cursor(run, cursor)
+
+
+def _close(run: RunDirectory, cursor: Cursor, client: MlflowClient, ended: Ended) -> None:
+    for file in (run.config, run.deepspeed_config, run.manifest, run.path / "code.json", run.path / "code.diff"):
+        if file.exists():
+            client.log_artifact(cursor.run_id, str(file), "run")
+    client.set_terminated(cursor.run_id, ended)
+
+
+class Tracker:
+    """Carries a run over while it trains, in a thread that neither stalls nor ends the training."""
+
+    def __init__(self, run: RunDirectory, experiment: str, system_metrics: bool, patience: float = _PATIENCE):
+        """Start the thread.
+
+        Args:
+            run: the run directory.
+            experiment: its name in MLflow.
+            system_metrics: report CPU, memory and GPU use as well.
+            patience: seconds that a finished training waits for the rest to be carried over.
+        """
+        self._run = run
+        self._patience = patience
+        self._system_metrics = system_metrics
+        self._done = threading.Event()
+        self._ended: Ended | None = None
+        self._finished = False
+        prepare(run, experiment)
+        self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, error: object = None, *_: object) -> None:
+        """Carry over the rest and close the MLflow run; when patience ends, give up and say how to do it later."""
+        self._ended = "FINISHED" if error is None else "FAILED"
+        self._done.set()
+        self._thread.join(self._patience)
+        if self._thread.is_alive() or not self._finished:
+            _log.warning("MLflow did not take all of it; later: python -m trainer.tracking sync %s", self._run.path)
+
+    def _work(self) -> None:
+        monitor = None
+        while not self._done.wait(_INTERVAL):
+            run_id = self._try_sync()
+            if run_id and monitor is None and self._system_metrics:
+                monitor = self._try_monitor(run_id)
+                self._system_metrics = monitor is not None
+        if monitor is not None:
+            monitor.finish()
+        self._finished = self._try_sync(self._ended) is not None
+
+    def _try_sync(self, ended: Ended | None = None) -> str | None:
+        try:
+            return sync(self._run, ended)
+        except Exception as error:
+            _log.warning("MLflow: %s; will try again", first_line(error))
+            return None
+
+    def _try_monitor(self, run_id: str) -> Any:
+        try:
+            return _monitor(self._run, run_id)
+        except Exception as error:
+            _log.warning("MLflow: no system metrics: %s", first_line(error))
+            return None
+
+
+def prepare(run: RunDirectory, experiment: str) -> None:
+    """Write down where this run is tracked, before MLflow is reached for the first time."""
+    if not run.tracking.exists():
+        write_cursor(run, Cursor(default_tracking_uri(run.path), experiment, "", {}))
+
+
+def _destination(run: RunDirectory) -> Cursor:
+    """The cursor of a run."""
+    cursor = read_cursor(run)
+    if not cursor.run_id:
+        # Nothing lies anywhere yet, so another store may be chosen, such as a server for a run without network.
+        cursor.tracking_uri = os.environ.get("MLFLOW_TRACKING_URI") or cursor.tracking_uri
+    return cursor
+
+
+def _open(run: RunDirectory) -> Cursor:
+    """The cursor of a run, with an MLflow run behind it that has its parameters."""
+    cursor = _destination(run)
+    if not cursor.run_id:
+        client = MlflowClient(cursor.tracking_uri)
+        experiment = experiment_id(client, cursor.experiment, cursor.tracking_uri)
+        cursor.run_id = client.create_run(experiment, run_name=run.path.name).info.run_id
+        write_cursor(run, cursor)  # at once: a second try must not make a second run
+    if not cursor.described:
+        _describe(run, cursor)
+        cursor.described = True
+        write_cursor(run, cursor)
+    return cursor
+
+
+def _describe(run: RunDirectory, cursor: Cursor) -> None:
+    """Log parameters and tags; the same again changes nothing."""
+    client = MlflowClient(cursor.tracking_uri)
+    params = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in _parameters(run)]
+    client.log_batch(cursor.run_id, tags=_tags(run))
+    for i in range(0, len(params), _PARAMETERS):
+        client.log_batch(cursor.run_id, params=params[i : i + _PARAMETERS])
+
+
+def _parameters(run: RunDirectory) -> Iterator[tuple[str, Any]]:
+    """Every setting of the recipe as section.key."""
+    sections = tomllib.loads(run.config.read_text(encoding="utf-8"))
+    for section, values in sections.items():
+        for i, table in enumerate(values if isinstance(values, list) else [values]):
+            prefix = f"{section}.{i}" if isinstance(values, list) else section
+            for key, value in table.items():
+                yield f"{prefix}.{key}", value
+
+
+def _tags(run: RunDirectory) -> list[RunTag]:
+    code = json.loads((run.path / "code.json").read_text(encoding="utf-8"))
+    return [
+        RunTag("run_directory", str(run.path.resolve())),
+        RunTag("code_version", str(code["version"])),
+        RunTag("code_commit", str(code["commit"])),
+        RunTag("code_modified", str(code["modified"])),
+    ]
+
+
+def _chunks(path: Path, after: int) -> Iterator[list[dict[str, Any]]]:
+    """Lines of steps after ``after``, in lists that fit one request."""
+    chunk: list[dict[str, Any]] = []
+    values = 0
+    for line in _lines_after(path, after):
+        if chunk and values + len(line) > _BATCH:
+            yield chunk
+            chunk, values = [], 0
+        chunk.append(line)
+        values += len(line)
+    if chunk:
+        yield chunk
+
+
+def _lines_after(path: Path, after: int) -> Iterator[dict[str, Any]]:
+    """The finished lines of steps after ``after``; steps ascend.
+
+    Looked for from the end: after a million steps, reading from the beginning would take the trainer's interpreter
+    seconds for the few lines that are new.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        size, length = path.stat().st_size, _TAIL
+        while True:
+            begin = max(0, size - length)
+            file.seek(begin)
+            # The last piece has no end yet, and the first one no beginning unless it is the file's.
+            lines = file.read(size - begin).split(b"\n")[1 if begin else 0 : -1]
+            if begin == 0 or (lines and json.loads(lines[0])["step"] <= after):
+                break
+            length *= 8
+    for text in lines:
+        line = json.loads(text)
+        if line["step"] > after:
+            yield line
+
+
+def _metrics(lines: Sequence[dict[str, Any]], prefix: str) -> list[Metric]:
+    return [
+        Metric(prefix + key, float(value), int(line["time"] * 1000), line["step"])
+        for line in lines
+        for key, value in line.items()
+        if key not in ("step", "time")
+    ]
+
+
+def _monitor(run: RunDirectory, run_id: str) -> Any:
+    """MLflow's own thread for CPU, memory and GPU use."""
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    cursor = _open(run)
+    monitor = SystemMetricsMonitor(run_id, sampling_interval=5, tracking_uri=cursor.tracking_uri)
+    monitor.start()
+    return monitor

@@ -1,0 +1,92 @@
+"""The store of MLflow that a run goes to, and how far it has got there."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a training reports to its user and to nobody else
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # among the lines of a training
+# MLflow's own patience with a server that is away is minutes for each request. Nothing is lost by less: what did not
+# arrive is sent again.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+
+from mlflow.tracking import MlflowClient
+
+from trainer.checkpoint import RunDirectory, write_atomically
+
+_KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's page opens on trainings, not on chats
+
+for _noisy in ("mlflow", "alembic"):  # what a new store's tables are called, and that a monitor has begun
+    logging.getLogger(_noisy).setLevel(logging.WARNING)
+
+
+@dataclass
+class Cursor:
+    """How far MLflow has got with a training; kept in mlflow.json of the run directory."""
+
+    tracking_uri: str
+    experiment: str
+    run_id: str  # empty until the store was reached for the first time
+    steps: dict[str, int]  # file -> last step carried over
+    described: bool = False  # whether the parameters are there
+
+
+def read_cursor(run: RunDirectory) -> Cursor:
+    """Read mlflow.json."""
+    return Cursor(**json.loads(run.tracking.read_text(encoding="utf-8")))
+
+
+def write_cursor(run: RunDirectory, cursor: Cursor) -> None:
+    """Write mlflow.json."""
+    write_atomically(run.tracking, json.dumps(asdict(cursor), indent=2) + "\n")
+
+
+def default_tracking_uri(run: Path) -> str:
+    """MLFLOW_TRACKING_URI, or an SQLite store beside the run directory."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run.resolve().parent / 'mlflow.db'}"
+
+
+def experiment_id(client: MlflowClient, name: str, tracking_uri: str) -> str:
+    """The id of an experiment, which is made where there is none."""
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    # Without a location MLflow would put the artifacts of an SQLite store into the current directory.
+    location = None
+    database = database_of(tracking_uri)
+    if database is not None:
+        location = (database.parent / "mlartifacts").resolve().as_uri()
+    return str(client.create_experiment(name, artifact_location=location, tags=_KIND))
+
+
+def database_of(tracking_uri: str) -> Path | None:
+    """The file of an SQLite store; None for another kind."""
+    path = tracking_uri.removeprefix("sqlite:///")
+    return Path(path) if path != tracking_uri else None
+
+
+@contextlib.contextmanager
+def one_writer(tracking_uri: str, run: Path) -> Iterator[None]:
+    """Let no other process, on this host or another, carry over to the same SQLite store, or the same run to a server.
+
+    Where the file system has no locks there is none: SQLite has its own between the processes of one host.
+    """
+    database = database_of(tracking_uri)
+    path = run / "mlflow.lock" if database is None else database.with_name(f"{database.name}.lock")
+    with path.open("a") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, on one line."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
