@@ -29,11 +29,10 @@ from eval import probe
 from preprocessing.schema import ShardDirectory
 from trainer.config import Recipe, load_recipe
 from trainer.data import Batch, SampleStream, evaluation_batches, validation_stream
-from trainer.hugging_face import from_hugging_face, load_export, save_export, to_hugging_face
+from trainer.hugging_face import from_hugging_face, to_hugging_face
 from trainer.model import BertForPreTraining
 
 ROOT = Path(__file__).resolve().parent.parent
-FINAL_SAMPLES = 8192  # of the held-out part, for the accuracies at the end
 
 
 def main() -> None:
@@ -102,8 +101,6 @@ def train_peer(arguments: argparse.Namespace) -> None:
             if (step + 1) % recipe.log.validate_every == 0 or step + 1 == recipe.last_step:
                 figures = held_out(as_ours(model), shards, recipe, recipe.log.validation_samples)
                 print(json.dumps({"step": step + 1, **figures}), file=held, flush=True)
-    ours = as_ours(model)
-    save_export(arguments.output / "peer", ours.state_dict(), ours.config, shards.tokenizer, {})
     _write_cpu_time(arguments.output / "peer.cpu.json", resource.RUSAGE_SELF)
 
 
@@ -146,40 +143,29 @@ def held_out(model: BertForPreTraining, shards: ShardDirectory, recipe: Recipe, 
 
 
 def report(arguments: argparse.Namespace) -> None:
-    """Evaluate both on more samples, print the table, draw the picture."""
-    recipe, shards = load_recipe(arguments.recipe, arguments.settings), ShardDirectory(arguments.shards)
+    """Print the table of the last step that both were evaluated at, and draw the picture."""
     run = arguments.output / "ours"
-    exports = {"ours": max((run / "exports").iterdir()), "transformers": arguments.output / "peer"}
-    rows = {}
-    for name, directory in exports.items():
-        config, state, _ = load_export(directory)
-        model = BertForPreTraining(config, seed=None)
-        model.load_state_dict(state)
-        rows[name] = held_out(model.eval(), shards, recipe, FINAL_SAMPLES)
-    steps = _read(run / "metrics.jsonl")
-    tokens = sum(line["tokens"] for line in steps) if "tokens" in steps[0] else None
-    minutes = {
-        name: json.loads((arguments.output / f"{file}.cpu.json").read_text())["cpu_seconds"] / 60
-        for name, file in (("ours", "ours"), ("transformers", "peer"))
-    }
-    text = "\n".join(_table(rows, minutes, recipe.last_step, tokens)) + "\n"
+    held = {"ours": run / "validation.jsonl", "transformers": arguments.output / "peer.held_out.jsonl"}
+    lines = {name: {line["step"]: line for line in _read(path)} for name, path in held.items()}
+    step = max(lines["ours"].keys() & lines["transformers"].keys())
+    rows = {name: by_step[step] for name, by_step in lines.items()}
+    text = "\n".join(_table(rows, step)) + "\n"
     (arguments.output / "table.md").write_text(text, encoding="utf-8")
     print(text)
     _draw(arguments.output, run)
 
 
-def _table(rows: dict[str, dict[str, float]], minutes: dict[str, float], steps: int, tokens: int | None) -> list[str]:
-    def cell(row: dict[str, float], name: str, form: str) -> str:
-        return f"{row[name]:{form}} ± {row[f'{name}_half_width']:{form}}"
-
-    lines = [f"{steps:,} steps" + (f", {tokens:,} tokens" if tokens else ""), ""]
-    lines += ["| held out | ours | transformers, plain loop |", "| --- | --- | --- |"]
+def _table(rows: dict[str, dict[str, float]], step: int) -> list[str]:
+    """Half widths are the peer's: both are evaluated on the same samples."""
+    errors = rows["transformers"]
+    lines = [f"| held out, after {step:,} steps | ours | transformers, plain loop | half of a 95 % interval |"]
+    lines.append("| --- | --- | --- | --- |")
     for name, form in (("mlm_loss", ".4f"), ("mlm_accuracy", ".2%"), ("nsp_loss", ".4f"), ("nsp_accuracy", ".2%")):
-        lines.append(
-            f"| {name.replace('_', ' ')} | " + " | ".join(cell(row, name, form) for row in rows.values()) + " |"
-        )
-    lines.append("| NSP, larger class | " + " | ".join(f"{row['nsp_majority']:.2%}" for row in rows.values()) + " |")
-    lines.append("| CPU minutes of one core | " + " | ".join(f"{minutes[name]:.1f}" for name in rows) + " |")
+        cells = [f"{rows['ours'][name]:{form}}", f"{errors[name]:{form}}", f"{errors[f'{name}_half_width']:{form}}"]
+        lines.append(f"| {name.replace('_', ' ')} | {' | '.join(cells)} |")
+    lines.append(
+        f"| NSP accuracy of the larger class | {errors['nsp_majority']:.2%} | {errors['nsp_majority']:.2%} | |"
+    )
     return lines
 
 

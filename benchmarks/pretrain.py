@@ -5,8 +5,8 @@
 
 Every row trains on the same batches of real text, in the same precision, with dropout, the same optimizer and ZeRO
 stage, one thread a rank; rows take turns, round after round, and the fastest round of each counts. What is counted is
-real tokens a second. The prediction is a sum of matrix products at the rate of a large one and of everything else at the
-rate of copying memory, both measured here first.
+real tokens a second. The prediction is a sum of matrix products at the rate of a large one and of everything else at
+the rate of copying memory, both measured here first.
 """
 
 from __future__ import annotations
