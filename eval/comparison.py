@@ -38,17 +38,20 @@ class Export:
         step: of it; None where another program wrote it.
         tasks: name -> content, see eval.results; those of a later file where two have one.
         settings: of the run, section.key -> value; empty where its config.toml is out of reach.
+        limit: examples of each data set that were taken at most, to try it out; None for whole data sets.
     """
 
     run: str
     step: int | None
     tasks: Mapping[str, Any]
     settings: Mapping[str, Any]
+    limit: int | None
 
     @property
     def name(self) -> str:
-        """Of the column."""
-        return self.run if self.step is None else f"{self.run} {self.step:,}"
+        """Of the column; it says where data sets were not whole."""
+        step = "" if self.step is None else f" {self.step:,}"
+        return f"{self.run}{step}" + ("" if self.limit is None else f" ({self.limit:,} examples)")
 
     def figure(self, task: str, metric: str) -> Figure | None:
         """What was measured; None where nothing was."""
@@ -71,6 +74,7 @@ def exports_of(evaluations: Iterable[Evaluated]) -> list[Export]:
             step=group[0].step,
             tasks={name: task for evaluated in group for name, task in evaluated.results["tasks"].items()},
             settings=_settings(group[0]),
+            limit=min((e.limit for e in group if e.limit is not None), default=None),
         )
         for group in by_weights.values()
     ]
@@ -90,7 +94,7 @@ def _settings(evaluated: Evaluated) -> dict[str, Any]:
 
 
 def compare(table: Table, exports: Sequence[Export]) -> list[list[str]]:
-    """The rows of a table: the paper's models, and for each run its newest export that has a figure for it.
+    """The rows of a table: the paper's models, and for each run its newest export that has a figure for it, or any.
 
     Three columns for each of ours: the figure, its difference to the paper's model that the run compares with, and the
     number of seeds with their mean and standard deviation. What was not measured is empty.
@@ -103,8 +107,9 @@ def compare(table: Table, exports: Sequence[Export]) -> list[list[str]]:
 
 
 def _newest(table: Table, exports: Sequence[Export]) -> list[Export]:
+    """Of each run the newest export that has a figure for the table, or else the newest."""
     measured = [export for export in exports if any(export.figure(m.task, m.metric) for m in table.measures)]
-    return list({export.run: export for export in measured}.values())  # they ascend by step
+    return list({export.run: export for export in (*exports, *measured)}.values())  # both ascend by step
 
 
 def _lines(table: Table, chosen: Sequence[Export]) -> Iterator[list[str]]:
@@ -158,8 +163,8 @@ def _digits(figure: float | None) -> int:
 
 
 def _shown(figure: float | None, digits: int = 1) -> str:
-    return "" if figure is None else f"{figure:,.{digits}f}"
+    return "" if figure is None else f"{round(figure, digits) + 0.0:,.{digits}f}"  # there is no -0.0
 
 
 def _difference(ours: float | None, papers: float | None, digits: int = 1) -> str:
-    return "" if ours is None or papers is None else f"{ours - papers:+,.{digits}f}"
+    return "" if ours is None or papers is None else f"{round(ours - papers, digits) + 0.0:+,.{digits}f}"

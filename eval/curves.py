@@ -216,7 +216,9 @@ def draw_scores(exports: Sequence[Export]) -> Figure:
     columns = min(3, len(scores))
     rows = -(-len(scores) // columns)
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(4.2 * columns, 3.0 * rows + 0.5), layout=ConstrainedLayoutEngine(w_pad=0.1))
+        figure = Figure(
+            figsize=(4.2 * columns, 3.0 * rows + 0.5), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.12)
+        )
         FigureCanvasAgg(figure)
         grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
         for axes, (task, metric) in zip(grid.flat, scores, strict=False):

@@ -47,6 +47,12 @@ class Evaluated:
         step: int | None = self.results["checkpoint"]["lineage"].get("step")
         return step
 
+    @property
+    def limit(self) -> int | None:
+        """Examples of each data set that were taken at most; None for whole data sets, and where none was read."""
+        limit: int | None = (self.results.get("data") or {}).get("limit")
+        return limit
+
     def figure(self, task: str, metric: str) -> float | None:
         """A figure; None where it was not measured."""
         measured = self.results["tasks"].get(task, {}).get("metrics", {}).get(metric)

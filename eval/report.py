@@ -96,8 +96,8 @@ def report(
         yield "## Scores over the steps\n"
         yield f"![What the exports score, over the steps]({SCORES})\n"
         yield "Bars are halves of the 95 % intervals, or standard deviations over seeds; dashed is the baseline.\n"
-    for evaluated in _newest(evaluations):
-        yield from _evaluation(evaluated)
+    for group in _newest(evaluations):
+        yield from _evaluation(group)
     yield "## Origin\n"
     yield markdown([["run", "configuration", "shards", "commit", "directory"], *(_origin(h) for h in histories)])
 
@@ -112,10 +112,10 @@ def _beside_the_paper(exports: Sequence[Export]) -> Iterator[str]:
         yield markdown(rows, numbers=range(1, len(rows[0])))
 
 
-def _newest(evaluations: Sequence[Evaluated]) -> list[Evaluated]:
+def _newest(evaluations: Sequence[Evaluated]) -> list[list[Evaluated]]:
     """Those of the last export of each run."""
     last = {evaluated.run: evaluated.weights_blake2b for evaluated in evaluations}  # they ascend by step
-    return [evaluated for evaluated in evaluations if last[evaluated.run] == evaluated.weights_blake2b]
+    return [[e for e in evaluations if (e.run, e.weights_blake2b) == newest] for newest in last.items()]
 
 
 def _last_figures_table(histories: Sequence[History]) -> str:
@@ -154,20 +154,29 @@ def _hours(training: Sequence[dict[str, Any]]) -> float:
     return float(sum(line["data_seconds"] + line["compute_seconds"] for line in training)) / 3600
 
 
-def _evaluation(evaluated: Evaluated) -> Iterator[str]:
-    """A section of one results.json."""
+def _evaluation(group: Sequence[Evaluated]) -> Iterator[str]:
+    """A section of all that was evaluated on an export."""
+    export = group[0].export.name
+    yield f"## Evaluation of {export if group[0].run == export else f'{group[0].run} {export}'}\n"
+    yield from (f"{'; '.join(_facts(e))}. ± is half of the 95 % confidence interval.\n" for e in group)
+    tasks = {"tasks": {name: task for e in group for name, task in e.results["tasks"].items()}}
+    yield from filter(None, (figures_table(tasks), filled_table(tasks)))
+    failed = {name: reason for e in group for name, reason in e.results["failed"].items()}
+    yield from (f"Failed: {name}: {reason}\n" for name, reason in failed.items())
+
+
+def _facts(evaluated: Evaluated) -> Iterator[str]:
+    """What the figures of a results.json are of."""
     result = evaluated.results
-    checkpoint, shards = result["checkpoint"], result["shards"]
-    name = evaluated.export.name
-    yield f"## Evaluation of {name if evaluated.run == name else f'{evaluated.run} {name}'}\n"
-    facts = [f"weights {checkpoint['weights_blake2b']}"]
+    yield ", ".join([*result["tasks"], *(f"{name} (failed)" for name in result["failed"])])
+    if shards := result["shards"]:
+        yield f"{shards['samples']:,} held-out samples of {shards['sequence_length']} tokens"
+    if evaluated.limit is not None:
+        yield f"at most {evaluated.limit:,} examples of each data set, so of little weight"
+    yield f"weights {evaluated.weights_blake2b}"
     if shards:
-        facts.insert(0, f"{shards['samples']:,} held-out samples of {shards['sequence_length']} tokens")
-        facts.append(f"shards {shards['manifest_blake2b']}")
-    facts.append(f"evaluated by {_commit(result['code'])}")
-    yield "; ".join(facts) + ". ± is half of the 95 % confidence interval.\n"
-    yield from filter(None, (figures_table(result), filled_table(result)))
-    yield from (f"Failed: {name}: {reason}\n" for name, reason in result["failed"].items())
+        yield f"shards {shards['manifest_blake2b']}"
+    yield f"evaluated by {_commit(result['code'])}"
 
 
 def _origin(history: History) -> list[str]:

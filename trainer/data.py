@@ -25,8 +25,9 @@ from trainer.masking import STANDARD, Masked, MaskingConfig, mask_tokens
 from trainer.mixture import interleave, whole_weights
 from trainer.model import EMPTY_SLOT
 from trainer.packing import PackedTokens
-from trainer.sources import open_sources, spans
+from trainer.sources import open_sources, read_segments
 
+_NO_WORDS = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))  # segments of a sample that is skipped
 VALIDATION_SEED = 0  # of its own, so that perplexities compare between runs of other seeds
 
 
@@ -183,11 +184,12 @@ class SampleStream:
         real = np.arange(samples.tokens.shape[1]) < samples.lengths[:, None]
         masked = self._next_tokens(samples) if self._causal else self._masked(samples, real, indices)
         packed_places = np.cumsum(real) - 1  # flattened [B, S] -> T
-        tokens = PackedTokens.from_flat(
+        tokens = PackedTokens(
             torch.from_numpy(masked.tokens[real]),
             torch.from_numpy(samples.token_types[real]),
-            torch.from_numpy(samples.lengths),
-            self.sequence_length,
+            position_ids=torch.from_numpy(np.nonzero(real)[1]),
+            bounds=torch.from_numpy(np.cumsum([0, *samples.lengths]).astype(np.int32)),
+            longest=self.sequence_length,
         )
         batch = Batch(
             tokens=tokens,
@@ -224,35 +226,26 @@ class SampleStream:
     def samples(self, indices: np.ndarray) -> Samples:
         """The samples at some indices of the stream before masking; see batch. Skipped ones have no words."""
         indices = np.asarray(indices, dtype=np.int64)
-        skipped, size = self.skipped(indices), len(indices)
-        kept = np.flatnonzero(~skipped)
+        kept = np.flatnonzero(~self.skipped(indices))
         shard_ids, pair_ids = self.locate(indices[kept])
-        tokens = np.full((size, self.sequence_length), self._special.pad, dtype=np.int64)
-        token_types = np.zeros_like(tokens)
-        lengths = np.zeros(size, dtype=np.int64)
-        is_next = np.zeros(size, dtype=bool)
+        segments = [_NO_WORDS] * len(indices)
+        is_next = np.zeros(len(indices), dtype=bool)
         for shard_id in set(shard_ids.tolist()):
             mine = shard_ids == shard_id
             rows, shard = kept[mine], self._shard(shard_id)
             pairs = shard.pairs(self.sequence_length, pair_ids[mine])
             is_next[rows] = pairs.is_next
             try:
-                a_begin, a_end = spans(shard, pairs.row, pairs.a_begin, pairs.a_end)
-                b_begin, b_end = spans(shard, pairs.b_row, pairs.b_begin, pairs.b_end)
-                for i, row in enumerate(rows):
-                    a, b = shard.tokens[a_begin[i] : a_end[i]], shard.tokens[b_begin[i] : b_end[i]]
-                    lengths[row] = self._lay_out(tokens[row], token_types[row], a, b)
+                found = read_segments(shard, pairs, self.sequence_length)
             except ShardError as error:
                 named = ", ".join(map(str, indices[rows]))
                 raise ShardError(
                     f"{shard.path}: {error}; make the shards again, or leave out by data.skip what is wrong among the "
                     f"samples {named}"
                 ) from error
-        nothing = np.empty(0, dtype=np.int64)
-        for row in np.flatnonzero(skipped):
-            lengths[row] = self._lay_out(tokens[row], token_types[row], nothing, nothing)
-        width = int(lengths.max())
-        return Samples(tokens[:, :width], token_types[:, :width], lengths, is_next)
+            for row, both in zip(rows.tolist(), found, strict=True):
+                segments[row] = both
+        return self._lay_out(segments, is_next)
 
     def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the samples lie: shard numbers, counted over all directories, and pair numbers, int64 [B] each."""
@@ -283,20 +276,18 @@ class SampleStream:
         source = int(np.searchsorted(self._first_shards, shard_id, side="right")) - 1
         return self._sources[source].shard(shard_id - int(self._first_shards[source]))
 
-    def _lay_out(self, tokens: np.ndarray, token_types: np.ndarray, a: np.ndarray, b: np.ndarray) -> int:
-        """Write [CLS] a [SEP] b [SEP] into a row, or [CLS] a [SEP] where b is empty; returns the length."""
-        end_a = len(a) + 2
-        length = end_a + (len(b) + 1 if len(b) else 0)
-        if length > self.sequence_length:
-            raise ShardError(f"a pair of {length} tokens in the column for {self.sequence_length}")
-        tokens[0] = self._special.cls
-        tokens[1 : end_a - 1] = a
-        tokens[end_a - 1] = self._special.sep
-        if len(b):
-            tokens[end_a : length - 1] = b
-            tokens[length - 1] = self._special.sep
-            token_types[end_a:length] = 1
-        return length
+    def _lay_out(self, segments: Sequence[tuple[np.ndarray, np.ndarray]], is_next: np.ndarray) -> Samples:
+        """[CLS] a [SEP] b [SEP] in each row, or [CLS] a [SEP] where b is empty."""
+        cls, sep = (np.array([token], dtype=np.int64) for token in (self._special.cls, self._special.sep))
+        pieces = [piece for a, b in segments for piece in ((cls, a, sep, b, sep) if len(b) else (cls, a, sep))]
+        first = np.array([len(a) for a, _ in segments]) + 2
+        second = np.array([len(b) for _, b in segments])
+        lengths = first + second + (second > 0)
+        columns = np.arange(lengths.max())
+        real = columns < lengths[:, None]
+        tokens = np.full(real.shape, self._special.pad, dtype=np.int64)
+        tokens[real] = np.concatenate(pieces)
+        return Samples(tokens, (real & (columns >= first[:, None])).astype(np.int64), lengths, is_next)
 
 
 def _rounded_up(batch: Batch, multiple: int) -> Batch:

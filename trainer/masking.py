@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from trainer.philox import below, derive_key, random_words
+from trainer.philox import below, derive_key, random_words, random_words_at
 
 _CHOICE, _REPLACEMENT, _SPANS = 0, 1, 2  # independent streams of random words for one sample
 _TRIES = 8  # spans that are drawn for each token to predict, before what is missing is left out
@@ -111,11 +111,11 @@ def mask_tokens(
         positions, decides = np.array(sorted(chosen), dtype=np.int64).reshape(-1, 2).T
 
     labels = tokens.reshape(-1)[positions].astype(np.int64)
-    draws = random_words(key, indices, 2 * width, _REPLACEMENT).reshape(batch * width, 2)
-    fate = draws[decides, 0] / 2.0**32
+    draws = random_words_at(key, np.asarray(indices)[positions // width], positions % width, 2, _REPLACEMENT)
+    fate = draws[np.searchsorted(positions, decides), 0] / 2.0**32  # who decides is itself among the chosen
     replaced = np.where(fate < config.mask, mask_id, labels)
     randomised = (fate >= config.mask) & (fate < config.mask + config.random)
-    replaced = np.where(randomised, below(draws[positions, 1], vocab_size), replaced)
+    replaced = np.where(randomised, below(draws[:, 1], vocab_size), replaced)
 
     masked = tokens.copy()
     masked.reshape(-1)[positions] = replaced

@@ -6,6 +6,7 @@ counters at once. And, on top of the same idea, a pseudo-random permutation of a
 
 from __future__ import annotations
 
+import functools
 import hashlib
 
 import numpy as np
@@ -17,6 +18,8 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _FEISTEL_ROUNDS = 8
+_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+_FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 def derive_key(*parts: int | str) -> tuple[int, int]:
@@ -35,12 +38,28 @@ def philox4x32(key: tuple[int, int], counter: tuple[np.ndarray | np.uint64, ...]
     Returns:
         uint32 [..., 4]
     """
-    c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in np.broadcast_arrays(*counter))
-    for i in range(_ROUNDS):
-        k0, k1 = (np.uint64((word + i * weyl) & 0xFFFFFFFF) for word, weyl in zip(key, _WEYL, strict=True))
+    c0, c1, c2, c3 = (np.array(word, dtype=np.uint64) for word in np.broadcast_arrays(*counter))
+    for k0, k1 in _round_keys(key):
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (product1 >> _HALF) ^ c1 ^ k0, product1 & _LOW, (product0 >> _HALF) ^ c3 ^ k1, product0 & _LOW
-    return np.stack([c0, c1, c2, c3], axis=-1).astype(np.uint32)
+        c1 ^= product1 >> _HALF
+        c1 ^= k0
+        c3 ^= product0 >> _HALF
+        c3 ^= k1
+        product0 &= _LOW
+        product1 &= _LOW
+        c0, c1, c2, c3 = c1, product1, c3, product0
+    words = np.empty((*c0.shape, 4), dtype=np.uint32)
+    for i, word in enumerate((c0, c1, c2, c3)):
+        words[..., i] = word
+    return words
+
+
+@functools.lru_cache(maxsize=64)
+def _round_keys(key: tuple[int, int]) -> list[tuple[np.uint64, np.uint64]]:
+    def word(number: int, i: int) -> np.uint64:
+        return np.uint64((key[number] + i * _WEYL[number]) & 0xFFFFFFFF)
+
+    return [(word(0, i), word(1, i)) for i in range(_ROUNDS)]
 
 
 def random_words(key: tuple[int, int], indices: np.ndarray, words: int, stream: int) -> np.ndarray:
@@ -59,6 +78,28 @@ def random_words(key: tuple[int, int], indices: np.ndarray, words: int, stream: 
     block = np.arange(-(-words // 4), dtype=np.uint64)[None, :]
     counter = (index & _LOW, index >> _HALF, block, np.uint64(stream))
     return philox4x32(key, counter).reshape(len(index), -1)[:, :words]
+
+
+def random_words_at(
+    key: tuple[int, int], indices: np.ndarray, places: np.ndarray, words: int, stream: int
+) -> np.ndarray:
+    """Some of the words that random_words would give: those of group ``place`` in the row of an index.
+
+    Args:
+        key: from derive_key.
+        indices: [n] integers below 2^63.
+        places: [n] integers; the words of place p are numbers p * words to (p + 1) * words of the row.
+        words: 1, 2 or 4.
+        stream: as in random_words.
+
+    Returns:
+        uint32 [n, words]
+    """
+    index, place = indices.astype(np.uint64), places.astype(np.uint64)
+    groups = 4 // words  # in a block of the generator
+    blocks = philox4x32(key, (index & _LOW, index >> _HALF, place // np.uint64(groups), np.uint64(stream)))
+    chosen: np.ndarray = blocks.reshape(len(index), groups, words)[np.arange(len(index)), places % groups]
+    return chosen
 
 
 def below(words: np.ndarray, bound: int) -> np.ndarray:
@@ -81,27 +122,33 @@ def permute(indices: np.ndarray, size: int, key: tuple[int, int]) -> np.ndarray:
         int64 [n]
     """
     half = np.uint64(max(1, (int(size - 1).bit_length() + 1) // 2))
-    images = _feistel(np.asarray(indices, dtype=np.uint64), half, key)
+    secret = key[0] | key[1] << 32
+    keys = [np.uint64(secret * (2 * i + 1) & 0xFFFFFFFFFFFFFFFF) for i in range(_FEISTEL_ROUNDS)]
+    images = _feistel(np.asarray(indices, dtype=np.uint64), half, keys)
     outside = np.flatnonzero(images >= size)
     while len(outside):
-        images[outside] = _feistel(images[outside], half, key)
+        images[outside] = _feistel(images[outside], half, keys)
         outside = outside[images[outside] >= size]
     return images.astype(np.int64)
 
 
-def _feistel(values: np.ndarray, half: np.uint64, key: tuple[int, int]) -> np.ndarray:
+def _feistel(values: np.ndarray, half: np.uint64, keys: list[np.uint64]) -> np.ndarray:
     """One pass of a balanced Feistel network over values of 2 * half bits."""
     mask = (np.uint64(1) << half) - np.uint64(1)
     left, right = values >> half, values & mask
-    secret = key[0] | key[1] << 32
-    for i in range(_FEISTEL_ROUNDS):
-        round_key = np.uint64(secret * (2 * i + 1) & 0xFFFFFFFFFFFFFFFF)
-        left, right = right, left ^ (_mix(right + round_key) & mask)
+    for key in keys:
+        mixed = _mix(right + key)
+        mixed &= mask
+        mixed ^= left
+        left, right = right, mixed
     return (left << half) | right
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of SplitMix64 (Steele et al., 2014): every input bit reaches every output bit."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    """The finalizer of SplitMix64 (Steele et al., 2014), in place: every input bit reaches every output bit."""
+    x ^= x >> _SHIFTS[0]
+    x *= _FACTORS[0]
+    x ^= x >> _SHIFTS[1]
+    x *= _FACTORS[1]
+    x ^= x >> _SHIFTS[2]
+    return x

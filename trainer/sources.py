@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from preprocessing.schema import Shard, ShardDirectory, ShardError, Split, pairs_column
+from preprocessing.schema import (
+    SPECIAL_TOKENS_OF_A_SINGLE,
+    Pairs,
+    Shard,
+    ShardDirectory,
+    ShardError,
+    Split,
+    pairs_column,
+)
 from trainer.order import PairOrder
 
 
@@ -75,12 +83,23 @@ def open_sources(
     return sources, [weight for _, weight in found]
 
 
-def spans(shard: Shard, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Spans within documents -> spans within the shard's tokens, int64 [n] each, after a look that they do lie within.
+def read_segments(shard: Shard, pairs: Pairs, sequence_length: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The tokens of both segments of each pair, after a look that they lie within their documents and fit.
 
     Raises:
         ShardError: one does not. The message does not name the shard.
     """
+    a_begin, a_end = _spans(shard, pairs.row, pairs.a_begin, pairs.a_end)
+    b_begin, b_end = _spans(shard, pairs.b_row, pairs.b_begin, pairs.b_end)
+    lengths = a_end - a_begin + b_end - b_begin + SPECIAL_TOKENS_OF_A_SINGLE
+    if (lengths + (b_end > b_begin) > sequence_length).any():
+        raise ShardError(f"a pair of more than {sequence_length} tokens in the column for {sequence_length}")
+    ends = zip(a_begin.tolist(), a_end.tolist(), b_begin.tolist(), b_end.tolist(), strict=True)
+    return [(shard.tokens[i:j], shard.tokens[k:end]) for i, j, k, end in ends]
+
+
+def _spans(shard: Shard, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Spans within documents -> spans within the shard's tokens, int64 [n] each."""
     if ((rows < 0) | (rows >= len(shard))).any():
         raise ShardError("a pair names a row that the shard does not have")
     documents = shard.token_offsets[rows], shard.token_offsets[rows + 1]

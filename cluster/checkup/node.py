@@ -177,7 +177,7 @@ def check_compiler() -> Finding:
     missing = [
         name
         for name, there in (
-            ("a C++ compiler", compiler),
+            ("C++ compiler", compiler),
             ("ninja", shutil.which("ninja")),
             ("Python.h", header.is_file()),
         )

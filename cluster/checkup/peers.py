@@ -168,7 +168,8 @@ def check_bandwidth(peers: Peers, backend: str) -> Iterator[Finding]:
     hosts = len(set(peers.hosts))
     yield judge(
         "all-reduce",
-        f"{speed:.2f} GB/s over {backend}, {peers.size} ranks on {hosts} hosts" + ("" if right else ", a WRONG sum"),
+        f"{speed:.2f} GB/s over {backend}, {peers.size} ranks on {hosts} {'host' if hosts == 1 else 'hosts'}"
+        + ("" if right else ", a WRONG sum"),
         "NCCL_DEBUG=INFO says what it goes over. Sockets where InfiniBand was meant want NCCL_IB_HCA and locked "
         "memory; the wrong interface wants NCCL_SOCKET_IFNAME, or GLOO_SOCKET_IFNAME.",
         wrong=not right,

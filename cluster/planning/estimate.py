@@ -79,7 +79,7 @@ class PhasePlan:
         micro_batch: sequences at a time on a GPU.
         accumulation: micro-batches of a step.
         largest: micro-batch that fits.
-        kept: bytes of activations that a sequence keeps.
+        kept: bytes of activations that one more sequence keeps.
         kept_checkpointed: the same with activation checkpointing.
         step: its time.
         flops: of a sequence.
@@ -283,8 +283,8 @@ def _plan_phase(
         micro_batch=micro_batch,
         accumulation=share // micro_batch,
         largest=largest,
-        kept=kept_bytes(config, one, sharding.width, kernel, checkpointing=False),
-        kept_checkpointed=kept_bytes(config, one, sharding.width, kernel, checkpointing=True),
+        kept=_kept_of_one_more(config, one, sharding.width, kernel, checkpointing=False),
+        kept_checkpointed=_kept_of_one_more(config, one, sharding.width, kernel, checkpointing=True),
         step=step_time(work, Speed(cluster.gpu, assumptions.efficiency, assumptions.launch), sharding, cluster.gpus),
         flops=flops,
     )
@@ -334,6 +334,12 @@ def _largest(recipe: Recipe, phase: Phase, cluster: Cluster, assumptions: Assump
 def _sequence(recipe: Recipe, phase: Phase) -> MicroBatch:
     """One full sequence of a phase."""
     return MicroBatch(1, phase.sequence_length, _predictions(recipe, phase, phase.sequence_length))
+
+
+def _kept_of_one_more(config: BertConfig, one: MicroBatch, width: int, kernel: Kernel, checkpointing: bool) -> float:
+    """Bytes that a sequence more keeps."""
+    two = MicroBatch(2, one.length, 2 * one.predictions)
+    return kept_bytes(config, two, width, kernel, checkpointing) - kept_bytes(config, one, width, kernel, checkpointing)
 
 
 def _predictions(recipe: Recipe, phase: Phase, length: float) -> int:

@@ -174,19 +174,25 @@ def _gathered(parameters: int, sharding: Sharding) -> float:
 
 
 def _gradients(parameters: int, share: float, sharding: Sharding) -> tuple[float, float]:
-    """Gradients that wait for the update, and those that are there during it."""
-    copy = share * _MASTER
+    """Gradients that wait for the update, and those that are there during it.
+
+    During it a rank's part lies there as it was added up, in one piece, and in float32, as far as these differ.
+    """
+    held, master = share * sharding.accumulation, share * _MASTER
+    converted = 0 if sharding.accumulation == _MASTER else held + master
     if sharding.stage == 0:
         return parameters * sharding.width, parameters * sharding.width
     if sharding.accumulates_everything:
         both = parameters * (sharding.accumulation + sharding.width)
         return both, both
-    if sharding.stage == 1:
-        return parameters * max(sharding.width, sharding.accumulation), copy
-    held = share * sharding.accumulation
+    if sharding.stage == 3:
+        return held, held + sharding.bucket * sharding.communication + (converted or master)
+    if sharding.accumulates_apart:
+        return held, held
+    in_one_piece = held + (converted or master)
     if sharding.stage == 2:
-        return held if sharding.accumulates_apart else 2 * held, copy
-    return held, held + sharding.bucket * sharding.communication + copy
+        return 2 * held, in_one_piece
+    return parameters * max(sharding.width, sharding.accumulation), in_one_piece
 
 
 def _buffers(parameters: int, sharding: Sharding) -> float:

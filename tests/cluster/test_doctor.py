@@ -47,8 +47,6 @@ def test_alone_on_this_machine(tmp_path, capsys):
 
 def test_a_process_with_low_limits_and_no_compiler(tmp_path):
     """The command itself, in a shell as some nodes have it."""
-    python = tmp_path / "python"
-    python.symlink_to(sys.executable)
     environment = {"PATH": str(tmp_path), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1000"}
     done = subprocess.run(
         [sys.executable, "-m", "cluster.doctor", "--json"], capture_output=True, text=True, env=environment,
@@ -60,8 +58,7 @@ def test_a_process_with_low_limits_and_no_compiler(tmp_path):
     assert found["open files"]["found"] == "512"
     assert "ulimit -n" in found["open files"]["advice"]
     assert found["compiler"]["state"] == "warning"
-    assert "no a C++ compiler" not in found["compiler"]["found"]
-    assert "C++ compiler" in found["compiler"]["found"]
+    assert "no C++ compiler" in found["compiler"]["found"]
     assert found["threads"]["state"] == "warning"
 
 
@@ -248,19 +245,20 @@ def test_two_ranks(tmp_path):
         2, run_doctor, ["--shared", str(tmp_path), "--need-gb", "0.001"], log=tmp_path / "log"
     )
     assert code == other_code == int("wrong, " in printed)
-    for words in ("over gloo, 2 ranks on 1 hosts", "apart at most", "all ranks see each other's files"):
+    for words in ("over gloo, 2 ranks on 1 host", "apart at most", "all ranks see each other's files"):
         assert words in printed
     assert nothing == ""
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
-@pytest.mark.parametrize(("seconds", "state", "code"), [(5, "warning", 0), (-90, "wrong", 1)])
-def test_clocks_that_differ(seconds, state, code, tmp_path):
+@pytest.mark.parametrize(("seconds", "state"), [(5, "warning"), (-90, "wrong")])
+def test_clocks_that_differ(seconds, state, tmp_path):
     results = run_ranks(2, run_doctor_with_a_clock_ahead, ["--json"], seconds, log=tmp_path / "log")
-    clocks = next(row for row in json.loads(results[0][1]) if row["check"] == "clocks")
+    rows = json.loads(results[0][1])
+    clocks = next(row for row in rows if row["check"] == "clocks")
     assert clocks["state"] == state
     assert float(clocks["found"].split()[0]) == pytest.approx(abs(seconds), abs=0.5)
-    assert {result[0] for result in results} >= {code}
+    assert [code for code, _ in results] == [int(any(row["state"] == "wrong" for row in rows))] * 2
 
 
 def test_directories_that_are_not_one(tmp_path):

@@ -258,6 +258,7 @@ def test_a_rank_dies_and_the_job_starts_again_until_it_is_cancelled(launch, whol
     assert job.wait_for_end() == "CANCELLED", str(job)
     time.sleep(15)  # a requeued job would be back by now
     assert job.state == "CANCELLED"
+    assert "it was cancelled" in job.log
     found = curve(job.run)
     assert len(found) >= crash["step"] + 60
     assert found == curve(whole)[: len(found)]
@@ -290,7 +291,7 @@ def test_preprocessing_pretraining_and_evaluation_run_through_in_a_chain(site):
     (site / "news.jsonl").write_text("".join(json.dumps({"text": article}) + "\n" for article in articles))
     arguments = {
         "preprocess": ["--jsonl", "news.jsonl", "--train-vocab", "1000", "--sequence-lengths", "32",
-                       "--duplicates", "1", "--validation-fraction", "0.1", "--output", "news"],
+                       "--duplicates", "20", "--validation-fraction", "0.1", "--output", "news"],
         "pretrain": ["--config", "recipe.toml", "--output", "runs/chain", "model.vocab_size=1000",
                      "train.max_steps=30"],
         "eval": ["--tasks", "mlm,nsp", "--samples", "32", "--no-tracking", "--output", "results"],
@@ -300,9 +301,12 @@ def test_preprocessing_pretraining_and_evaluation_run_through_in_a_chain(site):
     jobs = [Job(number, site / "runs" / "chain") for number in re.findall(r": job (\d+)", told)]
     assert [job.state for job in jobs[1:]] == ["PENDING", "PENDING"]
     logs = site / "runs" / "chain" / "job" / "logs"
+    jobs[0].wait_for(lambda: (site / "news" / "job.json").exists())
+    slurm("scancel", "--signal=INT", jobs[0].number)  # as at the time limit
     for job in jobs:
         job.wait_for(lambda job=job: job.state in ENDED)
         assert job.state == "COMPLETED", "\n".join(path.read_text() for path in logs.iterdir())
+    assert jobs[0].restarts == 1
     assert ShardDirectory(site / "news").manifest.statistics["documents"]["in_shards"] > 200
     assert (site / "runs" / "chain" / "outcome").read_text().startswith("done")
     results = json.loads((site / "results" / "results.json").read_text())
