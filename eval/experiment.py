@@ -123,6 +123,7 @@ class Experiment:
             "task": self.task.name,
             "version": self.task.version,
             "export": self._bench.export_blake2b,
+            "examples": {part: len(examples) for part, examples in self._parts.items()},
             "data": self._data_blake2b,
             "kind": repr(self.task.kind),
             "max_length": self._encoder.max_length,
@@ -169,7 +170,8 @@ class Experiment:
         bench = self._bench
         for part, examples in self._parts.items():
             samples = self.task.kind.encode(examples, self._encoder, training=part == "train")
-            name = f"{part}-{bench.export_blake2b}-{self._data_blake2b}-{self._encoder.max_length}"
+            of = (bench.export_blake2b, self._data_blake2b, self._encoder.max_length, bench.settings.precision)
+            name = "-".join(map(str, (part, *of)))
             frozen = Frozen(bench.export, bench.settings, bench.device, bench.output / STATES, name)
             found[part] = self.task.kind.embed(examples, samples, frozen)
         return found

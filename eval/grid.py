@@ -93,8 +93,8 @@ class Points:
         differing = [name for name, value in self.origin.items() if made_of.get(name) != value]
         if differing:
             raise ValueError(
-                f"{path}: made with another {differing[0]} ({made_of.get(differing[0])} instead of "
-                f"{self.origin[differing[0]]}); choose another --output"
+                f"{path}: made with {differing[0]} {made_of.get(differing[0])} instead of "
+                f"{self.origin[differing[0]]}; choose another --output"
             )
         return result
 

@@ -37,6 +37,8 @@ from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Subject
 from eval.tasks.result import Result
 from eval.workers import describe, run_points, run_side_by_side, share
+from trainer.checkpoint import CheckpointError
+from trainer.leases import hold_export
 from trainer.lineage import code_version
 
 PREDICTED = "predictions"
@@ -49,6 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
+    try:
+        with hold_export(arguments.checkpoint):
+            return evaluate(arguments, words)
+    except CheckpointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
+    """What main does with an export that no retention deletes meanwhile."""
     try:
         plan = prepare(arguments)
         arguments.output.mkdir(parents=True, exist_ok=True)
@@ -85,8 +97,12 @@ def _is_collected(output: Path, plan: Plan) -> bool:
         results = read_results(output / RESULTS)
     except ValueError:
         return False
-    same = results["checkpoint"]["weights_blake2b"] == plan.checkpoint.weights_blake2b
-    return bool(same and {task.name for task in plan.tasks} <= results["tasks"].keys())
+    learned = {name: results["tasks"].get(name, {"details": {"points": []}}) for name in plan.experiments}
+    return (
+        results["checkpoint"]["weights_blake2b"] == plan.checkpoint.weights_blake2b
+        and {task.name for task in plan.tasks} <= results["tasks"].keys() | results["failed"].keys()
+        and all(len(learned[name]["details"]["points"]) == len(e.points) for name, e in plan.experiments.items())
+    )
 
 
 def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], began: float) -> None:

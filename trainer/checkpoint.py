@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -214,12 +214,29 @@ def _outcome_line(ending: Ending, reason: str) -> str:
     return ": ".join(filter(None, [ending, " ".join(reason.split())])) + "\n"
 
 
-def keep_newest(folder: Path, keep: int, keep_every: int = 0) -> None:
-    """Delete all but the ``keep`` newest step folders and those of every ``keep_every``-th step; keep 0 keeps all."""
+def remove_folder(path: Path) -> None:
+    """Delete a folder; to others it is whole or not there, also where this is cut short."""
+    hidden = path.with_name(f".{path.name}.removed")
+    shutil.rmtree(hidden, ignore_errors=True)
+    path.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def keep_newest(folder: Path, keep: int, keep_every: int = 0, remove: Callable[[Path], None] = remove_folder) -> None:
+    """Delete all but the ``keep`` newest step folders and those of every ``keep_every``-th step; keep 0 keeps all.
+
+    Args:
+        folder: of checkpoints or exports.
+        keep: how many of the newest stay.
+        keep_every: steps whose multiples stay for good; 0 for none.
+        remove: deletes a folder, or leaves it for the next time.
+    """
+    for left in folder.glob(".step-*.removed"):
+        shutil.rmtree(left, ignore_errors=True)
     complete = sorted(folder.glob("step-*"), key=step_number)
     for old in complete[:-keep] if keep else []:
         if not keep_every or step_number(old) % keep_every:
-            shutil.rmtree(old, ignore_errors=True)
+            remove(old)
 
 
 def step_name(step: int) -> str:

@@ -122,6 +122,7 @@ class Engine:
         checkpoint: Path | None = None,
         weights: Mapping[str, Tensor] | None = None,
         loss_scale: LossScale | None = None,
+        compile_layers: bool = False,
     ):
         """Build the model from its seed, from weights or from a checkpoint, and hand it to DeepSpeed.
 
@@ -135,6 +136,7 @@ class Engine:
             checkpoint: written by write_state, by any number of ranks under any ZeRO stage.
             weights: float32, to begin with where there is no checkpoint.
             loss_scale: to begin with in fp16; without it DeepSpeed's settings say.
+            compile_layers: have torch.compile fuse each encoder layer, which keeps its parameters and their names.
 
         Raises:
             StateError: the checkpoint is damaged or another model's.
@@ -152,6 +154,9 @@ class Engine:
         if initial:  # DeepSpeed rounds them to the precision of the products, so they are put in again below
             model.load_state_dict(initial)
         self._optimizer = build_optimizer(parameter_groups(model, optimizer.weight_decay), optimizer)
+        if compile_layers:
+            for layer in model.bert.layers:
+                layer.compile()
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=self._optimizer, config=deepspeed_config)
         self._owned = list(self._find_owned())
         if isinstance(self._optimizer, Lamb) and self._engine.zero_optimization():

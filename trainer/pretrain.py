@@ -225,7 +225,7 @@ class Session:
         train = recipe.train
         engine = Engine(
             recipe.model, recipe.optimizer, config, train.seed, world, train.next_sentence, checkpoint, weights,
-            loss_scale,
+            loss_scale, train.compile,
         )  # fmt: skip
         assert engine.parameters == parameter_count(recipe.model)
         _log.info(

@@ -17,6 +17,7 @@ from trainer.checkpoint import CheckpointError, RunDirectory, RunState, keep_new
 from trainer.config import CheckpointConfig
 from trainer.engine import Engine, World
 from trainer.export import export_checkpoint
+from trainer.leases import remove_export
 from trainer.model import BertConfig
 from trainer.sharded_state import write_state
 
@@ -95,7 +96,7 @@ class Saver:
     def _export(self, state: RunState) -> None:
         run = self._run
         export_checkpoint(run, state, run.checkpoint(state.step), run.export(state.step), self._model)
-        keep_newest(run.exports, self._settings.keep_exports)
+        keep_newest(run.exports, self._settings.keep_exports, remove=remove_export)
 
     def _give_up(self, state: RunState, problem: str) -> None:
         if self._world.is_first:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -68,11 +69,15 @@ PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF State=UP
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
 
 
+LAB_FILES = Path(os.environ.get("SLURM_LAB_DIR", "/tmp/slurm-lab"))
+
+
 def lab(*command: str) -> None:
     """Run slurm-up or slurm-down; in a session of its own, since what it starts lives on."""
     command = (LAB / "cluster" / command[0], *command[1:])
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    done = subprocess.run(command, **quiet, timeout=300, start_new_session=True)
+    environment = {**os.environ, "SLURM_LAB_SSH": "1"}  # for `deepspeed --hostfile`
+    done = subprocess.run(command, **quiet, env=environment, timeout=300, start_new_session=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -80,7 +85,7 @@ def lab(*command: str) -> None:
 def cluster() -> Iterator[None]:
     """Two nodes."""
     lab("slurm-up")
-    with (Path(os.environ.get("SLURM_LAB_DIR", "/tmp/slurm-lab")) / "etc" / "slurm.conf").open("a") as configuration:
+    with (LAB_FILES / "etc" / "slurm.conf").open("a") as configuration:
         configuration.write(PREEMPTION)
     slurm("scontrol", "reconfigure")
     yield
@@ -275,6 +280,23 @@ def rank_of(job: Job, rank: str) -> psutil.Process:
         if of_job and any(word.endswith("trainer/pretrain.py") for word in words):
             return process
     raise AssertionError(str(job))
+
+
+def test_deepspeed_with_a_hostfile_gives_the_same_curve(site, whole):
+    """From the first node, by pdsh; the documented way for those who have no SLURM or don't want it."""
+    (site / "hostfile").write_text("node1 slots=1\nnode2 slots=1\n")
+    variables = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT),
+                 "TORCH_EXTENSIONS_DIR": os.environ["TORCH_EXTENSIONS_DIR"]}  # fmt: skip
+    (site / ".deepspeed_env").write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
+    command = ["env", *(f"{name}={value}" for name, value in variables.items()),
+               "deepspeed", "--hostfile", "hostfile", "--master_addr", "node1", f"{ROOT}/trainer/pretrain.py",
+               "--config", "recipe.toml", "--shards", "shards", "--output", "runs/hostfile",
+               "train.max_steps=40"]  # fmt: skip
+    ssh = ["ssh", "-F", LAB_FILES / "ssh" / "config", "-i", LAB_FILES / "ssh" / "id_ed25519", "root@10.77.0.11"]
+    words = f"cd {shlex.quote(str(site))} && {shlex.join(command)}"
+    done = subprocess.run([*ssh, words], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert curve(site / "runs" / "hostfile") == curve(whole)[:40]
 
 
 def test_a_run_that_would_fail_again_is_not_started_again(launch):

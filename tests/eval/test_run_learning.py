@@ -174,6 +174,13 @@ def test_processes_share_a_grid_and_the_last_one_gathers(export: Path, data: Pat
     assert run(export, data, tmp_path / "alone", "mrpc,stsb", "--seeds", "2") == 0
     for task in ("mrpc", "stsb"):
         assert shared["tasks"][task]["metrics"] == results_of(tmp_path / "alone")["tasks"][task]["metrics"]
+    gathered = (tmp_path / "out" / "results.json").read_bytes()
+    assert run(export, data, tmp_path / "out", "mrpc,stsb", "--seeds", "2", *sharing) == 0  # a job that came again
+    assert (tmp_path / "out" / "results.json").read_bytes() == gathered
+    for index in range(3):
+        sharing = ("--grid-index", str(index), "--grid-count", "3")
+        assert run(export, data, tmp_path / "out", "mrpc,stsb", "--seeds", "3", *sharing) == 0
+    assert len(results_of(tmp_path / "out")["tasks"]["mrpc"]["details"]["points"]) == 3
     assert run(export, data, tmp_path / "only", "mrpc", "--points-only") == 0
     assert points_of(tmp_path / "only", "mrpc")
     assert not (tmp_path / "only" / "results.json").exists()
@@ -380,9 +387,20 @@ def test_points_of_another_checkpoint(
     capsys.readouterr()
     assert run(export, data, tmp_path / "out", "mrpc") == 2
     message = capsys.readouterr().err
-    assert message.startswith(f"error: {tmp_path}/out/mrpc/points/lr0.001-epochs1-batch8-seed0/result.json: made with")
-    assert f"made with another export ({before} instead of " in message
-    assert message.endswith("); choose another --output\n")
+    point = f"{tmp_path}/out/mrpc/points/lr0.001-epochs1-batch8-seed0/result.json"
+    assert message.startswith(f"error: {point}: made with export {before} instead of ")
+    assert message.endswith("; choose another --output\n")
+
+
+def test_points_without_what_is_asked_for_now(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(data)
+    assert run(export, data, tmp_path / "out", "mrpc") == 0
+    capsys.readouterr()
+    assert run(export, data, tmp_path / "out", "mrpc", "--test") == 2
+    found = "{'train': 48, 'dev': 16} instead of {'train': 48, 'dev': 16, 'test': 6}"
+    assert f"result.json: made with examples {found}; choose another --output" in capsys.readouterr().err
 
 
 def test_texts_of_another_language(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import signal
 from collections.abc import Callable
@@ -35,6 +36,13 @@ def run_pretrain(arguments: list[str]) -> int:
 def run_pretrain_in_fp16(arguments: list[str]) -> int:
     """The trainer's main where DeepSpeed takes the processor for one that has fp16: torch computes in it, slowly."""
     get_accelerator().is_fp16_supported = lambda: True  # type: ignore[method-assign]
+    return pretrain.main(arguments)
+
+
+def run_pretrain_with_a_quick_compiler(arguments: list[str]) -> int:
+    """The trainer's main; torch.compile traces and differentiates, and leaves out the minutes of a C++ compiler."""
+    compile_module = torch.nn.Module.compile
+    torch.nn.Module.compile = functools.partialmethod(compile_module, backend="aot_eager")  # type: ignore[assignment]
     return pretrain.main(arguments)
 
 

@@ -99,6 +99,13 @@ def test_the_tasks_of_table_5():
     assert differences(no_nsp, left_to_right) == ["model.is_decoder: False -> True"]
 
 
+def test_compiled_layers_need_their_parameters_to_stay(recipe, deepspeed_config):
+    settings, config = load_recipe(recipe, ["train.compile=true"]), deepspeed_config(zero_optimization={"stage": 3})
+    with pytest.raises(ConfigError, match=r"train\.compile needs zero_optimization\.stage 0, 1 or 2"):
+        resolve_deepspeed(config, settings, settings.phases[0], world=2)
+    assert resolve_deepspeed(deepspeed_config(), settings, settings.phases[0], world=2)
+
+
 def test_a_recipe_extends_another_table_by_table(tmp_path):
     (tmp_path / "base.toml").write_text(TINY, encoding="utf-8")
     (tmp_path / "child.toml").write_text('extends = "base.toml"\n[schedule]\npeak = 0.5\n', encoding="utf-8")

@@ -1,5 +1,6 @@
 """DeepSpeed against a loop of plain PyTorch, and against itself with other numbers of ranks."""
 
+import functools
 import json
 
 import numpy as np
@@ -10,7 +11,11 @@ from safetensors.torch import load_file
 from preprocessing.schema import ShardDirectory
 from tests.ranks import run_ranks
 from tests.trainer import reference
-from tests.trainer.rank_tasks import run_pretrain, train_into_what_is_no_number
+from tests.trainer.rank_tasks import (
+    run_pretrain,
+    run_pretrain_with_a_quick_compiler,
+    train_into_what_is_no_number,
+)
 from trainer.config import load_recipe
 from trainer.data import SampleStream
 from trainer.model import BertForPreTraining, pretraining_losses
@@ -28,11 +33,11 @@ def curve(run, key="loss"):
 def train(recipe, shards):
     """Run the trainer in some ranks, and return its run directory."""
 
-    def run(output, config, world, *settings):
+    def run(output, config, world, *settings, task=run_pretrain):
         arguments = ["--config", str(recipe), "--deepspeed_config", str(config), "--shards", str(shards),
                      "--output", str(output), *settings]  # fmt: skip
         log = output.parent / f"{output.name}.log"
-        assert run_ranks(world, run_pretrain, arguments, log=log) == [0] * world, log.read_text()
+        assert run_ranks(world, task, arguments, log=log) == [0] * world, log.read_text()
         return output
 
     return run
@@ -88,6 +93,44 @@ def test_every_zero_stage_in_float32_is_the_plain_loop(train, plain_loop, deepsp
     run = train(tmp_path / "run", config, world, *settings, "log.validate_every=0", "checkpoint.every=20")
     assert losses[0] - losses[-1] > 0.1, "the comparison means nothing if nothing is learned"
     np.testing.assert_allclose(curve(run), losses, rtol=1e-5)
+
+
+# Name: changes of DeepSpeed's configuration, settings, and how far losses may lie from the plain loop's in float32.
+WAYS = {
+    **{f"offload, ZeRO {stage}": (
+        {**FLOAT32, "zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"}}}, [], 1e-5
+    ) for stage in (1, 2, 3)},
+    "offload, ZeRO 2, bf16": ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, [], 2e-3),
+    "checkpointed activations": (FLOAT32, ["model.activation_checkpointing=true"], 1e-5),
+    "checkpointed activations, ZeRO 3": (
+        {**FLOAT32, "zero_optimization": {"stage": 3}}, ["model.activation_checkpointing=true"], 1e-5
+    ),
+    "compiled": (FLOAT32, ["train.compile=true"], 1e-5),
+    "compiled, checkpointed activations": (
+        FLOAT32, ["train.compile=true", "model.activation_checkpointing=true"], 1e-5
+    ),
+    **{f"bf16, ZeRO {stage}": ({"zero_optimization": {"stage": stage}}, [], 2e-3) for stage in (1, 2, 3)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("plain_loop", ["adamw"], indirect=True)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.slow] if "compiled, " in way else []) for way in WAYS]
+)
+def test_every_way_to_train_is_the_plain_loop_and_goes_on_bit_for_bit(
+    train, plain_loop, deepspeed_config, tmp_path, way
+):
+    """20 steps of two ranks, two micro-batches accumulated."""
+    settings, losses = plain_loop
+    changes, more, tolerance = WAYS[way]
+    train = functools.partial(train, task=run_pretrain_with_a_quick_compiler if "compiled" in way else run_pretrain)
+    config, settings = deepspeed_config(**changes), [*settings, *more, "log.validate_every=0", "checkpoint.every=20"]
+    whole = train(tmp_path / "whole", config, 2, *settings)
+    np.testing.assert_allclose(curve(whole), losses, rtol=tolerance)
+    train(tmp_path / "halves", config, 2, *settings, "train.max_steps=7")
+    halves = train(tmp_path / "halves", config, 2, *settings)
+    assert curve(halves) == curve(whole)
+    assert curve(halves, "grad_norm") == curve(whole, "grad_norm")
 
 
 def test_lamb_in_bf16_is_right_under_the_third_class_of_optimizers(train, deepspeed_config, tmp_path):

@@ -1,0 +1,107 @@
+"""Retention of exports beside evaluations that read them, in processes of their own."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from trainer.checkpoint import CheckpointError, keep_newest
+from trainer.leases import hold_export, remove_export
+
+HOLD = """
+import sys, time, pathlib
+from trainer.leases import hold_export
+with hold_export(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def exports(tmp_path):
+    for step in (1, 2, 3):
+        folder = tmp_path / f"step-00000{step}"
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_text("weights")
+    return tmp_path
+
+
+@pytest.fixture
+def holder(exports):
+    """A process that holds the first export."""
+    command = [sys.executable, "-c", HOLD, str(exports / "step-000001")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def keep_one(exports):
+    keep_newest(exports, 1, remove=remove_export)
+    return names(exports)
+
+
+def test_an_export_that_is_held_stays_and_goes_when_it_is_let_go(exports, holder):
+    assert keep_one(exports) == ["step-000001", "step-000003"]
+    assert names(exports / "step-000001") == ["config.json", "model.safetensors"]
+    holder.communicate("")
+    assert keep_one(exports) == ["step-000003"]
+
+
+def test_a_holder_that_is_killed_holds_nothing(exports, holder):
+    holder.kill()
+    holder.wait()
+    assert keep_one(exports) == ["step-000003"]
+
+
+def test_several_may_hold_one(exports, holder):
+    with hold_export(exports / "step-000001"):
+        holder.kill()
+        holder.wait()
+        assert keep_one(exports) == ["step-000001", "step-000003"]
+    assert keep_one(exports) == ["step-000003"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+def test_holding_needs_no_permission_to_write(exports):
+    (exports / "step-000001").chmod(0o555)
+    (exports / "step-000001" / "config.json").chmod(0o444)
+    with hold_export(exports / "step-000001"):
+        pass
+
+
+def test_what_is_no_export_is_not_held(tmp_path):
+    with hold_export(tmp_path):
+        assert names(tmp_path) == []
+
+
+def test_an_export_is_not_taken_while_it_is_deleted(exports, monkeypatch):
+    def take_it(_):
+        with hold_export(exports / "step-000001"):
+            pass
+
+    monkeypatch.setattr("trainer.leases.remove_folder", take_it)
+    with pytest.raises(CheckpointError, match="is being deleted; take a newer one"):
+        remove_export(exports / "step-000001")
+
+
+def test_where_there_are_no_locks_nothing_is_deleted(exports, monkeypatch, caplog):
+    def no_locks(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("trainer.leases.fcntl.flock", no_locks)
+    with hold_export(exports / "step-000001"):
+        assert keep_one(exports) == ["step-000001", "step-000002", "step-000003"]
+    assert "stays, for this file system has no locks" in caplog.text
+
+
+def test_a_deletion_that_was_cut_short_is_finished_the_next_time(exports):
+    (exports / ".step-000000.removed").mkdir()
+    assert keep_one(exports) == ["step-000003"]

@@ -1,0 +1,76 @@
+"""What asks a rank to stop: signals, and the end of its launcher."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+RANK = """
+import time
+from trainer.stopping import StopRequests
+stop = StopRequests()
+print("ready", flush=True)
+until = time.monotonic() + 20
+while not stop.received and time.monotonic() < until:
+    time.sleep(0.01)
+print("stopped" if stop.received else "went on", flush=True)
+"""
+
+# Starts the arguments after the first as a program of its own, and waits for it.
+START = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[2:]))"
+
+
+def chain(*names):
+    """A rank below processes with these names in their command lines, the outermost first."""
+    command = [sys.executable, "-c", RANK]
+    for name in reversed(names):
+        command = [sys.executable, "-c", START, name, *command]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def below(process):
+    children = subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True, check=True)
+    return int(children.stdout)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal(number):
+    rank = chain()
+    time.sleep(0.1)
+    assert rank.poll() is None
+    rank.send_signal(number)
+    assert rank.communicate()[0] == "stopped\n"
+
+
+def test_a_launcher_that_is_killed():
+    launcher = chain("torchrun")
+    launcher.kill()
+    assert launcher.stdout.read() == "stopped\n"
+
+
+def test_the_deepspeed_command_that_ends_before_its_launcher():
+    """It passes no signal on: the launcher below it would train on for nobody."""
+    runner = chain("deepspeed", "deepspeed.launcher.launch")
+    launcher = below(runner.pid)
+    runner.send_signal(signal.SIGTERM)  # left unreaped: it is gone all the same
+    assert runner.stdout.readline() == "stopped\n"
+    os.kill(launcher, signal.SIGKILL)
+    runner.wait()
+
+
+def test_a_shell_above_the_launcher_may_go():
+    """Whoever started the run with nohup and left the machine wants it to go on."""
+    shell = chain("bash", "torchrun")
+    launcher = below(shell.pid)
+    rank = below(launcher)
+    shell.kill()
+    shell.wait()
+    time.sleep(0.3)
+    os.kill(rank, 0)
+    os.kill(rank, signal.SIGTERM)
+    assert shell.stdout.readline() == "stopped\n"
