@@ -81,6 +81,7 @@ bench: $(VENV)/.dev $(DEMO)/shards/manifest.json
 	python benchmarks/preprocessing.py --megabytes 20
 	python benchmarks/wikitext.py $(DUMP)
 	python benchmarks/loader.py --shards $(DEMO)/shards
+	python benchmarks/random_reads.py --shards $(DEMO)/shards --gigabytes 0.2
 
 clean:
 	rm -rf $(VENV) $(DEMO) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

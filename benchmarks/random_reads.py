@@ -1,7 +1,7 @@
 """What random reads cost the loader, cold and warm, on about 1 GB of shards.
 
     python benchmarks/random_reads.py --shards shards/ [--gigabytes 1] [--samples 20000] [--sequence-length 128]
-                                      [--scratch DIR] [--output docs/results/random_reads.md]
+                                      [--scratch DIR]
 
 The training shards of a directory are copied under other names until they have the asked size, in --scratch, which
 should lie on the disk that is to be measured; the copies are removed at the end. Read are batches of 32 masked samples,
@@ -48,14 +48,10 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=20_000)
     parser.add_argument("--sequence-length", type=int, default=128)
     parser.add_argument("--scratch", type=Path, help="where the copies go (default: the system's temporary directory)")
-    parser.add_argument("--output", type=Path, help="write the table there too")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
         shards = enlarge(ShardDirectory(arguments.shards), Path(scratch) / "shards", arguments.gigabytes * 1e9)
-        table = "\n".join(report(shards, arguments))
-    print(table)
-    if arguments.output:
-        arguments.output.write_text(table + "\n", encoding="utf-8")
+        print("\n".join(report(shards, arguments)))
 
 
 def enlarge(source: ShardDirectory, target: Path, size: float) -> Path:
@@ -77,10 +73,10 @@ def enlarge(source: ShardDirectory, target: Path, size: float) -> Path:
 
 def report(shards: Path, arguments: argparse.Namespace) -> list[str]:
     """The lines of a table."""
-    entries = ShardDirectory(shards).manifest.shards
-    size = sum(entry.bytes for entry in entries)
+    manifest = ShardDirectory(shards).manifest
+    size, pairs = sum(entry.bytes for entry in manifest.shards), manifest.pairs("train", arguments.sequence_length)
     lines = [
-        f"{len(entries)} shards, {size / 1e9:.2f} GB; {arguments.samples:,} samples of up to "
+        f"{len(manifest.shards)} shards, {size / 1e9:.2f} GB, {pairs:,} pairs; {arguments.samples:,} samples of up to "
         f"{arguments.sequence_length} tokens each way, one process\n",
         "| order of reading | cold: samples/s | tokens/s | read from disk | a sample | warm: samples/s | tokens/s |",
         "| --- | --- | --- | --- | --- | --- | --- |",

@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from cluster.planning.estimate import Assumptions, Cluster, check_shares, make_plan, scaling
+from cluster.planning.estimate import check_shares, make_plan, scaling
 from cluster.planning.figure import draw
 from cluster.planning.hardware import GPUS, Gpu, PlanError, change_node, find_gpu
+from cluster.planning.plans import Assumptions, Cluster
 from cluster.planning.report import calibration, report
 from cluster.planning.sharding import Sharding, read_sharding
 from trainer.config import Recipe, load_recipe, resolve_deepspeed

@@ -92,17 +92,18 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
     parser = _Parser("pretrain", add_help=False, allow_abbrev=False)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--deepspeed_config", type=Path, default=Path("ds_config.json"))
-    parser.add_argument("--shards", type=_resolved, nargs="+", required=True)
+    parser.add_argument("--shards", nargs="+", required=True)
     parser.add_argument("--output", type=_resolved, required=True)
     parser.add_argument("--init-from", type=_resolved)
     overrides = [argument for argument in arguments if _OVERRIDE.match(argument)]
     found, rest = parser.parse_known_args([argument for argument in arguments if not _OVERRIDE.match(argument)])
     initial = ["--init-from", str(found.init_from)] if found.init_from else []
+    shards = [source if "://" in source else _resolved(source) for source in found.shards]
     return Program(
         "pretrain",
         found.output,
-        (*rest, *initial, "--shards", *map(str, found.shards), "--output", str(found.output)),
-        reads=tuple(path / MANIFEST for path in found.shards) + ((found.init_from,) if found.init_from else ()),
+        (*rest, *initial, "--shards", *map(str, shards), "--output", str(found.output)),
+        reads=(*(path / MANIFEST for path in shards if isinstance(path, Path)), *map(Path, initial[1:])),
         recipe=load_recipe(found.config, overrides),
         deepspeed_config=found.deepspeed_config,
     )

@@ -1,11 +1,20 @@
-"""Locks among processes that share a folder. They end with the process, however that ends."""
+"""Locks among processes that share a folder. They end with the process, however that ends.
+
+Where a file system has no locks, everything is free, and it is the user who must not start two processes.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import logging
 from collections.abc import Iterator
 from pathlib import Path
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems without locks answer
+
+_log = logging.getLogger("eval")
 
 
 @contextlib.contextmanager
@@ -16,7 +25,7 @@ def locked(path: Path) -> Iterator[None]:
         path: a file for it, which is left there.
     """
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        _take(file.fileno(), fcntl.LOCK_EX, path)
         yield
 
 
@@ -25,8 +34,17 @@ def claimed(path: Path) -> Iterator[bool]:
     """Hold a lock if nobody else does; gives whether it is held."""
     with path.open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, path)
         except BlockingIOError:
             yield False
         else:
             yield True
+
+
+def _take(file: int, operation: int, path: Path) -> None:
+    try:
+        fcntl.flock(file, operation)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        _log.warning("%s: the file system has no locks; let no other process work there", path.parent)

@@ -187,6 +187,9 @@ class Pairs:
         return len(self.row)
 
 
+_PairColumns = tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]
+
+
 class Shard:
     """One memory-mapped shard. Arrays are views of the file; nothing is read before it is touched.
 
@@ -219,6 +222,7 @@ class Shard:
         column = self.table.column("tokens")
         self.tokens: np.ndarray = column.values.to_numpy(zero_copy_only=True)
         self.token_offsets: np.ndarray = column.offsets.to_numpy(zero_copy_only=True)
+        self._pairs: dict[int, _PairColumns] = {}
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -238,16 +242,28 @@ class Shard:
 
         Only the pages that hold the asked pairs are read.
         """
-        column = self.table.column(pairs_column(sequence_length))
-        offsets = column.offsets.to_numpy(zero_copy_only=True)
-        wanted = np.arange(len(column.values)) if indices is None else np.asarray(indices)
+        offsets, bits, columns = self._pair_columns(sequence_length)
+        wanted = np.arange(self.count_pairs(sequence_length)) if indices is None else np.asarray(indices)
         rows = np.searchsorted(offsets, wanted, side="right") - 1
-        columns = dict(zip((field.name for field in PAIR), column.values.flatten(), strict=True))
-        # Booleans are packed eight to a byte; unpacking only the wanted ones keeps a shard's pairs on disk.
-        bits = np.frombuffer(columns.pop("is_next").buffers()[1], dtype=np.uint8)
         is_next = (bits[wanted >> 3] >> (wanted & 7)) & 1 != 0
-        numbers = {name: values.to_numpy(zero_copy_only=True)[wanted] for name, values in columns.items()}
-        return Pairs(row=rows, is_next=is_next, **numbers)
+        return Pairs(row=rows, is_next=is_next, **{name: values[wanted] for name, values in columns.items()})
+
+    def count_pairs(self, sequence_length: int) -> int:
+        """How many pairs were drawn for a sequence length."""
+        return len(self.table.column(pairs_column(sequence_length)).values)
+
+    def _pair_columns(self, sequence_length: int) -> _PairColumns:
+        """Views: the rows' offsets; is_next, eight to a byte, so that a shard's pairs stay on disk; the rest."""
+        if sequence_length not in self._pairs:
+            self._pairs[sequence_length] = self._view_pairs(sequence_length)
+        return self._pairs[sequence_length]
+
+    def _view_pairs(self, sequence_length: int) -> _PairColumns:
+        column = self.table.column(pairs_column(sequence_length))
+        columns = dict(zip((field.name for field in PAIR), column.values.flatten(), strict=True))
+        bits = np.frombuffer(columns.pop("is_next").buffers()[1], dtype=np.uint8)
+        offsets: np.ndarray = column.offsets.to_numpy(zero_copy_only=True)
+        return offsets, bits, {name: values.to_numpy(zero_copy_only=True) for name, values in columns.items()}
 
 
 class ShardDirectory:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from preprocessing.schema import ShardError
 from trainer.data import Batch, SampleStream
 
+_REQUESTS = (signal.SIGTERM, signal.SIGUSR1)  # to stop
 _DYING_SECONDS = 1.0  # a process may be missed before it has quite ended
 
 
@@ -107,7 +108,11 @@ def _start(loader: DataLoader[Any]) -> Any:
     dead processes by itself, when it has waited for a few seconds.
     """
     before = signal.getsignal(signal.SIGCHLD)
-    loaded = iter(loader)
+    held_back = signal.pthread_sigmask(signal.SIG_BLOCK, _REQUESTS)  # until the processes ignore them
+    try:
+        loaded = iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, before)
     atexit.register(_kill, getattr(loaded, "_workers", []))
@@ -122,7 +127,7 @@ def _kill(processes: list[Any]) -> None:
 
 def _ignore_requests_to_stop(_: int) -> None:
     """A signal to all processes of a job is for the trainer, which needs its loader until it has stopped."""
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in _REQUESTS:
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -13,7 +13,6 @@ from preprocessing.schema import (
     ShardDirectory,
     ShardError,
     Split,
-    pairs_column,
 )
 from trainer.order import PairOrder
 
@@ -34,8 +33,7 @@ class Source:
         self.directory = directory
         self.entries = directory.manifest.split(split)
         self.order = PairOrder(self.entries, sequence_length, seed, group_bytes)
-        self._column = pairs_column(sequence_length)
-        self._sequence_length = str(sequence_length)
+        self._sequence_length = sequence_length
         self._shards: dict[int, Shard] = {}
 
     def shard(self, number: int) -> Shard:
@@ -47,7 +45,7 @@ class Source:
         if number not in self._shards:
             entry = self.entries[number]
             shard = self.directory.shard(entry)
-            found, told = len(shard.table.column(self._column).values), entry.pairs[self._sequence_length]
+            found, told = shard.count_pairs(self._sequence_length), entry.pairs[str(self._sequence_length)]
             if found != told:
                 raise ShardError(f"{shard.path}: {found} pairs where the manifest says {told}; make the shards again")
             self._shards[number] = shard

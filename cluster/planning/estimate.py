@@ -1,17 +1,17 @@
-"""A plan: what a recipe takes on a number of GPUs, from the models of memory, time and network."""
+"""Make a plan: what a recipe takes on a number of GPUs, from the models of memory, time and network."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import torch
 
 from cluster.planning.activations import Kernel, MicroBatch, fastest_kernel, kept_bytes, largest_micro_batch
 from cluster.planning.hardware import GPUS, Gpu, PlanError
-from cluster.planning.sharding import STAGES, Sharding, States, model_states
-from cluster.planning.throughput import Speed, StepTime, Work, step_time
+from cluster.planning.plans import Assumptions, Cluster, PhasePlan, Plan, StagePlan
+from cluster.planning.sharding import STAGES, States, model_states
+from cluster.planning.throughput import Speed, Work, step_time
 from trainer.config import Phase, Recipe
 from trainer.metrics import training_flops
 from trainer.model import BertConfig, parameter_count
@@ -28,140 +28,6 @@ _RECOMPUTED_OPERATIONS = 1.4  # times as many, under checkpointing
 BUCKET = 50_000_000  # elements of gradients sent at a time, of which a large model has several
 _STATE_BYTES = 12  # of a parameter in a checkpoint: float32 weight and two moments
 _TOKEN_BYTES, _PAIR_BYTES = 2, 20  # that the loader reads (preprocessing.schema)
-
-
-@dataclass(frozen=True)
-class Assumptions:
-    """What a plan takes for granted.
-
-    Attributes:
-        efficiency: share of the GPU's peak that products reach.
-        fill: mean share of a sequence's length that is text; padding costs nothing.
-        headroom: share of the memory for CUDA, NCCL and what falls between allocations.
-        launch: seconds of the CPU for an operation.
-        write: bytes/s at which all ranks together write a checkpoint.
-        price: of a GPU hour; None to leave costs out.
-    """
-
-    efficiency: float
-    fill: float = 1.0
-    headroom: float = 0.1
-    launch: float = 6e-6
-    write: float = 2e9
-    price: float | None = None
-
-    def __post_init__(self) -> None:
-        if not (0 < self.efficiency <= 1 and 0 < self.fill <= 1):
-            raise PlanError("efficiency and fill are shares: give more than 0 and at most 1")
-        if not 0 <= self.headroom < 1:
-            raise PlanError("headroom is a share: give 0 or more and less than 1")
-        if self.launch < 0 or self.write <= 0 or (self.price is not None and self.price < 0):
-            raise PlanError("times and prices can't be negative, and the write rate must be positive")
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """How many of which GPUs, and how DeepSpeed is set on them."""
-
-    gpu: Gpu
-    gpus: int
-    sharding: Sharding
-
-
-@dataclass(frozen=True)
-class PhasePlan:
-    """A phase on paper.
-
-    Attributes:
-        length: tokens of a sequence at most.
-        steps: of the phase that the run does.
-        batch: sequences of a step.
-        micro_batch: sequences at a time on a GPU.
-        accumulation: micro-batches of a step.
-        largest: micro-batch that fits.
-        kept: bytes of activations that one more sequence keeps.
-        kept_checkpointed: the same with activation checkpointing.
-        step: its time.
-        flops: of a sequence.
-    """
-
-    length: int
-    steps: int
-    batch: int
-    micro_batch: int
-    accumulation: int
-    largest: int
-    kept: float
-    kept_checkpointed: float
-    step: StepTime
-    flops: float
-
-    @property
-    def rate(self) -> float:
-        """Sequences a second on all GPUs."""
-        return self.batch / self.step.total
-
-    @property
-    def hours(self) -> float:
-        """Of the phase."""
-        return self.steps * self.step.total / 3600
-
-
-class StagePlan(NamedTuple):
-    """What a ZeRO stage would take; no hours where nothing fits or the trainer does not offer it."""
-
-    stage: int
-    offered: bool
-    states: States
-    largest: list[int]
-    hours: float | None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything that a report shows.
-
-    Attributes:
-        cluster: planned for.
-        assumptions: taken.
-        parameters: of the model.
-        states: bytes on each GPU.
-        usable: bytes of a GPU's memory.
-        phases: of the recipe.
-        stages: all stages of ZeRO side by side.
-        checkpoint: bytes of one.
-        checkpoint_every: steps.
-        read_rate: bytes/s of training data on all GPUs, in the fastest phase.
-        hours_in_buckets: hours if gradients were sent in buckets of BUCKET elements; None where they are already, or
-            where DeepSpeed sends them at the end in any case.
-    """
-
-    cluster: Cluster
-    assumptions: Assumptions
-    parameters: int
-    states: States
-    usable: float
-    phases: list[PhasePlan]
-    stages: list[StagePlan]
-    checkpoint: float
-    checkpoint_every: int
-    read_rate: float
-    hours_in_buckets: float | None
-
-    @property
-    def hours(self) -> float:
-        """Of all phases."""
-        return sum(phase.hours for phase in self.phases)
-
-    @property
-    def gpu_hours(self) -> float:
-        """Of all GPUs."""
-        return self.hours * self.cluster.gpus
-
-    @property
-    def cost(self) -> float | None:
-        """In the currency of the price."""
-        return None if self.assumptions.price is None else self.gpu_hours * self.assumptions.price
 
 
 def make_plan(

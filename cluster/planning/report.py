@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from cluster.planning.calibration import SYSTEMS, compare, fit
-from cluster.planning.estimate import BUCKET, Plan, StagePlan
+from cluster.planning.estimate import BUCKET
+from cluster.planning.plans import Plan, StagePlan
 from eval.results import markdown
 
 _GIB = 2**30
@@ -26,7 +28,7 @@ def report(name: str, plan: Plan, source: str, scaling: Sequence[tuple[int, floa
     yield f"# {name} on {cluster.gpus:,} x {cluster.gpu.name}, on paper\n"
     yield (
         f"{plan.parameters / 1e6:,.1f} M parameters, ZeRO {cluster.sharding.stage}, "
-        f"{_PRECISIONS[cluster.sharding.precision]}. {-(-cluster.gpus // node.gpus):,} nodes of {node.gpus} GPUs; "
+        f"{_PRECISIONS[cluster.sharding.precision]}. {_nodes(plan)} of {node.gpus} GPUs; "
         f"{node.source}. "
         f"Products at {plan.assumptions.efficiency:.0%} of {cluster.gpu.peak / 1e12:,.0f} TFLOP/s ({source}). "
         f"Sequences {plan.assumptions.fill:.0%} full.\n"
@@ -50,6 +52,11 @@ def report(name: str, plan: Plan, source: str, scaling: Sequence[tuple[int, floa
     if scaling:
         yield "## Other numbers of GPUs\n"
         yield _scaling_table(scaling)
+
+
+def _nodes(plan: Plan) -> str:
+    nodes = math.ceil(plan.cluster.gpus / plan.cluster.gpu.node.gpus)
+    return "1 node" if nodes == 1 else f"{nodes:,} nodes"
 
 
 def _time_table(plan: Plan) -> str:
@@ -153,5 +160,5 @@ def calibration() -> Iterator[str]:
                     *(f"{r:,.1f}" for r in rates),
                 ]
             )
-        yield f"{system.name}: efficiency {fit(system):.1%}, fitted on {system.runs[0].gpus} GPUs\n"
+        yield f"{system.name}: efficiency {fit(system):.1%}, fitted on the run of {system.runs[0].gpus}\n"
         yield markdown(rows, numbers=range(6))

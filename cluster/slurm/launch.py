@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster import checks
+from cluster.checks import check_printable, check_reads
 from cluster.programs import NAMES, Name, Program, pretraining_of
 from cluster.slurm.partitions import check_fit, read_partitions
 from cluster.slurm.settings import Container, EvalJob, Job, SlurmSettings
+from cluster.slurm.visible import check_container, check_shared
 from cluster.snapshot import take_snapshot
 from cluster.templates import write_script
 from trainer.settings import ConfigError
@@ -44,11 +45,11 @@ def check(programs: Sequence[Program], settings: SlurmSettings, dry_run: bool) -
     Raises:
         ConfigError: it says what and what to do.
     """
-    checks.check_reads(programs)
+    check_reads(programs)
     paths = [path for program in programs for path in (program.output, *program.reads)]
-    checks.check_printable(paths)
-    checks.check_shared(paths, settings.shared)
-    checks.check_container(settings.container, [Path.cwd(), *paths])
+    check_printable(paths)
+    check_shared(paths, settings.shared)
+    check_container(settings.container, [Path.cwd(), *paths])
     if dry_run and not shutil.which("sinfo"):
         return  # a dry run may be tried on any machine
     groups = read_partitions()

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster import checks
 from cluster.launch import main
 from cluster.programs import READERS
 from cluster.settings import load_settings
+from cluster.slurm import visible
 from cluster.snapshot import take_snapshot
 from tests.conftest import ROOT
 from tests.trainer.conftest import TINY
@@ -257,6 +257,26 @@ def test_a_chain_that_is_refused_half_way_leaves_no_job_behind(here, slurm, caps
     assert slurm.calls()[-1][:2] == ["scancel", ["9"]]
 
 
+def test_all_on_this_machine_is_three_scripts_one_after_the_other(here, capsys):
+    settings = [
+        'preprocess.arguments=["--books", "*.txt", "--output", "made"]',
+        'pretrain.arguments=["--config", "tiny.toml", "--output", "runs/tiny"]',
+        'eval.arguments=["--tasks", "mlm", "--output", "results"]',
+        "local.ranks=4",
+        "local.threads=3",
+    ]
+    assert main(["all", "--on", "local", "--dry-run", *settings]) == 0
+    job = here / "runs" / "tiny" / "job"
+    scripts = [job / f"{name}.sh" for name in ("preprocess", "pretrain", "eval")]
+    check_shell(*scripts, job / "all.sh")
+    assert capsys.readouterr().out == f"to run: bash {job}/all.sh\n"
+    assert (job / "all.sh").read_text().splitlines()[-3:] == [f"bash {script}" for script in scripts]
+    training = scripts[1].read_text()
+    assert "--nproc-per-node=4" in training
+    assert "export OMP_NUM_THREADS=3" in training
+    assert "export DS_ACCELERATOR=cpu" in training
+
+
 @pytest.mark.parametrize("mounted", [True, False])
 def test_on_kubernetes_the_manifests_go_beside_the_run_where_its_volume_is_seen(here, monkeypatch, capsys, mounted):
     monkeypatch.setenv("PATH", "/nowhere")  # no kubectl
@@ -311,11 +331,13 @@ def test_equal_content_is_one_snapshot_and_another_recipe_is_another(here):
 
 def test_every_option_of_the_trainer_passes_through(here):
     """What launch does not know is passed on; what it knows, it must know as the trainer does."""
-    given = ["--config", "tiny.toml", "--shards", "shards", "--output", "run", "--init-from", "shards"]
-    program = READERS["pretrain"]([*given, "train.seed=4", "--new-option", "value"])
+    given = ["--config", "tiny.toml", "--shards", "shards", "s3://bucket/books", "train.seed=4", "--output", "run",
+             "--init-from", "shards"]  # fmt: skip
+    program = READERS["pretrain"]([*given, "--new-option", "value"])
     assert program.arguments[:2] == ("--new-option", "value")
     parsed = pretrain._parse([*program.command(here)[1:]][:4] + list(program.arguments[2:]))
     assert parsed.output == here / "run"
+    assert parsed.shards == [str(here / "shards"), "s3://bucket/books"]
     assert parsed.init_from == here / "shards"
     assert program.recipe.train.seed == 4
 
@@ -411,11 +433,11 @@ def test_a_machine_without_slurm_can_still_write_the_job(here, monkeypatch, caps
 def test_a_network_s_file_system_is_shared_and_the_nearest_mount_counts(monkeypatch, tmp_path):
     mounts = [("/", "ext4"), (str(tmp_path), "lustre"), (str(tmp_path / "scratch"), "xfs")]
     partitions = [type("Mount", (), {"mountpoint": point, "fstype": kind}) for point, kind in mounts]
-    monkeypatch.setattr(checks.psutil, "disk_partitions", lambda **_: partitions)
-    checks.check_shared([tmp_path / "runs" / "new"], vouched=[])
+    monkeypatch.setattr(visible.psutil, "disk_partitions", lambda **_: partitions)
+    visible.check_shared([tmp_path / "runs" / "new"], vouched=[])
     with pytest.raises(ConfigError, match=r"scratch \(xfs\), a file system of this machine alone"):
-        checks.check_shared([tmp_path / "scratch" / "runs"], vouched=[tmp_path / "other"])
-    checks.check_shared([tmp_path / "scratch" / "runs"], vouched=[tmp_path / "scratch"])
+        visible.check_shared([tmp_path / "scratch" / "runs"], vouched=[tmp_path / "other"])
+    visible.check_shared([tmp_path / "scratch" / "runs"], vouched=[tmp_path / "scratch"])
 
 
 @pytest.mark.parametrize(

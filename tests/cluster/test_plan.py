@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from cluster.plan import main
-from cluster.planning.estimate import Assumptions, Cluster, make_plan, scaling
+from cluster.planning.estimate import make_plan, scaling
 from cluster.planning.hardware import GPUS, find_gpu
+from cluster.planning.plans import Assumptions, Cluster
 from cluster.planning.sharding import Sharding
 from trainer.config import load_recipe
 

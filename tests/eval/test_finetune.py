@@ -142,3 +142,19 @@ def test_a_loss_that_is_no_number(samples) -> None:
 def test_a_rate_that_is_far_too_high(samples) -> None:
     with pytest.raises(DivergedError, match=r"is nan|no numbers"):
         train(new_model(), samples["train"], dataclasses.replace(POINT, learning_rate=1e30))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_gpu_learns_what_a_cpu_does(samples, precision) -> None:
+    cuda = torch.device("cuda")
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    here, there = new_model(**still), new_model(**still).to(cuda)
+    expected = train(here, samples["train"])
+    found: list[float] = []
+    settings = Settings(precision=precision)
+    learn(there, samples["train"], KIND.collate, POINT, settings, cuda, lambda _, of_epoch: found.extend(of_epoch))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3 if precision == "float32" else 0.15)
+    logits = predict(there, samples["dev"], KIND.collate, settings, cuda)
+    assert np.stack(logits).shape == (len(samples["dev"]), 2)

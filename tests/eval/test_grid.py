@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import multiprocessing
 from pathlib import Path
 
@@ -118,3 +120,15 @@ def test_a_lock_is_one_processs_and_ends_with_it(tmp_path: Path) -> None:
     process.join()
     with claimed(path) as mine:
         assert mine
+
+
+def test_without_locks_everything_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with claimed(tmp_path / "lock") as mine:
+        assert mine
+    assert f"{tmp_path}: the file system has no locks; let no other process work there" in caplog.text

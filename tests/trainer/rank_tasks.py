@@ -24,7 +24,7 @@ from trainer.config import Recipe, load_recipe, resolve_deepspeed
 from trainer.data import Batch, SampleStream
 from trainer.engine import Engine, GlobalCounts, World, join_world
 from trainer.loading import Steps
-from trainer.model import Losses
+from trainer.model import EMPTY_SLOT, Losses
 from trainer.non_finite import NonFiniteError
 
 
@@ -81,6 +81,28 @@ def _with_accident(arguments: list[str], step: int, happen: Callable[[], None]) 
         return metrics
 
     Engine.train_step = step_and_accident  # type: ignore[method-assign]  this process is the rank's own
+    return pretrain.main(arguments)
+
+
+def run_pretrain_with_a_bad_sample(arguments: list[str]) -> int:
+    """The trainer's main; wherever sample 12 is learned from, the loss is no number."""
+    losses = Engine._losses
+
+    def losses_of_good_samples(self: Engine, batch: Batch) -> Losses:
+        found = losses(self, batch)
+        bad = 12 in batch.indices[batch.nsp_labels != EMPTY_SLOT]
+        return found._replace(mlm_loss=found.mlm_loss * float("nan")) if bad else found
+
+    Engine._losses = losses_of_good_samples  # type: ignore[method-assign]
+    return pretrain.main(arguments)
+
+
+def run_pretrain_tracked(arguments: list[str], tracking_uri: str) -> int:
+    """The trainer's main; its tracker looks for news many times a second."""
+    from trainer.tracking import runs
+
+    os.environ["MLFLOW_TRACKING_URI"] = tracking_uri
+    runs._INTERVAL = 0.05
     return pretrain.main(arguments)
 
 

@@ -23,9 +23,11 @@ from tests.trainer.rank_tasks import (
     run_pretrain_on_a_disk_that_stays_full,
     run_pretrain_on_a_full_disk,
     run_pretrain_on_broken_data,
+    run_pretrain_with_a_bad_sample,
 )
 from tests.trainer.shard_factory import write_shards
 from trainer.checkpoint import RunDirectory, read_lines
+from trainer.leases import hold_export
 
 
 @pytest.fixture
@@ -348,3 +350,23 @@ def test_a_crash_leaves_no_word(call, tmp_path):
     with pytest.raises(AssertionError, match="MemoryError"):
         call(task=run_pretrain_and_crash)
     assert RunDirectory(tmp_path / "run").outcome is None
+
+
+def test_the_advice_of_the_message_gets_past_a_bad_sample(call, tmp_path):
+    assert call(world=2, task=run_pretrain_with_a_bad_sample)[0] == [1, 1]
+    run = RunDirectory(tmp_path / "run")
+    assert run.outcome.reason.startswith("step 2: the loss is nan, first on rank 0 (samples [12, 14])")
+    skip = re.search(r"data\.skip=\S+ \S+", run.outcome.reason).group()
+    assert call(skip, world=2, task=run_pretrain_with_a_bad_sample)[0] == [0, 0]
+    assert run.outcome == ("done", "")
+    assert len(losses(run.path)) == 8
+
+
+def test_retention_leaves_an_export_to_whom_it_evaluates(call, tmp_path):
+    exports = tmp_path / "run" / "exports"
+    assert call("train.max_steps=4")[0] == [0]
+    with hold_export(exports / "step-000004"):
+        assert call("train.max_steps=6", "checkpoint.every=2", "checkpoint.keep_exports=1")[0] == [0]
+        assert sorted(path.name for path in exports.iterdir()) == ["step-000004", "step-000006"]
+    assert call("checkpoint.every=2", "checkpoint.keep_exports=1")[0] == [0]
+    assert sorted(path.name for path in exports.iterdir()) == ["step-000008"]

@@ -10,6 +10,7 @@ from tests.trainer.conftest import ROOT
 from tests.trainer.loader_tasks import run_pretrain_and_kill_a_loader
 from tests.trainer.rank_tasks import run_pretrain
 from tests.trainer.shard_factory import write_shards
+from trainer import pretrain
 from trainer.checkpoint import read_lines
 from trainer.corpus import open_corpus
 
@@ -62,8 +63,8 @@ def test_directories_mixed_by_weight_whatever_the_ranks_and_a_resume_with_other_
     assert codes == [2]
     assert "data.weights: (0.25, 0.75) -> (0.5, 0.5)" in log
     codes, log = call(shards, books)
+    assert codes == [2]
     assert "started with other settings (data.weights: (0.25, 0.75) -> ())" in log
-    assert call(shards, books, settings=["data.weights=[0.25, 0.75]"])[0] == [0]
 
 
 def test_a_skipped_range_changes_its_steps_and_may_be_set_at_a_resume(call, shards, whole, tmp_path):
@@ -98,6 +99,13 @@ def test_a_damaged_shard_is_found_before_anything_is_written(call, shards, tmp_p
     assert codes == [2, 2]
     assert log.count(f"error: {shard}: checksum differs from the manifest; make the shards again") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_settings_after_the_shards_are_no_shards(capsys):
+    """Above they follow the last directory; where there is none, they are not taken for one."""
+    with pytest.raises(SystemExit):
+        pretrain.main(["--config", "x.toml", "--output", "run", "--shards", "train.max_steps=1"])
+    assert "--shards names no directory" in capsys.readouterr().err
 
 
 def test_a_killed_loader_ends_the_run_with_a_line_and_the_same_command_goes_on(call, shards, whole, tmp_path):

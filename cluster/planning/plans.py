@@ -1,0 +1,144 @@
+"""What goes into a plan, and what comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cluster.planning.hardware import Gpu, PlanError
+from cluster.planning.sharding import Sharding, States
+from cluster.planning.throughput import StepTime
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What a plan takes for granted.
+
+    Attributes:
+        efficiency: share of the GPU's peak that products reach.
+        fill: mean share of a sequence's length that is text; padding costs nothing.
+        headroom: share of the memory for CUDA, NCCL and what falls between allocations.
+        launch: seconds of the CPU for an operation.
+        write: bytes/s at which all ranks together write a checkpoint.
+        price: of a GPU hour; None to leave costs out.
+    """
+
+    efficiency: float
+    fill: float = 1.0
+    headroom: float = 0.1
+    launch: float = 6e-6
+    write: float = 2e9
+    price: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (0 < self.efficiency <= 1 and 0 < self.fill <= 1):
+            raise PlanError("efficiency and fill are shares: give more than 0 and at most 1")
+        if not 0 <= self.headroom < 1:
+            raise PlanError("headroom is a share: give 0 or more and less than 1")
+        if self.launch < 0 or self.write <= 0 or (self.price is not None and self.price < 0):
+            raise PlanError("times and prices can't be negative, and the write rate must be positive")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """How many of which GPUs, and how DeepSpeed is set on them."""
+
+    gpu: Gpu
+    gpus: int
+    sharding: Sharding
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """A phase on paper.
+
+    Attributes:
+        length: tokens of a sequence at most.
+        steps: of the phase that the run does.
+        batch: sequences of a step.
+        micro_batch: sequences at a time on a GPU.
+        accumulation: micro-batches of a step.
+        largest: micro-batch that fits.
+        kept: bytes of activations that one more sequence keeps.
+        kept_checkpointed: the same with activation checkpointing.
+        step: its time.
+        flops: of a sequence.
+    """
+
+    length: int
+    steps: int
+    batch: int
+    micro_batch: int
+    accumulation: int
+    largest: int
+    kept: float
+    kept_checkpointed: float
+    step: StepTime
+    flops: float
+
+    @property
+    def rate(self) -> float:
+        """Sequences a second on all GPUs."""
+        return self.batch / self.step.total
+
+    @property
+    def hours(self) -> float:
+        """Of the phase."""
+        return self.steps * self.step.total / 3600
+
+
+class StagePlan(NamedTuple):
+    """What a ZeRO stage would take; no hours where nothing fits or the trainer does not offer it."""
+
+    stage: int
+    offered: bool
+    states: States
+    largest: list[int]
+    hours: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a report shows.
+
+    Attributes:
+        cluster: planned for.
+        assumptions: taken.
+        parameters: of the model.
+        states: bytes on each GPU.
+        usable: bytes of a GPU's memory.
+        phases: of the recipe.
+        stages: all stages of ZeRO side by side.
+        checkpoint: bytes of one.
+        checkpoint_every: steps.
+        read_rate: bytes/s of training data on all GPUs, in the fastest phase.
+        hours_in_buckets: hours if gradients were sent in buckets of BUCKET elements; None where they are already, or
+            where DeepSpeed sends them at the end in any case.
+    """
+
+    cluster: Cluster
+    assumptions: Assumptions
+    parameters: int
+    states: States
+    usable: float
+    phases: list[PhasePlan]
+    stages: list[StagePlan]
+    checkpoint: float
+    checkpoint_every: int
+    read_rate: float
+    hours_in_buckets: float | None
+
+    @property
+    def hours(self) -> float:
+        """Of all phases."""
+        return sum(phase.hours for phase in self.phases)
+
+    @property
+    def gpu_hours(self) -> float:
+        """Of all GPUs."""
+        return self.hours * self.cluster.gpus
+
+    @property
+    def cost(self) -> float | None:
+        """In the currency of the price."""
+        return None if self.assumptions.price is None else self.gpu_hours * self.assumptions.price

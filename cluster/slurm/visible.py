@@ -1,0 +1,60 @@
+"""What the nodes of a cluster see: file systems that they share, and what an image shows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import psutil
+
+from cluster.slurm.settings import Container
+from trainer.settings import ConfigError
+
+# File systems of one machine; what is not here may be a network's.
+_OF_ONE_MACHINE = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "vfat",
+                   "xfs", "zfs"}  # fmt: skip
+
+
+def check_shared(paths: Iterable[Path], vouched: Sequence[Path]) -> None:
+    """See that all nodes see the same files.
+
+    Args:
+        paths: what the jobs write and read.
+        vouched: folders that the user says are shared.
+
+    Raises:
+        ConfigError: a path lies on a disk of this machine.
+    """
+    for path in paths:
+        kind, mount = file_system(path)
+        if kind in _OF_ONE_MACHINE and not any(path.is_relative_to(folder.resolve()) for folder in vouched):
+            raise ConfigError(
+                f"{path}: lies on {mount} ({kind}), a file system of this machine alone; take a folder that all nodes "
+                f"see or, if they do see this one, say so by slurm.shared='[\"{path.parent}\"]'"
+            )
+
+
+def file_system(path: Path) -> tuple[str, str]:
+    """The kind of file system that a path lies on, or will lie on, and where that is mounted."""
+    path = path.resolve()
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if path.is_relative_to(mount.mountpoint)]
+    if not mounts:
+        return "", ""
+    # Of several at one place the last hides the others.
+    found = max(enumerate(mounts), key=lambda item: (len(Path(item[1].mountpoint).parts), item[0]))[1]
+    return found.fstype, found.mountpoint
+
+
+def check_container(container: Container, paths: Iterable[Path]) -> None:
+    """See that an image that is a file is there, and that the program will see its files.
+
+    Raises:
+        ConfigError: it is not, or it won't.
+    """
+    if container.image_file and not container.image_file.exists():
+        raise ConfigError(
+            f"slurm.container.image: {container.image_file}: no such file; docs/cluster.md says how to make it"
+        )
+    for path in paths if container.runtime else ():
+        if not any(path.is_relative_to(mount) for mount in container.mounts):
+            raise ConfigError(f"{path}: is not within the image; add its folder to slurm.container.mounts")
