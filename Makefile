@@ -1,7 +1,8 @@
 # The commands a newcomer needs:
 #   make demo          from a Wikipedia dump to an evaluated BERT, five minutes on two cores
 #   make test          lint, types, import contracts and tests; make lint is its first part
-#   make test-cluster  slow proofs: kills, and real Flink, SLURM and Kubernetes where they are at hand
+#   make test-cluster  slow proofs: kills, and real Flink where it is at hand
+#   make test-jobs     the cluster's job files on a real two-node SLURM and in pods, where these are at hand
 #   make bench         the benchmarks behind the claims in docs/
 # Everything is installed into .venv, which `make venv` makes by itself.
 
@@ -15,7 +16,7 @@ export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 # DeepSpeed compiles a helper for CPU ranks once; within .venv it belongs to this torch and no other.
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 
-.PHONY: venv demo test test-cluster lint bench clean
+.PHONY: venv demo test test-cluster test-jobs lint bench clean
 .DELETE_ON_ERROR:
 
 venv: $(VENV)/.dev
@@ -74,7 +75,11 @@ test: lint
 	pytest -m "not (slow or flink or slurm or kubernetes)"
 
 test-cluster: $(VENV)/.dev
-	pytest -m "slow or flink or slurm or kubernetes"
+	pytest -m "(slow or flink) and not (slurm or kubernetes)"
+
+# A two-node SLURM and pods, each started for its tests; not yet part of continuous integration.
+test-jobs: $(VENV)/.dev
+	pytest -m "slurm or kubernetes"
 
 # The quick form of each; their own --help tells the long ones. wikitext.py says what its peer needs.
 bench: $(VENV)/.dev $(DEMO)/shards/manifest.json

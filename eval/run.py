@@ -202,7 +202,8 @@ def _shown(results: dict[str, Any]) -> Iterator[str]:
     if shards:
         size = f"{shards['samples']:,} held-out samples of {shards['sequence_length']} tokens"
         yield f"{size}; ± is half of the 95 % interval"
-        if lineage.get("manifest_blake2b", shards["manifest_blake2b"]) != shards["manifest_blake2b"]:
+        trained_on = lineage.get("shards_blake2b") or [lineage.get("manifest_blake2b", shards["manifest_blake2b"])]
+        if shards["manifest_blake2b"] not in trained_on:
             yield "note: the model was trained on other shards, whose training part may hold these samples"
     for table in (figures_table(results), filled_table(results)):
         if table:

@@ -92,6 +92,14 @@ def open_corpus(sources: Sequence[str], cache_dir: str = "", verify: bool = True
     return Corpus(directories, text, hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
 
 
+def directory_checksums(manifest: Path) -> list[str]:
+    """The checksum of each directory's own manifest, from a file that holds a Corpus's ``manifest``."""
+    told = json.loads(manifest.read_bytes())
+    if "directories" not in told:
+        return [checksum(manifest)]
+    return [directory["manifest_blake2b"] for directory in told["directories"]]
+
+
 def _open(source: str, cache_dir: str, verify: bool) -> ShardDirectory:
     if cache_dir:
         return cached(source, Path(cache_dir), verify)

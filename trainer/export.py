@@ -15,6 +15,7 @@ import torch
 
 from trainer.checkpoint import CheckpointError, RunDirectory, RunState, read_run_state
 from trainer.config import load_recipe
+from trainer.corpus import directory_checksums
 from trainer.hugging_face import save_export
 from trainer.lineage import code_version
 from trainer.model import BertConfig, BertForPreTraining
@@ -40,6 +41,7 @@ def export_checkpoint(run: RunDirectory, state: RunState, checkpoint: Path, targ
         "step": state.step,
         "samples": state.samples,
         "manifest_blake2b": state.manifest_blake2b,
+        "shards_blake2b": directory_checksums(run.manifest),
         "config_blake2b": state.config_blake2b,
         "code": code_version(),
     }

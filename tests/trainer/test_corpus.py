@@ -8,7 +8,7 @@ import pytest
 
 from preprocessing.schema import MANIFEST, ShardDirectory, ShardError, checksum
 from tests.trainer.shard_factory import write_shards
-from trainer.corpus import open_corpus
+from trainer.corpus import directory_checksums, open_corpus
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,8 @@ def test_several_are_identified_by_all_their_manifests_in_order(shards, books, t
     written = tmp_path / "manifest.json"
     written.write_text(corpus.manifest, encoding="utf-8")
     assert checksum(written) == corpus.manifest_blake2b
+    assert directory_checksums(written) == [checksum(path / MANIFEST) for path in (shards, books)]
+    assert directory_checksums(shards / MANIFEST) == [checksum(shards / MANIFEST)]
     assert open_corpus([str(books), str(shards)]).manifest_blake2b != corpus.manifest_blake2b
 
 

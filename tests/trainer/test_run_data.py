@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from preprocessing.schema import checksum
 from tests.ranks import run_ranks
 from tests.trainer.conftest import ROOT
 from tests.trainer.loader_tasks import run_pretrain_and_kill_a_loader
@@ -59,6 +60,7 @@ def test_directories_mixed_by_weight_whatever_the_ranks_and_a_resume_with_other_
     assert (run / "manifest.json").read_text() == corpus.manifest
     lineage = json.loads((run / "exports" / "step-000004" / "lineage.json").read_text())
     assert lineage["manifest_blake2b"] == corpus.manifest_blake2b
+    assert lineage["shards_blake2b"] == [checksum(path / "manifest.json") for path in (shards, books)]
     codes, log = call(shards, books, settings=["data.weights=[0.5, 0.5]"])
     assert codes == [2]
     assert "data.weights: (0.25, 0.75) -> (0.5, 0.5)" in log
