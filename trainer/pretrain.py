@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 # `deepspeed trainer/pretrain.py` puts trainer/ first on the module path, where our names would hide others'.
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
@@ -52,7 +52,7 @@ from trainer.metrics import measure_ceiling, peak_memory
 from trainer.model import parameter_count
 from trainer.non_finite import NonFiniteError
 from trainer.progress import Clock, Progress
-from trainer.saving import Saver
+from trainer.saving import Saver, export_if_missing
 from trainer.settings import ConfigError
 from trainer.sharded_state import StateError, verify_state
 from trainer.stopping import StopRequests, watch
@@ -114,6 +114,9 @@ def pretrain(arguments: argparse.Namespace) -> None:
     if arguments.init_from and not run.step:
         _initial_weights(arguments.init_from, recipe)
     if run.step >= recipe.last_step:
+        if os.environ.get("RANK", "0") == "0":
+            export_if_missing(run, run.step, recipe.model)
+            run.set_outcome("done")
         _log.info("%s: done already, %d steps", run.path, run.step)
         return
 
@@ -150,6 +153,8 @@ class Session:
     def train(self) -> tuple[Ending, str]:
         """Train the phases that are left; "requeue" and why where something asked for an end before they were done."""
         step = self.world.agree(_newest_good_step(self.run) if self.world.is_first else 0)
+        if self.world.is_first:
+            export_if_missing(self.run, step, self.recipe.model)
         for begin, end, phase in self.recipe.phase_ranges():
             end = min(end, self.recipe.last_step)
             if step < end:
@@ -175,14 +180,7 @@ class Session:
         while step < end and not stopped:
             watch(self.recipe.train.hang_seconds)
             clock.restart()
-            batches, error = _next(loader)
-            totals = engine.count_step(batches, self.stop.received, self.saver.writing, unreadable=error is not None)
-            clock.lap("data_seconds")
-            if totals.unreadable:
-                self._end_unread(error, engine, step if step > first else 0)
-            if not totals.writing:
-                self.saver.settle()
-            clock.lap("checkpoint_seconds")
+            batches, totals = self._take(loader, engine, clock, step if step > first else 0)
             placed = [(steps.micro_batch_index(i), batch) for i, batch in enumerate(batches)]
             try:
                 metrics = engine.train_step(step, placed, totals, self.recipe.learning_rate(step))
@@ -207,13 +205,31 @@ class Session:
             raise CheckpointError(f"{self.run.path}: no checkpoint of step {step} ({self.saver.problem})")
         return step, stopped
 
-    def _end_unread(self, error: Exception | None, engine: Engine, step: int) -> NoReturn:
-        """Save what is trained, 0 for nothing new, and raise on all ranks what kept the first one from its data."""
-        if step:
-            self.saver.begin(self._state(step, engine), engine)
+    def _take(
+        self, loader: Iterator[list[Batch]], engine: Engine, clock: Clock, trained: int
+    ) -> tuple[list[Batch], GlobalCounts]:
+        """This rank's micro-batches of the next step, and what the ranks agree on before it.
+
+        Where a rank can't read its own, all of them save what they have trained, up to step ``trained`` (0: nothing
+        new), and raise what that rank says of it.
+        """
+        error: LoaderError | DamagedShardError | None = None
+        batches: list[Batch] = []
+        try:
+            batches = next(loader)
+        except (LoaderError, DamagedShardError) as found:
+            error = type(found)(f"rank {self.world.rank}: {found}")
+        totals = engine.count_step(batches, self.stop.received, self.saver.writing, unreadable=error is not None)
+        clock.lap("data_seconds")
+        if totals.unreadable:
+            if trained:
+                self.saver.begin(self._state(trained, engine), engine)
             self.saver.finish()
-        mine = error and type(error)(f"rank {self.world.rank}: {error}")
-        raise next(filter(None, self.world.gather(mine)))
+            raise next(filter(None, self.world.gather(error)))
+        if not totals.writing:
+            self.saver.settle()
+        clock.lap("checkpoint_seconds")
+        return batches, totals
 
     def _start_engine(self, phase: Phase, step: int) -> Engine:
         """The engine of a phase with the weights after ``step``, new ones for 0."""
@@ -420,14 +436,6 @@ def _start_tracking(run: RunDirectory, recipe: Recipe) -> contextlib.AbstractCon
     from trainer.tracking import Tracker  # seconds to import, and only one rank needs it
 
     return Tracker(run, recipe.tracking.experiment, recipe.tracking.system_metrics)
-
-
-def _next(loader: Iterator[list[Batch]]) -> tuple[list[Batch], Exception | None]:
-    """The micro-batches of the next step, or none and what is wrong with the data."""
-    try:
-        return next(loader), None
-    except (LoaderError, DamagedShardError) as error:
-        return [], error
 
 
 def _throughput(totals: GlobalCounts, clock: Clock, ceiling: float) -> dict[str, float]:

@@ -13,7 +13,7 @@ import shutil
 import threading
 from collections.abc import Callable
 
-from trainer.checkpoint import CheckpointError, RunDirectory, RunState, keep_newest
+from trainer.checkpoint import CheckpointError, RunDirectory, RunState, keep_newest, read_run_state
 from trainer.config import CheckpointConfig
 from trainer.engine import Engine, World
 from trainer.export import export_checkpoint
@@ -103,6 +103,18 @@ class Saver:
             shutil.rmtree(self._run.staging(state.step), ignore_errors=True)
             _log.error("step %d: the checkpoint can't be written (%s)", state.step, problem)
             _log.warning("training goes on; the newest good checkpoint is that of step %d", self._run.step)
+
+
+def export_if_missing(run: RunDirectory, step: int, model: BertConfig) -> None:
+    """Make the export of a checkpoint where a kill came between the two.
+
+    Raises:
+        CheckpointError: the checkpoint's state can't be read.
+        StateError: its tensors can't.
+    """
+    if step and not run.export(step).exists():
+        checkpoint = run.checkpoint(step)
+        export_checkpoint(run, read_run_state(checkpoint), checkpoint, run.export(step), model)
 
 
 class _Task:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import faulthandler
-import os
+import itertools
 import signal
 from pathlib import Path
 
 import psutil
+
+_LAUNCHERS = {"deepspeed", "deepspeed.launcher.launch", "torchrun", "torch.distributed.run"}
 
 
 class StopRequests:
@@ -19,8 +21,7 @@ class StopRequests:
 
     def __init__(self) -> None:
         self._signalled = False
-        self._parent = os.getppid()
-        self._runner = _runner()
+        self._launchers = _launchers()
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._receive)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])  # a launcher may have held back what came earlier
@@ -28,19 +29,20 @@ class StopRequests:
     @property
     def received(self) -> bool:
         """Whether to end after the step."""
-        return self._signalled or os.getppid() != self._parent or not _is_alive(self._runner)
+        return self._signalled or not all(map(_is_alive, self._launchers))
 
     def _receive(self, *_: object) -> None:
         self._signalled = True
 
 
-def _runner() -> psutil.Process | None:
-    """The `deepspeed` command, which on one machine starts the launcher that starts the ranks; None elsewhere."""
-    launcher = psutil.Process().parent()
-    runner = launcher.parent() if launcher else None
-    if not launcher or not runner or "deepspeed.launcher.launch" not in _command(launcher):
-        return None
-    return runner if any(Path(word).name == "deepspeed" for word in _command(runner)) else None
+def _launchers() -> list[psutil.Process]:
+    """Whoever started this process and is a launcher, as `deepspeed` is of its launcher; a shell may go."""
+
+    def is_launcher(process: psutil.Process) -> bool:
+        program = _command(process)[:4]  # at most: python -u -m NAME; what follows may be a launcher's command line
+        return any(Path(word).name in _LAUNCHERS for word in program)
+
+    return list(itertools.takewhile(is_launcher, psutil.Process().parents()))
 
 
 def _command(process: psutil.Process) -> list[str]:
@@ -50,9 +52,9 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
-def _is_alive(process: psutil.Process | None) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
     try:
-        return process is None or (process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 

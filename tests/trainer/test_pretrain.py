@@ -98,6 +98,18 @@ def test_the_same_command_again_does_nothing_when_the_run_is_done(call, tmp_path
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
+def test_what_a_kill_after_the_last_checkpoint_cut_is_made_up_for(call, tmp_path):
+    """Between the last checkpoint and the outcome lies the export."""
+    call()
+    run = RunDirectory(tmp_path / "run")
+    export = (run.export(8) / "model.safetensors").read_bytes()
+    shutil.rmtree(run.export(8))
+    run.set_outcome(None)
+    assert call(world=2)[0] == [0, 0]
+    assert (run.export(8) / "model.safetensors").read_bytes() == export
+    assert run.outcome == ("done", "")
+
+
 def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(call, tmp_path):
     """One rank is told; all agree, finish the step and write. The same command then gives the uninterrupted curve."""
     codes, _ = call(world=2, task=run_pretrain_and_signal)
