@@ -13,8 +13,6 @@ DEMO := demo
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
-# DeepSpeed compiles a helper for CPU ranks once; within .venv it belongs to this torch and no other.
-export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 
 .PHONY: venv demo test test-cluster test-jobs lint bench clean
 .DELETE_ON_ERROR:
@@ -27,8 +25,6 @@ $(VENV)/.%: pyproject.toml
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
 	uv pip install --quiet --compile-bytecode -e '.[$*]' || $(VENV)/bin/python -m pip install --quiet -e '.[$*]'
-	DS_ACCELERATOR=cpu python -c 'from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as B; B().load(verbose=False)' \
-		|| echo "no C++ compiler with Python's headers: CPU ranks will talk over gloo"
 	touch $@
 
 # ---- demo -----------------------------------------------------------------------------------------------------------

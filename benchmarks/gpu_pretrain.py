@@ -56,7 +56,7 @@ class Row:
 
 _VARLEN = ("model.attention_probs_dropout_prob=0.0",)
 _FIXED = (*_VARLEN, "data.token_multiple=1024")
-_COMPILED = (*_FIXED,)
+_COMPILED = (*_FIXED, "train.compile=true")
 ROWS = (
     Row("transformers, SDPA", peer=True),
     Row("transformers, SDPA, torch.compile", peer=True, compiled=True),
@@ -64,6 +64,7 @@ ROWS = (
     Row("+ attention of packed sequences, which has no dropout", _VARLEN),
     Row("+ shapes of few kinds", _FIXED),
     Row("+ layers by torch.compile", _COMPILED),
+    Row("the same in eight bits", (*_COMPILED, "train.fp8=true")),
     Row("the same without any dropout", (*_COMPILED, "model.hidden_dropout_prob=0.0")),
 )
 
@@ -106,7 +107,7 @@ def main() -> None:
             print(json.dumps(vars(found)), flush=True)
             measured.append(found)
         if world.device.type == "cuda":
-            profiles[length] = profile_step(ROWS[-2], length, shards, arguments, world)
+            profiles[length] = profile_step(ROWS[-3], length, shards, arguments, world)
     text = "\n".join(_page(world, ceiling, bandwidth, errors, measured, profiles)) + "\n"
     (arguments.output / "gpu.md").write_text(text, encoding="utf-8")
     figures = {"ceiling": ceiling, "bandwidth": bandwidth, "errors": errors, "profiles": profiles,
@@ -211,7 +212,10 @@ def measure(
 
 def _our_steps(recipe: Recipe, world: World) -> Any:
     config = resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], world.size)
-    engine = Engine(recipe.model, recipe.optimizer, config, recipe.train.seed, world)
+    train = recipe.train
+    engine = Engine(
+        recipe.model, recipe.optimizer, config, train.seed, world, compile_layers=train.compile, fp8=train.fp8
+    )
 
     def step(number: int, batches: list[Batch]) -> None:
         if number < 0:

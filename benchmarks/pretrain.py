@@ -4,14 +4,17 @@
     deepspeed --num_accelerators 2 benchmarks/pretrain.py --shards shards/ --size large --sequence-length 512
 
 Every row trains on the same batches of real text, in the same precision, with dropout, the same optimizer and ZeRO
-stage, one thread a rank; rows take turns, round after round, and the fastest round of each counts. What is counted is
-real tokens a second. The prediction is a sum of matrix products at the rate of a large one and of everything else at
-the rate of copying memory, both measured here first.
+stage, one thread a rank. What is counted is real tokens a second, and the median over the steps of transformers' time
+over a row's for the same step. Transformers' turn comes before ours and again after it, and counts with the mean. The
+prediction is a sum of matrix products at the rate of a large one, of everything else at the rate of copying memory, and
+of what a step with almost no tokens takes (exchange of gradients, update), all three measured here.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -36,10 +39,11 @@ from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, pretrainin
 from trainer.optim import OptimizerConfig, build_optimizer, parameter_groups
 from trainer.packing import PackedTokens
 
+# The vocabulary is the demo's and the paper's, whatever that of the shards.
 SIZES = {
-    "demo": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024},
-    "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
-    "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+    "demo": BertConfig(8192, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024),
+    "base": BertConfig(30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072),
+    "large": BertConfig(30522),
 }
 
 
@@ -72,31 +76,53 @@ def main() -> None:
         shards, "train", arguments.sequence_length, seed=1, max_predictions=-(-arguments.sequence_length * 15 // 100),
         masking=STANDARD, data=DataConfig(),
     )  # fmt: skip
-    size = arguments.micro_batch
-    batches = [
-        stream.batch(np.arange((r * world.size + world.rank) * size, (r * world.size + world.rank + 1) * size))
-        for r in range(arguments.rounds + 1)
-    ]
-    vocab = shards.manifest.vocabulary.size
-    config = BertConfig(vocab_size=vocab, **SIZES[arguments.size])  # type: ignore[arg-type]
+    numbers = np.arange((arguments.rounds + 1) * arguments.accumulation * world.size * arguments.micro_batch)
+    shares = numbers.reshape(-1, arguments.accumulation, world.size, arguments.micro_batch)
+    steps = [[stream.batch(micro_batch[world.rank]) for micro_batch in step] for step in shares]
+    config = SIZES[arguments.size]
+    if shards.manifest.vocabulary.size > config.vocab_size:
+        sys.exit(f"{arguments.size} has {config.vocab_size:,} words, the shards {shards.manifest.vocabulary.size:,}")
     dtype = torch.bfloat16 if arguments.precision == "bf16" else torch.float32
     rates = measure_ceiling(world.device, dtype), copy_rate()
-    models: dict[bool, nn.Module] = {False: Ours(config), True: Theirs(config)}
-    engines = {theirs: start(model, arguments, world) for theirs, model in models.items()}
-
-    seconds: dict[Row, list[float]] = {row: [] for row in ROWS}
-    for number, batch in enumerate(batches):  # the first round warms up
-        for row in ROWS:
-            took = one_step(engines[row.theirs], row, batch, world)
-            if number:
-                seconds[row].append(took)
-    tokens = world.sum([float(sum(int(batch.lengths.sum()) for batch in batches[1:]))])[0] / arguments.rounds
-    slots = world.size * size * arguments.sequence_length
+    passes, floors = [], []
+    for theirs in (True, False, True):  # one engine at a time, as two of BERT-LARGE take 20 GB
+        rows = [row for row in ROWS if row.theirs == theirs]
+        engine = start(Theirs(config) if theirs else Ours(config), arguments, world)
+        passes.append([[one_step(engine, row, step, world) for row in rows] for step in steps])
+        floors.append(one_step(engine, rows[-1], [almost_nothing(steps[0][0])] * arguments.accumulation, world))
+        engine.destroy()
+        del engine
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # glibc keeps gigabytes otherwise
+    before, ours, after = (np.array(seconds[1:]).T for seconds in passes)  # the first step warms up
+    work = [[sum(predict(config, row, part, arguments, rates) for part in step) for step in steps[1:]] for row in ROWS]
+    tokens = world.sum([float(sum(part.lengths.sum() for part in step)) for step in steps[1:]])
     if world.is_first:
-        predicted = {row: sum(predict(config, row, batch, arguments, rates) for batch in batches[1:]) for row in ROWS}
-        for line in table(arguments, seconds, predicted, tokens, 1 - tokens / slots, rates):
+        measured = Measured(
+            np.vstack([(before + after) / 2, ours]), np.array(work) + min(floors), tokens,
+            min(floors), float(np.median(after / before)) - 1,
+        )  # fmt: skip
+        for line in table(arguments, measured, world.size, rates):
             print(line)
     leave_world()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a step of each row took.
+
+    Attributes:
+        seconds, predicted: float64 [rows, steps]. The prediction is for this rank's share of the work.
+        tokens: Real tokens of all ranks, for each step.
+        floor: Seconds of a step with almost no tokens, which every row's prediction has in it.
+        drift: How much longer transformers took after ours than before, as a share: the machine's own noise.
+    """
+
+    seconds: np.ndarray[Any, np.dtype[np.float64]]
+    predicted: np.ndarray[Any, np.dtype[np.float64]]
+    tokens: list[float]
+    floor: float
+    drift: float
 
 
 class Ours(nn.Module):
@@ -145,13 +171,13 @@ class Theirs(nn.Module):
 
 
 def start(model: nn.Module, arguments: argparse.Namespace, world: World) -> Any:
-    """A DeepSpeed engine of ZeRO 2 with our optimizer."""
+    """A DeepSpeed engine of ZeRO 1 with our optimizer."""
     settings = {
-        "train_batch_size": arguments.micro_batch * world.size,
+        "train_batch_size": arguments.micro_batch * world.size * arguments.accumulation,
         "train_micro_batch_size_per_gpu": arguments.micro_batch,
-        "gradient_accumulation_steps": 1,
+        "gradient_accumulation_steps": arguments.accumulation,
         "gradient_clipping": 1.0,
-        "zero_optimization": {"stage": 2},
+        "zero_optimization": {"stage": 1},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
@@ -164,17 +190,27 @@ def start(model: nn.Module, arguments: argparse.Namespace, world: World) -> Any:
     return engine
 
 
-def one_step(engine: Any, row: Row, batch: Batch, world: World) -> float:
-    """Seconds of a forward pass, a backward pass and an update, from one meeting of the ranks to the next."""
-    batch = as_the_row_wants(row, batch)
+def one_step(engine: Any, row: Row, step: list[Batch], world: World) -> float:
+    """Seconds of all forward and backward passes and an update, from one meeting of the ranks to the next."""
+    step = [as_the_row_wants(row, batch) for batch in step]
     torch.manual_seed(0)
     world.barrier()
     began = time.perf_counter()
     engine.train()
-    engine.backward(engine(batch, row))
-    engine.step()
+    for batch in step:
+        engine.backward(engine(batch, row))
+        engine.step()
     world.barrier()
     return time.perf_counter() - began
+
+
+def almost_nothing(batch: Batch) -> Batch:
+    """The first eight tokens of a batch, one of them to predict: what a step of it takes, no measure can save."""
+    ids, types = batch.tokens.input_ids[:8], batch.tokens.token_type_ids[:8]
+    return replace(
+        batch, tokens=PackedTokens.from_flat(ids, types, torch.tensor([8])), positions=torch.tensor([4]),
+        mlm_labels=ids[4:5], nsp_labels=batch.nsp_labels[:1], indices=batch.indices[:1],
+    )  # fmt: skip
 
 
 def as_the_row_wants(row: Row, batch: Batch) -> Batch:
@@ -233,24 +269,25 @@ def copy_rate() -> float:
     return 2 * source.numel() / min(rounds)
 
 
-def table(
-    arguments: argparse.Namespace, seconds: dict[Row, list[float]], predicted: dict[Row, float], tokens: float,
-    padding: float, rates: tuple[float, float],
-) -> list[str]:  # fmt: skip
+def table(arguments: argparse.Namespace, measured: Measured, ranks: int, rates: tuple[float, float]) -> list[str]:
     """The rows as Markdown."""
-    best = {row: min(times) for row, times in seconds.items()}
-    first = ROWS[0]
+    sequences = ranks * arguments.micro_batch * arguments.accumulation
+    padding = 1 - np.mean(measured.tokens) / (sequences * arguments.sequence_length)
     title = f"{arguments.size}, sequences of {arguments.sequence_length}, {arguments.precision}"
+    seconds = np.median(measured.seconds, axis=1)
+    speed = np.median(measured.tokens / measured.seconds, axis=1)
+    gain, foretold = (np.median(times[0] / times, axis=1) for times in (measured.seconds, measured.predicted))
     lines = [
-        f"### {title}: {padding:.1%} padding, {rates[0] / 1e9:.0f} GFLOP/s and {rates[1] / 1e9:.1f} GB/s a rank", "",
+        f"### {title}", "",
+        f"{ranks} ranks with {arguments.accumulation} x {arguments.micro_batch} sequences a step, of which "
+        f"{padding:.1%} is padding. Products: {rates[0] / 1e9:.0f} GFLOP/s a rank, copies: {rates[1] / 1e9:.1f} GB/s; "
+        f"{measured.floor:.2f} s of every step are exchange of gradients and update. Medians of "
+        f"{len(measured.tokens)} steps; transformers took {measured.drift:+.1%} time in its second turn.", "",
         "| | seconds a step | real tokens/s | times transformers | predicted |",
         "| --- | --- | --- | --- | --- |",
     ]  # fmt: skip
-    for row in ROWS:
-        lines.append(
-            f"| {row.name} | {best[row]:.3f} | {tokens / best[row]:,.0f} | {best[first] / best[row]:.2f} "
-            f"| {predicted[first] / predicted[row]:.2f} |"
-        )
+    for row, *figures in zip(ROWS, seconds, speed, gain, foretold, strict=True):
+        lines.append("| {} | {:.3f} | {:,.0f} | {:.2f} | {:.2f} |".format(row.name, *figures))
     return lines
 
 
@@ -260,7 +297,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--size", choices=sorted(SIZES), default="demo")
     parser.add_argument("--sequence-length", type=int, default=128)
     parser.add_argument("--micro-batch", type=int, default=8, help="samples of a rank")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--accumulation", type=int, default=1, help="micro-batches of a step")
+    parser.add_argument("--rounds", type=int, default=5, help="steps of each row that count")
     parser.add_argument("--precision", choices=["float32", "bf16"], default="bf16")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()

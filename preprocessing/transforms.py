@@ -191,7 +191,7 @@ def publish_arrow(job: Job, path: str, schema: pa.Schema) -> Iterator[pa.RecordB
 def _encoded(job: Job, unit: Unit, counts: Counts, dog: Watchdog) -> Iterator[EncodedDocument]:
     """The documents of a unit that are long enough; the others are counted."""
     encoder = _encoder(job.vocabulary_file, job.vocabulary, job.encoder)
-    dtype = token_type(job.vocabulary.size).to_pandas_dtype()
+    dtype = np.dtype(str(token_type(job.vocabulary.size)))  # pyarrow's own way asks pandas
     documents = _documents(job, unit, counts, dog)
     blocks = _blocks(_searched(job, unit, documents) if job.benchmark else documents)
     encode = partial(encode_documents, encoder=encoder, options=job.options, dtype=dtype)

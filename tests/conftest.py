@@ -13,9 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAB = ROOT.parent / "shared"  # real corpora and cluster laboratories, beside the checkout where there are any
 
-# As the Makefile sets it: tools of the same environment come first, and compiled extensions stay within it.
+# As the Makefile sets it: tools of the same environment come first.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
@@ -32,6 +31,7 @@ def real_data() -> Path:
 def _logging_as_it_was() -> Iterator[None]:
     """A command's main sets what is logged for its whole process; a test's process goes on with the next test."""
     root = logging.getLogger()
-    level = root.level
+    level, handlers = root.level, root.handlers[:]
     yield
     root.setLevel(level)
+    root.handlers[:] = handlers

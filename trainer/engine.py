@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import importlib
-import io
 import logging
 import math
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +18,10 @@ import torch
 import torch.distributed
 from deepspeed.accelerator import get_accelerator
 from torch import Tensor
-from torch.utils.cpp_extension import get_default_build_root
 
+from trainer.allocator import keep_freed_memory
 from trainer.data import Batch
+from trainer.fp8 import to_fp8, why_not_fp8
 from trainer.loss_scale import LossScale, is_exhausted, put_loss_scale, take_loss_scale
 from trainer.metrics import Laps, training_flops
 from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, Losses, pretraining_losses
@@ -70,6 +67,9 @@ class World:
         return values
 
 
+_backend: Any = importlib.import_module("deepspeed.comm.torch")  # deepspeed.comm.torch is torch itself
+
+
 def join_world(threads: int) -> World:
     """Join the process group that the launcher's environment describes and fix the CPU threads of this rank.
 
@@ -80,13 +80,12 @@ def join_world(threads: int) -> World:
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or os.environ["WORLD_SIZE"])
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads or int(os.environ.get("OMP_NUM_THREADS") or max(1, cores // local_ranks)))
-    _backend.build_shm_op = _shared_memory_or_none
-    with contextlib.redirect_stdout(io.StringIO()):  # "... built successfully", on every rank and every start
-        deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
+    if get_accelerator().device_name() == "cpu":
+        keep_freed_memory()
+    _backend.build_shm_op = lambda: None  # compiled at the first start, for inference alone
+    deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
     device = torch.device(get_accelerator().current_device_name())
-    world = World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
-    _forget_shared_memory(world)
-    return world
+    return World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
 
 
 @dataclass(frozen=True)
@@ -123,6 +122,7 @@ class Engine:
         weights: Mapping[str, Tensor] | None = None,
         loss_scale: LossScale | None = None,
         compile_layers: bool = False,
+        fp8: bool = False,
     ):
         """Build the model from its seed, from weights or from a checkpoint, and hand it to DeepSpeed.
 
@@ -137,6 +137,7 @@ class Engine:
             weights: float32, to begin with where there is no checkpoint.
             loss_scale: to begin with in fp16; without it DeepSpeed's settings say.
             compile_layers: have torch.compile fuse each encoder layer, which keeps its parameters and their names.
+            fp8: have the encoder's products done in eight bits.
 
         Raises:
             StateError: the checkpoint is damaged or another model's.
@@ -154,6 +155,8 @@ class Engine:
         if initial:  # DeepSpeed rounds them to the precision of the products, so they are put in again below
             model.load_state_dict(initial)
         self._optimizer = build_optimizer(parameter_groups(model, optimizer.weight_decay), optimizer)
+        if fp8:
+            to_fp8(model.bert.layers, world.device)
         if compile_layers:
             for layer in model.bert.layers:
                 layer.compile()
@@ -466,6 +469,11 @@ def fp16_is_supported() -> bool:
     return bool(get_accelerator().is_fp16_supported())
 
 
+def why_no_fp8() -> str:
+    """What keeps this rank's device from train.fp8, or ''."""
+    return why_not_fp8(torch.device(get_accelerator().device_name()))
+
+
 def has_joined() -> bool:
     """Whether this process is one of a world's ranks by now."""
     return torch.distributed.is_initialized()
@@ -475,40 +483,6 @@ def leave_world() -> None:
     """Leave the process group in good order."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-
-
-_backend: Any = importlib.import_module("deepspeed.comm.torch")  # deepspeed.comm.torch is torch itself
-_build_shared_memory = _backend.build_shm_op
-
-
-def _shared_memory_or_none() -> Any:
-    """DeepSpeed's helper for CPU ranks on one machine, which it compiles at the first start; None where it can't be.
-
-    torch guards the compilation with a file that a killed process leaves behind, and all later ones wait for ever.
-    The operating system's lock ends with its process: who holds it may remove what is left of torch's.
-    """
-    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Another ninja than the last time takes what is built for out of date: the one beside this Python goes first.
-        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-        with (folder / "bert-pretraining.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            for left in folder.rglob("deepspeed_shm_comm/lock"):
-                left.unlink()
-            return _build_shared_memory()
-    except (OSError, RuntimeError, ImportError):
-        logging.getLogger("pretrain").warning(
-            "CPU ranks talk over gloo: DeepSpeed's faster way takes a C++ compiler and Python's headers"
-        )
-        return None
-
-
-def _forget_shared_memory(world: World) -> None:
-    """Take the name off this rank's shared memory, 69 MB, once all have it: a killed rank leaves none."""
-    world.barrier()
-    place = f"{os.getuid()}_{os.environ['MASTER_ADDR']}_{os.environ['MASTER_PORT']}_{world.rank}"
-    Path(f"/dev/shm/deepspeed_allreduce_buffer_{place}").unlink(missing_ok=True)  # noqa: S108  DeepSpeed chose it
 
 
 def _silence_deepspeed() -> None:

@@ -116,20 +116,18 @@ class Embeddings(nn.Module):
         return dropout(embedded, self.dropout if self.training else 0.0)
 
 
-class QueryKeyValue(nn.Linear):
-    """One product for all three, rows in the order Q, K, V; two where only some tokens ask."""
+def _query_key_value(hidden: Tensor, selected: Selection | None, qkv: nn.Linear) -> tuple[Tensor, Tensor, Tensor]:
+    """One product for all three, rows in the order Q, K, V; two where only some tokens ask.
 
-    def forward(  # type: ignore[override]
-        self, hidden: Tensor, selected: Selection | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """[T, D] -> [T, D] or, of selected tokens, [R, D]; [T, D]; [T, D]."""
-        if selected is None:
-            query, key, value = super().forward(hidden).chunk(3, dim=-1)  # [T, D] -> [T, 3D]
-            return query, key, value
-        width = self.in_features
-        query = F.linear(hidden.index_select(0, selected.rows), self.weight[:width], self.bias[:width])
-        key, value = F.linear(hidden, self.weight[width:], self.bias[width:]).chunk(2, dim=-1)
+    [T, D] -> [T, D] or, of selected tokens, [R, D]; [T, D]; [T, D].
+    """
+    if selected is None:
+        query, key, value = qkv(hidden).chunk(3, dim=-1)  # [T, D] -> [T, 3D]
         return query, key, value
+    width = qkv.in_features
+    query = F.linear(hidden.index_select(0, selected.rows), qkv.weight[:width], qkv.bias[:width])
+    key, value = F.linear(hidden, qkv.weight[width:], qkv.bias[width:]).chunk(2, dim=-1)
+    return query, key, value
 
 
 class SelfAttention(nn.Module):
@@ -138,7 +136,7 @@ class SelfAttention(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.heads = config.num_attention_heads
-        self.qkv = QueryKeyValue(config.hidden_size, 3 * config.hidden_size)
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.out = nn.Linear(config.hidden_size, config.hidden_size)
         self.attention_dropout = config.attention_probs_dropout_prob
         self.hidden_dropout = config.hidden_dropout_prob
@@ -146,7 +144,8 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, tokens: PackedTokens, selected: Selection | None) -> Tensor:
         """[T, D] -> [T, D], or [R, D] where only some tokens are selected."""
-        query, key, value = (x.unflatten(-1, (self.heads, -1)) for x in self.qkv(hidden, selected))  # [T, N, H]
+        projected = _query_key_value(hidden, selected, self.qkv)
+        query, key, value = (x.unflatten(-1, (self.heads, -1)) for x in projected)  # [T, D] -> [T, N, H]
         probability = self.attention_dropout if self.training else 0.0
         gathered = attention(query, key, value, tokens, selected, probability, self.causal)
         hidden = self.out(gathered.flatten(-2))  # [T, N, H] -> [T, D]

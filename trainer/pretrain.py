@@ -44,7 +44,16 @@ from trainer.checkpoint import (
 from trainer.config import Phase, Recipe, differences, load_recipe, resolve_deepspeed, to_toml
 from trainer.corpus import Corpus, open_corpus
 from trainer.data import Batch, SampleStream, evaluation_batches, validation_stream
-from trainer.engine import Engine, GlobalCounts, World, fp16_is_supported, has_joined, join_world, leave_world
+from trainer.engine import (
+    Engine,
+    GlobalCounts,
+    World,
+    fp16_is_supported,
+    has_joined,
+    join_world,
+    leave_world,
+    why_no_fp8,
+)
 from trainer.hugging_face import load_export
 from trainer.lineage import code_version, uncommitted_changes
 from trainer.loading import DamagedShardError, LoaderError, Steps, load_steps
@@ -107,7 +116,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
     run = RunDirectory(arguments.output)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     for phase in recipe.phases:
-        _check_precision(resolve_deepspeed(arguments.deepspeed_config, recipe, phase, ranks))
+        _check_precision(recipe, resolve_deepspeed(arguments.deepspeed_config, recipe, phase, ranks))
         _train_stream(recipe, phase, shards)
     _check_vocabulary(recipe, shards)
     _check_run(run, recipe, shards)
@@ -241,7 +250,7 @@ class Session:
         train = recipe.train
         engine = Engine(
             recipe.model, recipe.optimizer, config, train.seed, world, train.next_sentence, checkpoint, weights,
-            loss_scale, train.compile,
+            loss_scale, train.compile, train.fp8,
         )  # fmt: skip
         assert engine.parameters == parameter_count(recipe.model)
         _log.info(
@@ -344,9 +353,11 @@ def _train_stream(recipe: Recipe, phase: Phase, shards: Corpus) -> SampleStream:
     )
 
 
-def _check_precision(config: dict[str, Any]) -> None:
+def _check_precision(recipe: Recipe, config: dict[str, Any]) -> None:
     if config.get("fp16", {}).get("enabled") and not fp16_is_supported():
         raise ConfigError("fp16: this machine's processor can't compute in it; use bf16, or train on GPUs")
+    if recipe.train.fp8 and (reason := why_no_fp8()):
+        raise ConfigError(f"train.fp8: {reason}")
 
 
 def _check_vocabulary(recipe: Recipe, shards: Corpus) -> None:

@@ -171,22 +171,21 @@ def _number(text: str) -> float:
 
 
 def check_compiler() -> Finding:
-    """What DeepSpeed compiles its helper for CPU ranks with."""
+    """What torch.compile makes kernels with."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     missing = [
         name
         for name, there in (
             ("C++ compiler", compiler),
-            ("ninja", shutil.which("ninja")),
             ("Python.h", header.is_file()),
         )
         if not there
     ]
     return judge(
         "compiler",
-        f"no {', no '.join(missing)}" if missing else f"{compiler}, ninja, Python.h",
-        "GPU ranks need none. CPU ranks talk over gloo without, more slowly: install g++, python3-dev and ninja.",
+        f"no {', no '.join(missing)}" if missing else f"{compiler}, Python.h",
+        "Only train.compile needs it: install g++ and python3-dev.",
         warning=bool(missing),
     )
 

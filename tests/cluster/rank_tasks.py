@@ -21,12 +21,9 @@ def measure_peaks(ds_config: dict[str, Any], layers: int, width: int) -> dict[st
     """Bytes that a rank holds under DeepSpeed in its second step, with almost no activations.
 
     Returns:
-        "working": at the most while gradients are computed and sent; "updating": in the optimizer's update. Nothing
-        where ranks talk over gloo, whose threads give memory back where no profiler sees it.
+        "working": at the most while gradients are computed and sent; "updating": in the optimizer's update.
     """
     join_world(threads=1)
-    if deepspeed.comm.comm.cdb.shm_comm_op is None:
-        return {}
     model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
     optimizer = build_optimizer([{"params": list(model.parameters())}], OptimizerConfig())
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=ds_config)

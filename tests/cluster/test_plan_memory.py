@@ -174,8 +174,6 @@ def test_model_states_are_what_two_deepspeed_ranks_hold(precision, stage, overla
     sharding = read_sharding(config)
     states, width = model_states(PARAMETERS, sharding, ranks=2), sharding.width
     for found in run_ranks(2, measure_peaks, config, LAYERS, WIDTH, log=tmp_path / "ranks.log"):
-        if not found:
-            pytest.skip("needs DeepSpeed's helper for CPU ranks, which takes a C++ compiler")
         assert states.working == pytest.approx(found["working"], rel=0.1)
         # On CPUs, not with NCCL, weights that are gathered again lie there twice for a moment.
         assert 0.95 * found["updating"] <= states.updating + (PARAMETERS * width if 0 < stage < 3 else 0)

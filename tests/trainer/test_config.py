@@ -99,9 +99,10 @@ def test_the_tasks_of_table_5():
     assert differences(no_nsp, left_to_right) == ["model.is_decoder: False -> True"]
 
 
-def test_compiled_layers_need_their_parameters_to_stay(recipe, deepspeed_config):
-    settings, config = load_recipe(recipe, ["train.compile=true"]), deepspeed_config(zero_optimization={"stage": 3})
-    with pytest.raises(ConfigError, match=r"train\.compile needs zero_optimization\.stage 0, 1 or 2"):
+@pytest.mark.parametrize("name", ["compile", "fp8"])
+def test_compiled_layers_and_products_in_eight_bits_need_their_parameters_to_stay(recipe, deepspeed_config, name):
+    settings, config = load_recipe(recipe, [f"train.{name}=true"]), deepspeed_config(zero_optimization={"stage": 3})
+    with pytest.raises(ConfigError, match=rf"train\.{name} needs zero_optimization\.stage 0, 1 or 2"):
         resolve_deepspeed(config, settings, settings.phases[0], world=2)
     assert resolve_deepspeed(deepspeed_config(), settings, settings.phases[0], world=2)
 

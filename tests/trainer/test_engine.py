@@ -109,6 +109,7 @@ WAYS = {
     "compiled, checkpointed activations": (
         FLOAT32, ["train.compile=true", "model.activation_checkpointing=true"], 1e-5
     ),
+    "eight bits": ({}, ["train.fp8=true"], 2e-2),
     **{f"bf16, ZeRO {stage}": ({"zero_optimization": {"stage": stage}}, [], 2e-3) for stage in (1, 2, 3)},
 }  # fmt: skip
 
