@@ -1,8 +1,7 @@
 # The commands a newcomer needs:
 #   make demo          from a Wikipedia dump to an evaluated BERT, five minutes on two cores
 #   make test          lint, types, import contracts and tests; make lint is its first part
-#   make test-cluster  slow proofs: kills, and real Flink where it is at hand
-#   make test-jobs     the cluster's job files on a real two-node SLURM and in pods, where these are at hand
+#   make test-cluster  slow proofs: kills; and where they are at hand, a real Flink, a real two-node SLURM, Pods
 #   make bench         the benchmarks behind the claims in docs/
 # Everything is installed into .venv, which `make venv` makes by itself.
 
@@ -14,7 +13,7 @@ DEMO := demo
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
-.PHONY: venv demo test test-cluster test-jobs lint bench clean
+.PHONY: venv demo test test-cluster lint bench clean
 .DELETE_ON_ERROR:
 
 venv: $(VENV)/.dev
@@ -71,11 +70,7 @@ test: lint
 	pytest -m "not (slow or flink or slurm or kubernetes)"
 
 test-cluster: $(VENV)/.dev
-	pytest -m "(slow or flink) and not (slurm or kubernetes)"
-
-# A two-node SLURM and pods, each started for its tests; not yet part of continuous integration.
-test-jobs: $(VENV)/.dev
-	pytest -m "slurm or kubernetes"
+	pytest -m "slow or flink or slurm or kubernetes" --durations=15
 
 # The quick form of each; their own --help tells the long ones. wikitext.py says what its peer needs.
 bench: $(VENV)/.dev $(DEMO)/shards/manifest.json

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parent.parent
 sys.path = [str(ROOT), *(folder for folder in sys.path if Path(folder).name != "benchmarks")]
 
+from benchmarks.gpu_predictions import LADDER, predict
 from preprocessing.schema import ShardDirectory
 from trainer.config import Recipe, load_recipe, resolve_deepspeed
 from trainer.data import Batch, SampleStream
@@ -71,7 +72,7 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """Rates of a row; `wait` is the share of time that steps waited for the loader."""
+    """Rates of a row; `wait` is the share of time that steps waited for the loader, `predicted` of tokens a second."""
 
     name: str
     length: int
@@ -79,6 +80,7 @@ class Measured:
     batch: int
     sequences: float
     tokens: float
+    predicted: float
     tflops: float
     ceiling: float
     padding: float
@@ -103,7 +105,7 @@ def main() -> None:
     measured, profiles = [], {}
     for length in arguments.lengths:
         for row in ROWS:
-            found = measure(row, length, shards, arguments, world, ceiling)
+            found = measure(row, length, shards, arguments, world, (ceiling, bandwidth))
             print(json.dumps(vars(found)), flush=True)
             measured.append(found)
         if world.device.type == "cuda":
@@ -169,9 +171,10 @@ def _loss_and_gradient(model: BertForPreTraining, batch: Batch) -> tuple[Tensor,
 
 
 def measure(
-    row: Row, length: int, shards: ShardDirectory, arguments: argparse.Namespace, world: World, ceiling: float
-) -> Measured:
-    """Train for some seconds, after some steps that don't count."""
+    row: Row, length: int, shards: ShardDirectory, arguments: argparse.Namespace, world: World,
+    rates: tuple[float, float],
+) -> Measured:  # fmt: skip
+    """Train for some seconds, after some steps that don't count; rates are those of a product and of a copy."""
     recipe = _recipe(arguments, length, *row.settings)
     (phase,) = recipe.phases
     if world.device.type == "cuda":
@@ -179,7 +182,7 @@ def measure(
         torch.cuda.reset_peak_memory_stats()
     step_of = _peer_steps(recipe, row, world) if row.peer else _our_steps(recipe, world)
     steps = _steps(recipe, shards, world)
-    count = sequences = tokens = slots = flops = waited = 0.0
+    sequences = tokens = slots = flops = waited = foretold = 0.0
     began = last = time.perf_counter()
     for number, batches in enumerate(load_steps(steps, 0, phase.steps, arguments.workers)):
         waiting = time.perf_counter() - last
@@ -189,13 +192,14 @@ def measure(
             began = last
             continue
         lengths = torch.cat([batch.lengths for batch in batches])
-        count += 1
         sequences += len(lengths)
         tokens += float(lengths.sum())
         slots += sum(
             batch.tokens.longest * len(batch.indices) if row.peer else len(batch.tokens.input_ids) for batch in batches
         )
-        flops += training_flops(recipe.model, lengths, sum(len(batch.mlm_labels) for batch in batches))
+        predictions = sum(len(batch.mlm_labels) for batch in batches)
+        flops += training_flops(recipe.model, lengths, predictions)
+        foretold += sum(predict(recipe.model, LADDER[row.name], lengths, length, predictions, *rates).values())
         waited += waiting
         if last - began > arguments.seconds:
             break
@@ -205,7 +209,8 @@ def measure(
     model = recipe.model
     return Measured(
         row.name, length, f"{model.hidden_dropout_prob:g} / {model.attention_probs_dropout_prob:g}",
-        phase.micro_batch_size, sequences / took, tokens / took, flops / took / 1e12, flops / took / ceiling,
+        phase.micro_batch_size, sequences / took, tokens / took, tokens / foretold, flops / took / 1e12,
+        flops / took / rates[0],
         1 - tokens / slots, waited / took, memory / 1e9,
     )  # fmt: skip
 
@@ -342,12 +347,16 @@ def _page(
             kind = "fast path, bfloat16" if name == "fast" else "the formula, bfloat16"
             yield f"| {found['length']:.0f} | {kind} | {found[f'{name}_loss']:.1e} | {found[f'{name}_gradient']:.1e} |"
     yield ""
-    yield "| | tokens | dropout | batch | seq/s | real tokens/s | TFLOP/s | of the ceiling | padding | data wait | GB |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    yield (
+        "| | tokens | dropout | batch | seq/s | real tokens/s | predicted | TFLOP/s | of the ceiling | padding "
+        "| data wait | GB |"
+    )
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for row in measured:
         yield (
             f"| {row.name} | {row.length} | {row.dropout} | {row.batch} | {row.sequences:,.0f} | {row.tokens:,.0f} "
-            f"| {row.tflops:.3g} | {row.ceiling:.1%} | {row.padding:.1%} | {row.wait:.1%} | {row.memory_gb:.1f} |"
+            f"| {row.predicted:,.0f} | {row.tflops:.3g} | {row.ceiling:.1%} | {row.padding:.1%} | {row.wait:.1%} "
+            f"| {row.memory_gb:.1f} |"
         )
     for length, profile in profiles.items():
         yield from (

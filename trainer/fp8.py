@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.util import find_spec
 
 import torch
@@ -30,8 +31,12 @@ def to_fp8(layers: nn.ModuleList, device: torch.device) -> None:
         layers: of the encoder.
         device: that will compute.
     """
+    log = logging.getLogger("torch.utils._pytree")  # of what torchao 0.18 registers in a way that torch calls old
+    level = log.level
+    log.setLevel(logging.ERROR)
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
+    log.setLevel(level)
     # The sum of a weight's gradient runs over tokens, whose number needs to be a multiple of 16 on the GPU.
     config = Float8LinearConfig(pad_inner_dim=True, emulate=device.type == "cpu")
     convert_to_float8_training(layers, config=config)

@@ -1,0 +1,125 @@
+"""What a step on a GPU should take: operations at the rate of a large product, bytes at the rate of a large copy.
+
+    python benchmarks/gpu_predictions.py [--tflops 790 --gbs 4000]      # an H200's, as measured; no GPU is needed
+
+benchmarks/gpu_pretrain.py prints these beside what it measures, with the rates of its own run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+sys.path = [str(Path(__file__).parents[1]), *(folder for folder in sys.path if Path(folder).name != "benchmarks")]
+
+from trainer.metrics import training_flops
+from trainer.model import BertConfig, parameter_count
+
+# Assumed: what products 1,024 to 4,096 wide reach of one of 8,192^3, and attention's of the same.
+PRODUCTS, ATTENTION = 0.87, 0.4
+# Elements, in widths of the model, that a layer's kernels read and write for a token, forward and backward, all in 16
+# bits. Each kernel by itself: residual, dropout and LayerNorm 2 x (7.5 + 10.5), activation 8 + 12, sums for the biases
+# 9, attention 4 + 8. torch.compile makes one kernel of residual, dropout and LayerNorm, 2 x (4 + 5), and takes a part
+# of the sums into the kernels before them.
+EAGER, COMPILED = 77.0, 55.0
+EIGHT_BITS = 48.0  # to find each tensor's largest value and write it in 8 bits, along rows and along columns
+PADDED = 14.0  # attention's rows copied out of and into packed order
+HEAD = 26  # bytes for each score of the vocabulary: 16 bits, to 32, softmax, gradient and back
+UPDATE = 46  # bytes a parameter: gradient added up in 32 bits, its norm, weight and two moments, the weight in 16 bits
+
+
+@dataclass(frozen=True)
+class Way:
+    """What a row of the ladder does."""
+
+    padded: bool = False  # all tokens of all slots
+    padded_attention: bool = False
+    head_everywhere: bool = False
+    compiled: bool = False
+    fp8: bool = False
+
+
+def predict(
+    config: BertConfig, way: Way, lengths: Tensor, length: int, predictions: int, ceiling: float, bandwidth: float
+) -> dict[str, float]:
+    """Seconds of each part of a step.
+
+    Args:
+        config: of the model.
+        way: how it is computed.
+        lengths: [samples], real tokens.
+        length: tokens of a slot.
+        predictions: of all samples.
+        ceiling: operations a second.
+        bandwidth: bytes read or written a second.
+    """
+    if way.padded:
+        lengths = torch.full_like(lengths, length)
+    tokens, layers, d = float(lengths.sum()), config.num_hidden_layers, config.hidden_size
+    scored = tokens if way.head_everywhere else predictions
+    encoder = training_flops(config, lengths, 0)
+    head = training_flops(config, lengths * 0, int(scored))
+    asked = torch.full_like(lengths, length) if way.padded_attention else lengths
+    attention = 3 * layers * 4 * d * float((asked.double() ** 2).sum())
+    products = encoder - 3 * layers * 4 * d * float((lengths.double() ** 2).sum())
+    moved = EAGER if not way.compiled else COMPILED
+    moved += (EIGHT_BITS if way.fp8 else 0) + (PADDED if way.padded_attention and not way.padded else 0)
+    return {
+        "matrix products": (products / (2 if way.fp8 else 1) + head) / (PRODUCTS * ceiling),
+        "attention": attention / (ATTENTION * ceiling),
+        "elementwise": (2 * moved * d * layers * tokens + HEAD * scored * config.vocab_size) / bandwidth,
+        "optimizer": UPDATE * parameter_count(config) / bandwidth,
+    }
+
+
+LADDER = {
+    "transformers, SDPA": Way(padded=True, padded_attention=True, head_everywhere=True),
+    "transformers, SDPA, torch.compile": Way(padded=True, padded_attention=True, head_everywhere=True, compiled=True),
+    "ours, dropout everywhere (SDPA)": Way(padded_attention=True),
+    "+ attention of packed sequences, which has no dropout": Way(),
+    "+ shapes of few kinds": Way(),
+    "+ layers by torch.compile": Way(compiled=True),
+    "the same in eight bits": Way(compiled=True, fp8=True),
+    "the same without any dropout": Way(compiled=True),
+}
+
+
+def main() -> None:
+    """The ladder for full slots at 128 and 512, and for slots as long texts fill them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tflops", type=float, default=790.0, help="of a large bf16 product")
+    parser.add_argument("--gbs", type=float, default=4000.0, help="of a large copy, reads and writes")
+    parser.add_argument("--shares", type=float, nargs=2, default=[0.91, 0.66], help="of real tokens at 128 and at 512")
+    arguments = parser.parse_args()
+    ceiling, bandwidth = arguments.tflops * 1e12, arguments.gbs * 1e9
+    config = BertConfig(30522)
+    print("| | tokens | seq/s | real tokens/s | TFLOP/s | of the ceiling | products | elementwise |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for length, samples, share in zip((128, 512), (256, 64), arguments.shares, strict=True):
+        lengths = _lengths(length, samples, share)
+        predictions = int(0.15 * float(lengths.sum()))
+        flops = training_flops(config, lengths, predictions)
+        for name, way in LADDER.items():
+            parts = predict(config, way, lengths, length, predictions, ceiling, bandwidth)
+            took = sum(parts.values())
+            print(
+                f"| {name} | {length} | {samples / took:,.0f} | {float(lengths.sum()) / took:,.0f} "
+                f"| {flops / took / 1e12:.0f} | {flops / took / ceiling:.0%} | {parts['matrix products'] / took:.0%} "
+                f"| {parts['elementwise'] / took:.0%} |"
+            )
+
+
+def _lengths(length: int, samples: int, share: float) -> Tensor:
+    """Most slots full, one in ten of any length, as the preprocessing draws them, or fewer full for a lower share."""
+    short = round(samples * min(1.0, 2 * (1 - share)))
+    drawn = torch.linspace(8, length, max(short, 1))[:short]
+    return torch.cat([drawn, torch.full((samples - short,), float(length))]).round().long()
+
+
+if __name__ == "__main__":
+    main()
