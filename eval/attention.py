@@ -75,7 +75,9 @@ def _layer_weights(layer: Layer, hidden: Tensor, tokens: PackedTokens) -> list[T
     """[T, D] -> for each sequence [N, S, S]."""
     attention = layer.attention
     seen = layer.attention_norm(hidden) if layer.pre_layer_norm else hidden
-    query, key, _ = (x.unflatten(-1, (attention.heads, -1)).transpose(0, 1) for x in attention.qkv(seen))  # [N, T, H]
+    query, key, _ = (
+        x.unflatten(-1, (attention.heads, -1)).transpose(0, 1) for x in attention.qkv(seen).chunk(3, dim=-1)
+    )  # [N, T, H]
     lengths = tokens.lengths.tolist()
     pairs = zip(query.split(lengths, dim=1), key.split(lengths, dim=1), strict=True)
     return [_softmax(q @ k.transpose(1, 2) * q.shape[-1] ** -0.5, attention.causal) for q, k in pairs]
