@@ -170,6 +170,8 @@ class Engine:
             self._fill(reader)
         elif weights:
             self._fill_weights(weights)
+        has_parts = self._engine.zero_optimization() or world.is_first  # without ZeRO all ranks have the same
+        self._copies = [flat.room() for flat in self._flats()] if has_parts else []
         self._scaler: Any = getattr(self._engine.optimizer, "loss_scaler", None)
         put_loss_scale(self._scaler, loss_scale)
 
@@ -273,10 +275,13 @@ class Engine:
         )  # fmt: skip
 
     def snapshot(self) -> list[Flat]:
-        """Copies in CPU memory of the weights and moments that this rank owns and the first one does not have too."""
-        if not self._engine.zero_optimization() and not self._world.is_first:
-            return []
-        return [flat.snapshot() for flat in self._flats()]
+        """Copies in CPU memory of the weights and moments that this rank owns and the first one does not have too.
+
+        The next call takes the same memory.
+        """
+        for copy, flat in zip(self._copies, self._flats(), strict=False):
+            copy.take(flat)
+        return self._copies
 
     @property
     def dtype(self) -> torch.dtype:

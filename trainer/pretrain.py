@@ -228,8 +228,9 @@ class Session:
             batches = next(loader)
         except (LoaderError, DamagedShardError) as found:
             error = type(found)(f"rank {self.world.rank}: {found}")
-        totals = engine.count_step(batches, self.stop.received, self.saver.writing, unreadable=error is not None)
         clock.lap("data_seconds")
+        totals = engine.count_step(batches, self.stop.received, self.saver.writing, unreadable=error is not None)
+        clock.lap("compute_seconds")
         if totals.unreadable:
             if trained:
                 self.saver.begin(self._state(trained, engine), engine)
