@@ -11,8 +11,8 @@ from cluster.slurm.settings import Container
 from trainer.settings import ConfigError
 
 # File systems of one machine; what is not here may be a network's.
-_OF_ONE_MACHINE = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "vfat",
-                   "xfs", "zfs"}  # fmt: skip
+_OF_ONE_MACHINE = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "rootfs", "tmpfs",
+                   "vfat", "xfs", "zfs"}  # fmt: skip
 
 
 def check_shared(paths: Iterable[Path], vouched: Sequence[Path]) -> None:
