@@ -41,7 +41,7 @@ def container(file: str, name: str) -> dict:
 
 
 @pytest.fixture
-def flink() -> Iterator[None]:
+def flink(tmp_path: Path) -> Iterator[None]:
     """Flink with one TaskManager, Beam's job server, and the sidecar."""
     environment = {**os.environ, "FLINK_LAB_DIR": str(FLINK), "FLINK_LAB_PYTHON": sys.executable,
                    "FLINK_LAB_TASKMANAGERS": "1"}  # fmt: skip
@@ -54,7 +54,7 @@ def flink() -> Iterator[None]:
     command = [word.replace("/opt/apache/beam/boot", str(FLINK / "bin" / "container")) for word in worker["command"]]
     variables = {item["name"]: item["value"] for item in worker["env"]}
     pool = subprocess.Popen(
-        [sys.executable, *command[1:]], cwd=ROOT, env={**os.environ, **variables}, stderr=subprocess.DEVNULL
+        [sys.executable, *command[1:]], cwd=tmp_path, env={**os.environ, **variables}, stderr=subprocess.DEVNULL
     )
     yield
     pool.send_signal(signal.SIGINT)  # it ends its workers then
