@@ -22,6 +22,7 @@ from torch import Tensor
 from trainer.allocator import keep_freed_memory
 from trainer.data import Batch
 from trainer.fp8 import to_fp8, why_not_fp8
+from trainer.gradients import take_norm_once, total_norm
 from trainer.loss_scale import LossScale, is_exhausted, put_loss_scale, take_loss_scale
 from trainer.metrics import Laps, training_flops
 from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, Losses, pretraining_losses
@@ -161,6 +162,7 @@ class Engine:
             for layer in model.bert.layers:
                 layer.compile()
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=self._optimizer, config=deepspeed_config)
+        take_norm_once(self._engine.optimizer)
         self._owned = list(self._find_owned())
         if isinstance(self._optimizer, Lamb) and self._engine.zero_optimization():
             partitions = [(owned.tensor, Partition(owned.fragments, owned.parameters)) for owned in self._owned]
@@ -391,9 +393,7 @@ class Engine:
             self._engine.step()
             finite, norm = not self._engine.optimizer.overflow, self._engine.get_global_grad_norm()
         else:
-            norm = torch.nn.utils.get_total_norm(
-                [p.grad for p in self._engine.module.parameters() if p.grad is not None]
-            )
+            norm = total_norm([p.grad for p in self._engine.module.parameters() if p.grad is not None])
             finite = bool(torch.isfinite(norm))
             if finite:
                 self._engine.step()

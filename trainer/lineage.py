@@ -15,14 +15,17 @@ _LIBRARIES = ("torch", "deepspeed", "pyarrow", "tokenizers", "numpy", "mlflow")
 
 
 def code_version() -> dict[str, Any]:
-    """Version of this project, its git commit and whether the tree differs from it, and the libraries' versions."""
+    """Version of this project, its git commit and whether the tree differs from it, and the libraries' versions.
+
+    None is for what is not installed or not known: the project runs from a checkout, and without MLflow.
+    """
     commit = _noted(COMMIT) or _git("rev-parse", "HEAD")
     return {
-        "version": metadata.version("bert-pretraining"),
+        "version": _version("bert-pretraining"),
         "commit": commit.strip() if commit else None,
         "modified": bool(uncommitted_changes()),
         "python": platform.python_version(),
-        "libraries": {name: metadata.version(name) for name in _LIBRARIES},
+        "libraries": {name: _version(name) for name in _LIBRARIES},
         "machine": {"system": platform.platform(), "processor": platform.machine(), "host": platform.node()},
     }
 
@@ -30,6 +33,13 @@ def code_version() -> dict[str, Any]:
 def uncommitted_changes() -> str:
     """What differs from the commit, as a patch; empty where the project is not a git checkout."""
     return _noted(DIFF) or _git("diff", "HEAD") or ""
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _noted(name: str) -> str | None:

@@ -51,7 +51,7 @@ OPTIMIZERS = {
 
 @pytest.fixture(scope="module", params=OPTIMIZERS)
 def plain_loop(request, recipe, shards):
-    """Settings, and the losses of 20 steps of the same model, batches and optimizer without DeepSpeed."""
+    """Settings, and losses and norms of 20 steps of the same model, batches and optimizer without DeepSpeed."""
     build, peak = OPTIMIZERS[request.param]
     overrides = [*NO_DROPOUT, "phases.0.steps=20", f"schedule.peak={peak}", f"optimizer.name={request.param}"]
     settings = load_recipe(recipe, overrides)
@@ -70,7 +70,7 @@ def plain_loop(request, recipe, shards):
     decayed = [p for p in model.parameters() if all(p is not q for q in undecayed)]
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": undecayed, "weight_decay": 0.0}]
     optimizer = build(groups)
-    losses = []
+    losses, norms = [], []
     for step in range(phase.steps):
         batch = stream.batch(np.arange(step * 8, (step + 1) * 8))
         logits = model(batch.tokens, batch.positions)
@@ -78,21 +78,22 @@ def plain_loop(request, recipe, shards):
         loss = sums.mlm_loss / len(batch.mlm_labels) + sums.nsp_loss / 8
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, phase.steps, settings.schedule)
         optimizer.step()
         losses.append(loss.item())
-    return overrides, losses
+    return overrides, losses, norms
 
 
 @pytest.mark.parametrize(("stage", "world"), [(0, 2), (1, 2), (2, 2), (2, 4), (3, 1), (3, 2)])
 def test_every_zero_stage_in_float32_is_the_plain_loop(train, plain_loop, deepspeed_config, tmp_path, stage, world):
-    settings, losses = plain_loop
+    settings, losses, norms = plain_loop
     config = deepspeed_config(**FLOAT32, zero_optimization={"stage": stage})
     run = train(tmp_path / "run", config, world, *settings, "log.validate_every=0", "checkpoint.every=20")
     assert losses[0] - losses[-1] > 0.1, "the comparison means nothing if nothing is learned"
     np.testing.assert_allclose(curve(run), losses, rtol=1e-5)
+    np.testing.assert_allclose(curve(run, "grad_norm"), norms, rtol=1e-4)
 
 
 # Name: changes of DeepSpeed's configuration, settings, and how far losses may lie from the plain loop's in float32.
@@ -122,7 +123,7 @@ def test_every_way_to_train_is_the_plain_loop_and_goes_on_bit_for_bit(
     train, plain_loop, deepspeed_config, tmp_path, way
 ):
     """20 steps of two ranks, two micro-batches accumulated."""
-    settings, losses = plain_loop
+    settings, losses, _ = plain_loop
     changes, more, tolerance = WAYS[way]
     train = functools.partial(train, task=run_pretrain_with_a_quick_compiler if "compiled" in way else run_pretrain)
     config, settings = deepspeed_config(**changes), [*settings, *more, "log.validate_every=0", "checkpoint.every=20"]

@@ -1,0 +1,52 @@
+"""The norm of a gradient, against sums in float64."""
+
+import pytest
+import torch
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+from trainer.gradients import total_norm
+
+
+def gradients(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Rows whose sizes differ by orders of magnitude, as those of word embeddings do."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randn(shape, generator=generator) for shape in shapes]
+    return [x * torch.exp(3 * torch.randn(len(x), generator=generator)).view(-1, *(1,) * (x.ndim - 1)) for x in rows]
+
+
+def exact(values: list[torch.Tensor]) -> float:
+    return float(torch.cat([x.flatten() for x in values]).double().norm())
+
+
+@pytest.mark.parametrize("shapes", [
+    [(1,)], [(1023,)], [(1024,)], [(1025,)], [(7, 300), (5,), (4096,)], [(8192, 256), (256,), (256, 1024)],
+])  # fmt: skip
+def test_is_that_of_one_long_vector(shapes):
+    values = gradients(*shapes)
+    assert float(total_norm(values)) == pytest.approx(exact(values), rel=1e-6)
+
+
+def test_small_squares_are_not_lost_in_a_large_sum():
+    values = gradients((30522, 128))
+    assert abs(float(torch.linalg.vector_norm(values[0])) / exact(values) - 1) > 1e-5  # what torch gives
+    assert float(total_norm(values)) == pytest.approx(exact(values), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("place", [0, 1024, 2999])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_is_not_finite_where_one_element_is_not(value, place, dtype):
+    values = [torch.ones(5, dtype=dtype), torch.ones(3000, dtype=dtype)]
+    values[1][place] = value
+    assert not torch.isfinite(total_norm(values))
+
+
+def test_a_gradient_may_lie_in_memory_as_it_likes():
+    values = gradients((300, 200))
+    assert float(total_norm([values[0].T])) == pytest.approx(exact(values), rel=1e-6)
+
+
+def test_deepspeed_still_calls_what_is_replaced():
+    """Or it would take the slow way again without a word; tests/trainer/test_engine.py shows that ours is right."""
+    calls = DeepSpeedZeroOptimizer.step.__code__.co_names + DeepSpeedZeroOptimizer.scaled_global_norm.__code__.co_names
+    assert {"check_overflow", "check_grad_overflow", "get_grad_norm_direct"} <= set(calls)

@@ -1,0 +1,56 @@
+"""The norm of a gradient, by which it is clipped and which tells whether it is finite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+_ROW = 1024  # elements that are summed in float32
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The 2-norm of all gradients as one vector, a float32 scalar on their device; not finite where one of them isn't.
+
+    On a CPU torch's own sum over a matrix of embeddings is wrong by 2e-4 and more, for it adds small squares to a large
+    sum, and one in float64 takes thirty times as long. Here rows of 1,024 squares are summed in float32, and the rows in
+    float64: right to 1e-7 at the price of the first (benchmarks/gradient_norm.py). On CUDA torch sums blocks by itself.
+
+    Args:
+        gradients: one at least, floating point, of any shapes, on one device.
+    """
+    if not gradients[0].is_cpu:
+        return torch.nn.utils.get_total_norm(gradients).float()
+    rows = torch.cat([norms for gradient in gradients for norms in _norms_of_rows(gradient.flatten())])
+    return torch.linalg.vector_norm(rows, dtype=torch.float64).float()
+
+
+def _norms_of_rows(values: Tensor) -> tuple[Tensor, Tensor]:
+    rows = len(values) // _ROW
+    whole, rest = values[: rows * _ROW].view(rows, _ROW), values[rows * _ROW :]
+    return torch.linalg.vector_norm(whole, dim=1), torch.linalg.vector_norm(rest)[None]
+
+
+def take_norm_once(zero: Any) -> None:
+    """Have a ZeRO optimizer of DeepSpeed tell from ``total_norm`` alone whether a gradient is finite.
+
+    DeepSpeed 0.19 first looks for the extremes of every gradient and then takes each one's norm in float64: several
+    passes over memory more than needed, and on a GPU some ten kernels a parameter, three thousand for BERT-LARGE. Yet a
+    norm that is not finite calls the update off as well (``step`` in its zero/stage_1_and_2.py).
+
+    Args:
+        zero: of stage 1 or 2. One that keeps gradients on the host, or is of another stage, stays as it is.
+    """
+    if not hasattr(zero, "check_grad_overflow") or zero.cpu_offload:
+        return
+
+    def norm_over_ranks(gradients: Sequence[Tensor], *_: Any) -> Tensor:
+        square = total_norm(gradients) ** 2 if gradients else torch.zeros((), device=zero.device)
+        torch.distributed.all_reduce(square)
+        return square.sqrt()
+
+    zero.get_grad_norm_direct = norm_over_ranks
+    zero.check_overflow = lambda partition_gradients=True: None
