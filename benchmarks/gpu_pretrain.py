@@ -33,7 +33,7 @@ from preprocessing.schema import ShardDirectory
 from trainer.config import Recipe, load_recipe, resolve_deepspeed
 from trainer.data import Batch, SampleStream
 from trainer.engine import Engine, World, join_world, leave_world
-from trainer.loading import Steps, load_steps
+from trainer.loading import StepReader, Steps
 from trainer.metrics import measure_ceiling, training_flops
 from trainer.model import EMPTY_SLOT, BertForPreTraining, pretraining_losses
 
@@ -184,7 +184,7 @@ def measure(
     steps = _steps(recipe, shards, world)
     sequences = tokens = slots = flops = waited = foretold = 0.0
     began = last = time.perf_counter()
-    for number, batches in enumerate(load_steps(steps, 0, phase.steps, arguments.workers)):
+    for number, batches in enumerate(StepReader(steps, 0, phase.steps, arguments.workers)):
         waiting = time.perf_counter() - last
         step_of(number, batches)
         last = time.perf_counter()

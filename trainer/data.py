@@ -24,7 +24,7 @@ from preprocessing.tokenization import CONTINUATION, VOCABULARY_FILE, load_vocab
 from trainer.masking import STANDARD, Masked, MaskingConfig, mask_tokens
 from trainer.mixture import interleave, whole_weights
 from trainer.model import EMPTY_SLOT
-from trainer.packing import PackedTokens
+from trainer.packing import PackedTokens, send
 from trainer.sources import open_sources, read_segments
 
 _NO_WORDS = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))  # segments of a sample that is skipped
@@ -91,9 +91,9 @@ class Batch:
         return replace(
             self,
             tokens=self.tokens.to(device),
-            positions=self.positions.to(device, non_blocking=True),
-            mlm_labels=self.mlm_labels.to(device, non_blocking=True),
-            nsp_labels=self.nsp_labels.to(device, non_blocking=True),
+            positions=send(self.positions, device),
+            mlm_labels=send(self.mlm_labels, device),
+            nsp_labels=send(self.nsp_labels, device),
         )
 
     @property

@@ -178,8 +178,9 @@ class Engine:
         put_loss_scale(self._scaler, loss_scale)
 
     def train_step(
-        self, step: int, batches: Sequence[tuple[int, Batch]], totals: GlobalCounts, learning_rate: float
-    ) -> dict[str, float]:
+        self, step: int, batches: Sequence[tuple[int, Batch]], totals: GlobalCounts, learning_rate: float,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> dict[str, float]:  # fmt: skip
         """One optimizer update.
 
         Losses are sums over a micro-batch divided by the predictions of the whole global batch, so neither
@@ -195,6 +196,7 @@ class Engine:
             batches: this rank's micro-batches, each with its place in the global batch.
             totals: of the global batch, from count_step.
             learning_rate: of this update.
+            meanwhile: called when the device has all of the gradient's work and this process is about to wait for it.
 
         Returns:
             Losses, accuracies and the gradient norm of the global batch, and seconds of the parts of the step; in fp16
@@ -219,6 +221,7 @@ class Engine:
             if place + self._world.size < totals.micro_batches:
                 self._engine.step()  # not a boundary: counts the micro-batch, updates nothing
             laps.lap("backward_seconds")
+        meanwhile()
         of_micro_batches = torch.stack(sums)
         all_sums = self._world.sum(of_micro_batches.sum(dim=0).tolist())
         metrics = self._means(all_sums, totals.predictions, totals.samples)

@@ -7,6 +7,7 @@ import multiprocessing.connection
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -60,32 +61,55 @@ class DamagedShardError(ShardError):
     """What this rank found wrong with a shard while it read. It will come again, unless data.skip leaves it out."""
 
 
-def load_steps(steps: Steps, first: int, last: int, workers: int) -> Iterator[list[Batch]]:
-    """The steps [first, last) in order, read ahead by ``workers`` processes (0: in this process, when asked for).
+class StepReader(Iterator[list[Batch]]):
+    """The steps [first, last) in order, prepared by ``workers`` processes (0: in this process, when asked for).
 
-    Raises:
-        DamagedShardError: a shard is missing or damaged, or was cut while it was read.
-        LoaderError: a process was killed, by whatever signal.
+    ``next`` raises DamagedShardError for a shard that is missing or damaged, or was cut while it was read, and
+    LoaderError where a process was killed, by whatever signal.
     """
-    loader: DataLoader[list[Batch] | ShardError] = DataLoader(
-        _Reporting(steps),
-        sampler=range(first, last),
-        batch_size=None,
-        collate_fn=_as_it_is,
-        num_workers=workers,
-        prefetch_factor=2 if workers else None,
-        worker_init_fn=_ignore_requests_to_stop,
-    )
-    loaded = _start(loader)
-    for _ in range(first, last):
+
+    def __init__(self, steps: Steps, first: int, last: int, workers: int):
+        """Start the processes."""
+        loader: DataLoader[list[Batch] | ShardError] = DataLoader(
+            _Reporting(steps),
+            sampler=range(first, last),
+            batch_size=None,
+            collate_fn=_as_it_is,
+            num_workers=workers,
+            prefetch_factor=2 if workers else None,
+            worker_init_fn=_ignore_requests_to_stop,
+        )
+        self._steps = steps
+        self._workers = workers
+        self._left = last - first
+        self._loaded = _start(loader)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
+        self._ahead: Future[list[Batch] | ShardError] | None = None
+
+    def read_ahead(self) -> None:
+        """Have a thread unpack the next step, while this one waits for its device: large batches take milliseconds."""
+        if self._workers and self._left and not self._ahead:
+            self._ahead = self._thread.submit(next, self._loaded)
+
+    def __next__(self) -> list[Batch]:
+        if not self._left:
+            self.close()
+            raise StopIteration
+        self._left -= 1
+        ahead, self._ahead = self._ahead, None
         try:
-            step = next(loaded)
+            step = ahead.result() if ahead else next(self._loaded)
         except Exception as error:  # torch has several for a dead process, and those of broken pipes get through
-            cause = _cause(steps, loaded) if workers else None
+            cause = _cause(self._steps, self._loaded) if self._workers else None
             raise cause or error from error
         if isinstance(step, ShardError):
             raise DamagedShardError(str(step)) from step
-        yield step
+        return step
+
+    def close(self) -> None:
+        """End the processes, whatever is left to read."""
+        self._thread.shutdown()
+        self._left, self._loaded = 0, iter(())
 
 
 class _Reporting(Dataset[list[Batch] | ShardError]):

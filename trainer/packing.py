@@ -106,7 +106,7 @@ class PackedTokens:
     def to(self, device: torch.device) -> PackedTokens:
         """The same tokens on a device."""
         tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "longest"}
-        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
+        return replace(self, **{name: send(tensor, device) for name, tensor in tensors.items()})
 
     @property
     def firsts(self) -> Tensor:
@@ -163,6 +163,11 @@ class Selection:
     def tables(self) -> list[Table]:
         """A table for each group of the tokens' sequences; its rows are places in ``rows``."""
         return _tables(self.bounds, self.tokens.groups)
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy to a device while it computes: from memory that may be paged out, the copy would wait until it is idle."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def _tables(bounds: Tensor, groups: list[list[int]]) -> list[Table]:

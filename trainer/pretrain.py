@@ -18,7 +18,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ from trainer.engine import (
 )
 from trainer.hugging_face import load_export
 from trainer.lineage import code_version, uncommitted_changes
-from trainer.loading import DamagedShardError, LoaderError, Steps, load_steps
+from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps
 from trainer.metrics import measure_ceiling, peak_memory
 from trainer.model import parameter_count
 from trainer.non_finite import NonFiniteError
@@ -184,7 +184,7 @@ class Session:
         ceiling = self.world.sum([measure_ceiling(self.world.device, engine.dtype)])[0]
         _log.info("ceiling: %.3f TFLOP/s of matrix products in %s over all ranks", ceiling / 1e12, engine.dtype)
         progress, clock = Progress(self.world.is_first, self.recipe, step), Clock()
-        loader = load_steps(steps, step - begin, end - begin, self.recipe.data.workers)
+        loader = StepReader(steps, step - begin, end - begin, self.recipe.data.workers)
         stopped = False
         while step < end and not stopped:
             watch(self.recipe.train.hang_seconds)
@@ -192,7 +192,8 @@ class Session:
             batches, totals = self._take(loader, engine, clock, step if step > first else 0)
             placed = [(steps.micro_batch_index(i), batch) for i, batch in enumerate(batches)]
             try:
-                metrics = engine.train_step(step, placed, totals, self.recipe.learning_rate(step))
+                rate = self.recipe.learning_rate(step)
+                metrics = engine.train_step(step, placed, totals, rate, meanwhile=loader.read_ahead)
             except NonFiniteError:
                 self.saver.finish()  # what is being written is from before
                 raise
@@ -206,6 +207,7 @@ class Session:
                 clock.lap("checkpoint_seconds")
             self._report(step, metrics | _throughput(totals, clock, ceiling), progress)
         watch(0)
+        loader.close()
         progress.close()
         _log.info("time of %d steps: %s", step - first, clock.shares())
         self.saver.finish()
@@ -215,7 +217,7 @@ class Session:
         return step, stopped
 
     def _take(
-        self, loader: Iterator[list[Batch]], engine: Engine, clock: Clock, trained: int
+        self, loader: StepReader, engine: Engine, clock: Clock, trained: int
     ) -> tuple[list[Batch], GlobalCounts]:
         """This rank's micro-batches of the next step, and what the ranks agree on before it.
 

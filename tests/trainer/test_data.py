@@ -17,7 +17,7 @@ from trainer.data import (
     evaluation_batches,
     validation_stream,
 )
-from trainer.loading import Steps, load_steps
+from trainer.loading import StepReader, Steps
 from trainer.masking import MaskingConfig
 from trainer.model import EMPTY_SLOT
 
@@ -116,7 +116,7 @@ def test_ranks_and_workers_together_see_every_index_once(shards, world, workers)
     seen = Counter(
         index
         for rank in range(world)
-        for batches in load_steps(steps_of(shards, rank, world), 0, 20, workers)
+        for batches in StepReader(steps_of(shards, rank, world), 0, 20, workers)
         for batch in batches
         for index in batch.indices.tolist()
     )
@@ -139,8 +139,8 @@ def test_every_world_size_gives_the_same_global_batches_and_masks(shards):
 
 @pytest.mark.parametrize("stop", [1, 5, 19])
 def test_stopping_at_any_step_and_going_on_gives_the_next_batches(shards, stop):
-    whole = list(load_steps(steps_of(shards, 1, 2), 0, 20, workers=0))
-    rest = list(load_steps(steps_of(shards, 1, 2), stop, 20, workers=2))
+    whole = list(StepReader(steps_of(shards, 1, 2), 0, 20, workers=0))
+    rest = list(StepReader(steps_of(shards, 1, 2), stop, 20, workers=2))
     assert len(rest) == 20 - stop
     for expected, got in zip(whole[stop:], rest, strict=True):
         assert all(equal(a, b) for a, b in zip(expected, got, strict=True))

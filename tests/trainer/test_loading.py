@@ -10,7 +10,7 @@ import pytest
 from preprocessing.schema import ShardDirectory
 from tests.trainer.shard_factory import write_shards
 from trainer.data import DataConfig, SampleStream
-from trainer.loading import DamagedShardError, LoaderError, Steps, load_steps
+from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps
 from trainer.masking import MaskingConfig
 
 
@@ -23,7 +23,7 @@ def steps_of(path, **data):
 
 def test_a_killed_process_ends_the_reading_when_its_step_is_due_and_not_before(shards):
     before, others = signal.getsignal(signal.SIGCHLD), multiprocessing.active_children()
-    loaded = load_steps(steps_of(shards), 0, 1000, workers=2)
+    loaded = StepReader(steps_of(shards), 0, 1000, workers=2)
     next(loaded)
     assert signal.getsignal(signal.SIGCHLD) is before
     victim = next(process for process in multiprocessing.active_children() if process not in others)
@@ -37,7 +37,7 @@ def test_a_killed_process_ends_the_reading_when_its_step_is_due_and_not_before(s
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_all_processes_of_a_job_leaves_the_loader_to_its_trainer(shards, number):
     others = multiprocessing.active_children()  # of other tests
-    loaded = load_steps(steps_of(shards), 0, 20, workers=2)
+    loaded = StepReader(steps_of(shards), 0, 20, workers=2)
     next(loaded)
     for process in multiprocessing.active_children():
         if process not in others:
@@ -49,7 +49,7 @@ def test_a_signal_to_all_processes_of_a_job_leaves_the_loader_to_its_trainer(sha
 def test_a_shard_that_is_cut_while_it_is_read_is_named(tmp_path):
     """Touching what is no longer there kills the process that does; the trainer looks for the reason."""
     path = write_shards(tmp_path / "shards", train=(7,))
-    loaded = load_steps(steps_of(path), 0, 1000, workers=1)
+    loaded = StepReader(steps_of(path), 0, 1000, workers=1)
     next(loaded)
     os.truncate(path / "shard-00000-of-00001.arrow", 0)
     with pytest.raises(
@@ -64,8 +64,44 @@ def test_what_a_process_finds_wrong_is_one_line_at_its_step(tmp_path, workers):
     steps = steps_of(path, shuffle_bytes=1)
     last = steps._stream.locate(np.arange(54))[0][-1]
     (path / f"shard-{last:05d}-of-00003.arrow").unlink()
-    loaded = load_steps(steps, 0, 14, workers)
+    loaded = StepReader(steps, 0, 14, workers)
     good = [next(loaded) for _ in range(8)]
     assert [batch.indices.tolist() for batch in good[7]] == [[28, 29], [30, 31]]
     with pytest.raises(DamagedShardError, match=r"^\S*: the manifest lists this shard but it is not there$"):
         list(loaded)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_steps_are_the_same_whether_they_are_read_ahead_or_not(shards, workers):
+    """In a trainer each is unpacked while the device computes; asked for twice, or at the end, it changes nothing."""
+    plain = [[batch.indices.tolist() for batch in step] for step in StepReader(steps_of(shards), 0, 6, workers=0)]
+    reader, found = StepReader(steps_of(shards), 0, 6, workers), []
+    for step in reader:
+        found.append([batch.indices.tolist() for batch in step])
+        reader.read_ahead()
+        if len(found) % 2:
+            reader.read_ahead()
+    assert found == plain
+
+
+def test_what_goes_wrong_ahead_is_said_when_the_step_is_due(tmp_path):
+    path = write_shards(tmp_path / "shards", train=(7,))
+    others = multiprocessing.active_children()
+    reader = StepReader(steps_of(path), 0, 1000, workers=1)
+    next(reader)
+    os.truncate(path / "shard-00000-of-00001.arrow", 0)
+    with pytest.raises(DamagedShardError, match=r": 0 bytes where the manifest says"):
+        while True:
+            reader.read_ahead()
+            next(reader)
+    reader.close()
+    assert set(multiprocessing.active_children()) <= set(others)
+
+
+def test_a_reader_that_is_closed_early_leaves_no_process(shards):
+    others = multiprocessing.active_children()
+    reader = StepReader(steps_of(shards), 0, 1000, workers=2)
+    next(reader)
+    reader.read_ahead()
+    reader.close()
+    assert set(multiprocessing.active_children()) <= set(others)
