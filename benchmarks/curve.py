@@ -5,8 +5,9 @@
     python benchmarks/curve.py report --shards shards/ --output curve/     # curve/training.md and curve/training.png
 
 Both start from the same weights and take the same samples with the same masks in the same order, with dropout, in
-bfloat16 with float32 weights, on one thread. The peer is what one writes by hand: transformers' model with its own
-loss, torch's AdamW, autocast. CPU time counts, not the clock's, so other work on the machine matters little.
+bfloat16 with float32 weights. The peer is what one writes by hand: transformers' model with its own loss, torch's
+AdamW, autocast, and torch.compile where the recipe says train.compile. On CPUs each takes one thread, and CPU time
+counts, not the clock's, so other work on the machine matters little. benchmarks/gpu_curve.py is the same on a GPU.
 """
 
 from __future__ import annotations
@@ -18,21 +19,24 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-sys.path = [folder for folder in sys.path if Path(folder).name != "benchmarks"]  # its preprocessing.py is another
+sys.path = [str(Path(__file__).parents[1]), *(folder for folder in sys.path if Path(folder).name != "benchmarks")]
 
+from benchmarks import transformers_pretraining as transformers_model
 from eval import probe
 from preprocessing.schema import ShardDirectory
 from trainer.config import Recipe, load_recipe
-from trainer.data import Batch, SampleStream, evaluation_batches, validation_stream
-from trainer.hugging_face import from_hugging_face, to_hugging_face
-from trainer.model import BertForPreTraining
+from trainer.data import SampleStream, evaluation_batches, validation_stream
+from trainer.loading import StepReader
 
 ROOT = Path(__file__).resolve().parent.parent
+MEASURED = range(30, 60)  # steps that tell how many more there is time for
 
 
 def main() -> None:
@@ -42,95 +46,98 @@ def main() -> None:
     parser.add_argument("--shards", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--recipe", type=Path, default=ROOT / "trainer" / "recipes" / "bert_mini.toml")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--seconds", type=float, help="of the peer: train as many steps as it manages in this time")
     parser.add_argument("settings", nargs="*", help="section.key=value of the recipe")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
+    if arguments.device == "cpu":
+        torch.set_num_threads(1)
     {"ours": train_ours, "peer": train_peer, "report": report}[arguments.part](arguments)
 
 
 def train_ours(arguments: argparse.Namespace) -> None:
-    """The real command, on one CPU rank."""
+    """The real command, on one rank."""
     command = [
         "deepspeed", "--quiet", "--num_accelerators", "1", "--master_port", "29611", "trainer/pretrain.py",
         "--config", str(arguments.recipe), "--shards", str(arguments.shards.resolve()),
         "--output", str((arguments.output / "ours").resolve()), *arguments.settings, "tracking.enabled=false",
     ]  # fmt: skip
-    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"})
+    cpu = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"} if arguments.device == "cpu" else {}
+    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, **cpu})
     _write_cpu_time(arguments.output / "ours.cpu.json", resource.RUSAGE_CHILDREN)
 
 
 def train_peer(arguments: argparse.Namespace) -> None:
-    """A plain loop over transformers' model."""
-    import transformers
-
+    """A plain loop over transformers' model. OUTPUT/peer.steps.json says how many steps there are, for ours."""
     recipe = load_recipe(arguments.recipe, arguments.settings)
     (phase,) = recipe.phases
+    assert phase.global_batch_size == phase.micro_batch_size
+    device = torch.device(arguments.device)
     shards = ShardDirectory(arguments.shards)
     stream = SampleStream(
         shards, "train", phase.sequence_length, seed=recipe.train.seed, max_predictions=phase.max_predictions,
-        masking=recipe.masking, data=recipe.data,
+        masking=recipe.masking, data=replace(recipe.data, token_multiple=1),
     )  # fmt: skip
-    config, weights = to_hugging_face(BertForPreTraining(recipe.model, recipe.train.seed).state_dict(), recipe.model)
-    model = transformers.BertForPreTraining(transformers.BertConfig(**config))
-    model.load_state_dict(weights, strict=False)  # the tied decoder comes with the embeddings
-    undecayed = [p for name, p in model.named_parameters() if name.endswith("bias") or "LayerNorm" in name]
-    decayed = [p for p in model.parameters() if all(p is not q for q in undecayed)]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": recipe.optimizer.weight_decay}, {"params": undecayed, "weight_decay": 0}],
-        betas=(recipe.optimizer.beta1, recipe.optimizer.beta2), eps=recipe.optimizer.eps,
-    )  # fmt: skip
+    size = phase.global_batch_size
+    steps = transformers_model.PaddedSteps(stream, size, size, rank=0, world=1)
+    model = transformers_model.build(recipe.model, recipe.train.seed).to(device)
+    compiled = torch.compile(model) if recipe.train.compile else model
+    optimizer = _adamw(model, recipe)
     torch.manual_seed(recipe.train.seed)
+    reader = StepReader(steps, 0, recipe.last_step, recipe.data.workers)
+    seconds, first = 0.0, 0.0
     with (
         (arguments.output / "peer.jsonl").open("w") as log,
         (arguments.output / "peer.held_out.jsonl").open("w") as held,
     ):
-        for step in range(recipe.last_step):
-            size = phase.global_batch_size
-            batch = stream.batch(torch.arange(step * size, (step + 1) * size).numpy())
+        for step, (batch,) in enumerate(reader):
+            began = time.perf_counter()
+            assert isinstance(batch, transformers_model.PaddedBatch)
             model.train()
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = model(**transformers_inputs(batch)).loss
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = compiled(**batch.inputs_on(device)).loss
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.optimizer.max_gradient_norm)
             for group in optimizer.param_groups:
                 group["lr"] = recipe.learning_rate(step)
             optimizer.step()
-            print(json.dumps({"step": step + 1, "loss": loss.item()}), file=log, flush=True)
+            reader.read_ahead()
+            line = {"step": step + 1, "loss": loss.item(), "tokens": int(batch.lengths.sum())}
+            seconds += time.perf_counter() - began
+            print(json.dumps({**line, "seconds": seconds}), file=log, flush=True)
+            if arguments.seconds and step + 1 == MEASURED.start:
+                first = seconds
+            if arguments.seconds and step + 1 == MEASURED.stop:
+                count = step + 1 + int((arguments.seconds - seconds) / (seconds - first) * len(MEASURED))
+                recipe = replace(recipe, phases=(replace(phase, steps=max(count, step + 2)),))
             if (step + 1) % recipe.log.validate_every == 0 or step + 1 == recipe.last_step:
-                figures = held_out(as_ours(model), shards, recipe, recipe.log.validation_samples)
+                figures = held_out(model, shards, recipe, device)
                 print(json.dumps({"step": step + 1, **figures}), file=held, flush=True)
+            if step + 1 == recipe.last_step:
+                break
+    reader.close()
+    (arguments.output / "peer.steps.json").write_text(json.dumps({"steps": recipe.last_step}), encoding="utf-8")
     _write_cpu_time(arguments.output / "peer.cpu.json", resource.RUSAGE_SELF)
 
 
-def transformers_inputs(batch: Batch) -> dict[str, torch.Tensor]:
-    """A batch in the form that transformers wants: padded, labels of -100 where nothing is predicted."""
-    tokens = batch.tokens
-    labels = torch.full_like(tokens.input_ids, -100).index_copy_(0, batch.positions, batch.mlm_labels)
-    longest = int(tokens.lengths.max())
-    real = torch.arange(longest) < tokens.lengths[:, None]
-    return {
-        "input_ids": tokens.pad(tokens.input_ids)[:, :longest],
-        "token_type_ids": tokens.pad(tokens.token_type_ids)[:, :longest],
-        "attention_mask": real.long(),
-        "labels": tokens.pad(labels, -100)[:, :longest],
-        "next_sentence_label": batch.nsp_labels,
-    }
+def _adamw(model: Any, recipe: Recipe) -> torch.optim.AdamW:
+    undecayed = [p for name, p in model.named_parameters() if name.endswith("bias") or "LayerNorm" in name]
+    decayed = [p for p in model.parameters() if all(p is not q for q in undecayed)]
+    settings = recipe.optimizer
+    return torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": undecayed, "weight_decay": 0}],
+        betas=(settings.beta1, settings.beta2), eps=settings.eps, fused=next(model.parameters()).is_cuda,
+    )  # fmt: skip
 
 
-def as_ours(model: Any) -> BertForPreTraining:
-    """Transformers' weights in our model, to evaluate both by the same code."""
-    config, state = from_hugging_face(model.config.to_dict(), model.state_dict())
-    ours = BertForPreTraining(config, seed=None)
-    ours.load_state_dict(state)
-    return ours.eval()
-
-
-def held_out(model: BertForPreTraining, shards: ShardDirectory, recipe: Recipe, samples: int) -> dict[str, float]:
-    """Held-out losses and accuracies, each with half of its 95 % interval."""
+def held_out(model: Any, shards: ShardDirectory, recipe: Recipe, device: torch.device) -> dict[str, float]:
+    """Held-out losses and accuracies of transformers' model, each with half of its 95 % interval."""
     stream = validation_stream(shards, recipe.phases[0].sequence_length)
-    outcomes = probe.score(model, evaluation_batches(stream, min(samples, stream.size), 32))
+    samples = min(recipe.log.validation_samples, stream.size)
+    batches: Iterable[Any] = (batch.to(device) for batch in evaluation_batches(stream, samples, 32))
+    outcomes = probe.score(transformers_model.as_ours(model).to(device), batches)
     words, sentences = probe.masked_words(outcomes), probe.next_sentence(outcomes)
     estimates = {
         "mlm_loss": words.loss, "mlm_accuracy": words.accuracy, "nsp_loss": sentences.loss,

@@ -16,19 +16,19 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path = [str(ROOT), *(folder for folder in sys.path if Path(folder).name != "benchmarks")]
 
-from benchmarks.gpu_predictions import LADDER, predict
+from benchmarks import transformers_pretraining as transformers_model
+from benchmarks.gpu_predictions import BEST, LADDER, Row, predict
 from preprocessing.schema import ShardDirectory
 from trainer.config import Recipe, load_recipe, resolve_deepspeed
 from trainer.data import Batch, SampleStream
@@ -36,6 +36,7 @@ from trainer.engine import Engine, World, join_world, leave_world
 from trainer.loading import StepReader, Steps
 from trainer.metrics import measure_ceiling, training_flops
 from trainer.model import EMPTY_SLOT, BertForPreTraining, pretraining_losses
+from trainer.optim import build_optimizer, parameter_groups
 
 SIZES = {
     "large": [],
@@ -43,31 +44,6 @@ SIZES = {
              "model.intermediate_size=512"],
 }  # fmt: skip
 WARM_UP = 5  # steps, in which kernels are compiled and chosen
-
-
-@dataclass(frozen=True)
-class Row:
-    """A way to train: settings of the recipe, and whether the model is transformers'."""
-
-    name: str
-    settings: tuple[str, ...] = ()
-    peer: bool = False
-    compiled: bool = False  # of the peer; ours has a setting for it
-
-
-_VARLEN = ("model.attention_probs_dropout_prob=0.0",)
-_FIXED = (*_VARLEN, "data.token_multiple=1024")
-_COMPILED = (*_FIXED, "train.compile=true")
-ROWS = (
-    Row("transformers, SDPA", peer=True),
-    Row("transformers, SDPA, torch.compile", peer=True, compiled=True),
-    Row("ours, dropout everywhere (SDPA)"),
-    Row("+ attention of packed sequences, which has no dropout", _VARLEN),
-    Row("+ shapes of few kinds", _FIXED),
-    Row("+ layers by torch.compile", _COMPILED),
-    Row("the same in eight bits", (*_COMPILED, "train.fp8=true")),
-    Row("the same without any dropout", (*_COMPILED, "model.hidden_dropout_prob=0.0")),
-)
 
 
 @dataclass(frozen=True)
@@ -104,12 +80,12 @@ def main() -> None:
     errors = [compare_with_reference(shards, length, arguments, world) for length in arguments.lengths]
     measured, profiles = [], {}
     for length in arguments.lengths:
-        for row in ROWS:
+        for row in LADDER:
             found = measure(row, length, shards, arguments, world, (ceiling, bandwidth))
             print(json.dumps(vars(found)), flush=True)
             measured.append(found)
         if world.device.type == "cuda":
-            profiles[length] = profile_step(ROWS[-3], length, shards, arguments, world)
+            profiles[length] = profile_step(BEST, length, shards, arguments, world)
     text = "\n".join(_page(world, ceiling, bandwidth, errors, measured, profiles)) + "\n"
     (arguments.output / "gpu.md").write_text(text, encoding="utf-8")
     figures = {"ceiling": ceiling, "bandwidth": bandwidth, "errors": errors, "profiles": profiles,
@@ -140,7 +116,7 @@ def compare_with_reference(
 
     Dropout is off, weights are random and large enough for every term to count, the batch is real text.
     """
-    recipe = _recipe(arguments, length, *_COMPILED, "model.hidden_dropout_prob=0.0")
+    recipe = _recipe(arguments, length, *BEST.settings, "model.hidden_dropout_prob=0.0")
     batch = _steps(recipe, shards, world)[0][0].to(world.device)
     model = BertForPreTraining(recipe.model, seed=3).to(world.device)
     with torch.no_grad():
@@ -180,13 +156,13 @@ def measure(
     if world.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    step_of = _peer_steps(recipe, row, world) if row.peer else _our_steps(recipe, world)
-    steps = _steps(recipe, shards, world)
+    trainer = Peer(recipe, row.compiled, world) if row.peer else Ours(recipe, world)
+    reader = StepReader(_steps(recipe, shards, world, padded=row.peer), 0, phase.steps, arguments.workers)
     sequences = tokens = slots = flops = waited = foretold = 0.0
     began = last = time.perf_counter()
-    for number, batches in enumerate(StepReader(steps, 0, phase.steps, arguments.workers)):
+    for number, batches in enumerate(reader):
         waiting = time.perf_counter() - last
-        step_of(number, batches)
+        trainer.step(number, batches, reader.read_ahead)
         last = time.perf_counter()
         if number < WARM_UP:
             began = last
@@ -199,12 +175,13 @@ def measure(
         )
         predictions = sum(len(batch.mlm_labels) for batch in batches)
         flops += training_flops(recipe.model, lengths, predictions)
-        foretold += sum(predict(recipe.model, LADDER[row.name], lengths, length, predictions, *rates).values())
+        foretold += sum(predict(recipe.model, row, lengths, length, predictions, *rates).values())
         waited += waiting
         if last - began > arguments.seconds:
             break
     took = last - began
-    step_of(-1, [])
+    reader.close()
+    trainer.close()
     memory = torch.cuda.max_memory_allocated() if world.device.type == "cuda" else 0
     model = recipe.model
     return Measured(
@@ -215,68 +192,57 @@ def measure(
     )  # fmt: skip
 
 
-def _our_steps(recipe: Recipe, world: World) -> Any:
-    config = resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], world.size)
-    train = recipe.train
-    engine = Engine(
-        recipe.model, recipe.optimizer, config, train.seed, world, compile_layers=train.compile, fp8=train.fp8
-    )
+class Ours:
+    """The trainer's engine."""
 
-    def step(number: int, batches: list[Batch]) -> None:
-        if number < 0:
-            engine.close()
-            return
-        totals = engine.count_step(batches, stop=False)
-        engine.train_step(number, list(enumerate(batches)), totals, recipe.learning_rate(number))
+    def __init__(self, recipe: Recipe, world: World) -> None:
+        config = resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], world.size)
+        train = recipe.train
+        self._recipe = recipe
+        self._engine = Engine(
+            recipe.model, recipe.optimizer, config, train.seed, world, compile_layers=train.compile, fp8=train.fp8
+        )
 
-    return step
+    def step(self, number: int, batches: list[Batch], meanwhile: Callable[[], None]) -> None:
+        """One update."""
+        totals = self._engine.count_step(batches, stop=False)
+        rate = self._recipe.learning_rate(number)
+        self._engine.train_step(number, list(enumerate(batches)), totals, rate, meanwhile)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._engine.close()
 
 
-def _peer_steps(recipe: Recipe, row: Row, world: World) -> Any:
-    import deepspeed
-    import transformers
+class Peer:
+    """Transformers' model in a DeepSpeed engine of the same settings, as DeepSpeed makes it."""
 
-    from trainer.hugging_face import to_hugging_face
-    from trainer.optim import build_optimizer, parameter_groups
+    def __init__(self, recipe: Recipe, compiled: bool, world: World) -> None:
+        import deepspeed
 
-    with torch.device("meta"):
-        settings, _ = to_hugging_face(BertForPreTraining(recipe.model, seed=None).state_dict(), recipe.model)
-    model: nn.Module = transformers.BertForPreTraining._from_config(
-        transformers.BertConfig(**settings), attn_implementation="sdpa"
-    )
-    if row.compiled:
-        model = torch.compile(model)  # type: ignore[assignment]
-    config = resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], world.size)
-    optimizer = build_optimizer(parameter_groups(model, recipe.optimizer.weight_decay), recipe.optimizer)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        model = transformers_model.build(recipe.model, recipe.train.seed)
+        config = resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], world.size)
+        self._recipe, self._device = recipe, world.device
+        self._optimizer = build_optimizer(parameter_groups(model, recipe.optimizer.weight_decay), recipe.optimizer)
+        self._engine, *_ = deepspeed.initialize(
+            model=torch.compile(model) if compiled else model, optimizer=self._optimizer, config=config
+        )
 
-    def step(number: int, batches: list[Batch]) -> None:
-        if number < 0:
-            engine.destroy()
-            return
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.learning_rate(number)
-        loss = None
+    def step(self, number: int, batches: list[Batch], meanwhile: Callable[[], None]) -> None:
+        """One update."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._recipe.learning_rate(number)
         for batch in batches:
-            loss = engine(**_padded(batch.to(world.device))).loss
-            engine.backward(loss)
-            engine.step()
-        assert loss is not None
+            assert isinstance(batch, transformers_model.PaddedBatch)
+            loss = self._engine(**batch.inputs_on(self._device)).loss
+            self._engine.backward(loss)
+            self._engine.step()
+        meanwhile()
         loss.item()  # as ours ends its step
 
-    return step
-
-
-def _padded(batch: Batch) -> dict[str, Tensor]:
-    """What transformers' model takes."""
-    tokens = batch.tokens
-    labels = torch.full_like(tokens.input_ids, EMPTY_SLOT).index_copy_(0, batch.positions, batch.mlm_labels)
-    real = torch.arange(tokens.longest, device=tokens.bounds.device) < tokens.lengths[:, None]
-    return {
-        "input_ids": tokens.pad(tokens.input_ids), "token_type_ids": tokens.pad(tokens.token_type_ids),
-        "attention_mask": real.long(), "labels": tokens.pad(labels, EMPTY_SLOT),
-        "next_sentence_label": batch.nsp_labels,
-    }  # fmt: skip
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._engine.destroy()
 
 
 KINDS = (  # of kernels, by a part of their name
@@ -292,15 +258,15 @@ def profile_step(
 ) -> dict[str, float]:
     """Milliseconds of one step by kind of kernel; "launch gaps" is when the GPU had nothing to do."""
     recipe = _recipe(arguments, length, *row.settings)
-    step_of, steps = _our_steps(recipe, world), _steps(recipe, shards, world)
+    trainer, steps = Ours(recipe, world), _steps(recipe, shards, world)
     for number in range(WARM_UP):
-        step_of(number, steps[number])
+        trainer.step(number, steps[number], _nothing)
     batches = steps[WARM_UP]
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         _wait(world.device)
         began = time.perf_counter()
-        step_of(WARM_UP, batches)
+        trainer.step(WARM_UP, batches, _nothing)
         _wait(world.device)
         took = time.perf_counter() - began
     milliseconds: dict[str, float] = {}
@@ -309,7 +275,7 @@ def profile_step(
             name = event.key.lower()
             kind = next((kind for kind, parts in KINDS if any(part in name for part in parts)), "elementwise")
             milliseconds[kind] = milliseconds.get(kind, 0.0) + event.self_device_time_total / 1e3
-    step_of(-1, [])
+    trainer.close()
     return {**milliseconds, "launch gaps": 1e3 * took - sum(milliseconds.values()), "step": 1e3 * took}
 
 
@@ -323,13 +289,18 @@ def _recipe(arguments: argparse.Namespace, length: int, *settings: str) -> Recip
     return load_recipe(ROOT / "trainer" / "recipes" / "bert_large.toml", [*base, *SIZES[arguments.size], *settings])
 
 
-def _steps(recipe: Recipe, shards: ShardDirectory, world: World) -> Steps:
+def _nothing() -> None:
+    """Every batch is here already."""
+
+
+def _steps(recipe: Recipe, shards: ShardDirectory, world: World, padded: bool = False) -> Steps:
     (phase,) = recipe.phases
     stream = SampleStream(
         shards, "train", phase.sequence_length, seed=recipe.train.seed, max_predictions=phase.max_predictions,
         masking=recipe.masking, data=replace(recipe.data, workers=0),
     )  # fmt: skip
-    return Steps(stream, phase.global_batch_size, phase.micro_batch_size, world.rank, world.size)
+    kind = transformers_model.PaddedSteps if padded else Steps
+    return kind(stream, phase.global_batch_size, phase.micro_batch_size, world.rank, world.size)
 
 
 def _page(

@@ -105,8 +105,8 @@ class PackedTokens:
 
     def to(self, device: torch.device) -> PackedTokens:
         """The same tokens on a device."""
-        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "longest"}
-        return replace(self, **{name: send(tensor, device) for name, tensor in tensors.items()})
+        names = [field.name for field in fields(self) if field.name != "longest"]
+        return replace(self, **{name: send(getattr(self, name), device) for name in names})  # type: ignore[arg-type]
 
     @property
     def firsts(self) -> Tensor:

@@ -216,9 +216,7 @@ class Session:
             raise CheckpointError(f"{self.run.path}: no checkpoint of step {step} ({self.saver.problem})")
         return step, stopped
 
-    def _take(
-        self, loader: StepReader, engine: Engine, clock: Clock, trained: int
-    ) -> tuple[list[Batch], GlobalCounts]:
+    def _take(self, loader: StepReader, engine: Engine, clock: Clock, trained: int) -> tuple[list[Batch], GlobalCounts]:
         """This rank's micro-batches of the next step, and what the ranks agree on before it.
 
         Where a rank can't read its own, all of them save what they have trained, up to step ``trained`` (0: nothing
