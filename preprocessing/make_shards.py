@@ -11,7 +11,7 @@ import sys
 
 # Python puts a script's own folder first on the module path, where our inspect.py would hide the standard library's.
 if sys.path and sys.path[0].endswith("preprocessing"):
-    sys.path.pop(0)
+    sys.path[0] = sys.path[0].removesuffix("preprocessing") or "."
 
 from collections.abc import Sequence
 

@@ -204,22 +204,30 @@ def _sdpa(
     query: Tensor, key: Tensor, value: Tensor, tokens: PackedTokens, queries: _Queries, probability: float, causal: bool
 ) -> Tensor:
     """Torch's fused kernels, which never store the [S, S] weights, on sequences padded to the longest."""
-    query, asking = _padded(query, queries.bounds, tokens.longest)
-    key, asked = _padded(key, tokens.bounds, tokens.longest)
-    value, _ = _padded(value, tokens.bounds, tokens.longest)
-    hidden = ~asked[:, None, None, :]  # [B, 1, 1, S]
+    asking, asked = _places(query, queries.bounds, tokens.longest), _places(key, tokens.bounds, tokens.longest)
+    size, longest = len(tokens.bounds) - 1, tokens.longest
+    query, key, value = (
+        _pad(x, places, size, longest) for x, places in ((query, asking), (key, asked), (value, asked))
+    )
+    hidden = tokens.lengths[:, None] <= torch.arange(longest, device=query.device)  # [B, S]
+    hidden = hidden[:, None, None, :]
     if causal:
-        hidden = hidden | _future(tokens.longest, query.device)
-    bias = _bias(hidden, query.dtype)
-    gathered = F.scaled_dot_product_attention(query, key, value, bias, probability)
-    return gathered.transpose(1, 2)[asking]  # [B, N, Q, H] -> [B, Q, N, H] -> [R, N, H]
+        hidden = hidden | _future(longest, query.device)
+    gathered = F.scaled_dot_product_attention(query, key, value, _bias(hidden, query.dtype), probability)
+    return gathered.transpose(1, 2).flatten(0, 1).index_select(0, asking)  # [B, N, Q, H] -> [B*Q, N, H] -> [R, N, H]
 
 
-def _padded(x: Tensor, bounds: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-    """[R, N, H] -> [B, N, S, H], and bool [B, S], true where it is real; no shape depends on the lengths."""
-    rows = bounds[:-1, None] + torch.arange(longest, device=x.device)  # [B, S]
-    real = rows < bounds[1:, None]
-    return x[rows.where(real, 0)].transpose(1, 2), real
+def _places(x: Tensor, bounds: Tensor, longest: int) -> Tensor:
+    """int64 [R], where each row of ``x`` is among the B*S places of a padded table; the host waits for no length."""
+    rows = torch.arange(len(x), device=x.device, dtype=bounds.dtype)
+    sequences = torch.searchsorted(bounds[1:], rows, right=True)
+    return sequences * longest + rows - bounds[sequences]
+
+
+def _pad(x: Tensor, places: Tensor, size: int, longest: int) -> Tensor:
+    """[R, N, H] -> [B, N, S, H], zeros for padding. Backwards it is a gather, with nothing to add up."""
+    table = x.new_zeros(size * longest, *x.shape[1:]).index_copy(0, places, x)
+    return table.view(size, longest, *x.shape[1:]).transpose(1, 2)
 
 
 def _varlen(

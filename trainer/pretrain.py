@@ -25,7 +25,7 @@ from typing import Any
 
 # `deepspeed trainer/pretrain.py` puts trainer/ first on the module path, where our names would hide others'.
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
-    sys.path.pop(0)
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
 

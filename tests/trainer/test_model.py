@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
 import trainer.model as model_module
@@ -345,3 +346,52 @@ class TestBfloat16:
         norm = nn.LayerNorm(1024, eps=1e-12).bfloat16()
         exact = F.layer_norm(x.double(), (1024,), eps=1e-12)
         torch.testing.assert_close(norm(x).double(), exact, rtol=2**-8, atol=1e-3)  # only the result is rounded
+
+
+class TestWithoutData:
+    """On tensors of shapes alone the model takes the ways that it takes on a GPU, and no GPU is needed.
+
+    Whatever asks for a value, such as how many tokens are real, raises here; on a GPU it would have the host wait
+    for all that was asked of the device, once a layer.
+    """
+
+    META = torch.device("meta")
+
+    def step(self, model: BertForPreTraining, tokens: PackedTokens, predictions: int) -> None:
+        positions = torch.zeros(predictions, dtype=torch.int64, device=self.META)
+        mlm_logits, nsp_logits = model(tokens.to(self.META), positions)
+        assert mlm_logits.shape == (predictions, TINY.vocab_size)
+        losses = losses_of(mlm_logits, positions, nsp_logits, torch.zeros(len(nsp_logits), device=self.META).long())
+        (losses.mlm_loss + losses.nsp_loss).backward()
+
+    def model(self, **options: object) -> BertForPreTraining:
+        with self.META:
+            return BertForPreTraining(tiny(**options), seed=None).bfloat16()
+
+    @pytest.mark.parametrize("options", [
+        {}, {"attention_probs_dropout_prob": 0.0}, {"is_decoder": True},
+        {"attention_probs_dropout_prob": 0.0, "is_decoder": True}, {"pre_layer_norm": True},
+    ])  # fmt: skip
+    def test_no_operation_waits_for_a_value(self, options):
+        model = self.model(**options)
+        self.step(model, batch(), predictions=6)
+        assert all(parameter.grad.shape == parameter.shape for parameter in model.parameters())
+
+    @pytest.mark.parametrize("attention_dropout", [0.0, 0.1])
+    def test_a_compiled_layer_is_one_graph_for_all_layers_and_batches(self, attention_dropout):
+        """One with all tokens and one with those that are read, each for the first size and for any."""
+        graphs = []
+        for layers in (2, 4):
+            model = self.model(num_hidden_layers=layers, attention_probs_dropout_prob=attention_dropout)
+            torch._dynamo.reset()
+            counter = CompileCounter()
+            for layer in model.bert.layers:
+                layer.compile(backend=counter, fullgraph=True)  # raises where there would be a second
+            counts = []
+            for first in (9, 5, 12, 2, 7, 16, 3):
+                tokens = dataclasses.replace(batch(torch.tensor([first, 4, 1])), longest=16)
+                self.step(model, tokens.round_up(8), predictions=8 + first // 8)
+                counts.append(counter.frame_count)
+            assert counts[-1] == counts[-3]
+            graphs.append(counts[-1])
+        assert graphs[0] == graphs[1] <= 5
