@@ -35,7 +35,7 @@ from trainer.data import Batch, SampleStream
 from trainer.engine import Engine, World, join_world, leave_world
 from trainer.loading import StepReader, Steps
 from trainer.metrics import measure_ceiling, training_flops
-from trainer.model import EMPTY_SLOT, BertForPreTraining, pretraining_losses
+from trainer.model import EMPTY_SLOT, BertForPreTraining, Losses, pretraining_losses
 from trainer.optim import build_optimizer, parameter_groups
 
 SIZES = {
@@ -43,6 +43,7 @@ SIZES = {
     "demo": ["model.hidden_size=128", "model.num_hidden_layers=2", "model.num_attention_heads=2",
              "model.intermediate_size=512"],
 }  # fmt: skip
+Errors = dict[int, dict[str, dict[str, float]]]  # of a sequence length and a way: of the loss and of the gradient
 WARM_UP = 5  # steps, in which kernels are compiled and chosen
 
 
@@ -77,7 +78,7 @@ def main() -> None:
     world = join_world(threads=0)
     ceiling = measure_ceiling(world.device, torch.bfloat16)
     bandwidth = copy_bandwidth(world.device)
-    errors = [compare_with_reference(shards, length, arguments, world) for length in arguments.lengths]
+    errors = {length: compare_with_reference(shards, length, arguments, world) for length in arguments.lengths}
     measured, profiles = [], {}
     for length in arguments.lengths:
         for row in LADDER:
@@ -111,8 +112,8 @@ def copy_bandwidth(device: torch.device) -> float:
 
 def compare_with_reference(
     shards: ShardDirectory, length: int, arguments: argparse.Namespace, world: World
-) -> dict[str, float]:
-    """Loss and gradient of the fast path in bfloat16, and of the plain formula in bfloat16, against float32's.
+) -> dict[str, dict[str, float]]:
+    """Relative errors of loss and gradient in bfloat16 against float32's formula: of the fast path and of the formula.
 
     Dropout is off, weights are random and large enough for every term to count, the batch is real text.
     """
@@ -126,20 +127,26 @@ def compare_with_reference(
         exact = _loss_and_gradient(model, batch)
         plain = _loss_and_gradient(model.bfloat16(), batch)
     fast = _loss_and_gradient(model, batch)
+    for layer in model.bert.layers:
+        layer.compile()
+    compiled = _loss_and_gradient(model, batch, torch.compile(pretraining_losses))
+    ways = {"fast path, bfloat16": fast, "fast path, compiled": compiled,
+            "the formula, bfloat16": plain}  # fmt: skip
+    return {
+        name: {
+            "loss": abs(float(loss) / float(exact[0]) - 1),
+            "gradient": float((gradient - exact[1]).norm() / exact[1].norm()),
+        }
+        for name, (loss, gradient) in ways.items()
+    }
 
-    def error(found: tuple[Tensor, Tensor]) -> tuple[float, float]:
-        loss = abs(float(found[0]) / float(exact[0]) - 1)
-        return loss, float((found[1] - exact[1]).norm() / exact[1].norm())
 
-    (fast_loss, fast_gradient), (plain_loss, plain_gradient) = error(fast), error(plain)
-    return {"length": length, "fast_loss": fast_loss, "fast_gradient": fast_gradient, "plain_loss": plain_loss,
-            "plain_gradient": plain_gradient}  # fmt: skip
-
-
-def _loss_and_gradient(model: BertForPreTraining, batch: Batch) -> tuple[Tensor, Tensor]:
+def _loss_and_gradient(
+    model: BertForPreTraining, batch: Batch, losses_of: Callable[..., Losses] = pretraining_losses
+) -> tuple[Tensor, Tensor]:
     model.zero_grad()
     words, sentences = model(batch.tokens, batch.positions)
-    losses = pretraining_losses(words, batch.mlm_labels, sentences, batch.nsp_labels)
+    losses = losses_of(words, batch.mlm_labels, sentences, batch.nsp_labels)
     loss = losses.mlm_loss / (batch.mlm_labels != EMPTY_SLOT).sum() + losses.nsp_loss / len(batch.indices)
     loss.backward()
     gradients = [p.grad.double().flatten() for p in model.parameters() if p.grad is not None]
@@ -304,7 +311,7 @@ def _steps(recipe: Recipe, shards: ShardDirectory, world: World, padded: bool = 
 
 
 def _page(
-    world: World, ceiling: float, bandwidth: float, errors: list[dict[str, float]], measured: list[Measured],
+    world: World, ceiling: float, bandwidth: float, errors: Errors, measured: list[Measured],
     profiles: dict[int, dict[str, float]],
 ) -> Iterator[str]:  # fmt: skip
     machine = torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU"
@@ -313,10 +320,9 @@ def _page(
     yield ""
     yield "| tokens | error against float32 | loss | gradient, norm of the difference |"
     yield "| --- | --- | --- | --- |"
-    for found in errors:
-        for name in ("fast", "plain"):
-            kind = "fast path, bfloat16" if name == "fast" else "the formula, bfloat16"
-            yield f"| {found['length']:.0f} | {kind} | {found[f'{name}_loss']:.1e} | {found[f'{name}_gradient']:.1e} |"
+    for length, ways in errors.items():
+        for name, error in ways.items():
+            yield f"| {length} | {name} | {error['loss']:.1e} | {error['gradient']:.1e} |"
     yield ""
     yield (
         "| | tokens | dropout | batch | seq/s | real tokens/s | predicted | TFLOP/s | of the ceiling | padding "

@@ -137,7 +137,8 @@ class Engine:
             checkpoint: written by write_state, by any number of ranks under any ZeRO stage.
             weights: float32, to begin with where there is no checkpoint.
             loss_scale: to begin with in fp16; without it DeepSpeed's settings say.
-            compile_layers: have torch.compile fuse each encoder layer, which keeps its parameters and their names.
+            compile_layers: have torch.compile fuse each encoder layer, which keeps its parameters and their names, and
+                the losses.
             fp8: have the encoder's products done in eight bits.
 
         Raises:
@@ -158,6 +159,7 @@ class Engine:
         self._optimizer = build_optimizer(parameter_groups(model, optimizer.weight_decay), optimizer)
         if fp8:
             to_fp8(model.bert.layers, world.device)
+        self._losses_of = torch.compile(pretraining_losses) if compile_layers else pretraining_losses
         if compile_layers:
             for layer in model.bert.layers:
                 layer.compile()
@@ -425,7 +427,7 @@ class Engine:
     def _losses(self, batch: Batch) -> Losses:
         batch = batch.to(self._world.device)
         mlm_logits, nsp_logits = self._engine(batch.tokens, batch.positions)
-        return pretraining_losses(mlm_logits, batch.mlm_labels, nsp_logits, batch.nsp_labels)
+        return self._losses_of(mlm_logits, batch.mlm_labels, nsp_logits, batch.nsp_labels)
 
 
 class _Stretch(NamedTuple):

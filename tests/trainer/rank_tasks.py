@@ -43,6 +43,7 @@ def run_pretrain_with_a_quick_compiler(arguments: list[str]) -> int:
     """The trainer's main; torch.compile traces and differentiates, and leaves out the minutes of a C++ compiler."""
     compile_module = torch.nn.Module.compile
     torch.nn.Module.compile = functools.partialmethod(compile_module, backend="aot_eager")  # type: ignore[assignment]
+    torch.compile = functools.partial(torch.compile, backend="aot_eager")
     return pretrain.main(arguments)
 
 
