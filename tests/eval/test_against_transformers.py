@@ -35,7 +35,7 @@ STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 @dataclass(frozen=True)
 class Case:
-    """A head.
+    """A task.
 
     Attributes:
         kind: of task.
@@ -52,14 +52,18 @@ class Case:
     exact: bool = False
 
 
+TWO_CLASSES = Texts(("0", "1"))
 CASES = {
-    "classes": Case(Texts(("0", "1")), "classifier", lambda data: glue.read(data, "dev", "MRPC")),
-    "figures": Case(Texts(()), "classifier", lambda data: glue.read(data, "dev", "STS-B")),
-    "choices": Case(Choices(), "classifier", lambda data: swag.read_codah(data, "dev"), longest=20),
-    "spans": Case(
+    "MRPC": Case(TWO_CLASSES, "classifier", lambda data: glue.read(data, "dev", "MRPC")),
+    "RTE": Case(Texts(("entailment", "not_entailment")), "classifier", lambda data: glue.read(data, "dev", "RTE")),
+    "SST-2": Case(TWO_CLASSES, "classifier", lambda data: glue.read(data, "dev", "SST-2")),
+    "CoLA": Case(TWO_CLASSES, "classifier", lambda data: glue.read(data, "train", "CoLA")[:400]),
+    "STS-B": Case(Texts(()), "classifier", lambda data: glue.read(data, "dev", "STS-B")),
+    "CODAH": Case(Choices(), "classifier", lambda data: swag.read_codah(data, "dev"), longest=20),
+    "SQuAD": Case(
         Questions("v1.1"), "qa_outputs", lambda data: squad.read(data, "dev-v1.1")[:400], longest=72, exact=True
     ),
-    "tags": Case(Tags(context=False), "classifier", lambda data: conll.read(data, "dev")),
+    "CoNLL": Case(Tags(context=False), "classifier", lambda data: conll.read(data, "dev")),
 }
 
 
