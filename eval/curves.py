@@ -18,6 +18,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from eval.comparison import Export
 from trainer.checkpoint import RunDirectory, read_lines
 
+_OF_A_STEP = ("step", "samples", "mlm_loss", "nsp_accuracy", "learning_rate", "tokens_per_second", "data_seconds",
+              "compute_seconds")  # fmt: skip
+_OF_A_VALIDATION = ("step", "mlm_loss", "perplexity", "mlm_accuracy", "nsp_accuracy")
 WINDOWS = 25  # a curve is smoothed over this part of its steps
 _INCHES = (12, 8)
 _WIDE = 8  # times the smallest perplexity: from there on an axis is logarithmic
@@ -60,13 +63,16 @@ def read_history(path: Path) -> History:
     """Read the metrics of a run.
 
     Raises:
-        ValueError: no metrics, or a line that isn't one.
+        ValueError: no metrics, or a line that isn't one or lacks a figure.
     """
     run = RunDirectory(path)
     try:
         training, validation = list(read_lines(run.metrics)), list(read_lines(run.validation_metrics))
-    except ValueError as error:
-        raise ValueError(f"{path}: its metrics are damaged ({error})") from error
+        for lines, names in ((training, _OF_A_STEP), (validation, _OF_A_VALIDATION)):
+            for name in names:
+                column(lines, name)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: its metrics are damaged ({type(error).__name__}: {error})") from error
     if not training:
         raise ValueError(f"{run.metrics}: no steps; give a run directory whose training has begun")
     return History(path.resolve().name, run, training, validation)

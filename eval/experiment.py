@@ -157,8 +157,12 @@ class Experiment:
         return self._disk.read(point) is not None
 
     def missing(self) -> list[Hyperparameters]:
-        """The points that nobody has finished."""
-        return [point for point in self.points if not self.is_finished(point)]
+        """The points that nobody has finished, nor failed at."""
+        return [p for p in self.points if not self.is_finished(p) and self._disk.failure(p) is None]
+
+    def set_failure(self, point: Hyperparameters, reason: str | None) -> None:
+        """Leave word that a point failed, for those that share the grid, or take it away."""
+        self._disk.set_failure(point, reason)
 
     def lock(self, point: Hyperparameters) -> Path:
         """Whoever holds its lock may run the point."""
@@ -273,6 +277,8 @@ class Experiment:
         results = [result for point in self.points if (result := self._disk.read(point)) is not None]
         if len(results) < len(self.points):
             missing = len(self.points) - len(results)
+            if failures := list(filter(None, map(self._disk.failure, self.points))):
+                raise ValueError(failures[0])
             raise ValueError(f"{missing} of {len(self.points)} grid points are missing; run the same command again")
         return results
 

@@ -6,7 +6,8 @@
         dev_..., test_...  predictions
 
 A point appears complete or not at all. Its lock says that a process works on it, and ends with that process; so any
-number of processes may share a grid, and the same command again does what is missing.
+number of processes may share a grid, and the same command again does what is missing. Where a point failed, a file
+says why, until it is tried again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 from eval.finetune import Hyperparameters
 from eval.tasks.finetuned import FineTuned
+from trainer.checkpoint import write_atomically
 
 RESULT, LOSSES = "result.json", "losses.json"
 
@@ -97,6 +99,21 @@ class Points:
                 f"{self.origin[differing[0]]}; choose another --output"
             )
         return result
+
+    def failure(self, point: Hyperparameters) -> str | None:
+        """Why the last one who tried a point failed; None where nobody did."""
+        marker = self._failure_file(point)
+        return marker.read_text(encoding="utf-8") if marker.is_file() else None
+
+    def set_failure(self, point: Hyperparameters, reason: str | None) -> None:
+        """Leave word of a failure, or take it away; who does holds the point's lock."""
+        if reason is None:
+            self._failure_file(point).unlink(missing_ok=True)
+        else:
+            write_atomically(self._failure_file(point), reason)
+
+    def _failure_file(self, point: Hyperparameters) -> Path:
+        return self.folder / f".{self.path(point).name}.failed"
 
     def write(self, point: Hyperparameters, result: Mapping[str, Any], files: Mapping[str, str]) -> None:
         """Publish a point; who writes holds its lock."""

@@ -223,11 +223,16 @@ def _score_squad_v2(arguments: argparse.Namespace) -> Scores:
 
 
 def _score_glue(arguments: argparse.Namespace) -> Scores:
-    """Predictions as GLUE wants them submitted: a table of index and prediction, in labels' words."""
+    """Predictions as GLUE wants them submitted, a table of index and prediction in labels' words, or as eval.run has
+    them, whose first column is id.
+    """
     table = tables.look_up(GLUE, arguments.task)
     examples = tables.read(table, _file(arguments.data), "dev")
-    submitted = TextTable(folders=(), a="index", label="prediction", labels=table.labels, scale=table.scale, id="index")
-    predictions = {row.id: row.label for row in tables.read(submitted, _file(arguments.predictions), "dev")}
+    file = _file(arguments.predictions)
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        key = "id" if lines.readline().startswith("id\t") else "index"
+    submitted = TextTable(folders=(), a=key, label="prediction", labels=table.labels, scale=table.scale, id=key)
+    predictions = {row.id: row.label for row in tables.read(submitted, file, "dev")}
     missing = [example.id for example in examples if example.id not in predictions]
     if missing:
         raise DatasetError(

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from eval.encoding import LongText
+from eval.evaluated import EVALUATIONS
 from eval.finetune import Precision, Settings
 from eval.inputs import FEWEST
 from eval.results import RESULTS
 from eval.tasks import GROUPS, TASKS
 from preprocessing.tokenization import MASK
+from trainer.checkpoint import RunDirectory
 
 SUBMISSION = "glue_submission.zip"
 T = TypeVar("T", int, float)
@@ -29,16 +31,29 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--tasks", type=_words, required=True, metavar="NAME[,NAME...]", help="tasks and groups of tasks"
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help=f"for {RESULTS}, which is replaced")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR",
+        help=f"for {RESULTS}, which is replaced (default: a folder for export and tasks in RUN/{EVALUATIONS}, where "
+        "eval.report looks, or beside an export that is of no run)",
+    )  # fmt: skip
     parser.add_argument("--threads", type=_positive, metavar="N", help="default: as many as torch takes")
     parser.add_argument("--no-tracking", dest="tracking", action="store_false", help="leave MLflow out")
     _add_held_out(parser.add_argument_group("tasks that learn nothing"))
     _add_learning(parser.add_argument_group("tasks that the model learns"))
     _add_sharing(parser.add_argument_group("several processes"))
     arguments = parser.parse_args(argv)
+    arguments.output = arguments.output or default_output(arguments.checkpoint, arguments.tasks)
     if not 0 <= arguments.grid_index < arguments.grid_count:
         parser.error(f"--grid-index {arguments.grid_index} is not from 0 to {arguments.grid_count - 1}")
     return arguments
+
+
+def default_output(export: Path, tasks: Sequence[str]) -> Path:
+    """A folder for the results of some tasks, which those of others do not replace."""
+    export = export.resolve()
+    of_a_run = export.parent.name == RunDirectory(export.parent.parent).exports.name
+    folder = export.parent.parent / EVALUATIONS if of_a_run else export.with_name(f"{export.name}-{EVALUATIONS}")
+    return folder / "-".join([export.name, *tasks])
 
 
 def _add_held_out(group: argparse._ArgumentGroup) -> None:
@@ -106,7 +121,12 @@ def _add_sharing(group: argparse._ArgumentGroup) -> None:
 
 
 def _several(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
-    return lambda text: tuple(kind(word) for word in _words(text))
+    def parse_all(text: str) -> tuple[T, ...]:
+        if not _words(text):
+            raise argparse.ArgumentTypeError("there is no value in it")
+        return tuple(kind(word) for word in _words(text))
+
+    return parse_all
 
 
 def _words(text: str) -> list[str]:

@@ -51,8 +51,9 @@ def prepare(arguments: argparse.Namespace) -> Plan:
     Raises:
         ValueError: something is missing, damaged or doesn't fit; the message says what to do.
     """
-    tasks = [_adapt(task, arguments) for task in select(arguments.tasks)]
+    selected = select(arguments.tasks)
     checkpoint = open_checkpoint(arguments.checkpoint)
+    tasks = [_adapt(task, arguments, checkpoint.export.config.max_position_embeddings) for task in selected]
     plan = Plan(
         tasks=tasks,
         checkpoint=checkpoint,
@@ -67,9 +68,11 @@ def prepare(arguments: argparse.Namespace) -> Plan:
     return plan
 
 
-def _adapt(task: Task, arguments: argparse.Namespace) -> Task:
+def _adapt(task: Task, arguments: argparse.Namespace, positions: int) -> Task:
     """A task with the settings of the command in the place of its own."""
     if isinstance(task, FineTuned) and arguments.max_length:
+        if arguments.max_length > positions:
+            raise ValueError(f"--max-length {arguments.max_length}: the export has {positions} positions; give as many")
         task = dataclasses.replace(task, max_length=arguments.max_length)
     if isinstance(task, FineTuned) and isinstance(task.kind, Texts) and arguments.long_text:
         task = dataclasses.replace(task, kind=dataclasses.replace(task.kind, long_text=arguments.long_text))
@@ -103,6 +106,8 @@ def _experiments(
 ) -> dict[str, Experiment]:
     if tasks and not (arguments.data or arguments.hub):
         raise ValueError(f"{tasks[0].name} reads a data set; give the folder of its files with --data, or --hub")
+    if tasks and arguments.data and not arguments.data.is_dir():  # a file could pass for train and dev at once
+        raise ValueError(f"{arguments.data}: no such directory; give the folder of the data sets with --data")
     bench = Bench(
         export=checkpoint.export,
         tokenizer=checkpoint.tokenizer,
@@ -123,4 +128,6 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 
 def _device(arguments: argparse.Namespace) -> torch.device:
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch finds no GPU here; leave the option out to learn on the CPU")
     return torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -183,8 +183,10 @@ def _origin(history: History) -> list[str]:
     """Name, hashes of configuration and data, commit and place of a run."""
     run = history.run
     hashes = [checksum(path) if path.is_file() else "" for path in (run.config, run.manifest)]
-    code = run.path / "code.json"
-    commit = _commit(json.loads(code.read_text(encoding="utf-8"))) if code.is_file() else ""
+    try:
+        commit = _commit(json.loads((run.path / "code.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: the figures are worth a report without it
+        commit = "unknown"
     return [history.name, *hashes, commit, str(run.path)]
 
 
@@ -196,12 +198,17 @@ def _commit(code: dict[str, Any]) -> str:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m eval.report", description="Curves and tables of runs.")
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run directory")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help=f"for {REPORT}, {PAGE} and pictures")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR",
+        help=f"for {REPORT}, {PAGE} and pictures (default: report/ in the first run's directory)",
+    )  # fmt: skip
     parser.add_argument(
         "--results", type=Path, action="append", metavar="FILE",
         help=f"a {RESULTS} of eval.run, once or several times (default: those found in the output and the runs)",
     )  # fmt: skip
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    arguments.output = arguments.output or arguments.runs[0] / "report"
+    return arguments
 
 
 if __name__ == "__main__":

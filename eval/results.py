@@ -46,9 +46,12 @@ def read_results(path: Path) -> dict[str, Any]:
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
         version = results["format_version"]
+        if version == FORMAT_VERSION:
+            _ = results["checkpoint"]["lineage"], results["checkpoint"]["weights_blake2b"], results["code"]
+            _ = results["tasks"].keys(), results["failed"].keys()
     except OSError as error:
         raise ValueError(f"{path}: can't read the results ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not the results of an evaluation; run `python -m eval.run` again") from error
     if version != FORMAT_VERSION:
         raise ValueError(f"{path}: format version {version}, this program reads {FORMAT_VERSION}; evaluate again")

@@ -204,7 +204,11 @@ def tune_threshold(found: Mapping[str, Candidates], references: Mapping[str, Seq
     """The odds above which there is no answer, such that F1 is best (paper, section 4.3)."""
     answers = {key: candidates.text for key, candidates in found.items()}
     odds = {key: candidates.odds for key, candidates in found.items()}
-    return squad_v2(answers, references, odds)["best_f1_thresh"]
+    figures = squad_v2(answers, references, odds)
+    unanswerable = sum(not any(texts) for texts in references.values()) / len(references)
+    if figures["best_f1"] <= 100 * unanswerable:  # the official search begins at 0, which odds may lie below
+        return min(odds.values()) - 1.0
+    return figures["best_f1_thresh"]
 
 
 def n_best(found: Candidates, may_be_nothing: bool) -> list[dict[str, Any]]:

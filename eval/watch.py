@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import logging
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,8 @@ from eval.evaluated import EVALUATIONS
 from eval.options import parse as parse_evaluation
 from eval.results import RESULTS, read_results
 from eval.tasks import select
+from eval.tasks.finetuned import FineTuned
+from eval.tasks.intrinsic import Intrinsic
 from preprocessing.schema import checksum
 from trainer.checkpoint import Ending, RunDirectory, step_number
 from trainer.hugging_face import WEIGHTS
@@ -101,7 +104,8 @@ class Watch:
 
     def _jobs(self, ending: Ending | None) -> list[Job]:
         evaluations = self._run.path / EVALUATIONS
-        exports = sorted(self._run.exports.glob("step-[0-9]*"), key=step_number)
+        found = self._run.exports.glob("step-*")
+        exports = sorted((path for path in found if re.fullmatch(r"step-\d+", path.name)), key=step_number)
         jobs = [Job(export, self._tasks, evaluations / export.name) for export in exports]
         if ending == "done" and self._final_tasks and exports:
             jobs.append(Job(exports[-1], self._final_tasks, evaluations / f"{exports[-1].name}{FINAL}"))
@@ -111,15 +115,17 @@ class Watch:
         return job.output in self.failed or self._has_results(job)
 
     def _has_results(self, job: Job) -> bool:
-        """Whether all tasks were evaluated on these very weights: a run that went back writes a step anew."""
+        """Whether all tasks were evaluated on these very weights: a run that went back writes a step anew.
+
+        What failed is none of them, so a watcher that is started again tries it once more.
+        """
         try:
             results = read_results(job.output / RESULTS)
             weights = self._checksum(job.export / WEIGHTS)
         except (ValueError, OSError):
             return False
-        tried = results["tasks"].keys() | results["failed"].keys()
         same: bool = results["checkpoint"]["weights_blake2b"] == weights
-        return same and {task.name for task in select(job.tasks)} <= tried
+        return same and {task.name for task in select(job.tasks)} <= results["tasks"].keys()
 
     def _checksum(self, weights: Path) -> str:
         key = weights, weights.stat().st_mtime_ns
@@ -130,13 +136,14 @@ class Watch:
     def _evaluate(self, job: Job, claim: int) -> None:
         _log.info("%s: %s", job.export.name, ",".join(job.tasks))
         code = _run_evaluation([*evaluation_words(job), *self._options], claim)
-        if code == 0:
+        if code == 0 and self._has_results(job):
             _log.info("%s: evaluated, %s", job.export.name, job.output / RESULTS)
         elif not job.export.is_dir():
             _log.warning("%s: deleted before it was evaluated; keep more by checkpoint.keep_exports", job.export.name)
         else:
             self.failed.add(job.output)
-            _log.error("%s: the evaluation failed (%s); see above", job.export.name, _ending(code))
+            why = _ending(code) if code else f"no {RESULTS} of it in {job.output}"
+            _log.error("%s: the evaluation failed (%s); see above", job.export.name, why)
 
 
 def ending_of(run: RunDirectory) -> Ending | None:
@@ -227,16 +234,24 @@ def _check(run: RunDirectory, arguments: argparse.Namespace, options: Sequence[s
     """Look for what would make every evaluation fail.
 
     Raises:
-        ValueError: no run, an unknown task, or a folder that is not there; argparse ends the program for other words.
+        ValueError: no run, an unknown task, a folder that is missing or not there, or an option that is the watch's
+            own; argparse ends the program for other words.
     """
     if not run.path.is_dir():
         raise ValueError(f"{run.path}: no such directory; give a run directory")
-    for tasks in filter(None, (arguments.tasks, arguments.final_tasks)):
-        select(tasks)
-        parsed = parse_evaluation([*evaluation_words(Job(run.path, tuple(tasks), run.path)), *options])
-        for folder in filter(None, (parsed.shards, parsed.data)):
-            if not folder.is_dir():
-                raise ValueError(f"{folder}: no such directory")
+    wanted = select([*arguments.tasks, *arguments.final_tasks])
+    job = Job(run.path, tuple(task.name for task in wanted), run.path)
+    parsed = parse_evaluation([*evaluation_words(job), *options])
+    if (parsed.checkpoint, parsed.output, parsed.grid_count, parsed.points_only) != (job.export, job.output, 1, False):
+        raise ValueError("--checkpoint, --output, --points-only and --grid-* are the watch's own; leave them out")
+    for folder in filter(None, (parsed.shards, parsed.data)):
+        if not folder.is_dir():
+            raise ValueError(f"{folder}: no such directory")
+    for task in wanted:
+        if isinstance(task, FineTuned) and not (parsed.data or parsed.hub):
+            raise ValueError(f"{task.name} reads a data set; give the folder of its files with --data, or --hub")
+        if isinstance(task, Intrinsic) and task.needs_shards and not parsed.shards:
+            raise ValueError(f"{task.name} reads held-out samples; give the folder of their shards with --shards")
 
 
 def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

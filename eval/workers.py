@@ -54,12 +54,17 @@ def _run_if_free(experiment: Experiment, point: Hyperparameters, failed: dict[st
 
 
 def _run(experiment: Experiment, point: Hyperparameters, failed: dict[str, str]) -> None:
-    if experiment.task.name in failed or experiment.is_finished(point):
+    if experiment.is_finished(point):
+        return
+    if reason := failed.get(experiment.task.name):
+        experiment.set_failure(point, reason)
         return
     try:
+        experiment.set_failure(point, None)
         experiment.run(point)
     except Exception as error:  # of one task, whatever it is: the others must not be lost
         failed[experiment.task.name] = describe(error)
+        experiment.set_failure(point, describe(error))
         _log.exception("%s failed", experiment.task.name)
 
 

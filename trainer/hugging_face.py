@@ -240,6 +240,10 @@ def _read_config(config: Mapping[str, Any]) -> BertConfig:
     known = {field.name for field in dataclasses.fields(BertConfig)} - set(_OURS_ALONE)
     settings = {name: value for name, value in config.items() if name in known}
     settings["pad_token_id"] = settings.get("pad_token_id") or 0  # null means the same
+    kinds = {field.name: field.type for field in dataclasses.fields(BertConfig)}
+    for name, value in settings.items():
+        if type(value) not in ((int, float) if kinds[name] is float else (kinds[name],)):  # a bool is no number here
+            raise ValueError(f"{name} is {value!r}; give the sizes and settings of a model")
     return BertConfig(**settings, pre_layer_norm=kind == _MODEL_TYPES[True])
 
 

@@ -167,6 +167,9 @@ def test_a_table() -> None:
         ("metrics.jsonl", None, "metrics.jsonl: no steps"),
         ("metrics.jsonl", "", "metrics.jsonl: no steps"),
         ("metrics.jsonl", "{\n", "its metrics are damaged"),
+        ("metrics.jsonl", '{"step": 1}\n', "its metrics are damaged"),
+        ("metrics.jsonl", "3\n", "its metrics are damaged"),
+        ("results.json", json.dumps({"format_version": FORMAT_VERSION}), "results.json: not the results of an eval"),
         ("results.json", None, "results.json: can't read the results"),
         ("results.json", "{}", "results.json: not the results of an evaluation"),
         ("results.json", "[1]", "results.json: not the results of an evaluation"),
@@ -192,6 +195,12 @@ def test_mistakes_end_with_one_line(
     assert error.count("\n") == 1
     assert message in error
     assert not output.exists()
+
+
+def test_a_report_lies_in_the_run_and_needs_no_word_of_the_code(run: Path) -> None:
+    (run / "code.json").write_text("{")
+    assert main([str(run)]) == 0
+    assert "| unknown |" in (run / "report" / "report.md").read_text()
 
 
 def rows_after(text: str, heading: str) -> dict[str, dict[str, str]]:

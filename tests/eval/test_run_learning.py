@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -19,6 +20,7 @@ from eval import experiment
 from eval.kinds import Texts
 from eval.locks import locked
 from eval.metrics import f1_binary
+from eval.options import default_output
 from eval.readers import glue
 from eval.readers.examples import DatasetError
 from eval.run import main
@@ -244,6 +246,30 @@ def test_one_failed_task_does_not_lose_the_others(
     assert list(results_of(tmp_path / "out")["tasks"]) == ["mrpc", "stsb"]
 
 
+def test_a_task_that_fails_in_one_of_several_processes_does_not_lose_the_others(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mrpc(data)
+    write_stsb(data)
+    learn = experiment.learn
+
+    def fail_on_mrpc(model, *args):
+        if model.head.output.out_features == 2:
+            raise torch.OutOfMemoryError
+        learn(model, *args)
+
+    sharing = [("--grid-index", str(index), "--grid-count", "2") for index in range(2)]
+    monkeypatch.setattr(experiment, "learn", fail_on_mrpc)
+    assert run(export, data, tmp_path / "out", "mrpc,stsb", *sharing[0]) == 1  # mrpc is its
+    assert run(export, data, tmp_path / "out", "mrpc,stsb", *sharing[1]) == 1
+    results = results_of(tmp_path / "out")
+    assert (list(results["tasks"]), list(results["failed"])) == (["stsb"], ["mrpc"])
+    assert results["failed"]["mrpc"] == "out of memory; lower --max-tokens"
+    monkeypatch.setattr(experiment, "learn", learn)
+    assert run(export, data, tmp_path / "out", "mrpc,stsb", *sharing[0]) == 0  # the array again
+    assert list(results_of(tmp_path / "out")["tasks"]) == ["mrpc", "stsb"]
+
+
 def test_a_point_that_diverges_is_a_result_and_the_others_decide(
     export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +361,40 @@ def test_no_data(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     code = main(["--checkpoint", str(export), "--tasks", "mrpc", "--output", str(tmp_path / "out")])
     message = "mrpc reads a data set; give the folder of its files with --data, or --hub"
     assert refused(capsys, tmp_path / "out", code) == message
+
+
+def test_a_file_for_a_folder(export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would be train and dev in one."""
+    write_mrpc(data)
+    file = next(data.rglob("dev.tsv"))
+    assert run(export, file, tmp_path / "out", "mrpc") == 2
+    assert capsys.readouterr().err == (
+        f"error: {file}: no such directory; give the folder of the data sets with --data\n"
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_mrpc(data)
+    assert run(export, data, tmp_path / "out", "mrpc", "--device", "cuda") == 2
+    assert capsys.readouterr().err.startswith("error: --device cuda: torch finds no GPU here; ")
+
+
+def test_more_tokens_than_positions(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(data)
+    assert run(export, data, tmp_path / "out", "mrpc", "--max-length", "4096") == 2
+    assert capsys.readouterr().err.startswith("error: --max-length 4096: the export has ")
+
+
+def test_without_an_output_results_lie_where_the_report_looks(export: Path, data: Path, tmp_path: Path) -> None:
+    write_mrpc(data)
+    argv = ["--checkpoint", str(export), "--data", str(data), "--tasks", "mrpc", *QUICK, "--no-tracking"]
+    assert main(argv) == 0
+    assert results_of(export.parent.parent / "evaluations" / f"{export.name}-mrpc")["tasks"]["mrpc"]
+    alone = shutil.copytree(export, tmp_path / "model")
+    assert default_output(alone, ["glue", "mlm"]) == tmp_path / "model-evaluations" / "model-glue-mlm"
 
 
 def test_an_unknown_task(export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -216,5 +216,6 @@ def test_the_threshold_that_is_best_for_f1() -> None:
     found = {name: Candidates([Span("a", 0.0, 0.0)], Span("", odds, 0.0)) for odds, name in enumerate("wxyz", 1)}
     references = {"w": ["a"], "x": [], "y": ["b"], "z": []}
     assert tune_threshold(found, references) == 1
+    assert tune_threshold(found, {key: [] for key in "wxyz"}) < 1  # best is to answer nothing, whatever the odds
     references = {"w": ["a"], "x": ["a"], "y": ["a"], "z": []}
     assert tune_threshold(found, references) == 3

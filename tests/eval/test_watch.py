@@ -17,7 +17,10 @@ from mlflow.tracking import MlflowClient
 
 from eval import run as evaluation
 from eval import watch
+from eval.plan import Plan
 from eval.results import read_results
+from eval.tasks import Task
+from eval.tasks.result import Result
 from eval.watch import main
 from tests.eval.conftest import CONFIG, random_state
 from tests.trainer.mlflow_store import empty_store
@@ -138,6 +141,35 @@ def test_a_broken_export_is_passed_over(
     assert evaluated[2:] == ["step-000007"]
 
 
+def test_a_failed_task_is_tried_once_more_by_a_new_watcher_and_told_each_time(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = evaluation._result
+
+    def fail_at_nsp(task: Task, plan: Plan, failed: dict[str, str]) -> Result | None:
+        if task.name == "nsp":
+            failed["nsp"] = "an accident"
+            return None
+        return result(task, plan, failed)
+
+    monkeypatch.setattr(evaluation, "_result", fail_at_nsp)
+    assert follow("--tasks", "mlm,nsp", events=[done(run)]) == 1
+    assert follow("--tasks", "mlm,nsp") == 1
+    assert evaluated == ["step-000007", "step-000009"] * 2
+    monkeypatch.setattr(evaluation, "_result", result)
+    assert follow("--tasks", "mlm,nsp") == 0
+    assert follow("--tasks", "mlm,nsp") == 0
+    assert evaluated == ["step-000007", "step-000009"] * 3
+
+
+def test_a_folder_that_is_no_step_is_passed_over(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str]
+) -> None:
+    (run.exports / "step-9x").mkdir()
+    assert follow(events=[done(run)]) == 0
+    assert evaluated == ["step-000007", "step-000009"]
+
+
 def test_an_export_that_vanishes_is_passed_over(
     run: RunDirectory, follow: Callable[..., int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,6 +276,10 @@ def test_evaluations_become_children_of_the_training(
         (["--final-tasks", "glew"], "error: no task is named 'glew'"),
         (["--shards", "gone"], "error: gone: no such directory\n"),
         (["--data", "gone"], "error: gone: no such directory\n"),
+        ([], "error: mlm reads held-out samples; give the folder of their shards with --shards\n"),
+        (["--tasks", "fill_mask", "--final-tasks", "mrpc"], "error: mrpc reads a data set; give the folder of its "),
+        (["--tasks", "fill_mask", "--output", "x"], "error: --checkpoint, --output, --points-only and --grid-* are "),
+        (["--tasks", "fill_mask", "--points-only"], "error: --checkpoint, --output, --points-only and --grid-* are "),
     ],
 )
 def test_mistakes_end_with_one_line(
