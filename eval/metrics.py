@@ -223,9 +223,7 @@ def _score_squad_v2(arguments: argparse.Namespace) -> Scores:
 
 
 def _score_glue(arguments: argparse.Namespace) -> Scores:
-    """Predictions as GLUE wants them submitted, a table of index and prediction in labels' words, or as eval.run has
-    them, whose first column is id.
-    """
+    """Predictions in labels' words, as GLUE wants them submitted (index, prediction) or as eval.run has them (id)."""
     table = tables.look_up(GLUE, arguments.task)
     examples = tables.read(table, _file(arguments.data), "dev")
     file = _file(arguments.predictions)

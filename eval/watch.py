@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import logging
-import re
 import signal
 import subprocess
 import sys
@@ -34,7 +33,7 @@ from eval.tasks import select
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Intrinsic
 from preprocessing.schema import checksum
-from trainer.checkpoint import Ending, RunDirectory, step_number
+from trainer.checkpoint import Ending, RunDirectory, step_folders
 from trainer.hugging_face import WEIGHTS
 
 CHEAP = ("mlm", "nsp", "fill_mask")
@@ -104,8 +103,7 @@ class Watch:
 
     def _jobs(self, ending: Ending | None) -> list[Job]:
         evaluations = self._run.path / EVALUATIONS
-        found = self._run.exports.glob("step-*")
-        exports = sorted((path for path in found if re.fullmatch(r"step-\d+", path.name)), key=step_number)
+        exports = step_folders(self._run.exports)
         jobs = [Job(export, self._tasks, evaluations / export.name) for export in exports]
         if ending == "done" and self._final_tasks and exports:
             jobs.append(Job(exports[-1], self._final_tasks, evaluations / f"{exports[-1].name}{FINAL}"))

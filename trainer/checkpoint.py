@@ -18,8 +18,10 @@ The files are the truth: everything that MLflow shows can be told from them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -150,7 +152,7 @@ class RunDirectory:
         Raises:
             CheckpointError: ``latest`` names something that is not there.
         """
-        found = sorted(self.checkpoints.glob("step-*"), key=step_number, reverse=True)
+        found = step_folders(self.checkpoints)[::-1]
         pointer = self.checkpoints / "latest"
         if not pointer.is_file():
             return found
@@ -233,7 +235,7 @@ def keep_newest(folder: Path, keep: int, keep_every: int = 0, remove: Callable[[
     """
     for left in folder.glob(".step-*.removed"):
         shutil.rmtree(left, ignore_errors=True)
-    complete = sorted(folder.glob("step-*"), key=step_number)
+    complete = step_folders(folder)
     for old in complete[:-keep] if keep else []:
         if not keep_every or step_number(old) % keep_every:
             remove(old)
@@ -242,6 +244,11 @@ def keep_newest(folder: Path, keep: int, keep_every: int = 0, remove: Callable[[
 def step_name(step: int) -> str:
     """The folder name of a step: step-000100."""
     return f"step-{step:06d}"
+
+
+def step_folders(folder: Path) -> list[Path]:
+    """Those that are named after a step, the earliest first; what people leave beside them is passed over."""
+    return sorted((path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)), key=step_number)
 
 
 def step_number(path: Path) -> int:
@@ -260,9 +267,15 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def append_line(path: Path, values: dict[str, Any]) -> None:
-    """Add an object to a file of JSON lines, floats in full precision."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(values) + "\n")
+    """Add an object to a file of JSON lines, floats in full precision: all of it or, with an OSError, nothing."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.truncate(path, size)
+        raise
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -293,12 +293,14 @@ class SampleStream:
 def _rounded_up(batch: Batch, multiple: int) -> Batch:
     """The same samples and predictions in shapes that are multiples; what is added predicts nothing."""
     tokens = batch.tokens.round_up(multiple)
+    unread = torch.ones(len(tokens.input_ids), dtype=torch.bool)
+    unread[batch.positions] = unread[tokens.firsts.long()] = False  # no kernel has room for a token that asks twice
     missing = -len(batch.positions) % max(1, multiple // 8)
     added = len(tokens.lengths) - len(batch.nsp_labels)
     return replace(
         batch,
         tokens=tokens,
-        positions=F.pad(batch.positions, (0, missing)),
+        positions=torch.cat([batch.positions, F.pad(unread.nonzero().squeeze(1), (0, missing))[:missing]]),
         mlm_labels=F.pad(batch.mlm_labels, (0, missing), value=EMPTY_SLOT),
         nsp_labels=F.pad(batch.nsp_labels, (0, added), value=EMPTY_SLOT),
     )

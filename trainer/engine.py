@@ -29,6 +29,7 @@ from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, Losses, pr
 from trainer.non_finite import Suspect, bad_gradient, bad_loss
 from trainer.optim import Lamb, OptimizerConfig, Partition, build_optimizer, new_state, parameter_groups
 from trainer.philox import derive_key
+from trainer.settings import ConfigError
 from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, Fragment, StateReader
 
 
@@ -84,6 +85,7 @@ def join_world(threads: int) -> World:
     if get_accelerator().device_name() == "cpu":
         keep_freed_memory()
     _backend.build_shm_op = lambda: None  # compiled at the first start, for inference alone
+    get_accelerator().set_device(int(os.environ.get("LOCAL_RANK", "0")))  # DeepSpeed does so only with an engine
     deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
     device = torch.device(get_accelerator().current_device_name())
     return World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
@@ -143,6 +145,7 @@ class Engine:
 
         Raises:
             StateError: the checkpoint is damaged or another model's.
+            ConfigError: DeepSpeed does not take its configuration.
         """
         self._config = config
         self._seed = seed
@@ -161,9 +164,14 @@ class Engine:
             to_fp8(model.bert.layers, world.device)
         self._losses_of = torch.compile(pretraining_losses) if compile_layers else pretraining_losses
         if compile_layers:
+            torch._dynamo.reset()  # what it keeps of one phase would count against its limit of ways in the next
             for layer in model.bert.layers:
                 layer.compile()
-        self._engine, *_ = deepspeed.initialize(model=model, optimizer=self._optimizer, config=deepspeed_config)
+        try:
+            self._engine, *_ = deepspeed.initialize(model=model, optimizer=self._optimizer, config=deepspeed_config)
+        except (ValueError, TypeError, KeyError, AssertionError, NotImplementedError) as error:  # as it checks its keys
+            why = str(error).replace("\n", " ") or type(error).__name__
+            raise ConfigError(f"DeepSpeed's configuration: {why}") from error
         take_norm_once(self._engine.optimizer)
         self._owned = list(self._find_owned())
         if isinstance(self._optimizer, Lamb) and self._engine.zero_optimization():

@@ -10,6 +10,7 @@ import torch.distributed
 from torch import Tensor
 
 _ROW = 1024  # elements that are summed in float32
+_EXACT = torch.float32  # 16 bits have no room for the norm of a gradient with fp16's loss scale
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
@@ -23,7 +24,8 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
         gradients: one at least, floating point, of any shapes, on one device.
     """
     if not gradients[0].is_cpu:
-        return torch.nn.utils.get_total_norm(gradients).float()
+        total: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients), 2.0, dtype=_EXACT)))
+        return total
     rows = torch.cat([norms for gradient in gradients for norms in _norms_of_rows(gradient.flatten())])
     norm: Tensor = torch.linalg.vector_norm(rows, dtype=torch.float64)
     return norm.float()
@@ -32,7 +34,7 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 def _norms_of_rows(values: Tensor) -> tuple[Tensor, Tensor]:
     rows = len(values) // _ROW
     whole, rest = values[: rows * _ROW].view(rows, _ROW), values[rows * _ROW :]
-    return torch.linalg.vector_norm(whole, dim=1), torch.linalg.vector_norm(rest)[None]
+    return torch.linalg.vector_norm(whole, dim=1, dtype=_EXACT), torch.linalg.vector_norm(rest, dtype=_EXACT)[None]
 
 
 def take_norm_once(zero: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing.connection
+import pickle
 import signal
 import threading
 from collections.abc import Iterator
@@ -27,14 +28,20 @@ class Steps(Dataset[list[Batch]]):
     j mod world. So the micro-batches themselves, and whatever is derived from j, do not depend on the world size.
     """
 
-    def __init__(self, stream: SampleStream, global_batch_size: int, micro_batch_size: int, rank: int, world: int):
-        """Cut the stream into steps; the global batch is a multiple of micro-batch size times ranks."""
+    def __init__(
+        self, stream: SampleStream, global_batch_size: int, micro_batch_size: int, rank: int, world: int, first: int = 0
+    ):
+        """Cut the stream into steps, from sample ``first`` on.
+
+        The global batch is a multiple of micro-batch size times ranks.
+        """
         assert global_batch_size % (micro_batch_size * world) == 0
         self._stream = stream
         self._global_batch_size = global_batch_size
         self._micro_batch_size = micro_batch_size
         self._rank = rank
         self._world = world
+        self._first = first
         self.accumulation = global_batch_size // (micro_batch_size * world)
 
     def __getitem__(self, step: int) -> list[Batch]:
@@ -45,7 +52,8 @@ class Steps(Dataset[list[Batch]]):
         self._stream.check_files()
 
     def _indices(self, step: int, accumulated: int) -> np.ndarray:
-        begin = step * self._global_batch_size + self.micro_batch_index(accumulated) * self._micro_batch_size
+        before = step * self._global_batch_size + self.micro_batch_index(accumulated) * self._micro_batch_size
+        begin = self._first + before
         return np.arange(begin, begin + self._micro_batch_size, dtype=np.int64)
 
     def micro_batch_index(self, accumulated: int) -> int:
@@ -70,8 +78,8 @@ class StepReader(Iterator[list[Batch]]):
 
     def __init__(self, steps: Steps, first: int, last: int, workers: int):
         """Start the processes."""
-        loader: DataLoader[list[Batch] | ShardError] = DataLoader(
-            _Reporting(steps),
+        loader: DataLoader[Any] = DataLoader(
+            _Pickled(steps) if workers else _Reporting(steps),
             sampler=range(first, last),
             batch_size=None,
             collate_fn=_as_it_is,
@@ -89,7 +97,7 @@ class StepReader(Iterator[list[Batch]]):
     def read_ahead(self) -> None:
         """Have a thread unpack the next step, while this one waits for its device: large batches take milliseconds."""
         if self._workers and self._left and not self._ahead:
-            self._ahead = self._thread.submit(next, self._loaded)
+            self._ahead = self._thread.submit(self._take)
 
     def __next__(self) -> list[Batch]:
         if not self._left:
@@ -98,12 +106,17 @@ class StepReader(Iterator[list[Batch]]):
         self._left -= 1
         ahead, self._ahead = self._ahead, None
         try:
-            step = ahead.result() if ahead else next(self._loaded)
+            step = ahead.result() if ahead else self._take()
         except Exception as error:  # torch has several for a dead process, and those of broken pipes get through
             cause = _cause(self._steps, self._loaded) if self._workers else None
             raise cause or error from error
         if isinstance(step, ShardError):
             raise DamagedShardError(str(step)) from step
+        return step
+
+    def _take(self) -> list[Batch] | ShardError:
+        taken = next(self._loaded)
+        step: list[Batch] | ShardError = pickle.loads(taken) if self._workers else taken  # noqa: S301  made by our own
         return step
 
     def close(self) -> None:
@@ -123,6 +136,13 @@ class _Reporting(Dataset[list[Batch] | ShardError]):
             return self._steps[step]
         except ShardError as error:
             return error
+
+
+class _Pickled(_Reporting):
+    """Steps as bytes: torch would send each tensor by shared memory and a descriptor, of which there are few."""
+
+    def __getitem__(self, step: int) -> Any:
+        return pickle.dumps(super().__getitem__(step), protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def _start(loader: DataLoader[Any]) -> Any:

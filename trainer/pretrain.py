@@ -19,7 +19,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
     for phase in recipe.phases:
         _check_precision(recipe, resolve_deepspeed(arguments.deepspeed_config, recipe, phase, ranks))
         _train_stream(recipe, phase, shards)
+        _check_validation(recipe, phase, shards)
     _check_vocabulary(recipe, shards)
     _check_run(run, recipe, shards)
     if arguments.init_from and not run.step:
@@ -135,7 +136,10 @@ def pretrain(arguments: argparse.Namespace) -> None:
     if recipe.data.verify and not recipe.data.cache_dir:  # a cache has compared them already
         shards.verify(world.rank, world.size, world.sum)
     if world.is_first:
-        _write_run(run, recipe, arguments.deepspeed_config, shards)
+        try:
+            _write_run(run, recipe, arguments.deepspeed_config, shards)
+        except OSError as error:
+            raise CheckpointError(f"{run.path}: can't be written ({error.strerror}); choose another --output") from None
     world.barrier()
     saver = Saver(run, world, recipe.model, recipe.checkpoint)
     session = Session(arguments.deepspeed_config, arguments.init_from, recipe, shards, run, world, stop, saver)
@@ -158,6 +162,7 @@ class Session:
     world: World
     stop: StopRequests
     saver: Saver
+    unwritten: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)  # lines of metrics
 
     def train(self) -> tuple[Ending, str]:
         """Train the phases that are left; "requeue" and why where something asked for an end before they were done."""
@@ -180,7 +185,7 @@ class Session:
         engine = self._start_engine(phase, step)
         if step == begin and phase.reset_moments:
             engine.reset_moments()
-        steps = self._steps(phase)
+        steps = self._steps(phase, begin)
         ceiling = self.world.sum([measure_ceiling(self.world.device, engine.dtype)])[0]
         _log.info("ceiling: %.3f TFLOP/s of matrix products in %s over all ranks", ceiling / 1e12, engine.dtype)
         progress, clock = Progress(self.world.is_first, self.recipe, step), Clock()
@@ -270,25 +275,41 @@ class Session:
             self.run.cut_metrics(step)
         return engine
 
-    def _steps(self, phase: Phase) -> Steps:
+    def _steps(self, phase: Phase, begin: int) -> Steps:
         stream = _train_stream(self.recipe, phase, self.shards)
-        return Steps(stream, phase.global_batch_size, phase.micro_batch_size, self.world.rank, self.world.size)
+        first = sum(  # phases of one length read one stream
+            (to - since) * earlier.global_batch_size
+            for since, to, earlier in self.recipe.phase_ranges()
+            if to <= begin and earlier.sequence_length == phase.sequence_length
+        )
+        return Steps(stream, phase.global_batch_size, phase.micro_batch_size, self.world.rank, self.world.size, first)
 
     def _report(self, step: int, metrics: dict[str, float], progress: Progress) -> None:
         metrics["peak_memory_gb"] = peak_memory(self.world.device) / 1e9
         if self.world.is_first:
             line = {"step": step, "time": time.time(), "samples": _samples(self.recipe, step), **metrics}
-            append_line(self.run.metrics, line)
+            self._log_line(self.run.metrics, line)
             progress.show(line)
+
+    def _log_line(self, path: Path, line: dict[str, Any]) -> None:
+        """Add a line to a file, and those that found no room before."""
+        self.unwritten.append((path, line))
+        try:
+            while self.unwritten:
+                append_line(*self.unwritten[0])
+                self.unwritten.pop(0)
+        except OSError as error:
+            if len(self.unwritten) == 1:
+                _log.error("%s: can't be written (%s); its lines are kept until they can", path, error.strerror)
 
     def _validate(self, engine: Engine, phase: Phase, step: int) -> None:
         stream = validation_stream(self.shards.directories, phase.sequence_length, self.recipe.model.is_decoder)
         samples = min(stream.size, self.recipe.log.validation_samples)
         batches = evaluation_batches(stream, samples, phase.micro_batch_size, self.world.rank, self.world.size)
         metrics = engine.evaluate(batches)
-        metrics["perplexity"] = math.exp(metrics["mlm_loss"])
+        metrics["perplexity"] = math.exp(min(metrics["mlm_loss"], 700.0))  # a run that diverges is not ended by it
         if self.world.is_first:
-            append_line(self.run.validation_metrics, {"step": step, "time": time.time(), **metrics})
+            self._log_line(self.run.validation_metrics, {"step": step, "time": time.time(), **metrics})
             _log.info(
                 "step %d, held out: loss %.4f, perplexity %.1f, MLM accuracy %.4f, NSP accuracy %.4f",
                 step, metrics["loss"], metrics["perplexity"], metrics["mlm_accuracy"], metrics["nsp_accuracy"],
@@ -361,6 +382,14 @@ def _check_precision(recipe: Recipe, config: dict[str, Any]) -> None:
         raise ConfigError(f"train.fp8: {reason}")
 
 
+def _check_validation(recipe: Recipe, phase: Phase, shards: Corpus) -> None:
+    if recipe.log.validate_every:
+        try:
+            validation_stream(shards.directories, phase.sequence_length, recipe.model.is_decoder)
+        except ShardError as error:
+            raise ConfigError(f"{error}; or set log.validate_every=0") from error
+
+
 def _check_vocabulary(recipe: Recipe, shards: Corpus) -> None:
     found, wanted = shards.vocabulary.size, recipe.model.vocab_size
     if found != wanted:
@@ -396,6 +425,8 @@ def _initial_weights(directory: Path, recipe: Recipe) -> dict[str, torch.Tensor]
 
 def _check_run(run: RunDirectory, recipe: Recipe, shards: Corpus) -> None:
     """See that the run directory is new or was begun by this very command."""
+    if run.path.exists() and not run.path.is_dir():
+        raise CheckpointError(f"{run.path}: a file; choose another --output")
     if not run.path.exists() or all(path == run.job for path in run.path.iterdir()):
         return
     if not run.config.is_file():

@@ -53,12 +53,22 @@ class Saver:
         """Copy what this rank owns, and start writing it."""
         self.finish()
         run, world = self._run, self._world
-        if world.is_first:
-            run.begin_checkpoint(state.step)
-        world.barrier()
+        problem = next(filter(None, world.gather(self._make_room(state) if world.is_first else None)), None)
+        if problem:
+            self.problem = problem
+            self._give_up(state, problem)
+            return
         flats, moment_step = engine.snapshot(), engine.optimizer_step
         self._state = state
         self._writer = _Task(lambda: write_state(run.staging(state.step), world.rank, world.size, flats, moment_step))
+
+    def _make_room(self, state: RunState) -> str | None:
+        """Begin the checkpoint's folder; returns what went wrong."""
+        try:
+            self._run.begin_checkpoint(state.step)
+        except OSError as error:
+            return str(error)
+        return None
 
     def settle(self) -> None:
         """Commit the checkpoint that all ranks have written, or give it up if one could not. All ranks know that."""

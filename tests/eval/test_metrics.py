@@ -501,9 +501,8 @@ def test_scoring_labels(tmp_path, capsys):
     )
     predictions = text_file(tmp_path / "RTE.tsv", "index\tprediction\n5\tentailment\n3\tentailment\n")
     assert scores(capsys, "glue", "RTE", data, predictions) == {"accuracy": 50}
-    ours = text_file(
-        tmp_path / "dev_predictions.tsv", "id\tprediction\tentailment\n5\tentailment\t0.9\n3\tentailment\t0.8\n"
-    )
+    rows = "id\tprediction\tentailment\n5\tentailment\t0.9\n3\tentailment\t0.8\n"
+    ours = text_file(tmp_path / "dev_predictions.tsv", rows)
     assert scores(capsys, "glue", "RTE", data, ours) == {"accuracy": 50}
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from preprocessing.schema import ShardDirectory, ShardError
 from trainer import pretrain, sharded_state
+from trainer.checkpoint import RunDirectory
 from trainer.config import Recipe, load_recipe, resolve_deepspeed
 from trainer.data import Batch, SampleStream
 from trainer.engine import Engine, GlobalCounts, World, join_world
@@ -128,6 +129,35 @@ def run_pretrain_on_a_full_disk(arguments: list[str]) -> int:
 def run_pretrain_on_a_disk_that_stays_full(arguments: list[str]) -> int:
     """The trainer's main; no checkpoint finds room."""
     return _with_full_disk(arguments, lambda _: True)
+
+
+def run_pretrain_where_only_the_small_files_find_no_room(arguments: list[str]) -> int:
+    """The trainer's main; no line of metrics from step 3 to 5, and no folder for the checkpoint of step 4."""
+    append_line, begin_checkpoint = pretrain.append_line, RunDirectory.begin_checkpoint
+    tries: list[int] = []
+
+    def append_if_there_is_room(path: Path, line: dict[str, Any]) -> None:
+        tries.append(line["step"])
+        if line["step"] == 3 and len(tries) < 6:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append_line(path, line)
+
+    def begin_if_there_is_room(self: RunDirectory, step: int) -> None:
+        if step == 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        begin_checkpoint(self, step)
+
+    pretrain.append_line = append_if_there_is_room
+    RunDirectory.begin_checkpoint = begin_if_there_is_room  # type: ignore[method-assign]
+    return pretrain.main(arguments)
+
+
+def device_of_this_rank(_: None) -> tuple[list[int], str]:
+    """What the accelerator was told, and the device that the rank takes for its own."""
+    told: list[int] = []
+    get_accelerator().set_device = told.append  # type: ignore[method-assign, assignment]
+    world = join_world(threads=1)
+    return told, os.environ["LOCAL_RANK"] if world.device.type == "cpu" else str(world.device.index)
 
 
 def _with_full_disk(arguments: list[str], full: Callable[[Path], bool]) -> int:

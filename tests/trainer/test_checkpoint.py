@@ -1,5 +1,7 @@
 import dataclasses
 import json
+import resource
+import signal
 
 import pytest
 
@@ -11,6 +13,7 @@ from trainer.checkpoint import (
     keep_newest,
     read_lines,
     read_run_state,
+    step_folders,
     write_atomically,
 )
 from trainer.loss_scale import LossScale
@@ -148,3 +151,25 @@ def test_an_atomic_write_leaves_the_old_text_or_the_new(run, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         write_atomically(path, "new")
     assert path.read_text() == '{"a": 1}'
+
+
+def test_a_line_that_finds_no_room_leaves_none_of_itself(tmp_path):
+    """A limit on the size of files fails in the middle of a line, as a full disk does."""
+    path = tmp_path / "metrics.jsonl"
+    append_line(path, {"step": 1})
+    before, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40, limits[1]))
+        with pytest.raises(OSError, match="File too large"):
+            append_line(path, {"step": 2, "words": "x" * 100})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    append_line(path, {"step": 2})
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_folder_that_is_no_step_is_passed_over(tmp_path):
+    for name in ("step-000010", "step-9x", "step-000002", "step-"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in step_folders(tmp_path)] == ["step-000002", "step-000010"]

@@ -167,6 +167,15 @@ def test_tokens_may_be_filled_up_to_a_multiple_that_predicts_nothing(shards):
     assert filled.nsp_labels.tolist() == [*plain.nsp_labels.tolist(), EMPTY_SLOT, EMPTY_SLOT]
 
 
+def test_what_fills_up_asks_at_tokens_that_nobody_reads(shards):
+    """A kernel has room for as many queries of a sequence as it has tokens; more would run into the next one's."""
+    samples = stream(shards, token_multiple=256)
+    for first in range(0, 40, 5):
+        filled = samples.batch(np.arange(first, first + 5))
+        read = torch.cat([filled.positions, filled.tokens.firsts[:5].long()])
+        assert len(read.unique()) == len(read)
+
+
 def test_left_to_right_every_token_predicts_the_next_one_of_its_sample(shards):
     indices = np.arange(6)
     plain = stream(shards).samples(indices)

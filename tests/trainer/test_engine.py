@@ -12,6 +12,7 @@ from preprocessing.schema import ShardDirectory
 from tests.ranks import run_ranks
 from tests.trainer import reference
 from tests.trainer.rank_tasks import (
+    device_of_this_rank,
     run_pretrain,
     run_pretrain_with_a_quick_compiler,
     train_into_what_is_no_number,
@@ -94,6 +95,11 @@ def test_every_zero_stage_in_float32_is_the_plain_loop(train, plain_loop, deepsp
     assert losses[0] - losses[-1] > 0.1, "the comparison means nothing if nothing is learned"
     np.testing.assert_allclose(curve(run), losses, rtol=1e-5)
     np.testing.assert_allclose(curve(run, "grad_norm"), norms, rtol=1e-4)
+
+
+def test_a_rank_takes_the_device_of_its_place_on_the_node():
+    """Before anything is sent: DeepSpeed selects it only when it makes an engine."""
+    assert run_ranks(2, device_of_this_rank, None) == [([0], "0"), ([1], "1")]
 
 
 # Name: changes of DeepSpeed's configuration, settings, and how far losses may lie from the plain loop's in float32.

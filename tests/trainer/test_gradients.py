@@ -41,6 +41,13 @@ def test_is_not_finite_where_one_element_is_not(value, place, dtype):
     assert not torch.isfinite(total_norm(values))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_gradient_of_16_bits_has_a_norm_of_32(dtype):
+    """With fp16's loss scale it is often above 65,504."""
+    values = [torch.full((4096,), 3000.0, dtype=dtype), torch.full((7,), 3000.0, dtype=dtype)]
+    assert float(total_norm(values)) == pytest.approx(exact(values), rel=1e-6)
+
+
 def test_a_gradient_may_lie_in_memory_as_it_likes():
     values = gradients((300, 200))
     assert float(total_norm([values[0].T])) == pytest.approx(exact(values), rel=1e-6)

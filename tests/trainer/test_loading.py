@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,12 @@ def steps_of(path, **data):
         ShardDirectory(path), "train", 32, seed=1, max_predictions=4, masking=MaskingConfig(), data=DataConfig(**data)
     )
     return Steps(stream, global_batch_size=4, micro_batch_size=2, rank=0, world=1)
+
+
+def test_steps_may_begin_behind_other_samples_of_the_stream(shards):
+    """As in a second phase of the same sequence length, which would else see again what the first one saw."""
+    later = Steps(steps_of(shards)._stream, 4, 2, rank=0, world=1, first=12)
+    assert [batch.indices.tolist() for batch in later[0]] == [batch.indices.tolist() for batch in steps_of(shards)[3]]
 
 
 def test_a_killed_process_ends_the_reading_when_its_step_is_due_and_not_before(shards):
@@ -94,6 +101,18 @@ def test_what_goes_wrong_ahead_is_said_when_the_step_is_due(tmp_path):
         assert all(reader.read_ahead() is None for _ in reader)
     reader.close()
     assert set(multiprocessing.active_children()) <= set(others)
+
+
+def test_steps_of_many_micro_batches_take_no_descriptors(shards):
+    """Each has eight tensors; a limit of 1,024 descriptors would end a run of 48 micro-batches."""
+    stream = steps_of(shards)._stream
+    reader = StepReader(Steps(stream, 64, 1, rank=0, world=1), 0, 4, workers=1)
+    first = next(reader)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    second = next(reader)
+    assert (len(first), len(second)) == (64, 64)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    reader.close()
 
 
 def test_a_reader_that_is_closed_early_leaves_no_process(shards):

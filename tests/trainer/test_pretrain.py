@@ -21,6 +21,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_on_a_disk_that_stays_full,
     run_pretrain_on_a_full_disk,
     run_pretrain_on_broken_data,
+    run_pretrain_where_only_the_small_files_find_no_room,
     run_pretrain_with_a_bad_sample,
 )
 from tests.trainer.shard_factory import write_shards
@@ -185,6 +186,16 @@ BAD_INPUT = {
         ["phases.0.sequence_length=16"],
         "no pairs for sequence length 16, only for [32]; make the shards with --sequence-lengths 16",
     ),
+    "shards without a validation part": (
+        lambda s, t: {"shards": write_shards(t / "all-for-training", validation=())},
+        [],
+        "or set log.validate_every=0",
+    ),
+    "an output that is a file": (
+        lambda s, t: {"output": ((t / "file").touch(), t / "file")[1]},
+        [],
+        "file: a file; choose another --output",
+    ),
     "an output that holds something else": (
         lambda s, t: {"output": ((t / "other").mkdir(), (t / "other" / "file").touch(), t / "other")[2]},
         [],
@@ -208,7 +219,22 @@ def test_bad_input_gets_one_line_and_exit_code_2_and_leaves_nothing(call, shards
     assert message in errors[0]
     assert "Traceback" not in log
     output = replaced.get("output", tmp_path / "run")
-    assert not output.exists() or [path.name for path in output.iterdir()] == ["file"]
+    assert not output.is_dir() or [path.name for path in output.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"zero_optimization": {"stage": 7}}, "stage"),
+    ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "overlap_com"),
+])  # fmt: skip
+def test_what_deepspeed_refuses_is_a_mistake_of_the_user(call, deepspeed_config, tmp_path, changes, words, world):
+    codes, log = call(world=world, deepspeed_config=deepspeed_config(**changes))
+    assert codes == [2] * world
+    errors = [line for line in log.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert errors[0].startswith("error: DeepSpeed's configuration: ")
+    assert words in errors[0]
+    assert (tmp_path / "run" / "outcome").read_text().startswith("failed: DeepSpeed's configuration: ")
 
 
 @pytest.mark.parametrize(
@@ -247,6 +273,16 @@ def test_a_disk_that_is_full_costs_a_checkpoint_and_not_the_run(call, tmp_path, 
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept == ["latest", "step-000002", "step-000006", "step-000008"]
     assert len(losses(tmp_path / "run")) == 8
+
+
+def test_a_disk_without_room_for_a_line_of_metrics_costs_nothing(call, tmp_path):
+    task = run_pretrain_where_only_the_small_files_find_no_room
+    codes, log = call("checkpoint.every=2", "log.validate_every=0", world=2, task=task)
+    assert codes == [0, 0]
+    assert log.count("metrics.jsonl: can't be written (No space left on device)") == 1
+    assert "step 4: the checkpoint can't be written ([Errno 28] No space left on device)" in log
+    assert [line["step"] for line in read_lines(tmp_path / "run" / "metrics.jsonl")] == list(range(1, 9))
+    assert RunDirectory(tmp_path / "run").step == 8
 
 
 def test_a_disk_that_stays_full_is_an_error_at_the_end(call, tmp_path):
