@@ -1,7 +1,7 @@
 """Start preprocessing, pretraining, evaluation, or all three, on a cluster or on this machine.
 
-    python -m cluster.launch pretrain --on slurm --settings cluster.toml slurm.pretrain.nodes=8 -- \
-        --config trainer/recipes/bert_large.toml --shards shards/ --output runs/large train.seed=2
+    python -m cluster.launch pretrain --on slurm --settings cluster.toml slurm.pretrain.nodes=4 -- \
+        --config trainer/recipes/bert_large.toml --shards shards/ --output runs/large phases.0.micro_batch_size=8
 
 What follows `--` is what the program takes on its own command line. The code and the resolved configuration are copied
 into the run directory, job files are written there and submitted. docs/cluster.md tells the rest.

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from cluster import checks
-from cluster.k8s.render import Work, render, submit_command
+from cluster.k8s.render import Work, check_paths, render, submit_command
 from cluster.k8s.settings import KubernetesSettings
 from cluster.programs import Name, Program, pretraining_of
 from cluster.snapshot import take_snapshot
-from trainer.checkpoint import write_atomically
+from trainer.checkpoint import RunDirectory, write_atomically
 from trainer.config import to_toml
 from trainer.settings import ConfigError
+
+POD_USER = POD_GROUP = 1000  # runAsUser and fsGroup of the base
 
 
 def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Path, dry_run: bool) -> None:
@@ -28,10 +32,15 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     Raises:
         ConfigError: something that can't be, or that the cluster refuses.
     """
+    try:
+        check_paths(settings, [path for program in programs for path in (program.output, *program.reads)])
+    except ValueError as error:
+        raise ConfigError(f"kubernetes: {error}") from error
     name = _object_name((pretraining_of(programs) or programs[0]).output)
     snapshot = None
     if Path(settings.mount_path).is_dir():
         checks.check_reads(programs)
+        _make_folder(folder, [program.output for program in programs])
         snapshot = take_snapshot(folder, pretraining_of(programs))
     else:
         folder = Path.cwd() / f"{name}.job"
@@ -42,6 +51,8 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     for file, text in files.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / file, text)
+    if not dry_run and snapshot and (pretraining := pretraining_of(programs)):
+        _forget_failure(RunDirectory(pretraining.output))
     command = submit_command(folder)
     if not dry_run and shutil.which("kubectl"):
         _apply(command)
@@ -72,6 +83,46 @@ def _work(name: str, programs: Sequence[Program], snapshot: Path | None) -> Work
         wait_for_run=bool(pretraining and "eval" in arguments),
         code=str(snapshot or ""),
     )
+
+
+def _make_folder(folder: Path, outputs: Sequence[Path]) -> None:
+    """Make the job's folder in an output or beside one; Pods may write into that output and what was made above.
+
+    Raises:
+        ConfigError: the user can't let them.
+    """
+    for path in reversed(folder.parents):  # one after the other: each hands its group down
+        if missing := not path.exists():
+            path.mkdir()
+        if missing or path in outputs:
+            _let_pods_write(path)
+    folder.mkdir(exist_ok=True)
+
+
+def _let_pods_write(folder: Path) -> None:
+    """Give a folder to the Pods' group, unless Pods can write there already."""
+    found = folder.stat()
+    may = stat.S_IWOTH
+    may |= stat.S_IWUSR if found.st_uid == POD_USER else 0
+    may |= stat.S_IWGRP if found.st_gid == POD_GROUP else 0
+    if found.st_mode & may:
+        return
+    try:
+        if found.st_gid != POD_GROUP:
+            os.chown(folder, -1, POD_GROUP)
+        folder.chmod(stat.S_IMODE(found.st_mode) | stat.S_ISGID | stat.S_IRWXG)
+    except PermissionError as error:
+        quoted = shlex.quote(str(folder))
+        raise ConfigError(
+            f"{folder}: Pods, of group {POD_GROUP}, can't write there, and you may not change that; have root run "
+            f"chgrp {POD_GROUP} {quoted} && chmod g+rwxs {quoted}"
+        ) from error
+
+
+def _forget_failure(run: RunDirectory) -> None:
+    """Remove what an earlier start left, lest the evaluation, which looks at once, take it for this one's."""
+    if run.outcome and run.outcome.ending == "failed":
+        run.set_outcome(None)
 
 
 def _object_name(output: Path) -> str:

@@ -72,8 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         node = read_node(os.environ)
     except ValueError as error:
         parser.error(str(error))
+    earlier = _outcome_file(arguments.run)
     failure = run_ranks(node, [sys.executable, *arguments.command])
-    return pod_exit_code(failure, arguments.run)
+    return pod_exit_code(failure, arguments.run, earlier)
 
 
 def read_node(environment: Mapping[str, str]) -> Node:
@@ -140,12 +141,19 @@ def run_ranks(node: Node, command: list[str]) -> int | None:
     return first_failure
 
 
-def pod_exit_code(failure: int | None, run: Path) -> int:
-    """What the Pod's end means, by the ranks' exit codes and the outcome that the run's first rank wrote."""
+def pod_exit_code(failure: int | None, run: Path, earlier: tuple[int, str] | None = None) -> int:
+    """What the Pod's end means, by the ranks' exit codes and the outcome that the run's first rank wrote.
+
+    Args:
+        failure: of the ranks.
+        run: the run directory.
+        earlier: its outcome's file at the start. The trainer removes it only when all ranks have found each other, so
+            that until then it may be an earlier start's "failed".
+    """
     if failure == MISTAKE:
         return MISTAKE
     if failure is not None:
-        return FAILED if read_outcome(run) == FAILED else failure
+        return FAILED if read_outcome(run) == FAILED and _outcome_file(run) != earlier else failure
     deadline = time.monotonic() + PATIENCE  # the first rank, in another Pod perhaps, ends a moment later
     while (outcome := read_outcome(run)) not in (DONE, REQUEUE) and time.monotonic() < deadline:
         time.sleep(1)
@@ -156,6 +164,15 @@ def read_outcome(run: Path) -> int:
     """How a run ended, as trainer.outcome's exit code."""
     outcome = RunDirectory(run).outcome
     return EXIT_CODES[outcome.ending if outcome else "crashed"]
+
+
+def _outcome_file(run: Path) -> tuple[int, str] | None:
+    """When the outcome was written, and what: two of them may say the same. None where there is none."""
+    try:
+        with (run / "outcome").open(encoding="utf-8") as file:  # opened: NFS then looks what is new
+            return os.fstat(file.fileno()).st_mtime_ns, file.read()
+    except FileNotFoundError:
+        return None
 
 
 if __name__ == "__main__":

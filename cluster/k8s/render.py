@@ -14,6 +14,8 @@ Every value goes through a YAML writer and, where Kubernetes would expand $(NAME
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,8 +114,10 @@ def _preprocess(settings: KubernetesSettings, work: Work) -> dict[str, str]:
         "resources": _resources(settings, pods),
     }
     flink = {"name": "flink-main-container", "volumeMounts": _mounts(settings)}
-    worker = {
-        **_container("worker", settings, work),
+    worker = {  # stays in the folder of the base: Beam writes into it
+        "name": "worker",
+        "env": _variables({"PYTHONPATH": work.code} if work.code else {}),
+        "volumeMounts": _mounts(settings),
         "resources": {amount: {"memory": pods.worker_memory} for amount in ("requests", "limits")},
     }
     patches = [
@@ -151,11 +155,13 @@ def _pretrain(settings: KubernetesSettings, work: Work) -> dict[str, str]:
         "initContainers": [_waiter("shards", settings, work, {"SHARDS": work.wait_for_shards}, pods.wait_minutes)],
         "containers": [node],
     }
+    # Named after its content too: Pods that run, and are made anew, keep what they were submitted with.
+    config_map = f"{work.name}-pretrain-{_fingerprint(files)}"
     if files:
         node["volumeMounts"] += [{"name": "files", "mountPath": _FILES, "readOnly": True}]
-        spec["volumes"] += [{"name": "files", "configMap": {"name": f"{work.name}-pretrain"}}]
+        spec["volumes"] += [{"name": "files", "configMap": {"name": config_map}}]
     patch = _patch("pretrain", {"run": work.name}, spec)
-    return _overlay(settings, "pretrain", pods.kind, [patch], f"{work.name}-pretrain", files)
+    return _overlay(settings, "pretrain", pods.kind, [patch], config_map, files)
 
 
 def _eval(settings: KubernetesSettings, work: Work) -> dict[str, str]:
@@ -189,6 +195,11 @@ def _check(settings: KubernetesSettings, work: Work) -> None:
         raise ValueError("no job is asked for: preprocess, pretrain or eval")
     optional = [path for path in (work.wait_for_shards, work.code) if path]
     check_paths(settings, [work.run, *optional] if work.pretrain is not None or work.wait_for_run else optional)
+
+
+def _fingerprint(files: Mapping[str, str]) -> str:
+    """Of names and contents."""
+    return hashlib.blake2b(json.dumps(files, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
 def _files_of(job: str) -> list[Path]:

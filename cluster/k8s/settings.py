@@ -15,7 +15,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REPOSITORY = re.compile(r"[a-z0-9][-a-z0-9._:/]*")
 _TAG = re.compile(r"\w[-\w.]{0,127}", re.ASCII)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_OURS = ("RUN", "SHARDS", "PODS", "RECIPE", "DEEPSPEED_CONFIG", "CPUS", "HOME", "JOB", "JOBSET", "PET_")
+_OURS = re.compile("RUN|SHARDS|PODS|RECIPE|DEEPSPEED_CONFIG|CPUS|HOME|JOB|JOBSET|PET_.*")
 _TAKEN = ("bin", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "tmp", "usr", "var")
 
 
@@ -187,7 +187,7 @@ class KubernetesSettings:
         if not is_clean(self.mount_path) or path.parts[1] in _TAKEN:
             raise ValueError(f"mount_path {self.mount_path!r} must be a whole path of its own, such as /shared")
         for name in self.environment:
-            if not _VARIABLE.fullmatch(name) or name.startswith(_OURS):
+            if not _VARIABLE.fullmatch(name) or _OURS.fullmatch(name):
                 raise ValueError(
                     f"environment: {name!r} is not the name of a variable, or one that the job sets itself"
                 )

@@ -29,7 +29,7 @@ def launch(programs: Sequence[Program], settings: SlurmSettings, folder: Path, d
     Raises:
         ConfigError: the cluster can't run them.
     """
-    check(programs, settings, dry_run)
+    check(programs, settings, folder, dry_run)
     file = write(programs, settings, folder, take_snapshot(folder, pretraining_of(programs)))
     command = ["bash" if file.suffix == ".sh" else "sbatch", str(file)]
     if not dry_run:
@@ -39,14 +39,14 @@ def launch(programs: Sequence[Program], settings: SlurmSettings, folder: Path, d
     print(f"{'to submit' if dry_run else 'once more'}: {shlex.join(command)}")
 
 
-def check(programs: Sequence[Program], settings: SlurmSettings, dry_run: bool) -> None:
+def check(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dry_run: bool) -> None:
     """Find what is wrong before anything is written.
 
     Raises:
         ConfigError: it says what and what to do.
     """
     check_reads(programs)
-    paths = [path for program in programs for path in (program.output, *program.reads)]
+    paths = [*(path for program in programs for path in (program.output, *program.reads)), folder]
     check_printable(paths)
     check_shared(paths, settings.shared)
     check_container(settings.container, [Path.cwd(), *paths])

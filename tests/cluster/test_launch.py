@@ -9,9 +9,12 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tomli_w
 import yaml
 
 from cluster.launch import main
@@ -23,6 +26,7 @@ from tests.conftest import ROOT
 from tests.trainer.conftest import TINY
 from tests.trainer.shard_factory import write_shards
 from trainer import pretrain
+from trainer.checkpoint import RunDirectory
 from trainer.settings import ConfigError
 
 SINFO = "gpu*|2-00:00:00|4|gpu:h100:8(S:0-1)\ncpu|infinite|10|(null)\nshort|1:00:00|2|gpu:2"
@@ -81,6 +85,14 @@ def slurm(here, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     slurm.stand_in, slurm.calls = stand_in, lambda: [json.loads(line) for line in calls.read_text().splitlines()]
     return slurm
+
+
+@pytest.fixture
+def pods(monkeypatch) -> None:
+    """A volume of Pods may be seen here, below /tmp; Pods are of this user's group, and there is no kubectl."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("cluster.k8s.settings._TAKEN", ())
+    monkeypatch.setattr("cluster.k8s.launch.POD_GROUP", os.getgid())
 
 
 def launch(*arguments: object) -> int:
@@ -158,6 +170,15 @@ def test_a_job_starts_a_rank_per_process_with_the_snapshot_s_code(here, slurm):
     assert "it crashed (exit code 0), for the 1. time after step 0" in done.stderr  # srun here trains nothing
 
 
+def test_an_address_and_a_port_of_the_settings_stay_the_ranks_own(here, slurm):
+    launch("--dry-run", "slurm.environment.MASTER_ADDR=10.0.0.7", "slurm.environment.MASTER_PORT=12345")
+    file = here / "runs" / "tiny" / "job" / "pretrain.sbatch"
+    check_shell(file)
+    run_job(file)
+    (seen,) = [seen for name, _, seen in slurm.calls() if name == "srun"]
+    assert (seen["MASTER_ADDR"], seen["MASTER_PORT"]) == ("10.0.0.7", "12345")
+
+
 def test_hostile_names_reach_the_program_as_they_are_and_nothing_else_happens(here, slurm, monkeypatch):
     folder = here / HOSTILE.replace("/", "")
     folder.mkdir()
@@ -212,6 +233,16 @@ def test_a_container_goes_around_every_program(here, slurm, settings, expected):
     assert training[begin : begin + len(expected)] == [word.replace("HERE", str(here)) for word in expected]
     deciding = [arguments for arguments in runs if "cluster.slurm.requeue" in arguments]
     assert [("before" in arguments, "after" in arguments) for arguments in deciding] == [(True, False), (False, True)]
+
+
+def test_an_image_must_see_the_folder_of_the_code_too(here, slurm, monkeypatch, capsys):
+    """That of shards alone lies beside them."""
+    monkeypatch.chdir(here / "bin")
+    mounts = f'slurm.container.mounts=["{here}/bin", "{here}/made"]'
+    container = ["slurm.container.runtime=pyxis", "slurm.container.image=a#b:1", f'slurm.shared=["{here}"]']
+    command = ["preprocess", "--on", "slurm", "--dry-run", mounts, *container, "--", "--output", f"{here}/made"]
+    assert main(command) == 2
+    assert f"{here}/made.job: is not within the image; add its folder to" in capsys.readouterr().err
 
 
 def test_all_three_in_a_chain_each_fed_by_the_one_before(here, slurm):
@@ -278,9 +309,7 @@ def test_all_on_this_machine_is_three_scripts_one_after_the_other(here, capsys):
 
 
 @pytest.mark.parametrize("mounted", [True, False])
-def test_on_kubernetes_the_manifests_go_beside_the_run_where_its_volume_is_seen(here, monkeypatch, capsys, mounted):
-    monkeypatch.setenv("PATH", "/nowhere")  # no kubectl
-    monkeypatch.setattr("cluster.k8s.settings._TAKEN", ())  # a volume below /tmp
+def test_on_kubernetes_the_manifests_go_beside_the_run_where_its_volume_is_seen(here, pods, capsys, mounted):
     volume = here if mounted else Path("/elsewhere")
     settings = [
         f"kubernetes.mount_path={volume}",
@@ -303,6 +332,69 @@ def test_on_kubernetes_the_manifests_go_beside_the_run_where_its_volume_is_seen(
     assert f"{volume}/made" in pretraining
     assert "max_steps = 5" in (folder / "pretrain" / "config.toml").read_text()
     assert [f"workingDir: {snapshot}" in pretraining for snapshot in folder.glob("snapshot-*")] == [True] * mounted
+
+
+def pretrain_on_kubernetes(volume: Path) -> int:
+    settings = [f"kubernetes.mount_path={volume}", "kubernetes.pretrain.gpus=0"]
+    return main(["pretrain", "--on", "kubernetes", *settings, "--",
+                 "--config", "tiny.toml", "--shards", "shards", "--output", "runs/tiny"])  # fmt: skip
+
+
+def test_on_kubernetes_pods_may_write_into_what_the_launch_has_made(here, pods):
+    before = here.stat()
+    assert pretrain_on_kubernetes(here) == 0
+    assert here.stat().st_mode == before.st_mode
+    for folder in (here / "runs", here / "runs" / "tiny"):
+        assert folder.stat().st_mode & 0o2070 == 0o2070
+        assert folder.stat().st_gid == os.getgid()
+
+
+def test_on_kubernetes_a_run_that_pods_can_not_write_into_is_refused(here, pods, monkeypatch, capsys):
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("cluster.k8s.launch.POD_USER", os.getuid() + 1)
+    monkeypatch.setattr("cluster.k8s.launch.POD_GROUP", os.getgid() + 1)
+    monkeypatch.setattr(os, "chown", refuse)
+    assert pretrain_on_kubernetes(here) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert f"have root run chgrp {os.getgid() + 1} {here}/runs && chmod g+rwxs {here}/runs\n" in told
+    assert not list(here.rglob("*.yaml"))
+
+
+@pytest.mark.parametrize(("ending", "stays"), [("failed", False), ("done", True)])
+def test_on_kubernetes_evaluation_does_not_take_an_old_failure_for_the_new_training_s(here, pods, ending, stays):
+    run = RunDirectory(here / "run")
+    run.path.mkdir()
+    run.set_outcome(ending)
+    settings = [
+        f"kubernetes.mount_path={here}",
+        "kubernetes.pretrain.gpus=0",
+        'preprocess.arguments=["--books", "*.txt", "--output", "made"]',
+        'pretrain.arguments=["--config", "tiny.toml", "--output", "run"]',
+        'eval.arguments=["--tasks", "mlm", "--output", "results"]',
+    ]
+    assert main(["all", "--on", "kubernetes", "--dry-run", *settings]) == 0
+    assert run.outcome
+    assert main(["all", "--on", "kubernetes", *settings]) == 0
+    assert bool(run.outcome) == stays
+
+
+@pytest.mark.parametrize("place", ["slurm", "kubernetes"])
+def test_the_settings_of_the_documentation_can_be_launched(tmp_path, monkeypatch, pods, place):
+    def settings_in(page: str) -> dict[str, Any]:
+        """The first block of TOML of a page."""
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8").replace("/shared", str(tmp_path))
+        return tomllib.loads(text.partition("```toml")[2].partition("```")[0])
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("trainer", "ds_config.json"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    settings = settings_in("cluster.md") | (settings_in("kubernetes.md") if place == "kubernetes" else {})
+    (tmp_path / "cluster.toml").write_text(tomli_w.dumps(settings))
+    shared = [f'slurm.shared=["{tmp_path}"]', f"kubernetes.mount_path={tmp_path}"]
+    assert main(["all", "--on", place, "--dry-run", "--settings", "cluster.toml", *shared]) == 0
 
 
 # ---- snapshots ------------------------------------------------------------------------------------------------------
@@ -413,6 +505,11 @@ def test_bad_input_is_told_in_one_line_before_anything_is_submitted(here, slurm,
           "--shards", "shards", "--output", "run"], "for 24 ranks: it must be a multiple of 48"),
         (["pretrain", "--on", "kubernetes", "kubernetes.pretrain.gpus=0", "--", "--config", "tiny.toml",
           "--shards", "shards", "--output", "/run"], "kubernetes: "),
+        (["eval", "--on", "kubernetes", "--", "--checkpoint", "/shared/export", "--output", "run"],
+         "run' is not in the shared volume; give a whole path below /shared"),
+        (["eval", "--on", "kubernetes", "--", "--checkpoint", "shards", "--output", "/shared/results"],
+         "shards' is not in the shared volume"),
+        (["preprocess", "--on", "kubernetes", "--", "--output", "run"], "run' is not in the shared volume"),
         (["pretrain", "--on", "local", "local.ranks=3", "local.gpus=2", "--", "--output", "run"], "3 ranks on 2 GPUs"),
         (["eval", "--on", "slurm", "--", "--checkpoint", "shards", "--output", "a\nb"], "holds characters that"),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.k8s.launch import POD_GROUP
 from tests.cluster.k8s import kustomize
 from tests.cluster.k8s.kustomize import containers, needs_kubectl, only, pods
 from tests.conftest import ROOT
@@ -87,6 +88,11 @@ class TestEveryPod:
         for pod in pods:
             talks = [box["name"] for box in pod["containers"]] == ["flink-main-container"]
             assert talks or pod["automountServiceAccountToken"] is False
+
+    def test_that_sees_the_volume_writes_as_the_group_that_a_launch_lets_write(self, pods):
+        for pod in pods:
+            if "shared" in [volume["name"] for volume in pod["volumes"]]:
+                assert pod["securityContext"]["fsGroup"] == POD_GROUP
 
     def test_names_secrets_and_has_none(self, pods):
         for pod in pods:

@@ -129,8 +129,20 @@ def test_a_killed_rank_gives_the_signals_code_and_the_others_do_not_outlive_it(t
 
 
 def test_a_run_that_failed_for_good_is_told_from_a_crash(tmp_path):
+    outcome(tmp_path, "failed")  # an earlier start's, which says the same
+    program = (
+        STARTED
+        + """
+    (run / "outcome").write_text("failed\\n")
+    raise SystemExit(1)
+    """
+    )
+    assert start(tmp_path, program).wait(60) == 11
+
+
+def test_the_failure_of_an_earlier_start_is_not_this_one_s(tmp_path):
     outcome(tmp_path, "failed")
-    assert start(tmp_path, "raise SystemExit(1)").wait(60) == 11
+    assert start(tmp_path, "import os; os.kill(os.getpid(), 9)").wait(60) == 137
 
 
 def test_the_outcome_may_come_a_moment_after_the_ranks_end(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,7 +60,7 @@ class TestTheWholeRun:
         for item in objects:
             assert item["metadata"]["namespace"] == "research"
             assert item["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
-            assert item["metadata"]["name"] in ("large-preprocess", "large-pretrain", "large-eval")
+            assert re.fullmatch("large-(preprocess|pretrain(-[0-9a-f]{8})?|eval)", item["metadata"]["name"])
 
     def test_has_the_images_and_the_volume(self, objects):
         for pod in pods(objects):
@@ -91,6 +92,10 @@ class TestTheWholeRun:
         (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "files"]
         assert volume["configMap"]["name"] == config["metadata"]["name"]
         assert variables(pod["containers"][0])["RECIPE"] == f"{mount['mountPath']}/config.toml"
+
+    def test_leaves_the_recipe_of_a_run_that_runs_as_it_is(self, objects, tmp_path):
+        other = objects_of(SETTINGS, replace(WORK, recipe="[model]\nvocab_size = 65\n"), tmp_path)
+        assert only(other, "ConfigMap")["metadata"]["name"] != only(objects, "ConfigMap")["metadata"]["name"]
 
     def test_waits_for_the_job_before(self, objects):
         waiting = {
@@ -139,6 +144,24 @@ def test_code_from_the_shared_volume_instead_of_the_images(tmp_path):
     work = replace(WORK, code="/lustre/runs/large/job/snapshot")
     for pod in pods(objects_of(SETTINGS, work, tmp_path)):
         assert {box.get("workingDir") for box in containers(pod)} == {"/lustre/runs/large/job/snapshot"}
+
+
+@needs_kubectl
+def test_flink_stages_on_the_volume_and_its_workers_find_the_code_without_writing_into_it(tmp_path):
+    flink = replace(SETTINGS, preprocess=PreprocessPods(engine="flink"))
+    work = replace(WORK, pretrain=None, eval=None, wait_for_shards="", code="/lustre/runs/large/job/snapshot")
+    objects = objects_of(flink, work, tmp_path)
+    task_manager = only(objects, "FlinkDeployment")["spec"]["taskManager"]["podTemplate"]["spec"]
+    (worker,) = [box for box in task_manager["containers"] if box["name"] == "worker"]
+    assert worker["workingDir"] == "/tmp"
+    assert variables(worker)["PYTHONPATH"] == work.code
+    assert variables(worker)["HOME"] == "/tmp"
+    submitter = only(objects, "Job")["spec"]["template"]["spec"]
+    (server,) = submitter["initContainers"]
+    assert "--artifacts-dir=$(VOLUME)/flink-staging" in server["args"]
+    assert variables(server)["VOLUME"] == "/lustre"
+    for box in (server, *submitter["containers"], *task_manager["containers"]):
+        assert [m["mountPath"] for m in box["volumeMounts"] if m["name"] == "shared"] == ["/lustre"]
 
 
 HOSTILE = [
@@ -245,6 +268,7 @@ def test_paths_of_arguments_are_checked_by_whom_knows_them():
         (lambda: EvalPods(wait_minutes=0), "wait_minutes must be positive"),
         (lambda: KubernetesSettings(environment={"A-B": "1"}), "environment: 'A-B'"),
         (lambda: KubernetesSettings(environment={"PET_NNODES": "1"}), "one that the job sets itself"),
+        (lambda: KubernetesSettings(environment={"RUN": "1"}), "one that the job sets itself"),
         (lambda: PretrainPods(memory="64"), "memory '64' is not of a form like 64Gi"),
         (lambda: PretrainPods(nodes=0), "nodes, grace_seconds and wait_minutes must be positive"),
         (lambda: PretrainPods(gpus=8, processes=4), "4 ranks on 8 GPUs"),
@@ -259,6 +283,10 @@ def test_paths_of_arguments_are_checked_by_whom_knows_them():
 def test_settings_that_no_cluster_takes_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_variable_may_begin_like_one_that_the_job_sets_itself():
+    KubernetesSettings(environment={"JOBLIB_TEMP_FOLDER": "/tmp", "RUN_NAME": "a"})
 
 
 def test_ranks_are_one_per_gpu_or_what_is_asked_for():
