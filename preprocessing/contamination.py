@@ -98,7 +98,7 @@ _READERS = {
     ".txt": _lines,
     ".tsv": _fields,
     ".json": lambda text: _strings(json.loads(text)),
-    ".jsonl": lambda text: _strings([json.loads(line) for line in text.splitlines() if line]),
+    ".jsonl": lambda text: _strings([json.loads(line) for line in text.split("\n") if line.strip()]),
 }
 
 

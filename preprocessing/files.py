@@ -27,7 +27,7 @@ from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
 from preprocessing import bzip2
-from preprocessing.sources import SourceError
+from preprocessing.sources import SourceError, StorageError, is_of_storage
 
 _WILDCARD = re.compile(r"[*?\[]")
 _COMPRESSIONS: tuple[tuple[bytes, Callable[[BinaryIO], Any]], ...] = (
@@ -57,6 +57,13 @@ def absolute(path: str) -> str:
     return path if is_remote(path) else str(Path.cwd() / path)
 
 
+def is_same(path: str, other: str) -> bool:
+    """Whether two paths lead to one file."""
+    if is_remote(path) or is_remote(other):
+        return path == other
+    return Path(path).resolve() == Path(other).resolve()
+
+
 def join(folder: str, *names: str) -> str:
     """A path inside a folder."""
     return cast(str, FileSystems.join(folder, *names))
@@ -74,10 +81,12 @@ def expand(pattern: str) -> list[Found]:
         raise SourceError(f"{pattern}: is a folder; give the files in it, as in {join(pattern, '*.txt')!r}")
     if local and local.is_file():  # taken literally: a name may hold brackets
         return [Found(path, local.name, local.stat().st_size)]
-    prefix = _WILDCARD.split(path, maxsplit=1)[0].rpartition("/")[0] + "/"
+    # What the user wrote is the pattern: the working directory's own name may hold brackets.
+    folder = "".join(_WILDCARD.split(pattern, maxsplit=1)[0].rpartition("/")[:2])
+    prefix = absolute(folder).rstrip("/") + "/"
     try:
         # Beam's own local search enters no folder that is a link.
-        matches = _match(path) if is_remote(path) else _match_local(path)
+        matches = _match(path) if is_remote(path) else _match_local(str(Path(glob.escape(str(Path.cwd()))) / pattern))
     except (BeamIOError, ValueError, OSError) as error:
         raise SourceError(f"{pattern}: can't look for input files ({error})") from error
     if not matches:
@@ -128,6 +137,8 @@ class _Intact(io.RawIOBase):
         try:
             data = self._stream.read(len(buffer))
         except _DAMAGE as error:
+            if is_of_storage(error):
+                raise
             raise SourceError(
                 f"{self._path}: the compressed file is cut short or damaged before byte {self._raw.tell():,} "
                 f"({error}); fetch it again"
@@ -141,14 +152,15 @@ def open_raw(path: str) -> Iterator[BinaryIO]:
     """Open an input file for reading as it lies.
 
     Raises:
-        SourceError: the file is gone or unreadable.
+        StorageError: the file can't be opened, or, while it is read, not read on.
     """
     try:
-        raw = FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
-    except (BeamIOError, OSError) as error:
-        raise SourceError(f"{path}: can't be opened ({error})") from error
-    with raw:
-        yield raw
+        with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as raw:
+            yield raw
+    except OSError as error:
+        raise StorageError(
+            f"{path}: can't be read ({error.strerror or error}); once it can, the same command goes on"
+        ) from error
 
 
 def begins_with(path: str, magic: bytes) -> bool:
@@ -162,7 +174,8 @@ def open_input(path: str) -> Iterator[BinaryIO]:
     """Open an input file for reading, decompressed if its first bytes are those of bzip2, gzip, xz or Zstandard.
 
     Raises:
-        SourceError: the file is gone or unreadable, or, while it is read, turns out cut short or damaged.
+        SourceError: the file turns out cut short or damaged while it is read.
+        StorageError: as open_raw.
     """
     with open_raw(path) as raw:
         start = raw.read(6)
@@ -220,7 +233,7 @@ def publish(path: str, scratch: str) -> Iterator[HashingWriter]:
         _rename(unfinished, path)
     except BaseException:
         with contextlib.suppress(BeamIOError, OSError):
-            FileSystems.delete([unfinished])
+            _remove(unfinished)
         raise
 
 
@@ -231,9 +244,9 @@ def _rename(unfinished: str, path: str) -> None:
         FileSystems.rename([unfinished], [path])
     except BeamIOError:
         # Some file systems refuse to replace a file; another attempt was first then, with the same bytes.
-        if not FileSystems.exists(path):
+        if not (FileSystems.exists(path) if is_remote(path) else Path(path).is_file()):
             raise
-        FileSystems.delete([unfinished])
+        _remove(unfinished)
 
 
 FULL = "{}: no space left there, or no more may be written; make room, and the same command goes on with this job"
@@ -271,14 +284,21 @@ def names_below(folder: str) -> dict[str, int]:
 
 
 def remove(folder: str, names: Iterable[str]) -> None:
-    """Remove files of a folder, and the folders that this leaves empty; what is not there already is no error."""
-    names = set(names)
+    """Remove files of a folder in order, and the folders this leaves empty; what is not there already is no error."""
+    names = list(dict.fromkeys(names))
     for name in names:
-        with contextlib.suppress(BeamIOError, FileNotFoundError):
-            FileSystems.delete([join(folder, name)])
+        with contextlib.suppress(OSError):
+            _remove(join(folder, name))
     for emptied in {Path(name).parent for name in names} - {Path()}:
         with contextlib.suppress(OSError):
             (Path(folder) / emptied).rmdir()
+
+
+def _remove(path: str) -> None:
+    if is_remote(path):
+        FileSystems.delete([path])
+    else:  # Beam would take a name with brackets or stars for a pattern: nothing would go, or another's files
+        Path(path).unlink()
 
 
 def local_copy(path: str, folder: str) -> str:

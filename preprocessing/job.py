@@ -23,8 +23,8 @@ from preprocessing.encoder import Engine
 from preprocessing.options import Options
 from preprocessing.schema import FORMAT_VERSION, MANIFEST, TOKENIZER, Manifest, ShardError, Vocabulary, token_type
 from preprocessing.shards import Layout
-from preprocessing.sources import Part, SourceError
-from preprocessing.sources.registry import SOURCES, Source
+from preprocessing.sources import DEFAULTS, Part, ReadOptions, SourceError
+from preprocessing.sources.registry import SOURCES, Source, numbers_rows
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 
 JOB, WORK = "job.json", ".work"
@@ -34,6 +34,7 @@ PART_BYTES = 32 << 20  # of a file, as it lies, that can be read in parts
 BYTES_PER_TOKEN = 4.5  # of plain text; like the two below a rough figure, good enough to choose the number of shards
 COMPRESSION = {".bz2": 4.5, ".gz": 3.0, ".xz": 5.0, ".zst": 3.5, ".parquet": 1.8}
 DOCUMENTS_PER_SHARD = 32  # fewer are no random sample, and might leave a shard without a second document
+_TOKENIZER_FILES = frozenset(f"{TOKENIZER}/{name}" for name in (VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE))
 _WORK_FILE = re.compile(
     re.escape(WORK) + r"/(vocab\.txt|tokens-\d+\.json|(tokens|documents|lines|sample|found)-\d+\.arrow"
     r"|(lost|repeats|benchmark-(sequences|texts))\.arrow|drops\.json|(validation-)?shard-\d+-of-\d+\.arrow\.json"
@@ -159,15 +160,18 @@ class Job:
         return files.join(self.work, f"error-{place}")
 
 
-def find_inputs(patterns: dict[str, list[str]], note: Callable[[str], None]) -> list[Input]:
+def find_inputs(
+    patterns: dict[str, list[str]], note: Callable[[str], None], options: ReadOptions = DEFAULTS
+) -> list[Input]:
     """The files to read, sorted, each once.
 
     Args:
         patterns: source -> paths and globs.
         note: told of files that are passed over.
+        options: how they will be read.
 
     Raises:
-        SourceError: a pattern matches nothing of use, or two files of a source would have one name.
+        SourceError: a pattern matches nothing of use, or the documents of two files would have the same ids.
     """
     found: dict[tuple[str, str], Input] = {}
     for source, globs in patterns.items():
@@ -185,7 +189,20 @@ def find_inputs(patterns: dict[str, list[str]], note: Callable[[str], None]) -> 
                 )
         if not any(file.source == source for file in found.values()):
             raise SourceError(f"--{source} {' '.join(globs)}: nothing but the index of a dump; give the dump")
+    _check_rows(file for file in found.values() if numbers_rows(file.source, options))
     return sorted(found.values(), key=lambda file: file[:2])
+
+
+def _check_rows(numbered: Iterable[Input]) -> None:
+    """Refuse files of two sources whose documents would have the same ids, FILE#ROW."""
+    named: dict[str, Input] = {}
+    for file in numbered:
+        other = named.setdefault(file.name, file)
+        if other.source != file.source:
+            raise SourceError(
+                f"{other.path} of --{other.source} and {file.path} of --{file.source}: both are called {file.name!r}, "
+                "and so their documents would have the same ids; rename one of them"
+            )
 
 
 def cut(file: Input, source: Source) -> list[Input]:
@@ -292,16 +309,15 @@ State = Literal["new", "interrupted", "finished"]
 
 def _own_names(output: str, present: dict[str, int]) -> set[str]:
     """Of the files in a directory, those that a job of ours wrote: by its job.json, its manifest and its .work."""
-    tokenizer = {f"{TOKENIZER}/{name}" for name in (VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE)}
     own = {name for name in present if _WORK_FILE.fullmatch(name)}
     old = _read_job(output) if JOB in present else None
     if old:
         shards = Layout(0, old["shards"]["train"], old["shards"]["validation"], 0.0)
-        own |= {JOB, *tokenizer, *shards.names("train"), *shards.names("validation")}
+        own |= {JOB, *_TOKENIZER_FILES, *shards.names("train"), *shards.names("validation")}
     try:
         text = files.read_text(files.join(output, MANIFEST)) if MANIFEST in present else None
         if text is not None:
-            own |= {MANIFEST, *tokenizer, *(entry.file for entry in Manifest.from_json(text).shards)}
+            own |= {MANIFEST, *_TOKENIZER_FILES, *(entry.file for entry in Manifest.from_json(text).shards)}
     except (ShardError, UnicodeDecodeError):
         pass  # somebody else's manifest.json
     return own & present.keys() if old or MANIFEST in own else set()
@@ -342,18 +358,29 @@ def inspect(output: str, description: dict[str, Any]) -> State:
     return "finished" if finished else "interrupted"
 
 
-def clear(output: str, wanted: Iterable[str] = ()) -> None:
-    """Remove what a job of ours left in a directory, the manifest first, and nothing else.
+def clear(output: str, wanted: Iterable[str] = (), needed: str | None = None) -> None:
+    """Remove what a job of ours left in a directory, and nothing else.
+
+    The manifest goes first, job.json last, and notes before what they tell is whole, so that nobody takes a directory
+    for more than it is if this is interrupted.
+
+    Args:
+        output: the directory.
+        wanted: the shards that the new job will write.
+        needed: a file that the new job reads.
 
     Raises:
-        JobError: a file that is not ours has a name that the new job will write.
+        JobError: a file that is not ours has a name that the new job will write, or the needed file would go.
     """
     present = files.names_below(output)
     own = _own_names(output, present)
-    in_the_way = sorted((set(wanted) | {JOB, MANIFEST}) & (present.keys() - own))
+    in_the_way = sorted({JOB, MANIFEST, *_TOKENIZER_FILES, *wanted} & (present.keys() - own))
     if in_the_way:
         raise JobError(f"{output}: {in_the_way[0]!r} was not written by a job of this program; use another directory")
-    files.remove(output, sorted(own, key=lambda name: (name != MANIFEST, name == JOB, name)))
+    if needed and any(files.is_same(needed, files.join(output, name)) for name in own):
+        raise JobError(f"{needed}: would be removed with the shards that it lies among; copy it to another place first")
+    order = sorted(own, key=lambda name: (name != MANIFEST, name == JOB, not name.endswith(".json"), name))
+    files.remove(output, order)
 
 
 def clear_work(output: str) -> None:

@@ -70,7 +70,9 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
     tokens = load_vocabulary(arguments.vocabulary) if arguments.vocabulary is not None else None
     wanted = options.train_vocabulary.size if options.train_vocabulary else 0
     vocabulary = _identity(tokens, options.lowercase) if tokens else Vocabulary(wanted, "", options.lowercase)
-    inputs = jobs.find_inputs(arguments.inputs, note=lambda note: print(f"make_shards: {note}", file=sys.stderr))
+    inputs = jobs.find_inputs(
+        arguments.inputs, note=lambda note: print(f"make_shards: {note}", file=sys.stderr), options=options.read
+    )
     job = Job(
         output=output,
         options=options,
@@ -107,17 +109,17 @@ def place_benchmark(job: Job, benchmark: Benchmark) -> None:
             writer.write_batch(batch)
 
 
-def begin(job: Job, inputs: Sequence[Input], vocabulary: Sequence[str] | None, overwrite: bool) -> jobs.State:
+def begin(job: Job, inputs: Sequence[Input], vocabulary: Sequence[str] | None, arguments: Arguments) -> jobs.State:
     """Claim the output directory: see what is there, clear it if asked, and write job.json first of all.
 
     Raises:
-        JobError: the directory holds something else.
+        JobError: the directory holds something else, or the vocabulary that is asked for among what is to be removed.
         ShardError: a finished job whose files have been lost since.
     """
     description = jobs.describe(job, inputs)
-    if overwrite:
+    if arguments.overwrite:
         names = job.layout.names("train") + job.layout.names("validation")
-        jobs.clear(job.output, names)
+        jobs.clear(job.output, names, needed=arguments.vocabulary)
         state: jobs.State = "new"
     else:
         state = jobs.inspect(job.output, description)
@@ -188,7 +190,7 @@ def execute(job: Job, inputs: Sequence[Input], beam_options: Sequence[str]) -> f
 
     Raises:
         SourceError: an input that can't be read, or a corpus that can't be sharded as asked, wherever that was found.
-        JobError: nothing can be written any more, or the engine made no manifest.
+        JobError: nothing can be written any more, or an input not be read, or the engine made no manifest.
         StuckError: a document takes for ever.
     """
     begun = time.monotonic()

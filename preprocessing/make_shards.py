@@ -21,7 +21,7 @@ from preprocessing.files import absolute
 from preprocessing.job import JobError
 from preprocessing.schema import ShardError
 from preprocessing.shards import ShardingError
-from preprocessing.sources import SourceError
+from preprocessing.sources import SourceError, StorageError
 from preprocessing.tokenization import VocabularyError
 
 
@@ -29,13 +29,13 @@ def run(argv: Sequence[str]) -> None:
     """Make shards, or find that they are made; see --help.
 
     Raises:
-        ValueError: of the kinds that main tells, for anything the user can put right.
+        ValueError, StorageError: of the kinds that main tells, for anything the user can put right.
     """
     arguments = options.parse(argv)
     output = absolute(arguments.output)
     job, inputs, vocabulary = launch.prepare(arguments, output)
     job, benchmark = launch.with_benchmark(job, arguments.contamination)
-    if launch.begin(job, inputs, vocabulary, arguments.overwrite) == "finished":
+    if launch.begin(job, inputs, vocabulary, arguments) == "finished":
         print(f"{output}: these shards are finished already; nothing to do")
         return
     if benchmark:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command: errors of the user's in one line, exit code 2."""
     try:
         run(sys.argv[1:] if argv is None else argv)
-    except (EncoderError, JobError, ShardError, ShardingError, SourceError, VocabularyError) as error:
+    except (EncoderError, JobError, ShardError, ShardingError, SourceError, StorageError, VocabularyError) as error:
         print(f"make_shards: error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
     except launch.StuckError as error:

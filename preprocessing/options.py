@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import NoReturn
 
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -20,6 +21,7 @@ from preprocessing.sources.registry import SOURCES
 # Ours alone: the runners that work inside this process (and its worker processes).
 EMBEDDED_RUNNERS = ("FnApiRunner", "DirectRunner", "BundleBasedDirectRunner", "SwitchingDirectRunner")
 MIN_SEQUENCE_LENGTH = 8
+TYPO = 0.8  # how alike, by difflib, an unknown option is one of ours; of Beam's own options none reaches 0.71
 SAMPLE_BYTES = 200_000_000  # of text to train a vocabulary on
 MAX_DUPLICATES = 32767  # as the shard's column holds
 
@@ -390,6 +392,10 @@ def _beam_options(ours: OneLineParser, rest: list[str]) -> list[str]:
     for group in {str(group): group for group in PipelineOptions.__subclasses__()}.values():
         group._add_argparse_args(beam)
     known, unknown = beam.parse_known_args(rest)
+    for option in (word.partition("=")[0] for word in unknown if word.startswith("--")):
+        # Some runners have options that only their job server knows; a typo of ours must not pass for one of them.
+        if meant := get_close_matches(option, ours._option_string_actions, n=1, cutoff=TYPO):
+            ours.error(f"unknown option {option!r}: did you mean {meant[0]!r}?")
     embedded = known.runner is None or known.runner.rpartition(".")[2] in EMBEDDED_RUNNERS
     if unknown and (embedded or not unknown[0].startswith("--")):
         ours.error(f"unknown option {unknown[0]!r}: neither this program nor Beam has it")

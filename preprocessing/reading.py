@@ -36,7 +36,8 @@ def read_inputs(
         wanted: asked with a document's id before work is spent on it.
 
     Raises:
-        SourceError: a file can't be read, or something in it, unless that is to be skipped.
+        SourceError: a file is damaged, or something in it, unless that is to be skipped.
+        StorageError: a file's storage fails, which is never skipped: it would be there the next time.
     """
     for file in inputs:
         try:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from preprocessing.sources import Document, Skipped, SourceError
+from preprocessing.sources import Document, Skipped, SourceError, StorageError
 from preprocessing.text import clean
 from preprocessing.tokenization import VocabularyError, train_vocabulary
 
@@ -100,8 +100,9 @@ def run(argv: Sequence[str]) -> None:
     """Read, sample, train, write; see --help.
 
     Raises:
-        SourceError: an input that is not there or can't be read.
-        VocabularyError: too little text, or too small a size.
+        SourceError: an input that is not there or is damaged.
+        StorageError: an input whose storage fails.
+        VocabularyError: too little text, too small a size, or a vocabulary that can't be written.
     """
     from preprocessing import files, job
     from preprocessing.options import inputs_of, read_options
@@ -109,12 +110,18 @@ def run(argv: Sequence[str]) -> None:
 
     ours = parser()
     found = ours.parse_args(argv)
-    inputs = job.find_inputs(inputs_of(ours, found), note=partial(print, file=sys.stderr))
-    documents = read_inputs(inputs, read_options(found))
+    output = files.absolute(found.output)
+    if found.output.endswith("/") or (not files.is_remote(output) and Path(output).is_dir()):
+        ours.error(f"--output {found.output} is a folder; name the file to write in it")
+    options = read_options(found)
+    inputs = job.find_inputs(inputs_of(ours, found), note=partial(print, file=sys.stderr), options=options)
+    documents = read_inputs(inputs, options)
     texts = sample_texts(documents, found.sample_bytes, found.seed)
     vocabulary = train_vocabulary(texts, found.size, lowercase=not found.cased)
-    output = files.absolute(found.output)
-    files.write_text(output, "\n".join(vocabulary) + "\n", str(Path(output).parent))
+    try:
+        files.write_text(output, "\n".join(vocabulary) + "\n", output.rpartition("/")[0] or "/")
+    except OSError as error:
+        raise VocabularyError(f"{found.output}: can't be written ({error}); use another place") from error
     short = "" if len(vocabulary) == found.size else f" ({found.size:,} were asked for; the text has no more)"
     print(
         f"{found.output}: {len(vocabulary):,} tokens{short}, learnt from {len(texts):,} documents, "
@@ -128,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.getLogger().setLevel(logging.ERROR)
     try:
         run(sys.argv[1:] if argv is None else argv)
-    except (SourceError, VocabularyError) as error:
+    except (SourceError, StorageError, VocabularyError) as error:
         print(f"train_vocab: error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
 

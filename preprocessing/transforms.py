@@ -60,7 +60,7 @@ from preprocessing.shards import (
     split_of,
     tokens_schema,
 )
-from preprocessing.sources import Document, Skipped, SourceError
+from preprocessing.sources import Document, Skipped, SourceError, StorageError
 from preprocessing.text import clean, split_lines
 from preprocessing.tokenization import (
     parse_vocabulary,
@@ -71,7 +71,7 @@ from preprocessing.watchdog import Watchdog, watching
 
 BATCH_TOKENS = 16 << 20  # of a record batch between the passes
 ENCODED_AT_ONCE = 1 << 20  # characters
-STORAGE = "error-storage-"  # how the name of the file begins which says that nothing more can be written
+STORAGE = "error-storage-"  # how the name of the file begins which says that nothing more can be written, or read
 
 
 class LostDocumentsError(RuntimeError):
@@ -92,6 +92,9 @@ def reporting(job: Job, place: str) -> Iterator[None]:
         yield
     except (EncoderError, SourceError, ShardingError) as error:
         files.write_text(job.error_file(place), str(error), job.work)
+        raise
+    except StorageError as error:
+        files.write_text(job.error_file(f"storage-{place}"), str(error), job.work)
         raise
     except OSError as error:
         if files.is_full(error):

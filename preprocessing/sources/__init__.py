@@ -48,6 +48,15 @@ class SourceError(ValueError):
     """An input that can't be read. The message names the file and what to do."""
 
 
+class StorageError(RuntimeError):
+    """An input whose storage fails, whatever is in it: nothing to skip, and no reason to throw finished work away."""
+
+
+def is_of_storage(error: BaseException) -> bool:
+    """Whether reading failed for the operating system's reasons: these have a number, a damaged file's have none."""
+    return isinstance(error, OSError) and error.errno is not None
+
+
 class Part(NamedTuple):
     """Bytes of a file as it lies. What begins in them belongs to the part: a page, a group of rows."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -22,6 +23,7 @@ from preprocessing.sources import (
 from preprocessing.sources.lines import decode_utf8, lines
 
 SOURCE = "jsonl"
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wanted = every) -> Iterator[Item]:
@@ -67,4 +69,6 @@ def _document(line: bytes, doc_id: str, fields: Columns, first: bool) -> Item:
         return Skipped(doc_id, SOURCE, "empty")
     if len(body) > MAX_DOCUMENT:
         return Skipped(doc_id, SOURCE, "too_large")
-    return Document(doc_id, SOURCE, None if title is None else str(title), body, replaced=replaced)
+    # JSON can spell half a surrogate pair, which has no encoding; of the text it is dropped when that is cleaned.
+    title = None if title is None else _HALF_PAIR.sub("", str(title))
+    return Document(doc_id, SOURCE, title, body, replaced=replaced)

@@ -22,6 +22,7 @@ from preprocessing.sources import (
     SourceError,
     Wanted,
     every,
+    is_of_storage,
 )
 from preprocessing.sources.lines import decode_utf8
 
@@ -54,6 +55,8 @@ def read(
         if not sum(sizes) and part.begin == 0:
             yield Skipped(name, SOURCE, "empty")
     except (pa.ArrowException, OSError) as error:
+        if is_of_storage(error):
+            raise
         raise SourceError(f"{name}: not a readable Parquet file ({error}); fetch it again") from error
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from preprocessing import bzip2
-from preprocessing.sources import PartReader, Reader, books, jsonl, parquet, wikiextractor, wikipedia
+from preprocessing.sources import PartReader, Reader, ReadOptions, books, jsonl, parquet, wikiextractor, wikipedia
 
 ARTICLE_BYTES = 4096  # of an encyclopedia's article; a rough figure, to choose the number of shards by
 
@@ -48,3 +48,8 @@ SOURCES = {
     "jsonl": Source("files with a JSON object a line, plain or compressed", jsonl.read),
     "wikiextractor": Source("files of <doc ...> ... </doc> that WikiExtractor writes", wikiextractor.read),
 }
+
+
+def numbers_rows(source: str, options: ReadOptions) -> bool:
+    """Whether a source's documents are called FILE#ROW, so that no other such source may have a file of that name."""
+    return source in ("parquet", "jsonl", "wikiextractor") or (source == "books" and options.books_format == "google")

@@ -48,6 +48,7 @@ _MAX_BYTES = 1 << 28
 _MAX_TAGS = 1 << 20
 
 _CHUNK = 1 << 16
+_MAX_REVISION = 2**63 - 1  # as the shards' column holds
 _MEDIA, _FILE, _CATEGORY = "-2", "6", "14"  # keys of the namespaces whose links show no text
 
 
@@ -327,9 +328,11 @@ def _page(page: etree._Element, wiki: _Wiki, name: str, wanted: Wanted) -> Docum
     text = "\n".join(extract_passages(wikitext.replace(_INVALID, "\ufffd"), wiki.hidden_namespaces))
     if not text:
         return Skipped(doc_id, SOURCE, "empty")
-    revision = int(page.findtext("{*}revision/{*}id") or 0)
+    revision = (page.findtext("{*}revision/{*}id") or "0").strip()
+    if not revision.isdecimal() or len(revision) > len(str(_MAX_REVISION)) or int(revision) > _MAX_REVISION:
+        raise SourceError(f"{name}: the page {number} has a revision {revision[:80]!r}: not a MediaWiki XML dump")
     title = (page.findtext("{*}title") or "").replace(_INVALID, "\ufffd")
-    return Document(doc_id, SOURCE, title or None, text, revision, replaced)
+    return Document(doc_id, SOURCE, title or None, text, int(revision), replaced)
 
 
 def _not_an_article(page: etree._Element, wikitext: str) -> str | None:

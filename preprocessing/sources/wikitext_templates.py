@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 Rule = Callable[[list[str]], str]  # from the positional arguments, of which there is at least one
 
-_ARGUMENT_NAME = re.compile(r"\s*([\w -]+?)\s*=")
+_ARGUMENT_NAME = re.compile(r"[\w -]+")
 _NUMBER = re.compile(r"[\d.,/+−-]+")
 _RANGE_WORDS = frozenset(["-", "–", "to", "to about", "and", "or", "by", "x", "×", "+/-", "±", "&"])
 _UNITS = {"C": "°C", "F": "°F", "km2": "km²", "m2": "m²", "ft2": "sq ft", "sqft": "sq ft", "sqmi": "sq mi", "m3": "m³"}
@@ -114,9 +114,10 @@ def template_text(content: str) -> str | None:
 def _positional(arguments: list[str]) -> list[str]:
     values = []
     for argument in arguments:
-        named = _ARGUMENT_NAME.match(argument)
-        if named is None:
+        before, equals, value = argument.partition("=")
+        name = before.strip() or " " * (" " in before)  # a name of blanks is one too
+        if not (equals and _ARGUMENT_NAME.fullmatch(name)):
             values.append(argument.strip())
-        elif named[1] == "text" or named[1].isdigit():
-            values.append(argument[named.end() :].strip())
+        elif name == "text" or name.isdigit():
+            values.append(value.strip())
     return values

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -15,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from preprocessing import files
+from preprocessing import files, transforms
 from preprocessing.job import Input
 from preprocessing.reading import read_inputs
 from preprocessing.schema import ShardDirectory
-from preprocessing.sources import MAX_DOCUMENT, Document, Part, ReadOptions, Skipped, SourceError
+from preprocessing.sources import MAX_DOCUMENT, Document, Part, ReadOptions, Skipped, SourceError, StorageError
 from tests.conftest import ROOT
 from tests.preprocessing.maker import Maker, contents, rows
-from tests.preprocessing.test_inputs import text
+from tests.preprocessing.test_inputs import text, write_jsonl, write_parquet
 from tests.preprocessing.test_wikipedia import SITEINFO, dump, page
 from tests.preprocessing.test_wikipedia_parts import damage, multistream
 
@@ -117,6 +119,7 @@ def test_strange_documents_are_handled_and_counted(make: Maker, books: Path, tmp
     (folder / "endless.txt").write_text("word " * 300_000)
     (folder / "no-space.txt").write_text("x" * 1_000_000)
     (folder / "one.txt").write_text("The only sentence.")
+    (folder / "chinese.txt").write_text("好的。" * 200_000)
     (folder / "huge.txt").write_text("x" * (MAX_DOCUMENT + 1))
     (folder / "a-folder.txt").mkdir()
     begun = time.monotonic()
@@ -132,12 +135,85 @@ def test_strange_documents_are_handled_and_counted(make: Maker, books: Path, tmp
     sentences = {row["doc_id"]: len(row["sentence_ends"]) for row in rows(tmp_path / "out")}
     assert sentences["one.txt"] == sentences["endless.txt"] == 1
     assert sentences["testwiki/2"] == 2
+    assert sentences["chinese.txt"] == 200_000
 
 
 def test_an_empty_dump_and_a_folder_are_told(make: Maker, tmp_path: Path) -> None:
     (tmp_path / "empty.xml").write_bytes(b"")
     assert "empty.xml: not a MediaWiki XML dump" in make.error(tmp_path / "out", "--wikipedia", tmp_path / "empty.xml")
     assert "is a folder" in make.error(tmp_path / "out", "--jsonl", tmp_path)
+
+
+# --- Storage that fails for a while ---
+
+
+class _Failing(io.FileIO):
+    """A file of which nothing can be read any more after some bytes."""
+
+    limit = 0
+
+    def readinto(self, buffer: Any) -> int:
+        if self.tell() >= self.limit:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return super().readinto(memoryview(buffer)[:1000]) or 0
+
+
+def fails(patch: pytest.MonkeyPatch, name: str, after: int) -> None:
+    """Let reading fail after so many bytes of every file of a name."""
+    original = files.FileSystems.open
+
+    def opened(path: str, **options: Any) -> Any:
+        if not path.endswith(name):
+            return original(path, **options)
+        if not after:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        file = _Failing(path)
+        file.limit = after
+        return io.BufferedReader(file, buffer_size=1000)
+
+    patch.setattr(files.FileSystems, "open", opened)
+
+
+@pytest.mark.parametrize("after", [0, 2000])
+def test_storage_that_fails_is_told_and_what_is_done_stays(
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    monkeypatch.setattr("preprocessing.job.UNIT_BYTES", 1)
+    arguments = ("--books", books / "*.txt", "--num-shards", 2, "--on-error", "skip")
+    make(tmp_path / "whole", *arguments)
+    with pytest.MonkeyPatch.context() as patch:
+        fails(patch, "book-11.txt", after)
+        said = make.error(tmp_path / "out", *arguments)
+    assert f"{books}/book-11.txt: can't be read ({'Stale file handle' if after else 'Permission denied'})" in said
+    done = {note: note.stat().st_mtime_ns for note in tmp_path.glob("out/.work/tokens-*.json")}
+    assert done
+    with pytest.MonkeyPatch.context() as patch:
+        # The job's end clears its work folder.
+        patch.setattr(transforms, "clear_work", lambda _output: None)
+        make(tmp_path / "out", *arguments)
+    assert {note: note.stat().st_mtime_ns for note in done} == done
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["txt", "gz", "bz2", "xz", "zst", "parquet"])
+def test_storage_that_fails_is_no_damage_whatever_the_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path = tmp_path / f"a.{kind}"
+    lines = [json.dumps({"text": random.Random(number).randbytes(500).hex()}) for number in range(100)]
+    if kind == "parquet":
+        write_parquet(path, lines)
+    else:
+        write_jsonl(path, lines)
+    file = Input("parquet" if kind == "parquet" else "jsonl", path.name, path.stat().st_size, str(path))
+    if kind == "parquet":
+        file = file._replace(part=Part(0, file.bytes))
+    assert len(list(read_inputs([file]))) == 100
+    fails(monkeypatch, path.name, 20_000)
+    with pytest.raises(
+        StorageError, match=r"can't be read \(Stale file handle\); once it can, the same command goes on"
+    ):
+        list(read_inputs([file], SKIP))
 
 
 # --- No space left ---

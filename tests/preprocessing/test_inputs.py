@@ -17,7 +17,7 @@ import zstandard
 
 from preprocessing.job import find_inputs, units_of
 from preprocessing.schema import ShardDirectory, pairs_column
-from preprocessing.sources import Part
+from preprocessing.sources import Part, ReadOptions, SourceError
 from preprocessing.sources.registry import SOURCES
 from tests.preprocessing import memory_filesystem
 from tests.preprocessing.conftest import WORDS
@@ -165,6 +165,62 @@ def test_a_text_has_the_same_tokens_from_every_source(make: Maker, tmp_path: Pat
     found.append(rows(tmp_path / "google"))
     columns = [[(row["tokens"], row["sentence_ends"]) for row in made] for made in found]
     assert columns[0] == columns[1] == columns[2] == columns[3]
+
+
+@pytest.mark.parametrize(
+    ("sources", "refused"),
+    [
+        (("jsonl", "wikiextractor"), True),
+        (("parquet", "jsonl"), True),
+        (("books", "jsonl"), False),
+        (("wikipedia", "jsonl"), False),
+        (("wikipedia", "books"), False),
+    ],
+)
+def test_one_name_in_two_sources_is_refused_where_their_ids_would_be_the_same(
+    tmp_path: Path, sources: tuple[str, str], refused: bool
+) -> None:
+    for source in sources:
+        (tmp_path / source / "AA").mkdir(parents=True)
+        (tmp_path / source / "AA" / "wiki_00").write_text("x")
+    patterns = {source: [f"{tmp_path}/{source}/*/wiki_*"] for source in sources}
+    if refused:
+        with pytest.raises(
+            SourceError, match=rf"{sources[0]}/AA/wiki_00 of .* and .*{sources[1]}/AA/wiki_00 of .*'AA/"
+        ):
+            find_inputs(patterns, print)
+    else:
+        assert len(find_inputs(patterns, print)) == 2
+    google = ReadOptions(books_format="google")
+    if sources == ("books", "jsonl"):
+        with pytest.raises(SourceError, match="rename one of them"):
+            find_inputs(patterns, print, google)
+
+
+def test_a_name_in_two_sources_is_told_in_a_line(make: Maker, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "wiki_00", [text(1)])
+    said = make.error(tmp_path / "out", "--jsonl", tmp_path / "wiki_00", "--wikiextractor", tmp_path / "wiki_00")
+    assert "both are called 'wiki_00'" in said
+
+
+def test_a_folder_whose_own_name_looks_like_a_pattern(
+    make: Maker, write_books: Callable[[Path, int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "run [1]*"
+    write_books(place / "a" / "b", 4)
+    monkeypatch.chdir(place)
+    assert [file.name for file in find_inputs({"books": ["a/*/*-0[12].txt"]}, print)] == [
+        "b/book-01.txt",
+        "b/book-02.txt",
+    ]
+    (tmp_path / "run 1!" / "out" / ".work").mkdir(parents=True)
+    bystander = tmp_path / "run 1!" / "out" / "manifest.json"  # the folder's name, taken for a pattern, matches it
+    bystander.write_text("{}")
+    make(Path("out"), "--books", "a/**/*.txt")
+    assert not (place / "out" / ".work").exists()
+    make(Path("out"), "--books", "a/**/*.txt", "--seed", 2, "--overwrite")
+    assert [row["doc_id"] for row in rows(place / "out")] == [f"b/book-0{number}.txt" for number in range(4)]
+    assert bystander.read_text() == "{}"
 
 
 def test_wikiextractors_json_output(make: Maker, tmp_path: Path) -> None:

@@ -50,6 +50,12 @@ def test_bytes_that_are_no_utf8_are_replaced_and_counted() -> None:
     assert found == Document("a/b.jsonl#0", "jsonl", None, "caf\ufffd \ufffd \ufffd", replaced=2)
 
 
+def test_half_a_surrogate_pair_is_dropped_from_a_title() -> None:
+    (found,) = documents('{"text": "Text.", "title": "A\\ud83d B"}')
+    assert isinstance(found, Document)
+    assert found.title == "A B"
+
+
 def test_too_long_a_line_is_counted_and_the_next_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("preprocessing.sources.lines.MAX_LINE", 100)
     monkeypatch.setattr("preprocessing.sources.jsonl.MAX_DOCUMENT", 40)

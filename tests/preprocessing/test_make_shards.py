@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preprocessing import launch, transforms
-from preprocessing.job import Input, choose_layout, difference, group_units
+from preprocessing import files, launch, transforms
+from preprocessing.job import Input, choose_layout, clear, difference, group_units
 from preprocessing.make_shards import main
 from preprocessing.options import Arguments, parse
 from preprocessing.schema import Shard, ShardDirectory
@@ -196,6 +196,43 @@ def test_foreign_files_are_never_touched(make: Maker, books: Path, tmp_path: Pat
     assert sorted(path.name for path in output.rglob("*")) == ["manifest.json", "notes", "tokenizer"]
 
 
+def test_a_foreign_tokenizer_is_never_written_over(make: Maker, books: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "out" / "tokenizer" / "vocab.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    said = make.error(tmp_path / "out", "--books", books / "*.txt", "--overwrite")
+    assert "'tokenizer/vocab.txt' was not written by a job of this program" in said
+    assert mine.read_text() == "mine"
+
+
+def test_a_vocabulary_among_what_would_be_removed_is_kept(make: Maker, books: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    make(output, "--books", books / "*.txt")
+    vocabulary, made = output / "tokenizer" / "vocab.txt", contents(output)
+    (tmp_path / "link").symlink_to(output)
+    for path in (vocabulary, tmp_path / "link" / "tokenizer" / "vocab.txt"):
+        said = make.error(output, "--books", books / "*.txt", "--vocab", path, "--seed", 2, "--overwrite")
+        assert f"{path}: would be removed with the shards that it lies among" in said
+    assert contents(output) == made
+    shutil.copy(vocabulary, tmp_path / "vocab.txt")
+    make(output, "--books", books / "*.txt", "--vocab", tmp_path / "vocab.txt", "--seed", 2, "--overwrite")
+
+
+def test_a_directory_is_cleared_manifest_first_notes_before_their_data_and_job_last(
+    make: Maker, books: Path, tmp_path: Path, one_book_a_unit: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out"
+    monkeypatch.setattr(transforms, "clear_work", lambda _output: None)
+    make(output, "--books", books / "*.txt")
+    removed: list[str] = []
+    monkeypatch.setattr(files, "_remove", lambda path: removed.append(path.removeprefix(f"{output}/")))
+    clear(str(output))
+    assert (removed[0], removed[-1]) == ("manifest.json", "job.json")
+    assert len([name for name in removed if name.startswith(".work/tokens-")]) == 24
+    notes = [name.endswith(".json") for name in removed[:-1]]
+    assert notes == sorted(notes, reverse=True)
+
+
 def test_unusable_inputs_are_told_in_a_line(make: Maker, books: Path, tmp_path: Path, vocabulary: list[str]) -> None:
     output = tmp_path / "out"
     assert "no input file matches" in make.error(output, "--books", tmp_path / "*.txt")
@@ -297,6 +334,23 @@ def test_the_runner_is_never_left_to_chance() -> None:
     assert parsed(*TWO_PROCESSES).beam == [*TWO_PROCESSES, "--runner=FnApiRunner"]
     flink = ["--runner=FlinkRunner", "--flink_master=localhost:8081", "--some_flink_option=1"]
     assert parsed(*flink).beam == flink
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [
+        (("--duplicate", "3"), "--duplicates"),
+        (("--validation-fracton=0.2",), "--validation-fraction"),
+        (("--num_shards", "4"), "--num-shards"),
+    ],
+)
+def test_a_typo_is_not_handed_on_to_another_runner(
+    typo: tuple[str, ...], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parsed("--runner=FlinkRunner", "--some_flink_option=1", *typo)
+    assert caught.value.code == 2
+    assert f"did you mean {meant!r}?" in capsys.readouterr().err
 
 
 def test_the_number_of_shards_is_a_function_of_sizes() -> None:

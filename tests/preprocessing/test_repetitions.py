@@ -221,6 +221,13 @@ def test_the_share_of_a_benchmark_that_is_in_the_corpus(make: Make, books: Path,
         read_benchmark(folder)
 
 
+def test_a_line_of_json_may_hold_what_elsewhere_ends_lines(tmp_path: Path) -> None:
+    text = " ".join(f"word{number}" for number in range(12))
+    lines = [json.dumps({"text": text.replace(" ", end)}, ensure_ascii=False) for end in " \u2028\u2029\x85"]
+    (tmp_path / "a.jsonl").write_text("\n \n".join(lines) + "\r\n")
+    assert read_benchmark(tmp_path).texts.num_rows == 4
+
+
 def test_what_a_real_benchmark_has_in_its_own_texts_and_in_a_book(real_data: Path, tmp_path: Path) -> None:
     raw = (real_data / "squad" / "dev-v1.1.json").read_text()
     (tmp_path / "dev.json").write_text(raw)

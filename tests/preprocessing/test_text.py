@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,25 @@ def test_sentences_end_with_paragraphs_and_not_with_abbreviations() -> None:
 
 def test_a_very_long_sentence_is_one_sentence() -> None:
     assert len(split_sentences("word " * 200_000, "en")) == 1
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ["好的。", "他说：「我来了。你呢？」然后走了。", "“真的！”她说。", "第3.5章…完。", "（是。不是。）对！"],
+        ["हाँ।", "“नहीं।” वह गया।"],
+        ["He said: “Yes. No!” And left. ", "Xy!Ab. ", "(Mr. Smith?) "],
+    ],
+)
+def test_a_long_line_is_split_in_windows_as_it_is_as_a_whole(
+    pieces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = clean("".join(random.Random(1).choices(pieces, k=2000)))
+    whole = split_sentences(line, "en")
+    monkeypatch.setattr("preprocessing.text.EASY", 0)
+    for window in (100, 333, 4096):
+        monkeypatch.setattr("preprocessing.text.WINDOW", window)
+        assert split_sentences(line, "en") == whole
 
 
 def test_nothing_of_a_book_is_lost(data: Path) -> None:

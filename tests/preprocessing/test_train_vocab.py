@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from preprocessing.files import write_text
 from preprocessing.sources import Document, Skipped
 from preprocessing.tokenization import SPECIAL_TOKENS, load_vocabulary
 from preprocessing.train_vocab import main, sample_texts
+from tests.preprocessing import memory_filesystem
 
 DOCUMENTS = [Document(f"d{n}", "books", None, f"text {n} " + "x" * n) for n in range(50)]
 
@@ -62,3 +64,31 @@ def test_unusable_inputs_are_told_in_a_line(books: Path, tmp_path: Path, capsys:
     assert "no room" in error(capsys, "--books", books / "*.txt", "--size", 9, "--output", output)
     assert "required: --output" in error(capsys, "--books", books / "*.txt")
     assert not output.exists()
+
+
+def test_an_output_that_cannot_be_written_is_told_in_a_line(
+    books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--books", books / "*.txt", "--size", 60, "--output")
+    (tmp_path / "file").write_text("")
+    assert "file/vocab.txt: can't be written" in error(capsys, *arguments, tmp_path / "file" / "vocab.txt")
+    assert "is a folder; name the file" in error(capsys, "--books", tmp_path / "none", "--output", tmp_path)
+    assert "is a folder; name the file" in error(capsys, *arguments, f"{tmp_path}/new/")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_in_the_place_of_a_file_is_an_error_and_no_other_attempt(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError, match="Rename operation failed"):
+        write_text(str(tmp_path / "taken"), "text", str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_a_vocabulary_on_another_file_system_leaves_nothing_here(
+    books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory_filesystem.FILES.clear()
+    monkeypatch.chdir(tmp_path)
+    main(["--books", f"{books}/*.txt", "--size", "60", "--output", "memory://bucket/vocab.txt"])
+    assert list(memory_filesystem.FILES) == ["memory://bucket/vocab.txt"]
+    assert not list(tmp_path.iterdir())

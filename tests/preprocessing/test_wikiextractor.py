@@ -36,6 +36,11 @@ def test_what_is_no_document() -> None:
     assert "without its end" in third.message
 
 
+def test_an_opening_made_to_hang_the_reader_takes_linear_time() -> None:
+    (found,) = documents("<doc " + 'title="' * 200_000)
+    assert isinstance(found, Damaged)
+
+
 def test_too_large_a_document_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("preprocessing.sources.wikiextractor.MAX_DOCUMENT", 100)
     found = documents(doc("A", "x" * 101) + doc("B", "x" * 1000 + "\n" + "x" * 1000) + doc("C", "x" * 100))

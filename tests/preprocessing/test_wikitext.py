@@ -228,6 +228,7 @@ HOSTILE = {
     "ampersands": "&" * N + "&#" * N + "&amp;" * N,
     "underscores": "_" * N + "__A" * N,
     "lines": "a\n" * N + ":" * N,
+    "blanks in a template": "{{nowrap|" + " " * N + "\n}} {{nowrap|a" + " " * N + "b\t" * N + "}}",
     "media": "[[a:" + ".jpg " * N + "x]]",
 }
 
