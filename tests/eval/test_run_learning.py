@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -223,19 +225,22 @@ def test_workers_side_by_side(export: Path, data: Path, tmp_path: Path) -> None:
     assert len(results_of(tmp_path / "out")["tasks"]["mrpc"]["details"]["seeds"]["f1"]) == 4
 
 
+def failing_at_two_classes(learn: Callable[..., None]) -> Callable[..., None]:
+    def fail_or_learn(model: Any, *args: Any) -> None:
+        if model.head.output.out_features == 2:
+            raise torch.OutOfMemoryError("of 80 GiB\nnothing is left")
+        learn(model, *args)
+
+    return fail_or_learn
+
+
 def test_one_failed_task_does_not_lose_the_others(
     export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_mrpc(data)
     write_stsb(data)
     learn = experiment.learn
-
-    def fail_on_mrpc(model, *args):
-        if model.head.output.out_features == 2:
-            raise torch.OutOfMemoryError("of 80 GiB\nnothing is left")
-        learn(model, *args)
-
-    monkeypatch.setattr(experiment, "learn", fail_on_mrpc)
+    monkeypatch.setattr(experiment, "learn", failing_at_two_classes(learn))
     assert run(export, data, tmp_path / "out", "mrpc,stsb") == 1
     results = results_of(tmp_path / "out")
     assert results["failed"] == {"mrpc": "out of memory; lower --max-tokens"}
@@ -252,14 +257,8 @@ def test_a_task_that_fails_in_one_of_several_processes_does_not_lose_the_others(
     write_mrpc(data)
     write_stsb(data)
     learn = experiment.learn
-
-    def fail_on_mrpc(model, *args):
-        if model.head.output.out_features == 2:
-            raise torch.OutOfMemoryError
-        learn(model, *args)
-
     sharing = [("--grid-index", str(index), "--grid-count", "2") for index in range(2)]
-    monkeypatch.setattr(experiment, "learn", fail_on_mrpc)
+    monkeypatch.setattr(experiment, "learn", failing_at_two_classes(learn))
     assert run(export, data, tmp_path / "out", "mrpc,stsb", *sharing[0]) == 1  # mrpc is its
     assert run(export, data, tmp_path / "out", "mrpc,stsb", *sharing[1]) == 1
     results = results_of(tmp_path / "out")
