@@ -115,8 +115,8 @@ def wait_for(what: Callable[[], object], job: subprocess.Popen[bytes], seconds: 
 
 
 def tokenizing(output: Path) -> Callable[[], bool]:
-    """Whether the first pass has begun to write."""
-    return lambda: any((output / ".work").glob("tmp-*"))
+    """Whether the first pass has begun to write: the command writes there too, before a worker has begun."""
+    return lambda: bool(python_workers()) and any((output / ".work").glob("tmp-*"))
 
 
 def task_manager(number: int) -> psutil.Process:
