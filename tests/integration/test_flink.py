@@ -126,7 +126,14 @@ def task_manager(number: int) -> psutil.Process:
 def python_workers() -> list[psutil.Process]:
     """The processes that run our code for the TaskManagers."""
     below = [child for number in (1, 2) for child in task_manager(number).children(recursive=True)]
-    return [process for process in below if "sdk_worker_main" in " ".join(process.cmdline())]
+    return [process for process in below if is_python_worker(process)]
+
+
+def is_python_worker(process: psutil.Process) -> bool:
+    try:
+        return "sdk_worker_main" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # it has ended meanwhile
+        return False
 
 
 def told(output: Path) -> str:
