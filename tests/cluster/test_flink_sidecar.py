@@ -53,9 +53,11 @@ def flink(tmp_path: Path) -> Iterator[None]:
     worker = container("taskmanager.yaml", "worker")
     command = [word.replace("/opt/apache/beam/boot", str(FLINK / "bin" / "container")) for word in worker["command"]]
     variables = {item["name"]: item["value"] for item in worker["env"]}
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
     pool = subprocess.Popen(
         [sys.executable, *command[1:]], cwd=tmp_path, env={**os.environ, **variables}, stderr=subprocess.DEVNULL
     )
+    signal.signal(signal.SIGINT, before)
     yield
     pool.send_signal(signal.SIGINT)  # it ends its workers then
     pool.wait(30)
