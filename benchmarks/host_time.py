@@ -36,18 +36,21 @@ def main() -> None:
     """Print milliseconds, medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", type=Path, required=True)
-    shards = ShardDirectory(parser.parse_args().shards)
+    parser.add_argument("--large", action="store_true", help="BERT-LARGE's own widths, which takes 12 GB and minutes")
+    arguments = parser.parse_args()
+    shards = ShardDirectory(arguments.shards)
+    widths, steps = ((), WARM_UP + 4) if arguments.large else (NARROW, STEPS)
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29677", "DS_ACCELERATOR": "cpu"}  # fmt: skip
     world = join_world(threads=1)
     print("| | forward | backward | update |\n| --- | --- | --- | --- |")
     for name, change in (("DeepSpeed's norms", _no_change), ("one norm", take_norm_once)):
-        recipe = _recipe(shards, 2)
+        recipe = _recipe(shards, 2, widths)
         with mock.patch("trainer.engine.take_norm_once", change):
             config = resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], 1)
             engine = Engine(recipe.model, recipe.optimizer, config, 1, world)
         found = []
-        for number, batches in enumerate(StepReader(_steps(recipe, shards), 0, STEPS, workers=0)):
+        for number, batches in enumerate(StepReader(_steps(recipe, shards), 0, steps, workers=0)):
             totals = engine.count_step(batches, stop=False)
             found.append(engine.train_step(number, list(enumerate(batches)), totals, 1e-4))
         parts = [
@@ -57,7 +60,7 @@ def main() -> None:
         engine.close()
     print("\n| a step of 256 sequences of 128 | ms |\n| --- | --- |")
     for ahead in (False, True):
-        reader, seconds = StepReader(_steps(_recipe(shards, 256), shards), 0, STEPS, workers=1), []
+        reader, seconds = StepReader(_steps(_recipe(shards, 256, NARROW), shards), 0, STEPS, workers=1), []
         for _ in range(STEPS):
             if ahead:
                 reader.read_ahead()
@@ -74,11 +77,11 @@ def _no_change(_: Any) -> None:
     """The update as DeepSpeed makes it."""
 
 
-def _recipe(shards: ShardDirectory, batch: int) -> Recipe:
+def _recipe(shards: ShardDirectory, batch: int, widths: tuple[str, ...]) -> Recipe:
     phase = (f"{{sequence_length=128, steps=100000, global_batch_size={batch}, micro_batch_size={batch}, "
              "max_predictions=20}")  # fmt: skip
     vocabulary = f"model.vocab_size={shards.manifest.vocabulary.size}"
-    return load_recipe(ROOT / "trainer" / "recipes" / "bert_large.toml", [*NARROW, vocabulary, f"phases=[{phase}]"])
+    return load_recipe(ROOT / "trainer" / "recipes" / "bert_large.toml", [*widths, vocabulary, f"phases=[{phase}]"])
 
 
 def _steps(recipe: Recipe, shards: ShardDirectory) -> Steps:

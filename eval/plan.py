@@ -104,8 +104,7 @@ def _subject(tasks: Sequence[Intrinsic], arguments: argparse.Namespace, checkpoi
 def _experiments(
     tasks: Sequence[FineTuned], arguments: argparse.Namespace, checkpoint: Checkpoint
 ) -> dict[str, Experiment]:
-    if tasks and not (arguments.data or arguments.hub):
-        raise ValueError(f"{tasks[0].name} reads a data set; give the folder of its files with --data, or --hub")
+    check_source(tasks, arguments)
     if tasks and arguments.data and not arguments.data.is_dir():  # a file could pass for train and dev at once
         raise ValueError(f"{arguments.data}: no such directory; give the folder of the data sets with --data")
     bench = Bench(
@@ -121,6 +120,16 @@ def _experiments(
         task.name: Experiment(task, read_parts(task, arguments.data, arguments.test, arguments.limit), bench, search)
         for task in tasks
     }
+
+
+def check_source(tasks: Sequence[FineTuned], arguments: argparse.Namespace) -> None:
+    """See that the command says where data sets come from, if any is read.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if tasks and not (arguments.data or arguments.hub):
+        raise ValueError(f"{tasks[0].name} reads a data set; give the folder of its files with --data, or --hub")
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:

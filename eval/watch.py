@@ -28,6 +28,7 @@ from typing import NoReturn
 
 from eval.evaluated import EVALUATIONS
 from eval.options import parse as parse_evaluation
+from eval.plan import check_source
 from eval.results import RESULTS, read_results
 from eval.tasks import select
 from eval.tasks.finetuned import FineTuned
@@ -245,9 +246,8 @@ def _check(run: RunDirectory, arguments: argparse.Namespace, options: Sequence[s
     for folder in filter(None, (parsed.shards, parsed.data)):
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such directory")
+    check_source([task for task in wanted if isinstance(task, FineTuned)], parsed)
     for task in wanted:
-        if isinstance(task, FineTuned) and not (parsed.data or parsed.hub):
-            raise ValueError(f"{task.name} reads a data set; give the folder of its files with --data, or --hub")
         if isinstance(task, Intrinsic) and task.needs_shards and not parsed.shards:
             raise ValueError(f"{task.name} reads held-out samples; give the folder of their shards with --shards")
 

@@ -204,8 +204,9 @@ def _sdpa(
     query: Tensor, key: Tensor, value: Tensor, tokens: PackedTokens, queries: _Queries, probability: float, causal: bool
 ) -> Tensor:
     """Torch's fused kernels, which never store the [S, S] weights, on sequences padded to the longest."""
-    asking, asked = _places(query, queries.bounds, tokens.longest), _places(key, tokens.bounds, tokens.longest)
     size, longest = len(tokens.bounds) - 1, tokens.longest
+    asked = _places(key, tokens.bounds, longest)
+    asking = asked if queries is tokens else _places(query, queries.bounds, longest)
     query, key, value = (
         _pad(x, places, size, longest) for x, places in ((query, asking), (key, asked), (value, asked))
     )

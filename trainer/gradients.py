@@ -41,8 +41,8 @@ def take_norm_once(zero: Any) -> None:
     """Have a ZeRO optimizer of DeepSpeed tell from ``total_norm`` alone whether a gradient is finite.
 
     DeepSpeed 0.19 first looks for the extremes of every gradient and then takes each one's norm in float64: several
-    passes over memory more than needed, and on a GPU some ten kernels a parameter, three thousand for BERT-LARGE. Yet a
-    norm that is not finite calls the update off as well (``step`` in its zero/stage_1_and_2.py).
+    passes over memory more than needed, and on a GPU some fifteen kernels a parameter, 4,500 for BERT-LARGE. Yet a norm
+    that is not finite calls the update off as well (``step`` in its zero/stage_1_and_2.py).
 
     Args:
         zero: of stage 1 or 2. One that keeps gradients on the host, or is of another stage, stays as it is.
