@@ -36,7 +36,7 @@ def main() -> None:
     """Print milliseconds, medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", type=Path, required=True)
-    parser.add_argument("--large", action="store_true", help="BERT-LARGE's own widths, which takes 12 GB and minutes")
+    parser.add_argument("--large", action="store_true", help="BERT-LARGE's own widths, which takes 14 GB and minutes")
     arguments = parser.parse_args()
     shards = ShardDirectory(arguments.shards)
     widths, steps = ((), WARM_UP + 4) if arguments.large else (NARROW, STEPS)
