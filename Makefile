@@ -36,7 +36,7 @@ EXPORT = $(lastword $(sort $(wildcard $(DEMO)/runs/demo/exports/step-*)))
 demo: $(DEMO)/report/report.md
 	@echo
 	@echo "Results:  $(DEMO)/results/results.json; $(DEMO)/report/report.html for a browser, or report.md with the loss curve curves.png"
-	@echo "Model:    $(EXPORT) (load it with transformers' BertForPreTraining.from_pretrained)"
+	@echo "Model:    $(EXPORT) (pip install transformers, then BertForPreTraining.from_pretrained)"
 	@echo "MLflow:   $(VENV)/bin/mlflow ui --backend-store-uri sqlite:///$(DEMO)/runs/mlflow.db, then open http://127.0.0.1:5000"
 
 $(DEMO)/vocab.txt: | $(VENV)/.demo
