@@ -1,6 +1,7 @@
 """Retention of exports beside evaluations that read them, in processes of their own."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -90,6 +91,13 @@ def test_an_export_is_not_taken_while_it_is_deleted(exports, monkeypatch):
     monkeypatch.setattr("trainer.leases.remove_folder", take_it)
     with pytest.raises(CheckpointError, match="is being deleted; take a newer one"):
         remove_export(exports / "step-000001")
+
+
+def test_an_export_that_goes_before_it_is_locked_is_not_taken_either(exports, monkeypatch):
+    export = exports / "step-000001"
+    monkeypatch.setattr("trainer.leases.fcntl.flock", lambda *_: shutil.rmtree(export))
+    with pytest.raises(CheckpointError, match="was just deleted; take a newer one"), hold_export(export):
+        pass
 
 
 def test_where_there_are_no_locks_nothing_is_deleted(exports, monkeypatch, caplog):
