@@ -119,6 +119,29 @@ def test_training_gives_one_vocabulary_whatever_the_order() -> None:
         assert train_vocabulary(shuffled, 100, lowercase=True) == first
 
 
+SYLLABLES = [chr(0xAC00 + 28 * number) for number in range(200)]  # of Hangul; more than an alphabet has room for
+
+
+def test_characters_that_are_equally_frequent_are_chosen_alike_in_any_order() -> None:
+    first = train_vocabulary([2 * syllable for syllable in SYLLABLES], 400, lowercase=False)
+    for seed in range(3):
+        shuffled = [2 * syllable for syllable in random.Random(seed).sample(SYLLABLES, 200)]
+        assert train_vocabulary(shuffled, 400, lowercase=False) == first
+
+
+def test_an_eighth_of_the_vocabulary_is_for_the_most_frequent_characters() -> None:
+    """By how often they occur, not by how many words have them."""
+    frequent = SYLLABLES[120:]
+    found = train_vocabulary([*SYLLABLES, *(" ".join([syllable] * 99) for syllable in frequent)], 640, lowercase=False)
+    assert {token for token in found if len(token) == 1} == set(frequent)
+
+
+def test_a_piece_that_occurs_once_is_none() -> None:
+    found = train_vocabulary(["ab ab cd"], 1000, lowercase=True)
+    assert "ab" in found
+    assert "cd" not in found
+
+
 def test_training_gives_one_vocabulary_in_every_process(data: Path) -> None:
     program = (
         "import sys, hashlib; from pathlib import Path; from preprocessing.tokenization import train_vocabulary;"
