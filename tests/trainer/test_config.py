@@ -114,6 +114,9 @@ def test_a_recipe_extends_another_table_by_table(tmp_path):
     base, child = load_recipe(tmp_path / "base.toml"), load_recipe(tmp_path / "child.toml")
     assert (child.schedule.peak, child.schedule.warmup_steps) == (0.5, base.schedule.warmup_steps)
     assert child.phases == base.phases
+    (tmp_path / "grandchild.toml").write_text('extends = "child.toml"\n[schedule]\npower = 2\n', encoding="utf-8")
+    grandchild = load_recipe(tmp_path / "grandchild.toml")
+    assert (grandchild.schedule.peak, grandchild.schedule.power) == (0.5, 2)
     for parent in ("loop.toml", "../base.toml", 3):
         (tmp_path / "loop.toml").write_text(f"extends = {json.dumps(parent)}\n", encoding="utf-8")
         with pytest.raises(ConfigError, match="extends must name a recipe in the same folder"):
@@ -239,6 +242,7 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
     assert resolved["train_batch_size"] == 8
     assert resolved["train_micro_batch_size_per_gpu"] == 2
     assert resolved["gradient_accumulation_steps"] == 2
+    assert not resolved["zero_force_ds_cpu_optimizer"]  # absent, it would refuse our optimizers beside offloading
     assert resolved["gradient_clipping"] == 1.0  # absent, DeepSpeed would clip at 1.0 whatever the recipe says
     unclipped = dataclasses.replace(settings, optimizer=dataclasses.replace(settings.optimizer, max_gradient_norm=0.0))
     assert resolve_deepspeed(deepspeed_config(), unclipped, settings.phases[0], 2)["gradient_clipping"] == 0.0

@@ -233,6 +233,17 @@ def test_a_word_whose_beginning_was_cut_off_is_masked_like_others(unit):
     assert {1, 2, 5} <= set((masked.positions % 9).tolist())
 
 
+def test_spans_that_meet_others_leave_no_prediction_out():
+    """Six of ten words, in spans of one word: of many draws, most hit a word that is chosen already."""
+    tokens = np.tile([CLS, *range(10, 20), SEP], (200, 1))
+    masked = mask_tokens(
+        tokens, tokens >= 10, np.full(200, 12), np.arange(200), seed=1, vocab_size=VOCAB, mask_id=MASK,
+        max_predictions=6, config=MaskingConfig("span", 0.5, span_probability=0.999),
+        continues=np.zeros(tokens.shape, dtype=bool),
+    )  # fmt: skip
+    assert len(masked.positions) == 200 * 6
+
+
 def test_a_span_ends_where_its_segment_does():
     """So the words at both sides of a [SEP] become [MASK] together no more often than by chance."""
     tokens = np.tile([CLS, 10, 11, SEP, 12, 13, SEP], (1000, 1))
