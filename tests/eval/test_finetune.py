@@ -73,6 +73,15 @@ def test_the_same_seed_gives_the_same_bits_and_another_one_others(samples) -> No
     assert losses[0] != losses[2]
 
 
+def test_parts_of_a_batch_learn_what_the_whole_does(samples) -> None:
+    whole, parts = (new_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0) for _ in range(2))
+    expected = train(whole, samples["train"])
+    found = train(parts, samples["train"], settings=Settings(max_tokens=40))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    for ours, theirs in zip(parts.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-4)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -107,15 +116,6 @@ def test_it_is_the_plain_loop(samples, settings: Settings) -> None:
         optimizer.step()
     for (name, expected), found in zip(named, ours.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6, msg=name)
-
-
-def test_parts_of_a_batch_learn_what_the_whole_does(samples) -> None:
-    whole, parts = (new_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0) for _ in range(2))
-    expected = train(whole, samples["train"])
-    found = train(parts, samples["train"], settings=Settings(max_tokens=40))
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
-    for ours, theirs in zip(parts.parameters(), whole.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-4)
 
 
 def test_learning_learns(samples) -> None:

@@ -195,15 +195,6 @@ def test_pairs_are_those_of_every_pass_and_a_length_more_changes_none() -> None:
         assert new[: len(old)] == old
 
 
-def test_statistics_count_what_is_there() -> None:
-    documents = [document(f"d{number}") for number in range(5)]
-    part, batches = first_pass(documents, ONE_SHARD)
-    _, counts = build(rows_of(part, batches, ONLY))
-    assert counts["tokens/books"] == sum(len(d.tokens) for d in documents)
-    assert counts["sentences/books"] == 5 * 12
-    assert counts["unknown/books"] == sum(int((d.tokens == UNKNOWN).sum()) for d in documents) > 0
-
-
 def test_unknown_tokens_count_for_the_source_that_has_them() -> None:
     """At either end of a document too."""
     encoded = []
@@ -222,6 +213,15 @@ def test_documents_of_one_sentence_are_counted() -> None:
     part, batches = first_pass([document(f"d{number}", sentences=number) for number in (1, 2, 3)], ONE_SHARD)
     _, counts = build(rows_of(part, batches, ONLY))
     assert counts["one_sentence/books"] == 1
+
+
+def test_statistics_count_what_is_there() -> None:
+    documents = [document(f"d{number}") for number in range(5)]
+    part, batches = first_pass(documents, ONE_SHARD)
+    _, counts = build(rows_of(part, batches, ONLY))
+    assert counts["tokens/books"] == sum(len(d.tokens) for d in documents)
+    assert counts["sentences/books"] == 5 * 12
+    assert counts["unknown/books"] == sum(int((d.tokens == UNKNOWN).sum()) for d in documents) > 0
 
 
 def test_large_vocabularies_store_wider_tokens() -> None:
