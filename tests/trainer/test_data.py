@@ -83,7 +83,7 @@ def test_a_batch_is_the_masked_sample_with_googles_labels(shards):
 
 
 def check_masks(samples, indices, **expected):
-    """That a batch has the masks that the settings give which a stream was, or should be, made with."""
+    """The tokens of a batch are those of its samples as these settings mask them."""
     plain, batch = samples.samples(indices), samples.batch(indices)
     masked = mask_tokens(
         plain.tokens, ~np.isin(plain.tokens, (CLS, SEP, PAD)), plain.lengths, indices, vocab_size=64, mask_id=MASK,

@@ -279,7 +279,11 @@ def test_a_mask_of_any_unit_depends_on_seed_and_index_only(unit):
 
 
 @pytest.mark.parametrize("unit", ["token", "word", "span"])
-def test_every_visit_has_a_mask_of_its_own(unit):
-    _, _, _, masked = mask_words(unit, batch_size=64)
+def test_every_visit_of_a_sample_has_a_mask_of_its_own(unit):
+    tokens, maskable, continues = (np.repeat(made, 64, axis=0) for made in words_of(1))
+    masked = mask_tokens(
+        tokens, maskable, np.full(64, 128), np.arange(64), seed=1, vocab_size=VOCAB, mask_id=MASK, max_predictions=20,
+        config=MaskingConfig(unit=unit), continues=continues,
+    )  # fmt: skip
     rows, places = np.divmod(masked.positions, 128)
     assert len({frozenset(places[rows == row].tolist()) for row in range(64)}) == 64
