@@ -55,6 +55,22 @@ def test_efficiency_fill_and_price_do_what_they_say():
     assert priced.cost == pytest.approx(3 * priced.gpu_hours)
 
 
+def test_headroom_is_left():
+    roomy, tight = plan(headroom=0.5), plan(headroom=0.0)
+    assert roomy.usable * 2 == tight.usable == GPUS["h200"].memory
+    assert roomy.phases[0].largest < tight.phases[0].largest
+
+
+def test_a_left_to_right_model_predicts_every_token():
+    """More work, and more logits to hold."""
+    no_nsp, left_to_right = (
+        plan(load_recipe(ROOT / f"trainer/recipes/ablation_{name}.toml"), gpus=8).phases[0]
+        for name in ("no_nsp", "left_to_right")
+    )
+    assert left_to_right.flops > 1.2 * no_nsp.flops
+    assert left_to_right.largest < no_nsp.largest
+
+
 def test_a_run_that_stops_early_is_planned_as_far_as_it_goes():
     short = load_recipe(ROOT / "trainer/recipes/lamb_64k.toml", ["train.max_steps=1000"])
     assert [phase.steps for phase in plan(short).phases] == [1000]
@@ -66,6 +82,16 @@ def test_stages_hold_less_and_less_but_for_buffers():
     assert held[1] > held[2] > held[3] or held[1] > held[3]
     assert not stages[0].offered  # the trainer refuses mixed precision without ZeRO
     assert stages[2].hours == pytest.approx(plan(gpus=8).hours)
+
+
+def test_smaller_buckets_are_advised_where_one_takes_the_whole_model_only():
+    large = load_recipe(ROOT / "trainer/recipes/bert_large.toml")
+    small, whole = (
+        make_plan(large, Cluster(GPUS["h200"], 8, Sharding(2, bucket=bucket, overlap=True)), Assumptions(0.45))
+        for bucket in (50_000_000, 500_000_000)
+    )
+    assert small.hours_in_buckets is None
+    assert whole.hours_in_buckets < whole.hours
 
 
 def test_a_checkpoint_is_twelve_bytes_a_parameter():

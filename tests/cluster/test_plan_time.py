@@ -105,6 +105,12 @@ def test_what_each_stage_sends():
     )
 
 
+@pytest.mark.parametrize(("stage", "less"), [(0, 1), (1, 8), (2, 8), (3, 8)])
+def test_ranks_share_the_update_under_zero_and_each_does_all_of_it_without(stage, less):
+    alone, shared = (step_time(WORK, Speed(A100, 0.45), Sharding(stage), ranks).update for ranks in (1, 8))
+    assert alone == pytest.approx(less * shared)
+
+
 def test_a_bucket_as_large_as_the_model_hides_nothing():
     speed = Speed(A100, 0.45)
     whole, small, none = (

@@ -18,7 +18,7 @@ from preprocessing.tokenization import load_tokenizer
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.small_data import write_conll
 from trainer.hugging_face import Export
-from trainer.model import BertForPreTraining
+from trainer.model import BertForPreTraining, BertModel
 from trainer.packing import PackedTokens
 
 CPU = torch.device("cpu")
@@ -64,6 +64,25 @@ def test_states_are_computed_once(sentences, frozen, encoder, monkeypatch: pytes
     monkeypatch.setattr("eval.features._compute", None)
     assert np.array_equal(hidden_states(sentences, samples, frozen), first)
     assert sorted(path.suffix for path in frozen.folder.iterdir()) == [".lock", ".npy"]
+
+
+def test_states_whose_computing_was_cut_short_are_computed_again(
+    sentences, frozen, encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = LAST.encode(sentences, encoder, training=True)
+    whole, calls = BertModel.hidden_states, []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return whole(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BertModel, "hidden_states", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            hidden_states(sentences, samples, frozen)
+    assert hidden_states(sentences, samples, frozen).any(axis=(1, 2)).all()
 
 
 @pytest.mark.parametrize(

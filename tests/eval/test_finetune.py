@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from eval.encoding import Encoder, Sample
-from eval.finetune import DivergedError, Hyperparameters, Settings, cut, epoch_batches, learn, predict
+from eval.finetune import DivergedError, Hyperparameters, Settings, cut, epoch_batches, learn, predict, seed_of
 from eval.kinds import Texts
 from eval.readers import glue
 from preprocessing.tokenization import load_tokenizer
@@ -19,6 +19,7 @@ from tests.eval.conftest import CONFIG, random_state
 from tests.eval.small_data import write_mrpc
 from trainer.hugging_face import Export
 from trainer.model import BertForPreTraining
+from trainer.optim import OptimizerConfig, build_optimizer
 
 CPU = torch.device("cpu")
 KIND = Texts(("0", "1"))
@@ -79,6 +80,42 @@ def test_parts_of_a_batch_learn_what_the_whole_does(samples) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4)
     for ours, theirs in zip(parts.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(),
+        Settings("adamw", weight_decay=0.5, warmup=0.25, decay_from="warmup", max_gradient_norm=0.05),
+        Settings(max_gradient_norm=0.0),
+    ],
+    ids=["standard", "other", "unclipped"],
+)
+def test_it_is_the_plain_loop(samples, settings: Settings) -> None:
+    """Each setting does what it says: decay by name, warm-up and decay, clipping or none, a seed for each dropout."""
+    ours, plain, data, point = new_model(), new_model(), samples["train"], dataclasses.replace(POINT, seed=3)
+    train(ours, data, point, settings)
+
+    named = list(plain.named_parameters())
+    decays = [settings.weight_decay * ("norm" not in name and not name.endswith("bias")) for name, _ in named]
+    groups = [{"params": [p], "weight_decay": decay} for (_, p), decay in zip(named, decays, strict=True)]
+    optimizer = build_optimizer(groups, OptimizerConfig(name=settings.optimizer))
+    batches = [batch for epoch in range(2) for batch in epoch_batches(len(data), 8, 3, epoch)]
+    total, warmup = len(batches), int(settings.warmup * len(batches))
+    origin = warmup if settings.decay_from == "warmup" else 0
+    for step, chosen in enumerate(batches):
+        share = step / warmup if step < warmup else (total - step) / (total - origin)
+        for group in optimizer.param_groups:
+            group["lr"] = point.learning_rate * share
+        torch.manual_seed(seed_of(3, "dropout", step))
+        batch = KIND.collate([data[i] for i in chosen])
+        optimizer.zero_grad()
+        plain.losses(plain(batch), batch).mean().backward()
+        if settings.max_gradient_norm:
+            nn.utils.clip_grad_norm_(plain.parameters(), settings.max_gradient_norm)
+        optimizer.step()
+    for (name, expected), found in zip(named, ours.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_learning_learns(samples) -> None:

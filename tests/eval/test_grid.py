@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,32 @@ def test_what_an_interruption_left_is_no_point_and_no_hindrance(tmp_path: Path) 
     assert disk.read(POINT) is None
     disk.write(POINT, FOUND, {})
     assert disk.read(POINT) is not None
+
+
+def test_a_point_that_finds_no_room_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its result alone would count as finished, without its predictions."""
+    disk, write_text = points(tmp_path), Path.write_text
+
+    def full(path: Path, *arguments, **options) -> int:
+        if path.name == "dev_predictions.tsv":
+            raise OSError("no space left")
+        return write_text(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="no space"):
+        disk.write(POINT, FOUND, {"dev_predictions.tsv": "x\n"})
+    assert disk.read(POINT) is None
+
+
+def test_points_that_differ_in_anything_lie_in_different_places(tmp_path: Path) -> None:
+    others = [replace(POINT, learning_rate=rate) for rate in (1e-5, 1.5e-5, 2e-5, 2.25e-5, 1e-4)]
+    others += [POINT, replace(POINT, epochs=4), replace(POINT, batch_size=3), replace(POINT, seed=3)]
+    disk = points(tmp_path)
+    for place in (disk.path, disk.lock):
+        assert len(set(map(place, others))) == len(others)
+    for point in others:
+        disk.set_failure(point, str(point))
+    assert [disk.failure(point) for point in others] == list(map(str, others))
 
 
 @pytest.mark.parametrize("changed", ["export", "data"])

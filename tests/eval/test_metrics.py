@@ -494,6 +494,14 @@ def test_scoring_answers_that_may_be_none(tmp_path, capsys):
     assert (found["exact"], found["best_exact"], found["best_exact_thresh"]) == (100, 100, -1.5)
 
 
+def test_no_answer_is_believed_above_a_probability_of_1_unless_another_is_given(tmp_path, capsys):
+    """As in the official script: by themselves, probabilities change the best scores only."""
+    data, right = squad_file(tmp_path / "dev.json", a=["x"]), json_file(tmp_path / "right.json", {"a": "x"})
+    odds = json_file(tmp_path / "odds.json", {"a": 0.9})
+    assert scores(capsys, "squad_v2", data, right, "--na-prob-file", odds)["exact"] == 100
+    assert scores(capsys, "squad_v2", data, right, "--na-prob-file", odds, "--na-prob-thresh", "0.8")["exact"] == 0
+
+
 def test_scoring_labels(tmp_path, capsys):
     data = text_file(
         tmp_path / "dev.tsv",

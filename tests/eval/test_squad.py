@@ -40,6 +40,11 @@ def question(context: str = TEXT, answer: str | None = "w200 w201", text: str = 
     return replace(example, **changes)
 
 
+def test_google_s_constants() -> None:
+    """doc_stride, max_query_length, max_answer_length and n_best_size."""
+    assert (STRIDE, LONGEST_QUESTION, LONGEST_ANSWER, CANDIDATES) == (128, 64, 30, 20)
+
+
 def google_spans(length: int, room: int) -> list[tuple[int, int]]:
     """The loop of convert_examples_to_features."""
     spans, start = [], 0
@@ -88,6 +93,17 @@ def test_sequences_and_targets() -> None:
 def test_an_answer_that_a_window_cuts_is_none_there() -> None:
     found = windows([question(answer="w199 w200")], Encoder(TOKENIZER, 204))
     assert [w.targets for w in found] == [(0, 0), (3 + 199 - 128, 3 + 200 - 128), (0, 0)]
+
+
+def test_an_answer_is_where_the_data_set_says_and_not_where_its_text_comes_first() -> None:
+    [shown] = windows([question("w5 w6 w5 w7", answers=(Answer("w5", 6),), answer=None)], Encoder(TOKENIZER, 80))
+    assert shown.targets == (3 + 2, 3 + 2)
+
+
+def test_an_answer_has_none_of_the_pieces_that_only_touch_it() -> None:
+    tokenizer = build_tokenizer([*SPECIAL_TOKENS, "a", "x", ",", "("], lowercase=False)
+    [shown] = windows([question("(a,x", "a")], Encoder(tokenizer, 80))
+    assert shown.targets == (shown.offset + 1, shown.offset + 1)
 
 
 def test_no_answer_and_none_known() -> None:
@@ -174,6 +190,16 @@ def test_answers_are_not_too_long_and_do_not_end_before_they_begin() -> None:
     assert all(s.text.count(" ") < LONGEST_ANSWER for s in found.spans)
 
 
+def test_only_the_best_begins_and_the_best_ends_make_answers() -> None:
+    """The best begin by far has no end: twenty tokens before it end better than any after it."""
+    scores = np.zeros((3 + 40 + 1, 2))
+    scores[3 + 30, 0] = 100
+    scores[3 : 3 + 20, 1], scores[3 + 31, 1] = 5, 1
+    [found] = candidates([question(LETTERS, None)], [window(40)], [scores])
+    assert 0 < len(found.spans) <= 20
+    assert all(span.begin < 100 for span in found.spans)
+
+
 def test_a_text_counts_once() -> None:
     scores = np.zeros((3 + 2 + 1, 2))
     scores[3:5] = [[2, 2], [1, 1]]
@@ -209,6 +235,13 @@ def test_n_best() -> None:
     assert both[0]["probability"] == pytest.approx(np.e / (np.e + 1))
     assert [entry["text"] for entry in n_best(found, may_be_nothing=True)] == ["a", "b", ""]
     assert sum(entry["probability"] for entry in n_best(found, may_be_nothing=True)) == pytest.approx(1.0)
+
+
+def test_the_threshold_lies_below_all_odds_where_no_answer_is_best() -> None:
+    """Negative ones too."""
+    found = {name: Candidates([Span("a", 5.0, 0.0)], Span("", odds, 0.0)) for odds, name in enumerate("wxyz")}
+    threshold = tune_threshold(found, {key: [] for key in "wxyz"})
+    assert all(candidates.odds > threshold for candidates in found.values())
 
 
 def test_the_threshold_that_is_best_for_f1() -> None:

@@ -51,6 +51,23 @@ def test_a_whole_submission(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first.zip", "second.zip"]
 
 
+def test_the_bytes_do_not_tell_when_they_were_written(tmp_path):
+    """Two that are written within a second would be alike in any case."""
+    write_glue_submission({"RTE": [("0", 1)]}, tmp_path / "glue.zip")
+    with zipfile.ZipFile(tmp_path / "glue.zip") as archive:
+        assert [file.date_time for file in archive.infolist()] == [(1980, 1, 1, 0, 0, 0)]
+
+
+def test_a_zip_that_finds_no_room_leaves_the_one_before(tmp_path, monkeypatch):
+    path = tmp_path / "glue.zip"
+    write_glue_submission({"RTE": [("0", 1)]}, path)
+    before = path.read_bytes()
+    monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(OSError, match="no space"):
+        write_glue_submission({"RTE": [("0", 0)]}, path)
+    assert path.read_bytes() == before
+
+
 def test_what_glue_would_refuse_is_named(tmp_path):
     predictions = {task: [(str(i), 0) for i in range(count)] for task, count in ROWS.items() if task != "QQP"}
     predictions["WNLI"].pop()

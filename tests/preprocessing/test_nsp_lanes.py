@@ -40,9 +40,10 @@ def test_lanes_draw_what_each_pass_draws_alone(
         assert pairs.shape == (len(alone) // FIELDS, FIELDS)
 
 
+@pytest.mark.parametrize("negatives", ["uniform", "by-sentence"])
 @pytest.mark.parametrize("few", [1, 1000])
-def test_two_documents_are_enough(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_documents_are_enough(few: int, negatives: Negatives, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nsp_lanes, "FEW", few)
-    sentences, rule = Sentences(ends=[3, 7], first=[0, 1, 2], offsets=[0, 3, 7]), PairRule(5, 0.0, "uniform")
+    sentences, rule = Sentences(ends=[3, 7], first=[0, 1, 2], offsets=[0, 3, 7]), PairRule(5, 0.0, negatives)
     passes = draw_passes([0, 1], [(1, "a", 0, 8), (1, "b", 0, 8)], sentences, rule)
     assert [pairs[:, 2].tolist() for pairs in passes] == [[1], [0]]

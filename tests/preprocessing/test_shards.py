@@ -123,6 +123,13 @@ def test_fewer_than_four_documents_are_all_for_training() -> None:
         assert totals.rows[ONLY] == 3
 
 
+def test_where_nothing_is_to_be_held_out_nothing_is() -> None:
+    totals, edges = known_of(ONE_SHARD, 9)
+    settlement = settle(ONE_SHARD, totals, edges)
+    assert (settlement.threshold, settlement.moved) == (0, {})
+    assert dict(totals.rows) == {ONLY: 9}
+
+
 def test_a_corpus_that_cannot_be_sharded_is_refused_with_the_reason() -> None:
     with pytest.raises(ShardingError, match="no document with text"):
         settle(ONE_SHARD, Totals(), [])
@@ -131,8 +138,11 @@ def test_a_corpus_that_cannot_be_sharded_is_refused_with_the_reason() -> None:
     many = dataclasses.replace(ONE_SHARD, train_shards=8)
     with pytest.raises(ShardingError, match=r"would hold [01] of the documents.*smaller --num-shards"):
         settle(many, *known_of(many, 9))
+    with pytest.raises(ShardingError, match=r"would hold 1 of the documents"):
+        check_shard_size(ONLY, 1, 10)
     with pytest.raises(ShardingError, match=r"2,147,483,648 tokens.*greater --num-shards"):
         check_shard_size(ONLY, 10, 2**31)
+    check_shard_size(ONLY, 2, 2**31 - 1)
 
 
 def nothing_dropped(table: pa.Table) -> Rows:
@@ -183,6 +193,26 @@ def test_pairs_are_those_of_every_pass_and_a_length_more_changes_none() -> None:
     more, _ = build(rows, dataclasses.replace(OPTIONS, duplicates=3))
     for old, new in zip(batch.column("pairs_16").to_pylist(), more.column("pairs_16").to_pylist(), strict=True):
         assert new[: len(old)] == old
+
+
+def test_unknown_tokens_count_for_the_source_that_has_them() -> None:
+    """At either end of a document too."""
+    encoded = []
+    for number, source in enumerate(["books", "wikipedia", "books", "wikipedia"]):
+        one = document(f"d{number}")
+        tokens = np.full(len(one.tokens), UNKNOWN + 1, np.uint16)
+        if source == "wikipedia":
+            tokens[[0, -1]] = UNKNOWN
+        encoded.append(one._replace(document=one.document._replace(source=source), tokens=tokens))
+    part, batches = first_pass(encoded, ONE_SHARD)
+    _, counts = build(rows_of(part, batches, ONLY))
+    assert (counts["unknown/wikipedia"], counts["unknown/books"]) == (4, 0)
+
+
+def test_documents_of_one_sentence_are_counted() -> None:
+    part, batches = first_pass([document(f"d{number}", sentences=number) for number in (1, 2, 3)], ONE_SHARD)
+    _, counts = build(rows_of(part, batches, ONLY))
+    assert counts["one_sentence/books"] == 1
 
 
 def test_statistics_count_what_is_there() -> None:

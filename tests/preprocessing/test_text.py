@@ -12,6 +12,9 @@ from preprocessing.text import clean, split_sentences
     ("raw", "cleaned"),
     [
         ("  two\t words  \r\n\r\n\n next\u00a0line \r last", "two words\nnext line\nlast"),
+        ("a blank behind \nno other", "a blank behind\nno other"),
+        (" a blank before\nno other", "a blank before\nno other"),
+        ("two  between", "two between"),
         ("Cafe\u0301", "Café"),
         ("\ufeffa\x00b\x07c\u00add\x7f\x9f", "abcd"),
         ("form\x0cfeed and\x85next", "form feed and next"),

@@ -42,7 +42,7 @@ def vocabulary_error(text: str) -> str:
 def test_a_vocabulary_is_its_lines() -> None:
     tokens = [*SPECIAL_TOKENS, "a", "\u2028", "##b"]
     assert parse_vocabulary("\n".join(tokens), "v.txt") == tokens
-    assert parse_vocabulary("\r\n".join(tokens) + "\r\n", "v.txt") == tokens
+    assert parse_vocabulary("\ufeff" + "\r\n".join(tokens) + "\r\n", "v.txt") == tokens  # as some editors save it
     assert special_ids(["x", *SPECIAL_TOKENS]) == SpecialIds(pad=1, unknown=2, cls=3, sep=4, mask=5)
 
 
@@ -117,6 +117,29 @@ def test_training_gives_one_vocabulary_whatever_the_order() -> None:
     for seed in range(4):
         shuffled = random.Random(seed).sample(CORPUS, len(CORPUS))
         assert train_vocabulary(shuffled, 100, lowercase=True) == first
+
+
+SYLLABLES = [chr(0xAC00 + 28 * number) for number in range(200)]  # of Hangul; more than an alphabet has room for
+
+
+def test_characters_that_are_equally_frequent_are_chosen_alike_in_any_order() -> None:
+    first = train_vocabulary([2 * syllable for syllable in SYLLABLES], 400, lowercase=False)
+    for seed in range(3):
+        shuffled = [2 * syllable for syllable in random.Random(seed).sample(SYLLABLES, 200)]
+        assert train_vocabulary(shuffled, 400, lowercase=False) == first
+
+
+def test_an_eighth_of_the_vocabulary_is_for_the_most_frequent_characters() -> None:
+    """By how often they occur, not by how many words have them."""
+    frequent = SYLLABLES[120:]
+    found = train_vocabulary([*SYLLABLES, *(" ".join([syllable] * 99) for syllable in frequent)], 640, lowercase=False)
+    assert {token for token in found if len(token) == 1} == set(frequent)
+
+
+def test_a_piece_that_occurs_once_is_none() -> None:
+    found = train_vocabulary(["ab ab cd"], 1000, lowercase=True)
+    assert "ab" in found
+    assert "cd" not in found
 
 
 def test_training_gives_one_vocabulary_in_every_process(data: Path) -> None:

@@ -94,7 +94,7 @@ def _pair(
     """Two spans that fill at most ``length`` with their special tokens; the second is the first's sequel or not."""
     longest = (length - 3) // 2
     a_begin = int(rng.integers(0, 10))
-    a_end = a_begin + int(rng.integers(3, longest + 1))
+    a_end = min(len(documents[row]), a_begin + int(rng.integers(3, longest + 1)))
     is_next = bool(rng.integers(2))
     b_row = row if is_next else int(rng.integers(len(documents)))
     b_begin = a_end if is_next else int(rng.integers(0, 10))

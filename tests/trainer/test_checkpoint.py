@@ -1,10 +1,11 @@
 import dataclasses
-import json
 import resource
 import signal
+from pathlib import Path
 
 import pytest
 
+from trainer import checkpoint
 from trainer.checkpoint import (
     CheckpointError,
     RunDirectory,
@@ -59,6 +60,45 @@ def test_an_interrupted_checkpoint_is_invisible_and_does_not_stand_in_the_way(ru
     assert not (run.checkpoint(8) / "half").exists()
 
 
+def test_what_is_named_is_on_disk_and_an_older_one_goes_last(run, monkeypatch):
+    """The order of these calls is all that a test can see of what a power cut would leave."""
+    commit(run, 4)
+    done = []
+
+    def noted(what, call):
+        def call_and_note(path, *to):
+            done.append(" ".join([what, *(Path(p).name for p in (path, *to))]))
+            return call(path, *to)
+
+        return call_and_note
+
+    monkeypatch.setattr(checkpoint, "sync", noted("sync", checkpoint.sync))
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(Path, name, noted("rename", getattr(Path, name)))
+    commit(run, 8, keep=1)
+    assert done == [
+        "sync .run_state.json.incomplete",
+        "rename .run_state.json.incomplete run_state.json",
+        "sync .step-000008.incomplete",
+        "rename .step-000008.incomplete step-000008",
+        "sync checkpoints",
+        "sync .latest.incomplete",
+        "rename .latest.incomplete latest",
+        "rename step-000004 .step-000004.removed",
+    ]
+
+
+def test_a_step_that_is_trained_again_replaces_its_checkpoint(run):
+    """As after `latest` was set back by hand."""
+    commit(run, 4)
+    commit(run, 8)
+    (run.checkpoint(8) / "old").touch()
+    (run.checkpoints / "latest").write_text("step-000004\n")
+    commit(run, 8)
+    assert run.step == 8
+    assert not (run.checkpoint(8) / "old").exists()
+
+
 def test_old_checkpoints_go_by_number_and_not_by_name(run):
     for step in (999_998, 999_999, 1_000_000):
         commit(run, step, keep=2)
@@ -94,22 +134,26 @@ def test_a_pointer_to_nothing_is_an_error_that_says_so(run, pointer):
         run.candidates()
 
 
-def test_a_damaged_run_state(run):
+@pytest.mark.parametrize("text", ['{"step": 4}', '{"step": 4, "loss_scale": 3}', "[]", "null", "{", None])
+def test_a_damaged_or_missing_run_state(run, text):
     commit(run, 4)
-    (run.checkpoint(4) / "run_state.json").write_text('{"step": 4}')
+    path = run.checkpoint(4) / "run_state.json"
+    path.unlink() if text is None else path.write_text(text)
     with pytest.raises(CheckpointError, match=r"run_state\.json: not a run state"):
         read_run_state(run.checkpoint(4))
 
 
-def test_metrics_are_cut_back_to_the_step_of_the_checkpoint(run):
+@pytest.mark.parametrize(("name", "other"), [("metrics", "validation_metrics"), ("validation_metrics", "metrics")])
+def test_metrics_are_cut_back_to_the_step_of_the_checkpoint(run, name, other):
+    path = getattr(run, name)
     for step in range(1, 7):
-        append_line(run.metrics, {"step": step, "loss": 0.1 * step})
-    with run.metrics.open("a") as file:
+        append_line(path, {"step": step, "loss": 0.1 * step})
+    with path.open("a") as file:
         file.write('{"step": 7, "lo')  # the writer was killed here
-    before = run.metrics.read_text().splitlines()
+    before = path.read_text().splitlines()
     run.cut_metrics(4)
-    assert run.metrics.read_text().splitlines() == before[:4]
-    assert not run.validation_metrics.exists()
+    assert path.read_text().splitlines() == before[:4]
+    assert not getattr(run, other).exists()
 
 
 def test_floats_survive_a_line_bit_for_bit(run):
@@ -138,19 +182,39 @@ def test_an_outcome_is_a_word_and_a_reason_in_one_line(run):
     run.set_outcome(None)
 
 
+@pytest.mark.parametrize("left", ["", "fail", "requ", "paused: by somebody"])
+def test_an_outcome_that_was_cut_short_or_is_unknown_is_none(run, left):
+    (run.path / "outcome").write_text(left)
+    assert run.outcome is None
+
+
 def test_the_first_rank_that_fails_has_the_word(run):
     assert run.claim_outcome("failed", "mine")
     assert not run.claim_outcome("failed", "another's")
     assert run.outcome == ("failed", "mine")
 
 
-def test_an_atomic_write_leaves_the_old_text_or_the_new(run, monkeypatch):
-    path = run.path / "file"
-    write_atomically(path, json.dumps({"a": 1}))
+@pytest.fixture
+def full_disk(monkeypatch):
+    """No file can be put in the place of another."""
     monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+
+
+def test_an_atomic_write_leaves_the_old_text_or_the_new(run, full_disk):
+    path = run.path / "file"
+    path.write_text("old")
     with pytest.raises(OSError, match="no space"):
         write_atomically(path, "new")
-    assert path.read_text() == '{"a": 1}'
+    assert path.read_text() == "old"
+
+
+def test_metrics_that_can_not_be_cut_are_still_there(run, full_disk):
+    append_line(run.metrics, {"step": 1})
+    append_line(run.metrics, {"step": 2})
+    before = run.metrics.read_text()
+    with pytest.raises(OSError, match="no space"):
+        run.cut_metrics(1)
+    assert run.metrics.read_text() == before
 
 
 def test_a_line_that_finds_no_room_leaves_none_of_itself(tmp_path):

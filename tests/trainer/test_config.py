@@ -7,6 +7,7 @@ from tests.trainer.conftest import ROOT, TINY
 from trainer.config import (
     ConfigError,
     accumulation_steps,
+    apply_override,
     differences,
     load_recipe,
     resolve_deepspeed,
@@ -113,6 +114,9 @@ def test_a_recipe_extends_another_table_by_table(tmp_path):
     base, child = load_recipe(tmp_path / "base.toml"), load_recipe(tmp_path / "child.toml")
     assert (child.schedule.peak, child.schedule.warmup_steps) == (0.5, base.schedule.warmup_steps)
     assert child.phases == base.phases
+    (tmp_path / "grandchild.toml").write_text('extends = "child.toml"\n[schedule]\npower = 2\n', encoding="utf-8")
+    grandchild = load_recipe(tmp_path / "grandchild.toml")
+    assert (grandchild.schedule.peak, grandchild.schedule.power) == (0.5, 2)
     for parent in ("loop.toml", "../base.toml", 3):
         (tmp_path / "loop.toml").write_text(f"extends = {json.dumps(parent)}\n", encoding="utf-8")
         with pytest.raises(ConfigError, match="extends must name a recipe in the same folder"):
@@ -134,6 +138,16 @@ def test_overrides(recipe):
     )  # fmt: skip
     assert (changed.train.seed, changed.phases[0].micro_batch_size, changed.schedule.peak) == (7, 4, 2e-4)
     assert (changed.optimizer.name, changed.log.every, changed.tracking.enabled) == ("adamw", 5, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("12:00:00", "12:00:00"), ("2026-01-01", "2026-01-01"), ("3", 3), ("x", "x")]
+)
+def test_a_time_or_a_date_is_a_string(text, value):
+    """As in slurm.time=12:00:00, which TOML would take for noon."""
+    raw = {}
+    apply_override(raw, f"slurm.time={text}")
+    assert raw == {"slurm": {"time": value}}
 
 
 @pytest.mark.parametrize(
@@ -161,6 +175,18 @@ def test_a_wrong_setting_is_named(recipe, override, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "override",
+    ["train.hang_seconds=-1", "train.max_steps=-1", "train.threads=-1", "checkpoint.every=0", "checkpoint.keep=-1",
+     "checkpoint.keep_every=-1", "checkpoint.keep_exports=-1", "log.every=0", "log.validate_every=-1",
+     "log.validation_samples=0", "data.workers=-1", "data.shuffle_bytes=0", "phases.0.max_predictions=0",
+     "phases.0.global_batch_size=0", "phases.0.micro_batch_size=0", "phases.0.sequence_length=0"],
+)  # fmt: skip
+def test_a_number_that_is_too_small_is_refused(recipe, override):
+    with pytest.raises(ConfigError, match=r"must be (0 or more|positive)"):
+        load_recipe(recipe, [override])
+
+
 def test_a_recipe_that_is_not_there_or_not_toml(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.toml: can't read"):
         load_recipe(tmp_path / "nowhere.toml")
@@ -179,10 +205,29 @@ def test_phases_follow_one_another(tmp_path):
     assert load_recipe(tmp_path / "two.toml", ["train.max_steps=9"]).last_step == 9
 
 
-def test_differences_are_those_that_change_the_numbers(recipe):
+@pytest.mark.parametrize(
+    "override",
+    ["model.hidden_dropout_prob=0.2", "phases.0.max_predictions=3", "optimizer.beta1=0.8", "schedule.power=0.5",
+     "masking.probability=0.2", "train.seed=9", "train.next_sentence=false", "train.compile=true", "train.fp8=true",
+     "data.shuffle_bytes=5", "data.weights=[1.0, 2.0]", "data.token_multiple=64"],
+)  # fmt: skip
+def test_whatever_changes_the_numbers_is_a_difference(recipe, override):
+    [found] = differences(load_recipe(recipe), load_recipe(recipe, [override]))
+    assert found.startswith(override.partition("=")[0] + ": ")
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["train.max_steps=3", "train.threads=2", "train.hang_seconds=5", "checkpoint.every=3", "log.every=7",
+     "tracking.enabled=true", "data.workers=2", "data.verify=false", "data.cache_dir='/x'", "data.skip=[[1, 2]]"],
+)  # fmt: skip
+def test_whatever_does_not_is_none(recipe, override):
+    """It may change from a start of a run to the next."""
+    assert differences(load_recipe(recipe), load_recipe(recipe, [override])) == []
+
+
+def test_differences_tell_the_old_value_and_the_new(recipe):
     old = load_recipe(recipe)
-    same = load_recipe(recipe, ["log.every=1", "checkpoint.keep=9", "data.workers=3", "train.max_steps=2"])
-    assert differences(old, same) == []
     other = load_recipe(recipe, ["train.seed=5", "schedule.peak=0.5", "phases.0.global_batch_size=16"])
     assert differences(old, other) == [
         "phases.0.global_batch_size: 8 -> 16",
@@ -197,6 +242,7 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
     assert resolved["train_batch_size"] == 8
     assert resolved["train_micro_batch_size_per_gpu"] == 2
     assert resolved["gradient_accumulation_steps"] == 2
+    assert not resolved["zero_force_ds_cpu_optimizer"]  # absent, it would refuse our optimizers beside offloading
     assert resolved["gradient_clipping"] == 1.0  # absent, DeepSpeed would clip at 1.0 whatever the recipe says
     unclipped = dataclasses.replace(settings, optimizer=dataclasses.replace(settings.optimizer, max_gradient_norm=0.0))
     assert resolve_deepspeed(deepspeed_config(), unclipped, settings.phases[0], 2)["gradient_clipping"] == 0.0
@@ -217,6 +263,20 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
         ({"bf16": {"enabled": True, "check_grad_overflow": False}}, "bf16.check_grad_overflow is false; leave it on"),
         ({"zero_optimization": {"stage": 2, "compute_grad_norm": False}}, "compute_grad_norm is false; leave it on"),
         ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "bf16_optimizer_states is true; leave it off"),
+        (
+            {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
+            "bf16_master_weights_and_grads is true; leave it off",
+        ),
+        (
+            {"bf16": None, "fp16": {"enabled": True, "fp16_master_weights_and_grads": True}},
+            "fp16_master_weights_and_grads is true; leave it off",
+        ),
+        ({"torch_autocast": {"enabled": True}}, "torch_autocast.enabled is true; use bf16 or fp16"),
+        (
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": True}}},
+            "offload_optimizer.super_offload is true; remove it",
+        ),
+        ({"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}}, "zenflow is .*; remove it"),
         (
             {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/"}}},
             'offload_optimizer.device is "nvme"; use cpu',

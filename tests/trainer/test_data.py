@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from preprocessing.schema import ShardDirectory, ShardError
-from tests.trainer.shard_factory import CLS, PAD, SEP, write_shards
+from tests.trainer.shard_factory import CLS, MASK, PAD, SEP, write_shards
 from trainer.data import (
     DataConfig,
     SampleStream,
@@ -18,7 +18,7 @@ from trainer.data import (
     validation_stream,
 )
 from trainer.loading import StepReader, Steps
-from trainer.masking import MaskingConfig
+from trainer.masking import MaskingConfig, mask_tokens
 from trainer.model import EMPTY_SLOT
 
 LENGTH = 32
@@ -82,6 +82,33 @@ def test_a_batch_is_the_masked_sample_with_googles_labels(shards):
     assert not set(batch.mlm_labels.tolist()) & {CLS, SEP, PAD}
 
 
+def check_masks(samples, indices, **expected):
+    """The tokens of a batch are those of its samples as these settings mask them."""
+    plain, batch = samples.samples(indices), samples.batch(indices)
+    masked = mask_tokens(
+        plain.tokens, ~np.isin(plain.tokens, (CLS, SEP, PAD)), plain.lengths, indices, vocab_size=64, mask_id=MASK,
+        **expected,
+    )  # fmt: skip
+    real = np.arange(plain.tokens.shape[1]) < plain.lengths[:, None]
+    assert torch.equal(batch.tokens.input_ids, torch.from_numpy(masked.tokens[real]))
+
+
+def test_masks_are_drawn_by_the_stream_s_own_settings(shards):
+    own = {"seed": 2, "max_predictions": 5}
+    masking = MaskingConfig(probability=0.4, mask=0.3, random=0.6)
+    samples = SampleStream(ShardDirectory(shards), "train", LENGTH, masking=masking, data=DataConfig(), **own)
+    check_masks(samples, np.arange(40, 52), config=masking, **own)
+
+
+def test_masks_of_validation_are_always_the_same(tmp_path):
+    """By the standard, 15 % of however many tokens, and by a seed of their own."""
+    shards = write_shards(tmp_path / "shards", sequence_lengths=(512,), train=(), validation=(60,))
+    samples = validation_stream(ShardDirectory(shards), 512)
+    indices = np.arange(samples.size)
+    assert samples.samples(indices).lengths.max() >= 137  # 21 predictions, one more than most phases allow
+    check_masks(samples, indices, config=MaskingConfig(), seed=0, max_predictions=512)
+
+
 @pytest.mark.parametrize("shuffle_bytes", [1, 20_000, 1 << 30])
 def test_an_epoch_has_every_pair_once_in_another_order_each_time(shards, shuffle_bytes):
     samples = stream(shards, shuffle_bytes=shuffle_bytes)
@@ -95,8 +122,10 @@ def test_an_epoch_has_every_pair_once_in_another_order_each_time(shards, shuffle
     assert epochs[0] != everything
 
 
-def test_a_small_shuffle_budget_reads_one_shard_after_the_other(shards):
-    samples = stream(shards, shuffle_bytes=1)
+@pytest.mark.parametrize("shards_at_once", [0, 1])
+def test_a_small_shuffle_budget_reads_one_shard_after_the_other(shards, shards_at_once):
+    size = max(entry.bytes for entry in ShardDirectory(shards).manifest.split("train"))
+    samples = stream(shards, shuffle_bytes=size * shards_at_once or 1)
     shard_ids, _ = samples.locate(np.arange(samples.size))
     assert (np.diff(shard_ids) != 0).sum() == 2
 
@@ -184,6 +213,18 @@ def test_left_to_right_every_token_predicts_the_next_one_of_its_sample(shards):
     assert batch.tokens.input_ids.tolist() == [token for row in rows for token in row]  # nothing is masked
     assert batch.mlm_labels.tolist() == [token for row in rows for token in row[1:]]
     assert batch.tokens.input_ids[batch.positions].tolist() == [token for row in rows for token in row[:-1]]
+
+
+def test_a_batch_tells_the_longest_that_a_sequence_may_be_and_not_what_it_happens_to_hold(shards):
+    """Kernels and graphs are made for one."""
+    assert {stream(shards).batch(np.array([index])).tokens.longest for index in range(5)} == {LENGTH}
+
+
+def test_a_batch_goes_to_a_device_with_all_but_its_indices(shards):
+    """Which only messages need."""
+    batch = stream(shards).batch(np.arange(3)).to(torch.device("meta"))
+    places = {**vars(batch), **vars(batch.tokens)}
+    assert {name for name, value in places.items() if torch.is_tensor(value) and not value.is_meta} == {"indices"}
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])

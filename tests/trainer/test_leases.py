@@ -92,6 +92,13 @@ def test_an_export_is_not_taken_while_it_is_deleted(exports, monkeypatch):
         remove_export(exports / "step-000001")
 
 
+def test_an_export_that_goes_before_it_is_locked_is_not_taken_either(exports, monkeypatch):
+    export = exports / "step-000001"
+    monkeypatch.setattr("fcntl.flock", lambda *_: export.rename(exports / ".step-000001.removed"))
+    with pytest.raises(CheckpointError, match="was just deleted; take a newer one"), hold_export(export):
+        pass
+
+
 def test_where_there_are_no_locks_nothing_is_deleted(exports, monkeypatch, caplog):
     def no_locks(*_):
         raise OSError(38, "Function not implemented")

@@ -77,6 +77,13 @@ def test_a_scale_that_can_not_fall_is_told():
     assert is_exhausted(made)
 
 
+def test_the_lowest_scale_can_fall_no_more_only_when_the_hysteresis_is_used_up():
+    made = scaler(init_scale=1.0, delayed_shift=2)
+    assert not is_exhausted(made)
+    scales(made, "o")
+    assert is_exhausted(made)
+
+
 def test_a_fixed_scale_and_no_scale_have_no_state():
     for other in (loss_scaler.LossScaler(128), None):
         put_loss_scale(other, LossScale(2.0, 0, 1))

@@ -64,6 +64,21 @@ def test_another_visit_and_another_seed_give_another_mask():
     assert mask([128], 128, indices=np.array([0]))[2].positions.tolist() == first
 
 
+def test_what_becomes_of_a_token_does_not_depend_on_the_row_either():
+    _, _, masked = mask([128, 128], 128, indices=np.array([7, 8]))
+    _, _, turned = mask([128, 128], 128, indices=np.array([8, 7]))
+    assert ((masked.tokens == MASK) == (turned.tokens == MASK)[::-1]).all()
+
+
+def test_the_shortest_sample_has_a_prediction():
+    """round(3 * 0.15) is 0, and google takes one at least."""
+    tokens = np.array([[CLS, 10, SEP]])
+    masked = mask_tokens(
+        tokens, tokens == 10, np.array([3]), np.array([0]), seed=1, vocab_size=VOCAB, mask_id=MASK, max_predictions=20
+    )
+    assert masked.positions.tolist() == [1]
+
+
 def test_nothing_to_mask_is_no_prediction():
     tokens = np.array([[CLS, SEP, SEP]])
     masked = mask_tokens(
@@ -88,11 +103,43 @@ def test_shares_over_many_samples():
     assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 43.8  # 0.1 % point, 19 degrees of freedom
 
 
+def test_random_tokens_are_the_first_of_the_vocabulary_to_the_last():
+    tokens = np.full((50, 100), 5)
+    masked = mask_tokens(
+        tokens, tokens == 5, np.full(50, 100), np.arange(50), seed=1, vocab_size=20, mask_id=MASK, max_predictions=20,
+        config=MaskingConfig(mask=0.0, random=1.0),
+    )  # fmt: skip
+    assert set(masked.tokens.reshape(-1)[masked.positions].tolist()) == set(range(20))
+
+
 def test_every_place_is_chosen_equally_often():
     _, maskable, masked = mask([128] * 4000, 128)
     counts = np.bincount(masked.positions % 128, minlength=128)[maskable[0]]
     expected = 4000 * 19 / len(counts)
     assert ((counts - expected) ** 2 / expected).sum() < 187  # 0.1 % point, 124 degrees of freedom
+
+
+@pytest.mark.parametrize(
+    ("unit", "positions", "others"),
+    [
+        ("token", [17, 18, 24, 25, 28, 32, 51, 57, 63, 66, 74, 76], {57: 492, 63: 123, 74: 134}),
+        ("word", [18, 24, 25, 26, 28, 29, 43, 62, 63, 74, 75, 76], {29: 129, 63: 123, 74: 134}),
+        ("span", [10, 11, 12, 13, 14, 19, 58, 68, 69, 76, 77, 78], {}),
+    ],
+)
+def test_masks_are_fixed_for_ever(unit, positions, others):
+    """Other values would mean that a run that goes on sees other masks than one that was never stopped.
+
+    At the other places there is [MASK].
+    """
+    rows = np.arange(100, 140)[None].repeat(2, 0)
+    rows[:, [0, 20, 39]] = CLS, SEP, SEP
+    masked = mask_tokens(
+        rows, rows >= 100, np.array([40, 40]), np.array([7, 2**33 + 7]), seed=1, vocab_size=VOCAB, mask_id=MASK,
+        max_predictions=20, config=MaskingConfig(unit=unit), continues=rows % 3 == 0,
+    )  # fmt: skip
+    assert masked.positions.tolist() == positions
+    assert masked.tokens.reshape(-1)[positions].tolist() == [others.get(place, MASK) for place in positions]
 
 
 @pytest.mark.parametrize(
@@ -175,6 +222,40 @@ def test_spans_are_longer_than_words_and_share_one_fate():
     assert mixed < 0.1 * len(lengths)  # only where two spans happen to touch
 
 
+@pytest.mark.parametrize("unit", ["word", "span"])
+def test_a_word_whose_beginning_was_cut_off_is_masked_like_others(unit):
+    """A segment may begin with a piece that continues a word."""
+    tokens = np.tile([CLS, 10, 11, 12, SEP, 13, 14, 15, SEP], (300, 1))
+    masked = mask_tokens(
+        tokens, tokens >= 10, np.full(300, 9), np.arange(300), seed=1, vocab_size=VOCAB, mask_id=MASK,
+        max_predictions=2, config=MaskingConfig(unit=unit, probability=0.25), continues=np.isin(tokens, (10, 11, 13)),
+    )  # fmt: skip
+    assert {1, 2, 5} <= set((masked.positions % 9).tolist())
+
+
+def test_spans_that_meet_others_leave_no_prediction_out():
+    """Six of ten words, in spans of one word: of many draws, most hit a word that is chosen already."""
+    tokens = np.tile([CLS, *range(10, 20), SEP], (200, 1))
+    masked = mask_tokens(
+        tokens, tokens >= 10, np.full(200, 12), np.arange(200), seed=1, vocab_size=VOCAB, mask_id=MASK,
+        max_predictions=6, config=MaskingConfig("span", 0.5, span_probability=0.999),
+        continues=np.zeros(tokens.shape, dtype=bool),
+    )  # fmt: skip
+    assert len(masked.positions) == 200 * 6
+
+
+def test_a_span_ends_where_its_segment_does():
+    """So the words at both sides of a [SEP] become [MASK] together no more often than by chance."""
+    tokens = np.tile([CLS, 10, 11, SEP, 12, 13, SEP], (1000, 1))
+    masked = mask_tokens(
+        tokens, tokens >= 10, np.full(1000, 7), np.arange(1000), seed=1, vocab_size=VOCAB, mask_id=MASK,
+        max_predictions=4, config=MaskingConfig("span", 0.6, mask=0.5, random=0.0, span_probability=0.001),
+        continues=np.zeros(tokens.shape, dtype=bool),
+    )  # fmt: skip
+    before, after = masked.tokens[:, 2] == MASK, masked.tokens[:, 4] == MASK
+    assert abs((before == after).mean() - 0.5) < 4 * 0.5 / 1000**0.5
+
+
 def test_the_number_of_words_in_a_span_is_geometric():
     """p (1 - p)^(n - 1), cut at 10 words: 3.8 on average, as Joshi et al. say."""
 
@@ -195,3 +276,14 @@ def test_a_mask_of_any_unit_depends_on_seed_and_index_only(unit):
     first, again, other = (mask_words(unit, batch_size=8, seed=seed)[3] for seed in (1, 1, 2))
     assert (first.tokens == again.tokens).all()
     assert (first.tokens != other.tokens).any()
+
+
+@pytest.mark.parametrize("unit", ["token", "word", "span"])
+def test_every_visit_of_a_sample_has_a_mask_of_its_own(unit):
+    tokens, maskable, continues = (np.repeat(made, 64, axis=0) for made in words_of(1))
+    masked = mask_tokens(
+        tokens, maskable, np.full(64, 128), np.arange(64), seed=1, vocab_size=VOCAB, mask_id=MASK, max_predictions=20,
+        config=MaskingConfig(unit=unit), continues=continues,
+    )  # fmt: skip
+    rows, places = np.divmod(masked.positions, 128)
+    assert len({frozenset(places[rows == row].tolist()) for row in range(64)}) == 64

@@ -50,6 +50,19 @@ def test_an_index_is_placed_the_same_alone_and_among_others(of_sources, indices)
     assert together[1].tolist() == [int(position[0]) for _, position in alone]
 
 
+@pytest.mark.parametrize(
+    ("of_sources", "sources"),
+    [
+        ([1, 1], [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]),
+        ([2, 3], [1, 0, 1, 0, 1, 1, 0, 1, 0, 1]),
+        ([1, 2, 1], [1, 0, 2, 1, 1, 0, 2, 1, 1, 0]),
+    ],
+)
+def test_mixtures_are_fixed_for_ever(of_sources, sources):
+    """Other values would mean that a run that goes on sees samples again and misses others."""
+    assert interleave(np.arange(10), of_sources)[0].tolist() == sources
+
+
 @settings(deadline=None)
 @given(weights)
 def test_after_a_whole_turn_every_source_gave_its_weight(of_sources):

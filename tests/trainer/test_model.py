@@ -278,6 +278,21 @@ class TestDropout:
         model = BertForPreTraining(tiny(**NO_DROPOUT | {which: 0.5}))
         assert loss_and_gradients(model, 1)[0] != loss_and_gradients(model, 2)[0]
 
+    def test_drops_its_share_after_the_embeddings_and_before_both_residuals_of_every_layer(self):
+        """As google does."""
+        bert = BertForPreTraining(tiny(hidden_dropout_prob=0.25, attention_probs_dropout_prob=0.0)).bert
+        parts = [bert.embeddings, *(part for layer in bert.layers for part in (layer.attention, layer.feed_forward))]
+        dropped = []
+        for part in parts:
+            part.register_forward_hook(lambda _, __, made: dropped.append((made == 0).float().mean().item()))
+        tokens = batch(torch.full((20,), 20))
+        torch.manual_seed(0)
+        bert.train()(tokens)
+        assert dropped == pytest.approx([0.25] * len(parts), abs=0.02)  # four standard deviations
+        dropped.clear()
+        bert.eval()(tokens)
+        assert dropped == [0.0] * len(parts)
+
     def test_zero_is_evaluation(self):
         model = BertForPreTraining(tiny(**NO_DROPOUT))
         assert loss_and_gradients(model, 1)[0] == loss_and_gradients(model.eval(), 2)[0]

@@ -93,6 +93,34 @@ def test_lamb_is_the_papers(bounds):
         torch.testing.assert_close(ours["params"][0], theirs["params"][0], rtol=1e-12, atol=1e-12)
 
 
+def lamb_step(start, gradient, **settings):
+    """What one update adds to a bias."""
+    layer = torch.nn.Linear(2, len(start)).double()
+    layer.bias.data, layer.bias.grad = start.clone(), gradient
+    optimizer = build_optimizer(parameter_groups(layer, 0.01), OptimizerConfig(name="lamb", **settings))
+    for group in optimizer.param_groups:
+        group["lr"] = 0.5
+    optimizer.step()
+    return layer.bias.detach() - start
+
+
+def test_lamb_s_ratio_is_for_biases_too_where_that_is_asked_for():
+    start, gradient = gradients(98, (5,)), gradients(1, (5,))
+    plain, adapted = lamb_step(start, gradient), lamb_step(start, gradient, adapt_undecayed=True)
+    ratio = start.norm() / (plain / 0.5).norm()
+    assert abs(ratio - 1) > 0.01
+    torch.testing.assert_close(adapted, plain * ratio, rtol=1e-9, atol=0)
+
+
+def test_lamb_s_ratio_is_1_where_there_is_none():
+    """A ratio of 0 would leave a bias at the zeros that it begins with, and without a gradient it would be 0 / 0."""
+    zeros, gradient = torch.zeros(5, dtype=torch.float64), gradients(1, (5,))
+    moved = lamb_step(zeros, gradient, adapt_undecayed=True)
+    assert moved.all()
+    assert torch.equal(moved, lamb_step(zeros, gradient))
+    assert not lamb_step(gradients(98, (5,)), zeros, adapt_undecayed=True).any()
+
+
 def test_a_parameter_in_fragments_has_the_ratio_of_the_whole():
     """Two ranks hold a flat tensor of two parameters, cut in the middle of the second; each sees only its half."""
     config = OptimizerConfig(name="lamb")
@@ -137,6 +165,7 @@ def test_the_recipes_names():
         {"beta1": 1.0},
         {"eps": 0.0},
         {"weight_decay": -1.0},
+        {"min_trust_ratio": -1.0},
         {"max_gradient_norm": -1.0},
         {"min_trust_ratio": 2.0, "max_trust_ratio": 1.0},
     ],

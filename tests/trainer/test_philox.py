@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.philox import below, derive_key, permute, philox4x32, random_words
+from trainer.philox import below, derive_key, permute, philox4x32, random_words, random_words_at
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,19 @@ def test_a_row_of_words_depends_on_its_index_and_on_nothing_beside_it():
         assert (random_words((1, 2), np.array([index]), words=10, stream=0) == together[i]).all()
         assert (random_words((1, 2), np.array([index]), words=6, stream=0) == together[i, :6]).all()
     assert (random_words((1, 2), np.array([5]), words=10, stream=1) != together[0]).any()
+
+
+@pytest.mark.parametrize("words", [1, 2, 4])
+@pytest.mark.parametrize("stream", [0, 1])
+def test_words_of_a_single_place_are_those_of_the_row(words, stream):
+    indices, places = np.array([5, 5, 2**40 + 5, 2**62]), np.array([0, 3, 3, 6])
+    rows = random_words((1, 2), indices, 7 * words, stream).reshape(4, 7, words)
+    assert (random_words_at((1, 2), indices, places, words, stream) == rows[np.arange(4), places]).all()
+
+
+def test_an_index_counts_with_all_its_64_bits():
+    first, second = random_words((1, 2), np.array([5, 2**32 + 5]), words=4, stream=0)
+    assert (first != second).any()
 
 
 def test_bounded_numbers_are_even():
@@ -62,6 +75,12 @@ def test_neighbours_in_small_permutations_are_not_neighbours_after():
     counts = np.array([orders.count(order) for order in set(orders)])
     assert len(counts) == 24
     assert ((counts - 200) ** 2 / 200).sum() < 49.7  # the 0.1 % point with 23 degrees of freedom
+
+
+def test_permutations_are_fixed_for_ever():
+    """Other values would mean that a run that goes on sees samples again and misses others."""
+    assert permute(np.arange(10), 10, derive_key(1)).tolist() == [0, 5, 4, 9, 2, 8, 6, 7, 1, 3]
+    assert permute(np.arange(3), 10**12, derive_key(1, "x")).tolist() == [45590569624, 613340401230, 139760777840]
 
 
 def test_keys_are_explicit_hashes():

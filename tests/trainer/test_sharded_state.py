@@ -38,11 +38,11 @@ CUTS = {
 }
 
 
-def write(directory, cut):
+def write(directory, cut, padding=2):
     directory.mkdir(exist_ok=True)
     ranks = CUTS[cut]
     for rank, groups in enumerate(ranks):
-        write_state(directory, rank, len(ranks), [flat(group, padding=2) for group in groups], optimizer_step=7)
+        write_state(directory, rank, len(ranks), [flat(group, padding) for group in groups], optimizer_step=7)
     return directory
 
 
@@ -62,6 +62,12 @@ def test_any_cut_is_read_into_any_other(tmp_path, written, read):
     assert torch.equal(weights["words"], whole("weights")[:20].view(5, 4))
     assert torch.equal(weights["bias"], whole("weights")[20:])
     verify_state(tmp_path)
+
+
+def test_a_rank_may_have_no_numbers_at_all(tmp_path):
+    """Not even padding."""
+    weights = StateReader(write(tmp_path, "a rank with nothing", padding=0), SHAPES).weights()
+    assert torch.equal(weights["bias"], whole("weights")[20:])
 
 
 def test_a_snapshot_is_not_changed_by_training(tmp_path):

@@ -23,9 +23,9 @@ print("stopped" if stop.received else "went on", flush=True)
 START = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[2:]))"
 
 
-def chain(*names):
+def chain(*names, program=RANK):
     """A rank below processes with these names in their command lines, the outermost first."""
-    command = [sys.executable, "-c", RANK]
+    command = [sys.executable, "-c", program]
     for name in reversed(names):
         command = [sys.executable, "-c", START, name, *command]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -44,6 +44,25 @@ def test_a_signal(number):
     time.sleep(0.1)
     assert rank.poll() is None
     rank.send_signal(number)
+    assert rank.communicate()[0] == "stopped\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_that_the_launcher_held_back(number):
+    """As cluster.k8s.ranks blocks them while it starts ranks; a program inherits what is blocked."""
+    rank = subprocess.Popen(
+        [sys.executable, "-c", RANK], stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [number]),
+    )  # fmt: skip
+    rank.send_signal(number)
+    assert rank.communicate()[0] == "ready\nstopped\n"
+
+
+def test_a_parent_whose_command_line_is_secret_is_no_launcher():
+    """As one of another user may be."""
+    secret = "import psutil\ndef refuse(_): raise psutil.AccessDenied\npsutil.Process.cmdline = refuse\n"
+    rank = chain(program=secret + RANK)
+    rank.send_signal(signal.SIGTERM)
     assert rank.communicate()[0] == "stopped\n"
 
 

@@ -35,7 +35,8 @@ def start(run: Path, program: str, **variables: str) -> subprocess.Popen[str]:
         textwrap.dedent(program),
         str(run),
     ]
-    environment = {**os.environ, **NODE, **variables}
+    inherited = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}  # CPUS would not count
+    environment = {**inherited, **NODE, **variables}
     return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
 
 
@@ -126,6 +127,25 @@ def test_a_killed_rank_gives_the_signals_code_and_the_others_do_not_outlive_it(t
     children = psutil.Process(pod.pid).children()
     assert pod.wait(60) == 128 + signal.SIGKILL
     assert not any(child.is_running() for child in children)
+
+
+def test_the_rank_that_fails_first_has_the_word(tmp_path):
+    """The others fail because of it, with codes that say less."""
+    program = (
+        STARTED
+        + """
+    if rank == "3":
+        (run / "pid").write_text(str(os.getpid()))
+        started()
+        raise SystemExit(7)
+    while not (run / "started-3").exists():
+        time.sleep(0.01)
+    while pathlib.Path("/proc", (run / "pid").read_text()).exists():
+        time.sleep(0.01)
+    raise SystemExit(5)
+    """
+    )
+    assert start(tmp_path, program).wait(60) == 7
 
 
 def test_a_run_that_failed_for_good_is_told_from_a_crash(tmp_path):

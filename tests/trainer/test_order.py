@@ -1,0 +1,54 @@
+"""The order of a directory's pairs: what it depends on, among which shards it shuffles, and what it is for ever."""
+
+import numpy as np
+import pytest
+
+from preprocessing.schema import ShardEntry
+from trainer.order import PairOrder
+
+
+def order_of(pairs=(40,), *, seed=1, length=32, group_bytes=1 << 30):
+    """Of shards of 100 bytes with so many pairs each."""
+    entries = [
+        ShardEntry(file=f"s{i}", split="train", rows=2, tokens=9, pairs={"32": n, "64": n}, bytes=100, blake2b="")
+        for i, n in enumerate(pairs)
+    ]
+    return PairOrder(entries, length, (seed,), group_bytes)
+
+
+def epoch(order, number=0):
+    """(shard, pair) of every pair of an epoch."""
+    shards, pairs = order.locate(np.arange(number * order.size, (number + 1) * order.size))
+    return list(zip(shards.tolist(), pairs.tolist(), strict=True))
+
+
+def test_orders_are_fixed_for_ever():
+    """Other values would mean that a run that goes on sees samples again and misses others."""
+    assert epoch(order_of((4, 3, 3), group_bytes=200), 1) == [
+        *((0, 2), (0, 1), (1, 1), (0, 3), (0, 0), (1, 0), (1, 2)),
+        *((2, 1), (2, 0), (2, 2)),
+    ]
+
+
+# A single shard leaves only the order of its pairs, and shards of one pair that are groups of their own only theirs.
+@pytest.mark.parametrize("shape", [{"pairs": (40,)}, {"pairs": (1,) * 40, "group_bytes": 1}], ids=["pairs", "shards"])
+def test_each_epoch_seed_and_length_has_an_order_of_its_own(shape):
+    plain, of_seed, of_length = order_of(**shape), order_of(**shape, seed=2), order_of(**shape, length=64)
+    orders = [epoch(plain), epoch(plain, 1), epoch(of_seed), epoch(of_length)]
+    everything = sorted(orders[0])
+    assert all(sorted(order) == everything for order in orders)
+    assert len({tuple(order) for order in [everything, *orders]}) == 5
+
+
+@pytest.mark.parametrize(("group_bytes", "shards"), [(1, 1), (199, 1), (200, 2), (250, 2), (300, 3)])
+def test_pairs_are_shuffled_among_as_many_shards_as_fit(group_bytes, shards):
+    found = epoch(order_of((50,) * 6, group_bytes=group_bytes))
+    for first in range(0, 300, 50 * shards):
+        group = found[first : first + 50 * shards]
+        assert len({shard for shard, _ in group}) == shards
+        assert len({shard for shard, _ in group[:25]}) == shards, "not mixed"
+
+
+def test_each_group_has_an_order_of_its_own():
+    pairs = [pair for _, pair in epoch(order_of((50, 50), group_bytes=1))]
+    assert pairs[:50] != pairs[50:]
