@@ -17,7 +17,6 @@ import json
 import os
 import resource
 import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -26,9 +25,7 @@ from typing import Any
 
 import torch
 
-sys.path = [str(Path(__file__).parents[1]), *(folder for folder in sys.path if Path(folder).name != "benchmarks")]
-
-from benchmarks import transformers_pretraining as transformers_model
+import transformers_pretraining as transformers_model
 from eval import probe
 from preprocessing.schema import ShardDirectory
 from trainer.config import Recipe, load_recipe

@@ -26,8 +26,6 @@ from typing import Any
 
 import torch
 
-sys.path = [str(Path(__file__).parents[1]), *(folder for folder in sys.path if Path(folder).name != "benchmarks")]
-
 from preprocessing.schema import ShardDirectory
 from trainer.config import load_recipe
 from trainer.hugging_face import save_export

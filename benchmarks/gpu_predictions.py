@@ -8,14 +8,10 @@ benchmarks/gpu_pretrain.py prints these beside what it measures, with the rates 
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
-
-sys.path = [str(Path(__file__).parents[1]), *(folder for folder in sys.path if Path(folder).name != "benchmarks")]
 
 from trainer.metrics import training_flops
 from trainer.model import BertConfig, parameter_count

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -24,11 +23,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path = [str(ROOT), *(folder for folder in sys.path if Path(folder).name != "benchmarks")]
-
-from benchmarks import transformers_pretraining as transformers_model
-from benchmarks.gpu_predictions import BEST, LADDER, Row, predict
+import transformers_pretraining as transformers_model
+from gpu_predictions import BEST, LADDER, Row, predict
 from preprocessing.schema import ShardDirectory
 from trainer.config import Recipe, load_recipe, resolve_deepspeed
 from trainer.data import Batch, SampleStream
@@ -38,6 +34,7 @@ from trainer.metrics import measure_ceiling, training_flops
 from trainer.model import EMPTY_SLOT, BertForPreTraining, Losses, pretraining_losses
 from trainer.optim import build_optimizer, parameter_groups
 
+ROOT = Path(__file__).resolve().parent.parent
 SIZES = {
     "large": [],
     "demo": ["model.hidden_size=128", "model.num_hidden_layers=2", "model.num_attention_heads=2",

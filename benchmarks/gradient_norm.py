@@ -7,15 +7,11 @@ The gradient is like that of word embeddings: 30,522 rows of 1,024 whose sizes d
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
-
-sys.path = [str(Path(__file__).parents[1]), *(folder for folder in sys.path if Path(folder).name != "benchmarks")]
 
 from trainer.gradients import total_norm
 

@@ -12,13 +12,10 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
-
-sys.path = [str(Path(__file__).parents[1]), *(folder for folder in sys.path if Path(folder).name != "benchmarks")]
 
 from preprocessing.schema import ShardDirectory
 from trainer.config import Recipe, load_recipe, resolve_deepspeed

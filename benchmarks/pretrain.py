@@ -21,16 +21,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
 
-sys.path = [str(Path(__file__).parents[1]), *(folder for folder in sys.path if Path(folder).name != "benchmarks")]
-
-import deepspeed
-
-from benchmarks import transformers_pretraining as transformers_model
+import transformers_pretraining as transformers_model
 from preprocessing.schema import ShardDirectory
 from trainer.data import Batch, DataConfig, SampleStream
 from trainer.engine import World, join_world, leave_world
