@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from eval.results import markdown
 from trainer.gradients import total_norm
 
 WAYS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -29,7 +30,7 @@ def main() -> None:
     torch.manual_seed(0)
     gradient = torch.randn(30522, 1024) * torch.exp(3 * torch.randn(30522, 1))
     exact = float(gradient.double().norm())
-    print("| way | ms | relative error |\n| --- | --- | --- |")
+    table = [["way", "ms", "relative error"]]
     for name, way in WAYS.items():
         seconds = []
         for _ in range(9):
@@ -37,7 +38,8 @@ def main() -> None:
             found = float(way(gradient))
             seconds.append(time.perf_counter() - began)
         error = "" if "extremes" in name else f"{abs(found / exact - 1):.0e}"
-        print(f"| {name} | {1e3 * min(seconds):.1f} | {error} |")
+        table.append([name, f"{1e3 * min(seconds):.1f}", error])
+    print(markdown(table, (1, 2)))
 
 
 if __name__ == "__main__":
