@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from preprocessing.schema import ShardDirectory
 from tests.trainer.shard_factory import write_shards
 from trainer.engine import World
 from trainer.model import BertConfig
+from trainer.settings import ConfigError
 
 ABOUT = {"machine": "a GPU", "torch": "2", "ceiling": 8e14, "bandwidth": 4e12}
 BENCH = gpu_pretrain.Bench(None, World(0, 1, torch.device("cpu")), 8e14, 4e12, {128: 8}, "demo", 0.0, 0)
@@ -151,6 +153,42 @@ def test_the_peer_computes_every_slot_of_the_longest_sequence(tmp_path: Path):
     batches = steps_of(recipe_of("bert_large.toml", shards, 32, 8, []), shards, padded=True)[0]
     work = gpu_pretrain.work_of(batches)
     assert work.slots == 8 * int(work.lengths.max())
+
+
+def test_eight_bits_are_refused_for_the_trainers_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shards = ShardDirectory(write_shards(tmp_path / "shards"))
+    recipe = recipe_of("bert_large.toml", shards, 32, 8, ["train.fp8=true"])
+    monkeypatch.setattr(gpu_pretrain, "why_no_fp8", lambda: "torchao is not installed")
+    with pytest.raises(ConfigError, match=r"train\.fp8: torchao is not installed"):
+        gpu_pretrain.Ours(recipe, BENCH.world)
+
+
+class Events:
+    """A DeepSpeed engine that notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __call__(self, **_: Any) -> Any:
+        self.asked.append("forward")
+        return SimpleNamespace(loss=torch.tensor(1.0))
+
+    def backward(self, _: Any) -> None:
+        self.asked.append("backward")
+
+    def step(self) -> None:
+        self.asked.append("step")
+
+
+def test_the_peer_reads_ahead_before_its_last_backward_pass(tmp_path: Path):
+    shards = ShardDirectory(write_shards(tmp_path / "shards"))
+    recipe = recipe_of("bert_large.toml", shards, 32, 8, [])
+    peer, events = object.__new__(gpu_pretrain.Peer), Events()
+    peer._recipe, peer._device, peer._engine = recipe, torch.device("cpu"), events
+    peer._optimizer = SimpleNamespace(param_groups=[{}])
+    batches = 2 * steps_of(recipe, shards, padded=True)[0]
+    peer.step(0, batches, lambda: events.asked.append("meanwhile"))
+    assert events.asked == ["forward", "backward", "step", "forward", "meanwhile", "backward", "step"]
 
 
 class Trainer:
