@@ -74,7 +74,7 @@ test: lint
 test-cluster: $(VENV)/.dev
 	pytest -m "slow or flink or slurm or kubernetes" --durations=15
 
-# The quick form of each; their own --help tells the long ones. benchmarks/preprocessing.py wants books of yours.
+# The quick form of each; their own --help tells the long ones. benchmarks/make_shards.py wants books of yours.
 bench: $(VENV)/.dev $(DEMO)/shards/manifest.json
 	python benchmarks/wikitext.py $(DUMP)
 	python benchmarks/loader.py --shards $(DEMO)/shards

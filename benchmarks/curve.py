@@ -2,7 +2,7 @@
 
     python benchmarks/curve.py ours --shards shards/ --output curve/       # each may run while the other does
     python benchmarks/curve.py peer --shards shards/ --output curve/
-    python benchmarks/curve.py report --shards shards/ --output curve/     # curve/training.md and curve/training.png
+    python benchmarks/curve.py report --shards shards/ --output curve/     # curve/table.md and curve/training.png
 
 Both start from the same weights and take the same samples with the same masks in the same order, with dropout, in
 bfloat16 with float32 weights. The peer is what one writes by hand: transformers' model with its own loss, torch's
@@ -17,7 +17,6 @@ import json
 import os
 import resource
 import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -26,17 +25,18 @@ from typing import Any
 
 import torch
 
-sys.path = [str(Path(__file__).parents[1]), *(folder for folder in sys.path if Path(folder).name != "benchmarks")]
-
-from benchmarks import transformers_pretraining as transformers_model
+import transformers_pretraining as transformers_model
+from common import ROOT, steps_of
 from eval import probe
+from eval.results import markdown
 from preprocessing.schema import ShardDirectory
+from trainer.checkpoint import read_lines, write_atomically
 from trainer.config import Recipe, load_recipe
-from trainer.data import SampleStream, evaluation_batches, validation_stream
+from trainer.data import evaluation_batches, validation_stream
 from trainer.loading import StepReader
 
-ROOT = Path(__file__).resolve().parent.parent
 MEASURED = range(30, 60)  # steps that tell how many more there is time for
+VALIDATIONS = 8  # of a training of --seconds
 
 
 def main() -> None:
@@ -69,23 +69,20 @@ def train_ours(arguments: argparse.Namespace) -> None:
 
 
 def train_peer(arguments: argparse.Namespace) -> None:
-    """A plain loop over transformers' model. OUTPUT/peer.steps.json says how many steps there are, for ours."""
+    """A plain loop over transformers' model.
+
+    With --seconds OUTPUT/peer.steps.json says, as soon as it is known, how many steps there are and when both validate.
+    """
     recipe = load_recipe(arguments.recipe, arguments.settings)
     (phase,) = recipe.phases
     assert phase.global_batch_size == phase.micro_batch_size
     device = torch.device(arguments.device)
     shards = ShardDirectory(arguments.shards)
-    stream = SampleStream(
-        shards, "train", phase.sequence_length, seed=recipe.train.seed, max_predictions=phase.max_predictions,
-        masking=recipe.masking, data=replace(recipe.data, token_multiple=1),
-    )  # fmt: skip
-    size = phase.global_batch_size
-    steps = transformers_model.PaddedSteps(stream, size, size, rank=0, world=1)
     model = transformers_model.build(recipe.model, recipe.train.seed).to(device)
     compiled = torch.compile(model) if recipe.train.compile else model
     optimizer = _adamw(model, recipe)
     torch.manual_seed(recipe.train.seed)
-    reader = StepReader(steps, 0, recipe.last_step, recipe.data.workers)
+    reader = StepReader(steps_of(recipe, shards, padded=True), 0, recipe.last_step, recipe.data.workers)
     seconds, first = 0.0, 0.0
     with (
         (arguments.output / "peer.jsonl").open("w") as log,
@@ -110,15 +107,21 @@ def train_peer(arguments: argparse.Namespace) -> None:
             if arguments.seconds and step + 1 == MEASURED.start:
                 first = seconds
             if arguments.seconds and step + 1 == MEASURED.stop:
-                count = step + 1 + int((arguments.seconds - seconds) / (seconds - first) * len(MEASURED))
-                recipe = replace(recipe, phases=(replace(phase, steps=max(count, step + 2)),))
+                left = max(1, int((arguments.seconds - seconds) / (seconds - first) * len(MEASURED)))
+                every = -(-(step + 1 + left) // VALIDATIONS)
+                recipe = replace(
+                    recipe,
+                    phases=(replace(phase, steps=VALIDATIONS * every),),
+                    log=replace(recipe.log, validate_every=every),
+                )
+                plan = {"steps": recipe.last_step, "validate_every": every}
+                write_atomically(arguments.output / "peer.steps.json", json.dumps(plan))
             if (step + 1) % recipe.log.validate_every == 0 or step + 1 == recipe.last_step:
                 figures = held_out(model, shards, recipe, device)
                 print(json.dumps({"step": step + 1, **figures}), file=held, flush=True)
             if step + 1 == recipe.last_step:
                 break
     reader.close()
-    (arguments.output / "peer.steps.json").write_text(json.dumps({"steps": recipe.last_step}), encoding="utf-8")
     _write_cpu_time(arguments.output / "peer.cpu.json", resource.RUSAGE_SELF)
 
 
@@ -153,27 +156,24 @@ def report(arguments: argparse.Namespace) -> None:
     """Print the table of the last step that both were evaluated at, and draw the picture."""
     run = arguments.output / "ours"
     held = {"ours": run / "validation.jsonl", "transformers": arguments.output / "peer.held_out.jsonl"}
-    lines = {name: {line["step"]: line for line in _read(path)} for name, path in held.items()}
+    lines = {name: {line["step"]: line for line in read_lines(path)} for name, path in held.items()}
     step = max(lines["ours"].keys() & lines["transformers"].keys())
     rows = {name: by_step[step] for name, by_step in lines.items()}
-    text = "\n".join(_table(rows, step)) + "\n"
+    text = _table(rows, step)
     (arguments.output / "table.md").write_text(text, encoding="utf-8")
     print(text)
     _draw(arguments.output, run)
 
 
-def _table(rows: dict[str, dict[str, float]], step: int) -> list[str]:
+def _table(rows: dict[str, dict[str, float]], step: int) -> str:
     """Half widths are the peer's: both are evaluated on the same samples."""
     errors = rows["transformers"]
-    lines = [f"| held out, after {step:,} steps | ours | transformers, plain loop | half of a 95 % interval |"]
-    lines.append("| --- | --- | --- | --- |")
+    table = [[f"held out, after {step:,} steps", "ours", "transformers, plain loop", "half of a 95 % interval"]]
     for name, form in (("mlm_loss", ".4f"), ("mlm_accuracy", ".2%"), ("nsp_loss", ".4f"), ("nsp_accuracy", ".2%")):
-        cells = [f"{rows['ours'][name]:{form}}", f"{errors[name]:{form}}", f"{errors[f'{name}_half_width']:{form}}"]
-        lines.append(f"| {name.replace('_', ' ')} | {' | '.join(cells)} |")
-    lines.append(
-        f"| NSP accuracy of the larger class | {errors['nsp_majority']:.2%} | {errors['nsp_majority']:.2%} | |"
-    )
-    return lines
+        figures = rows["ours"][name], errors[name], errors[f"{name}_half_width"]
+        table.append([name.replace("_", " "), *(f"{figure:{form}}" for figure in figures)])
+    table.append(["NSP accuracy of the larger class", *[f"{errors['nsp_majority']:.2%}"] * 2, ""])
+    return markdown(table, (1, 2, 3))
 
 
 def _draw(output: Path, run: Path) -> None:
@@ -186,11 +186,11 @@ def _draw(output: Path, run: Path) -> None:
     curves = {"ours": run / "metrics.jsonl", "transformers": output / "peer.jsonl"}
     held = {"ours": run / "validation.jsonl", "transformers": output / "peer.held_out.jsonl"}
     for (name, path), style in zip(curves.items(), ("-", "--"), strict=True):
-        lines = _read(path)
+        lines = list(read_lines(path))
         losses = torch.tensor([line["loss"] for line in lines])
         smooth = losses.unfold(0, 50, 10).mean(dim=1)
         left.plot([line["step"] for line in lines][49::10][: len(smooth)], smooth, style, label=name)
-        points = _read(held[name])
+        points = list(read_lines(held[name]))
         places = [point["step"] for point in points]
         middle.plot(places, [point["mlm_loss"] for point in points], style, marker=".", label=name)
         right.plot(places, [point["nsp_accuracy"] for point in points], style, marker=".", label=name)
@@ -203,10 +203,6 @@ def _draw(output: Path, run: Path) -> None:
         axes.legend()
         axes.grid(alpha=0.3)
     figure.savefig(output / "training.png", dpi=110)
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _write_cpu_time(path: Path, who: int) -> None:

@@ -21,12 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-
-sys.path[0] = str(Path(__file__).parents[1])  # the folder of benchmarks has another preprocessing.py
-
 import transformers
 
-from benchmarks import transformers_finetuning as peer
+import transformers_finetuning as peer
 from eval.encoding import Encoder
 from eval.experiment import read_parts
 from eval.finetune import Hyperparameters, Settings, learn, predict, seed_of

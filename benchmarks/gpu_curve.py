@@ -1,39 +1,41 @@
 """A real pretraining on one GPU in ten minutes, ours beside transformers', and what the model has learned.
 
-    python benchmarks/gpu_curve.py --shards shards/ --data data/ --output gpu_curve/
+    python benchmarks/gpu_curve.py --shards shards/ --data data/ --output gpu_curve/ [--work /tmp]
 
 1. The peer (benchmarks/curve.py: transformers' model by torch.compile, autocast, torch's fused AdamW) trains for
    --seconds; how many steps that makes, its own rate in the warm-up tells.
 2. `deepspeed trainer/pretrain.py` trains the same model for the same steps: same weights, samples, masks and rates.
+   Both are evaluated on held-out text eight times.
 3. Our export and the same model untrained are fine-tuned by `python -m eval.run`, task after task, until --end.
 
-OUTPUT/gpu_curve.md has the tables, gpu_curve.png the losses against tokens and seconds, gpu_curve.json the figures;
-OUTPUT/work, with weights and logs, may be deleted. `--device cpu --size demo --seconds 60` shows that it works.
+--seconds is training alone; imports, torch.compile and validation come on top. Everything has ended --end seconds after
+the start, whatever is done by then. OUTPUT/gpu_curve.md has the tables and names what failed, gpu_curve.json the
+figures, both written anew after each part, gpu_curve.png the losses against tokens and seconds. The exit code is 1
+where a part failed. WORK/gpu_curve_work holds weights and logs and may be deleted. `--device cpu --size demo
+--seconds 10` shows that it works.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
-import time
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 
-sys.path = [str(Path(__file__).parents[1]), *(folder for folder in sys.path if Path(folder).name != "benchmarks")]
-
-from preprocessing.schema import ShardDirectory
+from common import ROOT, Parts, found_by, missing, run_programs
+from eval.results import markdown
+from preprocessing.schema import ShardDirectory, ShardError
+from trainer.checkpoint import read_lines, step_folders
 from trainer.config import load_recipe
 from trainer.hugging_face import save_export
 from trainer.model import BertForPreTraining, parameter_count
 
-ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "trainer" / "recipes" / "bert_base.toml"
 SIZES = {
     "base": ("256", []),
@@ -44,99 +46,109 @@ SIZES = {
 # weights, which the kernel for packed sequences does not have; the peer goes without it too.
 COMMON = (
     "optimizer.name=adamw", "optimizer.beta2=0.98", "schedule.peak=2e-4", "schedule.warmup_steps=400",
-    "model.attention_probs_dropout_prob=0.0", "log.validation_samples=2048", "log.every=100", "log.validate_every=200",
+    "model.attention_probs_dropout_prob=0.0", "log.validation_samples=2048", "log.every=100",
     "checkpoint.every=1000000", "checkpoint.keep=1",
 )  # fmt: skip
 ON_A_GPU = ("train.compile=true", "data.token_multiple=1024", "data.workers=4")
 TASKS = {"mrpc": "3", "rte": "3", "stsb": "3", "sst2": "1"}  # epochs of fine-tuning
+WITHOUT_PEER = {"steps": 1600, "validate_every": 200}  # where it fails before it can tell how many it has time for
+PEERS_SHARE = 0.55  # of all time, after which the peer makes room for ours
+MARGIN = 20.0  # seconds before --end when programs are ended: for an export, the picture and the page
 
 
 def main() -> None:
     """Pretrain both, fine-tune, report."""
     arguments = _parse()
-    began = time.perf_counter()
-    work = arguments.output / "work"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(arguments.work, ignore_errors=True)
+    arguments.work.mkdir(parents=True)
     settings = settings_of(arguments)
-    train("peer", arguments, work, [*settings, "phases.0.steps=1000000"], ["--seconds", str(arguments.seconds)])
-    steps = json.loads((work / "peer.steps.json").read_text())["steps"]
-    settings.append(f"phases.0.steps={steps}")
-    train("ours", arguments, work, settings, [])
-    scores = fine_tune(exports(arguments, work, settings), arguments, work, began + arguments.end)
-    curves = {name: read_curve(work, name) for name in ("ours", "transformers")}
-    text = "\n".join(page(arguments, settings, curves, scores, time.perf_counter() - began)) + "\n"
-    (arguments.output / "gpu_curve.md").write_text(text, encoding="utf-8")
-    (arguments.output / "gpu_curve.json").write_text(json.dumps({"curves": curves, "scores": scores}), encoding="utf-8")
-    draw(curves, arguments.output / "gpu_curve.png")
-    print(text)
+    recipe = load_recipe(RECIPE, settings)
+    about = {
+        "machine": torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU",
+        "torch": torch.__version__,
+        "parameters": parameter_count(recipe.model),
+        "batch": recipe.phases[0].global_batch_size,
+    }
+    parts = Parts(arguments.output / "gpu_curve", about, lambda records: page(about, records))
+    pretrain(parts, arguments, settings)
+    models = parts.run("export", "of both models", partial(exports, arguments, settings))
+    for task in TASKS if models else ():
+        parts.run("fine-tuning", task, partial(fine_tune, task, models, arguments))
+    print(page(about, parts.records))
+    sys.exit(not parts.complete)
 
 
 def settings_of(arguments: argparse.Namespace) -> list[str]:
     """What both train with, but for the number of steps."""
     batch, size = SIZES[arguments.size]
-    vocabulary = ShardDirectory(arguments.shards).manifest.vocabulary.size
+    vocabulary = arguments.shards.manifest.vocabulary.size
     phase = (f"{{sequence_length=128, steps=1000000, global_batch_size={batch}, micro_batch_size={batch}, "
              "max_predictions=20}")  # fmt: skip
     device = ON_A_GPU if arguments.device == "cuda" else ()
     return [f"model.vocab_size={vocabulary}", f"phases=[{phase}]", *COMMON, *size, *device]
 
 
-def train(part: str, arguments: argparse.Namespace, work: Path, settings: list[str], more: list[str]) -> None:
-    """One part of benchmarks/curve.py, in a process of its own."""
-    command = [sys.executable, "benchmarks/curve.py", part, "--shards", arguments.shards, "--output", work.resolve(),
-               "--recipe", RECIPE, "--device", arguments.device, *more, *settings]  # fmt: skip
-    subprocess.run(list(map(str, command)), cwd=ROOT, check=True)
+def pretrain(parts: Parts, arguments: argparse.Namespace, settings: list[str]) -> None:
+    """The peer, then ours for as many steps; a curve is read in any case, as far as it goes."""
+    work, seconds = arguments.work, ["--seconds", str(arguments.seconds)]
+    parts.run("training", "transformers", partial(train, "peer", arguments, [*seconds, *settings], PEERS_SHARE))
+    parts.run("curve", "transformers", partial(read_curve, work, "transformers"))
+    told = work / "peer.steps.json"
+    plan = json.loads(told.read_text(encoding="utf-8")) if told.exists() else WITHOUT_PEER
+    same = [f"phases.0.steps={plan['steps']}", f"log.validate_every={plan['validate_every']}"]
+    parts.run("training", "ours", partial(train, "ours", arguments, [*settings, *same], 1.0))
+    parts.run("curve", "ours", partial(read_curve, work, "ours"))
+    curves = found_by(parts.records, "curve")
+    parts.run("picture", "of the curves", partial(draw, curves, arguments.output / "gpu_curve.png"))
 
 
-def exports(arguments: argparse.Namespace, work: Path, settings: list[str]) -> dict[str, Path]:
-    """What is fine-tuned."""
+def train(part: str, arguments: argparse.Namespace, options: list[str], share: float) -> str:
+    """One part of benchmarks/curve.py, in a process of its own, until a share of all time has passed."""
+    command = [sys.executable, ROOT / "benchmarks" / "curve.py", part, "--shards", arguments.shards.path, "--output",
+               arguments.work, "--recipe", RECIPE, "--device", arguments.device, *options]  # fmt: skip
+    run_programs({part: command}, arguments.work, min(share * arguments.end, arguments.end - MARGIN))
+    return "done"
+
+
+def exports(arguments: argparse.Namespace, settings: list[str]) -> dict[str, str]:
+    """What is fine-tuned: the newest export, and the same model untrained."""
+    trained = step_folders(arguments.work / "ours" / "exports")
+    if not trained:
+        raise RuntimeError("our training left no export")
     recipe = load_recipe(RECIPE, settings)
-    untrained = work / "untrained"
-    tokenizer = ShardDirectory(arguments.shards).path / "tokenizer"
+    untrained = arguments.work / "untrained"
     model = BertForPreTraining(recipe.model, recipe.train.seed)
-    save_export(untrained, model.state_dict(), recipe.model, tokenizer, {})
-    return {"pretrained": max((work / "ours" / "exports").iterdir()), "untrained": untrained}
+    save_export(untrained, model.state_dict(), recipe.model, arguments.shards.tokenizer, {})
+    return {"pretrained": str(trained[-1]), "untrained": str(untrained)}
 
 
-def fine_tune(
-    models: dict[str, Path], arguments: argparse.Namespace, work: Path, end: float
-) -> dict[str, dict[str, Any]]:
-    """Task -> model -> metrics of the dev set; both models side by side, as many tasks as there is time for."""
-    scores: dict[str, dict[str, Any]] = {}
-    environment = {**os.environ, **({"DS_ACCELERATOR": "cpu"} if arguments.device == "cpu" else {})}
-    for task, epochs in TASKS.items():
-        running = {}
-        for name, export in models.items():
-            command = [sys.executable, "-m", "eval.run", "--checkpoint", export.resolve(), "--tasks", task, "--data",
-                       arguments.data.resolve(), "--output", (work / f"{task}-{name}").resolve(), "--no-tracking",
-                       "--learning-rates", "5e-5", "--epochs", epochs, "--batch-sizes", "32", "--max-length", "128",
-                       "--precision", "bf16", "--device", arguments.device]  # fmt: skip
-            log = (work / f"{task}-{name}.log").open("w")
-            limit = ["--limit", str(arguments.limit)] if arguments.limit else []
-            running[name] = subprocess.Popen(
-                list(map(str, [*command, *limit])), cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
-            )
-        try:
-            for process in running.values():
-                process.wait(max(0.0, end - time.perf_counter()))
-        except subprocess.TimeoutExpired:
-            for process in running.values():
-                process.kill()
-            break
-        if any(process.returncode for process in running.values()):
-            print(f"{task} failed: see {work}/{task}-*.log", file=sys.stderr)
-            continue
-        results = {name: work / f"{task}-{name}" / "results.json" for name in models}
-        scores[task] = {name: json.loads(path.read_text())["tasks"][task]["metrics"] for name, path in results.items()}
-    return scores
+def fine_tune(task: str, models: dict[str, str], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Model -> metrics of the task's dev set; both models side by side."""
+    outputs = {name: arguments.work / f"{task}-{name}" for name in models}
+    limit = ["--limit", arguments.limit] if arguments.limit else []
+    commands = {
+        f"{task}-{name}": [
+            sys.executable, "-m", "eval.run", "--checkpoint", export, "--tasks", task, "--data", arguments.data,
+            "--output", outputs[name], "--no-tracking", "--learning-rates", "5e-5", "--epochs", TASKS[task],
+            "--batch-sizes", "32", "--max-length", "128", "--precision", "bf16", "--device", arguments.device, *limit,
+        ]
+        for name, export in models.items()
+    }  # fmt: skip
+    run_programs(commands, arguments.work, arguments.end - MARGIN, cpu=arguments.device == "cpu")
+    results = {
+        name: json.loads((output / "results.json").read_text(encoding="utf-8")) for name, output in outputs.items()
+    }
+    return {name: result["tasks"][task]["metrics"] for name, result in results.items()}
 
 
 def read_curve(work: Path, name: str) -> dict[str, list[float]]:
     """Tokens, seconds of training and loss of each step, and where the held-out losses are, of which steps."""
     ours = name == "ours"
-    lines = _read(work / "ours" / "metrics.jsonl" if ours else work / "peer.jsonl")
-    held_out = _read(work / "ours" / "validation.jsonl" if ours else work / "peer.held_out.jsonl")
+    lines = list(read_lines(work / "ours" / "metrics.jsonl" if ours else work / "peer.jsonl"))
+    held_out = list(read_lines(work / "ours" / "validation.jsonl" if ours else work / "peer.held_out.jsonl"))
+    if len(lines) < 2:
+        raise RuntimeError(f"{len(lines)} steps are no curve")
     if ours:
         seconds = list(accumulate(line["data_seconds"] + line["compute_seconds"] for line in lines))
         tokens = [line["tokens_per_second"] * (line["data_seconds"] + line["compute_seconds"]) for line in lines]
@@ -152,34 +164,39 @@ def read_curve(work: Path, name: str) -> dict[str, list[float]]:
     }
 
 
-def page(
-    arguments: argparse.Namespace, settings: list[str], curves: dict[str, Any], scores: dict[str, Any], took: float
-) -> list[str]:
-    """The tables."""
-    recipe = load_recipe(RECIPE, settings)
-    machine = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
-    ours = curves["ours"]
-    lines = [
-        f"{machine}, torch {torch.__version__}: {parameter_count(recipe.model):,} parameters, {len(ours['loss']):,} "
-        f"steps of {recipe.phases[0].global_batch_size} sequences of 128, {ours['tokens'][-1] / 1e6:.1f} M tokens, all "
-        f"in {took:.0f} seconds.",
-        "",
-        "| | seconds of training | real tokens/s | held-out MLM loss | held-out NSP accuracy |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for name, curve in curves.items():
-        half = len(curve["tokens"]) // 2  # kernels are compiled and chosen before
+def page(about: dict[str, Any], records: list[dict[str, Any]]) -> str:
+    """The tables, of what there is."""
+    took = sum(record["seconds"] for record in records)
+    text = (
+        f"{about['machine']}, torch {about['torch']}: {about['parameters']:,} parameters, steps of {about['batch']} "
+        f"sequences of 128, all in {took:.0f} seconds.\n"
+    )
+    curves = [["", "steps", "M tokens", "seconds of training", "real tokens/s", "held-out MLM loss",
+               "held-out NSP accuracy"]]  # fmt: skip
+    for name, curve in found_by(records, "curve").items():
+        half = len(curve["tokens"]) // 2 - 1  # kernels are compiled and chosen before
         rate = (curve["tokens"][-1] - curve["tokens"][half]) / (curve["seconds"][-1] - curve["seconds"][half])
-        lines.append(
-            f"| {name} | {curve['seconds'][-1]:.0f} | {rate:,.0f} | {curve['held_out_mlm_loss'][-1]:.4f} "
-            f"| {curve['held_out_nsp_accuracy'][-1]:.2%} |"
-        )
-    lines += ["", "| task | metric | pretrained | untrained | baseline |", "| --- | --- | --- | --- | --- |"]
-    for task, models in scores.items():
-        for metric, found in models["pretrained"].items():
-            cells = [_with_error(found), _with_error(models["untrained"][metric]), f"{found['baseline'] or 0:.1f}"]
-            lines.append(f"| {task} | {metric} | {' | '.join(cells)} |")
-    return lines
+        curves.append([
+            name, f"{len(curve['tokens']):,}", f"{curve['tokens'][-1] / 1e6:.1f}", f"{curve['seconds'][-1]:.0f}",
+            f"{rate:,.0f}", _last(curve, "mlm_loss", ".4f"), _last(curve, "nsp_accuracy", ".2%"),
+        ])  # fmt: skip
+    scores = [
+        [task, metric, _with_error(found), _with_error(models["untrained"][metric]), f"{found['baseline'] or 0:.1f}"]
+        for task, models in found_by(records, "fine-tuning").items()
+        for metric, found in models["pretrained"].items()
+    ]
+    tables = [markdown(curves, range(1, 7))]
+    if scores:
+        tables.append(markdown([["task", "metric", "pretrained", "untrained", "baseline"], *scores], (2, 3, 4)))
+    if lost := missing(records):
+        tables.append(markdown([["failed", "", "why"], *lost]))
+    return "\n".join([text, *tables])
+
+
+def _last(curve: dict[str, list[float]], name: str, form: str) -> str:
+    """The last held-out figure, and after how many steps."""
+    figures = curve[f"held_out_{name}"]
+    return f"{figures[-1]:{form}} (step {curve['held_out_steps'][-1]:,})" if figures else ""
 
 
 def _with_error(figure: dict[str, Any]) -> str:
@@ -187,7 +204,7 @@ def _with_error(figure: dict[str, Any]) -> str:
     return f"{figure['value']:.1f}{error}"
 
 
-def draw(curves: dict[str, dict[str, list[float]]], path: Path) -> None:
+def draw(curves: dict[str, dict[str, list[float]]], path: Path) -> str:
     """Training and held-out losses against tokens, and held-out ones against seconds."""
     import matplotlib as mpl
 
@@ -195,7 +212,7 @@ def draw(curves: dict[str, dict[str, list[float]]], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, panels = plt.subplots(1, 3, figsize=(14, 4), layout="constrained")
-    for (name, curve), style in zip(curves.items(), ("-", "--"), strict=True):
+    for (name, curve), style in zip(curves.items(), ("--", "-"), strict=False):
         window = min(50, len(curve["loss"]))
         smooth = torch.tensor(curve["loss"]).unfold(0, window, 1).mean(dim=1).tolist()
         millions = [tokens / 1e6 for tokens in curve["tokens"]]
@@ -211,23 +228,34 @@ def draw(curves: dict[str, dict[str, list[float]]], path: Path) -> None:
         axes.legend()
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return path.name
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shards", type=lambda text: Path(text).resolve(), required=True)
-    parser.add_argument("--data", type=Path, required=True, help="folder of GLUE")
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--shards", type=_absolute, required=True)
+    parser.add_argument("--data", type=_absolute, required=True, help="folder of the data sets, GLUE among them")
+    parser.add_argument("--output", type=_absolute, required=True)
+    parser.add_argument("--work", type=_absolute, help="where the weights and logs go (default: OUTPUT)")
     parser.add_argument("--size", choices=sorted(SIZES), default="base")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--seconds", type=float, default=240.0, help="of the peer's training")
-    parser.add_argument("--end", type=float, default=570.0, help="seconds from the start when fine-tuning ends")
+    parser.add_argument("--seconds", type=float, default=150.0, help="of the peer's training")
+    parser.add_argument("--end", type=float, default=570.0, help="seconds after the start when all has ended")
     parser.add_argument("--limit", type=int, help="take so many examples of each task, to try it out")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.work = (arguments.work or arguments.output) / "gpu_curve_work"
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch finds no GPU here; --device cpu --size demo shows that the script works")
+    try:
+        arguments.shards = ShardDirectory(arguments.shards)
+    except ShardError as error:
+        parser.error(str(error))
+    return arguments
+
+
+def _absolute(path: str) -> Path:
+    """Programs are started from the checkout."""
+    return Path(path).resolve()
 
 
 if __name__ == "__main__":

@@ -1,60 +1,83 @@
-"""BERT-LARGE on one GPU: correctness, the ladder of measures, the peers, and where the time of a step goes.
+"""BERT-LARGE on one GPU: the ladder of measures beside its peers, where the time of a step goes, and correctness.
 
-    python benchmarks/gpu_pretrain.py --shards shards/ --output gpu/       # under 8 minutes on an H200
+    python benchmarks/gpu_pretrain.py --shards shards/ --output gpu-128/ --lengths 128 --batches 256
+    python benchmarks/gpu_pretrain.py --shards shards/ --output gpu-512/ --lengths 512 --batches 64
 
-Everything trains through the trainer's own engine and loader on real shards of 128 and 512 tokens (`beam run
-preprocessing/make_shards.py ... --sequence-lengths 128 512`). The peers are transformers' BertForPreTraining with SDPA,
-padded, in a DeepSpeed engine of the same settings, plain and by torch.compile. Rates count real tokens; TFLOP/s by
-trainer.metrics.training_flops; the ceiling is a bf16 product of 8192^3 in the same run. OUTPUT/gpu.md has the tables,
-OUTPUT/gpu.json the figures. `--device cpu --size demo` shows that the script works where there is no GPU.
+Each command should take five to seven minutes on an H200, most of them for torch.compile. Everything trains through the
+trainer's own engine and loader on real shards (`beam run preprocessing/make_shards.py ... --sequence-lengths 128 512`).
+The peers are transformers' BertForPreTraining with SDPA, padded, in a DeepSpeed engine of the same settings, plain and
+by torch.compile. Rates count real tokens; TFLOP/s by trainer.metrics.training_flops; the ceiling is a bf16 product of
+8192^3 in the same run.
+
+OUTPUT/gpu.md has the tables, OUTPUT/gpu.json the figures. Both are written anew after each part; a part that fails or
+that --end leaves no time for is named there, the others go on, and the exit code is 1. `--device cpu --size demo` shows
+that the script works where there is no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path = [str(ROOT), *(folder for folder in sys.path if Path(folder).name != "benchmarks")]
-
-from benchmarks import transformers_pretraining as transformers_model
-from benchmarks.gpu_predictions import BEST, LADDER, Row, predict
-from preprocessing.schema import ShardDirectory
-from trainer.config import Recipe, load_recipe, resolve_deepspeed
-from trainer.data import Batch, SampleStream
-from trainer.engine import Engine, World, join_world, leave_world
+import transformers_pretraining as transformers_model
+from common import (
+    Parts,
+    copy_bandwidth,
+    deepspeed_config,
+    found_by,
+    missing,
+    recipe_of,
+    steps_of,
+    wait_for,
+)
+from eval.results import markdown
+from gpu_predictions import BEST, LADDER, PEER, Row, predict
+from preprocessing.schema import ShardDirectory, ShardError
+from trainer.attention import attention
+from trainer.config import Recipe
+from trainer.data import Batch
+from trainer.engine import Engine, World, join_world, leave_world, why_no_fp8
 from trainer.loading import StepReader, Steps
 from trainer.metrics import measure_ceiling, training_flops
-from trainer.model import EMPTY_SLOT, BertForPreTraining, Losses, pretraining_losses
+from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, Losses, pretraining_losses
 from trainer.optim import build_optimizer, parameter_groups
+from trainer.packing import PackedTokens
+from trainer.settings import ConfigError
 
 SIZES = {
     "large": [],
     "demo": ["model.hidden_size=128", "model.num_hidden_layers=2", "model.num_attention_heads=2",
              "model.intermediate_size=512"],
 }  # fmt: skip
-Errors = dict[int, dict[str, dict[str, float]]]  # of a sequence length and a way: of the loss and of the gradient
 WARM_UP = 5  # steps, in which kernels are compiled and chosen
+TIMED = 5  # steps beside a profile
+COMPARED = 32  # samples at most of the comparison with float32, whose formula stores all
 
 
 @dataclass(frozen=True)
 class Measured:
     """Rates of a row; `wait` is the share of time that steps waited for the loader, `predicted` of tokens a second."""
 
-    name: str
+    row: str
     length: int
     dropout: str
     batch: int
+    steps: int
     sequences: float
     tokens: float
     predicted: float
@@ -65,8 +88,31 @@ class Measured:
     memory_gb: float
 
 
+@dataclass(frozen=True)
+class Bench:
+    """What all parts share: the data, the machine and its rates."""
+
+    shards: ShardDirectory
+    world: World
+    ceiling: float  # operations a second
+    bandwidth: float  # bytes a second
+    batches: dict[int, int]  # sequence length -> samples of a micro-batch
+    size: str
+    seconds: float  # of each row
+    workers: int
+
+    def recipe(self, row: Row, length: int, *settings: str, batch: int | None = None) -> Recipe:
+        """The recipe of a row."""
+        settings = (f"data.workers={self.workers}", *SIZES[self.size], *row.settings, *settings)
+        return recipe_of("bert_large.toml", self.shards, length, batch or self.batches[length], settings)
+
+    def steps(self, row: Row, recipe: Recipe) -> Steps:
+        """The batches of a row."""
+        return steps_of(recipe, self.shards, padded=row.peer)
+
+
 def main() -> None:
-    """Measure and write the tables."""
+    """Measure part after part."""
     arguments = _parse()
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1"),
                         ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29655")):  # fmt: skip
@@ -74,71 +120,101 @@ def main() -> None:
     if arguments.device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     arguments.output.mkdir(parents=True, exist_ok=True)
-    shards = ShardDirectory(arguments.shards)
     world = join_world(threads=0)
-    ceiling = measure_ceiling(world.device, torch.bfloat16)
-    bandwidth = copy_bandwidth(world.device)
-    errors = {length: compare_with_reference(shards, length, arguments, world) for length in arguments.lengths}
-    measured, profiles = [], {}
-    for length in arguments.lengths:
-        for row in LADDER:
-            found = measure(row, length, shards, arguments, world, (ceiling, bandwidth))
-            print(json.dumps(vars(found)), flush=True)
-            measured.append(found)
-        if world.device.type == "cuda":
-            profiles[length] = profile_step(BEST, length, shards, arguments, world)
-    text = "\n".join(_page(world, ceiling, bandwidth, errors, measured, profiles)) + "\n"
-    (arguments.output / "gpu.md").write_text(text, encoding="utf-8")
-    figures = {"ceiling": ceiling, "bandwidth": bandwidth, "errors": errors, "profiles": profiles,
-               "rows": [vars(found) for found in measured]}  # fmt: skip
-    (arguments.output / "gpu.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
-    print(text)
+    bench = Bench(
+        arguments.shards, world, measure_ceiling(world.device, torch.bfloat16), copy_bandwidth(world.device),
+        dict(zip(arguments.lengths, arguments.batches, strict=True)), arguments.size, arguments.seconds,
+        arguments.workers,
+    )  # fmt: skip
+    machine = torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU"
+    about = {"machine": machine, "torch": torch.__version__, "ceiling": bench.ceiling, "bandwidth": bench.bandwidth}
+    parts = Parts(arguments.output / "gpu", about, lambda records: page(about, records), arguments.end)
+    for kind, name, measure in all_parts(bench):
+        parts.run(kind, name, measure)
+    print(page(about, parts.records))
     leave_world()
+    sys.exit(not parts.complete)
 
 
-def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second read and written by a large copy."""
-    source = torch.zeros((1 << 30) if device.type == "cuda" else (1 << 26), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    seconds = []
-    for _ in range(6):
-        _wait(device)
-        began = time.perf_counter()
-        target.copy_(source)
-        _wait(device)
-        seconds.append(time.perf_counter() - began)
-    return 2 * source.numel() / min(seconds)
+def all_parts(bench: Bench) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+    """Kind, name and function of each part; what matters most comes first."""
+    yield "dropout", "of attention", partial(dropout_in_effect, bench.world.device)
+    for length in bench.batches:
+        for row in (BEST, PEER):
+            yield "row", f"{row.name}, {length} tokens", partial(train, row, length, bench)
+        for row in (BEST, PEER):
+            yield "profile", f"{row.name}, {length} tokens", partial(profile, row, length, bench)
+        yield "error", f"{length} tokens", partial(compare_with_float32, length, bench)
+        for row in LADDER:
+            if row not in (BEST, PEER):
+                yield "row", f"{row.name}, {length} tokens", partial(train, row, length, bench)
 
 
-def compare_with_reference(
-    shards: ShardDirectory, length: int, arguments: argparse.Namespace, world: World
-) -> dict[str, dict[str, float]]:
-    """Relative errors of loss and gradient in bfloat16 against float32's formula: of the fast path and of the formula.
+# --- Dropout and rounding ---
+
+
+def dropout_in_effect(device: torch.device, probability: float = 0.1) -> list[dict[str, Any]]:
+    """What attention drops by torch's choice of a kernel, without cuDNN's, and in the trainer, of bf16 with a mask.
+
+    All scores are equal and the values are the identity, so that the weights themselves come out, and zeros can be
+    counted: of 4 million weights, which tells 0.1 from 1/16 and from 1/8. Their mean, times their number, should be 1.
+    """
+    size, heads, width = 64, 16, 64
+    query = torch.zeros(size, heads, width, width, dtype=torch.bfloat16, device=device, requires_grad=True)
+    value = torch.eye(width, dtype=torch.bfloat16, device=device).expand(size, heads, width, width)
+    mask = torch.zeros(size, 1, 1, width, dtype=torch.bfloat16, device=device)
+    found = []
+
+    def note(way: str, weights: Tensor) -> None:
+        weights = weights.detach().double()
+        dropped, mean = float((weights == 0).double().mean()), float(weights.mean()) * width
+        found.append({"way": way, "asked": probability, "dropped": dropped, "mean": mean})
+
+    torch.manual_seed(1)
+    ids = torch.zeros(size * width, dtype=torch.int64)
+    packed = PackedTokens.from_flat(ids, ids, torch.full((size,), width)).to(device)
+    rows = query.transpose(1, 2).flatten(0, 1)  # [B*S, N, H]
+    note("trainer.attention", attention(rows, rows, value.transpose(1, 2).flatten(0, 1), packed, None, probability))
+    for cudnn in (True, False):
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)
+        backend = SDPBackend(torch._fused_sdp_choice(query, query, value, mask, probability)).name
+        way = f"SDPA{'' if cudnn else ' without cuDNN'}: {backend}"
+        note(way, F.scaled_dot_product_attention(query, query, value, mask, probability))
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    return found
+
+
+def compare_with_float32(length: int, bench: Bench) -> dict[str, Any]:
+    """Relative errors of loss and gradient in bfloat16 against float32's formula: of the fast ways and of the formula.
 
     Dropout is off, weights are random and large enough for every term to count, the batch is real text.
     """
-    recipe = _recipe(arguments, length, *BEST.settings, "model.hidden_dropout_prob=0.0")
-    batch = _steps(recipe, shards, world)[0][0].to(world.device)
-    model = BertForPreTraining(recipe.model, seed=3).to(world.device)
+    batch_size = min(COMPARED, bench.batches[length])
+    recipe = bench.recipe(BEST, length, "model.hidden_dropout_prob=0.0", batch=batch_size)
+    batch = bench.steps(BEST, recipe)[0][0].to(bench.world.device)
+    model = BertForPreTraining(recipe.model, seed=3).to(bench.world.device)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2.0).copy_(parameter.bfloat16())
     with mock.patch("trainer.attention._fastest", return_value="reference"):
         exact = _loss_and_gradient(model, batch)
         plain = _loss_and_gradient(model.bfloat16(), batch)
+    with mock.patch("trainer.attention._fastest", return_value="sdpa"):
+        padded = _loss_and_gradient(model, batch)
     fast = _loss_and_gradient(model, batch)
     for layer in model.bert.layers:
         layer.compile()
     compiled = _loss_and_gradient(model, batch, torch.compile(pretraining_losses))
-    ways = {"fast path, bfloat16": fast, "fast path, compiled": compiled,
+    ways = {"fast path, bfloat16": fast, "fast path, compiled": compiled, "SDPA with dropout 0, bfloat16": padded,
             "the formula, bfloat16": plain}  # fmt: skip
-    return {
-        name: {
+    errors = {
+        way: {
             "loss": abs(float(loss) / float(exact[0]) - 1),
             "gradient": float((gradient - exact[1]).norm() / exact[1].norm()),
         }
-        for name, (loss, gradient) in ways.items()
+        for way, (loss, gradient) in ways.items()
     }
+    return {"length": length, "samples": batch_size, "errors": errors}
 
 
 def _loss_and_gradient(
@@ -153,62 +229,105 @@ def _loss_and_gradient(
     return loss.detach(), torch.cat(gradients)
 
 
-def measure(
-    row: Row, length: int, shards: ShardDirectory, arguments: argparse.Namespace, world: World,
-    rates: tuple[float, float],
-) -> Measured:  # fmt: skip
-    """Train for some seconds, after some steps that don't count; rates are those of a product and of a copy."""
-    recipe = _recipe(arguments, length, *row.settings)
-    (phase,) = recipe.phases
-    if world.device.type == "cuda":
-        torch.cuda.empty_cache()
+# --- Training ---
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step had to do.
+
+    Attributes:
+        lengths: [samples], real tokens of each.
+        predictions: over all samples, those that only fill up left out.
+        slots: tokens that were computed, padding included.
+    """
+
+    lengths: Tensor
+    predictions: int
+    slots: int
+
+    def flops(self, config: BertConfig) -> float:
+        """See training_flops."""
+        return training_flops(config, self.lengths, self.predictions)
+
+
+def work_of(batches: list[Batch]) -> Work:
+    """What a step has to do."""
+    slots = (
+        batch.inputs["input_ids"] if isinstance(batch, transformers_model.PaddedBatch) else batch.tokens.input_ids
+        for batch in batches
+    )
+    return Work(
+        torch.cat([batch.lengths for batch in batches]),
+        sum(int((batch.mlm_labels != EMPTY_SLOT).sum()) for batch in batches),
+        sum(each.numel() for each in slots),
+    )
+
+
+def train(row: Row, length: int, bench: Bench) -> dict[str, Any]:
+    """Train a row for some seconds, after some steps that don't count."""
+    recipe = bench.recipe(row, length)
+    if bench.world.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    trainer = Peer(recipe, row.compiled, world) if row.peer else Ours(recipe, world)
-    reader = StepReader(_steps(recipe, shards, world, padded=row.peer), 0, phase.steps, arguments.workers)
-    sequences = tokens = slots = flops = waited = foretold = 0.0
-    began = last = time.perf_counter()
+    with (
+        closing(trainer_of(row, recipe, bench.world)) as trainer,
+        closing(StepReader(bench.steps(row, recipe), 0, recipe.last_step, recipe.data.workers)) as reader,
+    ):
+        steps, took, waited = time_steps(trainer, reader, bench.seconds)
+    memory = torch.cuda.max_memory_allocated() if bench.world.device.type == "cuda" else 0
+    model, works = recipe.model, [work_of(batches) for batches in steps]
+    lengths = torch.cat([work.lengths for work in works])
+    tokens, rate = float(lengths.sum()), sum(work.flops(model) for work in works) / took
+    foretold = sum(
+        sum(predict(model, row, work.lengths, length, work.predictions, bench.ceiling, bench.bandwidth).values())
+        for work in works
+    )
+    measured = Measured(
+        row.name, length, f"{model.hidden_dropout_prob:g} / {model.attention_probs_dropout_prob:g}",
+        bench.batches[length], len(steps), len(lengths) / took, tokens / took, tokens / foretold, rate / 1e12,
+        rate / bench.ceiling, 1 - tokens / sum(work.slots for work in works), waited / took, memory / 1e9,
+    )  # fmt: skip
+    return asdict(measured)
+
+
+def time_steps(trainer: Ours | Peer, reader: StepReader, seconds: float) -> tuple[list[list[Batch]], float, float]:
+    """The steps of so many seconds, how long they took, and how much of that they waited for the loader.
+
+    The time begins when WARM_UP steps are done, and again after each step in which torch.compile made a graph: batches
+    differ in shape, and minutes of compiling in seconds of training would be all that is measured.
+    """
+    steps: list[list[Batch]] = []
+    waited, began, compiled = 0.0, time.perf_counter(), graphs_compiled()
+    last = began
     for number, batches in enumerate(reader):
-        waiting = time.perf_counter() - last
+        waited += time.perf_counter() - last
         trainer.step(number, batches, reader.read_ahead)
         last = time.perf_counter()
-        if number < WARM_UP:
-            began = last
-            continue
-        lengths = torch.cat([batch.lengths for batch in batches])
-        sequences += len(lengths)
-        tokens += float(lengths.sum())
-        slots += sum(
-            batch.tokens.longest * len(batch.indices) if row.peer else len(batch.tokens.input_ids) for batch in batches
-        )
-        predictions = sum(len(batch.mlm_labels) for batch in batches)
-        flops += training_flops(recipe.model, lengths, predictions)
-        foretold += sum(predict(recipe.model, row, lengths, length, predictions, *rates).values())
-        waited += waiting
-        if last - began > arguments.seconds:
+        steps.append(batches)
+        if number < WARM_UP or graphs_compiled() != compiled:
+            steps, waited, began, compiled = [], 0.0, last, graphs_compiled()
+        elif last - began > seconds:
             break
-    took = last - began
-    reader.close()
-    trainer.close()
-    memory = torch.cuda.max_memory_allocated() if world.device.type == "cuda" else 0
-    model = recipe.model
-    return Measured(
-        row.name, length, f"{model.hidden_dropout_prob:g} / {model.attention_probs_dropout_prob:g}",
-        phase.micro_batch_size, sequences / took, tokens / took, tokens / foretold, flops / took / 1e12,
-        flops / took / rates[0],
-        1 - tokens / slots, waited / took, memory / 1e9,
-    )  # fmt: skip
+    return steps, last - began, waited
+
+
+def graphs_compiled() -> int:
+    """By torch.compile in this process, so far."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 class Ours:
     """The trainer's engine."""
 
     def __init__(self, recipe: Recipe, world: World) -> None:
-        config = resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], world.size)
         train = recipe.train
+        if train.fp8 and (reason := why_no_fp8()):
+            raise ConfigError(f"train.fp8: {reason}")
         self._recipe = recipe
         self._engine = Engine(
-            recipe.model, recipe.optimizer, config, train.seed, world, compile_layers=train.compile, fp8=train.fp8
-        )
+            recipe.model, recipe.optimizer, deepspeed_config(recipe, world), train.seed, world,
+            compile_layers=train.compile, fp8=train.fp8,
+        )  # fmt: skip
 
     def step(self, number: int, batches: list[Batch], meanwhile: Callable[[], None]) -> None:
         """One update."""
@@ -227,24 +346,26 @@ class Peer:
     def __init__(self, recipe: Recipe, compiled: bool, world: World) -> None:
         import deepspeed
 
+        torch.backends.cuda.enable_cudnn_sdp(False)  # as the trainer, for it may drop 1/16 where 0.1 is asked for
         model = transformers_model.build(recipe.model, recipe.train.seed)
-        config = resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], world.size)
         self._recipe, self._device = recipe, world.device
         self._optimizer = build_optimizer(parameter_groups(model, recipe.optimizer.weight_decay), recipe.optimizer)
         self._engine, *_ = deepspeed.initialize(
-            model=torch.compile(model) if compiled else model, optimizer=self._optimizer, config=config
-        )
+            model=torch.compile(model) if compiled else model, optimizer=self._optimizer,
+            config=deepspeed_config(recipe, world),
+        )  # fmt: skip
 
     def step(self, number: int, batches: list[Batch], meanwhile: Callable[[], None]) -> None:
         """One update."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._recipe.learning_rate(number)
-        for batch in batches:
+        for place, batch in enumerate(batches):
             assert isinstance(batch, transformers_model.PaddedBatch)
             loss = self._engine(**batch.inputs_on(self._device)).loss
+            if place == len(batches) - 1:
+                meanwhile()  # as ours does
             self._engine.backward(loss)
             self._engine.step()
-        meanwhile()
         loss.item()  # as ours ends its step
 
     def close(self) -> None:
@@ -252,104 +373,125 @@ class Peer:
         self._engine.destroy()
 
 
-KINDS = (  # of kernels, by a part of their name
+def trainer_of(row: Row, recipe: Recipe, world: World) -> Ours | Peer:
+    """What a row trains with."""
+    return Peer(recipe, row.compiled, world) if row.peer else Ours(recipe, world)
+
+
+# --- Where the time of a step goes ---
+
+KINDS = (  # of kernels, by parts of their names; the first that fits: attention's are made of CUTLASS too
+    ("communication", ("nccl",)),
+    ("attention", ("flash", "fmha", "sdpa")),
+    ("losses", ("log_softmax", "logsoftmax", "nll_loss")),
     ("matrix products", ("gemm", "cutlass", "nvjet", "cublas", "xmma")),
-    ("attention", ("flash", "fmha", "attention", "softmax")),
     ("optimizer", ("adam", "multi_tensor", "foreach", "lamb")),
     ("copies", ("memcpy", "memset")),
 )
 
 
-def profile_step(
-    row: Row, length: int, shards: ShardDirectory, arguments: argparse.Namespace, world: World
-) -> dict[str, float]:
-    """Milliseconds of one step by kind of kernel; "launch gaps" is when the GPU had nothing to do."""
-    recipe = _recipe(arguments, length, *row.settings)
-    trainer, steps = Ours(recipe, world), _steps(recipe, shards, world)
-    for number in range(WARM_UP):
-        trainer.step(number, steps[number], _nothing)
-    batches = steps[WARM_UP]
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        _wait(world.device)
-        began = time.perf_counter()
-        trainer.step(WARM_UP, batches, _nothing)
-        _wait(world.device)
-        took = time.perf_counter() - began
-    milliseconds: dict[str, float] = {}
-    for event in profile.key_averages():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            name = event.key.lower()
-            kind = next((kind for kind, parts in KINDS if any(part in name for part in parts)), "elementwise")
-            milliseconds[kind] = milliseconds.get(kind, 0.0) + event.self_device_time_total / 1e3
-    trainer.close()
-    return {**milliseconds, "launch gaps": 1e3 * took - sum(milliseconds.values()), "step": 1e3 * took}
+def kind_of(kernel: str) -> str:
+    """What a kernel is for, by its name."""
+    name = kernel.lower()
+    return next((kind for kind, parts in KINDS if any(part in name for part in parts)), "elementwise")
 
 
-def _recipe(arguments: argparse.Namespace, length: int, *settings: str) -> Recipe:
-    batch = arguments.batches[arguments.lengths.index(length)]
-    predictions = -(-length * 15 // 100)
-    phase = (f"{{sequence_length={length}, steps=100000, global_batch_size={batch}, micro_batch_size={batch}, "
-             f"max_predictions={predictions}}}")  # fmt: skip
-    vocabulary = ShardDirectory(arguments.shards).manifest.vocabulary.size
-    base = [f"model.vocab_size={vocabulary}", f"phases=[{phase}]", f"data.workers={arguments.workers}"]
-    return load_recipe(ROOT / "trainer" / "recipes" / "bert_large.toml", [*base, *SIZES[arguments.size], *settings])
+def kernel_times(events: Any) -> dict[str, float]:
+    """Milliseconds by kernel, of a profile's averages.
+
+    Annotations, such as of a compiled graph or of the optimizer, span kernels that are there themselves.
+    """
+    on_device = (event for event in events if event.device_type == torch.autograd.DeviceType.CUDA)
+    return {event.key: event.self_device_time_total / 1e3 for event in on_device if not event.is_user_annotation}
+
+
+def by_kind(kernels: Mapping[str, float]) -> dict[str, float]:
+    """Milliseconds by kind, the most first."""
+    kinds: dict[str, float] = {}
+    for kernel, milliseconds in kernels.items():
+        kinds[kind_of(kernel)] = kinds.get(kind_of(kernel), 0.0) + milliseconds
+    return dict(sorted(kinds.items(), key=lambda item: -item[1]))
+
+
+def profile(row: Row, length: int, bench: Bench) -> dict[str, Any]:
+    """Milliseconds of one step by kind of kernel, of steps that were not profiled, and attention's kernels by name."""
+    recipe, device = bench.recipe(row, length), bench.world.device
+    steps = bench.steps(row, recipe)
+    batches = [steps[number] for number in range(WARM_UP + TIMED + 2)]
+    milliseconds = []
+    with closing(trainer_of(row, recipe, bench.world)) as trainer:
+        for number in range(WARM_UP + TIMED):
+            wait_for(device)
+            began = time.perf_counter()
+            trainer.step(number, batches[number], _nothing)
+            wait_for(device)
+            milliseconds.append(1e3 * (time.perf_counter() - began))
+        # The first profiled step pays for the profiler's own start, and does not count.
+        with torch.profiler.profile(schedule=torch.profiler.schedule(wait=0, warmup=1, active=1)) as profiler:
+            trainer.step(WARM_UP + TIMED, batches[-2], _nothing)
+            wait_for(device)
+            profiler.step()
+            trainer.step(WARM_UP + TIMED + 1, batches[-1], _nothing)
+            wait_for(device)
+        kernels = kernel_times(profiler.key_averages())
+    return {
+        "row": row.name, "length": length, "step": statistics.median(milliseconds[WARM_UP:]), "kinds": by_kind(kernels),
+        "attention": [kernel for kernel in kernels if kind_of(kernel) == "attention"],
+    }  # fmt: skip
 
 
 def _nothing() -> None:
     """Every batch is here already."""
 
 
-def _steps(recipe: Recipe, shards: ShardDirectory, world: World, padded: bool = False) -> Steps:
-    (phase,) = recipe.phases
-    stream = SampleStream(
-        shards, "train", phase.sequence_length, seed=recipe.train.seed, max_predictions=phase.max_predictions,
-        masking=recipe.masking, data=replace(recipe.data, workers=0),
-    )  # fmt: skip
-    kind = transformers_model.PaddedSteps if padded else Steps
-    return kind(stream, phase.global_batch_size, phase.micro_batch_size, world.rank, world.size)
+# --- The page ---
 
 
-def _page(
-    world: World, ceiling: float, bandwidth: float, errors: Errors, measured: list[Measured],
-    profiles: dict[int, dict[str, float]],
-) -> Iterator[str]:  # fmt: skip
-    machine = torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU"
-    yield f"{machine}, torch {torch.__version__}: {ceiling / 1e12:.3g} TFLOP/s of bf16 products (100 %), "
-    yield f"{bandwidth / 1e9:,.0f} GB/s of copying."
-    yield ""
-    yield "| tokens | error against float32 | loss | gradient, norm of the difference |"
-    yield "| --- | --- | --- | --- |"
-    for length, ways in errors.items():
-        for name, error in ways.items():
-            yield f"| {length} | {name} | {error['loss']:.1e} | {error['gradient']:.1e} |"
-    yield ""
+def page(about: dict[str, Any], records: list[dict[str, Any]]) -> str:
+    """All tables, of what there is."""
+    return "\n".join(_sections(about, records))
+
+
+def _sections(about: dict[str, Any], records: list[dict[str, Any]]) -> Iterator[str]:
     yield (
-        "| | tokens | dropout | batch | seq/s | real tokens/s | predicted | TFLOP/s | of the ceiling | padding "
-        "| data wait | GB |"
+        f"{about['machine']}, torch {about['torch']}: {about['ceiling'] / 1e12:.3g} TFLOP/s of bf16 products (100 %), "
+        f"{about['bandwidth'] / 1e9:,.0f} GB/s of copying.\n"
     )
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
-    for row in measured:
-        yield (
-            f"| {row.name} | {row.length} | {row.dropout} | {row.batch} | {row.sequences:,.0f} | {row.tokens:,.0f} "
-            f"| {row.predicted:,.0f} | {row.tflops:.3g} | {row.ceiling:.1%} | {row.padding:.1%} | {row.wait:.1%} "
-            f"| {row.memory_gb:.1f} |"
-        )
-    for length, profile in profiles.items():
-        yield from (
-            "",
-            f"One step of {length} tokens, milliseconds:",
-            "",
-            "| what | ms | share |",
-            "| --- | --- | --- |",
-        )
-        for kind, milliseconds in profile.items():
-            yield f"| {kind} | {milliseconds:.1f} | {milliseconds / profile['step']:.1%} |"
+    order = [row.name for row in LADDER]
+    rows = sorted(found_by(records, "row").values(), key=lambda row: (row["length"], order.index(row["row"])))
+    if rows:
+        names = ("", "tokens", "dropout", "batch", "steps", "seq/s", "real tokens/s", "predicted", "TFLOP/s",
+                 "of the ceiling", "padding", "data wait", "GB")  # fmt: skip
+        yield markdown([names, *map(_row, rows)], range(1, len(names)))
+    for found in found_by(records, "profile").values():
+        yield f"One step, {found['row']}, {found['length']} tokens, of a profile:\n"
+        total, step = sum(found["kinds"].values()), found["step"]
+        sums = {"all kernels": total, "the step, not profiled": step, "difference": step - total}
+        table = {**found["kinds"], **sums}
+        lines = [[what, f"{ms:.1f}", f"{ms / step:.1%}"] for what, ms in table.items()]
+        yield markdown([["what", "ms", "share"], *lines], (1, 2))
+        yield "Attention's kernels: " + (", ".join(f"`{name[:90]}`" for name in found["attention"]) or "none") + "\n"
+    for found in found_by(records, "dropout").values():
+        lines = [[one["way"], f"{one['asked']:g}", f"{one['dropped']:.4f}", f"{one['mean']:.4f}"] for one in found]
+        yield markdown([["dropout of attention's weights", "asked for", "dropped", "mean weight"], *lines], (1, 2, 3))
+    compared = [
+        [str(found["length"]), way, f"{error['loss']:.1e}", f"{error['gradient']:.1e}"]
+        for found in found_by(records, "error").values()
+        for way, error in found["errors"].items()
+    ]
+    if compared:
+        names = ("tokens", "error against float32", "loss", "gradient, norm of the difference")
+        yield markdown([names, *compared], (0, 2, 3))
+    if lost := missing(records):
+        yield markdown([["not measured", "", "why"], *lost])
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def _row(row: dict[str, Any]) -> list[str]:
+    return [
+        row["row"], str(row["length"]), row["dropout"], str(row["batch"]), str(row["steps"]),
+        f"{row['sequences']:,.0f}", f"{row['tokens']:,.0f}", f"{row['predicted']:,.0f}", f"{row['tflops']:.3g}",
+        f"{row['ceiling']:.1%}", f"{row['padding']:.1%}", f"{row['wait']:.1%}", f"{row['memory_gb']:.1f}",
+    ]  # fmt: skip
 
 
 def _parse() -> argparse.Namespace:
@@ -358,13 +500,27 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--size", choices=sorted(SIZES), default="large")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512])
-    parser.add_argument(
-        "--batches", type=int, nargs="+", default=[256, 64], help="samples of a micro-batch, per length"
-    )
-    parser.add_argument("--seconds", type=float, default=12.0, help="of each row")
+    parser.add_argument("--lengths", type=int, nargs="+", required=True, help="of sequences, in tokens")
+    parser.add_argument("--batches", type=int, nargs="+", required=True, help="samples of a micro-batch, per length")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each row")
     parser.add_argument("--workers", type=int, default=4, help="loader processes")
-    return parser.parse_args()
+    parser.add_argument(
+        "--end", type=float, default=500.0, help="seconds from the start when no part is begun any more"
+    )
+    arguments = parser.parse_args()
+    if len(arguments.lengths) != len(arguments.batches):
+        parser.error("--batches: as many as --lengths")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch finds no GPU here; --device cpu --size demo shows that the script works")
+    try:
+        arguments.shards = ShardDirectory(arguments.shards)
+    except ShardError as error:
+        parser.error(str(error))
+    for length in arguments.lengths:
+        if length not in arguments.shards.manifest.sequence_lengths:
+            parser.error(f"{arguments.shards.path}: no pairs of {length} tokens, only of "
+                         f"{arguments.shards.manifest.sequence_lengths}")  # fmt: skip
+    return arguments
 
 
 if __name__ == "__main__":

@@ -7,16 +7,13 @@ The gradient is like that of word embeddings: 30,522 rows of 1,024 whose sizes d
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-sys.path = [str(Path(__file__).parents[1]), *(folder for folder in sys.path if Path(folder).name != "benchmarks")]
-
+from eval.results import markdown
 from trainer.gradients import total_norm
 
 WAYS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -33,7 +30,7 @@ def main() -> None:
     torch.manual_seed(0)
     gradient = torch.randn(30522, 1024) * torch.exp(3 * torch.randn(30522, 1))
     exact = float(gradient.double().norm())
-    print("| way | ms | relative error |\n| --- | --- | --- |")
+    table = [["way", "ms", "relative error"]]
     for name, way in WAYS.items():
         seconds = []
         for _ in range(9):
@@ -41,7 +38,8 @@ def main() -> None:
             found = float(way(gradient))
             seconds.append(time.perf_counter() - began)
         error = "" if "extremes" in name else f"{abs(found / exact - 1):.0e}"
-        print(f"| {name} | {1e3 * min(seconds):.1f} | {error} |")
+        table.append([name, f"{1e3 * min(seconds):.1f}", error])
+    print(markdown(table, (1, 2)))
 
 
 if __name__ == "__main__":

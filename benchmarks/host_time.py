@@ -12,22 +12,18 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-sys.path = [str(Path(__file__).parents[1]), *(folder for folder in sys.path if Path(folder).name != "benchmarks")]
-
+from common import deepspeed_config, recipe_of, steps_of
+from eval.results import markdown
 from preprocessing.schema import ShardDirectory
-from trainer.config import Recipe, load_recipe, resolve_deepspeed
-from trainer.data import SampleStream
 from trainer.engine import Engine, join_world, leave_world
 from trainer.gradients import take_norm_once
-from trainer.loading import StepReader, Steps
+from trainer.loading import StepReader
 
-ROOT = Path(__file__).resolve().parent.parent
 NARROW = ("model.hidden_size=16", "model.num_attention_heads=1", "model.intermediate_size=16")
 WARM_UP, STEPS = 10, 60
 
@@ -43,24 +39,26 @@ def main() -> None:
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29677", "DS_ACCELERATOR": "cpu"}  # fmt: skip
     world = join_world(threads=1)
-    print("| | forward | backward | update |\n| --- | --- | --- | --- |")
+    table = [["", "forward", "backward", "update"]]
     for name, change in (("DeepSpeed's norms", _no_change), ("one norm", take_norm_once)):
-        recipe = _recipe(shards, 2, widths)
+        recipe = recipe_of("bert_large.toml", shards, 128, 2, widths)
         with mock.patch("trainer.engine.take_norm_once", change):
-            config = resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], 1)
-            engine = Engine(recipe.model, recipe.optimizer, config, 1, world)
+            engine = Engine(recipe.model, recipe.optimizer, deepspeed_config(recipe, world), 1, world)
         found = []
-        for number, batches in enumerate(StepReader(_steps(recipe, shards), 0, steps, workers=0)):
+        for number, batches in enumerate(StepReader(steps_of(recipe, shards), 0, steps, workers=0)):
             totals = engine.count_step(batches, stop=False)
             found.append(engine.train_step(number, list(enumerate(batches)), totals, 1e-4))
-        parts = [
-            [metrics[f"{part}_seconds"] for metrics in found[WARM_UP:]] for part in ("forward", "backward", "update")
-        ]
-        print(f"| {name} | {' | '.join(f'{1e3 * statistics.median(part):.1f}' for part in parts)} |")
+        parts = (
+            statistics.median(metrics[f"{part}_seconds"] for metrics in found[WARM_UP:])
+            for part in ("forward", "backward", "update")
+        )
+        table.append([name, *(f"{1e3 * seconds:.1f}" for seconds in parts)])
         engine.close()
-    print("\n| a step of 256 sequences of 128 | ms |\n| --- | --- |")
+    print(markdown(table, (1, 2, 3)))
+    table = [["a step of 256 sequences of 128", "ms"]]
     for ahead in (False, True):
-        reader, seconds = StepReader(_steps(_recipe(shards, 256, NARROW), shards), 0, STEPS, workers=1), []
+        recipe = recipe_of("bert_large.toml", shards, 128, 256, NARROW)
+        reader, seconds = StepReader(steps_of(recipe, shards), 0, STEPS, workers=1), []
         for _ in range(STEPS):
             if ahead:
                 reader.read_ahead()
@@ -68,26 +66,14 @@ def main() -> None:
             began = time.perf_counter()
             next(reader)
             seconds.append(time.perf_counter() - began)
-        print(f"| unpacked {'while the device computes' if ahead else 'when it is due'} "
-              f"| {1e3 * statistics.median(seconds[WARM_UP:]):.2f} |")  # fmt: skip
+        when = "while the device computes" if ahead else "when it is due"
+        table.append([f"unpacked {when}", f"{1e3 * statistics.median(seconds[WARM_UP:]):.2f}"])
+    print(markdown(table, (1,)))
     leave_world()
 
 
 def _no_change(_: Any) -> None:
     """The update as DeepSpeed makes it."""
-
-
-def _recipe(shards: ShardDirectory, batch: int, widths: tuple[str, ...]) -> Recipe:
-    phase = (f"{{sequence_length=128, steps=100000, global_batch_size={batch}, micro_batch_size={batch}, "
-             "max_predictions=20}")  # fmt: skip
-    vocabulary = f"model.vocab_size={shards.manifest.vocabulary.size}"
-    return load_recipe(ROOT / "trainer" / "recipes" / "bert_large.toml", [*widths, vocabulary, f"phases=[{phase}]"])
-
-
-def _steps(recipe: Recipe, shards: ShardDirectory) -> Steps:
-    (phase,) = recipe.phases
-    stream = SampleStream(shards, "train", 128, seed=1, max_predictions=20, masking=recipe.masking, data=recipe.data)
-    return Steps(stream, phase.global_batch_size, phase.micro_batch_size, rank=0, world=1)
 
 
 if __name__ == "__main__":

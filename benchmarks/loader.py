@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
-
-sys.path = [folder for folder in sys.path if Path(folder).name != "benchmarks"]  # its preprocessing.py is another
 
 from preprocessing.schema import ShardDirectory
 from trainer.data import DataConfig, SampleStream

@@ -1,6 +1,6 @@
 """Peak memory of the preprocessing job, by the size of its input.
 
-    python -m benchmarks.preprocessing_memory 'books/*.txt' --vocab vocab.txt [--sizes 0.25 0.5 1] [--workers 2]
+    python benchmarks/preprocessing_memory.py 'books/*.txt' --vocab vocab.txt [--sizes 0.25 0.5 1] [--workers 2]
 
 Real text is repeated and perturbed (some words of every paragraph become others, so that nothing is a duplicate) to
 the asked sizes in GB, as JSON lines, each in one file and in one file for each worker. Measured is anonymous memory

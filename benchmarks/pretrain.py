@@ -21,16 +21,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
 
-sys.path = [str(Path(__file__).parents[1]), *(folder for folder in sys.path if Path(folder).name != "benchmarks")]
-
-import deepspeed
-
-from benchmarks import transformers_pretraining as transformers_model
+import transformers_pretraining as transformers_model
+from common import copy_bandwidth
+from eval.results import markdown
 from preprocessing.schema import ShardDirectory
 from trainer.data import Batch, DataConfig, SampleStream
 from trainer.engine import World, join_world, leave_world
@@ -84,7 +83,7 @@ def main() -> None:
     if shards.manifest.vocabulary.size > config.vocab_size:
         sys.exit(f"{arguments.size} has {config.vocab_size:,} words, the shards {shards.manifest.vocabulary.size:,}")
     dtype = torch.bfloat16 if arguments.precision == "bf16" else torch.float32
-    rates = measure_ceiling(world.device, dtype), copy_rate()
+    rates = measure_ceiling(world.device, dtype), copy_bandwidth(world.device)
     passes, floors = [], []
     for theirs in (True, False, True):  # one engine at a time, as two of BERT-LARGE take 20 GB
         rows = [row for row in ROWS if row.theirs == theirs]
@@ -103,8 +102,7 @@ def main() -> None:
             np.vstack([(before + after) / 2, ours]), np.array(work) + min(floors), tokens,
             min(floors), float(np.median(after / before)) - 1,
         )  # fmt: skip
-        for line in table(arguments, measured, world.size, rates):
-            print(line)
+        print(table(arguments, measured, world.size, rates))
     leave_world()
 
 
@@ -250,19 +248,7 @@ def predict(
     return 3 * (flops / rates[0] + elements * width / rates[1])
 
 
-def copy_rate() -> float:
-    """Bytes a second that one thread reads or writes in a large copy."""
-    source = torch.zeros(64 << 20, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    rounds = []
-    for _ in range(8):
-        began = time.perf_counter()
-        target.copy_(source)
-        rounds.append(time.perf_counter() - began)
-    return 2 * source.numel() / min(rounds)
-
-
-def table(arguments: argparse.Namespace, measured: Measured, ranks: int, rates: tuple[float, float]) -> list[str]:
+def table(arguments: argparse.Namespace, measured: Measured, ranks: int, rates: tuple[float, float]) -> str:
     """The rows as Markdown."""
     sequences = ranks * arguments.micro_batch * arguments.accumulation
     padding = 1 - np.mean(measured.tokens) / (sequences * arguments.sequence_length)
@@ -270,18 +256,20 @@ def table(arguments: argparse.Namespace, measured: Measured, ranks: int, rates: 
     seconds = np.median(measured.seconds, axis=1)
     speed = np.median(measured.tokens / measured.seconds, axis=1)
     gain, foretold = (np.median(times[0] / times, axis=1) for times in (measured.seconds, measured.predicted))
-    lines = [
-        f"### {title}", "",
+    text = (
+        f"### {title}\n\n"
         f"{ranks} ranks with {arguments.accumulation} x {arguments.micro_batch} sequences a step, of which "
         f"{padding:.1%} is padding. Products: {rates[0] / 1e9:.0f} GFLOP/s a rank, copies: {rates[1] / 1e9:.1f} GB/s; "
         f"{measured.floor:.2f} s of every step are exchange of gradients and update. Medians of "
-        f"{len(measured.tokens)} steps; transformers took {measured.drift:+.1%} time in its second turn.", "",
-        "| | seconds a step | real tokens/s | times transformers | predicted |",
-        "| --- | --- | --- | --- | --- |",
-    ]  # fmt: skip
-    for row, *figures in zip(ROWS, seconds, speed, gain, foretold, strict=True):
-        lines.append("| {} | {:.3f} | {:,.0f} | {:.2f} | {:.2f} |".format(row.name, *figures))
-    return lines
+        f"{len(measured.tokens)} steps; transformers took {measured.drift:+.1%} time in its second turn.\n\n"
+    )
+    rows = [
+        [row.name, f"{took:.3f}", f"{rate:,.0f}", f"{times:.2f}", f"{predicted:.2f}"]
+        for row, took, rate, times, predicted in zip(ROWS, seconds, speed, gain, foretold, strict=True)
+    ]
+    return text + markdown(
+        [["", "seconds a step", "real tokens/s", "times transformers", "predicted"], *rows], (1, 2, 3, 4)
+    )
 
 
 def _parse() -> argparse.Namespace:

@@ -17,13 +17,10 @@ import dataclasses
 import multiprocessing
 import os
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
-
-sys.path = [folder for folder in sys.path if Path(folder).name != "benchmarks"]  # its preprocessing.py is another
 
 import numpy as np
 import torch

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import bz2
 import re
-import sys
 import tarfile
 import time
 from collections import Counter
@@ -21,8 +20,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lxml import etree
-
-sys.path = [folder for folder in sys.path if Path(folder).name != "benchmarks"]  # its preprocessing.py is another
 
 from preprocessing.sources.wikitext import extract_passages
 

@@ -1,8 +1,8 @@
 """How fast the preprocessing job is beside its peers, measured in one run on one machine.
 
-    python benchmarks/preprocessing.py                       # the figures of docs/results/preprocessing.md, 15 minutes
-    python benchmarks/preprocessing.py --megabytes 20        # a quick look
-    python benchmarks/preprocessing.py --google-bert DIR     # google-research/bert too: a clone, with TensorFlow
+    python benchmarks/make_shards.py --books books/ --dump enwiki-*.xml.bz2 --vocab vocab.txt
+        [--megabytes 20]        a quick look; without it the figures of docs/results/preprocessing.md, 15 minutes
+        [--google-bert DIR]     google-research/bert too: a clone, with TensorFlow
 
 Every measurement runs in a fresh process that is pinned to its cores. Rates are given in wall time and in CPU time of
 the process and its children, which a busy machine disturbs less; ratios are of CPU time on one core, and of wall time
@@ -37,9 +37,6 @@ from typing import Any, NamedTuple
 
 import psutil
 
-sys.path = [folder for folder in sys.path if Path(folder).name != "benchmarks"]  # this file is no `preprocessing`
-DATA = Path(__file__).parents[2] / "shared" / "data"
-DUMP = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 REPLACED, INVENTED = 0.05, 0.005  # shares of a copy's words that are others, and that are new
 GOOGLE_SAMPLE = 2_000_000  # bytes: google's script makes a quarter of a megabyte a second
 PEER_SAMPLE = 4_000_000  # bytes of wikitext
@@ -397,16 +394,15 @@ def report_dump(options: argparse.Namespace, folder: Path) -> None:
 def main() -> None:
     """Measures and prints tables in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--books", type=Path, default=DATA / "books", help="folder of .txt (default: %(default)s)")
-    parser.add_argument("--dump", type=Path, default=DATA / "wikipedia" / DUMP, help="a .bz2 (default: %(default)s)")
-    parser.add_argument("--vocab", type=Path, default=DATA / "vocab" / "bert-base-uncased-vocab.txt")
+    parser.add_argument("--books", type=Path, required=True, help="folder of .txt, two at least")
+    parser.add_argument("--dump", type=Path, required=True, help="a Wikipedia dump, .bz2")
+    parser.add_argument("--vocab", type=Path, required=True)
     parser.add_argument("--megabytes", type=float, default=200, help="of plain text (default: %(default)s)")
     parser.add_argument("--google-bert", type=Path, metavar="DIR", help="a clone of google-research/bert")
     options = parser.parse_args()
     for path in (options.books, options.dump, options.vocab):
         if not path.exists():
-            print(f"benchmarks/preprocessing.py: {path} is not there; name yours with an option", file=sys.stderr)
-            raise SystemExit(2)
+            parser.error(f"{path} is not there")
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start", json.dumps(dict(versions())))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

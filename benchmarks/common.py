@@ -1,0 +1,196 @@
+"""What benchmarks of the trainer share: parts that may fail one by one, programs with an end, inputs, rates."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from preprocessing.schema import ShardDirectory
+from trainer.checkpoint import write_atomically
+from trainer.config import Recipe, load_recipe, resolve_deepspeed
+from trainer.data import SampleStream
+from trainer.engine import World
+from trainer.loading import Steps
+from transformers_pretraining import PaddedSteps
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def seconds_since_start() -> float:
+    """Seconds since this process was started, its imports included."""
+    return time.time() - psutil.Process().create_time()
+
+
+class Parts:
+    """Parts of a benchmark, each of which may fail by itself; what is known is on disk after each.
+
+    OUTPUT/NAME.json holds what the benchmark says about itself and a record of each part: kind, name, seconds, and what
+    was found or the error. OUTPUT/NAME.md is the page made of them.
+
+    Attributes:
+        records: of the parts so far.
+    """
+
+    def __init__(
+        self, stem: Path, about: dict[str, Any], page: Callable[[list[dict[str, Any]]], str], end: float = math.inf
+    ):
+        """Begin with nothing.
+
+        Args:
+            stem: OUTPUT/NAME.
+            about: JSON, of the whole benchmark.
+            page: makes the page of the records.
+            end: seconds after the start of this process from which on no part is begun.
+        """
+        self.records: list[dict[str, Any]] = []
+        self._stem, self._about, self._page, self._end = stem, about, page, end
+
+    def run(self, kind: str, name: str, measure: Callable[[], Any]) -> Any:
+        """What a part finds (JSON); None where it fails or there is no time left for it."""
+        began = seconds_since_start()
+        record: dict[str, Any] = {"kind": kind, "name": name}
+        if began > self._end:
+            record["error"] = f"not run: {self._end:.0f} seconds had passed"
+        else:
+            try:
+                record["found"] = measure()
+            except Exception as error:
+                traceback.print_exc()
+                record["error"] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        release()  # only here nothing holds the frames of a failed part, and their tensors, any more
+        record["seconds"] = seconds_since_start() - began
+        self.records.append(record)
+        whole = {"about": self._about, "parts": self.records}
+        write_atomically(self._stem.with_suffix(".json"), json.dumps(whole, indent=1) + "\n")
+        write_atomically(self._stem.with_suffix(".md"), self._page(self.records))
+        print(f"{kind}, {name}: {record.get('error', 'done')}, {record['seconds']:.0f} s", file=sys.stderr, flush=True)
+        return record.get("found")
+
+    @property
+    def complete(self) -> bool:
+        """Whether every part has found something."""
+        return all("found" in record for record in self.records)
+
+
+def found_by(records: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    """What the parts of a kind found, by name."""
+    return {record["name"]: record["found"] for record in records if record["kind"] == kind and "found" in record}
+
+
+def missing(records: list[dict[str, Any]]) -> list[list[str]]:
+    """A row for each part without a result: its kind, name and why."""
+    return [[record["kind"], record["name"], record["error"]] for record in records if "error" in record]
+
+
+def release() -> None:
+    """Free what nothing refers to any more; engines refer to themselves, and compiled code to what it was made for."""
+    torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def run_programs(commands: Mapping[str, Sequence[object]], logs: Path, end: float, cpu: bool = False) -> None:
+    """Run programs side by side, from the checkout, each with its log LOGS/NAME.log.
+
+    Args:
+        commands: by name.
+        logs: folder.
+        end: seconds after the start of this process when all are ended, with every process that they started.
+        cpu: keep DeepSpeed off the GPU.
+
+    Raises:
+        RuntimeError: one failed, or was not done at the end, or that was before the beginning.
+    """
+    if seconds_since_start() > end:
+        raise RuntimeError(f"not run: {end:.0f} seconds had passed")
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    environment = {**os.environ, **({"DS_ACCELERATOR": "cpu"} if cpu else {})}
+    try:
+        for name, command in commands.items():
+            with (logs / f"{name}.log").open("wb") as log:
+                running[name] = subprocess.Popen(
+                    list(map(str, command)), cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )  # fmt: skip
+        for name, process in running.items():
+            try:
+                code = process.wait(max(0.0, end - seconds_since_start()))
+            except subprocess.TimeoutExpired:
+                raise RuntimeError(f"{name} was not done when {end:.0f} seconds had passed") from None
+            if code:
+                lines = (logs / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+                print(*lines[-40:], sep="\n", file=sys.stderr)
+                raise RuntimeError(f"{name} ended with exit code {code}: {lines[-1] if lines else 'it said nothing'}")
+    finally:
+        for process in running.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def recipe_of(name: str, shards: ShardDirectory, length: int, batch: int, settings: Sequence[str]) -> Recipe:
+    """A recipe of the trainer with one long phase of whole batches, and the vocabulary of the shards."""
+    predictions = -(-length * 15 // 100)
+    phase = (f"{{sequence_length={length}, steps=1000000, global_batch_size={batch}, micro_batch_size={batch}, "
+             f"max_predictions={predictions}}}")  # fmt: skip
+    vocabulary = f"model.vocab_size={shards.manifest.vocabulary.size}"
+    return load_recipe(ROOT / "trainer" / "recipes" / name, [vocabulary, f"phases=[{phase}]", *settings])
+
+
+def steps_of(recipe: Recipe, shards: ShardDirectory, padded: bool = False) -> Steps:
+    """The recipe's batches for one rank; padded, they have transformers' inputs too, and nothing that fills up."""
+    (phase,) = recipe.phases
+    data = replace(recipe.data, token_multiple=1) if padded else recipe.data
+    stream = SampleStream(
+        shards, "train", phase.sequence_length, seed=recipe.train.seed, max_predictions=phase.max_predictions,
+        masking=recipe.masking, data=data,
+    )  # fmt: skip
+    kind = PaddedSteps if padded else Steps
+    return kind(stream, phase.global_batch_size, phase.micro_batch_size, rank=0, world=1)
+
+
+def deepspeed_config(recipe: Recipe, world: World) -> dict[str, Any]:
+    """DeepSpeed's configuration, for ours and for the peer; one rank has no gradients to exchange meanwhile.
+
+    DeepSpeed would wait for the device after each micro-batch to be sure that they are exchanged.
+    """
+    config = resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], world.size)
+    if world.size == 1:
+        config["zero_optimization"] = {**config["zero_optimization"], "overlap_comm": False}
+    return config
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes a second read and written by a large copy."""
+    source = torch.zeros((1 << 30) if device.type == "cuda" else (1 << 26), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(8):
+        wait_for(device)
+        began = time.perf_counter()
+        target.copy_(source)
+        wait_for(device)
+        seconds.append(time.perf_counter() - began)
+    return 2 * source.numel() / min(seconds)
+
+
+def wait_for(device: torch.device) -> None:
+    """Until it has done all that it was asked for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,47 @@
+"""Programs that a benchmark starts end with it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from common import run_programs, seconds_since_start
+
+ENDLESS = """
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path(sys.argv[1]).write_text(str(child.pid))
+time.sleep(600)
+"""
+
+
+def test_at_the_end_a_program_is_killed_with_all_that_it_started(tmp_path: Path):
+    told = tmp_path / "pid"
+    with pytest.raises(RuntimeError, match="endless was not done"):
+        run_programs({"endless": [sys.executable, "-c", ENDLESS, told]}, tmp_path, seconds_since_start() + 3)
+    child = int(told.read_text())
+    for _ in range(300):  # the kernel takes its time
+        if not runs(child):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"process {child} still runs")
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_program_that_fails_is_named_with_its_last_words(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    with pytest.raises(RuntimeError, match="broken ended with exit code 3: no such thing"):
+        run_programs(
+            {"broken": ["bash", "-c", "echo before; echo no such thing >&2; exit 3"], "other": ["sleep", "600"]},
+            tmp_path, seconds_since_start() + 60,
+        )  # fmt: skip
+    assert "before\nno such thing" in capfd.readouterr().err

@@ -1,0 +1,54 @@
+"""What is known of a training of which only a part was made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpu_curve
+from common import Parts
+
+ABOUT = {"machine": "a GPU", "torch": "2", "parameters": 7, "batch": 16}
+
+
+def write_peer(work: Path, steps: int) -> None:
+    lines = [{"step": i + 1, "loss": 9.0 - i, "tokens": 100, "seconds": 0.5 * (i + 1)} for i in range(steps)]
+    (work / "peer.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 9', "utf-8")
+    held_out = {"step": 2, "mlm_loss": 8.25, "nsp_accuracy": 0.5}
+    (work / "peer.held_out.jsonl").write_text(json.dumps(held_out) + "\n", "utf-8")
+
+
+@pytest.fixture
+def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parts:
+    """The peer's training is killed after four steps, ours fails before the first."""
+    arguments = gpu_curve.argparse.Namespace(work=tmp_path, output=tmp_path, seconds=1.0, end=9.0)
+
+    def train(part: str, *_: Any) -> str:
+        if part == "peer":
+            write_peer(tmp_path, 4)
+            raise RuntimeError("peer was not done")
+        raise RuntimeError("ours ended with exit code 1")
+
+    monkeypatch.setattr(gpu_curve, "train", train)
+    parts = Parts(tmp_path / "gpu_curve", ABOUT, lambda records: gpu_curve.page(ABOUT, records))
+    gpu_curve.pretrain(parts, arguments, [])
+    return parts
+
+
+def test_what_failed_is_named_and_the_rest_kept(parts: Parts, tmp_path: Path):
+    assert not parts.complete
+    page = (tmp_path / "gpu_curve.md").read_text(encoding="utf-8")
+    for words in ("peer was not done", "ours ended with exit code 1", "8.2500 (step 2)", "50.00% (step 2)"):
+        assert words in page
+    records = json.loads((tmp_path / "gpu_curve.json").read_text(encoding="utf-8"))["parts"]
+    (curve,) = (record["found"] for record in records if record["kind"] == "curve" and "found" in record)
+    assert curve["tokens"] == [100, 200, 300, 400]
+    assert (tmp_path / "gpu_curve.png").stat().st_size
+
+
+def test_without_an_export_there_is_nothing_to_fine_tune(tmp_path: Path):
+    with pytest.raises(RuntimeError, match="left no export"):
+        gpu_curve.exports(gpu_curve.argparse.Namespace(work=tmp_path), [])

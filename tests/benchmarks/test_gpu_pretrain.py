@@ -1,0 +1,221 @@
+"""What the first run on a GPU must not lose or count wrong; all of it holds on a CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import EventList, FunctionEvent
+
+import gpu_pretrain
+from common import Parts, recipe_of, steps_of
+from gpu_predictions import BEST, LADDER, PEER
+from preprocessing.schema import ShardDirectory
+from tests.trainer.shard_factory import write_shards
+from trainer.engine import World
+from trainer.model import BertConfig
+from trainer.settings import ConfigError
+
+ABOUT = {"machine": "a GPU", "torch": "2", "ceiling": 8e14, "bandwidth": 4e12}
+BENCH = gpu_pretrain.Bench(None, World(0, 1, torch.device("cpu")), 8e14, 4e12, {128: 8}, "demo", 0.0, 0)
+
+# As torch 2.11's own libraries and profiles have them.
+KERNELS = {
+    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false, false, cutlass::bfloat16_t, "
+    "Flash_kernel_traits<64, 128, 128, 4, cutlass::bfloat16_t> >, false, true>(pytorch_flash::Flash_fwd_params)": (
+        "attention"
+    ),
+    "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t, "
+    "cutlass::arch::Sm80, true, 64, 64, 64, true, true>::Params)": "attention",
+    "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x64_1x4x1": "attention",
+    "triton_red_fused__log_softmax__to_copy_argmax_eq_nll_loss_forward_sum_0": "losses",
+    "void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, c10::BFloat16, float, float, "
+    "at::native::(anonymous namespace)::LogSoftMaxForwardEpilogue>(float*, c10::BFloat16 const*, int)": "losses",
+    "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT": "matrix products",
+    "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8>(Params)": (
+        "matrix products"
+    ),
+    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, "
+    "FusedAdamMathFunctor<float, 4, (ADAM_MODE)1, false>>": "optimizer",
+    "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "communication",
+    "Memcpy HtoD (Pinned -> Device)": "copies",
+    "triton_per_fused_add_native_dropout_native_layer_norm_3": "elementwise",
+}
+
+
+@pytest.mark.parametrize(("kernel", "kind"), KERNELS.items())
+def test_the_kind_of_a_kernel(kernel: str, kind: str):
+    assert gpu_pretrain.kind_of(kernel) == kind
+
+
+def event(name: str, begin: int, end: int, **more: Any) -> FunctionEvent:
+    return FunctionEvent(
+        0, name, 0, begin, end, use_device="cuda", stack=[], **{"device_type": DeviceType.CUDA, **more}
+    )
+
+
+def test_annotations_and_what_the_host_does_are_no_kernels():
+    events = EventList(
+        [
+            event("nvjet_tst", 0, 2000),
+            event("nvjet_tst", 2000, 3000),
+            event("flash_fwd_kernel", 3000, 3500),
+            event("## Call CompiledFxGraph fabc123 ##", 0, 3500, is_user_annotation=True),
+            event("Optimizer.step#Adam.step", 0, 9000, is_user_annotation=True),
+            event("aten::mm", 0, 9000, device_type=DeviceType.CPU),
+        ],
+        use_device="cuda",
+    )
+    events._build_tree()  # as the profiler does
+    kernels = gpu_pretrain.kernel_times(events.key_averages())
+    assert kernels == {"nvjet_tst": 3.0, "flash_fwd_kernel": 0.5}
+    assert gpu_pretrain.by_kind(kernels) == {"matrix products": 3.0, "attention": 0.5}
+
+
+def measured(row: Any, length: int, _: Any) -> dict[str, Any]:
+    if row.fp8:
+        raise RuntimeError("CUDA out of memory.\nTried to allocate 1 GiB")
+    figures = dict.fromkeys(("sequences", "tokens", "predicted", "tflops", "ceiling", "padding", "wait"), 0.5)
+    return {"row": row.name, "length": length, "dropout": "0 / 0", "batch": 8, "steps": 3, "memory_gb": 1.0, **figures}
+
+
+@pytest.fixture
+def ladder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts that find something at once; the row in eight bits fails."""
+    errors = {"fast path": {"loss": 0.0, "gradient": 0.0}}
+    profiled = {"step": 9.0, "kinds": {"attention": 10.0}, "attention": ["flash_fwd_kernel"]}
+    monkeypatch.setattr(gpu_pretrain, "train", measured)
+    monkeypatch.setattr(gpu_pretrain, "dropout_in_effect", lambda _: [])
+    monkeypatch.setattr(gpu_pretrain, "compare_with_float32", lambda length, _: {"length": length, "errors": errors})
+    monkeypatch.setattr(gpu_pretrain, "profile", lambda row, length, _: {"row": row.name, "length": length, **profiled})
+
+
+def run_all(folder: Path, end: float) -> tuple[Parts, str]:
+    parts = Parts(folder / "gpu", ABOUT, lambda records: gpu_pretrain.page(ABOUT, records), end)
+    for kind, name, measure in gpu_pretrain.all_parts(BENCH):
+        parts.run(kind, name, measure)
+    return parts, (folder / "gpu.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("ladder")
+def test_a_row_that_fails_is_named_and_loses_no_other(tmp_path: Path):
+    parts, page = run_all(tmp_path, end=1e9)
+    assert not parts.complete
+    lines = page.splitlines()
+    for row in LADDER:
+        in_table = [line for line in lines if line.startswith(f"| {row.name} ")]
+        assert len(in_table) == (0 if row.fp8 else 1), row.name
+    (failed,) = (line for line in lines if "CUDA out of memory. Tried to allocate 1 GiB" in line)
+    assert "the same in eight bits, 128 tokens" in failed
+    found = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
+    assert [record["name"] for record in found["parts"] if "error" in record] == ["the same in eight bits, 128 tokens"]
+    assert "| difference " in page  # what is left of the step, where kernels overlap as a negative number
+    assert "-1.0" in page
+
+
+@pytest.mark.usefixtures("ladder")
+def test_what_is_measured_is_on_disk_before_the_next_part(tmp_path: Path):
+    parts = Parts(tmp_path / "gpu", ABOUT, lambda records: gpu_pretrain.page(ABOUT, records), 1e9)
+    jobs = list(gpu_pretrain.all_parts(BENCH))
+    assert [job[1].split(",")[0] for job in jobs if job[0] == "row"][:2] == [BEST.name, PEER.name.split(",")[0]]
+    for number, (kind, name, measure) in enumerate(jobs[:2], 1):
+        parts.run(kind, name, measure)
+        assert len(json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))["parts"]) == number
+    assert f"| {BEST.name} " in (tmp_path / "gpu.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("ladder")
+def test_when_time_is_up_the_rest_is_not_run(tmp_path: Path):
+    parts, page = run_all(tmp_path, end=-1.0)
+    assert not any("found" in record for record in parts.records)
+    assert page.count("not run") == len(list(gpu_pretrain.all_parts(BENCH)))
+
+
+def test_slots_that_only_fill_up_are_no_work(tmp_path: Path):
+    shards = ShardDirectory(write_shards(tmp_path / "shards"))
+    works = {}
+    for multiple in (1, 1024):
+        recipe = recipe_of("bert_large.toml", shards, 32, 8, [f"data.token_multiple={multiple}"])
+        works[multiple] = gpu_pretrain.work_of(steps_of(recipe, shards)[0])
+    config = BertConfig(64)
+    assert works[1024].slots == 1024 > works[1].slots
+    assert works[1].predictions == works[1024].predictions
+    assert works[1].flops(config) == works[1024].flops(config) > 0
+
+
+def test_the_peer_computes_every_slot_of_the_longest_sequence(tmp_path: Path):
+    shards = ShardDirectory(write_shards(tmp_path / "shards"))
+    batches = steps_of(recipe_of("bert_large.toml", shards, 32, 8, []), shards, padded=True)[0]
+    work = gpu_pretrain.work_of(batches)
+    assert work.slots == 8 * int(work.lengths.max())
+
+
+def test_eight_bits_are_refused_for_the_trainers_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shards = ShardDirectory(write_shards(tmp_path / "shards"))
+    recipe = recipe_of("bert_large.toml", shards, 32, 8, ["train.fp8=true"])
+    monkeypatch.setattr(gpu_pretrain, "why_no_fp8", lambda: "torchao is not installed")
+    with pytest.raises(ConfigError, match=r"train\.fp8: torchao is not installed"):
+        gpu_pretrain.Ours(recipe, BENCH.world)
+
+
+class Events:
+    """A DeepSpeed engine that notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __call__(self, **_: Any) -> Any:
+        self.asked.append("forward")
+        return SimpleNamespace(loss=torch.tensor(1.0))
+
+    def backward(self, _: Any) -> None:
+        self.asked.append("backward")
+
+    def step(self) -> None:
+        self.asked.append("step")
+
+
+def test_the_peer_reads_ahead_before_its_last_backward_pass(tmp_path: Path):
+    shards = ShardDirectory(write_shards(tmp_path / "shards"))
+    recipe = recipe_of("bert_large.toml", shards, 32, 8, [])
+    peer, events = object.__new__(gpu_pretrain.Peer), Events()
+    peer._recipe, peer._device, peer._engine = recipe, torch.device("cpu"), events
+    peer._optimizer = SimpleNamespace(param_groups=[{}])
+    batches = 2 * steps_of(recipe, shards, padded=True)[0]
+    peer.step(0, batches, lambda: events.asked.append("meanwhile"))
+    assert events.asked == ["forward", "backward", "step", "forward", "meanwhile", "backward", "step"]
+
+
+class Trainer:
+    """Compiles a graph in some steps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, compiling: set[int]):
+        self._compiling, self.graphs = compiling, 0
+        monkeypatch.setattr(gpu_pretrain, "graphs_compiled", lambda: self.graphs)
+
+    def step(self, number: int, *_: Any) -> None:
+        self.graphs += number in self._compiling
+
+
+class Reader(list[int]):
+    """Steps that are there already."""
+
+    def read_ahead(self) -> None: ...
+
+
+def test_neither_the_warm_up_nor_a_step_that_compiles_is_timed(monkeypatch: pytest.MonkeyPatch):
+    trainer = Trainer(monkeypatch, {0, 1, gpu_pretrain.WARM_UP})
+    steps, _, _ = gpu_pretrain.time_steps(trainer, Reader(range(100)), seconds=0.0)
+    assert steps == [gpu_pretrain.WARM_UP + 1]
+
+
+def test_dropout_of_attention_is_what_was_asked_for():
+    for found in gpu_pretrain.dropout_in_effect(torch.device("cpu"), 0.25):
+        assert found["dropped"] == pytest.approx(0.25, abs=0.002), found
+        assert found["mean"] == pytest.approx(1.0, abs=0.005), found
+    assert torch.backends.cuda.cudnn_sdp_enabled()
