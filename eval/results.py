@@ -22,6 +22,7 @@ figures for all seeds of that point) and points (point, metrics by part, error, 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,19 @@ from trainer.checkpoint import write_atomically
 
 RESULTS = "results.json"
 FORMAT_VERSION = 2
+
+
+def check_output(folder: Path) -> None:
+    """See that a folder can be made or written to, before work is spent on what it is to hold; nothing is made.
+
+    Raises:
+        ValueError: it can't.
+    """
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"{nearest}: not a directory; choose another place")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ValueError(f"{nearest}: no permission to write there; get it, or choose another place")
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:

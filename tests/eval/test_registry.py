@@ -28,6 +28,7 @@ from eval.embeddings import count_terms
 from eval.pretrained import load_pretrained
 from eval.probe import fill_masks
 from eval.registry import main
+from eval.results import read_results, write_results
 from preprocessing.schema import checksum
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.evaluations import task, write_evaluation
@@ -123,6 +124,23 @@ def test_a_loaded_version_fills_masks(run: RunDirectory) -> None:
 def test_the_best_is_registered(run: RunDirectory, metric: str, step: int, capsys: pytest.CaptureFixture[str]) -> None:
     register(run, "--metric", metric)
     assert f"{run.export(step)} is version 1 of bert-test" in capsys.readouterr().out
+
+
+def test_a_trial_is_no_reason_to_register(
+    run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def try_out(name: str, metric: str) -> None:
+        trial = write_evaluation(run.path, 9, name, **{name: task({"selected_by": metric}, **{metric: 100.0})})
+        write_results(trial, read_results(trial) | {"data": {"path": "/data", "limit": 4}})
+
+    try_out("mrpc", "f1")
+    register(run)
+    assert f"{run.export(7)} is version 1 of bert-test" in capsys.readouterr().out
+    try_out("rte", "accuracy")
+    assert main([str(run.path), "--metric", "rte.accuracy"]) == 2
+    assert capsys.readouterr().err == (
+        "error: rte.accuracy was only tried out, with --limit; evaluate rte without it\n"
+    )
 
 
 def test_a_version_says_where_it_comes_from(run: RunDirectory) -> None:
