@@ -118,7 +118,8 @@ class Experiment:
     def _origin(self) -> dict[str, Any]:
         """What decides a point's figures, besides the point."""
         settings = dataclasses.asdict(self._bench.settings)
-        del settings["max_tokens"]  # changes no more than rounding, and is what one changes when memory is short
+        # The same in expectation, with other dropout masks; and it is what one changes when memory is short.
+        del settings["max_tokens"]
         return {
             "task": self.task.name,
             "version": self.task.version,
@@ -214,6 +215,7 @@ class Experiment:
             "error": error,
             "seconds": time.perf_counter() - began,
             "device": str(bench.device),
+            "max_tokens": bench.settings.max_tokens,
             "code": code_version(),
         }
         files = {f"{part}_{name}": text for part, outcome in outcomes.items() for name, text in outcome.files.items()}

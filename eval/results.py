@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,24 @@ def check_output(folder: Path) -> None:
 def write_results(path: Path, results: dict[str, Any]) -> None:
     """Write results so that a reader sees all or nothing of them."""
     write_atomically(path, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+
+
+def tags_of(checkpoint: Mapping[str, Any], **more: Any) -> dict[str, str]:
+    """Tags for MLflow: which weights something is of, and what they were trained on; what isn't known is left out.
+
+    Args:
+        checkpoint: of results.
+        more: further tags.
+    """
+    lineage = checkpoint["lineage"]
+    tags = {
+        "step": lineage.get("step"),
+        "export_blake2b": checkpoint["weights_blake2b"],
+        "training_manifest_blake2b": lineage.get("manifest_blake2b"),
+        "config_blake2b": lineage.get("config_blake2b"),
+        **more,
+    }
+    return {name: str(value) for name, value in tags.items() if value is not None}
 
 
 def read_results(path: Path) -> dict[str, Any]:

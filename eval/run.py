@@ -30,7 +30,7 @@ from eval.locks import locked
 from eval.options import SUBMISSION, parse
 from eval.plan import Plan, prepare
 from eval.readers.glue import GLUE
-from eval.results import FORMAT_VERSION, RESULTS, figures_table, filled_table, read_results, write_results
+from eval.results import FORMAT_VERSION, RESULTS, figures_table, filled_table, read_results, tags_of, write_results
 from eval.submission import write_glue_submission
 from eval.tasks import Task
 from eval.tasks.finetuned import FineTuned
@@ -176,7 +176,7 @@ def _publish(output: Path, experiments: Sequence[Experiment]) -> list[str]:
     if not tests:
         return [PREDICTED]
     for problem in write_glue_submission(tests, output / SUBMISSION):
-        print(f"note: GLUE would not take {SUBMISSION}: {problem}", file=sys.stderr)
+        print(f"note: GLUE will reject {SUBMISSION}: {problem}", file=sys.stderr)
     return [PREDICTED, SUBMISSION]
 
 
@@ -241,18 +241,8 @@ def tracked_metrics(results: dict[str, Any]) -> dict[str, float]:
 
 def tracked_tags(results: dict[str, Any]) -> dict[str, str]:
     """Which weights, data, settings and code the figures are of; what isn't known is left out."""
-    lineage, shards, code = results["checkpoint"]["lineage"], results["shards"] or {}, results["code"]
-    tags = {
-        "step": lineage.get("step"),
-        "export_blake2b": results["checkpoint"]["weights_blake2b"],
-        "manifest_blake2b": shards.get("manifest_blake2b"),
-        "training_manifest_blake2b": lineage.get("manifest_blake2b"),
-        "config_blake2b": lineage.get("config_blake2b"),
-        "code_version": code["version"],
-        "code_commit": code["commit"],
-        "code_modified": code["modified"],
-    }
-    return {name: str(value) for name, value in tags.items() if value is not None}
+    code = {f"code_{name}": results["code"][name] for name in ("version", "commit", "modified")}
+    return tags_of(results["checkpoint"], manifest_blake2b=(results["shards"] or {}).get("manifest_blake2b"), **code)
 
 
 if __name__ == "__main__":

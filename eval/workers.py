@@ -47,10 +47,10 @@ def run_points(work: Sequence[Work], wait: bool) -> dict[str, str]:
 
 def _run_if_free(experiment: Experiment, point: Hyperparameters, failed: dict[str, str]) -> bool:
     """Whether the point is nobody else's any more."""
-    with claimed(experiment.lock(point)) as free:
-        if free:
+    with claimed(experiment.lock(point)) as claim:
+        if claim is not None:
             _run(experiment, point, failed)
-        return free
+        return claim is not None
 
 
 def _run(experiment: Experiment, point: Hyperparameters, failed: dict[str, str]) -> None:

@@ -72,7 +72,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_one_others(samples) -> No
     assert losses[0] != losses[2]
 
 
-def test_parts_of_a_batch_learn_what_the_whole_does(samples) -> None:
+def test_without_dropout_parts_of_a_batch_learn_what_the_whole_does(samples) -> None:
     whole, parts = (new_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0) for _ in range(2))
     expected = train(whole, samples["train"])
     found = train(parts, samples["train"], settings=Settings(max_tokens=40))

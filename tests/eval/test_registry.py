@@ -155,8 +155,9 @@ def test_a_version_says_where_it_comes_from(run: RunDirectory) -> None:
     versions = client.search_model_versions("name = 'bert-test'")
     assert sorted(int(version.version) for version in versions) == [1, 2]
     assert {version.run_id for version in versions} == {evaluation}
-    expected = tags | {"metric": "mrpc.f1", "figure": "90.5", "manifest_blake2b": "0d", "config_blake2b": "c0"}
+    expected = tags | {"metric": "mrpc.f1", "figure": "90.5", "training_manifest_blake2b": "0d", "config_blake2b": "c0"}
     assert expected.items() <= versions[0].tags.items()
+    assert "manifest_blake2b" not in versions[0].tags  # what an evaluation is of
     logged = client.get_logged_model(versions[0].source.removeprefix("models:/"))
     assert {metric.key: metric.value for metric in logged.metrics} == {"mrpc_f1": 90.5}  # the evaluation's own
     assert logged.params["num_hidden_layers"] == "2"

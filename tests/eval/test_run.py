@@ -167,7 +167,7 @@ INCOMPLETE = {
     "no pooler": (lacking("bert.pooler"), "lacks pooler.dense.weight, which nsp needs"),
     "diverged": (
         reweighted(lambda state: state | {"cls.predictions.bias": torch.full((64,), torch.nan)}),
-        "mlm.bias holds values that are no numbers",
+        "mlm.bias contains NaN or infinity",
     ),
 }
 

@@ -323,6 +323,10 @@ def test_settings_of_the_command_go_before_the_tasks_own(export: Path, data: Pat
     origin = json.loads(points_of(tmp_path / "out", "mrpc")[0].read_text())["origin"]
     assert (origin["max_length"], origin["optimizer"], origin["precision"]) == (12, "adamw", "bf16")
     assert "long_text='tail'" in origin["kind"]
+    again = ("--max-tokens", "64", "--seeds", "2")  # the first point stays as it is
+    assert run(export, data, tmp_path / "out", "mrpc", *options, *again) == 0
+    points = [json.loads(file.read_text()) for file in points_of(tmp_path / "out", "mrpc")]
+    assert [point["max_tokens"] for point in points] == [16384, 64]
     assert TASKS["mrpc"].kind == Texts(("0", "1"), ("accuracy", "f1"))  # which stays as it was
 
 

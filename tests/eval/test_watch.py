@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow.tracking import MlflowClient
@@ -126,7 +128,7 @@ def test_a_failed_run(
     assert f"failed: the training of {run.path}: the loss is no number\n" in capsys.readouterr().err
 
 
-def test_a_broken_export_is_passed_over(
+def test_a_broken_export_is_skipped(
     run: RunDirectory, follow: Callable[..., int], evaluated: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run.export(7) / "config.json").write_text("{")
@@ -162,7 +164,7 @@ def test_a_failed_task_is_tried_once_more_by_a_new_watcher_and_told_each_time(
     assert evaluated == ["step-000007", "step-000009"] * 3
 
 
-def test_a_folder_that_is_no_step_is_passed_over(
+def test_a_folder_that_is_no_step_is_skipped(
     run: RunDirectory, follow: Callable[..., int], evaluated: list[str]
 ) -> None:
     (run.exports / "step-9x").mkdir()
@@ -170,7 +172,7 @@ def test_a_folder_that_is_no_step_is_passed_over(
     assert evaluated == ["step-000007", "step-000009"]
 
 
-def test_an_export_that_vanishes_is_passed_over(
+def test_an_export_that_vanishes_is_skipped(
     run: RunDirectory, follow: Callable[..., int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run_here = watch._run_evaluation
@@ -215,6 +217,27 @@ def test_what_another_watcher_works_on_is_left_to_it(
         # It is waited for, as the run is not evaluated before the other one has finished; the other one dies.
         assert follow(events=[lambda: None, lambda: fcntl.flock(held, fcntl.LOCK_UN)]) == 0
     assert evaluated == ["step-000009", "step-000007"]
+
+
+def test_a_file_system_without_locks(
+    run: RunDirectory,
+    follow: Callable[..., int],
+    evaluated: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    flock = fcntl.flock
+
+    def no_locks(file: Any, operation: int) -> None:
+        if operation & fcntl.LOCK_EX:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    assert follow("--once") == 0
+    assert evaluated == ["step-000007", "step-000009"]
+    warning = f"{run.path / 'evaluations'}: the file system has no locks; make sure no other process uses it"
+    assert warning in caplog.messages
 
 
 def test_a_step_that_was_trained_anew_is_evaluated_anew(
@@ -289,6 +312,16 @@ def test_mistakes_end_with_one_line(
     error = capsys.readouterr().err
     assert error.startswith(message)
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--once", "--poll=1"])
+def test_a_run_that_takes_no_evaluations(
+    run: RunDirectory, shards: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    file = run.path / "evaluations"
+    file.write_text("mine")  # which root is refused too
+    assert main([str(run.path), "--shards", str(shards), option]) == 2
+    assert capsys.readouterr().err == f"error: {file}: not a directory; choose another place\n"
 
 
 def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
