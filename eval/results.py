@@ -105,10 +105,17 @@ def figures_table(results: dict[str, Any]) -> str:
     return markdown([["", "model", "baseline", "which is"], *rows], numbers=(1, 2)) if rows else ""
 
 
+def sentences_of(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """The sentences whose masks were filled, with their candidates; none where none were asked for."""
+    filled: list[dict[str, Any]] = results["tasks"].get("fill_mask", {}).get("details", {}).get("sentences", [])
+    return filled
+
+
 def filled_table(results: dict[str, Any]) -> str:
     """The filled masks as a table in Markdown; empty where none were asked for."""
-    sentences = results["tasks"].get("fill_mask", {"details": {"sentences": []}})["details"]["sentences"]
-    rows = [[shown, _candidates(candidates)] for sentence in sentences for shown, candidates in _masks(sentence)]
+    rows = [
+        [shown, _candidates(candidates)] for sentence in sentences_of(results) for shown, candidates in _masks(sentence)
+    ]
     return markdown([["sentence", "most probable, %"], *rows]) if rows else ""
 
 

@@ -23,7 +23,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from eval.evaluated import EVALUATIONS
 from eval.locks import claimed
@@ -34,6 +33,7 @@ from eval.results import RESULTS, check_output, read_results
 from eval.tasks import select
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Intrinsic
+from eval.workers import exit_on_sigterm
 from preprocessing.schema import checksum
 from trainer.checkpoint import Ending, RunDirectory, step_folders
 from trainer.hugging_face import WEIGHTS
@@ -190,17 +190,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, _stop)
+    exit_on_sigterm()
     watch = Watch(run, arguments.tasks, arguments.final_tasks, options)
     if arguments.once:
         watch.evaluate(ending_of(run))
     else:
         watch.follow(arguments.poll)
     return _conclude(run, watch.failed)
-
-
-def _stop(*_: object) -> NoReturn:
-    sys.exit(128 + signal.SIGTERM)
 
 
 def _conclude(run: RunDirectory, failed: set[Path]) -> int:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,8 @@ from eval.tasks import Task
 from eval.tasks.result import Result
 from eval.watch import main
 from tests.eval.conftest import CONFIG, random_state
+from tests.eval.processes import assert_free, wait_for
+from tests.eval.small_data import write_mrpc
 from tests.trainer.mlflow_store import empty_store
 from trainer.checkpoint import RunDirectory, step_name
 from trainer.hugging_face import save_export
@@ -336,31 +337,25 @@ def test_words_that_are_no_options(run: RunDirectory, words: list[str]) -> None:
     assert ended.value.code == 2
 
 
-def start_watcher(run: RunDirectory, shards: Path) -> subprocess.Popen[str]:
-    words = [str(run.path), "--poll", "0.2", "--tasks", "mlm", "--shards", str(shards), *OPTIONS]
+def start_watcher(run: RunDirectory, *options: str) -> subprocess.Popen[str]:
+    words = [str(run.path), "--poll", "0.2", *OPTIONS, *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "eval.watch", *words], env=environment, stderr=subprocess.PIPE, text=True
     )
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 240) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
 @pytest.mark.slow
 def test_watchers_that_are_killed_and_share_the_work(run: RunDirectory, shards: Path) -> None:
     """Two at once; one is killed during an evaluation, which goes on and stays claimed; a third takes its place."""
     evaluations = run.path / "evaluations"
-    watchers = [start_watcher(run, shards) for _ in range(2)]
+    options = ("--tasks", "mlm", "--shards", str(shards))
+    watchers = [start_watcher(run, *options) for _ in range(2)]
     wait_for(lambda: len(list(evaluations.glob(".*.lock"))) == 2)
     watchers[0].kill()
     watchers[0].wait()
     add_export(run, 11)
-    watchers.append(start_watcher(run, shards))
+    watchers.append(start_watcher(run, *options))
     wait_for(lambda: len(list(evaluations.glob("*/results.json"))) == 3)
     run.set_outcome("done")
     errors = [watcher.communicate(timeout=240)[1] for watcher in watchers]
@@ -373,11 +368,23 @@ def test_watchers_that_are_killed_and_share_the_work(run: RunDirectory, shards: 
 
 @pytest.mark.slow
 def test_a_watcher_that_is_stopped_stops_its_evaluation(run: RunDirectory, shards: Path) -> None:
-    watcher = start_watcher(run, shards)
+    watcher = start_watcher(run, "--tasks", "mlm", "--shards", str(shards))
     lock = run.path / "evaluations" / ".step-000007.lock"
     wait_for(lock.exists)
     watcher.terminate()
     watcher.communicate(timeout=60)
     assert watcher.returncode == 128 + signal.SIGTERM
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it
+    assert_free([lock])
+
+
+@pytest.mark.slow
+def test_a_watcher_that_is_stopped_stops_the_workers_of_its_evaluation(run: RunDirectory, tmp_path: Path) -> None:
+    data = write_mrpc(tmp_path / "data")
+    learning = ("--epochs", "100000", "--learning-rates", "1e-3", "--seeds", "2", "--workers", "2")
+    watcher = start_watcher(run, "--tasks", "mrpc", "--data", str(data), *learning)
+    evaluations = run.path / "evaluations"
+    wait_for(lambda: len(list(evaluations.glob("step-000007/mrpc/points/.lr*.lock"))) == 2)
+    watcher.terminate()
+    watcher.communicate(timeout=60)
+    assert watcher.returncode == 128 + signal.SIGTERM
+    assert_free(evaluations.rglob(".*.lock"))
