@@ -182,7 +182,7 @@ class Experiment:
         return found
 
     def run(self, point: Hyperparameters) -> None:
-        """Learn at a point and write down what comes of it; that a loss is no number is a result too."""
+        """Learn at a point and write down what comes of it; that it diverged is a result too."""
         began = time.perf_counter()
         task, bench = self.task, self._bench
         model = task.kind.build(bench.export, seed_of(point.seed, "head")).to(bench.device)
