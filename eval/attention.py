@@ -30,6 +30,7 @@ from tokenizers import Encoding
 from torch import Tensor
 
 from eval.pages import render_page
+from eval.pictures import save_picture
 from eval.pretrained import load_pretrained, pack
 from trainer.checkpoint import write_atomically
 from trainer.model import BertModel, Layer
@@ -128,15 +129,15 @@ def render(shown: Picture, title: str) -> str:
 def draw_head(shown: Picture, layer: int, head: int) -> Figure:
     """One head as a figure for a report; layers and heads count from 1."""
     weights, tokens = shown.weights[layer - 1, head - 1], shown.tokens
-    with mpl.rc_context({"font.size": 11, "axes.titleweight": "bold", "axes.titlelocation": "left"}):
+    style = {"font.size": 11, "axes.titleweight": "bold", "axes.titlelocation": "left", "text.parse_math": False}
+    with mpl.rc_context(style):  # a token that holds dollars is no formula
         inches = max(4.0, 1.8 + 0.27 * len(tokens))
         figure = Figure(figsize=(inches + 0.9, inches), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=max(weights.max(), 1e-6))
-        labels = [token.replace("$", r"\$") for token in tokens]  # matplotlib reads formulas between dollars
-        axes.set_xticks(range(len(tokens)), labels, rotation=90)
-        axes.set_yticks(range(len(tokens)), labels)
+        axes.set_xticks(range(len(tokens)), tokens, rotation=90)
+        axes.set_yticks(range(len(tokens)), tokens)
         axes.xaxis.tick_top()
         axes.set(title=f"Layer {layer}, head {head}", ylabel="token that looks")
         axes.set_xlabel("token that is looked at", labelpad=6)
@@ -158,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(arguments.output)
         for layer, head in arguments.png:
             file = arguments.output.with_name(f"{arguments.output.stem}-{layer}.{head}.png")
-            draw_head(shown, layer, head).savefig(file, dpi=150)
+            save_picture(draw_head(shown, layer, head), file)
             print(file)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -175,8 +176,8 @@ def _check_head(shown: Picture, layer: int, head: int) -> None:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m eval.attention", description="Attention as a page in HTML.")
     parser.add_argument("export", type=Path, metavar="EXPORT", help="RUN/exports/step-NNNNNN")
-    parser.add_argument("a", metavar="SENTENCE")
-    parser.add_argument("b", metavar="SENTENCE", nargs="?", help="a second one, for a pair")
+    parser.add_argument("a", type=_sentence, metavar="SENTENCE")
+    parser.add_argument("b", type=_sentence, metavar="SENTENCE", nargs="?", help="a second one, for a pair")
     parser.add_argument(
         "--output", type=Path, default=Path("attention.html"), metavar="FILE", help="default: %(default)s"
     )
@@ -187,10 +188,18 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def _sentence(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8; set the terminal's encoding to it") from error
+    return text
+
+
 def _head(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)\.(\d+)", text, re.ASCII)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no LAYER.HEAD, such as 5.3")
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form LAYER.HEAD, such as 5.3")
     return int(match[1]), int(match[2])
 
 

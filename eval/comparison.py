@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.evaluated import Evaluated
+from eval.evaluated import Evaluated, prevailing
 from eval.paper import Table
 from trainer.checkpoint import RunDirectory
 
 
 @dataclass(frozen=True)
-class Figure:
+class Score:
     """A figure of ours.
 
     Attributes:
@@ -34,9 +34,9 @@ class Export:
     """An export, and everything that was evaluated on its weights.
 
     Attributes:
-        run: name of its run.
+        run: name of its run, which no other has.
         step: of it; None where another program wrote it.
-        tasks: name -> content, see eval.results; those of a later file where two have one.
+        tasks: name -> content, see eval.results; of the evaluation that counts, see eval.evaluated.prevailing.
         settings: of the run, section.key -> value; empty where its config.toml is out of reach.
         limit: examples of each data set that were taken at most, to try it out; None for whole data sets.
     """
@@ -53,44 +53,51 @@ class Export:
         step = "" if self.step is None else f" {self.step:,}"
         return f"{self.run}{step}" + ("" if self.limit is None else f" ({self.limit:,} examples)")
 
-    def figure(self, task: str, metric: str) -> Figure | None:
+    def score(self, task: str, metric: str) -> Score | None:
         """What was measured; None where nothing was."""
         content = self.tasks.get(task, {"metrics": {}})
         measured = content["metrics"].get(metric)
         if measured is None:
             return None
         seeds = content["details"].get("seeds", {}).get(metric, ())
-        return Figure(float(measured["value"]), tuple(seeds), measured["half_width"])
+        return Score(float(measured["value"]), tuple(seeds), measured["half_width"])
 
 
 def exports_of(evaluations: Iterable[Evaluated]) -> list[Export]:
-    """The exports behind some evaluations, by run and step."""
+    """The exports behind some evaluations, by run and step.
+
+    Raises:
+        ValueError: the recipe of a run is damaged.
+    """
     by_weights: dict[tuple[str, str], list[Evaluated]] = {}
     for evaluated in evaluations:
         by_weights.setdefault((evaluated.run, evaluated.weights_blake2b), []).append(evaluated)
-    exports = [
-        Export(
-            run=group[0].run,
-            step=group[0].step,
-            tasks={name: task for evaluated in group for name, task in evaluated.results["tasks"].items()},
-            settings=_settings(group[0]),
-            limit=min((e.limit for e in group if e.limit is not None), default=None),
-        )
-        for group in by_weights.values()
-    ]
-    return sorted(exports, key=lambda export: (export.run, export.step or 0))
+    return sorted(map(_export, by_weights.values()), key=lambda export: (export.run, export.step or 0))
+
+
+def _export(group: Sequence[Evaluated]) -> Export:
+    counting = prevailing(group)
+    limits = [limit for task, evaluated in counting.items() if (limit := evaluated.limit(task)) is not None]
+    return Export(
+        run=group[0].run,
+        step=group[0].step,
+        tasks={task: evaluated.results["tasks"][task] for task, evaluated in counting.items()},
+        settings=_settings(group[0]),
+        limit=min(limits, default=None),
+    )
 
 
 def _settings(evaluated: Evaluated) -> dict[str, Any]:
     """What the recipe of the run says, wherever the run lies now."""
     runs = [evaluated.results["checkpoint"]["lineage"].get("run"), evaluated.export.parent.parent]
-    for config in (RunDirectory(Path(run)).config for run in runs if run):
-        if config.is_file():
-            sections = tomllib.loads(config.read_text(encoding="utf-8")).items()
-            return {
-                f"{name}.{k}": v for name, section in sections if isinstance(section, dict) for k, v in section.items()
-            }
-    return {}
+    config = next((file for run in runs if run and (file := RunDirectory(Path(run)).config).is_file()), None)
+    if config is None:
+        return {}
+    try:
+        sections = tomllib.loads(config.read_text(encoding="utf-8")).items()
+    except ValueError as error:
+        raise ValueError(f"{config}: not TOML ({error}); mend it, or move it away to do without it") from error
+    return {f"{name}.{k}": v for name, section in sections if isinstance(section, dict) for k, v in section.items()}
 
 
 def compare(table: Table, exports: Sequence[Export]) -> list[list[str]]:
@@ -108,7 +115,7 @@ def compare(table: Table, exports: Sequence[Export]) -> list[list[str]]:
 
 def _newest(table: Table, exports: Sequence[Export]) -> list[Export]:
     """Of each run the newest export that has a figure for the table, or else the newest."""
-    measured = [export for export in exports if any(export.figure(m.task, m.metric) for m in table.measures)]
+    measured = [export for export in exports if any(export.score(m.task, m.metric) for m in table.measures)]
     return list({export.run: export for export in (*exports, *measured)}.values())  # both ascend by step
 
 
@@ -120,7 +127,7 @@ def _lines(table: Table, chosen: Sequence[Export]) -> Iterator[list[str]]:
             cell
             for export in chosen
             for cell in _cells(
-                export.figure(measure.task, measure.metric), table.counterpart(export.settings).figures[i], digits
+                export.score(measure.task, measure.metric), table.counterpart(export.settings).figures[i], digits
             )
         ]
         yield [measure.name, *(_shown(figure, digits) for figure in papers), *ours]
@@ -128,7 +135,7 @@ def _lines(table: Table, chosen: Sequence[Export]) -> Iterator[list[str]]:
         yield _averages(table, chosen)
 
 
-def _cells(ours: Figure | None, papers: float | None, digits: int) -> list[str]:
+def _cells(ours: Score | None, papers: float | None, digits: int) -> list[str]:
     """Figure, difference and seeds."""
     if ours is None:
         return ["", "", ""]
@@ -138,7 +145,7 @@ def _cells(ours: Figure | None, papers: float | None, digits: int) -> list[str]:
 def _averages(table: Table, chosen: Sequence[Export]) -> list[str]:
     row = ["average", *(_shown(_mean(model.figures)) for model in table.models)]
     for export in chosen:
-        figures = [export.figure(measure.task, measure.metric) for measure in table.measures]
+        figures = [export.score(measure.task, measure.metric) for measure in table.measures]
         ours = _mean([None if figure is None else figure.value for figure in figures])
         row += [_shown(ours), _difference(ours, _mean(table.counterpart(export.settings).figures)), ""]
     return row

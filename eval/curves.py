@@ -16,6 +16,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator, PercentFormatter
 
 from eval.comparison import Export
+from eval.evaluated import run_names
 from trainer.checkpoint import RunDirectory, read_lines
 
 _OF_A_STEP = ("step", "samples", "mlm_loss", "nsp_accuracy", "learning_rate", "tokens_per_second", "data_seconds",
@@ -39,6 +40,7 @@ _STYLE = {
     "grid.color": "#E4E4E4",
     "legend.edgecolor": "none",
     "legend.framealpha": 0.9,
+    "text.parse_math": False,  # names of runs may hold dollars, and are no formulas
 }
 
 
@@ -47,7 +49,7 @@ class History:
     """What a run has logged.
 
     Attributes:
-        name: of the run.
+        name: of the run, see eval.evaluated.run_names.
         run: its directory.
         training: a dictionary for every step.
         validation: one for every validation; may be empty.
@@ -59,23 +61,28 @@ class History:
     validation: list[dict[str, Any]]
 
 
-def read_history(path: Path) -> History:
-    """Read the metrics of a run.
+def read_histories(paths: Sequence[Path]) -> list[History]:
+    """Read the metrics of runs.
 
     Raises:
-        ValueError: no metrics, or a line that isn't one or lacks a figure.
+        ValueError: one has no metrics, or a line that isn't one or lacks a figure.
     """
+    names = run_names(path.resolve() for path in paths)
+    return [_read_history(path, names[path.resolve()]) for path in paths]
+
+
+def _read_history(path: Path, name: str) -> History:
     run = RunDirectory(path)
     try:
         training, validation = list(read_lines(run.metrics)), list(read_lines(run.validation_metrics))
         for lines, names in ((training, _OF_A_STEP), (validation, _OF_A_VALIDATION)):
-            for name in names:
-                column(lines, name)
+            for figure in names:
+                column(lines, figure)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: its metrics are damaged ({type(error).__name__}: {error})") from error
     if not training:
         raise ValueError(f"{run.metrics}: no steps; give a run directory whose training has begun")
-    return History(path.resolve().name, run, training, validation)
+    return History(name, run, training, validation)
 
 
 @dataclass(frozen=True)
@@ -205,7 +212,7 @@ def measured_scores(exports: Sequence[Export]) -> list[tuple[str, str]]:
         for name, content in export.tasks.items()
         if "selected_by" in content["details"]
     }
-    intrinsic = [pair for pair in _INTRINSIC if any(export.figure(*pair) for export in exports)]
+    intrinsic = [pair for pair in _INTRINSIC if any(export.score(*pair) for export in exports)]
     return [*intrinsic, *sorted(judged)]
 
 
@@ -239,7 +246,7 @@ def draw_scores(exports: Sequence[Export]) -> Figure:
 
 
 def _draw_score(axes: Any, exports: Sequence[Export], task: str, metric: str, colour: str) -> None:
-    figures = [(export.step, figure) for export in exports if (figure := export.figure(task, metric)) is not None]
+    figures = [(export.step, figure) for export in exports if (figure := export.score(task, metric)) is not None]
     steps, values = [step for step, _ in figures], [figure.value for _, figure in figures]
     bars = [
         statistics.stdev(figure.seeds) if len(figure.seeds) > 1 else figure.half_width or 0.0 for _, figure in figures
@@ -253,14 +260,14 @@ def _draw_score(axes: Any, exports: Sequence[Export], task: str, metric: str, co
 def _finish_score(axes: Any, exports: Sequence[Export], task: str, metric: str) -> None:
     axes.set(title=task, ylabel=metric.replace("_", " "))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
-    content = next(export.tasks[task]["metrics"][metric] for export in exports if export.figure(task, metric))
+    content = next(export.tasks[task]["metrics"][metric] for export in exports if export.score(task, metric))
     if content["baseline"] is not None:
         axes.axhline(content["baseline"], color=_BASELINE, linestyle=(0, (5, 3)), linewidth=1.3)
     if content["unit"]:
         scale = 1.0 if content["unit"] == "share" else 100.0
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value / scale:.3g} %"))
     if metric == "perplexity":
-        _mark_perplexity(axes, [figure.value for e in exports if (figure := e.figure(task, metric)) is not None])
+        _mark_perplexity(axes, [figure.value for e in exports if (figure := e.score(task, metric)) is not None])
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10], integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_xlabel("step")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,12 @@ class Evaluated:
     Attributes:
         file: it.
         results: its content, see eval.results.
+        run: what the training run is called, see run_names; the export's folder where another program wrote it.
     """
 
     file: Path
     results: dict[str, Any]
+    run: str
 
     @property
     def weights_blake2b(self) -> str:
@@ -36,22 +38,15 @@ class Evaluated:
         return Path(self.results["checkpoint"]["path"])
 
     @property
-    def run(self) -> str:
-        """The name of the training run; that of the export's folder where another program wrote it."""
-        lineage = self.results["checkpoint"]["lineage"]
-        return Path(lineage["run"]).name if "run" in lineage else self.export.name
-
-    @property
     def step(self) -> int | None:
         """Of the training; None for an export that another program wrote."""
         step: int | None = self.results["checkpoint"]["lineage"].get("step")
         return step
 
-    @property
-    def limit(self) -> int | None:
-        """Examples of each data set that were taken at most; None for whole data sets, and where none was read."""
-        limit: int | None = (self.results.get("data") or {}).get("limit")
-        return limit
+    def limit(self, task: str) -> int | None:
+        """Examples of each data set that a task took at most; None for whole data sets, and where it read none."""
+        learned = "selected_by" in self.results["tasks"][task]["details"]
+        return (self.results.get("data") or {}).get("limit") if learned else None
 
     def figure(self, task: str, metric: str) -> float | None:
         """A figure; None where it was not measured."""
@@ -66,21 +61,61 @@ def find_results(folders: Iterable[Path]) -> Iterator[Path]:
     return iter(dict.fromkeys(found))
 
 
-def read_evaluations(files: Iterable[Path]) -> list[Evaluated]:
-    """Read results, sorted by step.
+def read_evaluations(files: Iterable[Path], known: Mapping[Path, str] | None = None) -> list[Evaluated]:
+    """Read results, sorted by run and step.
+
+    Args:
+        files: each a results.json.
+        known: runs that have a name already, by their directories.
 
     Raises:
         ValueError: one is damaged or of another version.
     """
-    found = [Evaluated(file, read_results(file)) for file in files]
-    return sorted(found, key=lambda evaluated: (evaluated.run, evaluated.step or 0, str(evaluated.file)))
+    found = {file: read_results(file) for file in files}
+    runs = {file: _run_directory(results["checkpoint"]) for file, results in found.items()}
+    names = {**run_names(runs.values()), **(known or {})}
+    evaluations = [Evaluated(file, results, names[runs[file]]) for file, results in found.items()]
+    return sorted(evaluations, key=lambda evaluated: (evaluated.run, evaluated.step or 0, str(evaluated.file)))
+
+
+def _run_directory(checkpoint: Mapping[str, Any]) -> Path:
+    return Path(checkpoint["lineage"].get("run") or checkpoint["path"])
+
+
+def run_names(runs: Iterable[Path]) -> dict[Path, str]:
+    """Runs by their directories' names, and where two share one, by as much of their paths as tells them apart."""
+    paths = list(dict.fromkeys(runs))
+    return {path: _shortest(path, [other for other in paths if other != path]) for path in paths}
+
+
+def _shortest(path: Path, others: Sequence[Path]) -> str:
+    """The end of a path, as short as no other one has it."""
+    ends = (path.parts[-n:] for n in range(1, len(path.parts) + 1))
+    unique = (end for end in ends if all(other.parts[-len(end) :] != end for other in others))
+    return str(Path(*next(unique, path.parts)))
+
+
+def prevailing(evaluations: Iterable[Evaluated]) -> dict[str, Evaluated]:
+    """Task -> the evaluation whose figures count: the last one, but none with a limit where another has none.
+
+    Args:
+        evaluations: of one export.
+    """
+    found: dict[str, Evaluated] = {}
+    for evaluated in evaluations:
+        for task in evaluated.results["tasks"]:
+            if task not in found or evaluated.limit(task) is None or found[task].limit(task) is not None:
+                found[task] = evaluated
+    return found
 
 
 def best_evaluation(evaluations: Sequence[Evaluated], task: str, metric: str) -> Evaluated:
     """The evaluation with the best figure, the earliest of several; a loss or perplexity is best when it is low.
 
+    Figures of a trial with --limit don't count.
+
     Raises:
-        ValueError: none has that figure.
+        ValueError: none has that figure, or only trials have.
     """
     figures = [(figure, e) for e in evaluations if (figure := e.figure(task, metric)) is not None]
     if not figures:
@@ -88,5 +123,8 @@ def best_evaluation(evaluations: Sequence[Evaluated], task: str, metric: str) ->
             {f"{name}.{m}" for e in evaluations for name, t in e.results["tasks"].items() for m in t["metrics"]}
         )
         raise ValueError(f"no evaluation has {task}.{metric}; there are {', '.join(measured) or 'no figures'}")
+    whole = [(figure, e) for figure, e in figures if e.limit(task) is None]
+    if not whole:
+        raise ValueError(f"{task}.{metric} was only tried out, with --limit; evaluate {task} without it")
     sign = -1 if metric in _LOWER_IS_BETTER else 1
-    return max(figures, key=lambda pair: sign * pair[0])[1]
+    return max(whole, key=lambda pair: sign * pair[0])[1]

@@ -118,7 +118,8 @@ class Experiment:
     def _origin(self) -> dict[str, Any]:
         """What decides a point's figures, besides the point."""
         settings = dataclasses.asdict(self._bench.settings)
-        del settings["max_tokens"]  # changes no more than rounding, and is what one changes when memory is short
+        # The same in expectation, with other dropout masks; and it is what one changes when memory is short.
+        del settings["max_tokens"]
         return {
             "task": self.task.name,
             "version": self.task.version,
@@ -181,7 +182,7 @@ class Experiment:
         return found
 
     def run(self, point: Hyperparameters) -> None:
-        """Learn at a point and write down what comes of it; that a loss is no number is a result too."""
+        """Learn at a point and write down what comes of it; that it diverged is a result too."""
         began = time.perf_counter()
         task, bench = self.task, self._bench
         model = task.kind.build(bench.export, seed_of(point.seed, "head")).to(bench.device)
@@ -214,6 +215,7 @@ class Experiment:
             "error": error,
             "seconds": time.perf_counter() - began,
             "device": str(bench.device),
+            "max_tokens": bench.settings.max_tokens,
             "code": code_version(),
         }
         files = {f"{part}_{name}": text for part, outcome in outcomes.items() for name, text in outcome.files.items()}

@@ -62,7 +62,7 @@ class Settings:
 
 
 class DivergedError(ArithmeticError):
-    """A loss or a score that is no number. The message says where."""
+    """A loss or a score that is NaN or infinite. The message says where."""
 
 
 class Sized(Protocol):
@@ -98,7 +98,7 @@ def learn(
         after_epoch: called with the number of finished epochs, and the mean loss of each step of the last one.
 
     Raises:
-        DivergedError: a loss is no number.
+        DivergedError: a loss is NaN or infinite.
     """
     optimizer = build_optimizer(
         parameter_groups(model, settings.weight_decay), OptimizerConfig(name=settings.optimizer)
@@ -150,7 +150,7 @@ def predict(
     """The logits of each sample, float32, in the order of the samples.
 
     Raises:
-        DivergedError: a score is no number.
+        DivergedError: a score is NaN or infinite.
     """
     model.eval()
     order = sorted(range(len(samples)), key=lambda i: samples[i].size)  # batches of about one length
@@ -160,7 +160,7 @@ def predict(
         with torch.inference_mode(), autocast(settings, device):
             scores = model(batch).float().cpu()
         if not torch.isfinite(scores).all():
-            raise DivergedError("the trained model's scores are no numbers")
+            raise DivergedError("the trained model's scores contain NaN or infinity")
         for i, of_sample in zip(part, model.split(scores, batch), strict=True):
             logits[order[i]] = of_sample.numpy()
     return logits

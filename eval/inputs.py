@@ -48,7 +48,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     export = load_export(path)
     for name, tensor in export.state.items():
         if not torch.isfinite(tensor).all():
-            raise ValueError(f"{path / WEIGHTS}: {name} holds values that are no numbers; take an earlier step")
+            raise ValueError(f"{path / WEIGHTS}: {name} contains NaN or infinity; take an earlier step")
     tokenizer = load_tokenizer(path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -169,7 +169,7 @@ def choose_length(asked: int | None, lengths: Sequence[int], positions: int) -> 
 
 
 def read_sentences(path: Path, tokenizer: Tokenizer, positions: int) -> list[str]:
-    """The sentences of a file, one a line; empty lines are passed over.
+    """The sentences of a file, one a line; empty lines are skipped.
 
     Raises:
         ValueError: can't be read, holds no sentence, one without [MASK], or one longer than the model reads.

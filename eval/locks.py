@@ -30,15 +30,18 @@ def locked(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def claimed(path: Path) -> Iterator[bool]:
-    """Hold a lock if nobody else does; gives whether it is held."""
+def claimed(path: Path) -> Iterator[int | None]:
+    """Hold a lock if nobody else does; gives the descriptor that holds it, None where another process has it.
+
+    A process that inherits the descriptor holds the lock as long as it lives, whatever becomes of this one.
+    """
     with path.open("w") as file:
         try:
             _take(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, path)
         except BlockingIOError:
-            yield False
+            yield None
         else:
-            yield True
+            yield file.fileno()
 
 
 def _take(file: int, operation: int, path: Path) -> None:
@@ -47,4 +50,4 @@ def _take(file: int, operation: int, path: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        _log.warning("%s: the file system has no locks; let no other process work there", path.parent)
+        _log.warning("%s: the file system has no locks; make sure no other process uses it", path.parent)

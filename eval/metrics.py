@@ -229,7 +229,8 @@ def _score_glue(arguments: argparse.Namespace) -> Scores:
     file = _file(arguments.predictions)
     with file.open(encoding="utf-8", errors="replace") as lines:
         key = "id" if lines.readline().startswith("id\t") else "index"
-    submitted = TextTable(folders=(), a=key, label="prediction", labels=table.labels, scale=table.scale, id=key)
+    scale = table.scale and (-math.inf, math.inf)  # a regression may well leave the labels' scale
+    submitted = TextTable(folders=(), a=key, label="prediction", labels=table.labels, scale=scale, id=key)
     predictions = {row.id: row.label for row in tables.read(submitted, file, "dev")}
     missing = [example.id for example in examples if example.id not in predictions]
     if missing:

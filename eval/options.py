@@ -29,7 +29,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="EXPORT", help="RUN/exports/step-NNNNNN")
     parser.add_argument(
-        "--tasks", type=_words, required=True, metavar="NAME[,NAME...]", help="tasks and groups of tasks"
+        "--tasks", type=split_words, required=True, metavar="NAME[,NAME...]", help="tasks and groups of tasks"
     )
     parser.add_argument(
         "--output", type=Path, metavar="DIR",
@@ -122,14 +122,15 @@ def _add_sharing(group: argparse._ArgumentGroup) -> None:
 
 def _several(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
     def parse_all(text: str) -> tuple[T, ...]:
-        if not _words(text):
+        if not split_words(text):
             raise argparse.ArgumentTypeError("there is no value in it")
-        return tuple(kind(word) for word in _words(text))
+        return tuple(kind(word) for word in split_words(text))
 
     return parse_all
 
 
-def _words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
+    """What stands between the commas of a text."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 

@@ -15,11 +15,11 @@ from eval.finetune import Settings
 from eval.grid import Search
 from eval.inputs import Checkpoint, check_heads, open_checkpoint, open_stream, read_lineage, read_sentences
 from eval.kinds import Texts
+from eval.pretrained import build
 from eval.probe import SENTENCES
 from eval.tasks import Task, select
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Intrinsic, Subject
-from trainer.model import BertForPreTraining
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,8 @@ def _subject(tasks: Sequence[Intrinsic], arguments: argparse.Namespace, checkpoi
     if any(task.needs_shards for task in tasks):
         stream = open_stream(arguments.shards, checkpoint.path, arguments.sequence_length, export.config)
     positions = export.config.max_position_embeddings
-    model = BertForPreTraining(export.config, seed=None)
-    model.load_state_dict(export.state)
     return Subject(
-        model=model.float().eval(),
+        model=build(export),
         tokenizer=tokenizer,
         stream=stream,
         samples=min(arguments.samples, stream.size) if stream else 0,

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from tokenizers import Encoding, Tokenizer
 
-from preprocessing.tokenization import load_tokenizer
-from trainer.hugging_face import WEIGHTS, load_export
+from eval.inputs import open_checkpoint
+from trainer.hugging_face import Export
 from trainer.model import BertForPreTraining
 from trainer.packing import PackedTokens
 
@@ -22,25 +22,24 @@ class Pretrained(NamedTuple):
     tokenizer: Tokenizer
 
 
-def load_pretrained(export: Path, heads: tuple[str, ...] = ()) -> Pretrained:
+def load_pretrained(path: Path) -> Pretrained:
     """Read an export.
 
     Args:
-        export: a directory that trainer.hugging_face.save_export or transformers wrote.
-        heads: prefixes of the parameters that it must hold besides the encoder's, such as ``mlm.``; others may be new.
+        path: a directory that trainer.hugging_face.save_export or transformers wrote; heads that it lacks are new.
 
     Raises:
-        ValueError: a file is missing or damaged, or lacks one of the heads; the message names it and what to do.
+        ValueError: see eval.inputs.open_checkpoint.
     """
-    config, state, initialized = load_export(export)
-    if missing := [name for name in initialized if name.startswith(heads)]:
-        raise ValueError(f"{export / WEIGHTS}: lacks {missing[0]}; give an export with the heads of pretraining")
-    model = BertForPreTraining(config, seed=None)
-    model.load_state_dict(state)
-    tokenizer = load_tokenizer(export)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return Pretrained(model.float().eval(), tokenizer)
+    checkpoint = open_checkpoint(path)
+    return Pretrained(build(checkpoint.export), checkpoint.tokenizer)
+
+
+def build(export: Export) -> BertForPreTraining:
+    """The model of an export, in evaluation mode and float32."""
+    model = BertForPreTraining(export.config, seed=None)
+    model.load_state_dict(export.state)
+    return model.float().eval()
 
 
 def pack(encodings: Sequence[Encoding], device: torch.device | None = None) -> PackedTokens:

@@ -32,6 +32,7 @@ from mlflow.types.schema import Array, ColSpec, DataType, Object, ParamSchema, P
 from eval.embeddings import K1, B, count_terms, save_terms
 from eval.evaluated import best_evaluation, find_results, read_evaluations
 from eval.pretrained import Pretrained, load_pretrained
+from eval.results import tags_of
 from eval.serving import EXPORT, TERMS
 from preprocessing.schema import checksum
 from trainer.checkpoint import RunDirectory
@@ -140,23 +141,10 @@ def choose(run: RunDirectory, task: str, metric: str) -> Choice:
         )
     if checksum(export / WEIGHTS) != best.weights_blake2b:
         raise ValueError(f"{export}: not the weights that {best.file} is of; evaluate it again")
-    figure = best.figure(task, metric)
-    return Choice(export, _tags(best.results["checkpoint"]) | {"metric": f"{task}.{metric}", "figure": repr(figure)})
-
-
-def _tags(checkpoint: dict[str, Any]) -> dict[str, str]:
-    """Which weights, data, settings and code a model is of; what isn't known is left out."""
-    lineage = checkpoint["lineage"]
-    code = lineage.get("code", {})
-    known = {
-        "step": lineage.get("step"),
-        "export_blake2b": checkpoint["weights_blake2b"],
-        "manifest_blake2b": lineage.get("manifest_blake2b"),
-        "config_blake2b": lineage.get("config_blake2b"),
-        "code_version": code.get("version"),
-        "code_commit": code.get("commit"),
-    }
-    return {name: str(value) for name, value in known.items() if value is not None}
+    checkpoint, figure = best.results["checkpoint"], best.figure(task, metric)
+    code = checkpoint["lineage"].get("code", {})  # which trained
+    tags = tags_of(checkpoint, code_version=code.get("version"), code_commit=code.get("commit"))
+    return Choice(export, tags | {"metric": f"{task}.{metric}", "figure": repr(figure)})
 
 
 def _with_source(store: Store, export_blake2b: str) -> Store:
@@ -196,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _read_corpus(path: Path) -> list[str]:
-    """The documents of a text file, one a line; empty lines are passed over."""
+    """The documents of a text file, one a line; empty lines are skipped."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -222,7 +210,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _metric(text: str) -> tuple[str, str]:
     task, dot, metric = text.partition(".")
     if not (task and dot and metric):
-        raise argparse.ArgumentTypeError(f"{text!r} is no TASK.METRIC, such as mrpc.f1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form TASK.METRIC, such as mrpc.f1")
     return task, metric
 
 

@@ -26,16 +26,16 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from eval.comparison import Export, compare, exports_of
-from eval.curves import WINDOWS, History, baselines, column, draw, draw_scores, measured_scores, read_history
-from eval.evaluated import Evaluated, find_results, read_evaluations
+from eval.curves import WINDOWS, History, baselines, column, draw, draw_scores, measured_scores, read_histories
+from eval.evaluated import Evaluated, find_results, prevailing, read_evaluations
 from eval.pages import render_page
 from eval.paper import TABLES
-from eval.results import RESULTS, figures_table, filled_table, markdown
+from eval.pictures import save_picture
+from eval.results import RESULTS, check_output, figures_table, filled_table, markdown
 from preprocessing.schema import checksum
 from trainer.checkpoint import write_atomically
 
 CURVES, SCORES, REPORT, PAGE = "curves.png", "scores.png", "report.md", "report.html"
-_DPI = 150
 _BESIDE = (
     "Devlin et al. (2019). Figures are in per cent, but for perplexities; empty is what was not measured. Ours is the "
     "best of the grid on the dev set, as the paper's; under seeds stand their number, and mean ± standard deviation of "
@@ -47,24 +47,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the report; the exit code is 0, or 2 for a mistake in what was asked for."""
     arguments = _parse(argv)
     try:
-        histories = [read_history(path) for path in arguments.runs]
-        evaluations = read_evaluations(arguments.results or find_results([arguments.output, *arguments.runs]))
-        arguments.output.mkdir(parents=True, exist_ok=True)
+        check_output(arguments.output)
+        histories = read_histories(arguments.runs)
+        named = {history.run.path.resolve(): history.name for history in histories}
+        evaluations = read_evaluations(arguments.results or find_results([arguments.output, *arguments.runs]), named)
+        exports = exports_of(evaluations)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    write_report(arguments.output, histories, evaluations)
+    try:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        write_report(arguments.output, histories, evaluations, exports)
+    except OSError as error:
+        print(f"error: the report can't be written: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
-def write_report(output: Path, histories: Sequence[History], evaluations: Sequence[Evaluated]) -> None:
+def write_report(
+    output: Path, histories: Sequence[History], evaluations: Sequence[Evaluated], exports: Sequence[Export]
+) -> None:
     """Write pictures, report.md and report.html, and print their names."""
-    draw(histories, baselines([e.results for e in evaluations])).savefig(output / CURVES, dpi=_DPI)
-    exports = exports_of(evaluations)
+    save_picture(draw(histories, baselines([e.results for e in evaluations])), output / CURVES)
     stepped = [export for export in exports if export.step is not None]
     pictures = [CURVES]
     if measured_scores(stepped):
-        draw_scores(stepped).savefig(output / SCORES, dpi=_DPI)
+        save_picture(draw_scores(stepped), output / SCORES)
         pictures.append(SCORES)
     text = "\n".join(report(histories, evaluations, exports, SCORES in pictures)) + "\n"
     write_atomically(output / REPORT, text)
@@ -158,21 +166,26 @@ def _evaluation(group: Sequence[Evaluated]) -> Iterator[str]:
     """A section of all that was evaluated on an export."""
     export = group[0].export.name
     yield f"## Evaluation of {export if group[0].run == export else f'{group[0].run} {export}'}\n"
-    yield from (f"{'; '.join(_facts(e))}. ± is half of the 95 % confidence interval.\n" for e in group)
-    tasks = {"tasks": {name: task for e in group for name, task in e.results["tasks"].items()}}
+    counting = prevailing(group)
+    for e in group:
+        if facts := list(_facts(e, [task for task, of in counting.items() if of is e])):
+            yield f"{'; '.join(facts)}. ± is half of the 95 % confidence interval.\n"
+    tasks = {"tasks": {task: e.results["tasks"][task] for task, e in counting.items()}}
     yield from filter(None, (figures_table(tasks), filled_table(tasks)))
     failed = {name: reason for e in group for name, reason in e.results["failed"].items()}
     yield from (f"Failed: {name}: {reason}\n" for name, reason in failed.items())
 
 
-def _facts(evaluated: Evaluated) -> Iterator[str]:
-    """What the figures of a results.json are of."""
+def _facts(evaluated: Evaluated, tasks: Sequence[str]) -> Iterator[str]:
+    """What the figures of a results.json are of, for those tasks whose figures count; nothing where none does."""
     result = evaluated.results
-    yield ", ".join([*result["tasks"], *(f"{name} (failed)" for name in result["failed"])])
+    if not (tasks or result["failed"]):
+        return
+    yield ", ".join([*tasks, *(f"{name} (failed)" for name in result["failed"])])
     if shards := result["shards"]:
         yield f"{shards['samples']:,} held-out samples of {shards['sequence_length']} tokens"
-    if evaluated.limit is not None:
-        yield f"at most {evaluated.limit:,} examples of each data set, so of little weight"
+    for limit in {limit for task in tasks if (limit := evaluated.limit(task)) is not None}:
+        yield f"at most {limit:,} examples of each data set, so of little weight"
     yield f"weights {evaluated.weights_blake2b}"
     if shards:
         yield f"shards {shards['manifest_blake2b']}"

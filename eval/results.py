@@ -22,7 +22,8 @@ figures for all seeds of that point) and points (point, metrics by part, error, 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,40 @@ RESULTS = "results.json"
 FORMAT_VERSION = 2
 
 
+def check_output(folder: Path) -> None:
+    """See that a folder can be made or written to, before work is spent on what it is to hold; nothing is made.
+
+    Raises:
+        ValueError: it can't.
+    """
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"{nearest}: not a directory; choose another place")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ValueError(f"{nearest}: no permission to write there; get it, or choose another place")
+
+
 def write_results(path: Path, results: dict[str, Any]) -> None:
     """Write results so that a reader sees all or nothing of them."""
     write_atomically(path, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+
+
+def tags_of(checkpoint: Mapping[str, Any], **more: Any) -> dict[str, str]:
+    """Tags for MLflow: which weights something is of, and what they were trained on; what isn't known is left out.
+
+    Args:
+        checkpoint: of results.
+        more: further tags.
+    """
+    lineage = checkpoint["lineage"]
+    tags = {
+        "step": lineage.get("step"),
+        "export_blake2b": checkpoint["weights_blake2b"],
+        "training_manifest_blake2b": lineage.get("manifest_blake2b"),
+        "config_blake2b": lineage.get("config_blake2b"),
+        **more,
+    }
+    return {name: str(value) for name, value in tags.items() if value is not None}
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -73,10 +105,17 @@ def figures_table(results: dict[str, Any]) -> str:
     return markdown([["", "model", "baseline", "which is"], *rows], numbers=(1, 2)) if rows else ""
 
 
+def sentences_of(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """The sentences whose masks were filled, with their candidates; none where none were asked for."""
+    filled: list[dict[str, Any]] = results["tasks"].get("fill_mask", {}).get("details", {}).get("sentences", [])
+    return filled
+
+
 def filled_table(results: dict[str, Any]) -> str:
     """The filled masks as a table in Markdown; empty where none were asked for."""
-    sentences = results["tasks"].get("fill_mask", {"details": {"sentences": []}})["details"]["sentences"]
-    rows = [[shown, _candidates(candidates)] for sentence in sentences for shown, candidates in _masks(sentence)]
+    rows = [
+        [shown, _candidates(candidates)] for sentence in sentences_of(results) for shown, candidates in _masks(sentence)
+    ]
     return markdown([["sentence", "most probable, %"], *rows]) if rows else ""
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import logging
 import shutil
 import sys
@@ -30,18 +31,30 @@ from eval.locks import locked
 from eval.options import SUBMISSION, parse
 from eval.plan import Plan, prepare
 from eval.readers.glue import GLUE
-from eval.results import FORMAT_VERSION, RESULTS, figures_table, filled_table, read_results, write_results
+from eval.results import (
+    FORMAT_VERSION,
+    RESULTS,
+    check_output,
+    figures_table,
+    filled_table,
+    read_results,
+    sentences_of,
+    tags_of,
+    write_results,
+)
 from eval.submission import write_glue_submission
 from eval.tasks import Task
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Subject
 from eval.tasks.result import Result
-from eval.workers import describe, run_points, run_side_by_side, share
+from eval.workers import describe, exit_on_sigterm, run_points, run_side_by_side, share
 from trainer.checkpoint import CheckpointError
 from trainer.leases import hold_export
 from trainer.lineage import code_version
 
 PREDICTED = "predictions"
+
+_log = logging.getLogger("eval")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = parse(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    exit_on_sigterm()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     try:
@@ -61,7 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """What main does with an export that no retention deletes meanwhile."""
+    before = _version(arguments.output / RESULTS)
     try:
+        check_output(arguments.output)
         plan = prepare(arguments)
         arguments.output.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
@@ -71,15 +87,27 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     failed = learn(arguments, words, list(plan.experiments.values()))
     if _is_mine_to_collect(arguments, plan):
         with locked(arguments.output / ".collect.lock"):
-            if arguments.grid_count == 1 or not _is_collected(arguments.output, plan):
+            by_another = arguments.grid_count > 1 or _version(arguments.output / RESULTS) != before
+            if by_another and _is_collected(arguments, plan):
+                _log.info("%s is there: another process has gathered it", arguments.output / RESULTS)
+            else:
                 collect(arguments, plan, failed, began)
     return 1 if failed else 0
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """What changes whenever a file is written anew; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def learn(arguments: argparse.Namespace, words: Sequence[str], experiments: Sequence[Experiment]) -> dict[str, str]:
     """Run the points that are missing, or this process's share of them; returns the tasks that failed and why."""
     if arguments.workers > 1:
-        run_side_by_side(words, arguments.workers)
+        run_side_by_side(words, arguments.workers, arguments.grid_index, arguments.grid_count)
         return {}  # what failed there is missing
     work = share(experiments, arguments.grid_index, arguments.grid_count)
     return run_points(work, wait=arguments.grid_count == 1)
@@ -91,17 +119,27 @@ def _is_mine_to_collect(arguments: argparse.Namespace, plan: Plan) -> bool:
     return not arguments.points_only and (arguments.grid_count == 1 or finished)
 
 
-def _is_collected(output: Path, plan: Plan) -> bool:
-    """Whether another process of the same grid has written the results."""
+def _is_collected(arguments: argparse.Namespace, plan: Plan) -> bool:
+    """Whether the results are there that this process would write, each task with what it would find.
+
+    Tasks that learn nothing are told by what they read, as only computing them would give their figures.
+    """
     try:
-        results = read_results(output / RESULTS)
-    except ValueError:
+        results = read_results(arguments.output / RESULTS)
+        learned = {
+            name: _content(experiment.task, experiment.collect()) for name, experiment in plan.experiments.items()
+        }
+    except ValueError:  # no results, or points that give none
         return False
-    learned = {name: results["tasks"].get(name, {"details": {"points": []}}) for name in plan.experiments}
+    tasks = results["tasks"]
+    filled = [sentence["sentence"] for sentence in sentences_of(results)]
     return (
         results["checkpoint"]["weights_blake2b"] == plan.checkpoint.weights_blake2b
-        and {task.name for task in plan.tasks} <= results["tasks"].keys() | results["failed"].keys()
-        and all(len(learned[name]["details"]["points"]) == len(e.points) for name, e in plan.experiments.items())
+        and all(task.name in tasks and tasks[task.name]["version"] == task.version for task in plan.tasks)
+        and all(tasks[name] == json.loads(json.dumps(content)) for name, content in learned.items())
+        and (not learned or results["data"] == _data(arguments))
+        and (plan.subject is None or results["shards"] == _shards(plan.subject))
+        and (plan.subject is None or filled in ([], list(plan.subject.sentences)))
     )
 
 
@@ -116,11 +154,7 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
     """
     output = arguments.output
     found = {task.name: _result(task, plan, failed) for task in plan.tasks if task.name not in failed}
-    tasks = {
-        task.name: {"version": task.version, **dataclasses.asdict(result)}
-        for task in plan.tasks
-        if (result := found.get(task.name)) is not None
-    }
+    tasks = {task.name: _content(task, result) for task in plan.tasks if (result := found.get(task.name)) is not None}
     results = {
         "format_version": FORMAT_VERSION,
         "checkpoint": {
@@ -147,6 +181,11 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
         _track(output / RESULTS, results)
 
 
+def _content(task: Task, result: Result) -> dict[str, Any]:
+    """What results.json has of a task."""
+    return {"version": task.version, **dataclasses.asdict(result)}
+
+
 def _result(task: Task, plan: Plan, failed: dict[str, str]) -> Result | None:
     """What a task found; None, and a reason in ``failed``, where it fails."""
     try:
@@ -158,7 +197,7 @@ def _result(task: Task, plan: Plan, failed: dict[str, str]) -> Result | None:
         failed[task.name] = describe(error)
     except Exception as error:  # of one task, whatever it is: the others must not be lost
         failed[task.name] = describe(error)
-        logging.getLogger("eval").exception("%s failed", task.name)
+        _log.exception("%s failed", task.name)
     return None
 
 
@@ -176,7 +215,7 @@ def _publish(output: Path, experiments: Sequence[Experiment]) -> list[str]:
     if not tests:
         return [PREDICTED]
     for problem in write_glue_submission(tests, output / SUBMISSION):
-        print(f"note: GLUE would not take {SUBMISSION}: {problem}", file=sys.stderr)
+        print(f"note: GLUE will reject {SUBMISSION}: {problem}", file=sys.stderr)
     return [PREDICTED, SUBMISSION]
 
 
@@ -241,18 +280,8 @@ def tracked_metrics(results: dict[str, Any]) -> dict[str, float]:
 
 def tracked_tags(results: dict[str, Any]) -> dict[str, str]:
     """Which weights, data, settings and code the figures are of; what isn't known is left out."""
-    lineage, shards, code = results["checkpoint"]["lineage"], results["shards"] or {}, results["code"]
-    tags = {
-        "step": lineage.get("step"),
-        "export_blake2b": results["checkpoint"]["weights_blake2b"],
-        "manifest_blake2b": shards.get("manifest_blake2b"),
-        "training_manifest_blake2b": lineage.get("manifest_blake2b"),
-        "config_blake2b": lineage.get("config_blake2b"),
-        "code_version": code["version"],
-        "code_commit": code["commit"],
-        "code_modified": code["modified"],
-    }
-    return {name: str(value) for name, value in tags.items() if value is not None}
+    code = {f"code_{name}": results["code"][name] for name in ("version", "commit", "modified")}
+    return tags_of(results["checkpoint"], manifest_blake2b=(results["shards"] or {}).get("manifest_blake2b"), **code)
 
 
 if __name__ == "__main__":

@@ -205,8 +205,8 @@ def tune_threshold(found: Mapping[str, Candidates], references: Mapping[str, Seq
     answers = {key: candidates.text for key, candidates in found.items()}
     odds = {key: candidates.odds for key, candidates in found.items()}
     figures = squad_v2(answers, references, odds)
-    unanswerable = sum(not any(texts) for texts in references.values()) / len(references)
-    if figures["best_f1"] <= 100 * unanswerable:  # the official search begins at 0, which odds may lie below
+    unanswered = 100.0 * sum(not texts for texts in references.values()) / len(references)  # to the same bits as there
+    if figures["best_f1"] <= unanswered:  # the official search begins at 0, which odds may lie below
         return min(odds.values()) - 1.0
     return figures["best_f1_thresh"]
 

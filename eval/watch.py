@@ -14,7 +14,6 @@ has failed; a run that was stopped to go on later is waited for.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import logging
 import signal
 import subprocess
@@ -24,15 +23,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from eval.evaluated import EVALUATIONS
+from eval.locks import claimed
 from eval.options import parse as parse_evaluation
+from eval.options import split_words
 from eval.plan import check_source
-from eval.results import RESULTS, read_results
+from eval.results import RESULTS, check_output, read_results
 from eval.tasks import select
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Intrinsic
+from eval.workers import exit_on_sigterm
 from preprocessing.schema import checksum
 from trainer.checkpoint import Ending, RunDirectory, step_folders
 from trainer.hugging_face import WEIGHTS
@@ -162,13 +163,8 @@ def _claim(output: Path) -> Iterator[int | None]:
     The evaluation inherits the descriptor: should the watcher be killed, its work goes on and stays claimed.
     """
     output.parent.mkdir(exist_ok=True)
-    with output.with_name(f".{output.name}.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-        else:
-            yield file.fileno()
+    with claimed(output.with_name(f".{output.name}.lock")) as claim:
+        yield claim
 
 
 def _run_evaluation(words: Sequence[str], claim: int) -> int:
@@ -191,20 +187,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = RunDirectory(arguments.run)
     try:
         _check(run, arguments, options)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, _stop)
+    exit_on_sigterm()
     watch = Watch(run, arguments.tasks, arguments.final_tasks, options)
     if arguments.once:
         watch.evaluate(ending_of(run))
     else:
         watch.follow(arguments.poll)
     return _conclude(run, watch.failed)
-
-
-def _stop(*_: object) -> NoReturn:
-    sys.exit(128 + signal.SIGTERM)
 
 
 def _conclude(run: RunDirectory, failed: set[Path]) -> int:
@@ -233,11 +225,12 @@ def _check(run: RunDirectory, arguments: argparse.Namespace, options: Sequence[s
     """Look for what would make every evaluation fail.
 
     Raises:
-        ValueError: no run, an unknown task, a folder that is missing or not there, or an option that is the watch's
-            own; argparse ends the program for other words.
+        ValueError: no run, one that can't be written to, an unknown task, a folder that is missing or not there, or an
+            option that is the watch's own; argparse ends the program for other words.
     """
     if not run.path.is_dir():
         raise ValueError(f"{run.path}: no such directory; give a run directory")
+    check_output(run.path / EVALUATIONS)
     wanted = select([*arguments.tasks, *arguments.final_tasks])
     job = Job(run.path, tuple(task.name for task in wanted), run.path)
     parsed = parse_evaluation([*evaluation_words(job), *options])
@@ -261,19 +254,19 @@ def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="a run directory")
     parser.add_argument(
-        "--tasks", type=_words, default=list(CHEAP), metavar="NAME[,NAME...]",
+        "--tasks", type=split_words, default=list(CHEAP), metavar="NAME[,NAME...]",
         help=f"of every export (default: {','.join(CHEAP)})",
     )  # fmt: skip
     parser.add_argument(
-        "--final-tasks", type=_words, default=[], metavar="NAME[,NAME...]", help="of the last one, when the run is done"
+        "--final-tasks",
+        type=split_words,
+        default=[],
+        metavar="NAME[,NAME...]",
+        help="of the last one, when the run is done",
     )
     parser.add_argument("--poll", type=_seconds, default=30.0, metavar="SECONDS", help="(default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="evaluate what is there now, and end")
     return parser.parse_known_args(argv)
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _seconds(text: str) -> float:
@@ -282,7 +275,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"must be a positive number of seconds, not {text!r}")
     return seconds
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 
@@ -47,10 +49,10 @@ def run_points(work: Sequence[Work], wait: bool) -> dict[str, str]:
 
 def _run_if_free(experiment: Experiment, point: Hyperparameters, failed: dict[str, str]) -> bool:
     """Whether the point is nobody else's any more."""
-    with claimed(experiment.lock(point)) as free:
-        if free:
+    with claimed(experiment.lock(point)) as claim:
+        if claim is not None:
             _run(experiment, point, failed)
-        return free
+        return claim is not None
 
 
 def _run(experiment: Experiment, point: Hyperparameters, failed: dict[str, str]) -> None:
@@ -75,29 +77,49 @@ def describe(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def run_side_by_side(words: Sequence[str], workers: int) -> None:
-    """Run the command of these words in several processes that divide the points.
+def run_side_by_side(words: Sequence[str], workers: int, index: int, count: int) -> None:
+    """Run the command of these words in several processes that divide the points, or this process's share of them.
 
     Each has a GPU of its own where there are some. Whatever they fail at is missing afterwards, and standard error says
-    why.
+    why. When this one is stopped, so are they.
+
+    Args:
+        words: of the command.
+        workers: how many.
+        index: of this process among those that share the grids, from 0.
+        count: of those.
     """
-    processes = [
-        subprocess.Popen(  # noqa: S603  our own command
-            [
-                *(sys.executable, "-m", "eval.run", *words, "--workers", "1", "--points-only"),
-                *("--grid-index", str(i), "--grid-count", str(workers)),
-            ],
-            env={**os.environ, **_place(i, workers)},
-            stdout=subprocess.DEVNULL,
-        )
-        for i in range(workers)
-    ]
+    processes: list[subprocess.Popen[bytes]] = []
     try:
+        for worker in range(workers):
+            command = [sys.executable, "-m", "eval.run", *worker_words(words, worker, workers, index, count)]
+            environment = {**os.environ, **_place(worker, workers)}
+            processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))  # noqa: S603  ours
         for process in processes:
             process.wait()
     finally:
         for process in processes:
             process.terminate()
+        for process in processes:
+            process.wait()
+
+
+def worker_words(words: Sequence[str], worker: int, workers: int, index: int, count: int) -> list[str]:
+    """The words for a worker, numbered from 0, of a process: of repeated options the last one counts.
+
+    All workers together have the points that ``share`` gives to their process.
+    """
+    sharing = ("--grid-index", str(index + worker * count), "--grid-count", str(count * workers))
+    return [*words, "--workers", "1", "--points-only", *sharing]
+
+
+def exit_on_sigterm() -> None:
+    """Let SIGTERM end this process by an exception, so that it ends those that it has started."""
+    signal.signal(signal.SIGTERM, _exit)
+
+
+def _exit(*_: object) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)
 
 
 def _place(worker: int, workers: int) -> dict[str, str]:

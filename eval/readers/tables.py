@@ -28,7 +28,7 @@ class TextTable:
         b: column of the second text; None where there is one only.
         label: column of the label. It may be missing in the split "test" only.
         labels: the words of the labels in the file, in the order of their indices; empty for a regression.
-        scale: lowest and highest figure of a regression.
+        scale: lowest and highest figure of a regression; all are finite.
         files: split -> its files, read one after the other; that of a split which is not here is SPLIT.tsv.
         id: column of the ids. Where a file lacks it, rows are numbered from 0.
         columns: names of the columns of a file whose first line doesn't name them.
@@ -170,6 +170,6 @@ def _figure(word: str, table: TextTable, row: Row) -> float:
         figure = float(word)
     except ValueError:
         figure = math.nan
-    if not low <= figure <= high:
+    if not (math.isfinite(figure) and low <= figure <= high):
         raise row.error(table.label, f"{word!r} is not a figure; expected one from {low:g} to {high:g}")
     return figure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from eval.features import Combine, FeatureTags
 from eval.kinds import Choices, Kind, Questions, Tags, Texts
@@ -44,7 +44,6 @@ class FineTuned:
     epochs: tuple[int, ...] = (3,)
     batch_sizes: tuple[int, ...] = (32,)
     max_length: int = 128
-    needs_shards: bool = field(default=False, init=False)
 
 
 def _glue(name: str, dataset: str, best: str, dev: Mapping[str, str] | None = None, *also: str) -> FineTuned:
@@ -64,7 +63,7 @@ def _features(choice: str, first: int, last: int, combine: Combine = "concatenat
     """Section 5.3; the paper doesn't say how the BiLSTM is trained."""
     return FineTuned(
         name=f"conll2003_{choice}",
-        version=1,
+        version=2,
         kind=FeatureTags(first, last, combine),
         best="f1",
         train=("CoNLL-2003", "train"),
@@ -97,7 +96,7 @@ _ROWS = (
     ),
     FineTuned(  # section 4.3
         name="squad_v2",
-        version=1,
+        version=2,
         kind=Questions("v2.0"),
         best="f1",
         train=("SQuAD v2.0", "train"),

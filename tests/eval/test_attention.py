@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from matplotlib.image import imread
+from safetensors.torch import load_file, save_file
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
@@ -20,7 +21,9 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
 from eval.attention import Picture, attention_weights, draw_head, main, picture, render
+from eval.pictures import save_picture
 from eval.pretrained import load_pretrained, pack
+from preprocessing.tokenization import SPECIAL_TOKENS, save_tokenizer
 from tests.browser import headless_browser
 from tests.eval.conftest import CONFIG, random_state
 from trainer.hugging_face import save_export
@@ -91,12 +94,24 @@ def test_a_picture_of_a_head(export: Path, tmp_path: Path) -> None:
     shown = random_picture(tokens)
     axes, _ = draw_head(shown, layer=3, head=2).axes
     np.testing.assert_array_equal(axes.images[0].get_array(), shown.weights[2, 1])
-    assert [label.get_text().replace("\\$", "$") for label in axes.get_xticklabels()] == tokens
+    assert [label.get_text() for label in axes.get_xticklabels()] == tokens
     assert axes.get_title(loc="left") == "Layer 3, head 2"
 
     assert main([str(export), "w10 w11", "w12", "--output", str(tmp_path / "p" / "a.html"), "--png", "2.1"]) == 0
     assert sorted(path.name for path in (tmp_path / "p").iterdir()) == ["a-2.1.png", "a.html"]
     assert imread(tmp_path / "p" / "a-2.1.png").std() > 0
+
+
+def test_dollars_are_no_formula(export: Path, tmp_path: Path) -> None:
+    figure = draw_head(random_picture(["[CLS]", "a$b_{$", "[SEP]"]), layer=1, head=1)
+    save_picture(figure, tmp_path / "head.png")  # matplotlib would break off at this formula
+    assert [path.name for path in tmp_path.glob("*head*")] == ["head.png"]
+
+
+def test_words_in_another_encoding(export: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([str(export), "caf\udce9"])  # Latin-1, as Python gets it from a terminal of UTF-8
+    assert "argument SENTENCE: 'caf\\udce9' is not UTF-8" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +239,20 @@ def test_a_page_that_no_browser_likes_is_refused() -> None:
 def test_no_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path), "w10"]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'config.json'}: missing; ")
+
+
+def test_an_export_whose_parts_do_not_fit(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "page.html"
+    weights = load_file(export / "model.safetensors")
+    spoilt = {**weights, "bert.pooler.dense.bias": torch.full_like(weights["bert.pooler.dense.bias"], torch.nan)}
+    save_file(spoilt, export / "model.safetensors", metadata={"format": "pt"})
+    assert main([str(export), "w10", "--output", str(output)]) == 2
+    assert "pooler.dense.bias contains NaN or infinity" in capsys.readouterr().err
+    save_file(weights, export / "model.safetensors", metadata={"format": "pt"})
+    save_tokenizer([*SPECIAL_TOKENS, *(f"word{i}" for i in range(99))], True, export)
+    assert main([str(export), "word98", "--output", str(output)]) == 2
+    assert "has the id 103, but the model's vocabulary 64 entries" in capsys.readouterr().err
+    assert not output.exists()
 
 
 @pytest.mark.parametrize("text", ["5", "5.", "a.b", "5.3.1", "-1.2"])

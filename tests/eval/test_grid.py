@@ -142,11 +142,11 @@ def test_a_lock_is_one_processs_and_ends_with_it(tmp_path: Path) -> None:
     process.start()
     begun.wait()
     with claimed(path) as mine:
-        assert not mine
+        assert mine is None
     process.kill()
     process.join()
     with claimed(path) as mine:
-        assert mine
+        assert mine is not None
 
 
 def test_without_locks_everything_is_free(
@@ -157,5 +157,5 @@ def test_without_locks_everything_is_free(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with claimed(tmp_path / "lock") as mine:
-        assert mine
-    assert f"{tmp_path}: the file system has no locks; let no other process work there" in caplog.text
+        assert mine is not None
+    assert f"{tmp_path}: the file system has no locks; make sure no other process uses it" in caplog.text

@@ -514,6 +514,20 @@ def test_scoring_labels(tmp_path, capsys):
     assert scores(capsys, "glue", "RTE", data, ours) == {"accuracy": 50}
 
 
+def test_scoring_figures(tmp_path, capsys):
+    """A model's figures may leave the scale of the labels, as eval.run writes them."""
+    rows = "0\ta\tb\t5.0\n1\tc\td\t1.0\n2\te\tf\t3.0\n"
+    data = text_file(tmp_path / "dev.tsv", f"index\tsentence1\tsentence2\tscore\n{rows}")
+    ours = text_file(tmp_path / "dev_predictions.tsv", "id\tprediction\n0\t5.12\n1\t-0.9\n2\t2.0\n")
+    assert scores(capsys, "glue", "STS-B", data, ours)["spearman"] == 100
+    for word in ("nan", "inf", "x"):
+        bad = text_file(tmp_path / "bad.tsv", f"id\tprediction\n0\t{word}\n1\t0.9\n2\t2.0\n")
+        where = f"{bad}: line 2, column 'prediction'"
+        assert refusal(capsys, "glue", "STS-B", data, bad) == (
+            f"{where}: {word!r} is not a figure; expected one from -inf to inf"
+        )
+
+
 def test_scoring_entities(tmp_path, capsys):
     data = text_file(
         tmp_path / "eng.testa", "-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nrejects VBZ I-VP O\n\nHe PRP I-NP O\n"

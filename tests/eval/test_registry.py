@@ -28,6 +28,7 @@ from eval.embeddings import count_terms
 from eval.pretrained import load_pretrained
 from eval.probe import fill_masks
 from eval.registry import main
+from eval.results import read_results, write_results
 from preprocessing.schema import checksum
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.evaluations import task, write_evaluation
@@ -125,6 +126,23 @@ def test_the_best_is_registered(run: RunDirectory, metric: str, step: int, capsy
     assert f"{run.export(step)} is version 1 of bert-test" in capsys.readouterr().out
 
 
+def test_a_trial_is_no_reason_to_register(
+    run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def try_out(name: str, metric: str) -> None:
+        trial = write_evaluation(run.path, 9, name, **{name: task({"selected_by": metric}, **{metric: 100.0})})
+        write_results(trial, read_results(trial) | {"data": {"path": "/data", "limit": 4}})
+
+    try_out("mrpc", "f1")
+    register(run)
+    assert f"{run.export(7)} is version 1 of bert-test" in capsys.readouterr().out
+    try_out("rte", "accuracy")
+    assert main([str(run.path), "--metric", "rte.accuracy"]) == 2
+    assert capsys.readouterr().err == (
+        "error: rte.accuracy was only tried out, with --limit; evaluate rte without it\n"
+    )
+
+
 def test_a_version_says_where_it_comes_from(run: RunDirectory) -> None:
     store = evaluation_store([run.path], run.path)
     file = run.path / "evaluations" / "step-000007" / "results.json"
@@ -137,8 +155,9 @@ def test_a_version_says_where_it_comes_from(run: RunDirectory) -> None:
     versions = client.search_model_versions("name = 'bert-test'")
     assert sorted(int(version.version) for version in versions) == [1, 2]
     assert {version.run_id for version in versions} == {evaluation}
-    expected = tags | {"metric": "mrpc.f1", "figure": "90.5", "manifest_blake2b": "0d", "config_blake2b": "c0"}
+    expected = tags | {"metric": "mrpc.f1", "figure": "90.5", "training_manifest_blake2b": "0d", "config_blake2b": "c0"}
     assert expected.items() <= versions[0].tags.items()
+    assert "manifest_blake2b" not in versions[0].tags  # what an evaluation is of
     logged = client.get_logged_model(versions[0].source.removeprefix("models:/"))
     assert {metric.key: metric.value for metric in logged.metrics} == {"mrpc_f1": 90.5}  # the evaluation's own
     assert logged.params["num_hidden_layers"] == "2"

@@ -14,8 +14,8 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 
 from eval.comparison import exports_of
-from eval.curves import Baselines, draw, draw_scores, read_history, smooth
-from eval.evaluated import find_results, read_evaluations
+from eval.curves import Baselines, draw, draw_scores, read_histories, smooth
+from eval.evaluated import find_results, read_evaluations, run_names
 from eval.report import main, page, report
 from eval.results import FORMAT_VERSION, markdown, write_results
 from tests.browser import headless_browser
@@ -126,8 +126,7 @@ def test_a_run_without_validation_first(run: Path, tmp_path: Path) -> None:
 
 
 def test_curves_show_what_was_logged(run: Path) -> None:
-    history = read_history(run)
-    loss, accuracy, rate = draw([history], Baselines(mlm_loss=7.5, nsp_accuracy=0.6)).axes[:3]
+    loss, accuracy, rate = draw(read_histories([run]), Baselines(mlm_loss=7.5, nsp_accuracy=0.6)).axes[:3]
     steps = np.arange(1, 61)
     raw, smoothed, held_out, baseline = loss.lines
     np.testing.assert_allclose(raw.get_xydata(), np.column_stack([steps, 9 - steps / 3]))
@@ -143,7 +142,7 @@ def test_curves_show_what_was_logged(run: Path) -> None:
 
 
 def test_curves_without_baselines(run: Path) -> None:
-    loss, accuracy, _ = draw([read_history(run)], Baselines(None, None)).axes[:3]
+    loss, accuracy, _ = draw(read_histories([run]), Baselines(None, None)).axes[:3]
     assert (len(loss.lines), len(accuracy.lines)) == (3, 3)
     assert accuracy.get_legend() is None
 
@@ -213,7 +212,7 @@ def rows_after(text: str, heading: str) -> dict[str, dict[str, str]]:
 def report_of(*runs: Path) -> str:
     """The text of report.md, without the pictures."""
     evaluations = read_evaluations(find_results(runs))
-    return "\n".join(report([read_history(run) for run in runs], evaluations, exports_of(evaluations), False))
+    return "\n".join(report(read_histories(runs), evaluations, exports_of(evaluations), False))
 
 
 def learned(by: str, seeds: dict[str, list[float]], **metrics: float) -> dict[str, Any]:
@@ -320,6 +319,86 @@ def test_a_trial_on_few_examples_says_so(run: Path) -> None:
     text = report_of(run)
     assert rows_after(text, "GLUE")["STS-B"]["demo 60 (1,400 examples)"] == "0.0"  # and no -0.0
     assert "at most 1,400 examples of each data set, so of little weight" in text
+
+
+def with_limit(file: Path, limit: int | None) -> None:
+    write_results(file, json.loads(file.read_text()) | {"data": {"path": "/data", "limit": limit}})
+
+
+def test_a_trial_leaves_figures_of_whole_data_sets_alone(run: Path) -> None:
+    with_limit(write_evaluation(run, 60, mrpc=learned("f1", {}, f1=88.0)), None)
+    trial = write_evaluation(run, 60, "step-000060-trial", mrpc=learned("f1", {}, f1=33.0), mlm=INTRINSIC["mlm"])
+    with_limit(trial, 20)  # which lies behind the other, and is of no weight for mlm, which reads no data set
+    text = report_of(run)
+    assert rows_after(text, "GLUE")["MRPC"]["demo 60"] == "88.0"
+    assert rows_of(text)["mrpc f1"][0] == "88.0000"
+    assert rows_of(text)["mlm loss"][0].startswith("7.1180")
+    assert "at most" not in text
+    with_limit(write_evaluation(run, 60, "step-000060-wnli", wnli=learned("accuracy", {}, accuracy=50.0)), 30)
+    text = report_of(run)
+    assert rows_after(text, "GLUE")["MRPC"]["demo 60 (30 examples)"] == "88.0"  # one heading for all tasks
+    assert "\nwnli; at most 30 examples of each data set, so of little weight; " in text
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, steps=60) for name in ("seed1/large", "seed2/large", "base")]
+    for run, f1 in zip(runs, (70.0, 90.0, 50.0), strict=True):
+        write_evaluation(run, 60, mrpc=learned("f1", {}, f1=f1))
+    assert main([*map(str, runs), "--output", str(tmp_path / "output")]) == 0
+    text = (tmp_path / "output" / "report.md").read_text()
+    assert text.startswith("# seed1/large, seed2/large, base\n")
+    figures = rows_after(text, "GLUE")["MRPC"]
+    assert [figures[f"{name} 60"] for name in ("seed1/large", "seed2/large", "base")] == ["70.0", "90.0", "50.0"]
+    assert re.findall("## Evaluation of (.*)", text) == [
+        "base step-000060", "seed1/large step-000060", "seed2/large step-000060",
+    ]  # fmt: skip
+    exports = exports_of(read_evaluations(find_results(runs)))
+    [score] = [axes for axes in draw_scores(exports).axes if axes.get_title(loc="left") == "mrpc"]
+    assert [line.get_ydata().tolist() for line in score.lines[::3]] == [[50.0], [70.0], [90.0]]
+
+
+def test_names_as_short_as_they_can_be() -> None:
+    paths = [Path(path) for path in ("/a/x/large", "/b/x/large", "/b/base", "/base", "/c/x")]
+    assert list(run_names([*paths, paths[0]]).values()) == ["a/x/large", "b/x/large", "b/base", "/base", "x"]
+
+
+def test_a_run_whose_name_looks_like_a_formula(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, steps=60) for name in ("a$b_{$", "$c$")]
+    for run in runs:
+        write_evaluation(run, 60, mrpc=learned("f1", {}, f1=50.0))
+    assert main([*map(str, runs), "--output", str(tmp_path / "output")]) == 0
+    figure = draw(read_histories(runs), Baselines(None, None))
+    labels = figure.axes[0].get_legend().get_texts()
+    assert [label.get_text() for label in labels[::2]] == ["a$b_{$, training", "$c$, training"]
+    assert not any(label.get_parse_math() for label in labels)
+
+
+def test_a_damaged_recipe(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_evaluation(run, 60, mrpc=learned("f1", {}, f1=50.0))
+    (run / "config.toml").write_text("[model\n")
+    assert main([str(run), "--output", str(tmp_path / "output")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {run / 'config.toml'}: not TOML (")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.parametrize("place", ["report", "report/curves.png"])
+def test_an_output_that_takes_nothing(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    """A file for a folder and a folder for a file, which root is refused too."""
+    if place == "report":
+        (tmp_path / place).write_text("mine")
+        output = tmp_path / "report" / "new"
+    else:
+        (tmp_path / place / "mine").mkdir(parents=True)
+        output = tmp_path / "report"
+    assert main([str(run), "--output", str(output)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert str(tmp_path / place) in error
+    assert error.count("\n") == 1
 
 
 def test_a_task_that_failed_is_named(run: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -19,18 +20,20 @@ from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file, save_file
 
 from eval import experiment
+from eval import run as evaluation
 from eval.kinds import Texts
 from eval.locks import locked
 from eval.metrics import f1_binary
-from eval.options import default_output
+from eval.options import default_output, parse
 from eval.readers import glue
 from eval.readers.examples import DatasetError
 from eval.run import main
 from eval.tasks import TASKS
-from eval.workers import share
+from eval.workers import share, worker_words
 from preprocessing.tokenization import SPECIAL_TOKENS, save_tokenizer
 from tests.conftest import ROOT
 from tests.eval.conftest import CONFIG, STEP, random_state
+from tests.eval.processes import assert_free, wait_for
 from tests.eval.small_data import (
     write_codah,
     write_conll,
@@ -190,14 +193,107 @@ def test_processes_share_a_grid_and_the_last_one_gathers(export: Path, data: Pat
     assert not (tmp_path / "only" / "results.json").exists()
 
 
-def test_shares_are_all_of_it_and_no_point_twice() -> None:
-    class Fake:
-        points = ("a", "b", "c", "d", "e")
+class FiveInTwo:
+    points = ("a", "b", "c", "d", "e")
 
-    experiments = [Fake(), Fake()]
+
+def test_shares_are_all_of_it_and_no_point_twice() -> None:
+    experiments = [FiveInTwo(), FiveInTwo()]
     shares = [share(experiments, index, 3) for index in range(3)]
     assert [len(of_one) for of_one in shares] == [4, 3, 3]
     assert len({(id(e), point) for of_one in shares for e, point in of_one}) == 10
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_workers_divide_what_is_their_process_s(export: Path, count: int) -> None:
+    experiments = [FiveInTwo(), FiveInTwo()]
+    words = ["--checkpoint", str(export), "--tasks", "mrpc", "--workers", "2", "--grid-count", "3"]
+    for index in range(count):
+        of_workers = []
+        for worker in range(2):
+            parsed = parse(worker_words(words, worker, 2, index, count))
+            assert (parsed.workers, parsed.points_only) == (1, True)
+            of_workers += share(experiments, parsed.grid_index, parsed.grid_count)
+        whole = share(experiments, index, count)
+        assert len(of_workers) == len(whole)
+        assert all(work in of_workers for work in whole)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("--samples", "20"),
+        ("--sequence-length", "32"),
+        ("--sentences", "own.txt"),
+        ("--limit", "48"),
+        ("--data", "copy"),
+    ],
+)
+def test_results_of_something_else_are_gathered_anew(
+    export: Path, shards: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, str]
+) -> None:
+    """Though a process of a shared grid leaves results alone that are there already."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.txt").write_text("word1 [MASK]\n")
+    shutil.copytree(write_mrpc(data), tmp_path / "copy")
+    tasks = "mlm,fill_mask,mrpc"
+    sharing = ("--grid-index", "0", "--grid-count", "2", "--seeds", "1", "--shards", str(shards))
+    assert run(export, data, tmp_path / "out", tasks, *sharing) == 0
+    before = (tmp_path / "out" / "results.json").read_bytes()
+    assert run(export, data, tmp_path / "out", tasks, *sharing) == 0
+    assert (tmp_path / "out" / "results.json").read_bytes() == before
+    changed = tmp_path / "copy" if change == ("--data", "copy") else data
+    assert run(export, changed, tmp_path / "out", tasks, *sharing, *(() if changed != data else change)) == 0
+    again = results_of(tmp_path / "out")
+    found = {
+        "--samples": str(again["shards"]["samples"]),
+        "--sequence-length": str(again["shards"]["sequence_length"]),
+        "--sentences": "own.txt" if len(again["tasks"]["fill_mask"]["details"]["sentences"]) == 1 else "",
+        "--limit": str(again["data"]["limit"]),
+        "--data": Path(again["data"]["path"]).name,
+    }
+    assert found[change[0]] == change[1]
+
+
+def test_a_task_that_failed_is_gathered_anew(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mrpc(data)
+    sharing = ("--grid-index", "0", "--grid-count", "2")
+    with monkeypatch.context() as broken:
+        broken.setattr("eval.probe.fill_masks", lambda *_: 1 / 0)
+        assert run(export, data, tmp_path / "out", "fill_mask,mrpc", *sharing) == 1
+    assert list(results_of(tmp_path / "out")["failed"]) == ["fill_mask"]
+    assert run(export, data, tmp_path / "out", "fill_mask,mrpc", *sharing) == 0
+    assert list(results_of(tmp_path / "out")["tasks"]) == ["fill_mask", "mrpc"]
+
+
+def test_what_another_process_gathered_meanwhile_is_not_gathered_twice(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command twice at once: the second one learns while the first one gathers."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    uri = empty_store(tmp_path / "runs" / "mlflow.db")
+    write_mrpc(data)
+    output = tmp_path / "runs" / "out"
+    prepare = evaluation.prepare
+    others: list[int] = []
+
+    def let_another_go_first(arguments: Any) -> Any:
+        plan = prepare(arguments)
+        if not others:
+            others.append(-1)
+            others[0] = run(export, data, output, "fill_mask,mrpc", track=True)
+        return plan
+
+    monkeypatch.setattr(evaluation, "prepare", let_another_go_first)
+    assert run(export, data, output, "fill_mask,mrpc", track=True) == 0
+    assert others == [0]
+    client = MlflowClient(uri)
+    [experiment_id] = [client.get_experiment_by_name("bert-pretraining").experiment_id]
+    assert len(client.search_runs([experiment_id])) == 1
+    assert run(export, data, output, "fill_mask,mrpc", track=True) == 0  # once more, later, is once more
+    assert len(client.search_runs([experiment_id])) == 2
 
 
 def test_a_point_that_another_process_works_on_is_left_to_it(export: Path, data: Path, tmp_path: Path) -> None:
@@ -223,6 +319,20 @@ def test_workers_side_by_side(export: Path, data: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert len(points_of(tmp_path / "out", "mrpc")) == 4
     assert len(results_of(tmp_path / "out")["tasks"]["mrpc"]["details"]["seeds"]["f1"]) == 4
+
+
+@pytest.mark.slow
+def test_workers_end_with_their_process(export: Path, data: Path, tmp_path: Path) -> None:
+    write_mrpc(data)
+    argv = ["--checkpoint", export, "--data", data, "--output", tmp_path / "out", "--tasks", "mrpc", "--seeds", "2"]
+    options = ("--workers", "2", "--no-tracking", "--epochs", "100000", "--learning-rates", "1e-3")
+    command = [sys.executable, "-m", "eval.run", *map(str, argv), *options]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    points = tmp_path / "out" / "mrpc" / "points"
+    wait_for(lambda: len(list(points.glob(".lr*.lock"))) == 2)
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert_free(points.glob(".lr*.lock"))
 
 
 def failing_at_two_classes(learn: Callable[..., None]) -> Callable[..., None]:
@@ -323,6 +433,10 @@ def test_settings_of_the_command_go_before_the_tasks_own(export: Path, data: Pat
     origin = json.loads(points_of(tmp_path / "out", "mrpc")[0].read_text())["origin"]
     assert (origin["max_length"], origin["optimizer"], origin["precision"]) == (12, "adamw", "bf16")
     assert "long_text='tail'" in origin["kind"]
+    again = ("--max-tokens", "64", "--seeds", "2")  # the first point stays as it is
+    assert run(export, data, tmp_path / "out", "mrpc", *options, *again) == 0
+    points = [json.loads(file.read_text()) for file in points_of(tmp_path / "out", "mrpc")]
+    assert [point["max_tokens"] for point in points] == [16384, 64]
     assert TASKS["mrpc"].kind == Texts(("0", "1"), ("accuracy", "f1"))  # which stays as it was
 
 

@@ -252,3 +252,12 @@ def test_the_threshold_that_is_best_for_f1() -> None:
     assert tune_threshold(found, {key: [] for key in "wxyz"}) < 1  # best is to answer nothing, whatever the odds
     references = {"w": ["a"], "x": ["a"], "y": ["a"], "z": []}
     assert tune_threshold(found, references) == 3
+
+
+@pytest.mark.parametrize("questions", range(2, 13))
+def test_wrong_answers_are_worth_less_than_none(questions: int) -> None:
+    """Whatever the share of the unanswerable, which floats may round one way or the other."""
+    for unanswerable in range(questions):
+        found = {str(i): Candidates([Span("wrong", 1.0, 0.0)], Span("", 0.0, 0.0)) for i in range(questions)}
+        references = {str(i): [] if i < unanswerable else ["right"] for i in range(questions)}
+        assert tune_threshold(found, references) < -1, unanswerable  # the odds of all

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow.tracking import MlflowClient
@@ -23,6 +24,8 @@ from eval.tasks import Task
 from eval.tasks.result import Result
 from eval.watch import main
 from tests.eval.conftest import CONFIG, random_state
+from tests.eval.processes import assert_free, wait_for
+from tests.eval.small_data import write_mrpc
 from tests.trainer.mlflow_store import empty_store
 from trainer.checkpoint import RunDirectory, step_name
 from trainer.hugging_face import save_export
@@ -126,7 +129,7 @@ def test_a_failed_run(
     assert f"failed: the training of {run.path}: the loss is no number\n" in capsys.readouterr().err
 
 
-def test_a_broken_export_is_passed_over(
+def test_a_broken_export_is_skipped(
     run: RunDirectory, follow: Callable[..., int], evaluated: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run.export(7) / "config.json").write_text("{")
@@ -162,7 +165,7 @@ def test_a_failed_task_is_tried_once_more_by_a_new_watcher_and_told_each_time(
     assert evaluated == ["step-000007", "step-000009"] * 3
 
 
-def test_a_folder_that_is_no_step_is_passed_over(
+def test_a_folder_that_is_no_step_is_skipped(
     run: RunDirectory, follow: Callable[..., int], evaluated: list[str]
 ) -> None:
     (run.exports / "step-9x").mkdir()
@@ -170,7 +173,7 @@ def test_a_folder_that_is_no_step_is_passed_over(
     assert evaluated == ["step-000007", "step-000009"]
 
 
-def test_an_export_that_vanishes_is_passed_over(
+def test_an_export_that_vanishes_is_skipped(
     run: RunDirectory, follow: Callable[..., int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run_here = watch._run_evaluation
@@ -215,6 +218,27 @@ def test_what_another_watcher_works_on_is_left_to_it(
         # It is waited for, as the run is not evaluated before the other one has finished; the other one dies.
         assert follow(events=[lambda: None, lambda: fcntl.flock(held, fcntl.LOCK_UN)]) == 0
     assert evaluated == ["step-000009", "step-000007"]
+
+
+def test_a_file_system_without_locks(
+    run: RunDirectory,
+    follow: Callable[..., int],
+    evaluated: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    flock = fcntl.flock
+
+    def no_locks(file: Any, operation: int) -> None:
+        if operation & fcntl.LOCK_EX:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    assert follow("--once") == 0
+    assert evaluated == ["step-000007", "step-000009"]
+    warning = f"{run.path / 'evaluations'}: the file system has no locks; make sure no other process uses it"
+    assert warning in caplog.messages
 
 
 def test_a_step_that_was_trained_anew_is_evaluated_anew(
@@ -291,6 +315,16 @@ def test_mistakes_end_with_one_line(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("option", ["--once", "--poll=1"])
+def test_a_run_that_takes_no_evaluations(
+    run: RunDirectory, shards: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    file = run.path / "evaluations"
+    file.write_text("mine")  # which root is refused too
+    assert main([str(run.path), "--shards", str(shards), option]) == 2
+    assert capsys.readouterr().err == f"error: {file}: not a directory; choose another place\n"
+
+
 def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "gone")]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path / 'gone'}: no such directory; give a run directory\n"
@@ -303,31 +337,25 @@ def test_words_that_are_no_options(run: RunDirectory, words: list[str]) -> None:
     assert ended.value.code == 2
 
 
-def start_watcher(run: RunDirectory, shards: Path) -> subprocess.Popen[str]:
-    words = [str(run.path), "--poll", "0.2", "--tasks", "mlm", "--shards", str(shards), *OPTIONS]
+def start_watcher(run: RunDirectory, *options: str) -> subprocess.Popen[str]:
+    words = [str(run.path), "--poll", "0.2", *OPTIONS, *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "eval.watch", *words], env=environment, stderr=subprocess.PIPE, text=True
     )
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 240) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
 @pytest.mark.slow
 def test_watchers_that_are_killed_and_share_the_work(run: RunDirectory, shards: Path) -> None:
     """Two at once; one is killed during an evaluation, which goes on and stays claimed; a third takes its place."""
     evaluations = run.path / "evaluations"
-    watchers = [start_watcher(run, shards) for _ in range(2)]
+    options = ("--tasks", "mlm", "--shards", str(shards))
+    watchers = [start_watcher(run, *options) for _ in range(2)]
     wait_for(lambda: len(list(evaluations.glob(".*.lock"))) == 2)
     watchers[0].kill()
     watchers[0].wait()
     add_export(run, 11)
-    watchers.append(start_watcher(run, shards))
+    watchers.append(start_watcher(run, *options))
     wait_for(lambda: len(list(evaluations.glob("*/results.json"))) == 3)
     run.set_outcome("done")
     errors = [watcher.communicate(timeout=240)[1] for watcher in watchers]
@@ -340,11 +368,23 @@ def test_watchers_that_are_killed_and_share_the_work(run: RunDirectory, shards: 
 
 @pytest.mark.slow
 def test_a_watcher_that_is_stopped_stops_its_evaluation(run: RunDirectory, shards: Path) -> None:
-    watcher = start_watcher(run, shards)
+    watcher = start_watcher(run, "--tasks", "mlm", "--shards", str(shards))
     lock = run.path / "evaluations" / ".step-000007.lock"
     wait_for(lock.exists)
     watcher.terminate()
     watcher.communicate(timeout=60)
     assert watcher.returncode == 128 + signal.SIGTERM
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it
+    assert_free([lock])
+
+
+@pytest.mark.slow
+def test_a_watcher_that_is_stopped_stops_the_workers_of_its_evaluation(run: RunDirectory, tmp_path: Path) -> None:
+    data = write_mrpc(tmp_path / "data")
+    learning = ("--epochs", "100000", "--learning-rates", "1e-3", "--seeds", "2", "--workers", "2")
+    watcher = start_watcher(run, "--tasks", "mrpc", "--data", str(data), *learning)
+    evaluations = run.path / "evaluations"
+    wait_for(lambda: len(list(evaluations.glob("step-000007/mrpc/points/.lr*.lock"))) == 2)
+    watcher.terminate()
+    watcher.communicate(timeout=60)
+    assert watcher.returncode == 128 + signal.SIGTERM
+    assert_free(evaluations.rglob(".*.lock"))

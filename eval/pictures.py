@@ -1,0 +1,19 @@
+"""Pictures as files."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+_DPI = 150
+
+
+def save_picture(figure: Figure, path: Path) -> None:
+    """Write a PNG so that a reader sees the old one or the whole new one."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=_DPI)
+    temporary = path.with_name(f".{path.name}.incomplete")
+    temporary.write_bytes(content.getvalue())
+    temporary.replace(path)
