@@ -467,7 +467,9 @@ def build_shard(
     pairs = [_pair_column(doc_ids, sentences, options, layout.seed, length) for length in options.sequence_lengths]
     schema = shard_schema(vocab_size, options.sequence_lengths)
     batch = pa.RecordBatch.from_arrays([*table.columns, *pairs], schema=schema)
-    return batch, _statistics(batch, shard, options.sequence_lengths, unknown_id) + repeated
+    counts = _statistics(batch, shard, options.sequence_lengths, unknown_id)
+    counts.update(repeated)  # a sum of the two would lose counts of 0
+    return batch, counts
 
 
 def take_rows(table: pa.Table, rows: Sequence[int]) -> pa.RecordBatch:

@@ -285,6 +285,17 @@ def test_compression_is_seen_by_content(make: Maker, write_books: Books, tmp_pat
     assert contents(tmp_path / "plain") == contents(tmp_path / "packed")
 
 
+def test_documents_of_one_sentence_have_no_true_nexts(make: Maker, tmp_path: Path) -> None:
+    lines = (json.dumps({"text": f"The captain spoke of whale {number}"}) for number in range(6))
+    (tmp_path / "short.jsonl").write_text("\n".join(lines))
+    make(tmp_path / "out", "--jsonl", tmp_path / "short.jsonl")
+    for splits in ShardDirectory(tmp_path / "out").manifest.statistics["pairs"].values():
+        assert {split: (counts["is_next"], counts["is_next_rate"]) for split, counts in splits.items()} == {
+            "train": (0, 0.0),
+            "validation": (0, 0.0),
+        }
+
+
 def test_short_documents_and_empty_ones_are_counted(make: Maker, write_books: Books, tmp_path: Path) -> None:
     books = write_books(tmp_path / "books", 4)
     (books / "short.txt").write_text("A whale.")
