@@ -388,9 +388,10 @@ def _beam_options(ours: OneLineParser, rest: list[str]) -> list[str]:
 
     Left alone, Beam's default runner may fetch another one from the network and run on that.
     """
-    beam = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    beam = OneLineParser(prog=ours.prog, add_help=False, allow_abbrev=False)
     for group in {str(group): group for group in PipelineOptions.__subclasses__()}.values():
         group._add_argparse_args(beam)
+    beam.set_defaults(direct_running_mode=None)
     known, unknown = beam.parse_known_args(rest)
     for option in (word.partition("=")[0] for word in unknown if word.startswith("--")):
         # Some runners have options that only their job server knows; a typo of ours must not pass for one of them.
@@ -404,4 +405,11 @@ def _beam_options(ours: OneLineParser, rest: list[str]) -> list[str]:
             "--direct_running_mode=multi_threading loses documents now and then (a race in Beam's threaded data "
             "channel); use multi_processing"
         )
-    return [*rest, "--runner=FnApiRunner"] if embedded else rest
+    if not embedded:
+        return rest
+    several = known.direct_num_workers != 1
+    if several and known.direct_running_mode == "in_memory":
+        ours.error("--direct_running_mode=in_memory is one process; use multi_processing with --direct_num_workers")
+    # Beam itself would run several workers as threads of this process, which share a core.
+    mode = ["--direct_running_mode=multi_processing"] if several and known.direct_running_mode is None else []
+    return [*rest, *mode, "--runner=FnApiRunner"]
