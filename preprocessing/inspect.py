@@ -122,10 +122,11 @@ def _passed_over(sources: dict[str, dict[str, Any]]) -> Iterator[list[str]]:
 
 
 def _by_length(pairs: dict[str, dict[str, Any]]) -> Iterator[list[str]]:
-    yield ["pairs of", "split", "pairs", "B is next"]
+    yield ["pairs of", "split", "pairs", "B is next", "tokens in no pair"]
     for length, splits in pairs.items():
         for split, counts in splits.items():
-            yield [length, split, f"{counts['pairs']:,}", f"{counts['is_next_rate']:.1%}"]
+            unreached = f"{counts['unreached_tokens']:,}" if "unreached_tokens" in counts else "?"  # of earlier shards
+            yield [length, split, f"{counts['pairs']:,}", f"{counts['is_next_rate']:.1%}", unreached]
 
 
 def _by_split(manifest: Manifest) -> Iterator[list[str]]:

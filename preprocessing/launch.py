@@ -363,7 +363,8 @@ def summary(output: str, inputs: Sequence[Input], seconds: float) -> str:
     for length, splits in statistics["pairs"].items():
         next_rate = " ({:.1%} next)" if manifest.options["pairs"]["next_sentence"] else ", single segments"
         told = ", ".join(f"{n['pairs']:,} {split}{next_rate.format(n['is_next_rate'])}" for split, n in splits.items())
-        lines.append(f"  pairs {length:>4} {told}")
+        unreached = sum(n["unreached_tokens"] for n in splits.values()) / max(1, statistics["tokens"])
+        lines.append(f"  pairs {length:>4} {told}; {unreached:.1%} of tokens in no pair")
     skipped = [source["skipped"] for source in statistics["sources"].values()]
     if manifest.options["validation_fraction"] and not manifest.split("validation"):
         lines.append("  no validation split: it takes four documents")

@@ -411,7 +411,7 @@ def _pair_column(
 
 
 def _statistics(table: pa.RecordBatch, shard: str, lengths: Iterable[int], unknown_id: int) -> Counts:
-    """Documents, sentences, tokens and unknown tokens by source; pairs and true nexts by length and split."""
+    """Documents, sentences, tokens and unknown ones by source; what pairs are by length and split."""
     sources = np.array(table.column("source").to_pylist())
     offsets = table.column("tokens").offsets.to_numpy()
     sentences = np.diff(table.column("sentence_ends").offsets.to_numpy())
@@ -429,7 +429,22 @@ def _statistics(table: pa.RecordBatch, shard: str, lengths: Iterable[int], unkno
         pairs = table.column(pairs_column(length)).values
         counts[f"pairs/{length}/{split_of(shard)}"] = len(pairs)
         counts[f"next/{length}/{split_of(shard)}"] = pairs.field("is_next").true_count
+        counts[f"unreached/{length}/{split_of(shard)}"] = _unreached(table, length)
     return counts
+
+
+def _unreached(table: pa.RecordBatch, length: int) -> int:
+    """How many tokens of a shard are in no pair of a sequence length: what is cut off long sentences in every pass."""
+    offsets = table.column("tokens").offsets.to_numpy()
+    column = table.column(pairs_column(length))
+    pair = {field.name: values for field, values in zip(PAIR, column.values.flatten(), strict=True)}
+    row = np.repeat(np.arange(table.num_rows), np.diff(column.offsets.to_numpy()))
+    covering = np.zeros(offsets[-1] + 1, np.int32)  # first the change at each token, then how many segments hold it
+    for origin, segment in ((offsets[row], "a"), (offsets[pair["b_row"].to_numpy()], "b")):
+        np.add.at(covering, origin + pair[f"{segment}_begin"].to_numpy(), 1)
+        np.subtract.at(covering, origin + pair[f"{segment}_end"].to_numpy(), 1)
+    np.cumsum(covering, out=covering)
+    return int(offsets[-1] - np.count_nonzero(covering[:-1]))
 
 
 class Rows(NamedTuple):

@@ -526,9 +526,14 @@ def tell_statistics(counts: Counts, lengths: Iterable[int]) -> dict[str, Any]:
 
 
 def _pair_statistics(counts: Counts, length: int) -> dict[str, Any]:
-    pairs, true_next = (_under(counts, f"{name}/{length}") for name in ("pairs", "next"))
+    pairs, true_next, unreached = (_under(counts, f"{name}/{length}") for name in ("pairs", "next", "unreached"))
     return {
-        split: {"pairs": pairs[split], "is_next": true_next[split], "is_next_rate": true_next[split] / pairs[split]}
+        split: {
+            "pairs": pairs[split],
+            "is_next": true_next[split],
+            "is_next_rate": true_next[split] / pairs[split],
+            "unreached_tokens": unreached[split],
+        }
         for split in sorted(pairs)
     }
 

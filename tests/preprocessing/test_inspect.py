@@ -38,7 +38,10 @@ def test_the_tables_tell_what_the_manifest_says(shards: Path, said: Said) -> Non
     out = said(shards)
     assert re.search(r"^documents +12$", out, re.M)
     assert re.search(rf"^\| books +\| +12 \|.* {manifest.statistics['tokens']:,} \| 100.0% ", out, re.M)
-    assert re.search(rf"^\| 64 +\| +train \| +{manifest.pairs('train', 64):,} \|", out, re.M)
+    unreached = manifest.statistics["pairs"]["64"]["train"]["unreached_tokens"]
+    assert re.search(
+        rf"^\| 64 +\| +train \| +{manifest.pairs('train', 64):,} \| +5.\.\d% \| +{unreached:,} \|", out, re.M
+    )
     assert re.search(r"^\| train +\| +2 \| +10 \|", out, re.M)
     tables = [line for line in out.split("\n") if line.startswith("|")]
     assert all(line.endswith("|") for line in tables)

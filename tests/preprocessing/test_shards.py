@@ -194,6 +194,22 @@ def test_statistics_count_what_is_there() -> None:
     assert counts["unknown/books"] == sum(int((d.tokens == UNKNOWN).sum()) for d in documents) > 0
 
 
+@pytest.mark.parametrize("next_sentence", [True, False])
+def test_tokens_that_no_pair_reaches_are_counted(next_sentence: bool) -> None:
+    part, batches = first_pass([document(f"d{number}") for number in range(6)], ONE_SHARD)
+    options = dataclasses.replace(OPTIONS, sequence_lengths=(8, 16), duplicates=1, next_sentence=next_sentence)
+    batch, counts = build(rows_of(part, batches, ONLY), options)
+    offsets = batch.column("tokens").offsets.to_pylist()
+    for length in (8, 16):
+        reached = set()
+        for row, pairs in enumerate(batch.column(f"pairs_{length}").to_pylist()):
+            for pair in pairs:
+                reached.update(range(offsets[row] + pair["a_begin"], offsets[row] + pair["a_end"]))
+                reached.update(range(offsets[pair["b_row"]] + pair["b_begin"], offsets[pair["b_row"]] + pair["b_end"]))
+        assert counts[f"unreached/{length}/train"] == offsets[-1] - len(reached)
+    assert counts["unreached/8/train"] > counts["unreached/16/train"] > 0
+
+
 def test_large_vocabularies_store_wider_tokens() -> None:
     buffer = TokenBuffer(ONE_SHARD, vocab_size=100_000)
     for name in ("a", "b"):
