@@ -44,6 +44,7 @@ from preprocessing.watchdog import STUCK, Watchdog
 PROGRESS_SECONDS = 1.0  # between two looks at the work folder
 LOG_TAIL = 4000  # bytes of Beam's noise that are shown when a job fails
 STRANGE_UNKNOWN_RATE = 0.05
+CASED_SHARE = 0.01  # of the entries with upper case, above which a vocabulary is cased; uncased ones have a stray few
 STUCK_CODE = 1  # exit code when a document takes for ever
 QUIET_SECONDS = 3.0  # as PROGRESS_SECONDS, where stderr is no terminal
 PROGRESS_LINE_SECONDS = 30.0  # between two lines where stderr is no terminal
@@ -62,7 +63,7 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
 
     Raises:
         SourceError: inputs that are not there.
-        VocabularyError: a vocabulary that can't be used.
+        VocabularyError: a vocabulary that can't be used, or not without --cased.
         EncoderError: an encoder that is not installed.
     """
     available_engine(arguments.encoder)
@@ -70,9 +71,9 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
     tokens = load_vocabulary(arguments.vocabulary) if arguments.vocabulary is not None else None
     wanted = options.train_vocabulary.size if options.train_vocabulary else 0
     vocabulary = _identity(tokens, options.lowercase) if tokens else Vocabulary(wanted, "", options.lowercase)
-    inputs = jobs.find_inputs(
-        arguments.inputs, note=lambda note: print(f"make_shards: {note}", file=sys.stderr), options=options.read
-    )
+    if tokens:
+        _check_case(tokens, options.lowercase, str(arguments.vocabulary))
+    inputs = jobs.find_inputs(arguments.inputs, _note, options.read)
     job = Job(
         output=output,
         options=options,
@@ -83,6 +84,31 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
         patience=arguments.patience,
     )
     return job, inputs, tokens
+
+
+def _note(text: str) -> None:
+    print(f"make_shards: {text}", file=sys.stderr)
+
+
+def _check_case(tokens: Sequence[str], lowercase: bool, file: str) -> None:
+    """See that a vocabulary is of the case that is asked for: shards of the other one look right, and learn badly.
+
+    Raises:
+        VocabularyError: a cased vocabulary, and all text would be lower-cased.
+    """
+    words = [token for token in tokens if not (token.startswith("[") and token.endswith("]"))]
+    upper = sum(any(map(str.isupper, word)) for word in words)
+    cased = upper > CASED_SHARE * len(words)
+    if cased and lowercase:
+        raise VocabularyError(
+            f"{file}: {upper:,} of its {len(tokens):,} entries contain upper-case letters, so it is a cased vocabulary; "
+            "add --cased"
+        )
+    if not cased and not lowercase:
+        _note(
+            f"{file}: hardly any of its entries contains an upper-case letter; unless its language has none, "
+            "it is an uncased vocabulary: leave --cased out"
+        )
 
 
 def _identity(tokens: Sequence[str], lowercase: bool) -> Vocabulary:

@@ -170,7 +170,10 @@ def test_a_command_killed_before_its_first_file_is_begun_anew(make: Maker, books
 def test_another_jobs_output_is_refused_and_replaced_when_asked(make: Maker, books: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     make(output, "--books", books / "*.txt", "--num-shards", 2)
-    for argument, told in [(("--seed", 2), "seed was 1 there and is 2 here"), (("--cased",), "lowercase was True")]:
+    for argument, told in [
+        (("--seed", 2), "seed was 1 there and is 2 here"),
+        (("--min-tokens", 2), "min_tokens was 1 there and is 2 here"),
+    ]:
         said = make.error(output, "--books", books / "*.txt", "--num-shards", 2, *argument)
         assert "another job's output" in said
         assert told in said
@@ -252,6 +255,22 @@ def test_unusable_inputs_are_told_in_a_line(make: Maker, books: Path, tmp_path: 
     (tmp_path / "file").write_text("")
     assert "can't write there" in make.error(tmp_path / "file" / "out", "--books", books / "*.txt")
     assert not output.exists()
+
+
+def test_a_vocabulary_of_the_other_case_is_told(
+    make: Maker, books: Path, tmp_path: Path, vocabulary: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cased = tmp_path / "cased.txt"
+    cased.write_text("\n".join([*vocabulary, "The", "##The"]) + "\n")
+    said = make.error(tmp_path / "out", "--books", books / "*.txt", "--vocab", cased)
+    assert f"cased.txt: 2 of its {len(vocabulary) + 2} entries contain upper-case letters" in said
+    assert said.endswith("add --cased")
+    stray = tmp_path / "stray.txt"
+    stray.write_text("\n".join([*vocabulary, "\u211d"]) + "\n")  # as bert-base-uncased has it
+    shared = ["--books", f"{books}/*.txt", "--output", str(tmp_path / "out"), "--vocab"]
+    for arguments, noted in [((cased, "--cased"), False), ((stray,), False), ((stray, "--cased"), True)]:
+        launch.prepare(parse([*shared, *map(str, arguments)]), str(tmp_path / "out"))
+        assert ("leave --cased out" in capsys.readouterr().err) is noted
 
 
 def test_a_corpus_without_two_documents_is_told_in_a_line(make: Maker, books: Path, tmp_path: Path) -> None:
