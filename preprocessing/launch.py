@@ -44,7 +44,7 @@ from preprocessing.watchdog import STUCK, Watchdog
 PROGRESS_SECONDS = 1.0  # between two looks at the work folder
 LOG_TAIL = 4000  # bytes of Beam's noise that are shown when a job fails
 STRANGE_UNKNOWN_RATE = 0.05
-CASED_SHARE = 0.01  # of the entries with upper case, above which a vocabulary is cased; uncased ones have a stray few
+CASE_SHARE = 0.01  # of a vocabulary's entries: uncased ones have a stray few with upper case
 STUCK_CODE = 1  # exit code when a document takes for ever
 QUIET_SECONDS = 3.0  # as PROGRESS_SECONDS, where stderr is no terminal
 PROGRESS_LINE_SECONDS = 30.0  # between two lines where stderr is no terminal
@@ -97,18 +97,15 @@ def _check_case(tokens: Sequence[str], lowercase: bool, file: str) -> None:
         VocabularyError: a cased vocabulary, and all text would be lower-cased.
     """
     words = [token for token in tokens if not (token.startswith("[") and token.endswith("]"))]
-    upper = sum(any(map(str.isupper, word)) for word in words)
-    cased = upper > CASED_SHARE * len(words)
-    if cased and lowercase:
+    upper, lower = (sum(any(map(has, word)) for word in words) for has in (str.isupper, str.islower))
+    few = CASE_SHARE * len(words)
+    if upper > few and lowercase:
         raise VocabularyError(
             f"{file}: {upper:,} of its {len(tokens):,} entries contain upper-case letters, so it is a cased vocabulary; "
             "add --cased"
         )
-    if not cased and not lowercase:
-        _note(
-            f"{file}: hardly any of its entries contains an upper-case letter; unless its language has none, "
-            "it is an uncased vocabulary: leave --cased out"
-        )
+    if lower > few >= upper and not lowercase:
+        _note(f"{file}: hardly any upper-case letter in it, so it seems to be an uncased vocabulary; leave --cased out")
 
 
 def _identity(tokens: Sequence[str], lowercase: bool) -> Vocabulary:
