@@ -12,7 +12,9 @@ import glob
 import gzip
 import hashlib
 import io
+import json
 import lzma
+import os
 import re
 import shutil
 import uuid
@@ -230,11 +232,19 @@ def publish(path: str, scratch: str) -> Iterator[HashingWriter]:
         with FileSystems.create(unfinished, compression_type=CompressionTypes.UNCOMPRESSED) as file:
             writer = HashingWriter(file)
             yield writer
+        if not is_remote(unfinished):
+            _sync(unfinished)  # else a power failure may leave the name, and nothing in it
         _rename(unfinished, path)
     except BaseException:
         with contextlib.suppress(BeamIOError, OSError):
             _remove(unfinished)
         raise
+
+
+def _sync(path: str) -> None:
+    """Have the operating system put a local file on disk."""
+    with Path(path).open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _rename(unfinished: str, path: str) -> None:
@@ -272,6 +282,14 @@ def read_text(path: str) -> str | None:
         return None
     with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as file:
         return cast(bytes, file.read()).decode()
+
+
+def read_json(path: str) -> Any:
+    """What a small JSON file holds, None when there is no such file or it is not whole."""
+    try:
+        return json.loads(read_text(path) or "null")
+    except ValueError:
+        return None
 
 
 def names_below(folder: str) -> dict[str, int]:
@@ -320,3 +338,12 @@ def open_arrow(path: str) -> Iterator[pa.RecordBatchFileReader]:
     else:
         with pa.memory_map(path) as mapped:
             yield pa.ipc.open_file(mapped)
+
+
+def is_arrow(path: str) -> bool:
+    """Whether there is an Arrow file that has its end."""
+    try:
+        with open_arrow(path):
+            return True
+    except (pa.ArrowInvalid, OSError):
+        return False

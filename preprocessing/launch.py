@@ -345,9 +345,9 @@ class Progress:
         notes = [name for name in files.names_below(self._job.work) if name.endswith(".json")]
         for name in {name for name in notes if name.startswith("tokens-")} - self._parts:
             # At its very end a job removes its notes.
-            if (text := files.read_text(files.join(self._job.work, name))) is not None:
+            if (note := files.read_json(files.join(self._job.work, name))) is not None:
                 self._parts.add(name)
-                self._counts.update(json.loads(text)["totals"]["counts"])
+                self._counts.update(note["totals"]["counts"])
         return sum("shard-" in name for name in notes)
 
     def _total(self, count: str) -> int:

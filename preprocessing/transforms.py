@@ -104,6 +104,15 @@ def reporting(job: Job, place: str) -> Iterator[None]:
         raise
 
 
+def finished(note: str, *made: str) -> Any:
+    """What an earlier run noted when it had made some Arrow files; None where it did not come so far.
+
+    Nor did it where the note or a file is cut: a machine that loses its power may leave such.
+    """
+    noted = files.read_json(note)
+    return noted if noted is not None and all(map(files.is_arrow, made)) else None
+
+
 @lru_cache(maxsize=2)
 def _vocabulary(file: str, identity: Vocabulary) -> list[str]:
     """A job's vocabulary, once a process; the identity tells apart what successive jobs put at one place."""
@@ -272,9 +281,9 @@ class TokenizeUnit(beam.DoFn):
     def process(self, unit: Unit) -> Iterator[Part]:
         """One unit."""
         job = self._job
-        note = files.read_text(job.part_file(unit.number))
+        note = finished(job.part_file(unit.number), *job.unit_files(unit.number))
         if note is not None:
-            yield Part.from_json(json.loads(note))
+            yield Part.from_json(note)
             return
         with reporting(job, f"unit-{unit.number:05d}"):
             part = tokenize_unit(job, unit)
@@ -343,12 +352,12 @@ class FindDrops(beam.DoFn):
     def process(self, totals: Totals) -> Iterator[tuple[Totals, list[Edge]]]:
         """The totals of the whole corpus, which are there once every unit is done."""
         job = self._job
-        note = files.read_text(job.drops_note)
+        note = finished(job.drops_note, job.lost_file, job.repeats_file)
         if note is None:
             with reporting(job, "drops"):
-                note = json.dumps(find_drops(job))
-            files.write_text(job.drops_note, note, job.work)
-        counts, edges = json.loads(note)
+                note = find_drops(job)
+            files.write_text(job.drops_note, json.dumps(note), job.work)
+        counts, edges = note
         known = Totals(counts=Counter(counts)).add(totals)
         yield known, [Edge(split_hash, doc_id, Span(*span)) for split_hash, doc_id, span in edges]
 
@@ -436,9 +445,9 @@ class BuildShard(beam.DoFn):
         job, (shard, spans) = self._job, element
         if split_of(shard) == "validation" and not settlement.threshold:
             return  # too small a corpus: what was set aside for validation has been moved
-        note = files.read_text(job.shard_note(shard))
+        note = finished(job.shard_note(shard), job.shard_file(shard))
         if note is not None:
-            yield ShardNote(*json.loads(note))
+            yield ShardNote(*note)
             return
         with reporting(job, shard):
             made = write_shard(job, shard, spans, settlement.threshold)

@@ -250,6 +250,56 @@ def test_a_full_disk_is_told_and_the_job_goes_on_later(make: Maker, books: Path,
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+# --- A power failure ---
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("tokens-00000.json", b""),
+        ("tokens-00000.json", b"\0\xff"),
+        ("tokens-00000.arrow", b""),
+        ("lines-00000.arrow", b"ARROW1"),
+        ("drops.json", b""),
+        ("lost.arrow", b""),
+        ("shard-00000-of-00002.arrow.json", b'[{"file"'),
+        ("../shard-00000-of-00002.arrow", b""),
+    ],
+)
+def test_what_a_power_failure_has_cut_is_made_again(
+    make: Maker, books: Path, tmp_path: Path, name: str, left: bytes
+) -> None:
+    arguments = ("--books", books / "*.txt", "--num-shards", 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transforms, "clear_work", lambda _output: None)
+        make(tmp_path / "out", *arguments)
+    whole = contents(tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").unlink()
+    cut = tmp_path / "out" / ".work" / name
+    assert len(cut.read_bytes()) > len(left)
+    cut.write_bytes(left)
+    make(tmp_path / "out", *arguments)
+    assert contents(tmp_path / "out") == whole
+    ShardDirectory(tmp_path / "out").verify()
+
+
+def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_disk: list[tuple[str, bytes]] = []
+
+    def fsync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").resolve()
+        on_disk.append((str(path), path.read_bytes()))
+        assert not (tmp_path / "note").exists()
+
+    renamed: list[str] = []
+    rename = files._rename
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    monkeypatch.setattr(files, "_rename", lambda *names: (renamed.append(names[0]), rename(*names)))
+    files.write_text(str(tmp_path / "note"), "whole", str(tmp_path))
+    assert on_disk == [(renamed[0], b"whole")]
+    assert (tmp_path / "note").read_text() == "whole"
+
+
 def command(*arguments: object, environment: dict[str, str] | None = None, limit: int | None = None) -> Any:
     return subprocess.run(
         [sys.executable, "-m", "preprocessing.make_shards", *map(str, arguments)],
