@@ -101,8 +101,8 @@ def _check_case(tokens: Sequence[str], lowercase: bool, file: str) -> None:
     few = CASE_SHARE * len(words)
     if upper > few and lowercase:
         raise VocabularyError(
-            f"{file}: {upper:,} of its {len(tokens):,} entries contain upper-case letters, so it is a cased vocabulary; "
-            "add --cased"
+            f"{file}: {upper:,} of its {len(tokens):,} entries contain upper-case letters, so it is a cased "
+            "vocabulary; add --cased"
         )
     if lower > few >= upper and not lowercase:
         _note(f"{file}: hardly any upper-case letter in it, so it seems to be an uncased vocabulary; leave --cased out")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import NoReturn
 
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
 from preprocessing.encoder import Engine
 from preprocessing.fingerprints import RepeatRule
@@ -397,7 +397,7 @@ def _beam_options(ours: OneLineParser, rest: list[str]) -> list[str]:
         # Some runners have options that only their job server knows; a typo of ours must not pass for one of them.
         if meant := get_close_matches(option, ours._option_string_actions, n=1, cutoff=TYPO):
             ours.error(f"unknown option {option!r}: did you mean {meant[0]!r}?")
-    embedded = known.runner is None or known.runner.rpartition(".")[2] in EMBEDDED_RUNNERS
+    embedded = known.runner is None or _runner(ours, known.runner) in EMBEDDED_RUNNERS
     if unknown and (embedded or not unknown[0].startswith("--")):
         ours.error(f"unknown option {unknown[0]!r}: neither this program nor Beam has it")
     if known.direct_running_mode == "multi_threading":
@@ -413,3 +413,14 @@ def _beam_options(ours: OneLineParser, rest: list[str]) -> list[str]:
     # Beam itself would run several workers as threads of this process, which share a core.
     mode = ["--direct_running_mode=multi_processing"] if several and known.direct_running_mode is None else []
     return [*rest, *mode, "--runner=FnApiRunner"]
+
+
+def _runner(ours: OneLineParser, name: str) -> str:
+    """The class of a runner, which Beam takes in any case and without its ending too, or by its whole name."""
+    if "." in name:
+        return name.rpartition(".")[2]
+    runners = {known.lower(): known for known in StandardOptions.KNOWN_RUNNER_NAMES}
+    found: str | None = runners.get(name.lower()) or runners.get(f"{name.lower()}runner")
+    if found is None:
+        ours.error(f"--runner={name}: Beam has no such runner, but {', '.join(sorted(runners.values()))}")
+    return found

@@ -341,6 +341,7 @@ def test_a_dump_and_books_together(make: Maker, data: Path, books: Path, tmp_pat
         (["--direct_running_mode=multi_threading"], "loses documents"),
         (["--direct_running_mode=in_memory", "--direct_num_workers=2"], "is one process"),
         (["--direct_num_workers=two"], "invalid int value: 'two'"),
+        (["--runner=Foo"], "--runner=Foo: Beam has no such runner, but "),
         (["--duplicate", "3"], "unknown option '--duplicate'"),
         (["--seed", "1", "stray"], "unknown option 'stray'"),
         (["--sequence-lengths", "4"], "4 is not 8 or more"),
@@ -362,7 +363,8 @@ def parsed(*arguments: str) -> Arguments:
 
 def test_the_runner_is_never_left_to_chance() -> None:
     assert parsed().beam == ["--runner=FnApiRunner"]
-    assert parsed("--runner=DirectRunner").beam[-1] == "--runner=FnApiRunner"
+    for runner in ("DirectRunner", "direct", "apache_beam.runners.direct.direct_runner.DirectRunner"):
+        assert parsed(f"--runner={runner}").beam[-1] == "--runner=FnApiRunner"
     assert parsed(*TWO_PROCESSES).beam == [*TWO_PROCESSES, "--runner=FnApiRunner"]
     workers, mode = "--direct_num_workers=4", "--direct_running_mode=multi_processing"
     assert parsed(workers).beam == [workers, mode, "--runner=FnApiRunner"]
