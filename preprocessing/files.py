@@ -39,6 +39,7 @@ _COMPRESSIONS: tuple[tuple[bytes, Callable[[BinaryIO], Any]], ...] = (
 )
 # What the decompressors raise for a file that is cut short or damaged.
 _DAMAGE = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, OSError)
+_TOO_LARGE = "too much memory"  # how Zstandard says that a frame's window is above its limit of 128 MB
 
 
 class Found(NamedTuple):
@@ -141,6 +142,10 @@ class _Intact(io.RawIOBase):
         except _DAMAGE as error:
             if is_of_storage(error):
                 raise
+            if _TOO_LARGE in str(error):
+                raise SourceError(
+                    f"{self._path}: compressed with a window larger than is read here (--long); decompress it first"
+                ) from error
             raise SourceError(
                 f"{self._path}: the compressed file is cut short or damaged before byte {self._raw.tell():,} "
                 f"({error}); fetch it again"

@@ -339,10 +339,8 @@ def settle(layout: Layout, totals: Totals, edges: Sequence[Edge]) -> Settlement:
         ShardingError: no documents, one document, or a shard with too few or too much of them.
     """
     if len(edges) < MIN_ROWS:
-        found = f"a single document, {edges[0].doc_id!r}," if edges else "no document with text"
-        raise ShardingError(
-            f"the inputs hold {found} but a pair's random next sentence comes from another document; give more inputs"
-        )
+        found = f"a single document, {edges[0].doc_id!r}" if edges else "no document with text"
+        raise ShardingError(f"the inputs hold {found}, but a shard needs at least {MIN_ROWS}; give more inputs")
     threshold = _settled_threshold(layout, [edge.split_hash for edge in edges])
     moved: dict[str, list[Span]] = {}
     for edge in edges:
@@ -366,7 +364,7 @@ def check_shard_size(shard: str, rows: int, tokens: int) -> None:
     if rows < MIN_ROWS:
         wanted = "use a smaller" if option == "--num-shards" else "use another"
         raise ShardingError(
-            f"{shard} would hold {rows} of the documents, and pairs need at least {MIN_ROWS} in a shard: "
+            f"{shard} would hold {rows} of the documents, and a shard needs at least {MIN_ROWS}: "
             f"{wanted} {option}, or leave it out"
         )
     if tokens > MAX_SHARD_TOKENS:

@@ -105,7 +105,7 @@ def run(argv: Sequence[str]) -> None:
         VocabularyError: too little text, too small a size, or a vocabulary that can't be written.
     """
     from preprocessing import files, job
-    from preprocessing.options import inputs_of, read_options
+    from preprocessing.options import SAMPLE_BYTES, inputs_of, read_options
     from preprocessing.reading import read_inputs
 
     ours = parser()
@@ -116,7 +116,7 @@ def run(argv: Sequence[str]) -> None:
     options = read_options(found)
     inputs = job.find_inputs(inputs_of(ours, found), note=partial(print, file=sys.stderr), options=options)
     documents = read_inputs(inputs, options)
-    texts = sample_texts(documents, found.sample_bytes, found.seed)
+    texts = sample_texts(documents, found.sample_bytes or SAMPLE_BYTES, found.seed)
     vocabulary = train_vocabulary(texts, found.size, lowercase=not found.cased)
     try:
         files.write_text(output, "\n".join(vocabulary) + "\n", output.rpartition("/")[0] or "/")

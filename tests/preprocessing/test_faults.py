@@ -144,6 +144,13 @@ def test_an_empty_dump_and_a_folder_are_told(make: Maker, tmp_path: Path) -> Non
     assert "is a folder" in make.error(tmp_path / "out", "--jsonl", tmp_path)
 
 
+def test_a_window_that_is_too_large_is_no_damage(make: Maker, tmp_path: Path) -> None:
+    # A frame by hand, as `zstd --ultra --long=31` begins it: a window of 2 GB, and one block of a byte as it is.
+    (tmp_path / "a.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes([0x00, 21 << 3]) + b"\x09\0\0x")
+    said = make.error(tmp_path / "out", "--jsonl", tmp_path / "a.jsonl.zst")
+    assert "a.jsonl.zst: compressed with a window larger than is read here (--long); decompress it first" in said
+
+
 # --- Storage that fails for a while ---
 
 

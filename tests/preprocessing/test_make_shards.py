@@ -275,7 +275,9 @@ def test_a_vocabulary_of_the_other_case_is_told(
 
 def test_a_corpus_without_two_documents_is_told_in_a_line(make: Maker, books: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    assert "a single document, 'book-03.txt'" in make.error(output, "--books", books / "book-03.txt")
+    for more in ((), ("--no-nsp",)):
+        said = make.error(output, "--books", books / "book-03.txt", *more)
+        assert "a single document, 'book-03.txt', but a shard needs at least 2; give more inputs" in said
     (tmp_path / "empty.txt").write_text(" \n")
     assert "no document with text" in make.error(output, "--books", tmp_path / "empty.txt")
     said = make.error(output, "--books", books / "*.txt", "--num-shards", 9)
@@ -347,7 +349,12 @@ def test_a_dump_and_books_together(make: Maker, data: Path, books: Path, tmp_pat
         (["--sequence-lengths", "4"], "4 is not 8 or more"),
         (["--sequence-lengths", "64", "64"], "twice"),
         (["--duplicates", "40000"], "up to 32767"),
-        (["--validation-fraction", "1"], "not a share"),
+        (["--validation-fraction", "1"], "'1' is not a share"),
+        (["--validation-fraction", "abc"], "'abc' is not a share: a number from 0 to less than 1"),
+        (["--seed", "abc"], "invalid whole number value: 'abc'"),
+        (["--no-nsp", "--negatives", "uniform"], "--no-nsp draws none"),
+        (["--vocab-sample-bytes", "10"], "--vocab-sample-bytes is for --train-vocab"),
+        (["--jsonl-text-field", "body"], "--jsonl-text-field says how --jsonl is read, which is not given"),
         (["--language", "English"], "not a language code"),
         (["--seed", "-1"], "-1 is not 0 or more"),
         (["--negatives", "none"], "invalid choice"),

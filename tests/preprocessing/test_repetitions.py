@@ -168,9 +168,11 @@ def test_a_corpus_of_one_document_and_its_copies_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--deduplicate", "none", "lines"], "none stands alone"),
+        (["--deduplicate", "none", "lines"], "none can't be combined with other values"),
+        (["--deduplicate", "documents", "--min-repeated-line", "5"], "is for --deduplicate lines"),
         (["--deduplicate", "words"], "invalid choice"),
-        (["--near-duplicates", "0.2"], "0.2 is not a similarity"),
+        (["--near-duplicates", "0.2"], "'0.2' is not a similarity: a number from 0.5 to 1"),
+        (["--near-duplicates", "abc"], "'abc' is not a similarity: a number from 0.5 to 1"),
         (["--contamination", "/nowhere"], "/nowhere: no such folder"),
     ],
 )
