@@ -264,7 +264,7 @@ def _rename(unfinished: str, path: str) -> None:
         _remove(unfinished)
 
 
-FULL = "{}: no space left there, or no more may be written; make room, and the same command goes on with this job"
+FULL = "{}: disk full or quota reached; free some space and run the same command to resume"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 

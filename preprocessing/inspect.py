@@ -117,7 +117,7 @@ def _passed_over(sources: dict[str, dict[str, Any]]) -> Iterator[list[str]]:
         for reason, count in source["skipped"].items():
             yield [name, reason, f"{count:,}"]
         if source["collisions"]:
-            yield [name, "older of one id", f"{source['collisions']:,}"]
+            yield [name, "older version of a document (same id)", f"{source['collisions']:,}"]
         for what, count in source.get("repeated", {}).items():
             if count:
                 yield [name, f"repeated {what}", f"{count:,}"]

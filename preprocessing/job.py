@@ -347,7 +347,9 @@ def inspect(output: str, description: dict[str, Any]) -> State:
     if old is None:
         if _own_names(output, present):
             raise JobError(f"{output}: holds shards without their {JOB}; {advice}")
-        raise JobError(f"{output}: holds files of something else, such as {min(present)!r}; use another directory")
+        raise JobError(
+            f"{output}: contains files that are not from this program, such as {min(present)!r}; use another directory"
+        )
     if finished:
         # A later version of a library does not unmake a finished job.
         description = description | {"versions": old.get("versions")}

@@ -378,7 +378,7 @@ def summary(output: str, inputs: Sequence[Input], seconds: float) -> str:
         f"{output}: done in {seconds:.1f} s",
         f"  inputs     {len(inputs):,} files, {sum(file.bytes for file in inputs) / 1e6:,.1f} MB",
         f"  documents  {documents['in_shards']:,} ({documents['skipped']:,} skipped, "
-        f"{documents['collisions']:,} older of one id dropped)",
+        f"{documents['collisions']:,} older versions of a document (same id) dropped)",
         f"  text       {statistics['sentences']:,} sentences, {characters / 1e6:,.1f} M characters "
         f"({characters / 1e6 / seconds:.2f} M/s)",
         f"  tokens     {statistics['tokens']:,}, {statistics['unknown_rate']:.3%} unknown",
@@ -394,7 +394,7 @@ def summary(output: str, inputs: Sequence[Input], seconds: float) -> str:
         lines.append(f"  pairs {length:>4} {told}; {unreached:.1%} of tokens in no pair")
     skipped = [source["skipped"] for source in statistics["sources"].values()]
     if manifest.options["validation_fraction"] and not manifest.split("validation"):
-        lines.append("  no validation split: it takes four documents")
+        lines.append("  no validation split: it needs at least four documents")
     reasons = [f"{count:,} {reason}" for source in skipped for reason, count in source.items()]
     if reasons:
         lines.append(f"  skipped    {', '.join(reasons)}")
@@ -412,5 +412,5 @@ def summary(output: str, inputs: Sequence[Input], seconds: float) -> str:
         f"{size / max(1, statistics['tokens']):.2f} bytes a token"
     )
     if statistics["unknown_rate"] > STRANGE_UNKNOWN_RATE:
-        lines.append("  so many unknown tokens mean that the vocabulary is for another language, or --cased is wrong")
+        lines.append("  this many unknown tokens suggest the wrong vocabulary, or a wrong --cased")
     return "\n".join(lines)
