@@ -143,7 +143,7 @@ class Job:
         """What a vocabulary is trained on, of a unit."""
         return files.join(self.work, f"sample-{unit:05d}.arrow")
 
-    def part_file(self, unit: int) -> str:
+    def unit_note(self, unit: int) -> str:
         """The note of a unit: it exists once its files are whole."""
         return files.join(self.work, f"tokens-{unit:05d}.json")
 

@@ -151,7 +151,7 @@ class Totals:
     counts: Counts = field(default_factory=Counter)
 
     def add(self, other: Totals) -> Totals:
-        """Add another part's totals to these."""
+        """Add another unit's totals to these."""
         self.rows.update(other.rows)
         self.tokens.update(other.tokens)
         self.counts.update(other.counts)
@@ -165,7 +165,7 @@ class Totals:
 
 
 @dataclass
-class Part:
+class UnitNote:
     """What the first pass tells about one unit of input: small, while the tokens stay in files."""
 
     spans: dict[str, list[Span]] = field(default_factory=dict)  # shard -> where its rows are
@@ -176,9 +176,9 @@ class Part:
         return {"spans": self.spans, "totals": vars(self.totals)}
 
     @staticmethod
-    def from_json(raw: dict[str, Any]) -> Part:
+    def from_json(raw: dict[str, Any]) -> UnitNote:
         """The inverse of to_json."""
-        return Part(
+        return UnitNote(
             spans={shard: [Span(*span) for span in spans] for shard, spans in raw["spans"].items()},
             totals=Totals(**{name: Counter(counts) for name, counts in raw["totals"].items()}),
         )
@@ -245,17 +245,17 @@ class TokenBuffer:
         self._waiting.append((self._layout.place(encoded.document.doc_id), encoded))
         self.tokens += len(encoded.tokens)
 
-    def flush(self, unit: int, batch: int, part: Part) -> Batch:
-        """What waits, ordered by shard; where it will lie, as a batch of the unit's file, is noted in ``part``."""
+    def flush(self, unit: int, batch: int, note: UnitNote) -> Batch:
+        """What waits, ordered by shard; where it will lie, as a batch of the unit's file, is noted in ``note``."""
         threshold = self._layout.threshold
         rows = sorted(self._waiting, key=lambda row: row[0].shard(threshold))
         begin = 0
         for shard, group in groupby(rows, key=lambda row: row[0].shard(threshold)):
             sizes = [len(encoded.tokens) for _, encoded in group]
             span = Span(unit, batch, begin, begin + len(sizes), sum(sizes))
-            part.spans.setdefault(shard, []).append(span)
-            part.totals.rows[shard] += len(sizes)
-            part.totals.tokens[shard] += span.tokens
+            note.spans.setdefault(shard, []).append(span)
+            note.totals.rows[shard] += len(sizes)
+            note.totals.tokens[shard] += span.tokens
             begin = span.end
         self._waiting, self.tokens = [], 0
         documents = [encoded for _, encoded in rows]
@@ -332,7 +332,7 @@ def settle(layout: Layout, totals: Totals, edges: Sequence[Edge]) -> Settlement:
 
     Args:
         layout: where documents go.
-        totals: those of every part of the first pass, added up; the moves are counted in them.
+        totals: those of every unit, added up; the moves are counted in them.
         edges: of the documents that are not dropped the four of lowest hash and the two of highest, ascending.
 
     Raises:

@@ -33,7 +33,7 @@ def tokenizing_counted() -> Iterator[list[int]]:
     done: list[int] = []
     original = transforms.tokenize_unit
 
-    def counted(job: transforms.Job, unit: transforms.Unit) -> transforms.Part:
+    def counted(job: transforms.Job, unit: transforms.Unit) -> transforms.UnitNote:
         done.append(unit.number)
         return original(job, unit)
 
