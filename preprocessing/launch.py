@@ -35,8 +35,8 @@ from preprocessing.tokenization import (
     VocabularyError,
     load_vocabulary,
     parse_vocabulary,
-    tokenizer_files,
     train_vocabulary,
+    vocabulary_text,
 )
 from preprocessing.transforms import STORAGE, build_pipeline, publish_arrow
 from preprocessing.watchdog import STUCK, Watchdog
@@ -109,7 +109,7 @@ def _check_case(tokens: Sequence[str], lowercase: bool, file: str) -> None:
 
 
 def _identity(tokens: Sequence[str], lowercase: bool) -> Vocabulary:
-    content = tokenizer_files(tokens, lowercase)["vocab.txt"]
+    content = vocabulary_text(tokens).encode()
     return Vocabulary(len(tokens), hashlib.blake2b(content, digest_size=16).hexdigest(), lowercase)
 
 
@@ -166,7 +166,7 @@ def begin(job: Job, inputs: Sequence[Input], vocabulary: Sequence[str] | None, a
 
 
 def _write_vocabulary(job: Job, tokens: Sequence[str]) -> None:
-    files.write_text(job.vocabulary_file, "\n".join(tokens) + "\n", job.work)
+    files.write_text(job.vocabulary_file, vocabulary_text(tokens), job.work)
 
 
 def provide_vocabulary(job: Job, inputs: Sequence[Input], beam_options: Sequence[str]) -> Job:
