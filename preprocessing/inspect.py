@@ -32,6 +32,7 @@ from preprocessing.schema import (
     ShardError,
     Split,
 )
+from preprocessing.shards import count_by_row
 from preprocessing.tokenization import VOCABULARY_FILE, VocabularyError, load_tokenizer, load_vocabulary, special_ids
 
 if TYPE_CHECKING:
@@ -217,10 +218,7 @@ class Histograms:
     def add(self, shard: Shard, sequence_lengths: Iterable[int], unknown_id: int) -> None:
         """Count a shard."""
         lengths = np.diff(shard.token_offsets)
-        unknown_at = np.flatnonzero(shard.tokens == unknown_id)
-        unknown = np.bincount(
-            np.searchsorted(shard.token_offsets, unknown_at, side="right") - 1, minlength=len(lengths)
-        )
+        unknown = count_by_row(shard.tokens, shard.token_offsets, unknown_id)
         sources = np.array(shard.table.column("source").to_pylist())
         for source in sorted(set(sources.tolist())):
             own = sources == source

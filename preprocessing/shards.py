@@ -221,9 +221,13 @@ def _lists(arrays: Sequence[np.ndarray], value_type: pa.DataType) -> pa.ListArra
     """Arrays as one list column."""
     offsets = np.zeros(len(arrays) + 1, dtype=np.int32)
     np.cumsum([len(array) for array in arrays], out=offsets[1:])
-    values = pa.array(np.concatenate(arrays), type=value_type)
-    item = pa.list_(pa.field("item", value_type, nullable=False))
-    return pa.ListArray.from_arrays(pa.array(offsets), values, type=item)
+    return _list_column(offsets, pa.array(np.concatenate(arrays), type=value_type))
+
+
+def _list_column(offsets: np.ndarray, values: pa.Array) -> pa.ListArray:
+    """Row n holds values[offsets[n] : offsets[n + 1]]."""
+    item = pa.field("item", values.type, nullable=False)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=pa.list_(item))
 
 
 class TokenBuffer:
@@ -404,8 +408,19 @@ def _pair_column(
     np.cumsum(sizes.reshape(len(doc_ids), -1).sum(axis=1), out=offsets[1:])
     columns = [pa.array(duplicate_of), *(pa.array(np.ascontiguousarray(column)) for column in numbers.T[:-1])]
     pairs = pa.StructArray.from_arrays([*columns, pa.array(numbers[:, -1] != 0)], fields=list(PAIR))
-    item = pa.list_(pa.field("item", PAIR, nullable=False))
-    return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=item)
+    return _list_column(offsets, pairs)
+
+
+def count_by_row(tokens: np.ndarray, offsets: np.ndarray, token: int) -> np.ndarray:
+    """How often a token is in each document; int64 [documents].
+
+    Args:
+        tokens: [tokens] the documents one after the other.
+        offsets: [documents + 1] where each begins.
+        token: its id.
+    """
+    row = np.searchsorted(offsets, np.flatnonzero(tokens == token), side="right") - 1
+    return np.bincount(row, minlength=len(offsets) - 1)
 
 
 def _statistics(table: pa.RecordBatch, shard: str, lengths: Iterable[int], unknown_id: int) -> Counts:
@@ -413,8 +428,7 @@ def _statistics(table: pa.RecordBatch, shard: str, lengths: Iterable[int], unkno
     sources = np.array(table.column("source").to_pylist())
     offsets = table.column("tokens").offsets.to_numpy()
     sentences = np.diff(table.column("sentence_ends").offsets.to_numpy())
-    unknown_at = np.flatnonzero(table.column("tokens").values.to_numpy() == unknown_id)
-    unknown = np.bincount(np.searchsorted(offsets, unknown_at, side="right") - 1, minlength=len(sources))
+    unknown = count_by_row(table.column("tokens").values.to_numpy(), offsets, unknown_id)
     counts: Counts = Counter()
     for source in sorted(set(sources.tolist())):
         own = sources == source
@@ -529,9 +543,9 @@ def without_lines(table: pa.RecordBatch, lines: np.ndarray) -> tuple[pa.RecordBa
     sentence_ends = ends[1:][stays] - offsets[row_of[stays]]
     tokens = table.column("tokens").values.to_numpy()[np.repeat(stays, lengths)]
     columns = {
-        "tokens": _list_column(offsets, tokens, table.column("tokens").type),
+        "tokens": _list_column(offsets, pa.array(tokens)),
         "sentence_ends": _list_column(
-            np.concatenate([[0], np.cumsum(stays)])[first], sentence_ends, table.column("sentence_ends").type
+            np.concatenate([[0], np.cumsum(stays)])[first], pa.array(sentence_ends, pa.int32())
         ),
     }
     arrays = [columns.get(field.name, table.column(field.name)) for field in table.schema]
@@ -543,10 +557,6 @@ def without_lines(table: pa.RecordBatch, lines: np.ndarray) -> tuple[pa.RecordBa
         counts[f"repeated/{source}/sentences"] = int(gone.sum())
         counts[f"repeated/{source}/tokens"] = int(lengths[gone].sum())
     return pa.RecordBatch.from_arrays(arrays, schema=table.schema), counts
-
-
-def _list_column(offsets: np.ndarray, values: np.ndarray, kind: pa.ListType) -> pa.ListArray:
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values, kind.value_type), type=kind)
 
 
 def shard_sentences(table: pa.RecordBatch) -> Sentences:

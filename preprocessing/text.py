@@ -42,19 +42,14 @@ def clean(text: str) -> str:
     return "\n".join(filter(None, lines))
 
 
-def split_sentences(text: str, language: str) -> list[str]:
-    """The sentences of a cleaned text in order; no sentence reaches over the end of a paragraph.
+def split_lines(text: str, language: str) -> list[list[str]]:
+    """The sentences of each line of a cleaned text in order.
 
     Args:
         text: as clean returns it.
         language: code of the language whose rules and abbreviations apply; those of its nearest relative in
             `sentencex`, in the end English, serve for one that it does not know.
     """
-    return [sentence for line in split_lines(text, language) for sentence in line]
-
-
-def split_lines(text: str, language: str) -> list[list[str]]:
-    """The sentences of each line of a cleaned text; see split_sentences."""
     lines = (map(str.strip, _segments(language, line)) for line in text.split("\n"))
     return [[sentence for sentence in line if sentence] for line in lines]
 

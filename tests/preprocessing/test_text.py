@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 from sentencex import segment
 
-from preprocessing.text import LONG, WINDOW, clean, split_sentences
+from preprocessing.text import LONG, WINDOW, clean, split_lines
+
+
+def split_sentences(text: str, language: str) -> list[str]:
+    return [sentence for line in split_lines(text, language) for sentence in line]
 
 
 @pytest.mark.parametrize(
