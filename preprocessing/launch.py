@@ -38,7 +38,7 @@ from preprocessing.tokenization import (
     train_vocabulary,
     vocabulary_text,
 )
-from preprocessing.transforms import STORAGE, build_pipeline, publish_arrow
+from preprocessing.transforms import build_pipeline, publish_arrow
 from preprocessing.watchdog import STUCK, Watchdog
 
 PROGRESS_SECONDS = 1.0  # between two looks at the work folder
@@ -160,7 +160,7 @@ def begin(job: Job, inputs: Sequence[Input], vocabulary: Sequence[str] | None, a
             _write_vocabulary(job, vocabulary)
     except OSError as error:
         raise jobs.JobError(f"{job.output}: can't write there ({error.strerror}); use another directory") from error
-    stale = [name for name in files.names_below(job.work) if name.startswith(("error-", "tmp-"))]
+    stale = [name for name in files.names_below(job.work) if name.startswith((jobs.ERROR, "tmp-"))]
     files.remove(job.work, stale)
     return state
 
@@ -237,13 +237,13 @@ def _run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.P
             build(pipeline)
             pipeline.run().wait_until_finish()
         except Exception as error:
-            if reason := _left_error(job, (STUCK,)):
+            if reason := _left_error(job, STUCK):
                 raise StuckError(reason) from error
-            if reason := _left_error(job, (STORAGE,)):
+            if reason := _left_error(job, jobs.STORAGE):
                 raise jobs.JobError(reason) from error
             if files.is_full(error):
                 raise jobs.JobError(files.FULL.format(job.output)) from error
-            if reason := _left_error(job, ("error-",)):
+            if reason := _left_error(job, jobs.ERROR):
                 # What is wrong with the inputs or the options changes with them, and so what was made is of no use.
                 jobs.clear(job.output)
                 raise SourceError(reason) from error
@@ -259,9 +259,9 @@ def _storage_told(job: Job) -> Iterator[None]:
         raise jobs.JobError(files.FULL.format(job.output)) if files.is_full(error) else error from error
 
 
-def _left_error(job: Job, prefixes: tuple[str, ...]) -> str | None:
+def _left_error(job: Job, kind: str) -> str | None:
     """The error that a worker left in a file whose name begins so; the first of several."""
-    left = sorted(name for name in files.names_below(job.work) if name.startswith(prefixes))
+    left = sorted(name for name in files.names_below(job.work) if name.startswith(kind))
     return files.read_text(files.join(job.work, left[0])) if left else None
 
 
@@ -315,7 +315,7 @@ def _watch(job: Job, terminal: IO[str], done: threading.Event) -> None:
     begun = told = time.monotonic()
     live, progress = terminal.isatty(), Progress(job)
     while not done.wait(PROGRESS_SECONDS if live else QUIET_SECONDS):
-        if reason := _left_error(job, (STUCK,)):
+        if reason := _left_error(job, STUCK):
             # The worker is dead, and not every engine notices.
             terminal.write(f"make_shards: error: {reason}\n")
             terminal.flush()

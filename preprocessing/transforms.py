@@ -37,7 +37,7 @@ from preprocessing.contamination import FOUND, Search, shares
 from preprocessing.dedup import LOST, REPEATS, Drops, Run, review
 from preprocessing.encoder import Encoder, EncoderError, Engine
 from preprocessing.fingerprints import fingerprint
-from preprocessing.job import Job, Unit, clear_work, versions
+from preprocessing.job import STORAGE, Job, Unit, clear_work, versions
 from preprocessing.options import Options
 from preprocessing.reading import read_inputs
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardEntry, Vocabulary, token_type
@@ -71,7 +71,6 @@ from preprocessing.watchdog import Watchdog, watching
 
 BATCH_TOKENS = 16 << 20  # of a record batch between the passes
 ENCODED_AT_ONCE = 1 << 20  # characters
-STORAGE = "error-storage-"  # how the name of the file begins which says that nothing more can be written, or read
 
 
 class LostDocumentsError(RuntimeError):
@@ -94,13 +93,13 @@ def reporting(job: Job, place: str) -> Iterator[None]:
         files.write_text(job.error_file(place), str(error), job.work)
         raise
     except StorageError as error:
-        files.write_text(job.error_file(f"storage-{place}"), str(error), job.work)
+        files.write_text(job.error_file(place, STORAGE), str(error), job.work)
         raise
     except OSError as error:
         if files.is_full(error):
             # What is unfinished is gone by now, so that there may be room for this.
             with contextlib.suppress(OSError):
-                files.write_text(job.error_file(f"storage-{place}"), files.FULL.format(job.output), job.work)
+                files.write_text(job.error_file(place, STORAGE), files.FULL.format(job.output), job.work)
         raise
 
 
