@@ -72,8 +72,9 @@ def read_benchmark(folder: Path) -> Benchmark:
 
 def _texts(path: Path) -> Iterator[str]:
     try:
+        path.name.encode()  # it will be in the manifest
         yield from _READERS[path.suffix](path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise SourceError(f"{path}: can't be read as {path.suffix} in UTF-8 ({error}); mend or remove it") from error
 
 

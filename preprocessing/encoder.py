@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
@@ -124,7 +125,7 @@ def available_engine(wanted: Engine) -> Engine:
 
 
 class Encoder:
-    """Encodes sentences with one of the engines, and checks it.
+    """Encodes sentences with one of the engines, and checks it; threads may share one, and wait for each other.
 
     Attributes:
         engine: which one.
@@ -141,6 +142,8 @@ class Encoder:
         self._encode = (
             _nanotoken(vocabulary, lowercase) if self.engine == "nanotoken" else WordCache(self._by_definition)
         )
+        # Neither the cache of words nor the switch of `tokenizers` for special tokens stands two threads at once.
+        self._lock = threading.Lock()
 
     def _by_definition(self, sentences: Sequence[str]) -> list[list[int]]:
         return encode_sentences(self._tokenizer, sentences)
@@ -152,7 +155,8 @@ class Encoder:
             EncoderError: the engine's ids of a sentence are others.
         """
         blocks = [sentences[begin : begin + BLOCK] for begin in range(0, len(sentences), BLOCK)]
-        encoded = [self._checked(block) for block in blocks]
+        with self._lock:
+            encoded = [self._checked(block) for block in blocks]
         if len(encoded) == 1:
             return encoded[0]
         origins = np.cumsum([0, *(len(block.ids) for block in encoded)])

@@ -12,7 +12,9 @@ import glob
 import gzip
 import hashlib
 import io
+import json
 import lzma
+import os
 import re
 import shutil
 import uuid
@@ -37,6 +39,7 @@ _COMPRESSIONS: tuple[tuple[bytes, Callable[[BinaryIO], Any]], ...] = (
 )
 # What the decompressors raise for a file that is cut short or damaged.
 _DAMAGE = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, OSError)
+_TOO_LARGE = "too much memory"  # how Zstandard says that a frame's window is above its limit of 128 MB
 
 
 class Found(NamedTuple):
@@ -139,6 +142,10 @@ class _Intact(io.RawIOBase):
         except _DAMAGE as error:
             if is_of_storage(error):
                 raise
+            if _TOO_LARGE in str(error):
+                raise SourceError(
+                    f"{self._path}: compressed with a window larger than is read here (--long); decompress it first"
+                ) from error
             raise SourceError(
                 f"{self._path}: the compressed file is cut short or damaged before byte {self._raw.tell():,} "
                 f"({error}); fetch it again"
@@ -230,11 +237,19 @@ def publish(path: str, scratch: str) -> Iterator[HashingWriter]:
         with FileSystems.create(unfinished, compression_type=CompressionTypes.UNCOMPRESSED) as file:
             writer = HashingWriter(file)
             yield writer
+        if not is_remote(unfinished):
+            _sync(unfinished)  # else a power failure may leave the name, and nothing in it
         _rename(unfinished, path)
     except BaseException:
         with contextlib.suppress(BeamIOError, OSError):
             _remove(unfinished)
         raise
+
+
+def _sync(path: str) -> None:
+    """Have the operating system put a local file on disk."""
+    with Path(path).open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _rename(unfinished: str, path: str) -> None:
@@ -249,7 +264,7 @@ def _rename(unfinished: str, path: str) -> None:
         _remove(unfinished)
 
 
-FULL = "{}: no space left there, or no more may be written; make room, and the same command goes on with this job"
+FULL = "{}: disk full or quota reached; free some space and run the same command to resume"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -272,6 +287,14 @@ def read_text(path: str) -> str | None:
         return None
     with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as file:
         return cast(bytes, file.read()).decode()
+
+
+def read_json(path: str) -> Any:
+    """What a small JSON file holds, None when there is no such file or it is not whole."""
+    try:
+        return json.loads(read_text(path) or "null")
+    except ValueError:
+        return None
 
 
 def names_below(folder: str) -> dict[str, int]:
@@ -320,3 +343,12 @@ def open_arrow(path: str) -> Iterator[pa.RecordBatchFileReader]:
     else:
         with pa.memory_map(path) as mapped:
             yield pa.ipc.open_file(mapped)
+
+
+def is_arrow(path: str) -> bool:
+    """Whether there is an Arrow file that has its end."""
+    try:
+        with open_arrow(path):
+            return True
+    except (pa.ArrowInvalid, OSError):
+        return False

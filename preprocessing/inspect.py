@@ -11,6 +11,7 @@ Needs neither Beam nor the corpus. Memory does not grow with the number of docum
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from preprocessing.schema import (
+    MANIFEST,
     SPECIAL_TOKENS_OF_A_PAIR,
     SPECIAL_TOKENS_OF_A_SINGLE,
     Manifest,
@@ -30,6 +32,7 @@ from preprocessing.schema import (
     ShardError,
     Split,
 )
+from preprocessing.shards import count_by_row
 from preprocessing.tokenization import VOCABULARY_FILE, VocabularyError, load_tokenizer, load_vocabulary, special_ids
 
 if TYPE_CHECKING:
@@ -96,7 +99,7 @@ def _overview(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _by_source(sources: dict[str, dict[str, Any]]) -> Iterator[list[str]]:
-    yield ["source", "documents", "sentences", "tokens", "share", "tokens a document", "characters a token", "unknown"]
+    yield ["source", "documents", "sentences", "tokens", "share", "tokens a document", "characters read", "unknown"]
     total = max(1, sum(source["tokens"] for source in sources.values()))
     for name, source in sources.items():
         documents, tokens = max(1, source["documents"]), max(1, source["tokens"])
@@ -105,7 +108,7 @@ def _by_source(sources: dict[str, dict[str, Any]]) -> Iterator[list[str]]:
             *(f"{source[each]:,}" for each in ("documents", "sentences", "tokens")),
             f"{source['tokens'] / total:.1%}",
             f"{source['tokens'] / documents:,.0f}",
-            f"{source['characters'] / tokens:.2f}",
+            f"{source['characters']:,}",
             f"{source['unknown'] / tokens:.4%}",
         ]
 
@@ -115,17 +118,18 @@ def _passed_over(sources: dict[str, dict[str, Any]]) -> Iterator[list[str]]:
         for reason, count in source["skipped"].items():
             yield [name, reason, f"{count:,}"]
         if source["collisions"]:
-            yield [name, "older of one id", f"{source['collisions']:,}"]
+            yield [name, "older version of a document (same id)", f"{source['collisions']:,}"]
         for what, count in source.get("repeated", {}).items():
             if count:
                 yield [name, f"repeated {what}", f"{count:,}"]
 
 
 def _by_length(pairs: dict[str, dict[str, Any]]) -> Iterator[list[str]]:
-    yield ["pairs of", "split", "pairs", "B is next"]
+    yield ["pairs of", "split", "pairs", "B is next", "tokens in no pair"]
     for length, splits in pairs.items():
         for split, counts in splits.items():
-            yield [length, split, f"{counts['pairs']:,}", f"{counts['is_next_rate']:.1%}"]
+            unreached = f"{counts['unreached_tokens']:,}" if "unreached_tokens" in counts else "?"  # of earlier shards
+            yield [length, split, f"{counts['pairs']:,}", f"{counts['is_next_rate']:.1%}", unreached]
 
 
 def _by_split(manifest: Manifest) -> Iterator[list[str]]:
@@ -214,10 +218,7 @@ class Histograms:
     def add(self, shard: Shard, sequence_lengths: Iterable[int], unknown_id: int) -> None:
         """Count a shard."""
         lengths = np.diff(shard.token_offsets)
-        unknown_at = np.flatnonzero(shard.tokens == unknown_id)
-        unknown = np.bincount(
-            np.searchsorted(shard.token_offsets, unknown_at, side="right") - 1, minlength=len(lengths)
-        )
+        unknown = count_by_row(shard.tokens, shard.token_offsets, unknown_id)
         sources = np.array(shard.table.column("source").to_pylist())
         for source in sorted(set(sources.tolist())):
             own = sources == source
@@ -333,6 +334,13 @@ def _draw_unknown(axes: Axes, histograms: Histograms) -> None:
 # --- The command ---
 
 
+def _count(text: str) -> int:
+    """An argparse type: a whole number, 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     parser = argparse.ArgumentParser(
@@ -341,9 +349,9 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("directory", metavar="DIR", help="a finished shard directory")
-    parser.add_argument("--sample", type=int, default=0, metavar="N", help="decode N pairs of each sequence length")
+    parser.add_argument("--sample", type=_count, default=0, metavar="N", help="decode N pairs of each sequence length")
     parser.add_argument("--split", choices=["train", "validation"], default="train", help="which pairs to decode")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the sample (default: %(default)s)")
+    parser.add_argument("--seed", type=_count, default=0, metavar="N", help="of the sample (default: %(default)s)")
     parser.add_argument("--histograms", type=Path, metavar="FOLDER", help="draw histograms there, as PNG")
     parser.add_argument("--verify", action="store_true", help="read every shard and compare its checksum")
     return parser
@@ -356,15 +364,24 @@ def run(argv: Sequence[str]) -> None:
         ShardError: no finished shards there, or damaged ones.
         VocabularyError: a damaged tokenizer.
     """
-    found = parser().parse_args(argv)
+    ours = parser()
+    found = ours.parse_args(argv)
     shards = ShardDirectory(found.directory)
-    print(*describe(shards.manifest), sep="\n\n")
+    try:
+        print("\n\n".join(describe(shards.manifest)))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ShardError(
+            f"{shards.path / MANIFEST}: its statistics are not those of a job ({error!r}); make the shards again"
+        ) from error
     if found.sample:
         tokenizer = load_tokenizer(shards.tokenizer)
         print()
         print(*tell_pairs(sample(shards, found.sample, found.split, found.seed), tokenizer), sep="\n")
     if found.histograms:
-        print("\nDrawn:", *draw(count_all(shards), found.histograms), sep="\n  ")
+        try:
+            print("\nDrawn:", *draw(count_all(shards), found.histograms), sep="\n  ")
+        except OSError as error:
+            ours.error(f"--histograms {found.histograms}: can't write there ({error.strerror}); name a folder")
     if found.verify:
         shards.verify()
         print(f"\nVerified: the checksums of {len(shards.manifest.shards)} shards are those of the manifest.")
@@ -383,4 +400,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads may have seen enough, as `head` has
     main()

@@ -28,6 +28,8 @@ from preprocessing.sources.registry import SOURCES, Source, numbers_rows
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 
 JOB, WORK = "job.json", ".work"
+ERROR = "error-"  # how the name of a file begins in which a worker leaves the user's error; watchdog.STUCK is one too
+STORAGE = f"{ERROR}storage-"  # that nothing more can be written, or read
 SHARD_BYTES = 64 << 20  # tokens of a shard
 UNIT_BYTES = 4 << 20  # inputs this small are read together, so that a thousand books are not a thousand tasks
 PART_BYTES = 32 << 20  # of a file, as it lies, that can be read in parts
@@ -38,7 +40,7 @@ _TOKENIZER_FILES = frozenset(f"{TOKENIZER}/{name}" for name in (VOCABULARY_FILE,
 _WORK_FILE = re.compile(
     re.escape(WORK) + r"/(vocab\.txt|tokens-\d+\.json|(tokens|documents|lines|sample|found)-\d+\.arrow"
     r"|(lost|repeats|benchmark-(sequences|texts))\.arrow|drops\.json|(validation-)?shard-\d+-of-\d+\.arrow\.json"
-    r"|error-[\w.-]+|tmp-[0-9a-f]+)"
+    rf"|{ERROR}[\w.-]+|tmp-[0-9a-f]+)"
 )
 VERSIONS = ("apache-beam", "bert-pretraining", "numpy", "pyarrow", "sentencex", "tokenizers")
 
@@ -143,7 +145,7 @@ class Job:
         """What a vocabulary is trained on, of a unit."""
         return files.join(self.work, f"sample-{unit:05d}.arrow")
 
-    def part_file(self, unit: int) -> str:
+    def unit_note(self, unit: int) -> str:
         """The note of a unit: it exists once its files are whole."""
         return files.join(self.work, f"tokens-{unit:05d}.json")
 
@@ -155,9 +157,9 @@ class Job:
         """The note of a shard: it exists once the shard is whole."""
         return files.join(self.work, f"{shard}.json")
 
-    def error_file(self, place: str) -> str:
+    def error_file(self, place: str, kind: str = ERROR) -> str:
         """Where a worker leaves the user's error, since runners pass on exceptions each in their own way."""
-        return files.join(self.work, f"error-{place}")
+        return files.join(self.work, f"{kind}{place}")
 
 
 def find_inputs(
@@ -347,7 +349,9 @@ def inspect(output: str, description: dict[str, Any]) -> State:
     if old is None:
         if _own_names(output, present):
             raise JobError(f"{output}: holds shards without their {JOB}; {advice}")
-        raise JobError(f"{output}: holds files of something else, such as {min(present)!r}; use another directory")
+        raise JobError(
+            f"{output}: contains files that are not from this program, such as {min(present)!r}; use another directory"
+        )
     if finished:
         # A later version of a library does not unmake a finished job.
         description = description | {"versions": old.get("versions")}

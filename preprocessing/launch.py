@@ -35,15 +35,16 @@ from preprocessing.tokenization import (
     VocabularyError,
     load_vocabulary,
     parse_vocabulary,
-    tokenizer_files,
     train_vocabulary,
+    vocabulary_text,
 )
-from preprocessing.transforms import STORAGE, build_pipeline, publish_arrow
+from preprocessing.transforms import build_pipeline, publish_arrow
 from preprocessing.watchdog import STUCK, Watchdog
 
 PROGRESS_SECONDS = 1.0  # between two looks at the work folder
 LOG_TAIL = 4000  # bytes of Beam's noise that are shown when a job fails
 STRANGE_UNKNOWN_RATE = 0.05
+CASE_SHARE = 0.01  # of a vocabulary's entries: uncased ones have a stray few with upper case
 STUCK_CODE = 1  # exit code when a document takes for ever
 QUIET_SECONDS = 3.0  # as PROGRESS_SECONDS, where stderr is no terminal
 PROGRESS_LINE_SECONDS = 30.0  # between two lines where stderr is no terminal
@@ -62,7 +63,7 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
 
     Raises:
         SourceError: inputs that are not there.
-        VocabularyError: a vocabulary that can't be used.
+        VocabularyError: a vocabulary that can't be used, or not without --cased.
         EncoderError: an encoder that is not installed.
     """
     available_engine(arguments.encoder)
@@ -70,9 +71,9 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
     tokens = load_vocabulary(arguments.vocabulary) if arguments.vocabulary is not None else None
     wanted = options.train_vocabulary.size if options.train_vocabulary else 0
     vocabulary = _identity(tokens, options.lowercase) if tokens else Vocabulary(wanted, "", options.lowercase)
-    inputs = jobs.find_inputs(
-        arguments.inputs, note=lambda note: print(f"make_shards: {note}", file=sys.stderr), options=options.read
-    )
+    if tokens:
+        _check_case(tokens, options.lowercase, str(arguments.vocabulary))
+    inputs = jobs.find_inputs(arguments.inputs, _note, options.read)
     job = Job(
         output=output,
         options=options,
@@ -85,8 +86,30 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
     return job, inputs, tokens
 
 
+def _note(text: str) -> None:
+    print(f"make_shards: {text}", file=sys.stderr)
+
+
+def _check_case(tokens: Sequence[str], lowercase: bool, file: str) -> None:
+    """See that a vocabulary is of the case that is asked for: shards of the other one look right, and learn badly.
+
+    Raises:
+        VocabularyError: a cased vocabulary, and all text would be lower-cased.
+    """
+    words = [token for token in tokens if not (token.startswith("[") and token.endswith("]"))]
+    upper, lower = (sum(any(map(has, word)) for word in words) for has in (str.isupper, str.islower))
+    few = CASE_SHARE * len(words)
+    if upper > few and lowercase:
+        raise VocabularyError(
+            f"{file}: {upper:,} of its {len(tokens):,} entries contain upper-case letters, so it is a cased "
+            "vocabulary; add --cased"
+        )
+    if lower > few >= upper and not lowercase:
+        _note(f"{file}: hardly any upper-case letter in it, so it seems to be an uncased vocabulary; leave --cased out")
+
+
 def _identity(tokens: Sequence[str], lowercase: bool) -> Vocabulary:
-    content = tokenizer_files(tokens, lowercase)["vocab.txt"]
+    content = vocabulary_text(tokens).encode()
     return Vocabulary(len(tokens), hashlib.blake2b(content, digest_size=16).hexdigest(), lowercase)
 
 
@@ -137,13 +160,13 @@ def begin(job: Job, inputs: Sequence[Input], vocabulary: Sequence[str] | None, a
             _write_vocabulary(job, vocabulary)
     except OSError as error:
         raise jobs.JobError(f"{job.output}: can't write there ({error.strerror}); use another directory") from error
-    stale = [name for name in files.names_below(job.work) if name.startswith(("error-", "tmp-"))]
+    stale = [name for name in files.names_below(job.work) if name.startswith((jobs.ERROR, "tmp-"))]
     files.remove(job.work, stale)
     return state
 
 
 def _write_vocabulary(job: Job, tokens: Sequence[str]) -> None:
-    files.write_text(job.vocabulary_file, "\n".join(tokens) + "\n", job.work)
+    files.write_text(job.vocabulary_file, vocabulary_text(tokens), job.work)
 
 
 def provide_vocabulary(job: Job, inputs: Sequence[Input], beam_options: Sequence[str]) -> Job:
@@ -214,13 +237,13 @@ def _run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.P
             build(pipeline)
             pipeline.run().wait_until_finish()
         except Exception as error:
-            if reason := _left_error(job, (STUCK,)):
+            if reason := _left_error(job, STUCK):
                 raise StuckError(reason) from error
-            if reason := _left_error(job, (STORAGE,)):
+            if reason := _left_error(job, jobs.STORAGE):
                 raise jobs.JobError(reason) from error
             if files.is_full(error):
                 raise jobs.JobError(files.FULL.format(job.output)) from error
-            if reason := _left_error(job, ("error-",)):
+            if reason := _left_error(job, jobs.ERROR):
                 # What is wrong with the inputs or the options changes with them, and so what was made is of no use.
                 jobs.clear(job.output)
                 raise SourceError(reason) from error
@@ -236,9 +259,9 @@ def _storage_told(job: Job) -> Iterator[None]:
         raise jobs.JobError(files.FULL.format(job.output)) if files.is_full(error) else error from error
 
 
-def _left_error(job: Job, prefixes: tuple[str, ...]) -> str | None:
+def _left_error(job: Job, kind: str) -> str | None:
     """The error that a worker left in a file whose name begins so; the first of several."""
-    left = sorted(name for name in files.names_below(job.work) if name.startswith(prefixes))
+    left = sorted(name for name in files.names_below(job.work) if name.startswith(kind))
     return files.read_text(files.join(job.work, left[0])) if left else None
 
 
@@ -292,7 +315,7 @@ def _watch(job: Job, terminal: IO[str], done: threading.Event) -> None:
     begun = told = time.monotonic()
     live, progress = terminal.isatty(), Progress(job)
     while not done.wait(PROGRESS_SECONDS if live else QUIET_SECONDS):
-        if reason := _left_error(job, (STUCK,)):
+        if reason := _left_error(job, STUCK):
             # The worker is dead, and not every engine notices.
             terminal.write(f"make_shards: error: {reason}\n")
             terminal.flush()
@@ -322,9 +345,9 @@ class Progress:
         notes = [name for name in files.names_below(self._job.work) if name.endswith(".json")]
         for name in {name for name in notes if name.startswith("tokens-")} - self._parts:
             # At its very end a job removes its notes.
-            if (text := files.read_text(files.join(self._job.work, name))) is not None:
+            if (note := files.read_json(files.join(self._job.work, name))) is not None:
                 self._parts.add(name)
-                self._counts.update(json.loads(text)["totals"]["counts"])
+                self._counts.update(note["totals"]["counts"])
         return sum("shard-" in name for name in notes)
 
     def _total(self, count: str) -> int:
@@ -355,18 +378,23 @@ def summary(output: str, inputs: Sequence[Input], seconds: float) -> str:
         f"{output}: done in {seconds:.1f} s",
         f"  inputs     {len(inputs):,} files, {sum(file.bytes for file in inputs) / 1e6:,.1f} MB",
         f"  documents  {documents['in_shards']:,} ({documents['skipped']:,} skipped, "
-        f"{documents['collisions']:,} older of one id dropped)",
+        f"{documents['collisions']:,} older versions of a document (same id) dropped)",
         f"  text       {statistics['sentences']:,} sentences, {characters / 1e6:,.1f} M characters "
         f"({characters / 1e6 / seconds:.2f} M/s)",
         f"  tokens     {statistics['tokens']:,}, {statistics['unknown_rate']:.3%} unknown",
     ]
+    if rule := manifest.options["train_vocabulary"]:
+        size, wanted = manifest.vocabulary.size, rule["size"]
+        fewer = f" ({wanted:,} wanted; the corpus has no more)" if size < wanted else ""
+        lines.append(f"  vocabulary {size:,} entries{fewer}")
     for length, splits in statistics["pairs"].items():
         next_rate = " ({:.1%} next)" if manifest.options["pairs"]["next_sentence"] else ", single segments"
         told = ", ".join(f"{n['pairs']:,} {split}{next_rate.format(n['is_next_rate'])}" for split, n in splits.items())
-        lines.append(f"  pairs {length:>4} {told}")
+        unreached = sum(n["unreached_tokens"] for n in splits.values()) / max(1, statistics["tokens"])
+        lines.append(f"  pairs {length:>4} {told}; {unreached:.1%} of tokens in no pair")
     skipped = [source["skipped"] for source in statistics["sources"].values()]
     if manifest.options["validation_fraction"] and not manifest.split("validation"):
-        lines.append("  no validation split: it takes four documents")
+        lines.append("  no validation split: it needs at least four documents")
     reasons = [f"{count:,} {reason}" for source in skipped for reason, count in source.items()]
     if reasons:
         lines.append(f"  skipped    {', '.join(reasons)}")
@@ -384,5 +412,5 @@ def summary(output: str, inputs: Sequence[Input], seconds: float) -> str:
         f"{size / max(1, statistics['tokens']):.2f} bytes a token"
     )
     if statistics["unknown_rate"] > STRANGE_UNKNOWN_RATE:
-        lines.append("  so many unknown tokens mean that the vocabulary is for another language, or --cased is wrong")
+        lines.append("  this many unknown tokens suggest the wrong vocabulary, or a wrong --cased")
     return "\n".join(lines)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import NoReturn
 
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
 from preprocessing.encoder import Engine
 from preprocessing.fingerprints import RepeatRule
 from preprocessing.shards import PairOptions
-from preprocessing.sources import Columns, ReadOptions
+from preprocessing.sources import DEFAULTS, Columns, ReadOptions
 from preprocessing.sources.registry import SOURCES
 
 # Ours alone: the runners that work inside this process (and its worker processes).
@@ -23,6 +23,7 @@ EMBEDDED_RUNNERS = ("FnApiRunner", "DirectRunner", "BundleBasedDirectRunner", "S
 MIN_SEQUENCE_LENGTH = 8
 TYPO = 0.8  # how alike, by difflib, an unknown option is one of ours; of Beam's own options none reaches 0.71
 SAMPLE_BYTES = 200_000_000  # of text to train a vocabulary on
+LINE_CHARACTERS = 100  # a line of fewer may repeat
 MAX_DUPLICATES = 32767  # as the shard's column holds
 
 EPILOG = """\
@@ -98,24 +99,30 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     return parse
 
 
-def seed_number(text: str) -> int:
-    """An argparse type: a seed."""
-    return whole_number(0, 2**63)(text)
+seed_number = whole_number(0, 2**63)
+
+
+def _number(text: str) -> float:
+    """A number, or NaN, which is in no range."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
 
 
 def _share(text: str) -> float:
     """An argparse type: a number in [0, 1)."""
-    number = float(text)
+    number = _number(text)
     if not 0 <= number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a share: 0 or more and less than 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share: a number from 0 to less than 1")
     return number
 
 
 def _threshold(text: str) -> float:
     """An argparse type: a number in [0.5, 1]; below, clusters of near duplicates grow together by chance."""
-    number = float(text)
+    number = _number(text)
     if not 0.5 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a similarity from 0.5 to 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a similarity: a number from 0.5 to 1")
     return number
 
 
@@ -135,17 +142,15 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     inputs.add_argument(
         "--books-format",
         choices=["file", "google"],
-        default="file",
         help="a file is a document, or google-research/bert's input: a sentence a line, a blank line between documents "
-        "(default: %(default)s)",
+        "(default: file)",
     )
     for source, what in (("parquet", "column"), ("jsonl", "field")):
         for content in ("text", "title"):
             inputs.add_argument(
                 f"--{source}-{content}-{what}",
-                default=content,
                 metavar="NAME",
-                help=f"the {what} that holds a document's {content} (default: %(default)s)",
+                help=f"the {what} that holds a document's {content} (default: {content})",
             )
     inputs.add_argument(
         "--on-error",
@@ -161,17 +166,25 @@ def inputs_of(ours: argparse.ArgumentParser, found: argparse.Namespace) -> dict[
     inputs = {source: getattr(found, source) for source in SOURCES if getattr(found, source)}
     if not inputs:
         ours.error(f"there is nothing to read: give --{', --'.join(SOURCES)}")
+    for option in vars(found):
+        source = option.partition("_")[0]
+        if source in SOURCES and source not in inputs and getattr(found, option):
+            ours.error(f"--{option.replace('_', '-')} says how --{source} is read, which is not given; leave it out")
     return inputs
 
 
 def read_options(found: argparse.Namespace) -> ReadOptions:
     """Of a parsed command line, what it says about reading."""
     return ReadOptions(
-        books_format=found.books_format,
-        parquet=Columns(found.parquet_text_column, found.parquet_title_column),
-        jsonl=Columns(found.jsonl_text_field, found.jsonl_title_field),
+        books_format=found.books_format or DEFAULTS.books_format,
+        parquet=_columns(found.parquet_text_column, found.parquet_title_column),
+        jsonl=_columns(found.jsonl_text_field, found.jsonl_title_field),
         on_error=found.on_error,
     )
+
+
+def _columns(text: str | None, title: str | None) -> Columns:
+    return Columns(text or Columns.text, title or Columns.title)
 
 
 def add_sample_bytes(group: argparse._ArgumentGroup, option: str) -> None:
@@ -179,9 +192,8 @@ def add_sample_bytes(group: argparse._ArgumentGroup, option: str) -> None:
     group.add_argument(
         option,
         type=whole_number(1),
-        default=SAMPLE_BYTES,
         metavar="N",
-        help="learn from about this much text, drawn from all documents (default: %(default)s)",
+        help=f"learn from about this much text, drawn from all documents (default: {SAMPLE_BYTES})",
     )
 
 
@@ -200,9 +212,8 @@ def _add_repeats(parser: argparse.ArgumentParser) -> None:
     repeats.add_argument(
         "--min-repeated-line",
         type=whole_number(1),
-        default=100,
         metavar="N",
-        help="a line of fewer characters may repeat (default: %(default)s)",
+        help=f"a line of fewer characters may repeat (default: {LINE_CHARACTERS})",
     )
     repeats.add_argument(
         "--near-duplicates",
@@ -287,9 +298,8 @@ def parser() -> OneLineParser:
     pairs.add_argument(
         "--negatives",
         choices=["uniform", "by-sentence"],
-        default="uniform",
         help="draw the document of a random next sentence with equal chances, as BERT did, "
-        "or by its number of sentences (default: %(default)s)",
+        "or by its number of sentences (default: uniform)",
     )
     pairs.add_argument(
         "--no-nsp",
@@ -338,11 +348,15 @@ def parse(argv: Sequence[str]) -> Arguments:
     inputs = inputs_of(ours, found)
     if len(set(found.sequence_lengths)) < len(found.sequence_lengths):
         ours.error("--sequence-lengths names a length twice")
+    if found.no_nsp and found.negatives:
+        ours.error("--negatives says how random next sentences are drawn, and --no-nsp draws none; leave one out")
+    if found.vocab and found.vocab_sample_bytes:
+        ours.error("--vocab-sample-bytes is for --train-vocab, and --vocab names a vocabulary; leave one out")
     pairs = PairOptions(
         sequence_lengths=tuple(sorted(found.sequence_lengths)),
         duplicates=found.duplicates,
         short_sequence_probability=found.short_sequence_probability,
-        negatives=found.negatives,
+        negatives=found.negatives or "uniform",
         next_sentence=not found.no_nsp,
     )
     options = Options(
@@ -355,7 +369,9 @@ def parse(argv: Sequence[str]) -> Arguments:
         num_shards=found.num_shards,
         repeats=_repeat_rule(ours, found),
         read=read_options(found),
-        train_vocabulary=VocabularyRule(found.train_vocab, found.vocab_sample_bytes) if found.train_vocab else None,
+        train_vocabulary=VocabularyRule(found.train_vocab, found.vocab_sample_bytes or SAMPLE_BYTES)
+        if found.train_vocab
+        else None,
     )
     beam = _beam_options(ours, rest)
     return Arguments(
@@ -374,11 +390,13 @@ def parse(argv: Sequence[str]) -> Arguments:
 def _repeat_rule(ours: OneLineParser, found: argparse.Namespace) -> RepeatRule:
     asked = set(found.deduplicate)
     if len(asked) > 1 and "none" in asked:
-        ours.error("--deduplicate none stands alone")
+        ours.error("--deduplicate none can't be combined with other values")
+    if "lines" not in asked and found.min_repeated_line:
+        ours.error("--min-repeated-line is for --deduplicate lines, which is not asked for; leave it out")
     return RepeatRule(
         documents="documents" in asked,
         lines="lines" in asked,
-        line_characters=found.min_repeated_line,
+        line_characters=found.min_repeated_line or LINE_CHARACTERS,
         near_duplicates=found.near_duplicates,
     )
 
@@ -388,15 +406,16 @@ def _beam_options(ours: OneLineParser, rest: list[str]) -> list[str]:
 
     Left alone, Beam's default runner may fetch another one from the network and run on that.
     """
-    beam = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    beam = OneLineParser(prog=ours.prog, add_help=False, allow_abbrev=False)
     for group in {str(group): group for group in PipelineOptions.__subclasses__()}.values():
         group._add_argparse_args(beam)
+    beam.set_defaults(direct_running_mode=None)
     known, unknown = beam.parse_known_args(rest)
     for option in (word.partition("=")[0] for word in unknown if word.startswith("--")):
         # Some runners have options that only their job server knows; a typo of ours must not pass for one of them.
         if meant := get_close_matches(option, ours._option_string_actions, n=1, cutoff=TYPO):
             ours.error(f"unknown option {option!r}: did you mean {meant[0]!r}?")
-    embedded = known.runner is None or known.runner.rpartition(".")[2] in EMBEDDED_RUNNERS
+    embedded = known.runner is None or _runner(ours, known.runner) in EMBEDDED_RUNNERS
     if unknown and (embedded or not unknown[0].startswith("--")):
         ours.error(f"unknown option {unknown[0]!r}: neither this program nor Beam has it")
     if known.direct_running_mode == "multi_threading":
@@ -404,4 +423,22 @@ def _beam_options(ours: OneLineParser, rest: list[str]) -> list[str]:
             "--direct_running_mode=multi_threading loses documents now and then (a race in Beam's threaded data "
             "channel); use multi_processing"
         )
-    return [*rest, "--runner=FnApiRunner"] if embedded else rest
+    if not embedded:
+        return rest
+    several = known.direct_num_workers != 1
+    if several and known.direct_running_mode == "in_memory":
+        ours.error("--direct_running_mode=in_memory is one process; use multi_processing with --direct_num_workers")
+    # Beam itself would run several workers as threads of this process, which share a core.
+    mode = ["--direct_running_mode=multi_processing"] if several and known.direct_running_mode is None else []
+    return [*rest, *mode, "--runner=FnApiRunner"]
+
+
+def _runner(ours: OneLineParser, name: str) -> str:
+    """The class of a runner, which Beam takes in any case and without its ending too, or by its whole name."""
+    if "." in name:
+        return name.rpartition(".")[2]
+    runners = {known.lower(): known for known in StandardOptions.KNOWN_RUNNER_NAMES}
+    found: str | None = runners.get(name.lower()) or runners.get(f"{name.lower()}runner")
+    if found is None:
+        ours.error(f"--runner={name}: Beam has no such runner, but {', '.join(sorted(runners.values()))}")
+    return found

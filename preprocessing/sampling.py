@@ -13,7 +13,7 @@ from preprocessing.job import Job, Unit
 from preprocessing.reading import read_inputs
 from preprocessing.sources import Document, Skipped
 from preprocessing.train_vocab import hashed_texts, lowest, sample_hash
-from preprocessing.transforms import reporting
+from preprocessing.transforms import publish_arrow, reporting
 from preprocessing.watchdog import Watchdog, watching
 
 ALL = 1 << 64  # no hash is as high
@@ -38,10 +38,7 @@ class SampleUnit(beam.DoFn):
         job = self._job
         with reporting(job, f"unit-{unit.number:05d}"), watching(job.work, job.patience) as dog:
             sample = lowest(hashed_texts(self._documents(unit, dog), job.options.seed), self._budget)
-            with (
-                files.publish(job.sample_file(unit.number), job.work) as sink,
-                pa.ipc.new_file(sink, SAMPLE) as writer,
-            ):
+            with publish_arrow(job, job.sample_file(unit.number), SAMPLE) as writer:
                 for begin in range(0, len(sample), ROWS):
                     hashes, texts = zip(*sample[begin : begin + ROWS], strict=True)
                     arrays = [pa.array(hashes, pa.uint64()), pa.array(texts, pa.large_string())]
@@ -59,21 +56,14 @@ class SampleUnit(beam.DoFn):
             dog.rest()
 
 
-class DrawSample(beam.PTransform):
-    """Units -> nothing; the sampled documents are left in files."""
-
-    def __init__(self, job: Job, budget: int, cutoff: int):
-        super().__init__()
-        self._sample = SampleUnit(job, budget, cutoff)
-
-    def expand(self, units: beam.PCollection) -> beam.PCollection:
-        """Spread the units over the workers."""
-        return units | "Spread" >> beam.Reshuffle() | "Sample" >> beam.ParDo(self._sample)
-
-
 def build_sampling(pipeline: beam.Pipeline, job: Job, units: Iterable[Unit], budget: int, cutoff: int) -> None:
-    """Put the drawing of a sample into a pipeline."""
-    _ = pipeline | "Units" >> beam.Create(list(units)) | "DrawSample" >> DrawSample(job, budget, cutoff)
+    """Put the drawing of a sample into a pipeline; the sampled documents are left in files."""
+    _ = (
+        pipeline
+        | "Units" >> beam.Create(list(units))
+        | "Spread" >> beam.Reshuffle()
+        | "Sample" >> beam.ParDo(SampleUnit(job, budget, cutoff))
+    )
 
 
 def sampled_texts(job: Job, budget: int) -> tuple[list[str], bool]:

@@ -124,42 +124,19 @@ class Manifest:
         return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
     @staticmethod
-    def from_json(text: str, where: str = MANIFEST) -> Manifest:
-        """Parse a manifest.
+    def from_json(text: str | bytes, where: str = MANIFEST) -> Manifest:
+        """Parse a manifest, given as text or in UTF-8.
 
         Raises:
             ShardError: not JSON, another format version, a missing or wrongly typed entry, or a shard's name that
                 is not a plain file name. ``where`` names the file in the message.
         """
         try:
-            raw = json.loads(text)
-            version = raw["format_version"]
-            if version != FORMAT_VERSION:
-                raise ShardError(
-                    f"{where}: format version {version}, this program reads {FORMAT_VERSION}; make the shards again"
-                )
-            manifest = Manifest(
-                seed=int(raw["seed"]),
-                sequence_lengths=[int(length) for length in raw["sequence_lengths"]],
-                vocabulary=Vocabulary(**raw["vocabulary"]),
-                shards=[ShardEntry(**entry) for entry in raw["shards"]],
-                options=dict(raw["options"]),
-                statistics=dict(raw["statistics"]),
-                created_by=dict(raw["created_by"]),
-            )
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            return _read_manifest(json.loads(text), where)
+        except ShardError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ShardError(f"{where}: not a shard manifest ({error}); make the shards again") from error
-        for entry in manifest.shards:
-            if not isinstance(entry.file, str) or Path(entry.file).name != entry.file or entry.file in {"", ".", ".."}:
-                raise ShardError(f"{where}: the shard name {entry.file!r} is not a plain file name")
-            if entry.split not in ("train", "validation"):
-                raise ShardError(f"{where}: {entry.file} belongs to an unknown split {entry.split!r}")
-            counts = [entry.rows, entry.tokens, entry.bytes, *entry.pairs.values()]
-            if not all(isinstance(count, int) and count >= 0 for count in counts):
-                raise ShardError(f"{where}: the counts of {entry.file} are not whole numbers")
-            if {int(length) for length in entry.pairs} != set(manifest.sequence_lengths):
-                raise ShardError(f"{where}: {entry.file} has pairs for other sequence lengths than the directory")
-        return manifest
 
     def split(self, split: Split) -> list[ShardEntry]:
         """The shards of one split, in the manifest's order."""
@@ -168,6 +145,38 @@ class Manifest:
     def pairs(self, split: Split, sequence_length: int) -> int:
         """How many pairs a split holds for a sequence length."""
         return sum(entry.pairs[str(sequence_length)] for entry in self.split(split))
+
+
+def _read_manifest(raw: dict[str, Any], where: str) -> Manifest:
+    """Manifest.from_json of what the JSON holds; of types that are other than they should be Python complains too."""
+    version = raw["format_version"]
+    if version != FORMAT_VERSION:
+        raise ShardError(
+            f"{where}: format version {version}, this program reads {FORMAT_VERSION}; make the shards again"
+        )
+    manifest = Manifest(
+        seed=int(raw["seed"]),
+        sequence_lengths=[int(length) for length in raw["sequence_lengths"]],
+        vocabulary=Vocabulary(**raw["vocabulary"]),
+        shards=[ShardEntry(**entry) for entry in raw["shards"]],
+        options=dict(raw["options"]),
+        statistics=dict(raw["statistics"]),
+        created_by=dict(raw["created_by"]),
+    )
+    size, name, lowercase = dataclasses.astuple(manifest.vocabulary)
+    if not isinstance(size, int) or not isinstance(name, str) or not isinstance(lowercase, bool):
+        raise ShardError(f"{where}: its vocabulary is not a size, a checksum and a yes or no; make the shards again")
+    for entry in manifest.shards:
+        if not isinstance(entry.file, str) or Path(entry.file).name != entry.file or entry.file in {"", ".", ".."}:
+            raise ShardError(f"{where}: the shard name {entry.file!r} is not a plain file name")
+        if entry.split not in ("train", "validation"):
+            raise ShardError(f"{where}: {entry.file} belongs to an unknown split {entry.split!r}")
+        counts = [entry.rows, entry.tokens, entry.bytes, *entry.pairs.values()]
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
+            raise ShardError(f"{where}: the counts of {entry.file} are not whole numbers")
+        if {int(length) for length in entry.pairs} != set(manifest.sequence_lengths):
+            raise ShardError(f"{where}: {entry.file} has pairs for other sequence lengths than the directory")
+    return manifest
 
 
 @dataclass(frozen=True)
@@ -288,7 +297,7 @@ class ShardDirectory:
             )
         if not manifest.is_file():
             raise ShardError(f"{self.path}: no {MANIFEST}, so its shards are not complete; run the preprocessing again")
-        self.manifest = Manifest.from_json(manifest.read_text(encoding="utf-8"), where=str(manifest))
+        self.manifest = Manifest.from_json(manifest.read_bytes(), where=str(manifest))
         for entry in self.manifest.shards:
             file = self.path / entry.file
             if not file.is_file():

@@ -151,7 +151,7 @@ class Totals:
     counts: Counts = field(default_factory=Counter)
 
     def add(self, other: Totals) -> Totals:
-        """Add another part's totals to these."""
+        """Add another unit's totals to these."""
         self.rows.update(other.rows)
         self.tokens.update(other.tokens)
         self.counts.update(other.counts)
@@ -165,7 +165,7 @@ class Totals:
 
 
 @dataclass
-class Part:
+class UnitNote:
     """What the first pass tells about one unit of input: small, while the tokens stay in files."""
 
     spans: dict[str, list[Span]] = field(default_factory=dict)  # shard -> where its rows are
@@ -176,9 +176,9 @@ class Part:
         return {"spans": self.spans, "totals": vars(self.totals)}
 
     @staticmethod
-    def from_json(raw: dict[str, Any]) -> Part:
+    def from_json(raw: dict[str, Any]) -> UnitNote:
         """The inverse of to_json."""
-        return Part(
+        return UnitNote(
             spans={shard: [Span(*span) for span in spans] for shard, spans in raw["spans"].items()},
             totals=Totals(**{name: Counter(counts) for name, counts in raw["totals"].items()}),
         )
@@ -221,9 +221,13 @@ def _lists(arrays: Sequence[np.ndarray], value_type: pa.DataType) -> pa.ListArra
     """Arrays as one list column."""
     offsets = np.zeros(len(arrays) + 1, dtype=np.int32)
     np.cumsum([len(array) for array in arrays], out=offsets[1:])
-    values = pa.array(np.concatenate(arrays), type=value_type)
-    item = pa.list_(pa.field("item", value_type, nullable=False))
-    return pa.ListArray.from_arrays(pa.array(offsets), values, type=item)
+    return _list_column(offsets, pa.array(np.concatenate(arrays), type=value_type))
+
+
+def _list_column(offsets: np.ndarray, values: pa.Array) -> pa.ListArray:
+    """Row n holds values[offsets[n] : offsets[n + 1]]."""
+    item = pa.field("item", values.type, nullable=False)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=pa.list_(item))
 
 
 class TokenBuffer:
@@ -245,17 +249,17 @@ class TokenBuffer:
         self._waiting.append((self._layout.place(encoded.document.doc_id), encoded))
         self.tokens += len(encoded.tokens)
 
-    def flush(self, unit: int, batch: int, part: Part) -> Batch:
-        """What waits, ordered by shard; where it will lie, as a batch of the unit's file, is noted in ``part``."""
+    def flush(self, unit: int, batch: int, note: UnitNote) -> Batch:
+        """What waits, ordered by shard; where it will lie, as a batch of the unit's file, is noted in ``note``."""
         threshold = self._layout.threshold
         rows = sorted(self._waiting, key=lambda row: row[0].shard(threshold))
         begin = 0
         for shard, group in groupby(rows, key=lambda row: row[0].shard(threshold)):
             sizes = [len(encoded.tokens) for _, encoded in group]
             span = Span(unit, batch, begin, begin + len(sizes), sum(sizes))
-            part.spans.setdefault(shard, []).append(span)
-            part.totals.rows[shard] += len(sizes)
-            part.totals.tokens[shard] += span.tokens
+            note.spans.setdefault(shard, []).append(span)
+            note.totals.rows[shard] += len(sizes)
+            note.totals.tokens[shard] += span.tokens
             begin = span.end
         self._waiting, self.tokens = [], 0
         documents = [encoded for _, encoded in rows]
@@ -332,17 +336,15 @@ def settle(layout: Layout, totals: Totals, edges: Sequence[Edge]) -> Settlement:
 
     Args:
         layout: where documents go.
-        totals: those of every part of the first pass, added up; the moves are counted in them.
+        totals: those of every unit, added up; the moves are counted in them.
         edges: of the documents that are not dropped the four of lowest hash and the two of highest, ascending.
 
     Raises:
         ShardingError: no documents, one document, or a shard with too few or too much of them.
     """
     if len(edges) < MIN_ROWS:
-        found = f"a single document, {edges[0].doc_id!r}," if edges else "no document with text"
-        raise ShardingError(
-            f"the inputs hold {found} but a pair's random next sentence comes from another document; give more inputs"
-        )
+        found = f"a single document, {edges[0].doc_id!r}" if edges else "no document with text"
+        raise ShardingError(f"the inputs hold {found}, but a shard needs at least {MIN_ROWS}; give more inputs")
     threshold = _settled_threshold(layout, [edge.split_hash for edge in edges])
     moved: dict[str, list[Span]] = {}
     for edge in edges:
@@ -366,7 +368,7 @@ def check_shard_size(shard: str, rows: int, tokens: int) -> None:
     if rows < MIN_ROWS:
         wanted = "use a smaller" if option == "--num-shards" else "use another"
         raise ShardingError(
-            f"{shard} would hold {rows} of the documents, and pairs need at least {MIN_ROWS} in a shard: "
+            f"{shard} would hold {rows} of the documents, and a shard needs at least {MIN_ROWS}: "
             f"{wanted} {option}, or leave it out"
         )
     if tokens > MAX_SHARD_TOKENS:
@@ -406,17 +408,27 @@ def _pair_column(
     np.cumsum(sizes.reshape(len(doc_ids), -1).sum(axis=1), out=offsets[1:])
     columns = [pa.array(duplicate_of), *(pa.array(np.ascontiguousarray(column)) for column in numbers.T[:-1])]
     pairs = pa.StructArray.from_arrays([*columns, pa.array(numbers[:, -1] != 0)], fields=list(PAIR))
-    item = pa.list_(pa.field("item", PAIR, nullable=False))
-    return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=item)
+    return _list_column(offsets, pairs)
+
+
+def count_by_row(tokens: np.ndarray, offsets: np.ndarray, token: int) -> np.ndarray:
+    """How often a token is in each document; int64 [documents].
+
+    Args:
+        tokens: [tokens] the documents one after the other.
+        offsets: [documents + 1] where each begins.
+        token: its id.
+    """
+    row = np.searchsorted(offsets, np.flatnonzero(tokens == token), side="right") - 1
+    return np.bincount(row, minlength=len(offsets) - 1)
 
 
 def _statistics(table: pa.RecordBatch, shard: str, lengths: Iterable[int], unknown_id: int) -> Counts:
-    """Documents, sentences, tokens and unknown tokens by source; pairs and true nexts by length and split."""
+    """Documents, sentences, tokens and unknown ones by source; what pairs are by length and split."""
     sources = np.array(table.column("source").to_pylist())
     offsets = table.column("tokens").offsets.to_numpy()
     sentences = np.diff(table.column("sentence_ends").offsets.to_numpy())
-    unknown_at = np.flatnonzero(table.column("tokens").values.to_numpy() == unknown_id)
-    unknown = np.bincount(np.searchsorted(offsets, unknown_at, side="right") - 1, minlength=len(sources))
+    unknown = count_by_row(table.column("tokens").values.to_numpy(), offsets, unknown_id)
     counts: Counts = Counter()
     for source in sorted(set(sources.tolist())):
         own = sources == source
@@ -429,7 +441,22 @@ def _statistics(table: pa.RecordBatch, shard: str, lengths: Iterable[int], unkno
         pairs = table.column(pairs_column(length)).values
         counts[f"pairs/{length}/{split_of(shard)}"] = len(pairs)
         counts[f"next/{length}/{split_of(shard)}"] = pairs.field("is_next").true_count
+        counts[f"unreached/{length}/{split_of(shard)}"] = _unreached(table, length)
     return counts
+
+
+def _unreached(table: pa.RecordBatch, length: int) -> int:
+    """How many tokens of a shard are in no pair of a sequence length: what is cut off long sentences in every pass."""
+    offsets = table.column("tokens").offsets.to_numpy()
+    column = table.column(pairs_column(length))
+    pair = {field.name: values for field, values in zip(PAIR, column.values.flatten(), strict=True)}
+    row = np.repeat(np.arange(table.num_rows), np.diff(column.offsets.to_numpy()))
+    covering = np.zeros(offsets[-1] + 1, np.int32)  # first the change at each token, then how many segments hold it
+    for origin, segment in ((offsets[row], "a"), (offsets[pair["b_row"].to_numpy()], "b")):
+        np.add.at(covering, origin + pair[f"{segment}_begin"].to_numpy(), 1)
+        np.subtract.at(covering, origin + pair[f"{segment}_end"].to_numpy(), 1)
+    np.cumsum(covering, out=covering)
+    return int(offsets[-1] - np.count_nonzero(covering[:-1]))
 
 
 class Rows(NamedTuple):
@@ -467,7 +494,9 @@ def build_shard(
     pairs = [_pair_column(doc_ids, sentences, options, layout.seed, length) for length in options.sequence_lengths]
     schema = shard_schema(vocab_size, options.sequence_lengths)
     batch = pa.RecordBatch.from_arrays([*table.columns, *pairs], schema=schema)
-    return batch, _statistics(batch, shard, options.sequence_lengths, unknown_id) + repeated
+    counts = _statistics(batch, shard, options.sequence_lengths, unknown_id)
+    counts.update(repeated)  # a sum of the two would lose counts of 0
+    return batch, counts
 
 
 def take_rows(table: pa.Table, rows: Sequence[int]) -> pa.RecordBatch:
@@ -514,9 +543,9 @@ def without_lines(table: pa.RecordBatch, lines: np.ndarray) -> tuple[pa.RecordBa
     sentence_ends = ends[1:][stays] - offsets[row_of[stays]]
     tokens = table.column("tokens").values.to_numpy()[np.repeat(stays, lengths)]
     columns = {
-        "tokens": _list_column(offsets, tokens, table.column("tokens").type),
+        "tokens": _list_column(offsets, pa.array(tokens)),
         "sentence_ends": _list_column(
-            np.concatenate([[0], np.cumsum(stays)])[first], sentence_ends, table.column("sentence_ends").type
+            np.concatenate([[0], np.cumsum(stays)])[first], pa.array(sentence_ends, pa.int32())
         ),
     }
     arrays = [columns.get(field.name, table.column(field.name)) for field in table.schema]
@@ -528,10 +557,6 @@ def without_lines(table: pa.RecordBatch, lines: np.ndarray) -> tuple[pa.RecordBa
         counts[f"repeated/{source}/sentences"] = int(gone.sum())
         counts[f"repeated/{source}/tokens"] = int(lengths[gone].sum())
     return pa.RecordBatch.from_arrays(arrays, schema=table.schema), counts
-
-
-def _list_column(offsets: np.ndarray, values: np.ndarray, kind: pa.ListType) -> pa.ListArray:
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values, kind.value_type), type=kind)
 
 
 def shard_sentences(table: pa.RecordBatch) -> Sentences:

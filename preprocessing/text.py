@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 
 from sentencex import segment
 
-EASY = 500_000_000  # characters of a line times the sentences that end in it without a blank: 0.6 s of `segment`
-WINDOW = 1 << 12  # characters of a longer line that are looked at together
+LONG = 1 << 14  # characters of a line; a real paragraph has fewer
+WINDOW = 1 << 12  # characters of a longer line that are looked at together, up to where a sentence seems to end
 # Control characters but those that count as white space, soft hyphens, byte order marks, and halves of surrogate
 # pairs, which have no encoding. Other format characters mean something in some scripts, so they stay.
 _DROPPED = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\ufeff\ud800-\udfff]")
@@ -20,7 +20,7 @@ _MARKS = (
     "\ua60f\ua6f3\ua6f7\ua876\ua877\ua8ce\ua8cf\ua92f\ua9c8\ua9c9\uaa5d-\uaa5f\uaaf0\uaaf1\uabeb\ufe52\ufe56\ufe57"
     "\uff01\uff0e\uff1f\uff61"
 )
-_UNSPACED_END = re.compile(rf"[{_MARKS}](?![{_MARKS}a-z]|[\"'”’»)\]]?\s)")
+_END = re.compile(rf"[{_MARKS}](?![{_MARKS}a-z]|[\"'”’»)\]]?\s)|[.…{_MARKS}][\"'”’»)\]]*\s")
 
 
 def clean(text: str) -> str:
@@ -42,40 +42,41 @@ def clean(text: str) -> str:
     return "\n".join(filter(None, lines))
 
 
-def split_sentences(text: str, language: str) -> list[str]:
-    """The sentences of a cleaned text in order; no sentence reaches over the end of a paragraph.
+def split_lines(text: str, language: str) -> list[list[str]]:
+    """The sentences of each line of a cleaned text in order.
 
     Args:
         text: as clean returns it.
         language: code of the language whose rules and abbreviations apply; those of its nearest relative in
             `sentencex`, in the end English, serve for one that it does not know.
     """
-    return [sentence for line in split_lines(text, language) for sentence in line]
-
-
-def split_lines(text: str, language: str) -> list[list[str]]:
-    """The sentences of each line of a cleaned text; see split_sentences."""
     lines = (map(str.strip, _segments(language, line)) for line in text.split("\n"))
     return [[sentence for sentence in line if sentence] for line in lines]
 
 
 def _segments(language: str, line: str) -> Iterable[str]:
-    """The sentences of a line as `segment` finds them, in time that is linear in the line's length.
+    """The sentences of a line as `segment` finds them; a long line is looked at in windows.
 
-    The time of `segment` is that length times the number of sentences that end without a blank, as in Chinese. Where
-    that is much, it is given a window after the other, and of what it finds in one, the second half is looked at
-    again with what follows, so that a quotation that goes on there is not cut.
+    `segment` takes what is between two quotation marks or brackets for one sentence. A mark that is missing in a
+    paragraph spoils that paragraph; in a book that is one line, half of it would be such sentences, whose tokens no
+    pair reaches. The time of `segment` is the line's length times the number of marks that are not closed, or of
+    sentences that end without a blank, as in Chinese; in windows it is linear.
     """
-    if len(line) < WINDOW or len(line) * sum(1 for _ in _UNSPACED_END.finditer(line)) <= EASY:
-        whole: list[str] = segment(language, line)
-        return whole
-    return _windowed(language, line)
+    if len(line) > LONG:
+        return _windowed(language, line)
+    whole: list[str] = segment(language, line)
+    return whole
 
 
 def _windowed(language: str, line: str) -> Iterator[str]:
+    """The sentences of one window after the other.
+
+    Of what is found in a window the second half is looked at again with what follows, so that a quotation that goes on
+    there is not cut.
+    """
     at = 0
     while at < len(line):
-        end = _UNSPACED_END.search(line, at + WINDOW)
+        end = _END.search(line, at + WINDOW)
         found = segment(language, line[at : end.end()] if end else line[at:])
         if end:
             found = found[: max(1, len(found) // 2)]

@@ -60,6 +60,11 @@ def parse_vocabulary(text: str, where: str) -> list[str]:
     return tokens
 
 
+def vocabulary_text(vocabulary: Sequence[str]) -> str:
+    """What parse_vocabulary reads: a vocab.txt."""
+    return "\n".join(vocabulary) + "\n"
+
+
 def load_vocabulary(path: Path | str) -> list[str]:
     """Read and check a vocab.txt; see parse_vocabulary.
 
@@ -126,7 +131,7 @@ def tokenizer_files(vocabulary: Sequence[str], lowercase: bool) -> dict[str, byt
         "unk_token": UNKNOWN,
     }
     return {
-        VOCABULARY_FILE: ("\n".join(vocabulary) + "\n").encode(),
+        VOCABULARY_FILE: vocabulary_text(vocabulary).encode(),
         TOKENIZER_FILE: (build_tokenizer(vocabulary, lowercase).to_str(pretty=True) + "\n").encode(),
         CONFIG_FILE: (json.dumps(config, indent=2) + "\n").encode(),
     }

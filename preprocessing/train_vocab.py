@@ -18,7 +18,7 @@ from pathlib import Path
 
 from preprocessing.sources import Document, Skipped, SourceError, StorageError
 from preprocessing.text import clean
-from preprocessing.tokenization import VocabularyError, train_vocabulary
+from preprocessing.tokenization import VocabularyError, train_vocabulary, vocabulary_text
 
 
 def sample_hash(doc_id: str, seed: int) -> int:
@@ -105,7 +105,7 @@ def run(argv: Sequence[str]) -> None:
         VocabularyError: too little text, too small a size, or a vocabulary that can't be written.
     """
     from preprocessing import files, job
-    from preprocessing.options import inputs_of, read_options
+    from preprocessing.options import SAMPLE_BYTES, inputs_of, read_options
     from preprocessing.reading import read_inputs
 
     ours = parser()
@@ -116,10 +116,10 @@ def run(argv: Sequence[str]) -> None:
     options = read_options(found)
     inputs = job.find_inputs(inputs_of(ours, found), note=partial(print, file=sys.stderr), options=options)
     documents = read_inputs(inputs, options)
-    texts = sample_texts(documents, found.sample_bytes, found.seed)
+    texts = sample_texts(documents, found.sample_bytes or SAMPLE_BYTES, found.seed)
     vocabulary = train_vocabulary(texts, found.size, lowercase=not found.cased)
     try:
-        files.write_text(output, "\n".join(vocabulary) + "\n", output.rpartition("/")[0] or "/")
+        files.write_text(output, vocabulary_text(vocabulary), output.rpartition("/")[0] or "/")
     except OSError as error:
         raise VocabularyError(f"{found.output}: can't be written ({error}); use another place") from error
     short = "" if len(vocabulary) == found.size else f" ({found.size:,} were asked for; the text has no more)"

@@ -1,10 +1,10 @@
 """The Beam transforms of the preprocessing job.
 
-    units -> TokenizeInputs -> parts -> Settle -> one settlement
-                                 |                   |
-                                 +--- BuildShards ---+-> shard notes -> CommitManifest
+    units -> Tokenize -> unit notes -> FindDrops -> Settle -> one settlement
+                             |                                     |
+                             +------------- Build -----------------+-> shard notes -> Commit
 
-Settle is where what is repeated is found: by one worker, in files of hashes that the first pass leaves. It takes
+FindDrops finds what is repeated: by one worker, in files of hashes that the first pass leaves. It takes
 seconds where the passes take hours (a million lines a second), so spreading it would gain nothing.
 
 Tokens never travel through Beam: the first pass leaves them in files, ordered by shard, and what is grouped by shard
@@ -37,7 +37,7 @@ from preprocessing.contamination import FOUND, Search, shares
 from preprocessing.dedup import LOST, REPEATS, Drops, Run, review
 from preprocessing.encoder import Encoder, EncoderError, Engine
 from preprocessing.fingerprints import fingerprint
-from preprocessing.job import Job, Unit, clear_work, versions
+from preprocessing.job import STORAGE, Job, Unit, clear_work, versions
 from preprocessing.options import Options
 from preprocessing.reading import read_inputs
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardEntry, Vocabulary, token_type
@@ -47,13 +47,13 @@ from preprocessing.shards import (
     Counts,
     Edge,
     EncodedDocument,
-    Part,
     Rows,
     Settlement,
     ShardingError,
     Span,
     TokenBuffer,
     Totals,
+    UnitNote,
     build_shard,
     documents_schema,
     settle,
@@ -71,7 +71,6 @@ from preprocessing.watchdog import Watchdog, watching
 
 BATCH_TOKENS = 16 << 20  # of a record batch between the passes
 ENCODED_AT_ONCE = 1 << 20  # characters
-STORAGE = "error-storage-"  # how the name of the file begins which says that nothing more can be written, or read
 
 
 class LostDocumentsError(RuntimeError):
@@ -94,14 +93,23 @@ def reporting(job: Job, place: str) -> Iterator[None]:
         files.write_text(job.error_file(place), str(error), job.work)
         raise
     except StorageError as error:
-        files.write_text(job.error_file(f"storage-{place}"), str(error), job.work)
+        files.write_text(job.error_file(place, STORAGE), str(error), job.work)
         raise
     except OSError as error:
         if files.is_full(error):
             # What is unfinished is gone by now, so that there may be room for this.
             with contextlib.suppress(OSError):
-                files.write_text(job.error_file(f"storage-{place}"), files.FULL.format(job.output), job.work)
+                files.write_text(job.error_file(place, STORAGE), files.FULL.format(job.output), job.work)
         raise
+
+
+def finished(note: str, *made: str) -> Any:
+    """What an earlier run noted when it had made some Arrow files; None where it did not come so far.
+
+    Nor did it where the note or a file is cut: a machine that loses its power may leave such.
+    """
+    noted = files.read_json(note)
+    return noted if noted is not None and all(map(files.is_arrow, made)) else None
 
 
 @lru_cache(maxsize=2)
@@ -146,13 +154,13 @@ def encode_documents(
         first, origin = first + line_ends[-1], origin + len(tokens)
 
 
-def tokenize_unit(job: Job, unit: Unit) -> Part:
+def tokenize_unit(job: Job, unit: Unit) -> UnitNote:
     """First pass over one unit: write its file of tokens, and tell where in it the rows of every shard are.
 
     Raises:
         SourceError: an input can't be read.
     """
-    part = Part()
+    note = UnitNote()
     buffer = TokenBuffer(job.layout, job.vocabulary.size)
     with ExitStack() as open_files:
         dog = open_files.enter_context(watching(job.work, job.patience))
@@ -163,14 +171,14 @@ def tokenize_unit(job: Job, unit: Unit) -> Part:
             )
         )
         batches = 0
-        for encoded in _encoded(job, unit, part.totals.counts, dog):
+        for encoded in _encoded(job, unit, note.totals.counts, dog):
             buffer.add(encoded)
             if buffer.tokens >= BATCH_TOKENS:
-                _write(writers, buffer.flush(unit.number, batches, part))
+                _write(writers, buffer.flush(unit.number, batches, note))
                 batches += 1
         if buffer.tokens:
-            _write(writers, buffer.flush(unit.number, batches, part))
-    return part
+            _write(writers, buffer.flush(unit.number, batches, note))
+    return note
 
 
 def unit_schemas(job: Job) -> Batch:
@@ -180,8 +188,8 @@ def unit_schemas(job: Job) -> Batch:
 
 
 def _write(writers: Batch, batch: Batch) -> None:
-    for writer, part in zip(writers, batch, strict=True):
-        writer.write_batch(part)
+    for writer, records in zip(writers, batch, strict=True):
+        writer.write_batch(records)
 
 
 @contextmanager
@@ -264,55 +272,40 @@ def _blocks(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 class TokenizeUnit(beam.DoFn):
-    """Unit -> Part. A unit whose note is there has been done by an earlier run."""
+    """Unit -> UnitNote. A unit whose note is there has been done by an earlier run."""
 
     def __init__(self, job: Job):
         self._job = job
 
-    def process(self, unit: Unit) -> Iterator[Part]:
+    def process(self, unit: Unit) -> Iterator[UnitNote]:
         """One unit."""
-        job = self._job
-        note = files.read_text(job.part_file(unit.number))
-        if note is not None:
-            yield Part.from_json(json.loads(note))
+        job, path = self._job, self._job.unit_note(unit.number)
+        noted = finished(path, *job.unit_files(unit.number))
+        if noted is not None:
+            yield UnitNote.from_json(noted)
             return
         with reporting(job, f"unit-{unit.number:05d}"):
-            part = tokenize_unit(job, unit)
-        files.write_text(job.part_file(unit.number), json.dumps(part.to_json()), job.work)
-        yield part
+            note = tokenize_unit(job, unit)
+        files.write_text(path, json.dumps(note.to_json()), job.work)
+        yield note
 
 
-class AddTotals(beam.CombineFn):
-    """Adds up the totals of parts."""
-
-    def create_accumulator(self) -> Totals:
-        """Nothing yet."""
-        return Totals()
-
-    def add_input(self, accumulator: Totals, part: Part) -> Totals:
-        """Add a part."""
-        return accumulator.add(part.totals)
-
-    def merge_accumulators(self, accumulators: Iterable[Totals]) -> Totals:
-        """Add accumulators."""
-        total = Totals()
-        for accumulator in accumulators:
-            total.add(accumulator)
-        return total
-
-    def extract_output(self, accumulator: Totals) -> Totals:
-        """The sum."""
-        return accumulator
+def add_totals(several: Iterable[Totals]) -> Totals:
+    """The sum of some totals."""
+    total = Totals()
+    for one in several:
+        total.add(one)
+    return total
 
 
-class Found(NamedTuple):
+class DropsNote(NamedTuple):
     """What the search for repetitions tells, beside the files that it writes."""
 
     counts: Counts  # of dropped documents
     edges: list[Edge]  # of those that stay
 
 
-def find_drops(job: Job) -> Found:
+def find_drops(job: Job) -> DropsNote:
     """Between the passes, once every unit is done: write which documents and lines are dropped."""
     with TemporaryDirectory() as folder:
         found = review(list(_runs(job, folder)), job.options.repeats)
@@ -321,7 +314,7 @@ def find_drops(job: Job) -> Found:
                 writer.write_batch(batch)
         with publish_arrow(job, job.lost_file, LOST) as writer:
             writer.write_batch(found.lost_documents())
-        return Found(found.counts(), found.edges())
+        return DropsNote(found.counts(), found.edges())
 
 
 def _runs(job: Job, folder: str) -> Iterator[Run]:
@@ -343,12 +336,12 @@ class FindDrops(beam.DoFn):
     def process(self, totals: Totals) -> Iterator[tuple[Totals, list[Edge]]]:
         """The totals of the whole corpus, which are there once every unit is done."""
         job = self._job
-        note = files.read_text(job.drops_note)
+        note = finished(job.drops_note, job.lost_file, job.repeats_file)
         if note is None:
             with reporting(job, "drops"):
-                note = json.dumps(find_drops(job))
-            files.write_text(job.drops_note, note, job.work)
-        counts, edges = json.loads(note)
+                note = find_drops(job)
+            files.write_text(job.drops_note, json.dumps(note), job.work)
+        counts, edges = note
         known = Totals(counts=Counter(counts)).add(totals)
         yield known, [Edge(split_hash, doc_id, Span(*span)) for split_hash, doc_id, span in edges]
 
@@ -366,24 +359,9 @@ class SettleSplit(beam.DoFn):
             yield settle(self._job.layout, totals, edges)
 
 
-class SpansOfPart(beam.DoFn):
-    """Part -> (shard, Span)."""
-
-    def process(self, part: Part) -> Iterator[tuple[str, Span]]:
-        """One part."""
-        for shard, spans in part.spans.items():
-            for span in spans:
-                yield shard, span
-
-
-class SpansOfMoved(beam.DoFn):
-    """Settlement -> (shard, Span) of documents that a small corpus has to move between the splits."""
-
-    def process(self, settlement: Settlement) -> Iterator[tuple[str, Span]]:
-        """The one settlement."""
-        for shard, spans in settlement.moved.items():
-            for span in spans:
-                yield shard, span
+def by_shard(spans: dict[str, list[Span]]) -> Iterator[tuple[str, Span]]:
+    """(shard, Span) of the rows that are told by shard."""
+    return ((shard, span) for shard, own in spans.items() for span in own)
 
 
 def read_spans(job: Job, spans: Iterable[Span]) -> Rows:
@@ -436,34 +414,14 @@ class BuildShard(beam.DoFn):
         job, (shard, spans) = self._job, element
         if split_of(shard) == "validation" and not settlement.threshold:
             return  # too small a corpus: what was set aside for validation has been moved
-        note = files.read_text(job.shard_note(shard))
+        note = finished(job.shard_note(shard), job.shard_file(shard))
         if note is not None:
-            yield ShardNote(*json.loads(note))
+            yield ShardNote(*note)
             return
         with reporting(job, shard):
             made = write_shard(job, shard, spans, settlement.threshold)
         files.write_text(job.shard_note(shard), json.dumps(made), job.work)
         yield made
-
-
-class ListNotes(beam.CombineFn):
-    """Collects the notes of all shards."""
-
-    def create_accumulator(self) -> list[ShardNote]:
-        """None yet."""
-        return []
-
-    def add_input(self, accumulator: list[ShardNote], note: ShardNote) -> list[ShardNote]:
-        """Add a note."""
-        return [*accumulator, note]
-
-    def merge_accumulators(self, accumulators: Iterable[list[ShardNote]]) -> list[ShardNote]:
-        """Join accumulators."""
-        return list(chain.from_iterable(accumulators))
-
-    def extract_output(self, accumulator: list[ShardNote]) -> list[ShardNote]:
-        """All notes."""
-        return accumulator
 
 
 def make_manifest(job: Job, notes: Iterable[ShardNote], settlement: Settlement) -> Manifest:
@@ -526,9 +484,14 @@ def tell_statistics(counts: Counts, lengths: Iterable[int]) -> dict[str, Any]:
 
 
 def _pair_statistics(counts: Counts, length: int) -> dict[str, Any]:
-    pairs, true_next = (_under(counts, f"{name}/{length}") for name in ("pairs", "next"))
+    pairs, true_next, unreached = (_under(counts, f"{name}/{length}") for name in ("pairs", "next", "unreached"))
     return {
-        split: {"pairs": pairs[split], "is_next": true_next[split], "is_next_rate": true_next[split] / pairs[split]}
+        split: {
+            "pairs": pairs[split],
+            "is_next": true_next[split],
+            "is_next_rate": true_next[split] / pairs[split],
+            "unreached_tokens": unreached[split],
+        }
         for split in sorted(pairs)
     }
 
@@ -563,65 +526,32 @@ class WriteManifest(beam.DoFn):
         yield path
 
 
-class TokenizeInputs(beam.PTransform):
-    """Units -> parts; the tokens are left in files."""
-
-    def __init__(self, job: Job):
-        super().__init__()
-        self._job = job
-
-    def expand(self, units: beam.PCollection) -> beam.PCollection:
-        """Spread the units over the workers."""
-        return units | "Spread" >> beam.Reshuffle() | "Tokenize" >> beam.ParDo(TokenizeUnit(self._job))
-
-
-class Settle(beam.PTransform):
-    """Parts -> one settlement."""
-
-    def __init__(self, job: Job):
-        super().__init__()
-        self._job = job
-
-    def expand(self, parts: beam.PCollection) -> beam.PCollection:
-        """Add up, find what is repeated, and decide."""
-        totals = parts | "AddTotals" >> beam.CombineGlobally(AddTotals())
-        known = totals | "FindDrops" >> beam.ParDo(FindDrops(self._job))
-        return known | "Decide" >> beam.ParDo(SettleSplit(self._job))
-
-
-class BuildShards(beam.PTransform):
-    """(parts, settlement) -> shard notes."""
-
-    def __init__(self, job: Job):
-        super().__init__()
-        self._job = job
-
-    def expand(self, inputs: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
-        """Group spans by shard, and build."""
-        parts, settlement = inputs
-        spans = parts | "Spans" >> beam.ParDo(SpansOfPart())
-        moved = settlement | "Moved" >> beam.ParDo(SpansOfMoved())
-        grouped = (spans, moved) | "Join" >> beam.Flatten() | "ByShard" >> beam.GroupByKey()
-        return grouped | "Build" >> beam.ParDo(BuildShard(self._job), settlement=AsSingleton(settlement))
-
-
-class CommitManifest(beam.PTransform):
-    """(shard notes, settlement) -> the manifest."""
-
-    def __init__(self, job: Job):
-        super().__init__()
-        self._job = job
-
-    def expand(self, inputs: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
-        """Collect and write."""
-        notes, settlement = inputs
-        listed = notes | "List" >> beam.CombineGlobally(ListNotes())
-        return listed | "Write" >> beam.ParDo(WriteManifest(self._job), settlement=AsSingleton(settlement))
-
-
 def build_pipeline(pipeline: beam.Pipeline, job: Job, units: Iterable[Unit]) -> None:
-    """Put the whole job into a pipeline."""
-    parts = pipeline | "Units" >> beam.Create(list(units)) | "TokenizeInputs" >> TokenizeInputs(job)
-    settlement = parts | "Settle" >> Settle(job)
-    notes = (parts, settlement) | "BuildShards" >> BuildShards(job)
-    (notes, settlement) | "CommitManifest" >> CommitManifest(job)  # the graph is built by its side effects
+    """Put the whole job into a pipeline; see the top of this file."""
+    notes = (
+        pipeline
+        | "Units" >> beam.Create(list(units))
+        | "Spread" >> beam.Reshuffle()
+        | "Tokenize" >> beam.ParDo(TokenizeUnit(job))
+    )
+    settlement = (
+        notes
+        | "Totals" >> beam.Map(lambda note: note.totals)
+        | "Add" >> beam.CombineGlobally(add_totals)
+        | "FindDrops" >> beam.ParDo(FindDrops(job))
+        | "Settle" >> beam.ParDo(SettleSplit(job))
+    )
+    spans = notes | "Spans" >> beam.Map(lambda note: note.spans)
+    moved = settlement | "Moved" >> beam.Map(lambda settled: settled.moved)
+    shards = (
+        (spans, moved)
+        | "Join" >> beam.Flatten()
+        | "ByShard" >> beam.FlatMap(by_shard)
+        | "Group" >> beam.GroupByKey()
+        | "Build" >> beam.ParDo(BuildShard(job), settlement=AsSingleton(settlement))
+    )
+    _ = (
+        shards
+        | "List" >> beam.combiners.ToList()
+        | "Commit" >> beam.ParDo(WriteManifest(job), settlement=AsSingleton(settlement))
+    )

@@ -41,16 +41,28 @@ def decode(data: bytes) -> tuple[str, int]:
 
 
 def strip_gutenberg(text: str) -> tuple[str, str | None]:
-    """The book between Project Gutenberg's header and footer, and the title that the header names."""
+    """What is between Project Gutenberg's header and footer, of several books in a row too, and the first title."""
     start = _START.search(text)
-    header, body = (text[: start.start()], text[start.end() :]) if start else ("", text)
-    title = _TITLE.search(header)
-    if start and (credits_of_the_edition := _CREDITS.match(body)):
-        body = body[credits_of_the_edition.end() :]
+    title = _TITLE.search(text[: start.start()]) if start else None
+    body, rest = _until_footer(_without_credits(text[start.end() :]) if start else text)
+    starts = list(_START.finditer(rest))
+    ends = [*(start.start() for start in starts[1:]), len(rest)]
+    others = (_without_credits(rest[start.end() : end]) for start, end in zip(starts, ends, strict=False))
+    bodies = [body, *(_until_footer(other)[0] for other in others)]
+    return "\n\n".join(bodies), " ".join(title[1].split()) if title else None
+
+
+def _without_credits(body: str) -> str:
+    found = _CREDITS.match(body)
+    return body[found.end() :] if found else body
+
+
+def _until_footer(body: str) -> tuple[str, str]:
+    """A text up to the footer, and what follows from there."""
     # Looking for the footer line by line takes as long as all the rest of reading.
     mentions = [at for name in ("Gutenberg", "GUTENBERG", "gutenberg") if (at := body.find(name)) >= 0]
     footer = _END.search(body, body.rfind("\n", 0, min(mentions)) + 1) if mentions else None
-    return body[: footer.start()] if footer else body, " ".join(title[1].split()) if title else None
+    return (body[: footer.start()], body[footer.start() :]) if footer else (body, "")
 
 
 def unwrap(text: str) -> str:

@@ -61,16 +61,29 @@ def read(
 
 
 def _columns(schema: pa.Schema, columns: Columns, name: str) -> Columns:
-    """The columns that are there, the title being optional."""
-    for column in (columns.text, columns.title):
+    """The columns that are there, the title being optional unless it was asked for by another name than usual."""
+    asked = columns.title != Columns.title
+    for option, column, needed in (("text", columns.text, True), ("title", columns.title, asked)):
         kind = schema.field(column).type if column in schema.names else None
-        if kind is not None and not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise SourceError(f"{name}: the column {column!r} holds {kind}, not strings; use --parquet-text-column")
-    if columns.text not in schema.names:
-        raise SourceError(
-            f"{name}: no column {columns.text!r}, but {', '.join(map(repr, schema.names))}; use --parquet-text-column"
-        )
+        if kind is None and needed:
+            raise SourceError(
+                f"{name}: no column {column!r}, but {', '.join(map(repr, schema.names))}; use --parquet-{option}-column"
+            )
+        if kind is not None and not _is_text(kind):
+            raise SourceError(f"{name}: the column {column!r} holds {kind}, not strings; use --parquet-{option}-column")
     return Columns(columns.text, columns.title if columns.title in schema.names else "")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    of = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(of) or pa.types.is_large_string(of))
+
+
+def _raw(column: pa.Array) -> list[bytes | None]:
+    """Strings as bytes: a file's need not be UTF-8, and then can't be turned into Python's."""
+    plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    raw: list[bytes | None] = pc.cast(plain, pa.large_binary()).to_pylist()
+    return raw
 
 
 def _offset(group: pq.RowGroupMetaData) -> int:
@@ -84,9 +97,8 @@ def _rows(
 ) -> Iterator[Document | Skipped]:
     names = [column for column in (columns.text, columns.title) if column]
     for batch in table.iter_batches(_ROWS, row_groups=[group], columns=names):
-        # As bytes: a file's strings need not be UTF-8, and then can't be turned into Python's.
-        texts = pc.cast(batch.column(columns.text), pa.large_binary()).to_pylist()
-        titles = pc.cast(batch.column(columns.title), pa.large_binary()).to_pylist() if columns.title else texts
+        texts = _raw(batch.column(columns.text))
+        titles = _raw(batch.column(columns.title)) if columns.title else texts
         for number, (text, title) in enumerate(zip(texts, titles, strict=True), start=row):
             doc_id = f"{name}#{number}"
             if wanted(doc_id):

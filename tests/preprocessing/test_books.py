@@ -30,6 +30,13 @@ def test_a_gutenberg_book_without_header_and_footer() -> None:
     )
 
 
+def test_several_gutenberg_books_in_a_file_are_all_read() -> None:
+    books = [HEADER + START + f"Book {number} begins.\r\n\r\nIt ends.\r\n" + END for number in range(3)]
+    document = book("\r\n".join(books).encode())
+    assert document.title == "The Long Title"
+    assert document.text.split("\n") == [line for n in range(3) for line in (f"Book {n} begins.", "It ends.")]
+
+
 def test_a_plain_text_is_titled_by_its_file() -> None:
     document = book(b"One line.\nSame paragraph.\n\n  Title: not a header\n")
     assert document.title == "some-book"

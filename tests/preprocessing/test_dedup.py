@@ -17,10 +17,10 @@ from preprocessing.shards import (
     EncodedDocument,
     Layout,
     PairOptions,
-    Part,
     Reason,
     Rows,
     TokenBuffer,
+    UnitNote,
     build_shard,
     lines_of,
     take_rows,
@@ -58,14 +58,14 @@ class Corpus:
         chance = random.Random(order)
         shuffled = chance.sample(texts, len(texts))
         self.runs: list[Run] = []
-        self.part, self.batches = Part(), {}
+        self.note, self.batches = UnitNote(), {}
         for unit in range(units):
             own = shuffled[unit::units]
             for batch, begin in enumerate(range(0, len(own), 3)):
                 buffer = TokenBuffer(LAYOUT, 1000)
                 for text in own[begin : begin + 3]:
                     buffer.add(encoded(text, rule))
-                made = buffer.flush(unit, batch, self.part)
+                made = buffer.flush(unit, batch, self.note)
                 self.batches[unit, batch] = made.tokens
                 self.runs.append(Run(unit, batch, made.documents, made.lines))
         chance.shuffle(self.runs)
@@ -73,7 +73,7 @@ class Corpus:
     def rows(self, found: Review, min_tokens: int) -> Rows:
         repeats = list(found.drop_lines(min_tokens))
         drops = Drops(found.lost_documents(), repeats)
-        spans = self.part.spans.get(ONLY, [])
+        spans = self.note.spans.get(ONLY, [])
         keys = np.concatenate([np.empty(0, np.uint64), *(span.keys() for span in spans)])
         tables = [self.batches[span.unit, span.batch].slice(span.begin, span.end - span.begin) for span in spans]
         return Rows(pa.Table.from_batches(tables), drops.reasons(keys), drops.lines(keys))
@@ -234,7 +234,7 @@ def near(texts: dict[str, str], threshold: float, units: int, order: int) -> set
             ends, tokens = np.array([2], np.int32), np.zeros(2, np.uint16)
             print_ = fingerprint(texts[name], [1], ends, rule)
             buffer.add(EncodedDocument(Document(name, "books", None, ""), tokens, ends, print_))
-        made = buffer.flush(unit, 0, Part())
+        made = buffer.flush(unit, 0, UnitNote())
         runs.append(Run(unit, 0, made.documents, made.lines))
     found = review(runs, rule)
     ids = pa.Table.from_batches([run.documents for run in runs])["doc_id"].to_pylist()

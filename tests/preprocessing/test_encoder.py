@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +89,30 @@ def test_words_that_were_forgotten_are_learnt_again(vocabulary: list[str]) -> No
         ["the sea"],
     ):
         assert cache(sentences).ids.tolist() == encode_sentences(tokenizer, sentences)[0]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_threads_may_share_an_encoder(vocabulary: list[str], engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    if engine == "nanotoken":
+        pytest.importorskip("nanotoken")
+    encoder = Encoder(vocabulary, True, engine)
+    encode, inside, most = encoder._encode, [0], [0]
+
+    def counted(sentences: Sequence[str]) -> Encoded:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        threading.Event().wait(0.01)  # others would come in meanwhile
+        encoded = encode(sentences)
+        inside[0] -= 1
+        return encoded
+
+    monkeypatch.setattr(encoder, "_encode", counted)
+    blocks = [[f"the ship {number} [MASK] sailed", "x" * number] for number in range(1, 17)]
+    right = [encode_sentences(build_tokenizer(vocabulary, lowercase=True), block) for block in blocks]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(encoder, blocks))
+    assert most == [1]
+    assert [encoded.ids.tolist() for encoded in found] == [list(chain.from_iterable(ids)) for ids in right]
 
 
 def test_sentences_are_counted_over_blocks(vocabulary: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,13 @@ def test_an_empty_dump_and_a_folder_are_told(make: Maker, tmp_path: Path) -> Non
     assert "is a folder" in make.error(tmp_path / "out", "--jsonl", tmp_path)
 
 
+def test_a_window_that_is_too_large_is_no_damage(make: Maker, tmp_path: Path) -> None:
+    # A frame by hand, as `zstd --ultra --long=31` begins it: a window of 2 GB, and one block of a byte as it is.
+    (tmp_path / "a.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes([0x00, 21 << 3]) + b"\x09\0\0x")
+    said = make.error(tmp_path / "out", "--jsonl", tmp_path / "a.jsonl.zst")
+    assert "a.jsonl.zst: compressed with a window larger than is read here (--long); decompress it first" in said
+
+
 # --- Storage that fails for a while ---
 
 
@@ -240,7 +247,7 @@ def test_a_full_disk_is_told_and_the_job_goes_on_later(make: Maker, books: Path,
         patch.setattr(files, "publish", files.contextmanager(watched))
         patch.setattr(files.HashingWriter, "write", fail)
         said = make.error(tmp_path / "out", *arguments)
-    assert "no space left" in said
+    assert "disk full or quota reached" in said
     assert f"{tmp_path}/out" in said
     assert not (tmp_path / "out" / "manifest.json").exists()
     for shard in tmp_path.glob("out/*.arrow"):
@@ -248,6 +255,53 @@ def test_a_full_disk_is_told_and_the_job_goes_on_later(make: Maker, books: Path,
         assert shard.read_bytes() == (tmp_path / "whole" / shard.name).read_bytes()
     make(tmp_path / "out", *arguments)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+# --- A power failure ---
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("tokens-00000.json", b""),
+        ("lines-00000.arrow", b"ARROW1"),
+        ("drops.json", b"\0\xff"),
+        ("shard-00000-of-00002.arrow.json", b'[{"file"'),
+        ("../shard-00000-of-00002.arrow", b""),
+    ],
+)
+def test_what_a_power_failure_has_cut_is_made_again(
+    make: Maker, books: Path, tmp_path: Path, name: str, left: bytes
+) -> None:
+    arguments = ("--books", books / "*.txt", "--num-shards", 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transforms, "clear_work", lambda _output: None)
+        make(tmp_path / "out", *arguments)
+    whole = contents(tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").unlink()
+    cut = tmp_path / "out" / ".work" / name
+    assert len(cut.read_bytes()) > len(left)
+    cut.write_bytes(left)
+    make(tmp_path / "out", *arguments)
+    assert contents(tmp_path / "out") == whole
+    ShardDirectory(tmp_path / "out").verify()
+
+
+def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_disk: list[tuple[str, bytes]] = []
+
+    def fsync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").resolve()
+        on_disk.append((str(path), path.read_bytes()))
+        assert not (tmp_path / "note").exists()
+
+    renamed: list[str] = []
+    rename = files._rename
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    monkeypatch.setattr(files, "_rename", lambda *names: (renamed.append(names[0]), rename(*names)))
+    files.write_text(str(tmp_path / "note"), "whole", str(tmp_path))
+    assert on_disk == [(renamed[0], b"whole")]
+    assert (tmp_path / "note").read_text() == "whole"
 
 
 def command(*arguments: object, environment: dict[str, str] | None = None, limit: int | None = None) -> Any:
@@ -270,7 +324,9 @@ def test_a_limit_on_files_is_like_a_full_disk(
     arguments = ("--books", books / "*.txt", "--vocab", vocabulary_file, "--output", tmp_path / "out", *mode)
     run = command(*arguments, limit=30_000)
     assert run.returncode == 2, run.stderr
-    assert run.stderr.strip().split("\n")[-1].startswith(f"make_shards: error: {tmp_path}/out: no space left there")
+    assert (
+        run.stderr.strip().split("\n")[-1].startswith(f"make_shards: error: {tmp_path}/out: disk full or quota reached")
+    )
     assert not (tmp_path / "out" / "manifest.json").exists()
     for shard in tmp_path.glob("out/*.arrow"):
         with files.open_arrow(str(shard)) as whole:

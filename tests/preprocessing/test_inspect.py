@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +16,7 @@ from preprocessing import inspect
 from preprocessing.inspect import DOCUMENTS, LENGTH_BINS, PAIRS, UNKNOWN, count_all, sample
 from preprocessing.make_shards import main as make_shards
 from preprocessing.schema import ShardDirectory
+from tests.conftest import ROOT
 
 Said = Callable[..., str]
 
@@ -38,7 +44,10 @@ def test_the_tables_tell_what_the_manifest_says(shards: Path, said: Said) -> Non
     out = said(shards)
     assert re.search(r"^documents +12$", out, re.M)
     assert re.search(rf"^\| books +\| +12 \|.* {manifest.statistics['tokens']:,} \| 100.0% ", out, re.M)
-    assert re.search(rf"^\| 64 +\| +train \| +{manifest.pairs('train', 64):,} \|", out, re.M)
+    unreached = manifest.statistics["pairs"]["64"]["train"]["unreached_tokens"]
+    assert re.search(
+        rf"^\| 64 +\| +train \| +{manifest.pairs('train', 64):,} \| +5.\.\d% \| +{unreached:,} \|", out, re.M
+    )
     assert re.search(r"^\| train +\| +2 \| +10 \|", out, re.M)
     tables = [line for line in out.split("\n") if line.startswith("|")]
     assert all(line.endswith("|") for line in tables)
@@ -93,6 +102,62 @@ def test_verify_names_a_shard_that_was_changed(
         inspect.main([str(copy), "--verify"])
     assert caught.value.code == 2
     assert "shard-00001-of-00002.arrow: checksum differs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--sample", -1), "'-1' is not a whole number, 0 or more"),
+        (("--seed", -1), "'-1' is not a whole number, 0 or more"),
+        (("--histograms", __file__), "can't write there (File exists); name a folder"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(
+    shards: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[object, ...], told: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        inspect.main([str(each) for each in (shards, *arguments)])
+    assert caught.value.code == 2
+    assert told in capsys.readouterr().err.strip().split("\n")[-1]
+
+
+@pytest.mark.parametrize("statistics", [{}, {"sentences": "many"}])
+def test_damaged_statistics_are_told_in_a_line(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], statistics: dict[str, object]
+) -> None:
+    shutil.copytree(shards, tmp_path / "copy")
+    manifest = tmp_path / "copy" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"statistics": statistics}))
+    with pytest.raises(SystemExit) as caught:
+        inspect.main([str(tmp_path / "copy")])
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.strip().split("\n")
+    assert f"{manifest}: its statistics are not those of a job" in line
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(shards: Path) -> None:
+    command = [sys.executable, "-m", "preprocessing.inspect", str(shards), "--sample", "2000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == -signal.SIGPIPE
+
+
+def test_the_characters_are_those_read_whatever_is_dropped(
+    books: Path, vocabulary_file: Path, said: Said, tmp_path: Path
+) -> None:
+    shutil.copytree(books, tmp_path / "books")
+    shutil.copy(books / "book-11.txt", tmp_path / "books" / "copy.txt")
+    arguments = ("--books", tmp_path / "books" / "*.txt", "--vocab", vocabulary_file, "--output", tmp_path / "out")
+    make_shards([str(argument) for argument in arguments])
+    source = ShardDirectory(tmp_path / "out").manifest.statistics["sources"]["books"]
+    assert source["skipped"]["duplicate_document"] == 1
+    out = said(tmp_path / "out")
+    assert re.search(r"^\| source .* \| characters read \|", out, re.M)
+    assert re.search(rf"^\| books .* \| +{source['characters']:,} \|", out, re.M)
 
 
 def test_a_directory_without_shards_is_an_error_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

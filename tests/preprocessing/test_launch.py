@@ -11,7 +11,7 @@ from preprocessing.shards import Layout
 
 
 def write_note(job: Job, unit: int, **counts: int) -> None:
-    path = Path(job.part_file(unit))
+    path = Path(job.unit_note(unit))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"spans": {}, "totals": {"counts": {f"{name}/books": n for name, n in counts.items()}}}))
 

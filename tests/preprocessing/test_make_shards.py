@@ -33,7 +33,7 @@ def tokenizing_counted() -> Iterator[list[int]]:
     done: list[int] = []
     original = transforms.tokenize_unit
 
-    def counted(job: transforms.Job, unit: transforms.Unit) -> transforms.Part:
+    def counted(job: transforms.Job, unit: transforms.Unit) -> transforms.UnitNote:
         done.append(unit.number)
         return original(job, unit)
 
@@ -170,7 +170,10 @@ def test_a_command_killed_before_its_first_file_is_begun_anew(make: Maker, books
 def test_another_jobs_output_is_refused_and_replaced_when_asked(make: Maker, books: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     make(output, "--books", books / "*.txt", "--num-shards", 2)
-    for argument, told in [(("--seed", 2), "seed was 1 there and is 2 here"), (("--cased",), "lowercase was True")]:
+    for argument, told in [
+        (("--seed", 2), "seed was 1 there and is 2 here"),
+        (("--min-tokens", 2), "min_tokens was 1 there and is 2 here"),
+    ]:
         said = make.error(output, "--books", books / "*.txt", "--num-shards", 2, *argument)
         assert "another job's output" in said
         assert told in said
@@ -254,9 +257,27 @@ def test_unusable_inputs_are_told_in_a_line(make: Maker, books: Path, tmp_path: 
     assert not output.exists()
 
 
+def test_a_vocabulary_of_the_other_case_is_told(
+    make: Maker, books: Path, tmp_path: Path, vocabulary: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cased = tmp_path / "cased.txt"
+    cased.write_text("\n".join([*vocabulary, "The", "##The"]) + "\n")
+    said = make.error(tmp_path / "out", "--books", books / "*.txt", "--vocab", cased)
+    assert f"cased.txt: 2 of its {len(vocabulary) + 2} entries contain upper-case letters" in said
+    assert said.endswith("add --cased")
+    stray = tmp_path / "stray.txt"
+    stray.write_text("\n".join([*vocabulary, "\u211d"]) + "\n")  # as bert-base-uncased has it
+    shared = ["--books", f"{books}/*.txt", "--output", str(tmp_path / "out"), "--vocab"]
+    for arguments, noted in [((cased, "--cased"), False), ((stray,), False), ((stray, "--cased"), True)]:
+        launch.prepare(parse([*shared, *map(str, arguments)]), str(tmp_path / "out"))
+        assert ("leave --cased out" in capsys.readouterr().err) is noted
+
+
 def test_a_corpus_without_two_documents_is_told_in_a_line(make: Maker, books: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    assert "a single document, 'book-03.txt'" in make.error(output, "--books", books / "book-03.txt")
+    for more in ((), ("--no-nsp",)):
+        said = make.error(output, "--books", books / "book-03.txt", *more)
+        assert "a single document, 'book-03.txt', but a shard needs at least 2; give more inputs" in said
     (tmp_path / "empty.txt").write_text(" \n")
     assert "no document with text" in make.error(output, "--books", tmp_path / "empty.txt")
     said = make.error(output, "--books", books / "*.txt", "--num-shards", 9)
@@ -285,6 +306,17 @@ def test_compression_is_seen_by_content(make: Maker, write_books: Books, tmp_pat
     assert contents(tmp_path / "plain") == contents(tmp_path / "packed")
 
 
+def test_documents_of_one_sentence_have_no_true_nexts(make: Maker, tmp_path: Path) -> None:
+    lines = (json.dumps({"text": f"The captain spoke of whale {number}"}) for number in range(6))
+    (tmp_path / "short.jsonl").write_text("\n".join(lines))
+    make(tmp_path / "out", "--jsonl", tmp_path / "short.jsonl")
+    for splits in ShardDirectory(tmp_path / "out").manifest.statistics["pairs"].values():
+        assert {split: (counts["is_next"], counts["is_next_rate"]) for split, counts in splits.items()} == {
+            "train": (0, 0.0),
+            "validation": (0, 0.0),
+        }
+
+
 def test_short_documents_and_empty_ones_are_counted(make: Maker, write_books: Books, tmp_path: Path) -> None:
     books = write_books(tmp_path / "books", 4)
     (books / "short.txt").write_text("A whale.")
@@ -309,12 +341,20 @@ def test_a_dump_and_books_together(make: Maker, data: Path, books: Path, tmp_pat
     ("arguments", "told"),
     [
         (["--direct_running_mode=multi_threading"], "loses documents"),
+        (["--direct_running_mode=in_memory", "--direct_num_workers=2"], "is one process"),
+        (["--direct_num_workers=two"], "invalid int value: 'two'"),
+        (["--runner=Foo"], "--runner=Foo: Beam has no such runner, but "),
         (["--duplicate", "3"], "unknown option '--duplicate'"),
         (["--seed", "1", "stray"], "unknown option 'stray'"),
         (["--sequence-lengths", "4"], "4 is not 8 or more"),
         (["--sequence-lengths", "64", "64"], "twice"),
         (["--duplicates", "40000"], "up to 32767"),
-        (["--validation-fraction", "1"], "not a share"),
+        (["--validation-fraction", "1"], "'1' is not a share"),
+        (["--validation-fraction", "abc"], "'abc' is not a share: a number from 0 to less than 1"),
+        (["--seed", "abc"], "invalid whole number value: 'abc'"),
+        (["--no-nsp", "--negatives", "uniform"], "--no-nsp draws none"),
+        (["--vocab-sample-bytes", "10"], "--vocab-sample-bytes is for --train-vocab"),
+        (["--jsonl-text-field", "body"], "--jsonl-text-field says how --jsonl is read, which is not given"),
         (["--language", "English"], "not a language code"),
         (["--seed", "-1"], "-1 is not 0 or more"),
         (["--negatives", "none"], "invalid choice"),
@@ -330,8 +370,12 @@ def parsed(*arguments: str) -> Arguments:
 
 def test_the_runner_is_never_left_to_chance() -> None:
     assert parsed().beam == ["--runner=FnApiRunner"]
-    assert parsed("--runner=DirectRunner").beam[-1] == "--runner=FnApiRunner"
+    for runner in ("DirectRunner", "direct", "apache_beam.runners.direct.direct_runner.DirectRunner"):
+        assert parsed(f"--runner={runner}").beam[-1] == "--runner=FnApiRunner"
     assert parsed(*TWO_PROCESSES).beam == [*TWO_PROCESSES, "--runner=FnApiRunner"]
+    workers, mode = "--direct_num_workers=4", "--direct_running_mode=multi_processing"
+    assert parsed(workers).beam == [workers, mode, "--runner=FnApiRunner"]
+    assert parsed("--direct_num_workers=1").beam == ["--direct_num_workers=1", "--runner=FnApiRunner"]
     flink = ["--runner=FlinkRunner", "--flink_master=localhost:8081", "--some_flink_option=1"]
     assert parsed(*flink).beam == flink
 

@@ -61,8 +61,17 @@ def test_columns_have_other_names_and_the_title_is_optional() -> None:
     assert found[0].title is None
     with pytest.raises(SourceError, match=r"no column 'text', but 'id', 'url', 'name', 'body'; use --parquet-text"):
         documents(data)
+    with pytest.raises(SourceError, match=r"no column 'nmae', but 'id', .*; use --parquet-title-column"):
+        documents(data, text="body", title="nmae")
     with pytest.raises(SourceError, match=r"the column 'text' holds int64, not strings"):
         documents(parquet(pa.table({"text": [1]})))
+
+
+def test_texts_may_be_a_dictionarys() -> None:
+    table = WIKIPEDIA.set_column(3, "text", WIKIPEDIA["text"].dictionary_encode())
+    data = parquet(table.set_column(2, "title", table["title"].dictionary_encode()))
+    assert pa.types.is_dictionary(pq.ParquetFile(io.BytesIO(data)).schema_arrow.field("text").type)
+    assert documents(data) == documents(parquet(WIKIPEDIA))
 
 
 def test_what_is_no_text() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -167,9 +168,11 @@ def test_a_corpus_of_one_document_and_its_copies_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--deduplicate", "none", "lines"], "none stands alone"),
+        (["--deduplicate", "none", "lines"], "none can't be combined with other values"),
+        (["--deduplicate", "documents", "--min-repeated-line", "5"], "is for --deduplicate lines"),
         (["--deduplicate", "words"], "invalid choice"),
-        (["--near-duplicates", "0.2"], "0.2 is not a similarity"),
+        (["--near-duplicates", "0.2"], "'0.2' is not a similarity: a number from 0.5 to 1"),
+        (["--near-duplicates", "abc"], "'abc' is not a similarity: a number from 0.5 to 1"),
         (["--contamination", "/nowhere"], "/nowhere: no such folder"),
     ],
 )
@@ -219,6 +222,16 @@ def test_the_share_of_a_benchmark_that_is_in_the_corpus(make: Make, books: Path,
     (folder / "broken.json").write_text("{")
     with pytest.raises(SourceError, match=r"broken.json: can't be read as .json"):
         read_benchmark(folder)
+
+
+def test_a_benchmark_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(SourceError, match=r"deep.json: can't be read as .json"):
+        read_benchmark(tmp_path)
+    (tmp_path / "deep.json").unlink()
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text(" ".join(f"word{number}" for number in range(12)))
+    with pytest.raises(SourceError, match=r"caf.*\.txt: can't be read .*mend or remove it"):
+        read_benchmark(tmp_path)
 
 
 def test_a_line_of_json_may_hold_what_elsewhere_ends_lines(tmp_path: Path) -> None:

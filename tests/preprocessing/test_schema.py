@@ -80,6 +80,11 @@ def test_token_types() -> None:
     assert [field.nullable for field in PAIR] == [False] * 7
 
 
+def entry_of(directory: Path) -> dict[str, object]:
+    (entry,) = json.loads((directory / "manifest.json").read_text())["shards"]
+    return dict(entry)
+
+
 def cut_the_shard(directory: Path) -> None:
     (directory / FILE).write_bytes((directory / FILE).read_bytes()[:-8])
 
@@ -96,6 +101,16 @@ BREAKAGES: list[tuple[Callable[[Path], object], str]] = [
     (lambda d: rewrite_manifest(d, format_version=99), "format version 99"),
     (lambda d: rewrite_manifest(d, vocabulary={}), "not a shard manifest"),
     (lambda d: rewrite_manifest(d, sequence_lengths=[16, 32]), "other sequence lengths"),
+    (lambda d: rewrite_manifest(d, seed="x"), "not a shard manifest"),
+    (lambda d: rewrite_manifest(d, seed=float("inf")), "not a shard manifest"),
+    (lambda d: rewrite_manifest(d, shards=[entry_of(d) | {"pairs": 3}]), "not a shard manifest"),
+    (lambda d: rewrite_manifest(d, shards=[entry_of(d) | {"bytes": "12"}]), "counts of .* are not whole numbers"),
+    (
+        lambda d: rewrite_manifest(d, vocabulary={"size": "9", "blake2b": "", "lowercase": True}),
+        "its vocabulary is not",
+    ),
+    (lambda d: (d / "manifest.json").write_bytes(b'{"seed": "\xff"}'), "not a shard manifest"),
+    (lambda d: (d / "manifest.json").write_text("[" * 100_000), "not a shard manifest"),
     (lambda d: (d / FILE).unlink(), "is not there"),
     (cut_the_shard, "bytes where the manifest says"),
     (lambda d: (d / "tokenizer" / "vocab.txt").write_text("[UNK]\n"), "not the vocabulary"),

@@ -18,12 +18,12 @@ from preprocessing.shards import (
     EncodedDocument,
     Layout,
     PairOptions,
-    Part,
     Rows,
     ShardingError,
     Span,
     TokenBuffer,
     Totals,
+    UnitNote,
     build_shard,
     check_shard_size,
     settle,
@@ -50,18 +50,18 @@ def document(doc_id: str, revision: int = 0, seed: int = 0, sentences: int = 12)
 
 def first_pass(
     documents: Sequence[EncodedDocument], layout: Layout, batches: int = 1
-) -> tuple[Part, list[pa.RecordBatch]]:
-    part, made = Part(), []
+) -> tuple[UnitNote, list[pa.RecordBatch]]:
+    note, made = UnitNote(), []
     for number in range(batches):
         buffer = TokenBuffer(layout, VOCABULARY)
         for encoded in documents[number::batches]:
             buffer.add(encoded)
-        made.append(buffer.flush(0, number, part).tokens)
-    return part, made
+        made.append(buffer.flush(0, number, note).tokens)
+    return note, made
 
 
-def rows_of(part: Part, batches: list[pa.RecordBatch], shard: str) -> pa.Table:
-    return pa.Table.from_batches([batches[s.batch].slice(s.begin, s.end - s.begin) for s in part.spans[shard]])
+def rows_of(note: UnitNote, batches: list[pa.RecordBatch], shard: str) -> pa.Table:
+    return pa.Table.from_batches([batches[s.batch].slice(s.begin, s.end - s.begin) for s in note.spans[shard]])
 
 
 def test_places_are_fixed_for_ever_and_shards_named_by_split() -> None:
@@ -84,22 +84,22 @@ def test_shares_of_shards_and_of_the_validation_split_are_even() -> None:
 def test_the_first_pass_leaves_rows_by_shard_and_tells_where() -> None:
     layout = Layout(seed=1, train_shards=3, validation_shards=1, validation_fraction=0.2)
     documents = [document(f"d{number}") for number in range(40)]
-    part, batches = first_pass(documents, layout, batches=2)
-    assert sum(part.totals.rows.values()) == 40
-    for shard in part.spans:
-        rows = rows_of(part, batches, shard)
-        assert len(rows) == part.totals.rows[shard]
+    note, batches = first_pass(documents, layout, batches=2)
+    assert sum(note.totals.rows.values()) == 40
+    for shard in note.spans:
+        rows = rows_of(note, batches, shard)
+        assert len(rows) == note.totals.rows[shard]
         assert all(layout.place(d).shard(layout.threshold) == shard for d in rows["doc_id"].to_pylist())
-        assert sum(len(tokens) for tokens in rows["tokens"].to_pylist()) == part.totals.tokens[shard]
-    assert Part.from_json(json.loads(json.dumps(part.to_json()))) == part
+        assert sum(len(tokens) for tokens in rows["tokens"].to_pylist()) == note.totals.tokens[shard]
+    assert UnitNote.from_json(json.loads(json.dumps(note.to_json()))) == note
 
 
 def known_of(layout: Layout, count: int) -> tuple[Totals, list[Edge]]:
     """The totals of some documents, and the edges; every document is one while there are no more than six."""
-    part, (batch,) = first_pass([document(f"d{number}") for number in range(count)], layout)
+    note, (batch,) = first_pass([document(f"d{number}") for number in range(count)], layout)
     rows = [(layout.place(doc_id).split_hash, doc_id, row) for row, doc_id in enumerate(batch["doc_id"].to_pylist())]
     edges = [Edge(h, d, Span(0, 0, row, row + 1, len(batch["tokens"][row]))) for h, d, row in sorted(rows)]
-    return part.totals, edges[:4] + edges[4:][-2:]
+    return note.totals, edges[:4] + edges[4:][-2:]
 
 
 @pytest.mark.parametrize("fraction", [0.001, 0.5, 0.98])
@@ -165,16 +165,16 @@ def test_a_shard_is_the_same_in_any_order_of_arrival() -> None:
     made = set()
     for seed in range(4):
         shuffled = random.Random(seed).sample(documents, len(documents))
-        part, batches = first_pass(shuffled, ONE_SHARD, batches=1 + seed)
-        batch, counts = build(rows_of(part, batches, ONLY))
+        note, batches = first_pass(shuffled, ONE_SHARD, batches=1 + seed)
+        batch, counts = build(rows_of(note, batches, ONLY))
         made.add(serialized(batch))
         assert counts["documents/books"] == 9
     assert len(made) == 1
 
 
 def test_pairs_are_those_of_every_pass_and_a_length_more_changes_none() -> None:
-    part, batches = first_pass([document(f"d{number}") for number in range(6)], ONE_SHARD)
-    rows = rows_of(part, batches, ONLY)
+    note, batches = first_pass([document(f"d{number}") for number in range(6)], ONE_SHARD)
+    rows = rows_of(note, batches, ONLY)
     batch, counts = build(rows)
     assert batch.schema.equals(shard_schema(VOCABULARY, (16, 32)), check_metadata=True)
     sentences = shard_sentences(batch)
@@ -217,11 +217,27 @@ def test_documents_of_one_sentence_are_counted() -> None:
 
 def test_statistics_count_what_is_there() -> None:
     documents = [document(f"d{number}") for number in range(5)]
-    part, batches = first_pass(documents, ONE_SHARD)
-    _, counts = build(rows_of(part, batches, ONLY))
+    note, batches = first_pass(documents, ONE_SHARD)
+    _, counts = build(rows_of(note, batches, ONLY))
     assert counts["tokens/books"] == sum(len(d.tokens) for d in documents)
     assert counts["sentences/books"] == 5 * 12
     assert counts["unknown/books"] == sum(int((d.tokens == UNKNOWN).sum()) for d in documents) > 0
+
+
+@pytest.mark.parametrize("next_sentence", [True, False])
+def test_tokens_that_no_pair_reaches_are_counted(next_sentence: bool) -> None:
+    note, batches = first_pass([document(f"d{number}") for number in range(6)], ONE_SHARD)
+    options = dataclasses.replace(OPTIONS, sequence_lengths=(8, 16), duplicates=1, next_sentence=next_sentence)
+    batch, counts = build(rows_of(note, batches, ONLY), options)
+    offsets = batch.column("tokens").offsets.to_pylist()
+    for length in (8, 16):
+        reached = set()
+        for row, pairs in enumerate(batch.column(f"pairs_{length}").to_pylist()):
+            for pair in pairs:
+                reached.update(range(offsets[row] + pair["a_begin"], offsets[row] + pair["a_end"]))
+                reached.update(range(offsets[pair["b_row"]] + pair["b_begin"], offsets[pair["b_row"]] + pair["b_end"]))
+        assert counts[f"unreached/{length}/train"] == offsets[-1] - len(reached)
+    assert counts["unreached/8/train"] > counts["unreached/16/train"] > 0
 
 
 def test_large_vocabularies_store_wider_tokens() -> None:
@@ -229,7 +245,7 @@ def test_large_vocabularies_store_wider_tokens() -> None:
     for name in ("a", "b"):
         encoded = document(name)
         buffer.add(encoded._replace(tokens=encoded.tokens.astype(np.uint32) + 90_000))
-    rows = nothing_dropped(pa.Table.from_batches([buffer.flush(0, 0, Part()).tokens]))
+    rows = nothing_dropped(pa.Table.from_batches([buffer.flush(0, 0, UnitNote()).tokens]))
     batch, _ = build_shard(ONLY, rows, ONE_SHARD, 0, OPTIONS, 100_000, UNKNOWN)
     assert batch.column("tokens").type.value_type == pa.uint32()
     assert min(batch.column("tokens").values.to_pylist()) > 90_000

@@ -4,8 +4,13 @@ import random
 from pathlib import Path
 
 import pytest
+from sentencex import segment
 
-from preprocessing.text import clean, split_sentences
+from preprocessing.text import LONG, WINDOW, clean, split_lines
+
+
+def split_sentences(text: str, language: str) -> list[str]:
+    return [sentence for line in split_lines(text, language) for sentence in line]
 
 
 @pytest.mark.parametrize(
@@ -56,10 +61,49 @@ def test_a_long_line_is_split_in_windows_as_it_is_as_a_whole(
 ) -> None:
     line = clean("".join(random.Random(1).choices(pieces, k=2000)))
     whole = split_sentences(line, "en")
-    monkeypatch.setattr("preprocessing.text.EASY", 0)
-    for window in (100, 333, 4096):
+    monkeypatch.setattr("preprocessing.text.LONG", 0)
+    for window in (500, 1000, 4096):
         monkeypatch.setattr("preprocessing.text.WINDOW", window)
         assert split_sentences(line, "en") == whole
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is handed to `segment`, piece by piece."""
+    pieces: list[str] = []
+
+    def counted(language: str, line: str) -> list[str]:
+        pieces.append(line)
+        return list(segment(language, line))
+
+    monkeypatch.setattr("preprocessing.text.segment", counted)
+    return pieces
+
+
+def test_a_long_line_with_quotations_that_never_close_is_work_in_proportion_to_it(looked_at: list[str]) -> None:
+    line = clean('It was “so. He said "this is it, the 5" gun. He went home then, ‘tis true. ' * 2700)
+    assert len(line) > 200_000
+    sentences = split_sentences(line, "en")
+    assert max(map(len, sentences)) < 2 * WINDOW
+    assert max(map(len, looked_at)) < 2 * WINDOW
+    assert sum(map(len, looked_at)) < 3 * len(line)
+
+
+def test_a_paragraph_is_looked_at_as_a_whole(looked_at: list[str]) -> None:
+    paragraph = clean("He said “this is it. He went home then. " * 500)[:LONG]
+    sentences = split_sentences(f"{paragraph}\n{paragraph}", "en")
+    assert looked_at == [paragraph, paragraph]
+    assert sentences == 2 * [sentence.strip() for sentence in segment("en", paragraph)]
+
+
+def test_a_book_in_one_line_has_sentences_that_pairs_can_reach(data: Path) -> None:
+    # Its quotation marks are not all in pairs.
+    book = (data / "books" / "pg219-heart-of-darkness.txt").read_text(encoding="utf-8-sig")
+    line = clean(book).replace("\n", " ")
+    assert max(map(len, segment("en", line))) > 50_000
+    sentences = split_sentences(line, "en")
+    assert max(map(len, sentences)) <= 2 * WINDOW
+    assert "".join(sentences).replace(" ", "") == line.replace(" ", "")
 
 
 def test_nothing_of_a_book_is_lost(data: Path) -> None:

@@ -86,6 +86,15 @@ def test_an_interrupted_job_keeps_its_vocabulary(
         assert "train_vocabulary" in capsys.readouterr().err
 
 
+def test_a_corpus_with_fewer_entries_than_wanted_is_told(
+    sampled: tuple[object, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path / "out", *sampled, "--train-vocab", 5000)
+    size = ShardDirectory(tmp_path / "out").manifest.vocabulary.size
+    assert size < 5000
+    assert f"vocabulary {size:,} entries (5,000 wanted; the corpus has no more)" in capsys.readouterr().out
+
+
 def test_unusable_requests_are_told_in_a_line(
     sampled: tuple[object, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], vocabulary_file: Path
 ) -> None:
