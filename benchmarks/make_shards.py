@@ -158,12 +158,12 @@ def job(*arguments: object) -> dict[str, Any]:
 def sentences_of(books: Path) -> list[str]:
     """The sentences that the job finds in books."""
     from preprocessing.sources.books import read
-    from preprocessing.text import clean, split_sentences
+    from preprocessing.text import clean, split_lines
 
     texts = [
         read_item.text for path in sorted(books.iterdir()) for read_item in read(io.BytesIO(path.read_bytes()), "")
     ]
-    return [sentence for text in texts for sentence in split_sentences(clean(text), "en")]
+    return [sentence for text in texts for line in split_lines(clean(text), "en") for sentence in line]
 
 
 def bare_tokenizer(books: Path, vocabulary: Path) -> float:
@@ -238,7 +238,7 @@ def google(clone: Path, books: Path, vocabulary: Path, folder: Path) -> dict[str
 STAGES = {  # label -> functions (module of preprocessing, name); what one calls of another is counted there
     "read the files": [("transforms", "read_inputs")],
     "clean": [("transforms", "clean")],
-    "split sentences": [("transforms", "split_lines"), ("transforms", "split_sentences")],
+    "split sentences": [("transforms", "split_lines")],
     "token ids": [("encoder", "Encoder.__call__")],
     "fingerprints of lines": [("transforms", "fingerprint")],
     "first pass, the rest": [("transforms", "tokenize_unit")],
