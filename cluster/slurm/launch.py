@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.checks import check_printable, check_reads
+from cluster.checks import check_printable, check_reads, writing
 from cluster.programs import NAMES, Name, Program, pretraining_of
 from cluster.slurm.partitions import check_fit, read_partitions
 from cluster.slurm.settings import Container, EvalJob, Job, SlurmSettings
@@ -30,7 +30,8 @@ def launch(programs: Sequence[Program], settings: SlurmSettings, folder: Path, d
         ConfigError: the cluster can't run them.
     """
     check(programs, settings, folder, dry_run)
-    file = write(programs, settings, folder, take_snapshot(folder, pretraining_of(programs)))
+    with writing("choose another --output"):
+        file = write(programs, settings, folder, take_snapshot(folder, pretraining_of(programs)))
     command = ["bash" if file.suffix == ".sh" else "sbatch", str(file)]
     if not dry_run:
         outputs = {program.name: program.output for program in programs}

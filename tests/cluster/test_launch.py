@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -21,7 +22,7 @@ from cluster.launch import main
 from cluster.programs import READERS
 from cluster.settings import load_settings
 from cluster.slurm import visible
-from cluster.snapshot import take_snapshot
+from cluster.snapshot import PACKAGES, take_snapshot
 from tests.conftest import ROOT
 from tests.trainer.conftest import TINY
 from tests.trainer.shard_factory import write_shards
@@ -349,6 +350,43 @@ def test_on_kubernetes_pods_may_write_into_what_the_launch_has_made(here, pods):
         assert folder.stat().st_gid == os.getgid()
 
 
+def test_on_kubernetes_pods_may_write_into_every_output_of_a_chain(here, pods):
+    settings = [
+        f"kubernetes.mount_path={here}",
+        "kubernetes.pretrain.gpus=0",
+        'preprocess.arguments=["--books", "*.txt", "--output", "made/128"]',
+        'pretrain.arguments=["--config", "tiny.toml", "--output", "run"]',
+        'eval.arguments=["--tasks", "mlm", "--output", "results/large"]',
+    ]
+    assert main(["all", "--on", "kubernetes", *settings]) == 0
+    for name in ("made", "made/128", "run", "results", "results/large"):
+        assert (here / name).stat().st_mode & 0o2070 == 0o2070
+    assert main(["preprocess", "--on", "kubernetes", settings[0], "--", "--output", "alone/shards"]) == 0
+    for name in ("alone", "alone/shards"):
+        assert (here / name).stat().st_mode & 0o2070 == 0o2070
+
+
+@pytest.mark.parametrize("source", ["a umask", "a checkout"])
+def test_on_kubernetes_pods_may_read_the_code_whatever_lets_nobody(here, pods, monkeypatch, source):
+    if source == "a checkout":
+        checkout = here / "checkout"
+        for package in PACKAGES:
+            shutil.copytree(ROOT / package, checkout / package, ignore=shutil.ignore_patterns("__pycache__"))
+        for path in checkout.rglob("*"):
+            path.chmod(0o700 if path.is_dir() else 0o600)
+        monkeypatch.setattr("cluster.snapshot.ROOT", checkout)
+    before = os.umask(0o077 if source == "a umask" else 0o022)
+    try:
+        assert pretrain_on_kubernetes(here) == 0
+    finally:
+        os.umask(before)
+    job = here / "runs" / "tiny" / "job"
+    (snapshot,) = job.glob("snapshot-*")
+    for path in (job, snapshot, *snapshot.rglob("*")):
+        wanted = 0o055 if path.is_dir() else 0o044
+        assert path.stat().st_mode & wanted == wanted, path
+
+
 def test_on_kubernetes_a_run_that_pods_can_not_write_into_is_refused(here, pods, monkeypatch, capsys):
     def refuse(*_: object) -> None:
         raise PermissionError
@@ -518,6 +556,23 @@ def test_bad_arguments_of_the_programs(here, slurm, capsys, command, message):
     assert main(command) == 2
     assert message in capsys.readouterr().err
     assert not (here / "run").exists()
+
+
+@pytest.mark.parametrize("place", ["slurm", "kubernetes", "local"])
+@pytest.mark.parametrize("output", ["file", "file/run"])
+def test_an_output_that_can_not_be_made_is_told_in_one_line(here, slurm, pods, capsys, place, output, monkeypatch):
+    (here / "file").touch()
+    monkeypatch.setenv("PATH", f"{here}/bin")
+    settings = ["--settings", "cluster.toml", f"kubernetes.mount_path={here}", "kubernetes.pretrain.gpus=0"]
+    before = (here / "file").stat()
+    assert main(["pretrain", "--on", place, *settings, "--", "--config", "tiny.toml", "--shards", "shards",
+                 "--output", output]) == 2  # fmt: skip
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {here}/file")
+    assert told.count("\n") == 1
+    assert "can't be written (" in told
+    assert "choose another --output" in told
+    assert (here / "file").stat() == before
 
 
 def test_a_machine_without_slurm_can_still_write_the_job(here, monkeypatch, capsys):
