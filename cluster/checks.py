@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.programs import Program
@@ -20,6 +22,21 @@ def check_printable(paths: Iterable[Path]) -> None:
             raise ConfigError(f"{str(path)!r}: the name holds characters that can't be printed; take another one")
 
 
+@contextmanager
+def writing(advice: str) -> Iterator[None]:
+    """Say in a line what can't be written, and what to do.
+
+    Raises:
+        ConfigError: the system refused to write something within.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or 'output'}: can't be written ({error.strerror or error}); {advice}"
+        ) from error
+
+
 def check_reads(programs: Iterable[Program]) -> None:
     """See that what the programs read is there.
 
@@ -28,5 +45,5 @@ def check_reads(programs: Iterable[Program]) -> None:
     """
     for program in programs:
         for path in program.reads:
-            if not path.exists():
+            if not os.access(path, os.F_OK):  # exists() raises where a folder on the way can't be entered
                 raise ConfigError(f"{program.name}: {path}: not there; make it first, or start all jobs by `all`")

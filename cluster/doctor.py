@@ -104,9 +104,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 1e9")
     return value
 
 

@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import difflib
 import json
+import math
 import sys
 from collections.abc import Sequence
 from importlib.resources import files
@@ -85,7 +86,7 @@ def _recipe_path(name: str) -> Path:
 def _gpu(arguments: argparse.Namespace) -> Gpu:
     for name in ("gpus_per_node", "bus_gbs", "network_gbps", "up_to"):
         value = getattr(arguments, name)
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < math.inf:
             raise PlanError(f"--{name.replace('_', '-')} {value:g}: give a positive number")
     return change_node(find_gpu(arguments.gpu), arguments.gpus_per_node, arguments.bus_gbs, arguments.network_gbps)
 
@@ -108,7 +109,10 @@ def _assumptions(arguments: argparse.Namespace) -> Assumptions:
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, or numbers with commas between") from None
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

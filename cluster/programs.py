@@ -72,13 +72,13 @@ def read_preprocess(arguments: Sequence[str]) -> Program:
     """The Beam job.
 
     Raises:
-        ConfigError: no --output, or one that is no folder.
+        ConfigError: no --output, or one that is not a folder.
     """
     parser = _Parser("preprocess", add_help=False, allow_abbrev=False)
     parser.add_argument("--output", required=True)
     found, rest = parser.parse_known_args(arguments)
     if "://" in found.output:
-        raise ConfigError(f"preprocess: --output {found.output} is no folder; start such a job by `beam run` itself")
+        raise ConfigError(f"preprocess: --output {found.output} is not a folder; use `beam run` itself for that")
     output = Path(found.output).resolve()
     return Program("preprocess", output, (*rest, "--output", str(output)))
 

@@ -63,7 +63,7 @@ def read_launch(environment: Mapping[str, str]) -> dict[str, str] | None:
     """The variables that a launcher gives a rank, from torchrun's names or SLURM's; None where this was started alone.
 
     Raises:
-        UsageError: some are there and others are not, or are no numbers.
+        UsageError: some are there and others are not, or are not numbers.
     """
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         if environment.get("SLURM_NTASKS", "1") == "1" or "SLURM_STEP_ID" not in environment:
@@ -80,6 +80,8 @@ def read_launch(environment: Mapping[str, str]) -> dict[str, str] | None:
         raise UsageError(
             "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_PORT must be numbers, and RANK below WORLD_SIZE"
         )
+    if not 0 < int(launch["MASTER_PORT"]) < 1 << 16:
+        raise UsageError(f"MASTER_PORT {launch['MASTER_PORT']} must be from 1 to 65535")
     return launch
 
 
@@ -171,7 +173,7 @@ def check_bandwidth(peers: Peers, backend: str) -> Iterator[Finding]:
         f"{speed:.2f} GB/s over {backend}, {peers.size} ranks on {hosts} {'host' if hosts == 1 else 'hosts'}"
         + ("" if right else ", a WRONG sum"),
         "NCCL_DEBUG=INFO says what it goes over. Sockets where InfiniBand was meant want NCCL_IB_HCA and locked "
-        "memory; the wrong interface wants NCCL_SOCKET_IFNAME, or GLOO_SOCKET_IFNAME.",
+        "memory; for the wrong interface set NCCL_SOCKET_IFNAME, or GLOO_SOCKET_IFNAME.",
         wrong=not right,
         warning=speed < _SLOW[backend, peers.one_host],
     )

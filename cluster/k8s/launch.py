@@ -40,17 +40,20 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     snapshot = None
     if Path(settings.mount_path).is_dir():
         checks.check_reads(programs)
-        _make_folder(folder, [program.output for program in programs])
-        snapshot = take_snapshot(folder, pretraining_of(programs))
+        with checks.writing("choose another --output"):
+            _make_folders(folder, [program.output for program in programs])
+            snapshot = take_snapshot(folder, pretraining_of(programs))
+            _let_pods_read(folder, snapshot)
     else:
         folder = Path.cwd() / f"{name}.job"
     try:
         files = render(settings, _work(name, programs, snapshot))
     except ValueError as error:
         raise ConfigError(f"kubernetes: {error}") from error
-    for file, text in files.items():
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / file, text)
+    with checks.writing("make it writable" if snapshot else "launch from another folder"):
+        for file, text in files.items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / file, text)
     if not dry_run and snapshot and (pretraining := pretraining_of(programs)):
         _forget_failure(RunDirectory(pretraining.output))
     command = submit_command(folder)
@@ -85,18 +88,29 @@ def _work(name: str, programs: Sequence[Program], snapshot: Path | None) -> Work
     )
 
 
-def _make_folder(folder: Path, outputs: Sequence[Path]) -> None:
-    """Make the job's folder in an output or beside one; Pods may write into that output and what was made above.
+def _make_folders(folder: Path, outputs: Sequence[Path]) -> None:
+    """Make the outputs, and the job's folder in one or beside it; Pods may write into outputs and what was made above.
 
     Raises:
         ConfigError: the user can't let them.
+        OSError: one can't be made.
     """
-    for path in reversed(folder.parents):  # one after the other: each hands its group down
-        if missing := not path.exists():
-            path.mkdir()
-        if missing or path in outputs:
-            _let_pods_write(path)
+    for output in outputs:
+        for path in (*reversed(output.parents), output):  # one after the other: each hands its group down
+            missing = not path.exists()
+            path.mkdir(exist_ok=True)
+            if missing or path == output:
+                _let_pods_write(path)
     folder.mkdir(exist_ok=True)
+
+
+def _let_pods_read(folder: Path, snapshot: Path) -> None:
+    """Let everybody read the code in the job's folder: it, or the checkout, may be of a umask that lets nobody."""
+    for path in (folder, snapshot, *snapshot.rglob("*")):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        wanted = mode | (0o055 if path.is_dir() else 0o044)
+        if wanted != mode:
+            path.chmod(wanted)
 
 
 def _let_pods_write(folder: Path) -> None:

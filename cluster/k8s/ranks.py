@@ -13,7 +13,7 @@ The exit code says what is to be done with the Pod:
     0    the run is done
     2    a mistake in the command: don't start it again
     10   stopped by a signal, with a checkpoint: start it again
-    11   failed in a way that comes again, such as a loss that is no number: don't
+    11   failed in a way that would recur, such as a NaN or infinite loss: don't
     else the code of the rank that failed first, or 128 + the signal that ended it: start it again
 """
 

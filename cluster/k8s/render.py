@@ -171,7 +171,11 @@ def _eval(settings: KubernetesSettings, work: Work) -> dict[str, str]:
     command = {
         **_container("eval", settings, work),
         "args": [*_literal(work.eval or ()), *grid],
-        "env": _variables({"RUN": work.run, "PODS": pods.pods, **settings.environment}),
+        # The base takes OMP_NUM_THREADS from a field: that must go where a value is given, and nothing else has one.
+        "env": [
+            {**variable, "valueFrom": None} if variable["name"] == "OMP_NUM_THREADS" else variable
+            for variable in _variables({"RUN": work.run, "PODS": pods.pods, **settings.environment})
+        ],
         "envFrom": _secrets(settings),
         "resources": _resources(settings, pods),
     }
@@ -188,8 +192,8 @@ def _eval(settings: KubernetesSettings, work: Work) -> dict[str, str]:
 def _check(settings: KubernetesSettings, work: Work) -> None:
     if not is_object_name(work.name):
         raise ValueError(
-            f"the run's name {work.name!r} must begin with a letter and have no more than 40 of a-z, 0-9 and - within: "
-            "its objects are called after it"
+            f"the run's name {work.name!r} must begin with a letter and have no more than 40 of a-z, 0-9 and inner -: "
+            "its objects are named after it"
         )
     if work.preprocess is None and work.pretrain is None and work.eval is None:
         raise ValueError("no job is asked for: preprocess, pretrain or eval")

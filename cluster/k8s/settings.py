@@ -15,7 +15,10 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REPOSITORY = re.compile(r"[a-z0-9][-a-z0-9._:/]*")
 _TAG = re.compile(r"\w[-\w.]{0,127}", re.ASCII)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_OURS = re.compile("RUN|SHARDS|PODS|RECIPE|DEEPSPEED_CONFIG|CPUS|HOME|JOB|JOBSET|PET_.*")
+_OURS = re.compile(
+    "RUN|SHARDS|PODS|RECIPE|DEEPSPEED_CONFIG|CPUS|HOME|JOB|JOBSET|PET_.*"
+    "|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"  # cluster.k8s.ranks
+)
 _TAKEN = ("bin", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "tmp", "usr", "var")
 
 
@@ -30,9 +33,9 @@ class Toleration:
 
     def __post_init__(self) -> None:
         if not _KEY.fullmatch(self.key) or not _VALUE.fullmatch(self.value):
-            raise ValueError(f"toleration {self.key!r}={self.value!r} is no taint")
+            raise ValueError(f"toleration {self.key!r}={self.value!r} is not a valid taint")
         if self.value and self.operator == "Exists":
-            raise ValueError(f"toleration {self.key!r}: a value wants operator Equal")
+            raise ValueError(f"toleration {self.key!r}: a value needs operator Equal")
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Pods:
         _check_memory("memory", self.memory)
         for key, value in self.node_selector.items():
             if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
-                raise ValueError(f"node_selector {key!r}={value!r} is no label of a node")
+                raise ValueError(f"node_selector {key!r}={value!r} is not a valid node label")
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,7 @@ class KubernetesSettings:
             value = getattr(self, name)
             if not _LABEL.fullmatch(value) and (value or name in ("namespace", "claim")):
                 raise ValueError(
-                    f"{name} {value!r} is not a name that Kubernetes takes: a-z, 0-9 and - within, 63 at most"
+                    f"{name} {value!r} is not a name that Kubernetes accepts: up to 63 of a-z, 0-9 and inner -"
                 )
         _check_image(self.image)
         if not _KEY.fullmatch(self.gpu) or "/" not in self.gpu:

@@ -23,7 +23,8 @@ def launch(programs: Sequence[Program], settings: LocalSettings, folder: Path, d
     """
     checks.check_reads(programs)
     checks.check_printable(program.output for program in programs)
-    file = write(programs, settings, folder, take_snapshot(folder, pretraining_of(programs)))
+    with checks.writing("choose another --output"):
+        file = write(programs, settings, folder, take_snapshot(folder, pretraining_of(programs)))
     print(f"{'to run' if dry_run else 'once more'}: {shlex.join(['bash', str(file)])}", flush=True)
     if not dry_run:
         os.execvp("bash", ["bash", str(file)])  # noqa: S606, S607  so that a signal reaches what it is meant for

@@ -12,6 +12,7 @@ from cluster.planning.hardware import GPUS, Gpu, PlanError
 from cluster.planning.plans import Assumptions, Cluster, PhasePlan, Plan, StagePlan
 from cluster.planning.sharding import STAGES, States, model_states
 from cluster.planning.throughput import Speed, Work, step_time
+from preprocessing.schema import PAIR, token_type
 from trainer.config import Phase, Recipe
 from trainer.metrics import training_flops
 from trainer.model import BertConfig, parameter_count
@@ -27,7 +28,7 @@ OTHER_OPERATIONS = 150
 _RECOMPUTED_OPERATIONS = 1.4  # times as many, under checkpointing
 BUCKET = 50_000_000  # elements of gradients sent at a time, of which a large model has several
 _STATE_BYTES = 12  # of a parameter in a checkpoint: float32 weight and two moments
-_TOKEN_BYTES, _PAIR_BYTES = 2, 20  # that the loader reads (preprocessing.schema)
+_PAIR_BYTES = sum(field.type.bit_width for field in PAIR) / 8  # that the loader reads
 
 
 def make_plan(
@@ -49,7 +50,8 @@ def make_plan(
         raise PlanError(f"a {cluster.gpu.name} has no bfloat16: take a DeepSpeed configuration with fp16 or in float32")
     parameters = parameter_count(recipe.model)
     phases = plan_phases(recipe, cluster, assumptions, micro_batches)
-    fastest = max(plan.rate * (plan.length * assumptions.fill * _TOKEN_BYTES + _PAIR_BYTES) for plan in phases)
+    token_bytes = token_type(recipe.model.vocab_size).bit_width / 8
+    fastest = max(plan.rate * (plan.length * assumptions.fill * token_bytes + _PAIR_BYTES) for plan in phases)
     return Plan(
         cluster=cluster,
         assumptions=assumptions,
@@ -100,12 +102,17 @@ def plan_phases(
     if micro_batches is not None and len(micro_batches) not in (1, len(recipe.phases)):
         raise PlanError(f"--micro-batch: give one number, or one for each of {len(recipe.phases)} phases")
     plans = []
-    for i, (begin, end, phase) in enumerate(recipe.phase_ranges()):
+    for i, (steps, phase) in enumerate(_phases(recipe)):
         wanted = micro_batches[i % len(micro_batches)] if micro_batches else None
-        steps = min(end, recipe.last_step) - begin
-        if steps > 0:
-            plans.append(_plan_phase(recipe, phase, steps, cluster, assumptions, wanted))
+        plans.append(_plan_phase(recipe, phase, steps, cluster, assumptions, wanted))
     return plans
+
+
+def _phases(recipe: Recipe) -> Iterator[tuple[int, Phase]]:
+    """The phases that the run comes to, each after the steps that it does of it."""
+    for begin, end, phase in recipe.phase_ranges():
+        if begin < recipe.last_step:
+            yield min(end, recipe.last_step) - begin, phase
 
 
 def scaling(recipe: Recipe, cluster: Cluster, assumptions: Assumptions, most: int) -> Iterator[tuple[int, float]]:
@@ -159,7 +166,7 @@ def _plan_phase(
 def _plan_stage(recipe: Recipe, cluster: Cluster, assumptions: Assumptions, stage: int) -> StagePlan:
     other = replace(cluster, sharding=replace(cluster.sharding, stage=stage))
     states = _states(recipe, other)
-    largest = [_largest(recipe, phase, other, assumptions) for phase in recipe.phases]
+    largest = [_largest(recipe, phase, other, assumptions) for _, phase in _phases(recipe)]
     offered = stage > 0 or cluster.sharding.precision == "float32"  # see trainer.config.resolve_deepspeed
     if not offered or not all(largest):
         return StagePlan(stage, offered, states, largest, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,8 +36,9 @@ class Assumptions:
             raise PlanError("efficiency and fill are shares: give more than 0 and at most 1")
         if not 0 <= self.headroom < 1:
             raise PlanError("headroom is a share: give 0 or more and less than 1")
-        if self.launch < 0 or self.write <= 0 or (self.price is not None and self.price < 0):
-            raise PlanError("times and prices can't be negative, and the write rate must be positive")
+        price = self.price or 0.0
+        if not (math.isfinite(self.launch + self.write + price) and self.launch >= 0 and self.write > 0 and price >= 0):
+            raise PlanError("the write rate must be positive, times and prices 0 or more, and all of them finite")
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def _storage(plan: Plan) -> Iterator[str]:
     yield (
         f"A checkpoint has {plan.checkpoint / 1e9:.2f} GB (12 bytes a parameter, over all ranks), every "
         f"{plan.checkpoint_every:,} steps or {between / 60:,.1f} minutes; at {plan.assumptions.write / 1e9:g} GB/s it "
-        f"is written in {seconds:,.1f} s, while training goes on. Training data is read at "
+        f"is written in {seconds:,.1f} s, while training continues. Training data is read at "
         f"{plan.read_rate / 1e6:,.1f} MB/s by all GPUs together.\n"
     )
     if seconds > between:

@@ -117,7 +117,7 @@ def _width(name: str, dtype: str | None) -> int | None:
     if dtype is None:
         return None
     if dtype not in _BYTES:
-        raise PlanError(f"{name} {dtype!r} is none of {', '.join(_BYTES)}")
+        raise PlanError(f"{name} {dtype!r} is not one of {', '.join(_BYTES)}")
     return _BYTES[dtype]
 
 

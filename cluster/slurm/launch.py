@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 import shutil
@@ -11,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.checks import check_printable, check_reads
+from cluster.checks import check_printable, check_reads, writing
 from cluster.programs import NAMES, Name, Program, pretraining_of
 from cluster.slurm.partitions import check_fit, read_partitions
+from cluster.slurm.requeue import Verdict
 from cluster.slurm.settings import Container, EvalJob, Job, SlurmSettings
 from cluster.slurm.visible import check_container, check_shared
 from cluster.snapshot import take_snapshot
@@ -30,7 +32,8 @@ def launch(programs: Sequence[Program], settings: SlurmSettings, folder: Path, d
         ConfigError: the cluster can't run them.
     """
     check(programs, settings, folder, dry_run)
-    file = write(programs, settings, folder, take_snapshot(folder, pretraining_of(programs)))
+    with writing("choose another --output"):
+        file = write(programs, settings, folder, take_snapshot(folder, pretraining_of(programs)))
     command = ["bash" if file.suffix == ".sh" else "sbatch", str(file)]
     if not dry_run:
         outputs = {program.name: program.output for program in programs}
@@ -48,14 +51,16 @@ def check(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dr
     check_reads(programs)
     paths = [*(path for program in programs for path in (program.output, *program.reads)), folder]
     check_printable(paths)
-    check_shared(paths, settings.shared)
+    check_shared([Path.cwd(), *paths], settings.shared)
     check_container(settings.container, [Path.cwd(), *paths])
     if dry_run and not shutil.which("sinfo"):
         return  # a dry run may be tried on any machine
     groups = read_partitions()
     for program in programs:
         job: Job = getattr(settings, program.name)
-        check_fit(groups, settings.partition_of(program.name), program.name, job, getattr(job, "nodes", 1))
+        # Where none is named, SLURM's administrators may choose one by account, QOS or features.
+        if names := settings.partition_of(program.name):
+            check_fit(groups, names, program.name, job, getattr(job, "nodes", 1))
 
 
 def write(programs: Sequence[Program], settings: SlurmSettings, folder: Path, snapshot: Path) -> Path:
@@ -100,7 +105,7 @@ def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: P
     on_cpu = {"DS_ACCELERATOR": "cpu"} if program.name == "pretrain" and not job.gpus_per_node else {}
     of_array = isinstance(job, EvalJob) and job.array > 1
     return {
-        "title": f"{program.name}-{re.sub(r'[^A-Za-z0-9_.-]', '_', program.output.name)}",
+        "title": _title(program),
         "log": str(folder / LOGS).replace("%", "%%") + f"/{program.name}-{'%A_%a' if of_array else '%j'}.log",
         "job": job,
         "slurm": settings,
@@ -113,7 +118,14 @@ def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: P
         "program": [*inside, python, *rank, *program.command(snapshot)],
         "here": [*here, python],
         "run": program.output,
+        "verdict": Verdict,
     }
+
+
+def _title(program: Program) -> str:
+    """A name that jobs have in common if, and only if, they write the same output: SLURM runs one of them at a time."""
+    path = hashlib.blake2b(bytes(program.output), digest_size=4).hexdigest()
+    return f"{program.name}-{re.sub(r'[^A-Za-z0-9_.-]', '_', program.output.name)}-{path}"
 
 
 def _options(program: Program, settings: SlurmSettings) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from cluster.slurm.settings import Job, seconds_of
 from trainer.settings import ConfigError
 
-_FORMAT = "%P|%l|%D|%G"  # name with * for the default one, time limit, nodes, generic resources
+_FORMAT = "%P|%l|%D|%G"  # name, with * at the default one; time limit; nodes; generic resources
 _GPUS = re.compile(r"\bgpu:(?:(?P<kind>[^:(,]+):)?(?P<count>\d+)")
 
 
@@ -20,7 +20,6 @@ class NodeGroup:
     """Nodes of a partition that are alike."""
 
     partition: str
-    is_default: bool
     seconds: float  # limit of a job
     nodes: int
     gpus: dict[str, int]  # of a node, by kind; "" for those of any kind
@@ -28,10 +27,10 @@ class NodeGroup:
     def describe(self) -> str:
         """In a few words."""
         limit = "without limit" if self.seconds == float("inf") else f"{self.seconds / 3600:g} h at most"
-        gpus = ", ".join(f"{count} {kind} GPUs".replace("  ", " ") for kind, count in self.gpus.items() if kind) or (
-            f"{self.gpus['']} GPUs" if self.gpus else "no GPU"
+        gpus = ", ".join(_amount(count, f"{kind} GPU") for kind, count in self.gpus.items() if kind) or (
+            _amount(self.gpus.get("", 0), "GPU")
         )
-        return f"{self.partition} has {self.nodes} node(s) with {gpus}, {limit}"
+        return f"{self.partition} has {_amount(self.nodes, 'node')} with {gpus}, {limit}"
 
 
 def read_partitions() -> list[NodeGroup]:
@@ -42,7 +41,7 @@ def read_partitions() -> list[NodeGroup]:
     """
     if not shutil.which("sinfo"):
         raise ConfigError("sinfo: not found; launch on a login node of the cluster, or take --on local")
-    command = ["sinfo", "--noheader", f"--format={_FORMAT}"]
+    command = ["sinfo", "--all", "--noheader", f"--format={_FORMAT}"]  # hidden partitions too
     done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603  fixed words
     if done.returncode:
         raise ConfigError(f"sinfo: {done.stderr.strip() or 'failed'}; is this a login node of the cluster?")
@@ -55,13 +54,16 @@ def parse_partitions(text: str) -> list[NodeGroup]:
     return [
         NodeGroup(
             partition=name.rstrip("*"),
-            is_default=name.endswith("*"),
             seconds=float("inf") if limit.strip() in ("infinite", "n/a") else seconds_of(limit.strip()),
             nodes=int(nodes),
             gpus=_gpus(resources),
         )
         for name, limit, nodes, resources in rows
     ]
+
+
+def _amount(count: int, what: str) -> str:
+    return f"{count or 'no'} {what}{'' if count == 1 else 's'}"
 
 
 def _gpus(resources: str) -> dict[str, int]:
@@ -77,7 +79,7 @@ def check_fit(groups: Iterable[NodeGroup], names: str, job: str, wanted: Job, no
 
     Args:
         groups: of this cluster.
-        names: partitions with commas between; empty for the default one.
+        names: partitions with commas between.
         job: its name, for messages.
         wanted: what it takes of each node.
         nodes: how many.
@@ -87,17 +89,13 @@ def check_fit(groups: Iterable[NodeGroup], names: str, job: str, wanted: Job, no
     """
     groups = list(groups)
     known = {group.partition for group in groups}
-    asked = set(names.split(",")) if names else {group.partition for group in groups if group.is_default}
+    asked = set(names.split(","))
     if unknown := sorted(asked - known):
         raise ConfigError(f"{job}: there is no partition {unknown[0]!r}; this cluster has {', '.join(sorted(known))}")
-    if not asked:
-        raise ConfigError(
-            f"{job}: this cluster has no default partition; set slurm.partition to one of {', '.join(sorted(known))}"
-        )
     if not any(_fits(name, groups, wanted, nodes) for name in asked):
         there = "; ".join(group.describe() for group in groups if group.partition in asked)
-        gpus = f"{wanted.gpus_per_node} {wanted.gpu_type}".strip() + " GPUs"
-        raise ConfigError(f"{job}: wants {nodes} node(s) with {gpus} for {wanted.time}, but {there}")
+        gpus = _amount(wanted.gpus_per_node, f"{wanted.gpu_type} GPU".strip())
+        raise ConfigError(f"{job}: needs {_amount(nodes, 'node')} with {gpus} for {wanted.time}, but {there}")
 
 
 def _fits(name: str, groups: list[NodeGroup], wanted: Job, nodes: int) -> bool:

@@ -1,11 +1,11 @@
-"""What a job does when its ranks have ended: nothing more, start again, or give up.
+"""What a job does when its ranks have ended: nothing more, restart, or give up.
 
     python -m cluster.slurm.requeue before RUN
     python -m cluster.slurm.requeue after RUN --job ID --exit-code N --crashes N
 
 The run directory decides and not the exit code, which launchers change: `done` is done; `requeue` (asked to stop, and
-stopped with a checkpoint) starts again; `failed` would fail again. Without an outcome it crashed, and it starts again
-until it has crashed more often than allowed without a newer checkpoint. `after` exits with 0, 10 or 11.
+stopped with a checkpoint) is restarted; `failed` would fail again. Without an outcome it crashed, and it is restarted
+until it has crashed more often than allowed without a newer checkpoint. `after` exits with a verdict.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from trainer.checkpoint import CheckpointError, RunDirectory, append_line, read_lines
+from trainer.outcome import EXIT_CODES
 
 REFUSED = 2  # the trainer's exit code for a mistake in what was asked for
 
@@ -25,9 +26,9 @@ REFUSED = 2  # the trainer's exit code for a mistake in what was asked for
 class Verdict(IntEnum):
     """What is to be done, as an exit code."""
 
-    DONE = 0
-    REQUEUE = 10
-    GIVE_UP = 11
+    DONE = EXIT_CODES["done"]
+    REQUEUE = EXIT_CODES["requeue"]
+    GIVE_UP = EXIT_CODES["failed"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         verdict, reason = judge(run, arguments.job, arguments.exit_code, arguments.crashes)
     except CheckpointError as error:
         verdict, reason = Verdict.GIVE_UP, str(error)
-    words = {Verdict.DONE: "done", Verdict.REQUEUE: "to be started again", Verdict.GIVE_UP: "given up"}
+    words = {Verdict.DONE: "done", Verdict.REQUEUE: "will be restarted", Verdict.GIVE_UP: "given up"}
     print(f"{run.path}: {words[verdict]}: {reason}", file=sys.stderr)
     return verdict
 
@@ -66,9 +67,9 @@ def judge(run: RunDirectory, job: str, exit_code: int, allowed: int) -> tuple[Ve
     """
     ending, reason = run.outcome or ("failed" if exit_code == REFUSED else None, "refused; the log says why")
     if ending == "done":
-        return Verdict.DONE, "the run has come to its end"
+        return Verdict.DONE, "the run is complete"
     if ending == "requeue":
-        return Verdict.REQUEUE, f"{reason or 'asked to stop'}; it goes on from step {run.step}"
+        return Verdict.REQUEUE, f"{reason or 'asked to stop'}; it resumes from step {run.step}"
     if ending == "failed":
         return Verdict.GIVE_UP, f"it would fail again: {reason}"
     run.job.mkdir(exist_ok=True)
@@ -76,8 +77,8 @@ def judge(run: RunDirectory, job: str, exit_code: int, allowed: int) -> tuple[Ve
     append_line(crashes, {"job": job, "time": time.time(), "step": run.step, "exit_code": exit_code})
     same = sum(1 for crash in read_lines(crashes) if (crash["job"], crash["step"]) == (job, run.step))
     if same > allowed:
-        return Verdict.GIVE_UP, f"it crashed {same} times after the checkpoint of step {run.step}"
-    return Verdict.REQUEUE, f"it crashed (exit code {exit_code}), for the {same}. time after step {run.step}"
+        return Verdict.GIVE_UP, f"it crashed {same} times since the checkpoint of step {run.step}"
+    return Verdict.REQUEUE, f"crash {same} since step {run.step} (exit code {exit_code})"
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -86,7 +87,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
     parser.add_argument("--job", default="", metavar="ID", help="SLURM's number of the job")
     parser.add_argument("--exit-code", type=int, default=0, metavar="N", help="of srun")
-    parser.add_argument("--crashes", type=int, default=0, metavar="N", help="how many in a row are tried again")
+    parser.add_argument("--crashes", type=int, default=0, metavar="N", help="restart after at most so many in a row")
     return parser.parse_args(argv)
 
 

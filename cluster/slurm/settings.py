@@ -13,6 +13,7 @@ import pydantic
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _MEMORY = re.compile(r"\d+[KMGT]?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OURS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # cluster.slurm.rank
 # Names that SLURM's administrators give, with what selects several: commas, and | & [] () * for constraints.
 _NAME = re.compile(r"[\w.,:+=/@|&\[\]()*-]*", re.ASCII)
 
@@ -51,7 +52,7 @@ class Job:
         if self.memory and not _MEMORY.fullmatch(self.memory):
             raise ValueError(f"memory {self.memory!r} is not a number with K, M, G or T, such as 500G")
         if self.seconds <= 0:
-            raise ValueError(f"time {self.time!r} is no time at all")
+            raise ValueError(f"time must be positive, not {self.time!r}")
         _check_names(self, "partition", "gpu_type")
 
     @property
@@ -156,8 +157,7 @@ class SlurmSettings:
         constraint: features that a node must have.
         options: more options of sbatch, such as "--exclusive" or "--mail-type=FAIL".
         notice: seconds ahead of the time limit at which the ranks get SIGUSR1; long enough for a step and a checkpoint.
-        crashes: a run that crashes is started again until it has crashed more often than this without a newer
-            checkpoint.
+        crashes: a run that crashes is restarted until it has crashed more often than this without a newer checkpoint.
         shared: folders that all nodes see although their file system looks like a disk of one machine.
         python: the interpreter on the nodes; empty for the one that launches, or the image's own.
         setup: lines of shell that each job begins with, such as "module load cuda".
@@ -186,8 +186,10 @@ class SlurmSettings:
             if not option.startswith("--") or not option.isprintable():
                 raise ValueError(f"options: {option!r} is not an option of sbatch, such as --exclusive")
         for name in self.environment:
-            if not _VARIABLE.fullmatch(name):
-                raise ValueError(f"environment: {name!r} is not the name of a variable")
+            if not _VARIABLE.fullmatch(name) or name in _OURS:
+                raise ValueError(
+                    f"environment: {name!r} is not the name of a variable, or one that the job sets itself"
+                )
         if not self.python.isprintable():
             raise ValueError("python holds characters that can't be printed")
         if not 0 < self.notice <= 65535 or self.crashes < 0:

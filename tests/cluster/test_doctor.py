@@ -199,6 +199,8 @@ RANK = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
         {"WORLD_SIZE": "2"},
         {**RANK, "RANK": "2"},
         {**RANK, "MASTER_PORT": "http"},
+        {**RANK, "MASTER_PORT": "99999999"},
+        {**RANK, "MASTER_PORT": "0"},
         {**RANK, "MASTER_ADDR": ""},
     ],
 )
@@ -211,10 +213,14 @@ def test_half_a_launch_is_a_mistake_in_usage(environment, monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("error: ")
 
 
-def test_options_that_make_no_sense_exit_with_2():
+@pytest.mark.parametrize(
+    ("option", "value"), [("--need-gb", "0"), ("--need-gb", "nan"), ("--patience", "inf"), ("--patience", "abc")]
+)
+def test_options_that_make_no_sense_exit_with_2(option, value, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(["--need-gb", "0"])
+        main([option, value])
     assert stopped.value.code == 2
+    assert f"argument {option}: '{value}' is not a number above 0" in capsys.readouterr().err
 
 
 def test_launch_of_torchrun_and_of_nobody():

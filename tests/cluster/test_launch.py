@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -21,7 +23,7 @@ from cluster.launch import main
 from cluster.programs import READERS
 from cluster.settings import load_settings
 from cluster.slurm import visible
-from cluster.snapshot import take_snapshot
+from cluster.snapshot import PACKAGES, take_snapshot
 from tests.conftest import ROOT
 from tests.trainer.conftest import TINY
 from tests.trainer.shard_factory import write_shards
@@ -129,8 +131,10 @@ def test_the_run_directory_holds_all_that_the_job_needs_and_sbatch_gets_it(here,
     (snapshot,) = job.glob("snapshot-*")
     assert "seed = 3" in (snapshot / "config.toml").read_text()
     assert (snapshot / "ds_config.json").read_bytes() == (here / "ds_config.json").read_bytes()
+    name = next(re.finditer("--job-name=(pretrain-tiny-[0-9a-f]{8})\n", (job / "pretrain.sbatch").read_text()))[1]
     assert directives(job / "pretrain.sbatch") == [
-        "--job-name=pretrain-tiny", f"--output={job}/logs/pretrain-%j.log", "--open-mode=append", "--requeue",
+        f"--job-name={name}", f"--output={job}/logs/pretrain-%j.log", "--open-mode=append", "--requeue",
+        "--dependency=singleton",
         "--time=1-00:00:00", "--partition=gpu", "--account=lang", "--gpus-per-node=h100:4", "--mem=500G", "--exclusive",
         "--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=3", "--signal=USR1@300",
     ]  # fmt: skip
@@ -152,6 +156,19 @@ def test_a_dry_run_writes_the_same_and_submits_nothing(here, slurm, capsys):
     assert file.read_bytes() == dry
 
 
+def test_jobs_that_write_the_same_output_have_one_name_and_no_others(here, slurm):
+    """SLURM runs one job of a name at a time (--dependency=singleton)."""
+
+    def name(output: str) -> str:
+        assert main(["pretrain", "--on", "slurm", "--settings", "cluster.toml", "--dry-run", "--",
+                     "--config", "tiny.toml", "--shards", "shards", "--output", output]) == 0  # fmt: skip
+        return directives(here / output / "job" / "pretrain.sbatch")[0]
+
+    (here / "link").symlink_to(here / "a")
+    assert name("a/large") == name("link/large")
+    assert name("a/large") != name("b/large")
+
+
 def test_a_job_starts_a_rank_per_process_with_the_snapshot_s_code(here, slurm):
     launch("--dry-run")
     job = here / "runs" / "tiny" / "job"
@@ -167,7 +184,33 @@ def test_a_job_starts_a_rank_per_process_with_the_snapshot_s_code(here, slurm):
     assert seen["PYTHONPATH"].split(":")[0] == str(snapshot)
     assert seen["MASTER_ADDR"] == "node7"
     assert 20000 <= int(seen["MASTER_PORT"]) < 30000
-    assert "it crashed (exit code 0), for the 1. time after step 0" in done.stderr  # srun here trains nothing
+    assert "will be restarted: crash 1 since step 0 (exit code 0)" in done.stderr  # srun here trains nothing
+
+
+@pytest.mark.parametrize(("state", "requeued"), [("RUNNING", True), ("COMPLETING", False)])
+@pytest.mark.parametrize("job", ["preprocess", "pretrain"])
+def test_a_job_asks_slurm_until_it_answers(here, slurm, job, state, requeued):
+    """A controller that restarts does not; a job that was cancelled must not come back."""
+    too_early = f"sys.argv[1] != 'show' and open({str(here / 'calls')!r}).read().count(CALL) <= 2"
+    refuse = f"if {too_early}: sys.exit('Socket timed out')"
+    slurm.stand_in("squeue", refuse.replace("CALL", "'[\"squeue\"'") + f"\nprint({state!r})")
+    slurm.stand_in("scontrol", refuse.replace("CALL", '\'["scontrol", ["requeue"\''))
+    slurm.stand_in("sleep")
+    slurm.stand_in("srun", "sys.exit(130)")
+    if job == "pretrain":
+        launch("--dry-run")
+        file = here / "runs" / "tiny" / "job" / "pretrain.sbatch"
+    else:
+        assert main(["preprocess", "--on", "slurm", "--settings", "cluster.toml", "--dry-run", "--",
+                     "--output", "made"]) == 0  # fmt: skip
+        file = here / "made.job" / "preprocess.sbatch"
+    check_shell(file)
+    done = run_job(file)
+    called = [name for name, arguments, _ in slurm.calls() if name == "squeue" or arguments[:1] == ["requeue"]]
+    assert called[:3] == ["squeue"] * 3
+    assert (len(called) > 3) == requeued
+    assert (done.returncode == 0) == requeued
+    assert ("it was cancelled" in done.stderr) != requeued
 
 
 def test_an_address_and_a_port_of_the_settings_stay_the_ranks_own(here, slurm):
@@ -261,8 +304,8 @@ def test_all_three_in_a_chain_each_fed_by_the_one_before(here, slurm):
     submitted = [arguments for name, arguments, _ in slurm.calls() if name == "sbatch"]
     assert submitted == [
         ["--parsable", str(files[0])],
-        ["--parsable", "--dependency=afterok:41", "--kill-on-invalid-dep=yes", str(files[1])],
-        ["--parsable", "--dependency=afterok:42", "--kill-on-invalid-dep=yes", str(files[2])],
+        ["--parsable", "--dependency=afterok:41,singleton", "--kill-on-invalid-dep=yes", str(files[1])],
+        ["--parsable", "--dependency=afterok:42,singleton", "--kill-on-invalid-dep=yes", str(files[2])],
     ]
     assert "--array=0-2%2" in directives(files[2])
     for file in files:
@@ -276,7 +319,7 @@ def test_all_three_in_a_chain_each_fed_by_the_one_before(here, slurm):
 
 
 def test_a_chain_that_is_refused_half_way_leaves_no_job_behind(here, slurm, capsys):
-    slurm.stand_in("sbatch", "sys.exit('no such account') if '--dependency=afterok:9' in sys.argv else print(9)")
+    slurm.stand_in("sbatch", "sys.exit('no such account') if 'afterok:9' in str(sys.argv) else print(9)")
     settings = [
         'preprocess.arguments=["--books", "*.txt", "--output", "made"]',
         'pretrain.arguments=["--config", "tiny.toml", "--output", "runs/tiny"]',
@@ -347,6 +390,43 @@ def test_on_kubernetes_pods_may_write_into_what_the_launch_has_made(here, pods):
     for folder in (here / "runs", here / "runs" / "tiny"):
         assert folder.stat().st_mode & 0o2070 == 0o2070
         assert folder.stat().st_gid == os.getgid()
+
+
+def test_on_kubernetes_pods_may_write_into_every_output_of_a_chain(here, pods):
+    settings = [
+        f"kubernetes.mount_path={here}",
+        "kubernetes.pretrain.gpus=0",
+        'preprocess.arguments=["--books", "*.txt", "--output", "made/128"]',
+        'pretrain.arguments=["--config", "tiny.toml", "--output", "run"]',
+        'eval.arguments=["--tasks", "mlm", "--output", "results/large"]',
+    ]
+    assert main(["all", "--on", "kubernetes", *settings]) == 0
+    for name in ("made", "made/128", "run", "results", "results/large"):
+        assert (here / name).stat().st_mode & 0o2070 == 0o2070
+    assert main(["preprocess", "--on", "kubernetes", settings[0], "--", "--output", "alone/shards"]) == 0
+    for name in ("alone", "alone/shards"):
+        assert (here / name).stat().st_mode & 0o2070 == 0o2070
+
+
+@pytest.mark.parametrize("source", ["a umask", "a checkout"])
+def test_on_kubernetes_pods_may_read_the_code_whatever_lets_nobody(here, pods, monkeypatch, source):
+    if source == "a checkout":
+        checkout = here / "checkout"
+        for package in PACKAGES:
+            shutil.copytree(ROOT / package, checkout / package, ignore=shutil.ignore_patterns("__pycache__"))
+        for path in checkout.rglob("*"):
+            path.chmod(0o700 if path.is_dir() else 0o600)
+        monkeypatch.setattr("cluster.snapshot.ROOT", checkout)
+    before = os.umask(0o077 if source == "a umask" else 0o022)
+    try:
+        assert pretrain_on_kubernetes(here) == 0
+    finally:
+        os.umask(before)
+    job = here / "runs" / "tiny" / "job"
+    (snapshot,) = job.glob("snapshot-*")
+    for path in (job, snapshot, *snapshot.rglob("*")):
+        wanted = 0o055 if path.is_dir() else 0o044
+        assert path.stat().st_mode & wanted == wanted, path
 
 
 def test_on_kubernetes_a_run_that_pods_can_not_write_into_is_refused(here, pods, monkeypatch, capsys):
@@ -439,18 +519,20 @@ def test_every_option_of_the_trainer_passes_through(here):
 BAD = {
     "a partition that is not there": (["slurm.partition=gpuu"], "no partition 'gpuu'; this cluster has cpu, gpu, "),
     "more nodes than there are": (
-        ["slurm.pretrain.nodes=5", "slurm.pretrain.gpus_per_node=8", "phases.0.global_batch_size=80"],
-        "wants 5 node(s) with 8 GPUs for 1-00:00:00, but gpu has 4 node(s) with 8 h100 GPUs, 48 h at most",
+        ["slurm.partition=gpu", "slurm.pretrain.nodes=5", "slurm.pretrain.gpus_per_node=8",
+         "phases.0.global_batch_size=80"],
+        "needs 5 nodes with 8 GPUs for 1-00:00:00, but gpu has 4 nodes with 8 h100 GPUs, 48 h at most",
     ),
     "GPUs of another kind": (
-        ["slurm.pretrain.gpus_per_node=4", "slurm.pretrain.gpu_type=a100"],
-        "wants 2 node(s) with 4 a100 GPUs",
+        ["slurm.partition=gpu", "slurm.pretrain.gpus_per_node=4", "slurm.pretrain.gpu_type=a100"],
+        "needs 2 nodes with 4 a100 GPUs",
     ),
     "GPUs where there are none": (
         ["slurm.pretrain.partition=cpu", "slurm.pretrain.gpus_per_node=2"],
-        "but cpu has 10 node(s) with no GPU, without limit",
+        "but cpu has 10 nodes with no GPUs, without limit",
     ),
-    "more time than a partition gives": (["slurm.partition=short"], "but short has 2 node(s) with 2 GPUs, 1 h at most"),
+    "more time than a partition gives": (["slurm.partition=short"], "but short has 2 nodes with 2 GPUs, 1 h at most"),
+    "no time": (["slurm.pretrain.time=0"], "time must be positive, not '0'"),
     "a time that is none": (["slurm.pretrain.time=two days"], "time 'two days' is not of a form like 90 (minutes)"),
     "a memory that is none": (["slurm.pretrain.memory=5 GB"], "memory '5 GB' is not a number with K, M, G or T"),
     "no time left after the notice": (["slurm.pretrain.time=4"], "notice, 300 s, leaves nothing of pretrain.time, 4"),
@@ -458,6 +540,7 @@ BAD = {
     "an option that is none": (['slurm.options=["-x; rm"]'], "options: '-x; rm' is not an option of sbatch"),
     "a name with a line end": (['slurm.account="a\\n#SBATCH --uid=0"'], "is not a name that SLURM knows"),
     "a variable that is none": (['slurm.environment={"A;B"="1"}'], "'A;B' is not the name of a variable"),
+    "a variable of the job's own": (["slurm.environment.RANK=1"], "'RANK' is not the name of a variable, or one that"),
     "an image that is not there": (
         ["slurm.container.runtime=apptainer", "slurm.container.image=/nowhere/bert.sif"],
         "slurm.container.image: /nowhere/bert.sif: no such file",
@@ -467,6 +550,7 @@ BAD = {
         "is not within the image; add its folder to slurm.container.mounts",
     ),
     "a disk of this machine": (["slurm.shared=[]"], "a file system of this machine alone; take a folder that all"),
+    "a current folder that nodes don't see": (['slurm.shared=["HERE/runs", "HERE/shards"]'], "lies on"),
     "more ranks than the batch can divide": (
         ["slurm.pretrain.gpus_per_node=8", "slurm.partition=gpu"],
         "a global batch of 16 can't be cut into micro-batches of 2 for 16 ranks: it must be a multiple of 32",
@@ -478,6 +562,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_told_in_one_line_before_anything_is_submitted(here, slurm, capsys, case):
     settings, message = BAD[case]
+    settings = [setting.replace("HERE", str(here)) for setting in settings]
     recipe = [setting for setting in settings if setting.startswith("phases")]
     settings = [setting for setting in settings if not setting.startswith("phases")]
     assert main(["pretrain", "--on", "slurm", "--settings", "cluster.toml", *settings, "--", "--config", "tiny.toml",
@@ -499,7 +584,7 @@ def test_bad_input_is_told_in_one_line_before_anything_is_submitted(here, slurm,
         (["pretrain", "--on", "local", "--", "--config", "tiny.toml", "--shards", "shards", "--output", "run",
           "model.hiden_size=3"], "unknown setting model.hiden_size"),
         (["eval", "--on", "local", "--", "--checkpoint", "nowhere", "--output", "run"], "nowhere: not there"),
-        (["preprocess", "--on", "local", "--", "--output", "gs://bucket/shards"], "is no folder; start such a job by"),
+        (["preprocess", "--on", "local", "--", "--output", "gs://bucket/shards"], "is not a folder; use `beam run`"),
         (["all", "--on", "local", "--", "--output", "x"], "all: which program is this for?"),
         (["pretrain", "--on", "kubernetes", "kubernetes.pretrain.nodes=3", "--", "--config", "tiny.toml",
           "--shards", "shards", "--output", "run"], "for 24 ranks: it must be a multiple of 48"),
@@ -518,6 +603,34 @@ def test_bad_arguments_of_the_programs(here, slurm, capsys, command, message):
     assert main(command) == 2
     assert message in capsys.readouterr().err
     assert not (here / "run").exists()
+
+
+def test_without_a_partition_slurm_chooses_and_judges(here, slurm):
+    """By constraint, account, QOS or a plugin of the site: the default one, here without GPUs, tells nothing."""
+    slurm.stand_in("sinfo", "print('regular*|1:00:00|3000|(null)')")
+    assert launch("slurm.pretrain.gpus_per_node=4", "slurm.constraint=gpu") == 0
+
+
+def test_a_hidden_partition_is_there(here, slurm):
+    slurm.stand_in("sinfo", "print('hidden|infinite|4|(null)' if '--all' in sys.argv else 'cpu|infinite|4|(null)')")
+    assert launch("slurm.partition=hidden") == 0
+
+
+@pytest.mark.parametrize("place", ["slurm", "kubernetes", "local"])
+@pytest.mark.parametrize("output", ["file", "file/run"])
+def test_an_output_that_can_not_be_made_is_told_in_one_line(here, slurm, pods, capsys, place, output, monkeypatch):
+    (here / "file").touch()
+    monkeypatch.setenv("PATH", f"{here}/bin")
+    settings = ["--settings", "cluster.toml", f"kubernetes.mount_path={here}", "kubernetes.pretrain.gpus=0"]
+    before = (here / "file").stat()
+    assert main(["pretrain", "--on", place, *settings, "--", "--config", "tiny.toml", "--shards", "shards",
+                 "--output", output]) == 2  # fmt: skip
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {here}/file")
+    assert told.count("\n") == 1
+    assert "can't be written (" in told
+    assert "choose another --output" in told
+    assert (here / "file").stat() == before
 
 
 def test_a_machine_without_slurm_can_still_write_the_job(here, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from cluster.plan import main
@@ -10,6 +11,7 @@ from cluster.planning.estimate import make_plan, scaling
 from cluster.planning.hardware import GPUS, find_gpu
 from cluster.planning.plans import Assumptions, Cluster
 from cluster.planning.sharding import Sharding
+from preprocessing.schema import PAIR
 from trainer.config import load_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +76,22 @@ def test_a_left_to_right_model_predicts_every_token():
 def test_a_run_that_stops_early_is_planned_as_far_as_it_goes():
     short = load_recipe(ROOT / "trainer/recipes/lamb_64k.toml", ["train.max_steps=1000"])
     assert [phase.steps for phase in plan(short).phases] == [1000]
+
+
+def test_a_run_that_ends_before_a_later_phase_is_shown_as_far_as_it_goes(capsys):
+    assert run_large("train.max_steps=1000") == 0
+    assert "largest micro-batch of 128" in (shown := capsys.readouterr().out)
+    assert "of 512" not in shown
+    assert run_large("train.max_steps=1000", "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert [phase["length"] for phase in figures["phases"]] == [128]
+    assert [len(largest) for *_, largest, _ in figures["stages"]] == [1] * 4
+
+
+def test_the_loader_reads_tokens_and_pairs_as_shards_have_them():
+    pairs = pa.array([dict.fromkeys(PAIR.names, 0) | {"is_next": True}] * 800, PAIR)
+    rates = [phase.rate * (phase.length * 2 + pairs.nbytes / 800) for phase in plan().phases]
+    assert plan().read_rate == pytest.approx(max(rates))
 
 
 def test_stages_hold_less_and_less_but_for_buffers():
@@ -169,6 +187,11 @@ def test_a_recipe_may_be_a_file(capsys):
         (["--fill", "0"], "more than 0"),
         (["--headroom", "1"], "less than 1"),
         (["--network-gbps", "0"], "give a positive number"),
+        (["--network-gbps", "nan"], "give a positive number"),
+        (["--bus-gbs", "inf"], "give a positive number"),
+        (["--launch-us", "nan"], "finite"),
+        (["--write-gbs", "inf"], "finite"),
+        (["--price-per-gpu-hour", "nan"], "finite"),
         (["--write-gbs", "0"], "must be positive"),
         (["--plot", "/nowhere/plan.png"], "can't write the figure"),
         (["model.hidden_siz=3"], "unknown setting model.hidden_siz"),
@@ -209,6 +232,13 @@ def test_offloading_is_refused_and_not_ignored(tmp_path, capsys):
     (tmp_path / "ds.json").write_text(json.dumps(config))
     assert run_large("--ds-config", str(tmp_path / "ds.json")) == 2
     assert "offload_optimizer" in capsys.readouterr().err
+
+
+def test_micro_batches_that_are_none_are_told(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run_large("--micro-batch", "16,x")
+    assert stopped.value.code == 2
+    assert "argument --micro-batch: '16,x' is not a number, or numbers with commas" in capsys.readouterr().err
 
 
 def test_what_is_missing_is_named(capsys):

@@ -255,7 +255,7 @@ def test_a_rank_dies_and_the_job_starts_again_until_it_is_cancelled(launch, whol
     job.wait_for_steps(50)
     task_of(job, "pretrain.py", RANK="1").kill()
     job.wait_for(lambda: job.state == "PENDING", 120)
-    assert "it crashed" in job.log
+    assert "will be restarted: crash 1 since step" in job.log
     (crash,) = read_lines(job.run / "job" / "crashes.jsonl")
     assert (crash["job"], crash["step"] % 20) == (job.number, 0)
     job.wait_for(lambda: "resumed after step" in job.log)
@@ -268,6 +268,18 @@ def test_a_rank_dies_and_the_job_starts_again_until_it_is_cancelled(launch, whol
     found = curve(job.run)
     assert len(found) >= crash["step"] + 60
     assert found == curve(whole)[: len(found)]
+
+
+def test_a_second_launch_of_a_run_waits_for_the_first_while_that_is_requeued_too(launch):
+    first, second = (launch("twice", "train.max_steps=200") for _ in range(2))
+    first.wait_for_steps(40)
+    task_of(first, "pretrain.py", RANK="1").kill()
+    first.wait_for(lambda: first.state == "PENDING", 120)
+    assert second.state == "PENDING"
+    assert [job.wait_for_end() for job in (first, second)] == ["COMPLETED"] * 2, f"{first}\n{second}"
+    assert [job.restarts for job in (first, second)] == [1, 0]
+    assert [step for step, *_ in curve(first.run)] == list(range(1, 201))
+    assert "done already, 200 steps" in second.log
 
 
 def task_of(job: Job, script: str, **variables: str) -> psutil.Process | None:

@@ -164,6 +164,19 @@ def test_flink_stages_on_the_volume_and_its_workers_find_the_code_without_writin
         assert [m["mountPath"] for m in box["volumeMounts"] if m["name"] == "shared"] == ["/lustre"]
 
 
+@needs_kubectl
+def test_a_number_of_threads_stands_alone(tmp_path):
+    """The base's comes from a field, and a variable that has both is refused."""
+    settings = replace(SETTINGS, environment={"OMP_NUM_THREADS": 4})
+    found = [
+        variable
+        for pod in pods(objects_of(settings, WORK, tmp_path))
+        for variable in pod["containers"][0].get("env", [])
+        if variable["name"] == "OMP_NUM_THREADS"
+    ]
+    assert found == [{"name": "OMP_NUM_THREADS", "value": "4"}] * 2  # of training and evaluation
+
+
 HOSTILE = [
     "a: b # c",
     "$(RUN)",
@@ -269,6 +282,8 @@ def test_paths_of_arguments_are_checked_by_whom_knows_them():
         (lambda: KubernetesSettings(environment={"A-B": "1"}), "environment: 'A-B'"),
         (lambda: KubernetesSettings(environment={"PET_NNODES": "1"}), "one that the job sets itself"),
         (lambda: KubernetesSettings(environment={"RUN": "1"}), "one that the job sets itself"),
+        (lambda: KubernetesSettings(environment={"MASTER_ADDR": "a"}), "one that the job sets itself"),
+        (lambda: KubernetesSettings(environment={"LOCAL_WORLD_SIZE": "1"}), "one that the job sets itself"),
         (lambda: PretrainPods(memory="64"), "memory '64' is not of a form like 64Gi"),
         (lambda: PretrainPods(nodes=0), "nodes, grace_seconds and wait_minutes must be positive"),
         (lambda: PretrainPods(gpus=8, processes=4), "4 ranks on 8 GPUs"),
@@ -277,7 +292,7 @@ def test_paths_of_arguments_are_checked_by_whom_knows_them():
         (lambda: PreprocessPods(gpus=1), "no use for GPUs"),
         (lambda: PreprocessPods(task_managers=0), "task_managers must be positive"),
         (lambda: EvalPods(pods=0), "pods and wait_minutes must be positive"),
-        (lambda: Toleration("a", value="b"), "a value wants operator Equal"),
+        (lambda: Toleration("a", value="b"), "a value needs operator Equal"),
     ],
 )
 def test_settings_that_no_cluster_takes_are_refused(make, message):
@@ -286,7 +301,7 @@ def test_settings_that_no_cluster_takes_are_refused(make, message):
 
 
 def test_a_variable_may_begin_like_one_that_the_job_sets_itself():
-    KubernetesSettings(environment={"JOBLIB_TEMP_FOLDER": "/tmp", "RUN_NAME": "a"})
+    KubernetesSettings(environment={"JOBLIB_TEMP_FOLDER": "/tmp", "RUN_NAME": "a", "OMP_NUM_THREADS": "4"})
 
 
 def test_ranks_are_one_per_gpu_or_what_is_asked_for():

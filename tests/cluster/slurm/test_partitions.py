@@ -23,17 +23,17 @@ def groups() -> list[NodeGroup]:
 
 def test_what_sinfo_prints(groups):
     assert groups == [
-        NodeGroup("gpu", True, 172800, 4, {"h100": 8, "": 8}),
-        NodeGroup("gpu", True, 172800, 2, {"a100": 4, "": 4}),
-        NodeGroup("cpu", False, math.inf, 10, {}),
-        NodeGroup("old", False, 1800, 1, {"": 2}),
+        NodeGroup("gpu", 172800, 4, {"h100": 8, "": 8}),
+        NodeGroup("gpu", 172800, 2, {"a100": 4, "": 4}),
+        NodeGroup("cpu", math.inf, 10, {}),
+        NodeGroup("old", 1800, 1, {"": 2}),
     ]
 
 
 @pytest.mark.parametrize(
     ("names", "job", "nodes"),
     [
-        ("", Job(gpus_per_node=4), 6),
+        ("gpu", Job(gpus_per_node=4), 6),
         ("gpu", Job(gpus_per_node=8, gpu_type="h100", time="2-00:00:00"), 4),
         ("cpu", Job(time="30-0"), 10),
         ("old,gpu", Job(gpus_per_node=8), 4),
@@ -48,15 +48,15 @@ def test_fits(groups, names, job, nodes):
     ("names", "job", "nodes", "message"),
     [
         (
-            "",
+            "gpu",
             Job(gpus_per_node=8),
             5,
-            "wants 5 node(s) with 8 GPUs for 1-00:00:00, but gpu has 4 node(s) with 8 h100 GPUs",
+            "needs 5 nodes with 8 GPUs for 1-00:00:00, but gpu has 4 nodes with 8 h100 GPUs",
         ),
-        ("gpu", Job(gpus_per_node=8, gpu_type="a100"), 1, "wants 1 node(s) with 8 a100 GPUs"),
-        ("gpu", Job(time="2-00:00:01"), 1, "48 h at most; gpu has 2 node(s) with 4 a100 GPUs, 48 h at most"),
-        ("cpu", Job(gpus_per_node=1), 1, "but cpu has 10 node(s) with no GPU, without limit"),
-        ("old", Job(gpus_per_node=2), 1, "but old has 1 node(s) with 2 GPUs, 0.5 h at most"),
+        ("gpu", Job(gpus_per_node=8, gpu_type="a100"), 1, "needs 1 node with 8 a100 GPUs"),
+        ("gpu", Job(time="2-00:00:01"), 1, "48 h at most; gpu has 2 nodes with 4 a100 GPUs, 48 h at most"),
+        ("cpu", Job(gpus_per_node=1), 1, "but cpu has 10 nodes with no GPUs, without limit"),
+        ("old", Job(gpus_per_node=2), 1, "but old has 1 node with 2 GPUs, 0.5 h at most"),
         ("gpu,gqu", Job(), 1, "pretrain: there is no partition 'gqu'; this cluster has cpu, gpu, old"),
     ],
 )
@@ -64,8 +64,3 @@ def test_does_not_fit(groups, names, job, nodes, message):
     with pytest.raises(ConfigError) as error:
         check_fit(groups, names, "pretrain", job, nodes)
     assert message in str(error.value)
-
-
-def test_a_cluster_without_a_default_partition_wants_one_named():
-    with pytest.raises(ConfigError, match=r"no default partition; set slurm\.partition to one of cpu"):
-        check_fit(parse_partitions("cpu|infinite|1|(null)"), "", "eval", Job(), 1)

@@ -62,7 +62,7 @@ def test_the_command_says_what_it_decided(run, capsys):
     checkpoint(run, 40)
     run.set_outcome("requeue", "SIGUSR1 after step 40")
     assert main(["after", str(run.path), "--job", "7", "--exit-code", "0", "--crashes", "3"]) == 10
-    assert "to be started again: SIGUSR1 after step 40; it goes on from step 40" in capsys.readouterr().err
+    assert "will be restarted: SIGUSR1 after step 40; it resumes from step 40" in capsys.readouterr().err
     (run.checkpoints / "latest").write_text("step-000099")
     run.set_outcome(None)
     assert main(["after", str(run.path), "--job", "7", "--exit-code", "1", "--crashes", "3"]) == 11
