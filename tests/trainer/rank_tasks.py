@@ -16,10 +16,11 @@ import numpy as np
 import torch
 import torch._dynamo
 from deepspeed.accelerator import get_accelerator
+from safetensors import SafetensorError
 from torch import Tensor
 
 from preprocessing.schema import ShardDirectory, ShardError
-from trainer import pretrain, sharded_state
+from trainer import pretrain, tensor_files
 from trainer.checkpoint import RunDirectory
 from trainer.config import Recipe, load_recipe, resolve_deepspeed
 from trainer.data import Batch, SampleStream
@@ -161,15 +162,15 @@ def device_of_this_rank(_: None) -> tuple[list[int], str]:
 
 
 def _with_full_disk(arguments: list[str], full: Callable[[Path], bool]) -> int:
-    save_file = sharded_state.save_file
+    save_file = tensor_files.save_file
 
     def save_if_there_is_room(tensors: Any, path: Path, metadata: dict[str, str]) -> None:
-        save_file({}, path, metadata)  # the beginning of a file still fits
-        if full(path) and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        of_checkpoint = path.parents[1].name == "checkpoints"
+        if of_checkpoint and full(path) and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+            raise SafetensorError(f"Error while serializing: I/O error: {os.strerror(errno.ENOSPC)} (os error 28)")
         save_file(tensors, path, metadata)
 
-    sharded_state.save_file = save_if_there_is_room
+    tensor_files.save_file = save_if_there_is_room
     return pretrain.main(arguments)
 
 
