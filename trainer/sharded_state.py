@@ -227,7 +227,9 @@ class StateReader:
             pieces.sort()
             edges = list(_edges(pieces))
             if edges != [0, self.shapes[name].numel()]:
-                raise StateError(f"{self._directory}: {name} is incomplete or stored more than once; this checkpoint is damaged")
+                raise StateError(
+                    f"{self._directory}: {name} is incomplete or stored more than once; this checkpoint is damaged"
+                )
 
 
 def _edges(pieces: Iterable[_Piece]) -> Iterator[int]:

@@ -6,7 +6,9 @@ import errno
 import functools
 import os
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from trainer.checkpoint import RunDirectory
 from trainer.config import Recipe, load_recipe, resolve_deepspeed
 from trainer.data import Batch, SampleStream
 from trainer.engine import Engine, GlobalCounts, World, join_world
+from trainer.leases import hold_run
 from trainer.loading import Steps
 from trainer.model import EMPTY_SLOT, Losses
 from trainer.non_finite import NonFiniteError
@@ -70,6 +73,43 @@ def run_pretrain_and_crash(arguments: list[str]) -> int:
         raise MemoryError
 
     return _with_accident(arguments, 2, crash)
+
+
+def run_pretrain_and_crash_beside_others(arguments: list[str]) -> int:
+    """As run_pretrain_and_crash; to leave the process group in good order, which could wait for ever, is told."""
+    torch.distributed.destroy_process_group = lambda *_: print("left the group")
+    return run_pretrain_and_crash(arguments)
+
+
+def run_pretrain_with_slow_validation(arguments: list[str]) -> int:
+    """The trainer's main; a batch of the validation takes more than a second."""
+    losses = Engine._losses
+
+    def slow_losses(self: Engine, batch: Batch) -> Losses:
+        if not self._engine.module.training:
+            time.sleep(1.2)
+        return losses(self, batch)
+
+    Engine._losses = slow_losses  # type: ignore[method-assign]
+    return pretrain.main(arguments)
+
+
+def run_pretrain_with_a_tracker_that_ends_late(arguments: list[str]) -> int:
+    """The trainer's main; at the end of tracking it is told what the run directory says by then."""
+
+    @contextmanager
+    def tracking(run: RunDirectory, _: Recipe) -> Iterator[None]:
+        yield
+        print("while MLflow ends:", run.outcome)
+
+    pretrain._start_tracking = tracking
+    return pretrain.main(arguments)
+
+
+def run_pretrain_without_patience(arguments: list[str]) -> int:
+    """The trainer's main; another trainer gets no time to end."""
+    pretrain.hold_run = functools.partial(hold_run, patience=0)
+    return pretrain.main(arguments)
 
 
 def _with_accident(arguments: list[str], step: int, happen: Callable[[], None]) -> int:

@@ -7,7 +7,9 @@ class OddError(Exception):
     """Such as safetensors', of which nobody thought."""
 
 
-@pytest.mark.parametrize("error", [OddError("no room"), OSError("no room"), MemoryError("no room"), SystemExit("no room")])
+@pytest.mark.parametrize(
+    "error", [OddError("no room"), OSError("no room"), MemoryError("no room"), SystemExit("no room")]
+)
 def test_whatever_goes_wrong_in_a_thread_is_known(error):
     def work():
         raise error

@@ -139,5 +139,5 @@ def test_what_a_rank_did_not_write_is_missed(tmp_path, lost):
     write(tmp_path, "shares of each")
     check_files(tmp_path, 2)
     (tmp_path / lost).unlink()
-    with pytest.raises(StateError, match="state-00001-of-00002.safetensors or its checksum was not written"):
+    with pytest.raises(StateError, match=r"state-00001-of-00002\.safetensors or its checksum was not written"):
         check_files(tmp_path, 2)

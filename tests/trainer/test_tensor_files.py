@@ -31,7 +31,7 @@ def test_a_full_disk_is_an_error_of_the_operating_system(tmp_path):
     before, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-        with pytest.raises(OSError, match="tensors: .*File too large"):
+        with pytest.raises(OSError, match=r"tensors: .*File too large"):
             write_tensors(tmp_path / "tensors", {"a": torch.zeros(1000)}, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
