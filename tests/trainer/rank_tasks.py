@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from preprocessing.schema import ShardDirectory, ShardError
-from trainer import pretrain, tensor_files
+from trainer import pretrain, session, tensor_files
 from trainer.checkpoint import RunDirectory
 from trainer.config import Recipe, load_recipe, resolve_deepspeed
 from trainer.data import Batch, SampleStream
@@ -174,7 +174,7 @@ def run_pretrain_on_a_disk_that_stays_full(arguments: list[str]) -> int:
 
 def run_pretrain_where_only_the_small_files_find_no_room(arguments: list[str]) -> int:
     """The trainer's main; no line of metrics from step 3 to 5, and no folder for the checkpoint of step 4."""
-    append_line, begin_checkpoint = pretrain.append_line, RunDirectory.begin_checkpoint
+    append_line, begin_checkpoint = session.append_line, RunDirectory.begin_checkpoint
     tries: list[int] = []
 
     def append_if_there_is_room(path: Path, line: dict[str, Any]) -> None:
@@ -188,7 +188,7 @@ def run_pretrain_where_only_the_small_files_find_no_room(arguments: list[str]) -
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         begin_checkpoint(self, step)
 
-    pretrain.append_line = append_if_there_is_room
+    session.append_line = append_if_there_is_room
     RunDirectory.begin_checkpoint = begin_if_there_is_room  # type: ignore[method-assign]
     return pretrain.main(arguments)
 
