@@ -223,7 +223,7 @@ def _check_initial_vocabulary(directory: Path, shards: Corpus) -> None:
 
 
 def _check_run(run: RunDirectory, recipe: Recipe, shards: Corpus) -> None:
-    """See that the run directory is new or was begun by this very command."""
+    """See that the run directory is new, but for a job's files and the lock, or was begun by this very command."""
     if run.path.exists() and not run.path.is_dir():
         raise CheckpointError(f"{run.path}: a file; choose another --output")
     if not run.path.exists() or all(path in (run.job, run.lock) for path in run.path.iterdir()):
