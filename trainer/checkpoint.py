@@ -4,12 +4,18 @@
         config.toml, ds_config.json      the resolved settings
         manifest.json                    of the shards
         code.json, code.diff             commit, versions and uncommitted changes
+        initial_weights.json             what --init-from named; the run began with it
         tokenizer/                       of the shards; exports have a copy
         checkpoints/step-000100/         every rank's state and run_state.json
         checkpoints/latest               the name of the newest complete checkpoint; a resume begins with it
         exports/step-000100/             a Hugging Face directory
-        metrics.jsonl                    a line per step
+        set_aside/1/                     what was newer than the step that the run went back to
+        metrics.jsonl, validation.jsonl  a line per step; a line per validation
+        mlflow.json                      how far MLflow has got: see trainer.tracking
+        mlflow.pending/, mlflow.lock     evaluations that wait for MLflow; which process writes there
+        evaluations/                     where eval.watch and eval.run leave their results
         outcome                          how the trainer ended by itself, in a line: see trainer.outcome
+        trainer.lock                     held by the trainer while it runs: see trainer.leases
         job/                             where cluster.launch started it: code, job files, logs
 
 A checkpoint is written beside its final name and renamed when every rank has finished, so it is complete or not there.
@@ -19,6 +25,7 @@ The files are the truth: everything that MLflow shows can be told from them.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -79,6 +86,21 @@ class RunDirectory:
         return self.path / "manifest.json"
 
     @property
+    def code(self) -> Path:
+        """Commit and versions; see trainer.lineage.code_version."""
+        return self.path / "code.json"
+
+    @property
+    def code_changes(self) -> Path:
+        """What differed from the commit, as a patch."""
+        return self.path / "code.diff"
+
+    @property
+    def initial_weights(self) -> Path:
+        """Directory and checksum of the weights that the run began with; missing where they were new ones."""
+        return self.path / "initial_weights.json"
+
+    @property
     def metrics(self) -> Path:
         """A line of JSON per step."""
         return self.path / "metrics.jsonl"
@@ -92,6 +114,11 @@ class RunDirectory:
     def tracking(self) -> Path:
         """What MLflow knows of this run."""
         return self.path / "mlflow.json"
+
+    @property
+    def pending_evaluations(self) -> Path:
+        """The folder of evaluations that wait until MLflow gets them."""
+        return self.path / "mlflow.pending"
 
     @property
     def tokenizer(self) -> Path:
@@ -113,6 +140,16 @@ class RunDirectory:
         """The files of the cluster job that trains this run; the trainer leaves them alone."""
         return self.path / "job"
 
+    @property
+    def lock(self) -> Path:
+        """The file that the trainer locks while it runs."""
+        return self.path / "trainer.lock"
+
+    @property
+    def outcome_file(self) -> Path:
+        """Holds the outcome as a line."""
+        return self.path / "outcome"
+
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step lies."""
         return self.checkpoints / step_name(step)
@@ -125,7 +162,7 @@ class RunDirectory:
     def outcome(self) -> Outcome | None:
         """How the trainer ended; None while it runs and where it crashed."""
         try:
-            ending, _, reason = (self.path / "outcome").read_text(encoding="utf-8").strip().partition(": ")
+            ending, _, reason = self.outcome_file.read_text(encoding="utf-8").strip().partition(": ")
         except FileNotFoundError:
             return None
         return Outcome(cast(Ending, ending), reason) if ending in get_args(Ending) else None
@@ -133,14 +170,14 @@ class RunDirectory:
     def set_outcome(self, ending: Ending | None, reason: str = "") -> None:
         """Say how the trainer ended, for job scripts; None while it runs."""
         if ending is None:
-            (self.path / "outcome").unlink(missing_ok=True)
+            self.outcome_file.unlink(missing_ok=True)
         else:
-            write_atomically(self.path / "outcome", _outcome_line(ending, reason))
+            write_atomically(self.outcome_file, _outcome_line(ending, reason))
 
     def claim_outcome(self, ending: Ending, reason: str) -> bool:
         """As set_outcome where no other rank has said so before; returns whether this one was the first."""
         try:
-            with (self.path / "outcome").open("x", encoding="utf-8") as file:
+            with self.outcome_file.open("x", encoding="utf-8") as file:
                 file.write(_outcome_line(ending, reason))
         except FileExistsError:
             return False
@@ -153,7 +190,7 @@ class RunDirectory:
             CheckpointError: ``latest`` names something that is not there.
         """
         found = step_folders(self.checkpoints)[::-1]
-        pointer = self.checkpoints / "latest"
+        pointer = self._latest
         if not pointer.is_file():
             return found
         name = pointer.read_text(encoding="utf-8").strip()
@@ -162,6 +199,10 @@ class RunDirectory:
                 f"{pointer}: names {name!r}, which is not there; write the name of a checkpoint into it"
             )
         return [path for path in found if step_number(path) <= step_number(Path(name))]
+
+    @property
+    def _latest(self) -> Path:
+        return self.checkpoints / "latest"
 
     @property
     def step(self) -> int:
@@ -186,8 +227,38 @@ class RunDirectory:
         shutil.rmtree(final, ignore_errors=True)
         staging.rename(final)
         sync(self.checkpoints)
-        write_atomically(self.checkpoints / "latest", final.name + "\n")
+        write_atomically(self._latest, final.name + "\n")
         keep_newest(self.checkpoints, keep, keep_every)
+
+    def set_aside(self, step: int) -> Path | None:
+        """Move away what is newer than the step that the run goes on from: it is of a future that will not come.
+
+        That is so where ``latest`` was set back by hand, and where newer checkpoints are damaged. Left where they are,
+        they would count as the newest ones when old ones are deleted, and be taken for what is trained now.
+
+        Args:
+            step: of the checkpoint that the run goes on from; 0 where it begins anew.
+
+        Returns:
+            The folder where checkpoints, exports and a copy of the metrics lie now; None where nothing was newer.
+        """
+        folders = [path for folder in (self.checkpoints, self.exports) for path in step_folders(folder)]
+        newer = [path for path in folders if step_number(path) > step]
+        if not newer:
+            return None
+        aside = next(path for n in itertools.count(1) if not (path := self.path / "set_aside" / str(n)).exists())
+        aside.mkdir(parents=True)
+        for file in filter(Path.exists, (self.metrics, self.validation_metrics)):
+            shutil.copyfile(file, aside / file.name)
+        if step:  # first, for it must never name what is not there
+            write_atomically(self._latest, step_name(step) + "\n")
+        else:
+            self._latest.unlink(missing_ok=True)
+        for path in newer:
+            place = aside / path.parent.name / path.name
+            place.parent.mkdir(exist_ok=True)
+            path.rename(place)
+        return aside
 
     def cut_metrics(self, step: int) -> None:
         """Drop the lines of steps after ``step``, which are about to be trained again, and a half-written last one."""

@@ -6,6 +6,7 @@ python -m trainer.export runs/large/checkpoints/step-100000 exported/
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +20,7 @@ from trainer.corpus import directory_checksums
 from trainer.hugging_face import save_export
 from trainer.lineage import code_version
 from trainer.model import BertConfig, BertForPreTraining
-from trainer.settings import ConfigError
-from trainer.sharded_state import StateError, StateReader, verify_state
+from trainer.sharded_state import StateReader, verify_state
 
 
 def parameter_shapes(config: BertConfig) -> dict[str, torch.Size]:
@@ -35,6 +35,8 @@ def export_checkpoint(run: RunDirectory, state: RunState, checkpoint: Path, targ
 
     Raises:
         StateError: the checkpoint is damaged or another model's.
+        ValueError: the run has no tokenizer.
+        OSError: the directory can't be written, or a file of the run not read.
     """
     lineage: dict[str, Any] = {
         "run": str(run.path.resolve()),
@@ -43,11 +45,20 @@ def export_checkpoint(run: RunDirectory, state: RunState, checkpoint: Path, targ
         "manifest_blake2b": state.manifest_blake2b,
         "shards_blake2b": directory_checksums(run.manifest),
         "config_blake2b": state.config_blake2b,
+        "initial_weights": _read_initial_weights(run),
         "code": code_version(),
     }
     target.parent.mkdir(parents=True, exist_ok=True)
     weights = StateReader(checkpoint, parameter_shapes(config)).weights()
     save_export(target, weights, config, run.tokenizer, lineage)
+
+
+def _read_initial_weights(run: RunDirectory) -> dict[str, str] | None:
+    """Directory and checksum of the weights that the run began with; None where they were new ones."""
+    if not run.initial_weights.is_file():
+        return None
+    told: dict[str, str] = json.loads(run.initial_weights.read_text(encoding="utf-8"))
+    return told
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         state = _export(arguments.checkpoint.resolve(), arguments.output)
-    except (CheckpointError, ConfigError, StateError) as error:
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        print(f"error: {what}; choose another directory, or make room", file=sys.stderr)
+        return 2
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{arguments.output}: the weights of step {state.step}")

@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from trainer.checkpoint import sync
 from trainer.model import BertConfig, BertForPreTraining
+from trainer.tensor_files import write_tensors
 
 CONFIG, WEIGHTS, LINEAGE = "config.json", "model.safetensors", "lineage.json"
 TOKENIZER_FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -139,6 +140,7 @@ def save_export(
 
     Raises:
         ValueError: See ``to_hugging_face``; or ``tokenizer_dir`` holds no tokenizer.
+        OSError: It can't be written.
     """
     settings, weights = to_hugging_face(state, config)
     tokenizer = [tokenizer_dir / name for name in TOKENIZER_FILES if (tokenizer_dir / name).is_file()]
@@ -148,7 +150,7 @@ def save_export(
     _write_json(staging / CONFIG, settings)
     _write_json(staging / LINEAGE, lineage)
     # transformers wants to know that the tensors are PyTorch's.
-    save_file({k: v.float().contiguous() for k, v in weights.items()}, staging / WEIGHTS, metadata={"format": "pt"})
+    write_tensors(staging / WEIGHTS, {k: v.float().contiguous() for k, v in weights.items()}, {"format": "pt"})
     for file in tokenizer:
         shutil.copyfile(file, staging / file.name)
     _publish(staging, directory)
@@ -212,10 +214,10 @@ def _their_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
 def _check(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse a state whose names or shapes are not those of the configuration."""
     if missing := sorted(shapes.keys() - state.keys()):
-        raise ValueError(f"tensors are missing: {_some(missing)}; take weights and configuration of one model")
+        raise ValueError(f"weights and configuration are from different models: missing {_some(missing)}")
     roots = {name.split(".")[0] for name in shapes}
     if surplus := sorted(name for name in state.keys() - shapes.keys() if name.split(".")[0] in roots):
-        raise ValueError(f"the configuration has no place for {_some(surplus)}; take both of one model")
+        raise ValueError(f"weights and configuration are from different models: unexpected {_some(surplus)}")
     for name, shape in shapes.items():
         if tuple(state[name].shape) != shape:
             raise ValueError(

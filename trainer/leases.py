@@ -1,24 +1,68 @@
-"""Exports in use: who reads one holds it, and the trainer's retention leaves it alone until it is let go.
+"""What is in use: an export by those who read it, a run by the one trainer that may write there.
 
-A hold is a shared lock of the operating system (flock) on the export's config.json. It needs no permission to write,
-ends with its process however that ends, and on NFS it reaches other nodes, unless the mount says local_lock or nolock.
+Who reads an export holds it, and the trainer's retention leaves it alone until it is let go: by a shared lock (flock)
+on the export's config.json, which needs no permission to write. A trainer holds its run directory by a lock on a file
+of its own. Locks end with their process however that ends, and on NFS they reach other nodes, unless the mount says
+local_lock or nolock.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import logging
 import os
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.checkpoint import CheckpointError, remove_folder
+from trainer.checkpoint import CheckpointError, RunDirectory, remove_folder
+from trainer.locks import try_lock
 
 _log = logging.getLogger("pretrain")
 _FILE = "config.json"  # every export has it
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems without locks answer
+_PATIENCE = 90.0  # seconds: a trainer that was told to end may still be writing, or waiting for MLflow
+_INTERVAL = 0.5  # seconds between two tries
+
+
+class RunInUseError(RuntimeError):
+    """Another trainer holds the run directory. The message names it."""
+
+
+@contextlib.contextmanager
+def hold_run(run: RunDirectory, patience: float = _PATIENCE) -> Iterator[None]:
+    """Be the only trainer in a run directory, which is made where there is none; an earlier one gets time to end.
+
+    Args:
+        run: the run directory.
+        patience: seconds to wait for another trainer to end.
+
+    Raises:
+        RunInUseError: it did not.
+        OSError: the directory can't be written.
+    """
+    run.path.mkdir(parents=True, exist_ok=True)
+    with run.lock.open("a+", encoding="utf-8") as file:
+        held = try_lock(file.fileno())
+        if held is False:
+            _log.warning("%s: in use by %s; waiting up to %.0f s for it to end", run.path, _holder(run), patience)
+        deadline = time.monotonic() + patience
+        while held is False and time.monotonic() < deadline:
+            time.sleep(_INTERVAL)
+            held = try_lock(file.fileno())
+        if held is False:
+            raise RunInUseError(f"{run.path}: in use by {_holder(run)}; end that trainer, or choose another --output")
+        if held is None:
+            _log.warning("%s: this file system has no locks; start no other trainer in this run directory", run.path)
+        with contextlib.suppress(OSError):  # for messages only: a full disk is no reason to stop
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+        yield
+
+
+def _holder(run: RunDirectory) -> str:
+    return run.lock.read_text(encoding="utf-8", errors="replace").strip() or "another process"
 
 
 @contextlib.contextmanager
@@ -33,13 +77,8 @@ def hold_export(export: Path) -> Iterator[None]:
         yield
         return
     with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CheckpointError(f"{export}: is being deleted; take a newer one") from error
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
+        if try_lock(file.fileno(), shared=True) is False:
+            raise CheckpointError(f"{export}: is being deleted; take a newer one")
         if not path.exists():
             raise CheckpointError(f"{export}: was just deleted; take a newer one")
         yield
@@ -52,13 +91,8 @@ def remove_export(export: Path) -> None:
         remove_folder(export)
         return
     with path.open("r+b") as file:  # NFS locks exclusively only what is open for writing
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            _log.warning("%s: stays, for this file system has no locks (%s)", export, os.strerror(error.errno))
-            return
-        remove_folder(export)
+        free = try_lock(file.fileno())
+        if free:
+            remove_folder(export)
+        elif free is None:
+            _log.warning("%s: stays, for this file system has no locks", export)

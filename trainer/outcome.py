@@ -6,7 +6,7 @@ word      exit code   RUN/outcome          what happened                        
 done      0           done                 all steps are trained                               goes on to what comes next
 requeue   10          requeue: REASON      a signal ended it after a checkpoint                starts the same command again
 failed    11          failed: REASON       what will come again: wrong settings, bad data,     tells a person
-                                           a loss that is no number, no room for a checkpoint
+                                           a NaN or infinite loss, no room for a checkpoint
 crashed   12          none                 killed, out of memory, a node or a rank was lost    starts it again, a few times
 """  # noqa: E501  a table
 

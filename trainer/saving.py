@@ -13,13 +13,13 @@ import shutil
 import threading
 from collections.abc import Callable
 
-from trainer.checkpoint import CheckpointError, RunDirectory, RunState, keep_newest, read_run_state
+from trainer.checkpoint import RunDirectory, RunState, keep_newest, read_run_state
 from trainer.config import CheckpointConfig
 from trainer.engine import Engine, World
 from trainer.export import export_checkpoint
 from trainer.leases import remove_export
 from trainer.model import BertConfig
-from trainer.sharded_state import write_state
+from trainer.sharded_state import StateError, check_files, write_state
 
 _log = logging.getLogger("pretrain")
 
@@ -74,9 +74,8 @@ class Saver:
         """Commit the checkpoint that all ranks have written, or give it up if one could not. All ranks know that."""
         if self._state is None or self._writer is None:
             return
-        error = self._writer.join()
         state, self._state = self._state, None
-        problems = self._world.gather(error and str(error))
+        problems = self._world.gather(self._writer.join())
         if not any(problems):
             problems = self._world.gather(self._commit(state) if self._world.is_first else None)
         self.problem = next(filter(None, problems), None)
@@ -89,16 +88,16 @@ class Saver:
         """Wait until nothing is being written any more."""
         self.settle()
         if self._exporter is not None:
-            error = self._exporter.join()
+            problem = self._exporter.join()
             self._exporter = None
-            if error is not None:
-                _log.error("the export can't be written (%s); later: python -m trainer.export", error)
+            _report_export(problem)
 
     def _commit(self, state: RunState) -> str | None:
         """Give the checkpoint its name and begin its export; returns what went wrong."""
         try:
+            check_files(self._run.staging(state.step), state.world_size)
             self._run.commit_checkpoint(state, self._settings.keep, self._settings.keep_every)
-        except OSError as error:
+        except (OSError, StateError) as error:
             return str(error)
         self._exporter = _Task(lambda: self._export(state))
         return None
@@ -116,23 +115,24 @@ class Saver:
 
 
 def export_if_missing(run: RunDirectory, step: int, model: BertConfig) -> None:
-    """Make the export of a checkpoint where a kill came between the two.
-
-    Raises:
-        CheckpointError: the checkpoint's state can't be read.
-        StateError: its tensors can't.
-    """
+    """Make the export of a checkpoint where a kill came between the two; one that can't be made costs nothing else."""
     if step and not run.export(step).exists():
-        checkpoint = run.checkpoint(step)
-        export_checkpoint(run, read_run_state(checkpoint), checkpoint, run.export(step), model)
+        checkpoint, target = run.checkpoint(step), run.export(step)
+        making = _Task(lambda: export_checkpoint(run, read_run_state(checkpoint), checkpoint, target, model))
+        _report_export(making.join())
+
+
+def _report_export(problem: str | None) -> None:
+    if problem:
+        _log.error("the export can't be written (%s); to make it later, run python -m trainer.export", problem)
 
 
 class _Task:
-    """A thread whose exception is its result."""
+    """A thread whose result is what went wrong in it, whatever that was: no error may be taken for success."""
 
     def __init__(self, work: Callable[[], None]):
         self._work = work
-        self._error: Exception | None = None
+        self._problem: str | None = None
         self._thread = threading.Thread(target=self._run, name="checkpoint")
         self._thread.start()
 
@@ -140,13 +140,15 @@ class _Task:
     def running(self) -> bool:
         return self._thread.is_alive()
 
-    def join(self) -> Exception | None:
-        """Wait for the end; returns what went wrong."""
+    def join(self) -> str | None:
+        """Wait for the end; returns what went wrong, in words."""
         self._thread.join()
-        return self._error
+        return self._problem
 
     def _run(self) -> None:
         try:
             self._work()
-        except (OSError, RuntimeError, ValueError, CheckpointError) as error:
-            self._error = error
+        except (OSError, ValueError) as error:
+            self._problem = str(error) or repr(error)
+        except BaseException as error:  # nobody has foreseen it, so its kind says more than its words
+            self._problem = repr(error)

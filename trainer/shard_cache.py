@@ -11,9 +11,10 @@ any moment. The only importer of fsspec.
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import hashlib
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from fsspec.core import url_to_fs
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardDirectory, ShardEntry, ShardError, checksum
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from trainer.checkpoint import sync
+from trainer.locks import try_lock
 
 THREADS = 4  # files that are copied or hashed at a time
 _BLOCK = 8 << 20  # bytes read at a time
@@ -142,11 +144,12 @@ def _locked(path: Path) -> Iterator[None]:
     """Hold a lock that ends with its process, however that ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        held = try_lock(lock.fileno())
+        if held is False:
             _log.info("%s: another process of this node copies shards; waiting for it", path)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            held = try_lock(lock.fileno(), wait=True)
+        if held is None:  # two that write into one file would damage it
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
         yield
 
 

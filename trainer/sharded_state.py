@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from preprocessing.schema import checksum
-from trainer.checkpoint import sync, write_atomically
+from trainer.checkpoint import write_atomically
+from trainer.tensor_files import write_tensors
 
 _CHECKSUM = ".blake2b"  # ending of the file beside a state file
 WEIGHTS, MOMENTS = "weights", ("exp_avg", "exp_avg_sq")
@@ -92,13 +92,24 @@ def write_state(directory: Path, rank: int, world: int, flats: Iterable[Flat], o
         raise StateError("weights or moments are infinite or not numbers")
     tensors = {f"{i}.{name}": tensor for i, flat in enumerate(flats) for name, tensor in flat.tensors.items()}
     table = json.dumps([flat.fragments for flat in flats])
-    save_file(tensors, path, {"fragments": table, "optimizer_step": str(optimizer_step)})
-    sync(path)
+    write_tensors(path, tensors, {"fragments": table, "optimizer_step": str(optimizer_step)})
     write_atomically(path.with_suffix(_CHECKSUM), checksum(path) + "\n")
 
 
 def _is_finite(values: Tensor) -> bool:
     return not values.numel() or math.isfinite(torch.linalg.vector_norm(values, ord=math.inf))
+
+
+def check_files(directory: Path, world: int) -> None:
+    """See that every rank has written its file and then its checksum; verify_state reads them as well.
+
+    Raises:
+        StateError: one is missing.
+    """
+    paths = [directory / file_name(rank, world) for rank in range(world)]
+    missing = [path.name for path in paths if not (path.is_file() and path.with_suffix(_CHECKSUM).is_file())]
+    if missing:
+        raise StateError(f"{directory}: {missing[0]} or its checksum was not written")
 
 
 def verify_state(directory: Path) -> None:
@@ -211,12 +222,14 @@ class StateReader:
     def _check(self) -> None:
         odd = sorted(self._pieces.keys() ^ self.shapes.keys())
         if odd:
-            raise StateError(f"{self._directory}: holds another model's parameters; {odd[0]} is in one of the two only")
+            raise StateError(f"{self._directory}: holds another model's parameters; {odd[0]} is in only one of the two")
         for name, pieces in self._pieces.items():
             pieces.sort()
             edges = list(_edges(pieces))
             if edges != [0, self.shapes[name].numel()]:
-                raise StateError(f"{self._directory}: {name} is not there whole and once; this checkpoint is damaged")
+                raise StateError(
+                    f"{self._directory}: {name} is incomplete or stored more than once; this checkpoint is damaged"
+                )
 
 
 def _edges(pieces: Iterable[_Piece]) -> Iterator[int]:

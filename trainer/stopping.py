@@ -1,11 +1,16 @@
-"""When a run is to end before its last step: signals, a launcher that is gone, a step that hangs."""
+"""When a run is to end before its last step: signals, a launcher that is gone, a step that hangs, an error."""
 
 from __future__ import annotations
 
 import faulthandler
 import itertools
+import logging
+import multiprocessing
+import os
 import signal
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -65,3 +70,17 @@ def watch(seconds: int) -> None:
         faulthandler.dump_traceback_later(seconds, exit=True)
     else:
         faulthandler.cancel_dump_traceback_later()
+
+
+def end_at_once(code: int) -> NoReturn:
+    """End this process, and the processes that it started, with an exit code, and wait for nobody.
+
+    After an error the other ranks may sit in a collective that this one never joins. An orderly end could wait for
+    them, or for a thread that waits for what they would have sent; and they would wait for this process.
+    """
+    for process in multiprocessing.active_children():
+        process.kill()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

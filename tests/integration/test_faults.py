@@ -48,7 +48,7 @@ def assert_complete(run, store, steps):
 def test_a_server_that_is_away_from_the_start(train, tmp_path, monkeypatch):
     run, log = train("http://127.0.0.1:1")
     assert "MLflow: " in log
-    assert f"later: python -m trainer.tracking sync {run.path}" in log
+    assert f"to catch up later, run python -m trainer.tracking sync {run.path}" in log
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     assert main(["sync", str(run.path)]) == 0
     assert_complete(run, f"sqlite:///{tmp_path / 'mlflow.db'}", steps=8)

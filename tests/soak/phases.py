@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer import pretrain, saving
+from trainer import pretrain, saving, session
 from trainer.engine import Engine
 from trainer.saving import Saver
 
@@ -50,7 +50,7 @@ def run_pretrain_in_phases(arguments: list[str], path: Path) -> int:
 
         return saying
 
-    pretrain.Session._take = say(0, b"d", b"c", pretrain.Session._take)  # type: ignore[method-assign]
+    session.Session._take = say(0, b"d", b"c", session.Session._take)  # type: ignore[method-assign]
     Engine.train_step = say(0, b"c", b"c", Engine.train_step)  # type: ignore[method-assign]
     Saver.begin = say(0, b"k", b"c", Saver.begin)  # type: ignore[method-assign]
     Saver._commit = say(0, b"k", b"c", Saver._commit)  # type: ignore[method-assign]

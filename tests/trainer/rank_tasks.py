@@ -6,7 +6,9 @@ import errno
 import functools
 import os
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,16 @@ import numpy as np
 import torch
 import torch._dynamo
 from deepspeed.accelerator import get_accelerator
+from safetensors import SafetensorError
 from torch import Tensor
 
 from preprocessing.schema import ShardDirectory, ShardError
-from trainer import pretrain, sharded_state
+from trainer import pretrain, session, tensor_files
 from trainer.checkpoint import RunDirectory
 from trainer.config import Recipe, load_recipe, resolve_deepspeed
 from trainer.data import Batch, SampleStream
 from trainer.engine import Engine, GlobalCounts, World, join_world
+from trainer.leases import hold_run
 from trainer.loading import Steps
 from trainer.model import EMPTY_SLOT, Losses
 from trainer.non_finite import NonFiniteError
@@ -69,6 +73,43 @@ def run_pretrain_and_crash(arguments: list[str]) -> int:
         raise MemoryError
 
     return _with_accident(arguments, 2, crash)
+
+
+def run_pretrain_and_crash_beside_others(arguments: list[str]) -> int:
+    """As run_pretrain_and_crash; to leave the process group in good order, which could wait for ever, is told."""
+    torch.distributed.destroy_process_group = lambda *_: print("left the group")
+    return run_pretrain_and_crash(arguments)
+
+
+def run_pretrain_with_slow_validation(arguments: list[str]) -> int:
+    """The trainer's main; a batch of the validation takes more than a second."""
+    losses = Engine._losses
+
+    def slow_losses(self: Engine, batch: Batch) -> Losses:
+        if not self._engine.module.training:
+            time.sleep(1.2)
+        return losses(self, batch)
+
+    Engine._losses = slow_losses  # type: ignore[method-assign]
+    return pretrain.main(arguments)
+
+
+def run_pretrain_with_a_tracker_that_ends_late(arguments: list[str]) -> int:
+    """The trainer's main; at the end of tracking it is told what the run directory says by then."""
+
+    @contextmanager
+    def tracking(run: RunDirectory, _: Recipe) -> Iterator[None]:
+        yield
+        print("while MLflow ends:", run.outcome)
+
+    pretrain._start_tracking = tracking
+    return pretrain.main(arguments)
+
+
+def run_pretrain_without_patience(arguments: list[str]) -> int:
+    """The trainer's main; another trainer gets no time to end."""
+    pretrain.hold_run = functools.partial(hold_run, patience=0)
+    return pretrain.main(arguments)
 
 
 def _with_accident(arguments: list[str], step: int, happen: Callable[[], None]) -> int:
@@ -133,7 +174,7 @@ def run_pretrain_on_a_disk_that_stays_full(arguments: list[str]) -> int:
 
 def run_pretrain_where_only_the_small_files_find_no_room(arguments: list[str]) -> int:
     """The trainer's main; no line of metrics from step 3 to 5, and no folder for the checkpoint of step 4."""
-    append_line, begin_checkpoint = pretrain.append_line, RunDirectory.begin_checkpoint
+    append_line, begin_checkpoint = session.append_line, RunDirectory.begin_checkpoint
     tries: list[int] = []
 
     def append_if_there_is_room(path: Path, line: dict[str, Any]) -> None:
@@ -147,7 +188,7 @@ def run_pretrain_where_only_the_small_files_find_no_room(arguments: list[str]) -
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         begin_checkpoint(self, step)
 
-    pretrain.append_line = append_if_there_is_room
+    session.append_line = append_if_there_is_room
     RunDirectory.begin_checkpoint = begin_if_there_is_room  # type: ignore[method-assign]
     return pretrain.main(arguments)
 
@@ -161,15 +202,15 @@ def device_of_this_rank(_: None) -> tuple[list[int], str]:
 
 
 def _with_full_disk(arguments: list[str], full: Callable[[Path], bool]) -> int:
-    save_file = sharded_state.save_file
+    save_file = tensor_files.save_file
 
     def save_if_there_is_room(tensors: Any, path: Path, metadata: dict[str, str]) -> None:
-        save_file({}, path, metadata)  # the beginning of a file still fits
-        if full(path) and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        of_checkpoint = path.parents[1].name == "checkpoints"
+        if of_checkpoint and full(path) and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+            raise SafetensorError(f"Error while serializing: I/O error: {os.strerror(errno.ENOSPC)} (os error 28)")
         save_file(tensors, path, metadata)
 
-    sharded_state.save_file = save_if_there_is_room
+    tensor_files.save_file = save_if_there_is_room
     return pretrain.main(arguments)
 
 

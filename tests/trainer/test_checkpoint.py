@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import resource
 import signal
@@ -117,6 +118,57 @@ def test_the_pointer_can_be_set_back_by_hand(run):
         commit(run, step)
     (run.checkpoints / "latest").write_text("step-000008\n")
     assert run.candidates() == [run.checkpoint(8), run.checkpoint(4)]
+
+
+def test_a_run_that_was_set_back_by_hand_keeps_what_it_trains_then(run):
+    for step in (4, 8, 12):
+        commit(run, step)
+        run.export(step).mkdir(parents=True)
+        append_line(run.metrics, {"step": step})
+    (run.checkpoints / "latest").write_text("step-000004\n")
+    aside = run.set_aside(4)
+    run.begin_checkpoint(6)
+    run.commit_checkpoint(dataclasses.replace(STATE, step=6), keep=1, keep_every=4)
+    run.export(6).mkdir()
+    keep_newest(run.exports, 1)
+    assert run.candidates() == [run.checkpoint(6), run.checkpoint(4)]
+    assert step_folders(run.exports) == [run.export(6)]
+    assert aside == run.path / "set_aside" / "1"
+    assert (aside / "checkpoints" / "step-000012" / "weights").read_text() == "weights of 12"
+    assert [path.name for path in step_folders(aside / "exports")] == ["step-000008", "step-000012"]
+    assert [line["step"] for line in read_lines(aside / "metrics.jsonl")] == [4, 8, 12]
+
+
+def test_what_is_set_aside_again_lies_beside_the_first(run):
+    for step, back, folder in ((8, 4, "1"), (8, 4, "2")):
+        commit(run, 4)
+        commit(run, step)
+        assert run.set_aside(back) == run.path / "set_aside" / folder
+    assert run.set_aside(4) is None
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+@pytest.mark.parametrize("step", [0, 4])
+def test_setting_aside_may_be_cut_short(run, monkeypatch, step, cut):
+    """A pointer to a checkpoint that was moved away would end the run for good."""
+    for committed in (4, 8, 12):
+        commit(run, committed)
+    renames = []
+
+    def rename_or_die(path, target, rename=Path.rename):
+        renames.append(path)
+        if len(renames) == cut:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", rename_or_die)
+        with contextlib.suppress(KeyboardInterrupt):
+            run.set_aside(step)
+    run.candidates()
+    run.set_aside(step)
+    assert run.step == step
+    assert len(list((run.path / "set_aside").glob("*/checkpoints/*"))) == 3 - bool(step)
 
 
 def test_keeping_every_nth_for_good(run):

@@ -1,5 +1,7 @@
 """`python -m trainer.export`: any checkpoint, by any number of ranks, becomes what transformers loads."""
 
+import shutil
+
 import pytest
 import torch
 from transformers import BertForPreTraining as TheirBert
@@ -32,10 +34,14 @@ def test_a_sharded_checkpoint_becomes_the_export_that_the_run_made_itself(run, t
 
 def test_mistakes(run, tmp_path, capsys):
     checkpoint = run / "checkpoints" / "step-000008"
+    (tmp_path / "file").touch()
+    untokenized = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("tokenizer"))
     for arguments, message in (
         ([str(checkpoint), str(tmp_path)], "is there already; choose another directory"),
         ([str(tmp_path / "nowhere" / "step-000001"), str(tmp_path / "out")], "can't read the recipe"),
         ([str(run / "checkpoints" / "step-000099"), str(tmp_path / "out")], "not a run state"),
+        ([str(checkpoint), str(tmp_path / "file" / "out")], f"{tmp_path / 'file'}: File exists"),
+        ([str(untokenized / "checkpoints" / "step-000008"), str(tmp_path / "out")], "no tokenizer there"),
     ):
         assert main(arguments) == 2
         error = capsys.readouterr().err

@@ -1,18 +1,30 @@
-"""Retention of exports beside evaluations that read them, in processes of their own."""
+"""Retention of exports beside evaluations that read them, and trainers of one run, in processes of their own."""
 
 import os
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from trainer.checkpoint import CheckpointError, keep_newest
-from trainer.leases import hold_export, remove_export
+from trainer.checkpoint import CheckpointError, RunDirectory, keep_newest
+from trainer.leases import RunInUseError, hold_export, hold_run, remove_export
 
 HOLD = """
 import sys, time, pathlib
 from trainer.leases import hold_export
 with hold_export(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+HOLD_RUN = """
+import sys, pathlib
+from trainer.checkpoint import RunDirectory
+from trainer.leases import hold_run
+with hold_run(RunDirectory(pathlib.Path(sys.argv[1]))):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -103,7 +115,7 @@ def test_where_there_are_no_locks_nothing_is_deleted(exports, monkeypatch, caplo
     def no_locks(*_):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr("trainer.leases.fcntl.flock", no_locks)
+    monkeypatch.setattr("trainer.locks.fcntl.flock", no_locks)
     with hold_export(exports / "step-000001"):
         assert keep_one(exports) == ["step-000001", "step-000002", "step-000003"]
     assert "stays, for this file system has no locks" in caplog.text
@@ -112,3 +124,37 @@ def test_where_there_are_no_locks_nothing_is_deleted(exports, monkeypatch, caplo
 def test_a_deletion_that_was_cut_short_is_finished_the_next_time(exports):
     (exports / ".step-000000.removed").mkdir()
     assert keep_one(exports) == ["step-000003"]
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    """A process that holds a run directory."""
+    command = [sys.executable, "-c", HOLD_RUN, str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_run_has_one_trainer(tmp_path, trainer, caplog):
+    who = f"process {trainer.pid} on {socket.gethostname()}"
+    message = rf"run: in use by {who}; end that trainer, or choose another --output"
+    with pytest.raises(RunInUseError, match=message), hold_run(RunDirectory(tmp_path / "run"), patience=0):
+        pass
+    assert f"in use by {who}; waiting" in caplog.text
+
+
+def test_a_run_is_free_when_its_trainer_has_ended(tmp_path, trainer):
+    threading.Timer(0.3, trainer.kill).start()
+    with hold_run(RunDirectory(tmp_path / "run")):
+        assert (tmp_path / "run" / "trainer.lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
+
+
+def test_without_locks_a_trainer_goes_on(tmp_path, monkeypatch, caplog):
+    def no_locks(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("trainer.locks.fcntl.flock", no_locks)
+    with hold_run(RunDirectory(tmp_path / "run")):
+        assert "has no locks; start no other trainer in this run directory" in caplog.text

@@ -4,7 +4,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trainer.sharded_state import Flat, Fragment, StateError, StateReader, file_name, verify_state, write_state
+from trainer.sharded_state import (
+    Flat,
+    Fragment,
+    StateError,
+    StateReader,
+    check_files,
+    file_name,
+    verify_state,
+    write_state,
+)
 
 SHAPES = {"words": torch.Size([5, 4]), "bias": torch.Size([3])}
 KINDS = ("weights", "exp_avg", "exp_avg_sq")
@@ -107,9 +116,9 @@ def test_a_flipped_bit_is_found_by_the_checksum(tmp_path):
 
 def test_another_models_parameters(tmp_path):
     write(tmp_path, "one rank")
-    with pytest.raises(StateError, match="another model's parameters; words is in one of the two only"):
+    with pytest.raises(StateError, match="another model's parameters; words is in only one of the two"):
         StateReader(tmp_path, {"bias": torch.Size([3])})
-    with pytest.raises(StateError, match="words is not there whole and once"):
+    with pytest.raises(StateError, match="words is incomplete or stored more than once"):
         StateReader(tmp_path, {**SHAPES, "words": torch.Size([6, 4])})
 
 
@@ -117,7 +126,7 @@ def test_a_stretch_that_is_there_twice(tmp_path):
     table = [[(0, 3, "bias", 0), (3, 3, "bias", 0)]]
     save_file({f"0.{kind}": torch.zeros(6) for kind in KINDS}, tmp_path / file_name(0, 1),
               {"fragments": json.dumps(table), "optimizer_step": "1"})  # fmt: skip
-    with pytest.raises(StateError, match="bias is not there whole and once"):
+    with pytest.raises(StateError, match="bias is incomplete or stored more than once"):
         StateReader(tmp_path, {"bias": torch.Size([3])})
 
 
@@ -129,3 +138,12 @@ def test_what_is_no_number_is_not_written(tmp_path, kind, value):
     with pytest.raises(StateError, match="weights or moments are infinite or not numbers"):
         write_state(tmp_path, 0, 1, [tensors], optimizer_step=7)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("lost", ["state-00001-of-00002.safetensors", "state-00001-of-00002.blake2b"])
+def test_what_a_rank_did_not_write_is_missed(tmp_path, lost):
+    write(tmp_path, "shares of each")
+    check_files(tmp_path, 2)
+    (tmp_path / lost).unlink()
+    with pytest.raises(StateError, match=r"state-00001-of-00002\.safetensors or its checksum was not written"):
+        check_files(tmp_path, 2)

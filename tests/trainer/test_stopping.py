@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 RANK = """
@@ -94,3 +95,28 @@ def test_a_shell_may_go(names):
     time.sleep(0.3)
     os.kill(rank, signal.SIGKILL)
     assert shell.stdout.read() == "", "it had not stopped"
+
+
+STUCK = """
+import multiprocessing, threading, time
+from trainer.stopping import end_at_once
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(300,), daemon=True)
+child.start()
+threading.Thread(target=time.sleep, args=(300,)).start()  # which Python would wait for
+print(child.pid)
+end_at_once(3)
+"""
+
+
+def test_after_an_error_a_process_ends_whatever_its_threads_do():
+    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3
+    child = int(done.stdout)  # flushed
+    wait_until_gone(child)
+
+
+def wait_until_gone(pid):
+    end = time.monotonic() + 30
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end
+        time.sleep(0.05)

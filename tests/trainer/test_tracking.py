@@ -153,6 +153,7 @@ def test_a_training_is_followed(run: RunDirectory, store: str, monkeypatch: pyte
         wait_for(lambda: json.loads(run.tracking.read_text())["steps"].get("validation.jsonl") == 3)
         assert only_run(store).info.status == "RUNNING"
         add_lines(run.metrics, 4, 6)
+        run.set_outcome("done")
     found = only_run(store)
     assert found.info.status == "FINISHED"
     assert_complete(run, store, found.info.run_id)
@@ -205,7 +206,7 @@ def test_a_server_that_says_nothing_stalls_nothing(
         time.sleep(0.3)  # a training
         tracker.__exit__()
         assert time.monotonic() - began < 2
-    assert "MLflow did not take all of it" in caplog.text
+    assert "MLflow has not received everything" in caplog.text
 
 
 def test_mlflow_is_not_as_patient_as_it_would_be() -> None:
@@ -355,6 +356,62 @@ def test_a_training_that_fails_has_failed_in_mlflow(run: RunDirectory, store: st
     with pytest.raises(ArithmeticError), Tracker(run, "tests", system_metrics=False):
         raise ArithmeticError
     assert only_run(store).info.status == "FAILED"
+
+
+@pytest.mark.parametrize("outcome", ["requeue", "failed"])
+def test_a_training_that_goes_on_is_running_again(
+    run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    monkeypatch.setattr(runs, "_INTERVAL", 0.05)
+    run.set_outcome(outcome)
+    main(["sync", str(run.path)])
+    assert only_run(store).info.status == {"requeue": "FINISHED", "failed": "FAILED"}[outcome]
+    with Tracker(run, "tests", system_metrics=False):
+        wait_for(lambda: only_run(store).info.status == "RUNNING")
+        run.set_outcome("done")
+    assert only_run(store).info.status == "FINISHED"
+
+
+def test_system_metrics_go_on_where_they_were(run: RunDirectory, store: str) -> None:
+    prepare(run, "tests")
+    run_id = sync(run)
+    MlflowClient(store).log_metric(run_id, "system/cpu_utilization_percentage", 1.0, step=41)
+    monitor = runs._monitor(run, run_id)
+    assert monitor._logging_step == 42
+    monitor.finish()
+
+
+@pytest.mark.parametrize("lost", ["deleted", "gone"])
+def test_a_run_that_was_deleted_is_not_tried_again(
+    run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str], lost: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(runs, "_INTERVAL", 0.05)
+    prepare(run, "tests")
+    run_id = sync(run)
+    if lost == "deleted":
+        MlflowClient(store).delete_run(run_id)
+    else:
+        empty_store(run.path.parent / "mlflow.db")
+    add_lines(run.metrics, 4, 6)
+    advice = f"run {run_id} was deleted there; delete {run.tracking} to have everything carried over to a new one"
+    with Tracker(run, "tests", system_metrics=False):
+        wait_for(lambda: advice in caplog.text)
+        time.sleep(0.3)  # time to try again
+    assert caplog.text.count(advice) == 1
+    capsys.readouterr()
+    assert main(["sync", str(run.path)]) == 2
+    assert capsys.readouterr().err == f"error: {store}: {advice}\n"
+    run.tracking.unlink()
+    assert main(["sync", str(run.path)]) == 0
+    assert_complete(run, store, only_run(store).info.run_id)
+
+
+def test_the_weights_that_a_run_began_with_are_tags(run: RunDirectory, store: str) -> None:
+    run.initial_weights.write_text(json.dumps({"directory": "/models/bert", "blake2b": "c0ffee"}))
+    main(["sync", str(run.path)])
+    tags = only_run(store).data.tags
+    assert (tags["initial_weights_directory"], tags["initial_weights_blake2b"]) == ("/models/bert", "c0ffee")
 
 
 @pytest.mark.parametrize("mistake", ["untracked", "store gone", "run gone", "damaged"])

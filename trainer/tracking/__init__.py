@@ -13,6 +13,6 @@ Without MLFLOW_TRACKING_URI the store is an SQLite file beside the run directory
 """
 
 from trainer.tracking.evaluations import Store, evaluation_store, log_evaluation
-from trainer.tracking.runs import Tracker, prepare, status_of, sync
+from trainer.tracking.runs import LostRunError, Tracker, prepare, status_of, sync
 
-__all__ = ["Store", "Tracker", "evaluation_store", "log_evaluation", "prepare", "status_of", "sync"]
+__all__ = ["LostRunError", "Store", "Tracker", "evaluation_store", "log_evaluation", "prepare", "status_of", "sync"]

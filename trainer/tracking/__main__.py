@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.checkpoint import RunDirectory
-from trainer.tracking import prepare, status_of, sync
+from trainer.tracking import LostRunError, prepare, status_of, sync
 from trainer.tracking.store import first_line, read_cursor
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry over; the exit code is 0, 1 where the store was not reached, or 2 for what is no run directory."""
+    """Carry over; the exit code is 0, 1 where the store was not reached, or 2 where trying again is in vain."""
     parser = argparse.ArgumentParser(prog="python -m trainer.tracking", description="Carry a run over to MLflow.")
     parser.add_argument("command", choices=["sync"])
     parser.add_argument("run", type=Path, help="a run directory")
@@ -26,7 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = tomllib.loads(run.config.read_text(encoding="utf-8"))
     prepare(run, settings["tracking"]["experiment"])  # for a run that trained with tracking.enabled=false
     try:
-        run_id = sync(run, ended=status_of(run))
+        run_id = sync(run, status_of(run))
+    except LostRunError as error:
+        print(f"error: {read_cursor(run).tracking_uri}: {error}", file=sys.stderr)
+        return 2
     except Exception as error:  # MLflow raises its own, its database's and its HTTP client's
         print(f"error: {read_cursor(run).tracking_uri}: {first_line(error)}; try again later", file=sys.stderr)
         return 1

@@ -91,7 +91,7 @@ def _store_of(run: RunDirectory) -> Store | None:
         _log.warning("%s is damaged: %s", run.tracking, first_line(error))
         return None
     store = Store(cursor.tracking_uri, cursor.experiment, cursor.run_id or None)
-    pending = Store(store.tracking_uri, store.experiment, store.parent, run.path / "mlflow.pending")
+    pending = Store(store.tracking_uri, store.experiment, store.parent, run.pending_evaluations)
     database = database_of(cursor.tracking_uri)
     if not cursor.run_id:
         return pending
@@ -137,7 +137,7 @@ def log_evaluation(
 def carry_over_pending(run: RunDirectory, cursor: Cursor) -> None:
     """Write the evaluations that wait for the writer of a training run; each becomes one run, whatever came between."""
     store = Store(cursor.tracking_uri, cursor.experiment, cursor.run_id)
-    for path in sorted((run.path / "mlflow.pending").glob("*.json")):
+    for path in sorted(run.pending_evaluations.glob("*.json")):
         try:
             evaluation = _Evaluation(**json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:

@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities import LifecycleStage, Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
 from trainer.checkpoint import RunDirectory
@@ -38,24 +40,53 @@ Ended = Literal["FINISHED", "FAILED"]
 _log = logging.getLogger(__name__)
 
 
-def sync(run: RunDirectory, ended: Ended | None = None) -> str:
+class LostRunError(RuntimeError):
+    """MLflow had the run and has it no more. Trying again is in vain; the message says what to do."""
+
+
+def sync(run: RunDirectory, ended: Ended | None = None, running: bool = False) -> str:
     """Carry over to MLflow what it does not have yet: the steps, and evaluations that wait.
 
     Args:
         run: the run directory.
         ended: close the MLflow run, with this status.
+        running: open it again, for the training goes on.
 
     Returns:
         The id of the MLflow run.
+
+    Raises:
+        LostRunError: the run was deleted there.
     """
     with one_writer(_destination(run).tracking_uri, run.path):
-        cursor = _open(run)
-        client = MlflowClient(cursor.tracking_uri)
-        _carry_over_steps(run, cursor, client)
-        carry_over_pending(run, cursor)
-        if ended:
-            _close(run, cursor, client, ended)
+        try:
+            cursor = _open(run)
+            client = MlflowClient(cursor.tracking_uri)
+            if running:
+                client.update_run(cursor.run_id, "RUNNING")
+            _carry_over_steps(run, cursor, client)
+            carry_over_pending(run, cursor)
+            if ended:
+                _close(run, cursor, client, ended)
+        except MlflowException as error:
+            _raise_if_lost(run, error)
+            raise
     return cursor.run_id
+
+
+def _raise_if_lost(run: RunDirectory, error: MlflowException) -> None:
+    """Tell an error that will come again, for the run is gone, from a store that is away."""
+    cursor = read_cursor(run)
+    if not cursor.run_id:
+        return
+    try:
+        gone = MlflowClient(cursor.tracking_uri).get_run(cursor.run_id).info.lifecycle_stage == LifecycleStage.DELETED
+    except MlflowException as found:
+        gone = found.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)
+    if gone:
+        raise LostRunError(
+            f"run {cursor.run_id} was deleted there; delete {run.tracking} to have everything carried over to a new one"
+        ) from error
 
 
 def status_of(run: RunDirectory) -> Ended:
@@ -74,7 +105,8 @@ def _carry_over_steps(run: RunDirectory, cursor: Cursor, client: MlflowClient) -
 
 
 def _close(run: RunDirectory, cursor: Cursor, client: MlflowClient, ended: Ended) -> None:
-    for file in (run.config, run.deepspeed_config, run.manifest, run.path / "code.json", run.path / "code.diff"):
+    files = (run.config, run.deepspeed_config, run.manifest, run.code, run.code_changes, run.initial_weights)
+    for file in files:
         if file.exists():
             client.log_artifact(cursor.run_id, str(file), "run")
     client.set_terminated(cursor.run_id, ended)
@@ -98,6 +130,7 @@ class Tracker:
         self._done = threading.Event()
         self._ended: Ended | None = None
         self._finished = False
+        self._lost = False
         prepare(run, experiment)
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         self._thread.start()
@@ -107,26 +140,37 @@ class Tracker:
 
     def __exit__(self, error: object = None, *_: object) -> None:
         """Carry over the rest and close the MLflow run; when patience ends, give up and say how to do it later."""
-        self._ended = "FINISHED" if error is None else "FAILED"
+        outcome = self._run.outcome
+        well = error is None and outcome is not None and outcome.ending != "failed"
+        self._ended = "FINISHED" if well else "FAILED"
         self._done.set()
         self._thread.join(self._patience)
         if self._thread.is_alive() or not self._finished:
-            _log.warning("MLflow did not take all of it; later: python -m trainer.tracking sync %s", self._run.path)
+            _log.warning(
+                "MLflow has not received everything; to catch up later, run python -m trainer.tracking sync %s",
+                self._run.path,
+            )
 
     def _work(self) -> None:
         monitor = None
-        while not self._done.wait(_INTERVAL):
-            run_id = self._try_sync()
+        told = False  # MLflow, that the training goes on
+        while not self._done.wait(_INTERVAL) and not self._lost:
+            run_id = self._try_sync(running=not told)
+            told = told or run_id is not None
             if run_id and monitor is None and self._system_metrics:
                 monitor = self._try_monitor(run_id)
                 self._system_metrics = monitor is not None
         if monitor is not None:
             monitor.finish()
-        self._finished = self._try_sync(self._ended) is not None
+        self._finished = not self._lost and self._try_sync(self._ended) is not None
 
-    def _try_sync(self, ended: Ended | None = None) -> str | None:
+    def _try_sync(self, ended: Ended | None = None, running: bool = False) -> str | None:
         try:
-            return sync(self._run, ended)
+            return sync(self._run, ended, running)
+        except LostRunError as error:
+            self._lost = True
+            _log.warning("MLflow: %s", error)
+            return None
         except Exception as error:
             _log.warning("MLflow: %s; will try again", first_line(error))
             return None
@@ -189,8 +233,10 @@ def _parameters(run: RunDirectory) -> Iterator[tuple[str, Any]]:
 
 
 def _tags(run: RunDirectory) -> list[RunTag]:
-    code = json.loads((run.path / "code.json").read_text(encoding="utf-8"))
+    code = json.loads(run.code.read_text(encoding="utf-8"))
+    initial = json.loads(run.initial_weights.read_text(encoding="utf-8")) if run.initial_weights.is_file() else {}
     return [
+        *(RunTag(f"initial_weights_{key}", value) for key, value in initial.items()),
         RunTag("run_directory", str(run.path.resolve())),
         RunTag("code_version", str(code["version"])),
         RunTag("code_commit", str(code["commit"])),
@@ -250,6 +296,6 @@ def _monitor(run: RunDirectory, run_id: str) -> Any:
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
     cursor = _open(run)
-    monitor = SystemMetricsMonitor(run_id, sampling_interval=5, tracking_uri=cursor.tracking_uri)
+    monitor = SystemMetricsMonitor(run_id, sampling_interval=5, resume_logging=True, tracking_uri=cursor.tracking_uri)
     monitor.start()
     return monitor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -21,6 +20,7 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 from mlflow.tracking import MlflowClient
 
 from trainer.checkpoint import RunDirectory, write_atomically
+from trainer.locks import try_lock
 
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's page opens on trainings, not on chats
 
@@ -82,8 +82,7 @@ def one_writer(tracking_uri: str, run: Path) -> Iterator[None]:
     database = database_of(tracking_uri)
     path = run / "mlflow.lock" if database is None else database.with_name(f"{database.name}.lock")
     with path.open("a") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
+        try_lock(file.fileno(), wait=True)
         yield
 
 

@@ -1,0 +1,288 @@
+"""The training loop: one start of the trainer, from its first step to its last."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from preprocessing.schema import checksum
+from trainer.checkpoint import CheckpointError, Ending, RunDirectory, RunState, append_line, read_run_state
+from trainer.config import Phase, Recipe, resolve_deepspeed
+from trainer.corpus import Corpus
+from trainer.data import Batch, SampleStream, evaluation_batches, validation_stream
+from trainer.engine import Engine, GlobalCounts, World
+from trainer.hugging_face import load_export
+from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps
+from trainer.metrics import measure_ceiling, peak_memory
+from trainer.model import parameter_count
+from trainer.non_finite import NonFiniteError
+from trainer.progress import Clock, Progress
+from trainer.saving import Saver, export_if_missing
+from trainer.settings import ConfigError
+from trainer.stopping import StopRequests, watch
+
+_log = logging.getLogger("pretrain")
+
+
+@dataclass
+class Session:
+    """One start of the trainer: what every part of the loop needs."""
+
+    deepspeed_config: Path
+    init_from: Path | None
+    recipe: Recipe
+    shards: Corpus
+    run: RunDirectory
+    world: World
+    stop: StopRequests
+    saver: Saver
+    unwritten: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)  # lines of metrics
+
+    def train(self, step: int) -> tuple[Ending, str]:
+        """Train the phases that are left after ``step``; "requeue" and why where something asked for an end earlier."""
+        if self.world.is_first:
+            export_if_missing(self.run, step, self.recipe.model)
+        for begin, end, phase in self.recipe.phase_ranges():
+            end = min(end, self.recipe.last_step)
+            if step < end:
+                step, stopped = self._train_phase(phase, begin, step, end)
+                if stopped and step < self.recipe.last_step:
+                    _log.info("stopped on request after step %d; run the same command to resume", step)
+                    return "requeue", f"asked to stop after step {step}"
+        _log.info("done: %d steps; the newest export is %s", step, self.run.export(step))
+        return "done", ""
+
+    def _train_phase(self, phase: Phase, begin: int, step: int, end: int) -> tuple[int, bool]:
+        """Train steps [step, end) of a phase that began at ``begin``; returns how far it got and whether to stop."""
+        first = step
+        engine = self._start_engine(phase, step)
+        if step == begin and phase.reset_moments:
+            engine.reset_moments()
+        steps = self._steps(phase, begin)
+        ceiling = self.world.sum([measure_ceiling(self.world.device, engine.dtype)])[0]
+        _log.info("ceiling: %.3f TFLOP/s of matrix products in %s over all ranks", ceiling / 1e12, engine.dtype)
+        progress, clock = Progress(self.world.is_first, self.recipe, step), Clock()
+        loader = StepReader(steps, step - begin, end - begin, self.recipe.data.workers)
+        stopped = False
+        while step < end and not stopped:
+            watch(self.recipe.train.hang_seconds)
+            clock.restart()
+            batches, totals = self._take(loader, engine, clock, step if step > first else 0)
+            placed = [(steps.micro_batch_index(i), batch) for i, batch in enumerate(batches)]
+            try:
+                rate = self.recipe.learning_rate(step)
+                metrics = engine.train_step(step, placed, totals, rate, meanwhile=loader.read_ahead)
+            except NonFiniteError:
+                self.saver.finish()  # what is being written is from before
+                raise
+            clock.lap("compute_seconds")
+            step, stopped = step + 1, totals.stop
+            if stopped or _is_due(self.recipe.checkpoint.every, step, end):
+                watch(self.recipe.train.hang_seconds)
+                self.saver.begin(self._state(step, engine), engine)
+                clock.lap("checkpoint_seconds")
+            if _is_due(self.recipe.log.validate_every, step, end):  # while the checkpoint is written
+                self._validate(engine, phase, step)
+                clock.lap("validation_seconds")
+            self._report(step, metrics | _throughput(totals, clock, ceiling), progress)
+        watch(0)
+        loader.close()
+        progress.close()
+        _log.info("time of %d steps: %s", step - first, clock.shares())
+        self.saver.finish()
+        engine.close()
+        if self.saver.last != step:
+            raise CheckpointError(f"{self.run.path}: no checkpoint of step {step} ({self.saver.problem})")
+        return step, stopped
+
+    def _take(self, loader: StepReader, engine: Engine, clock: Clock, trained: int) -> tuple[list[Batch], GlobalCounts]:
+        """This rank's micro-batches of the next step, and what the ranks agree on before it.
+
+        Where a rank can't read its own, all of them save what they have trained, up to step ``trained`` (0: nothing
+        new), and raise what that rank says of it.
+        """
+        error: LoaderError | DamagedShardError | None = None
+        batches: list[Batch] = []
+        try:
+            batches = next(loader)
+        except (LoaderError, DamagedShardError) as found:
+            error = type(found)(f"rank {self.world.rank}: {found}")
+        clock.lap("data_seconds")
+        totals = engine.count_step(batches, self.stop.received, self.saver.writing, unreadable=error is not None)
+        clock.lap("compute_seconds")
+        if totals.unreadable:
+            if trained:
+                self.saver.begin(self._state(trained, engine), engine)
+            self.saver.finish()
+            raise next(filter(None, self.world.gather(error)))
+        if not totals.writing:
+            self.saver.settle()
+        clock.lap("checkpoint_seconds")
+        return batches, totals
+
+    def _start_engine(self, phase: Phase, step: int) -> Engine:
+        """The engine of a phase with the weights after ``step``, new ones for 0."""
+        recipe, world = self.recipe, self.world
+        config = resolve_deepspeed(self.deepspeed_config, recipe, phase, world.size)
+        checkpoint = self.run.checkpoint(step) if step else None
+        weights = initial_weights(self.init_from, recipe) if self.init_from and not checkpoint else None
+        loss_scale = read_run_state(checkpoint).loss_scale if checkpoint else None
+        train = recipe.train
+        engine = Engine(
+            recipe.model, recipe.optimizer, config, train.seed, world, train.next_sentence, checkpoint, weights,
+            loss_scale, train.compile, train.fp8,
+        )  # fmt: skip
+        assert engine.parameters == parameter_count(recipe.model)
+        _log.info(
+            "model: %s parameters, ZeRO stage %d",
+            f"{engine.parameters:,}", config.get("zero_optimization", {}).get("stage", 0),
+        )  # fmt: skip
+        _log.info(
+            "batch: %d samples of %d tokens = %d rank(s) on %s, %d thread(s) each, x %d x %d accumulated",
+            phase.global_batch_size, phase.sequence_length, world.size, world.device.type, torch.get_num_threads(),
+            phase.micro_batch_size, config["gradient_accumulation_steps"],
+        )  # fmt: skip
+        if checkpoint:
+            _log.info("resumed after step %d from %s", step, checkpoint)
+            _warn_of_other_bits(read_run_state(checkpoint), world)
+        if world.is_first:
+            self.run.cut_metrics(step)
+        return engine
+
+    def _steps(self, phase: Phase, begin: int) -> Steps:
+        stream = train_stream(self.recipe, phase, self.shards)
+        first = sum(  # phases of one length read one stream
+            (to - since) * earlier.global_batch_size
+            for since, to, earlier in self.recipe.phase_ranges()
+            if to <= begin and earlier.sequence_length == phase.sequence_length
+        )
+        return Steps(stream, phase.global_batch_size, phase.micro_batch_size, self.world.rank, self.world.size, first)
+
+    def _report(self, step: int, metrics: dict[str, float], progress: Progress) -> None:
+        metrics["peak_memory_gb"] = peak_memory(self.world.device) / 1e9
+        if self.world.is_first:
+            line = {"step": step, "time": time.time(), "samples": _samples(self.recipe, step), **metrics}
+            self._log_line(self.run.metrics, line)
+            progress.show(line)
+
+    def _log_line(self, path: Path, line: dict[str, Any]) -> None:
+        """Add a line to a file, and those that found no room before."""
+        self.unwritten.append((path, line))
+        try:
+            while self.unwritten:
+                append_line(*self.unwritten[0])
+                self.unwritten.pop(0)
+        except OSError as error:
+            if len(self.unwritten) == 1:
+                _log.error("%s: can't be written (%s); its lines are kept until they can", path, error.strerror)
+
+    def _validate(self, engine: Engine, phase: Phase, step: int) -> None:
+        stream = validation_stream(self.shards.directories, phase.sequence_length, self.recipe.model.is_decoder)
+        samples = min(stream.size, self.recipe.log.validation_samples)
+        batches = evaluation_batches(stream, samples, phase.micro_batch_size, self.world.rank, self.world.size)
+        metrics = engine.evaluate(_watched(batches, self.recipe.train.hang_seconds))
+        metrics["perplexity"] = math.exp(min(metrics["mlm_loss"], 700.0))  # a run that diverges is not ended by it
+        if self.world.is_first:
+            self._log_line(self.run.validation_metrics, {"step": step, "time": time.time(), **metrics})
+            _log.info(
+                "step %d, held out: loss %.4f, perplexity %.1f, MLM accuracy %.4f, NSP accuracy %.4f",
+                step, metrics["loss"], metrics["perplexity"], metrics["mlm_accuracy"], metrics["nsp_accuracy"],
+            )  # fmt: skip
+
+    def _state(self, step: int, engine: Engine) -> RunState:
+        return RunState(
+            step=step,
+            samples=_samples(self.recipe, step),
+            world_size=self.world.size,
+            threads=torch.get_num_threads(),
+            manifest_blake2b=self.shards.manifest_blake2b,
+            config_blake2b=checksum(self.run.config),
+            loss_scale=engine.loss_scale,
+        )
+
+
+def train_stream(recipe: Recipe, phase: Phase, shards: Corpus) -> SampleStream:
+    """The training samples of a phase."""
+    return SampleStream(
+        shards.directories,
+        "train",
+        phase.sequence_length,
+        seed=recipe.train.seed,
+        max_predictions=phase.max_predictions,
+        masking=recipe.masking,
+        data=recipe.data,
+        causal=recipe.model.is_decoder,
+    )
+
+
+def initial_weights(directory: Path, recipe: Recipe) -> dict[str, torch.Tensor]:
+    """The weights of a Hugging Face directory, heads included where it has them.
+
+    Raises:
+        ConfigError: it can't be read or is not the recipe's model.
+    """
+    try:
+        export = load_export(directory, recipe.train.seed)
+    except ValueError as error:
+        raise ConfigError(f"--init-from: {error}") from error
+    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
+             "is_decoder", "pre_layer_norm", "max_position_embeddings", "type_vocab_size",
+             "layer_norm_eps")  # fmt: skip
+    for name in sizes:
+        found, wanted = getattr(export.config, name), getattr(recipe.model, name)
+        if found != wanted:
+            raise ConfigError(
+                f"--init-from: {directory} has {name} {found}, the recipe {wanted}; set model.{name}={found}"
+            )
+    if export.initialized:
+        _log.info("%s has no %s: newly initialised", directory, ", ".join(export.initialized))
+    return export.state
+
+
+def _warn_of_other_bits(state: RunState, world: World) -> None:
+    """Say so where a run goes on in a way that makes the last bits differ."""
+    if (state.world_size, state.threads) != (world.size, torch.get_num_threads()):
+        _log.warning(
+            "checkpoint was written with %d rank(s) x %d thread(s), resuming with %d x %d: samples, masks and dropout "
+            "are the same, but losses will differ in the last bits",
+            state.world_size, state.threads, world.size, torch.get_num_threads(),
+        )  # fmt: skip
+
+
+def _throughput(totals: GlobalCounts, clock: Clock, ceiling: float) -> dict[str, float]:
+    """Seconds of the parts of a step, and rates while it waited for data and computed."""
+    seconds = clock.parts["data_seconds"] + clock.parts["compute_seconds"]
+    return {
+        **clock.parts,
+        "tokens_per_second": totals.tokens / seconds,
+        "tflops": totals.flops / seconds / 1e12,
+        "mfu": totals.flops / seconds / ceiling,
+        "padding": 1 - totals.tokens / totals.slots,
+    }
+
+
+def _samples(recipe: Recipe, step: int) -> int:
+    """Samples seen after ``step`` steps."""
+    return sum(
+        (min(end, step) - begin) * phase.global_batch_size
+        for begin, end, phase in recipe.phase_ranges()
+        if step > begin
+    )
+
+
+def _watched(batches: Iterable[Batch], seconds: int) -> Iterator[Batch]:
+    """The batches; each has as long as a step before it counts as a hang."""
+    for batch in batches:
+        watch(seconds)
+        yield batch
+
+
+def _is_due(every: int, step: int, end: int) -> bool:
+    return every > 0 and (step % every == 0 or step == end)
