@@ -204,11 +204,8 @@ class Ours:
 
     def __init__(self, recipe: Recipe, world: World) -> None:
         config = resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], world.size)
-        train = recipe.train
         self._recipe = recipe
-        self._engine = Engine(
-            recipe.model, recipe.optimizer, config, train.seed, world, compile_layers=train.compile, fp8=train.fp8
-        )
+        self._engine = Engine(recipe, config, world)
 
     def step(self, number: int, batches: list[Batch], meanwhile: Callable[[], None]) -> None:
         """One update."""

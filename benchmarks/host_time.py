@@ -48,7 +48,7 @@ def main() -> None:
         recipe = _recipe(shards, 2, widths)
         with mock.patch("trainer.engine.take_norm_once", change):
             config = resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], 1)
-            engine = Engine(recipe.model, recipe.optimizer, config, 1, world)
+            engine = Engine(recipe, config, world)
         found = []
         for number, batches in enumerate(StepReader(_steps(recipe, shards), 0, steps, workers=0)):
             totals = engine.count_step(batches, stop=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import math
@@ -17,18 +18,20 @@ import deepspeed
 import torch
 import torch.distributed
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.config import DeepSpeedConfigError
 from torch import Tensor
 
 from trainer.allocator import keep_freed_memory
+from trainer.config import Recipe
 from trainer.data import Batch
-from trainer.fp8 import to_fp8, why_not_fp8
+from trainer.fp8 import to_fp8
 from trainer.gradients import take_norm_once, total_norm
 from trainer.loss_scale import LossScale, is_exhausted, put_loss_scale, take_loss_scale
 from trainer.metrics import Laps, training_flops
-from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, Losses, pretraining_losses
+from trainer.model import EMPTY_SLOT, BertForPreTraining, Losses, parameter_shapes, pretraining_losses
 from trainer.non_finite import Suspect, bad_gradient, bad_loss
-from trainer.optim import Lamb, OptimizerConfig, Partition, build_optimizer, new_state, parameter_groups
-from trainer.philox import derive_key
+from trainer.optim import Lamb, Partition, build_optimizer, parameter_groups, state_of
+from trainer.philox import derive_seed
 from trainer.settings import ConfigError
 from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, Fragment, StateReader
 
@@ -69,6 +72,7 @@ class World:
         return values
 
 
+_FROM_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _backend: Any = importlib.import_module("deepspeed.comm.torch")  # deepspeed.comm.torch is torch itself
 
 
@@ -77,7 +81,15 @@ def join_world(threads: int) -> World:
 
     Args:
         threads: CPU threads; 0 divides the machine's cores by the ranks on it, unless OMP_NUM_THREADS says otherwise.
+
+    Raises:
+        ConfigError: there is no launcher.
     """
+    if missing := [name for name in _FROM_LAUNCHER if name not in os.environ]:
+        raise ConfigError(
+            f"{missing[0]} is not set, as a launcher would: give `deepspeed --num_accelerators RANKS` or `torchrun "
+            "--nproc-per-node RANKS` in place of `python`"
+        )
     _silence_deepspeed()
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or os.environ["WORLD_SIZE"])
     cores = len(os.sched_getaffinity(0))
@@ -89,6 +101,10 @@ def join_world(threads: int) -> World:
     deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
     device = torch.device(get_accelerator().current_device_name())
     return World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
+
+
+# How DeepSpeed says that it does not take its configuration.
+_REFUSALS = (DeepSpeedConfigError, ValueError, TypeError, KeyError, AssertionError, NotImplementedError)
 
 
 @dataclass(frozen=True)
@@ -115,65 +131,58 @@ class Engine:
 
     def __init__(
         self,
-        config: BertConfig,
-        optimizer: OptimizerConfig,
+        recipe: Recipe,
         deepspeed_config: dict[str, Any],
-        seed: int,
         world: World,
-        next_sentence: bool = True,
+        *,
         checkpoint: Path | None = None,
         weights: Mapping[str, Tensor] | None = None,
         loss_scale: LossScale | None = None,
-        compile_layers: bool = False,
-        fp8: bool = False,
     ):
         """Build the model from its seed, from weights or from a checkpoint, and hand it to DeepSpeed.
 
         Args:
-            config: of the model.
-            optimizer: of the run.
+            recipe: of the run: its model, optimizer, and what [train] says of seed, tasks, compilation and fp8.
             deepspeed_config: resolved, see trainer.config.resolve_deepspeed.
-            seed: of the run; weights and dropout are derived from it.
             world: this rank's place.
-            next_sentence: whether its loss counts; its metrics are reported in any case.
             checkpoint: written by write_state, by any number of ranks under any ZeRO stage.
             weights: float32, to begin with where there is no checkpoint.
             loss_scale: to begin with in fp16; without it DeepSpeed's settings say.
-            compile_layers: have torch.compile fuse each encoder layer, which keeps its parameters and their names, and
-                the losses.
-            fp8: have the encoder's products done in eight bits.
 
         Raises:
             StateError: the checkpoint is damaged or another model's.
-            ConfigError: DeepSpeed does not take its configuration.
+            ConfigError: DeepSpeed does not take its configuration, or lays weights out in a way that is not known here.
         """
-        self._config = config
-        self._seed = seed
+        train = recipe.train
+        self._config = recipe.model
+        self._seed = train.seed
         self._world = world
-        self._next_sentence = float(next_sentence)
-        model = BertForPreTraining(config, seed=None if checkpoint or weights else seed)
-        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._next_sentence = float(train.next_sentence)  # whether its loss counts; metrics have it in any case
+        shapes = parameter_shapes(recipe.model)
         self.parameters = sum(shape.numel() for shape in shapes.values())
         reader = StateReader(checkpoint, shapes) if checkpoint else None
-        initial = reader.weights() if reader else weights
-        if initial:  # DeepSpeed rounds them to the precision of the products, so they are put in again below
-            model.load_state_dict(initial)
-        self._optimizer = build_optimizer(parameter_groups(model, optimizer.weight_decay), optimizer)
-        if fp8:
+        given = reader.weights() if reader else weights
+        model = BertForPreTraining(recipe.model, seed=None if given else train.seed)
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        if given:  # DeepSpeed rounds them to the precision of the products, so they are put in again below
+            model.load_state_dict(given)
+        initial = given or {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        self._optimizer = build_optimizer(parameter_groups(model, recipe.optimizer.weight_decay), recipe.optimizer)
+        if train.fp8:
             to_fp8(model.bert.layers, world.device)
-        self._losses_of = torch.compile(pretraining_losses) if compile_layers else pretraining_losses
-        if compile_layers:
+        self._losses_of = torch.compile(pretraining_losses) if train.compile else pretraining_losses
+        if train.compile:  # fuses each encoder layer, which keeps its parameters and their names, and the losses
             torch._dynamo.reset()  # what it keeps of one phase would count against its limit of ways in the next
             for layer in model.bert.layers:
                 layer.compile()
         try:
             self._engine, *_ = deepspeed.initialize(model=model, optimizer=self._optimizer, config=deepspeed_config)
-        except (ValueError, TypeError, KeyError, AssertionError, NotImplementedError) as error:  # as it checks its keys
+        except _REFUSALS as error:
             why = str(error).replace("\n", " ") or type(error).__name__
             raise ConfigError(f"DeepSpeed's configuration: {why}") from error
         take_norm_once(self._engine.optimizer)
         self._owned = list(self._find_owned())
+        self._check_layout(initial)
         if isinstance(self._optimizer, Lamb) and self._engine.zero_optimization():
             partitions = [(owned.tensor, Partition(owned.fragments, owned.parameters)) for owned in self._owned]
             self._optimizer.partition(partitions, _sum_over_ranks(world.device))
@@ -206,7 +215,8 @@ class Engine:
             batches: this rank's micro-batches, each with its place in the global batch.
             totals: of the global batch, from count_step.
             learning_rate: of this update.
-            meanwhile: called when the device has all of the gradient's work and this process is about to wait for it.
+            meanwhile: called once, when the device has the last forward pass to do: DeepSpeed may have this process
+                wait for the backward pass.
 
         Returns:
             Losses, accuracies and the gradient norm of the global batch, and seconds of the parts of the step; in fp16
@@ -219,19 +229,21 @@ class Engine:
         laps = Laps(self._world.device)
         sums = []
         for place, batch in batches:
-            torch.manual_seed(_combine(derive_key(self._seed, "dropout", step, place)))
+            torch.manual_seed(derive_seed(self._seed, "dropout", step, place))
             losses = self._losses(batch)
             laps.lap("forward_seconds")
+            is_last = place + self._world.size >= totals.micro_batches
+            if is_last:
+                meanwhile()
             # Times 0 and not left out: every parameter gets a gradient, as ZeRO expects.
             next_sentence = self._next_sentence * losses.nsp_loss / totals.samples
             loss = losses.mlm_loss / totals.predictions + next_sentence
             # DeepSpeed averages the gradients over the ranks; our losses are shares of a sum.
             self._engine.backward(loss * self._world.size, scale_wrt_gas=False)
             sums.append(torch.stack([value.detach().double() for value in losses]))
-            if place + self._world.size < totals.micro_batches:
+            if not is_last:
                 self._engine.step()  # not a boundary: counts the micro-batch, updates nothing
             laps.lap("backward_seconds")
-        meanwhile()
         of_micro_batches = torch.stack(sums)
         all_sums = self._world.sum(of_micro_batches.sum(dim=0).tolist())
         metrics = self._means(all_sums, totals.predictions, totals.samples)
@@ -317,12 +329,47 @@ class Engine:
     def reset_moments(self) -> None:
         """Empty the optimizer's state; the weights stay."""
         for owned in self._owned:
-            for value in self._state_of(owned.tensor).values():
+            for value in state_of(self._optimizer, owned.tensor).values():
                 value.zero_()
 
     def close(self) -> None:
-        """Let go of the optimizer's memory, so that the next phase can build its own engine."""
+        """Free weights, gradients and moments, so that the next phase can build its own engine in their place.
+
+        DeepSpeed's engine, optimizer and parameters refer to one another in circles, which only the collector takes. In
+        ZeRO 3 of DeepSpeed 0.19 it does not take them either, so the largest tensors are emptied first.
+        """
         self._engine.destroy()
+        for tensor, *_ in self._owned:
+            for large in (tensor, *state_of(self._optimizer, tensor).values()):
+                large.data = large.new_empty(0)
+        del self._engine, self._optimizer, self._owned, self._copies, self._scaler, self._losses_of
+        gc.collect()
+        get_accelerator().empty_cache()
+
+    @torch.no_grad()
+    def _check_layout(self, initial: Mapping[str, Tensor]) -> None:
+        """See that every fragment is where DeepSpeed keeps it, by the weights that the model was just built with.
+
+        A layout that is not known here would train as well, and every checkpoint and export would be scrambled.
+
+        Args:
+            initial: name -> float32, as handed to DeepSpeed, which may have rounded its own to the products' dtype.
+
+        Raises:
+            ConfigError: on every rank, a fragment of one of them holds something else.
+        """
+        wrong = None
+        for tensor, fragments, _ in self._owned:
+            for start, length, name, offset in fragments:
+                found = tensor.view(-1)[start : start + length]
+                expected = initial[name].view(-1)[offset : offset + length].to(found.device)
+                if not torch.equal(found.to(self.dtype), expected.to(self.dtype)):
+                    wrong = wrong or f"rank {self._world.rank} finds {name} in another place"
+        if reports := [report for report in self._world.gather(wrong) if report]:
+            raise ConfigError(
+                f"DeepSpeed's configuration: {reports[0]} than DeepSpeed says, so checkpoints would be scrambled; "
+                "remove from zero_optimization what changes the order of its buffers"
+            )
 
     @torch.no_grad()
     def _fill_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -338,20 +385,13 @@ class Engine:
         for flat in self._flats():
             reader.fill(flat)
         for owned in self._owned:
-            self._state_of(owned.tensor)["step"].fill_(reader.optimizer_step)
+            state_of(self._optimizer, owned.tensor)["step"].fill_(reader.optimizer_step)
 
     def _flats(self) -> Iterator[Flat]:
         for tensor, fragments, _ in self._owned:
-            state = self._state_of(tensor)
+            state = state_of(self._optimizer, tensor)
             tensors = {WEIGHTS: tensor.detach(), **{name: state[name] for name in MOMENTS}}
             yield Flat(fragments, {name: values.view(-1) for name, values in tensors.items()})
-
-    def _state_of(self, tensor: Tensor) -> dict[str, Tensor]:
-        """The optimizer's state of a tensor, which torch's optimizers make at their first step only."""
-        state: dict[str, Tensor] = self._optimizer.state[tensor]
-        if not state:
-            state.update(new_state(tensor))
-        return state
 
     def _find_owned(self) -> Iterator[_Owned]:
         """The float32 tensors that this rank updates.
@@ -418,7 +458,7 @@ class Engine:
         return {**report, "grad_norm": float(norm)} if finite else report
 
     def _find_suspects(self, losses: Tensor, batches: Sequence[tuple[int, Batch]]) -> list[Suspect]:
-        """The micro-batches of all ranks whose losses are no numbers.
+        """The micro-batches of all ranks whose losses are NaN or infinite.
 
         Args:
             losses: [micro-batches, 4], this rank's sums.
@@ -487,9 +527,9 @@ def fp16_is_supported() -> bool:
     return bool(get_accelerator().is_fp16_supported())
 
 
-def why_no_fp8() -> str:
-    """What keeps this rank's device from train.fp8, or ''."""
-    return why_not_fp8(torch.device(get_accelerator().device_name()))
+def device_kind() -> torch.device:
+    """What the ranks of this machine compute on, a CPU or CUDA."""
+    return torch.device(get_accelerator().device_name())
 
 
 def has_joined() -> bool:
@@ -509,7 +549,3 @@ def _silence_deepspeed() -> None:
     log.setLevel(logging.WARNING)
     log.addFilter(lambda record: not any(words in record.getMessage() for words in ("untested optimizer", "OVERFLOW!")))
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-
-
-def _combine(key: tuple[int, int]) -> int:
-    return key[0] | key[1] << 32

@@ -48,12 +48,13 @@ from trainer.engine import (
     Engine,
     GlobalCounts,
     World,
+    device_kind,
     fp16_is_supported,
     has_joined,
     join_world,
     leave_world,
-    why_no_fp8,
 )
+from trainer.fp8 import why_not_fp8
 from trainer.hugging_face import load_export
 from trainer.lineage import code_version, uncommitted_changes
 from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps
@@ -116,9 +117,10 @@ def pretrain(arguments: argparse.Namespace) -> None:
     run = RunDirectory(arguments.output)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     for phase in recipe.phases:
-        _check_precision(recipe, resolve_deepspeed(arguments.deepspeed_config, recipe, phase, ranks))
+        config = resolve_deepspeed(arguments.deepspeed_config, recipe, phase, ranks)
         _train_stream(recipe, phase, shards)
         _check_validation(recipe, phase, shards)
+    _check_precision(recipe, config)  # which is the same in all phases
     _check_vocabulary(recipe, shards)
     _check_run(run, recipe, shards)
     if arguments.init_from and not run.step:
@@ -253,11 +255,7 @@ class Session:
         checkpoint = self.run.checkpoint(step) if step else None
         weights = _initial_weights(self.init_from, recipe) if self.init_from and not checkpoint else None
         loss_scale = read_run_state(checkpoint).loss_scale if checkpoint else None
-        train = recipe.train
-        engine = Engine(
-            recipe.model, recipe.optimizer, config, train.seed, world, train.next_sentence, checkpoint, weights,
-            loss_scale, train.compile, train.fp8,
-        )  # fmt: skip
+        engine = Engine(recipe, config, world, checkpoint=checkpoint, weights=weights, loss_scale=loss_scale)
         assert engine.parameters == parameter_count(recipe.model)
         _log.info(
             "model: %s parameters, ZeRO stage %d",
@@ -378,7 +376,7 @@ def _train_stream(recipe: Recipe, phase: Phase, shards: Corpus) -> SampleStream:
 def _check_precision(recipe: Recipe, config: dict[str, Any]) -> None:
     if config.get("fp16", {}).get("enabled") and not fp16_is_supported():
         raise ConfigError("fp16: this machine's processor can't compute in it; use bf16, or train on GPUs")
-    if recipe.train.fp8 and (reason := why_no_fp8()):
+    if recipe.train.fp8 and (reason := why_not_fp8(device_kind())):
         raise ConfigError(f"train.fp8: {reason}")
 
 

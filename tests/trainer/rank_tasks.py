@@ -179,10 +179,8 @@ class Lesson:
     def __init__(self, world: World, recipe: Recipe, shards: Path, deepspeed_config: Path, **engine: Any):
         phase = recipe.phases[0]
         self.recipe, self.world, self.step = recipe, world, 0
-        self.engine = Engine(
-            recipe.model, recipe.optimizer, resolve_deepspeed(deepspeed_config, recipe, phase, world.size),
-            recipe.train.seed, world, **engine,
-        )  # fmt: skip
+        config = resolve_deepspeed(deepspeed_config, recipe, phase, world.size)
+        self.engine = Engine(recipe, config, world, **engine)
         self._stream = SampleStream(
             ShardDirectory(shards), "train", phase.sequence_length, seed=1, max_predictions=phase.max_predictions,
             masking=recipe.masking, data=recipe.data,
