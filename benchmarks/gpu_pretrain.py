@@ -32,11 +32,12 @@ from benchmarks.gpu_predictions import BEST, LADDER, Row, predict
 from preprocessing.schema import ShardDirectory
 from trainer.config import Recipe, load_recipe, resolve_deepspeed
 from trainer.data import Batch, SampleStream
-from trainer.engine import Engine, World, join_world, leave_world
+from trainer.engine import Engine, join_world
 from trainer.loading import StepReader, Steps
 from trainer.metrics import measure_ceiling, training_flops
 from trainer.model import EMPTY_SLOT, BertForPreTraining, Losses, pretraining_losses
 from trainer.optim import build_optimizer, parameter_groups
+from trainer.world import World, leave_world
 
 SIZES = {
     "large": [],

@@ -23,9 +23,10 @@ sys.path = [str(Path(__file__).parents[1]), *(folder for folder in sys.path if P
 from preprocessing.schema import ShardDirectory
 from trainer.config import Recipe, load_recipe, resolve_deepspeed
 from trainer.data import SampleStream
-from trainer.engine import Engine, join_world, leave_world
+from trainer.engine import Engine, join_world
 from trainer.gradients import take_norm_once
 from trainer.loading import StepReader, Steps
+from trainer.world import leave_world
 
 ROOT = Path(__file__).resolve().parent.parent
 NARROW = ("model.hidden_size=16", "model.num_attention_heads=1", "model.intermediate_size=16")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import deepspeed
 import torch
@@ -31,46 +31,11 @@ from trainer.metrics import Laps, training_flops
 from trainer.model import EMPTY_SLOT, BertForPreTraining, Losses, parameter_shapes, pretraining_losses
 from trainer.non_finite import Suspect, bad_gradient, bad_loss
 from trainer.optim import Lamb, Partition, build_optimizer, parameter_groups, state_of
+from trainer.ownership import find_owned, first_misplaced
 from trainer.philox import derive_seed
 from trainer.settings import ConfigError
-from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, Fragment, StateReader
-
-
-@dataclass(frozen=True)
-class World:
-    """The ranks of a run as one of them sees them."""
-
-    rank: int
-    size: int
-    device: torch.device
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the rank that writes."""
-        return self.rank == 0
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        torch.distributed.barrier()
-
-    def agree(self, value: int) -> int:
-        """The first rank's value, on all ranks."""
-        shared = torch.tensor(value, device=self.device)
-        torch.distributed.broadcast(shared, src=0)
-        return int(shared)
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """Sums over all ranks, in float64."""
-        total = torch.tensor(values, dtype=torch.float64, device=self.device)
-        torch.distributed.all_reduce(total)
-        return total.tolist()
-
-    def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in the order of ranks, on all of them."""
-        values = [None] * self.size
-        torch.distributed.all_gather_object(values, value)
-        return values
-
+from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, StateReader
+from trainer.world import World
 
 _FROM_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _backend: Any = importlib.import_module("deepspeed.comm.torch")  # deepspeed.comm.torch is torch itself
@@ -97,7 +62,7 @@ def join_world(threads: int) -> World:
     if get_accelerator().device_name() == "cpu":
         keep_freed_memory()
     _backend.build_shm_op = lambda: None  # compiled at the first start, for inference alone
-    get_accelerator().set_device(int(os.environ.get("LOCAL_RANK", "0")))  # DeepSpeed does so only with an engine
+    get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))  # DeepSpeed does so only with an engine
     deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
     device = torch.device(get_accelerator().current_device_name())
     return World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
@@ -163,7 +128,7 @@ class Engine:
         reader = StateReader(checkpoint, shapes) if checkpoint else None
         given = reader.weights() if reader else weights
         model = BertForPreTraining(recipe.model, seed=None if given else train.seed)
-        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
         if given:  # DeepSpeed rounds them to the precision of the products, so they are put in again below
             model.load_state_dict(given)
         initial = given or {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -181,7 +146,7 @@ class Engine:
             why = str(error).replace("\n", " ") or type(error).__name__
             raise ConfigError(f"DeepSpeed's configuration: {why}") from error
         take_norm_once(self._engine.optimizer)
-        self._owned = list(self._find_owned())
+        self._owned = list(find_owned(self._engine, self._optimizer, names, world.rank))
         self._check_layout(initial)
         if isinstance(self._optimizer, Lamb) and self._engine.zero_optimization():
             partitions = [(owned.tensor, Partition(owned.fragments, owned.parameters)) for owned in self._owned]
@@ -346,30 +311,21 @@ class Engine:
         gc.collect()
         get_accelerator().empty_cache()
 
-    @torch.no_grad()
     def _check_layout(self, initial: Mapping[str, Tensor]) -> None:
         """See that every fragment is where DeepSpeed keeps it, by the weights that the model was just built with.
 
-        A layout that is not known here would train as well, and every checkpoint and export would be scrambled.
-
-        Args:
-            initial: name -> float32, as handed to DeepSpeed, which may have rounded its own to the products' dtype.
+        With a layout that is not known here training would be right, and every checkpoint and export scrambled.
 
         Raises:
             ConfigError: on every rank, a fragment of one of them holds something else.
         """
-        wrong = None
-        for tensor, fragments, _ in self._owned:
-            for start, length, name, offset in fragments:
-                found = tensor.view(-1)[start : start + length]
-                expected = initial[name].view(-1)[offset : offset + length].to(found.device)
-                if not torch.equal(found.to(self.dtype), expected.to(self.dtype)):
-                    wrong = wrong or f"rank {self._world.rank} finds {name} in another place"
-        if reports := [report for report in self._world.gather(wrong) if report]:
-            raise ConfigError(
-                f"DeepSpeed's configuration: {reports[0]} than DeepSpeed says, so checkpoints would be scrambled; "
-                "remove from zero_optimization what changes the order of its buffers"
-            )
+        names = self._world.gather(first_misplaced(self._owned, initial, self.dtype))
+        for rank, name in enumerate(names):
+            if name:
+                raise ConfigError(
+                    f"DeepSpeed's configuration: rank {rank} finds {name} in another place than DeepSpeed says, so "
+                    "checkpoints would be scrambled; remove what changes the order of zero_optimization's buffers"
+                )
 
     @torch.no_grad()
     def _fill_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -392,36 +348,6 @@ class Engine:
             state = state_of(self._optimizer, tensor)
             tensors = {WEIGHTS: tensor.detach(), **{name: state[name] for name in MOMENTS}}
             yield Flat(fragments, {name: values.view(-1) for name, values in tensors.items()})
-
-    def _find_owned(self) -> Iterator[_Owned]:
-        """The float32 tensors that this rank updates.
-
-        DeepSpeed keeps them under three names: ZeRO 3; ZeRO 1 and 2; and bf16 with float32 accumulation under ZeRO 1.
-        Without ZeRO they are the parameters themselves.
-        """
-        zero = self._engine.optimizer
-        if not self._engine.zero_optimization():
-            for group in self._optimizer.param_groups:
-                for parameter in group["params"]:
-                    name = self._names[id(parameter)]
-                    yield _Owned(parameter, [Fragment(0, parameter.numel(), name, 0)], [name])
-        elif hasattr(zero, "fp32_partitioned_groups_flat"):
-            for flat, parameters in zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True):
-                yield self._owned_of(flat, parameters, _equal_shares(parameters, self._world.rank))
-        else:
-            flats = getattr(zero, "single_partition_of_fp32_groups", None) or zero.fp32_groups_flat_partition
-            groups = getattr(zero, "bit16_groups", None) or zero.bf16_groups
-            for flat, parameters in zip(flats, groups, strict=True):
-                yield self._owned_of(flat, parameters, map(_mapped_stretch, parameters))
-
-    def _owned_of(self, flat: Tensor, parameters: Sequence[Tensor], stretches: Iterable[_Stretch | None]) -> _Owned:
-        names = [self._names[id(parameter)] for parameter in parameters]
-        fragments = [
-            Fragment(stretch.start, stretch.length, name, stretch.offset)
-            for name, stretch in zip(names, stretches, strict=True)
-            if stretch is not None
-        ]
-        return _Owned(flat, fragments, names)
 
     def _means(self, sums: Sequence[float], predictions: float, samples: float) -> dict[str, float]:
         mlm_loss, nsp_loss, mlm_correct, nsp_correct = sums
@@ -478,41 +404,6 @@ class Engine:
         return self._losses_of(mlm_logits, batch.mlm_labels, nsp_logits, batch.nsp_labels)
 
 
-class _Stretch(NamedTuple):
-    """Where in a flat tensor a rank has a part of a parameter."""
-
-    start: int
-    length: int
-    offset: int  # in the parameter
-
-
-class _Owned(NamedTuple):
-    """A float32 tensor that a rank updates."""
-
-    tensor: Tensor
-    fragments: list[Fragment]
-    parameters: list[str]  # of the whole group, over all ranks
-
-
-def _mapped_stretch(parameter: Any) -> _Stretch | None:
-    """ZeRO 1 and 2 cut the group wherever ranks meet; None where this rank has nothing of the parameter."""
-    mapping = parameter._hp_mapping
-    if mapping is None:
-        return None
-    here, there = mapping.get_hp_fragment_address(), mapping.lp_fragment_address
-    return _Stretch(here.start, here.numel, there.start)
-
-
-def _equal_shares(parameters: Sequence[Any], rank: int) -> Iterator[_Stretch | None]:
-    """ZeRO 3 gives every rank an equal share of each parameter, the last one filled up with zeros."""
-    start = 0
-    for parameter in parameters:
-        share = parameter.partition_numel()
-        real = min(max(parameter.ds_numel - rank * share, 0), share)
-        yield _Stretch(start, real, rank * share) if real else None
-        start += share
-
-
 def _sum_over_ranks(device: torch.device) -> Callable[[Tensor], None]:
     def add(values: Tensor) -> None:
         total = values.to(device)  # an offloaded optimizer's tensors lie on the CPU, and NCCL adds on GPUs only
@@ -530,17 +421,6 @@ def fp16_is_supported() -> bool:
 def device_kind() -> torch.device:
     """What the ranks of this machine compute on, a CPU or CUDA."""
     return torch.device(get_accelerator().device_name())
-
-
-def has_joined() -> bool:
-    """Whether this process is one of a world's ranks by now."""
-    return torch.distributed.is_initialized()
-
-
-def leave_world() -> None:
-    """Leave the process group in good order."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def _silence_deepspeed() -> None:

@@ -47,12 +47,9 @@ from trainer.data import Batch, SampleStream, evaluation_batches, validation_str
 from trainer.engine import (
     Engine,
     GlobalCounts,
-    World,
     device_kind,
     fp16_is_supported,
-    has_joined,
     join_world,
-    leave_world,
 )
 from trainer.fp8 import why_not_fp8
 from trainer.hugging_face import load_export
@@ -66,6 +63,7 @@ from trainer.saving import Saver, export_if_missing
 from trainer.settings import ConfigError
 from trainer.sharded_state import StateError, verify_state
 from trainer.stopping import StopRequests, watch
+from trainer.world import World, has_joined, leave_world
 
 _log = logging.getLogger("pretrain")
 

@@ -23,10 +23,11 @@ from trainer import pretrain, sharded_state
 from trainer.checkpoint import RunDirectory
 from trainer.config import Recipe, load_recipe, resolve_deepspeed
 from trainer.data import Batch, SampleStream
-from trainer.engine import Engine, GlobalCounts, World, join_world
+from trainer.engine import Engine, GlobalCounts, join_world
 from trainer.loading import Steps
 from trainer.model import EMPTY_SLOT, Losses
 from trainer.non_finite import NonFiniteError
+from trainer.world import World
 
 
 def run_pretrain(arguments: list[str]) -> int:
