@@ -24,8 +24,8 @@ from preprocessing.schema import ShardDirectory
 from trainer.checkpoint import write_atomically
 from trainer.config import Recipe, load_recipe, resolve_deepspeed
 from trainer.data import SampleStream
-from trainer.engine import World
 from trainer.loading import Steps
+from trainer.world import World
 from transformers_pretraining import PaddedSteps
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -51,13 +51,15 @@ from preprocessing.schema import ShardDirectory, ShardError
 from trainer.attention import attention
 from trainer.config import Recipe
 from trainer.data import Batch
-from trainer.engine import Engine, World, join_world, leave_world, why_no_fp8
+from trainer.engine import Engine, join_world
+from trainer.fp8 import why_not_fp8
 from trainer.loading import StepReader, Steps
 from trainer.metrics import measure_ceiling, training_flops
 from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, Losses, pretraining_losses
 from trainer.optim import build_optimizer, parameter_groups
 from trainer.packing import PackedTokens
 from trainer.settings import ConfigError
+from trainer.world import World, leave_world
 
 SIZES = {
     "large": [],
@@ -320,14 +322,10 @@ class Ours:
     """The trainer's engine."""
 
     def __init__(self, recipe: Recipe, world: World) -> None:
-        train = recipe.train
-        if train.fp8 and (reason := why_no_fp8()):
+        if recipe.train.fp8 and (reason := why_not_fp8(world.device)):
             raise ConfigError(f"train.fp8: {reason}")
         self._recipe = recipe
-        self._engine = Engine(
-            recipe.model, recipe.optimizer, deepspeed_config(recipe, world), train.seed, world,
-            compile_layers=train.compile, fp8=train.fp8,
-        )  # fmt: skip
+        self._engine = Engine(recipe, deepspeed_config(recipe, world), world)
 
     def step(self, number: int, batches: list[Batch], meanwhile: Callable[[], None]) -> None:
         """One update."""

@@ -20,9 +20,10 @@ from unittest import mock
 from common import deepspeed_config, recipe_of, steps_of
 from eval.results import markdown
 from preprocessing.schema import ShardDirectory
-from trainer.engine import Engine, join_world, leave_world
+from trainer.engine import Engine, join_world
 from trainer.gradients import take_norm_once
 from trainer.loading import StepReader
+from trainer.world import leave_world
 
 NARROW = ("model.hidden_size=16", "model.num_attention_heads=1", "model.intermediate_size=16")
 WARM_UP, STEPS = 10, 60
@@ -43,7 +44,7 @@ def main() -> None:
     for name, change in (("DeepSpeed's norms", _no_change), ("one norm", take_norm_once)):
         recipe = recipe_of("bert_large.toml", shards, 128, 2, widths)
         with mock.patch("trainer.engine.take_norm_once", change):
-            engine = Engine(recipe.model, recipe.optimizer, deepspeed_config(recipe, world), 1, world)
+            engine = Engine(recipe, deepspeed_config(recipe, world), world)
         found = []
         for number, batches in enumerate(StepReader(steps_of(recipe, shards), 0, steps, workers=0)):
             totals = engine.count_step(batches, stop=False)

@@ -32,12 +32,13 @@ from common import copy_bandwidth
 from eval.results import markdown
 from preprocessing.schema import ShardDirectory
 from trainer.data import Batch, DataConfig, SampleStream
-from trainer.engine import World, join_world, leave_world
+from trainer.engine import join_world
 from trainer.masking import STANDARD
 from trainer.metrics import measure_ceiling
 from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, pretraining_losses
 from trainer.optim import OptimizerConfig, build_optimizer, parameter_groups
 from trainer.packing import PackedTokens
+from trainer.world import World, leave_world
 
 # The vocabulary is the demo's and the paper's, whatever that of the shards.
 SIZES = {

@@ -12,11 +12,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.packing import PackedTokens, Selection, Table
 
 Implementation = Literal["reference", "grouped", "sdpa", "varlen"]
 _Queries = PackedTokens | Selection
+# All but cuDNN's, which Hopper would take. In torch 2.11 it rounds the probability of dropout to sixteenths (pytorch
+# #174245), and with a mask its gradients are NaN for 64 tokens more than a multiple of 128 (#196678). Kept out where
+# attention is computed, and not once for the process: whoever imports the model has it right, and others their default.
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def attention(
@@ -214,7 +219,8 @@ def _sdpa(
     hidden = hidden[:, None, None, :]
     if causal:
         hidden = hidden | _future(longest, query.device)
-    gathered = F.scaled_dot_product_attention(query, key, value, _bias(hidden, query.dtype), probability)
+    with sdpa_kernel(_KERNELS):
+        gathered = F.scaled_dot_product_attention(query, key, value, _bias(hidden, query.dtype), probability)
     return gathered.transpose(1, 2).flatten(0, 1).index_select(0, asking)  # [B, N, Q, H] -> [B*Q, N, H] -> [R, N, H]
 
 

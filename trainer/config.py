@@ -7,6 +7,7 @@ refuses what it does not know.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -80,6 +81,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if min(self.max_steps, self.threads, self.hang_seconds) < 0:
             raise ValueError("max_steps, threads and hang_seconds must be 0 or more")
+        if not 0 <= self.seed < 2**63:  # what torch's generators take
+            raise ValueError("seed must be 0 or more and below 2^63")
 
 
 @dataclass(frozen=True)
@@ -270,13 +273,14 @@ def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int
         world: number of ranks.
 
     Raises:
-        ConfigError: no such file, not JSON, an optimizer or scheduler in it, or a value that the recipe contradicts.
+        ConfigError: no such file, not JSON, a key that has no effect here or would do harm, or a value that the recipe
+            contradicts.
     """
     try:
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: can't read the DeepSpeed configuration ({error.strerror})") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not a JSON file ({error})") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: the DeepSpeed configuration must be a JSON object")
@@ -297,12 +301,31 @@ def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int
         if raw.get(key, "auto") not in ("auto", value):
             raise ConfigError(f'{path}: {key} is {raw[key]}, but the recipe says {value}; write "auto"')
     # Our optimizers are plain torch optimizers, which DeepSpeed has not tested, and which it must not replace.
-    return {**raw, **ruled, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    resolved = {**raw, **ruled, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    if world == 1 and "zero_optimization" in raw:
+        # DeepSpeed 0.19 would wait for the device after every micro-batch (zero/stage_1_and_2.py), and one rank has no
+        # communication to overlap.
+        resolved["zero_optimization"] = {**raw["zero_optimization"], "overlap_comm": False}
+    return resolved
 
 
-_LEAVE_ON = "leave it on: without it a gradient that is no number would reach the weights"
+# The keys of DeepSpeed's configuration that have an effect on this trainer; most of the others would be ignored.
+_SECTIONS = (
+    *("zero_optimization", "bf16", "fp16", "data_types", "torch_autocast", "aio"),
+    *("flops_profiler", "comms_logger", "timers", "tensorboard", "wandb", "csv_monitor", "comet"),
+)
+_VALUES = (
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
+    *("communication_data_type", "prescale_gradients", "gradient_predivide_factor"),
+    *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
+    *("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "log_level", "disable_python_gc"),
+)
+
+_LEAVE_ON = "leave it on: without it a gradient that is NaN or infinite would reach the weights"
 _FLOAT32 = "leave it off: weights and moments are kept in float32, which checkpoints rely on"
 _UNKNOWN_TENSORS = "remove it: it keeps weights or moments where checkpoints can't find them"
+_OWN_OPTIMIZERS = "remove it; the recipe's [optimizer] is never replaced by one of DeepSpeed's"
+_WHOLE_LAYERS = "remove it: ranks share the samples of a batch, not layers or sequences"
 
 # Keys, values that are refused (None: any), and why.
 _REFUSED: list[tuple[str, Any, str]] = [
@@ -317,6 +340,17 @@ _REFUSED: list[tuple[str, Any, str]] = [
     ("zero_optimization.offload_optimizer.device", "nvme", "use cpu: checkpoints don't find what lies on a disk"),
     ("zero_optimization.offload_optimizer.super_offload", True, _UNKNOWN_TENSORS),
     ("zero_optimization.zenflow", None, _UNKNOWN_TENSORS),
+    (
+        "zero_optimization.round_robin_gradients",
+        True,
+        "leave it off: DeepSpeed then keeps weights in another order than it says, and checkpoints would mix them up",
+    ),
+    ("zero_allow_untested_optimizer", False, _OWN_OPTIMIZERS),
+    ("zero_force_ds_cpu_optimizer", True, _OWN_OPTIMIZERS),
+    ("gradient_allreduce_op", None, "remove it: losses are normalized for the mean over the ranks"),
+    ("activation_checkpointing", None, "remove it and set model.activation_checkpointing=true"),
+    ("tensor_parallel", None, _WHOLE_LAYERS),
+    ("sequence_parallel_size", None, _WHOLE_LAYERS),
 ]
 
 
@@ -326,6 +360,13 @@ def _refuse(raw: dict[str, Any], path: Path | str) -> None:
         found = _look_up(raw, key)
         if found is not None and value in (None, found):
             raise ConfigError(f"{path}: {key} is {json.dumps(found)}; {advice}")
+    for key, found in raw.items():
+        if key in _SECTIONS and not isinstance(found, dict):
+            raise ConfigError(f"{path}: {key} is {json.dumps(found)}; it must be an object, {{...}}")
+        if key not in (*_SECTIONS, *_VALUES):
+            near = difflib.get_close_matches(key, (*_SECTIONS, *_VALUES), n=1)
+            advice = f"did you mean {near[0]}?" if near else "remove it: it has no effect on this trainer"
+            raise ConfigError(f"{path}: unknown key {key}; {advice}")
     bf16, fp16 = (_look_up(raw, f"{precision}.enabled") for precision in ("bf16", "fp16"))
     if bf16 and fp16:
         raise ConfigError(f"{path}: bf16 and fp16 are both enabled; choose one")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import math
@@ -11,64 +12,32 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import deepspeed
 import torch
 import torch.distributed
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.config import DeepSpeedConfigError
 from torch import Tensor
 
 from trainer.allocator import keep_freed_memory
+from trainer.config import Recipe
 from trainer.data import Batch
-from trainer.fp8 import to_fp8, why_not_fp8
+from trainer.fp8 import to_fp8
 from trainer.gradients import take_norm_once, total_norm
 from trainer.loss_scale import LossScale, is_exhausted, put_loss_scale, take_loss_scale
 from trainer.metrics import Laps, training_flops
-from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, Losses, pretraining_losses
+from trainer.model import EMPTY_SLOT, BertForPreTraining, Losses, parameter_shapes, pretraining_losses
 from trainer.non_finite import Suspect, bad_gradient, bad_loss
-from trainer.optim import Lamb, OptimizerConfig, Partition, build_optimizer, new_state, parameter_groups
-from trainer.philox import derive_key
+from trainer.optim import Lamb, Partition, build_optimizer, parameter_groups, state_of
+from trainer.ownership import find_owned, first_misplaced
+from trainer.philox import derive_seed
 from trainer.settings import ConfigError
-from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, Fragment, StateReader
+from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, StateReader
+from trainer.world import World
 
-
-@dataclass(frozen=True)
-class World:
-    """The ranks of a run as one of them sees them."""
-
-    rank: int
-    size: int
-    device: torch.device
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the rank that writes."""
-        return self.rank == 0
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        torch.distributed.barrier()
-
-    def agree(self, value: int) -> int:
-        """The first rank's value, on all ranks."""
-        shared = torch.tensor(value, device=self.device)
-        torch.distributed.broadcast(shared, src=0)
-        return int(shared)
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """Sums over all ranks, in float64."""
-        total = torch.tensor(values, dtype=torch.float64, device=self.device)
-        torch.distributed.all_reduce(total)
-        return total.tolist()
-
-    def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in the order of ranks, on all of them."""
-        values = [None] * self.size
-        torch.distributed.all_gather_object(values, value)
-        return values
-
-
+_FROM_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _backend: Any = importlib.import_module("deepspeed.comm.torch")  # deepspeed.comm.torch is torch itself
 
 
@@ -77,7 +46,15 @@ def join_world(threads: int) -> World:
 
     Args:
         threads: CPU threads; 0 divides the machine's cores by the ranks on it, unless OMP_NUM_THREADS says otherwise.
+
+    Raises:
+        ConfigError: there is no launcher.
     """
+    if missing := [name for name in _FROM_LAUNCHER if name not in os.environ]:
+        raise ConfigError(
+            f"{missing[0]} is not set, as a launcher would: give `deepspeed --num_accelerators RANKS` or `torchrun "
+            "--nproc-per-node RANKS` in place of `python`"
+        )
     _silence_deepspeed()
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or os.environ["WORLD_SIZE"])
     cores = len(os.sched_getaffinity(0))
@@ -85,10 +62,14 @@ def join_world(threads: int) -> World:
     if get_accelerator().device_name() == "cpu":
         keep_freed_memory()
     _backend.build_shm_op = lambda: None  # compiled at the first start, for inference alone
-    get_accelerator().set_device(int(os.environ.get("LOCAL_RANK", "0")))  # DeepSpeed does so only with an engine
+    get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))  # DeepSpeed does so only with an engine
     deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
     device = torch.device(get_accelerator().current_device_name())
     return World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
+
+
+# How DeepSpeed says that it does not take its configuration.
+_REFUSALS = (DeepSpeedConfigError, ValueError, TypeError, KeyError, AssertionError, NotImplementedError)
 
 
 @dataclass(frozen=True)
@@ -115,65 +96,58 @@ class Engine:
 
     def __init__(
         self,
-        config: BertConfig,
-        optimizer: OptimizerConfig,
+        recipe: Recipe,
         deepspeed_config: dict[str, Any],
-        seed: int,
         world: World,
-        next_sentence: bool = True,
+        *,
         checkpoint: Path | None = None,
         weights: Mapping[str, Tensor] | None = None,
         loss_scale: LossScale | None = None,
-        compile_layers: bool = False,
-        fp8: bool = False,
     ):
         """Build the model from its seed, from weights or from a checkpoint, and hand it to DeepSpeed.
 
         Args:
-            config: of the model.
-            optimizer: of the run.
+            recipe: of the run: its model, optimizer, and what [train] says of seed, tasks, compilation and fp8.
             deepspeed_config: resolved, see trainer.config.resolve_deepspeed.
-            seed: of the run; weights and dropout are derived from it.
             world: this rank's place.
-            next_sentence: whether its loss counts; its metrics are reported in any case.
             checkpoint: written by write_state, by any number of ranks under any ZeRO stage.
             weights: float32, to begin with where there is no checkpoint.
             loss_scale: to begin with in fp16; without it DeepSpeed's settings say.
-            compile_layers: have torch.compile fuse each encoder layer, which keeps its parameters and their names, and
-                the losses.
-            fp8: have the encoder's products done in eight bits.
 
         Raises:
             StateError: the checkpoint is damaged or another model's.
-            ConfigError: DeepSpeed does not take its configuration.
+            ConfigError: DeepSpeed does not take its configuration, or lays weights out in a way that is not known here.
         """
-        self._config = config
-        self._seed = seed
+        train = recipe.train
+        self._config = recipe.model
+        self._seed = train.seed
         self._world = world
-        self._next_sentence = float(next_sentence)
-        model = BertForPreTraining(config, seed=None if checkpoint or weights else seed)
-        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._next_sentence = float(train.next_sentence)  # whether its loss counts; metrics have it in any case
+        shapes = parameter_shapes(recipe.model)
         self.parameters = sum(shape.numel() for shape in shapes.values())
         reader = StateReader(checkpoint, shapes) if checkpoint else None
-        initial = reader.weights() if reader else weights
-        if initial:  # DeepSpeed rounds them to the precision of the products, so they are put in again below
-            model.load_state_dict(initial)
-        self._optimizer = build_optimizer(parameter_groups(model, optimizer.weight_decay), optimizer)
-        if fp8:
+        given = reader.weights() if reader else weights
+        model = BertForPreTraining(recipe.model, seed=None if given else train.seed)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        if given:  # DeepSpeed rounds them to the precision of the products, so they are put in again below
+            model.load_state_dict(given)
+        initial = given or {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        self._optimizer = build_optimizer(parameter_groups(model, recipe.optimizer.weight_decay), recipe.optimizer)
+        if train.fp8:
             to_fp8(model.bert.layers, world.device)
-        self._losses_of = torch.compile(pretraining_losses) if compile_layers else pretraining_losses
-        if compile_layers:
+        self._losses_of = torch.compile(pretraining_losses) if train.compile else pretraining_losses
+        if train.compile:  # fuses each encoder layer, which keeps its parameters and their names, and the losses
             torch._dynamo.reset()  # what it keeps of one phase would count against its limit of ways in the next
             for layer in model.bert.layers:
                 layer.compile()
         try:
             self._engine, *_ = deepspeed.initialize(model=model, optimizer=self._optimizer, config=deepspeed_config)
-        except (ValueError, TypeError, KeyError, AssertionError, NotImplementedError) as error:  # as it checks its keys
+        except _REFUSALS as error:
             why = str(error).replace("\n", " ") or type(error).__name__
             raise ConfigError(f"DeepSpeed's configuration: {why}") from error
         take_norm_once(self._engine.optimizer)
-        self._owned = list(self._find_owned())
+        self._owned = list(find_owned(self._engine, self._optimizer, names, world.rank))
+        self._check_layout(initial)
         if isinstance(self._optimizer, Lamb) and self._engine.zero_optimization():
             partitions = [(owned.tensor, Partition(owned.fragments, owned.parameters)) for owned in self._owned]
             self._optimizer.partition(partitions, _sum_over_ranks(world.device))
@@ -206,7 +180,8 @@ class Engine:
             batches: this rank's micro-batches, each with its place in the global batch.
             totals: of the global batch, from count_step.
             learning_rate: of this update.
-            meanwhile: called when the device has all of the gradient's work and this process is about to wait for it.
+            meanwhile: called once, when the device has the last forward pass to do: DeepSpeed may have this process
+                wait for the backward pass.
 
         Returns:
             Losses, accuracies and the gradient norm of the global batch, and seconds of the parts of the step; in fp16
@@ -219,19 +194,21 @@ class Engine:
         laps = Laps(self._world.device)
         sums = []
         for place, batch in batches:
-            torch.manual_seed(_combine(derive_key(self._seed, "dropout", step, place)))
+            torch.manual_seed(derive_seed(self._seed, "dropout", step, place))
             losses = self._losses(batch)
             laps.lap("forward_seconds")
+            is_last = place + self._world.size >= totals.micro_batches
+            if is_last:
+                meanwhile()
             # Times 0 and not left out: every parameter gets a gradient, as ZeRO expects.
             next_sentence = self._next_sentence * losses.nsp_loss / totals.samples
             loss = losses.mlm_loss / totals.predictions + next_sentence
             # DeepSpeed averages the gradients over the ranks; our losses are shares of a sum.
             self._engine.backward(loss * self._world.size, scale_wrt_gas=False)
             sums.append(torch.stack([value.detach().double() for value in losses]))
-            if place + self._world.size < totals.micro_batches:
+            if not is_last:
                 self._engine.step()  # not a boundary: counts the micro-batch, updates nothing
             laps.lap("backward_seconds")
-        meanwhile()
         of_micro_batches = torch.stack(sums)
         all_sums = self._world.sum(of_micro_batches.sum(dim=0).tolist())
         metrics = self._means(all_sums, totals.predictions, totals.samples)
@@ -317,12 +294,38 @@ class Engine:
     def reset_moments(self) -> None:
         """Empty the optimizer's state; the weights stay."""
         for owned in self._owned:
-            for value in self._state_of(owned.tensor).values():
+            for value in state_of(self._optimizer, owned.tensor).values():
                 value.zero_()
 
     def close(self) -> None:
-        """Let go of the optimizer's memory, so that the next phase can build its own engine."""
+        """Free weights, gradients and moments, so that the next phase can build its own engine in their place.
+
+        DeepSpeed's engine, optimizer and parameters refer to one another in circles, which only the collector takes. In
+        ZeRO 3 of DeepSpeed 0.19 it does not take them either, so the largest tensors are emptied first.
+        """
         self._engine.destroy()
+        for tensor, *_ in self._owned:
+            for large in (tensor, *state_of(self._optimizer, tensor).values()):
+                large.data = large.new_empty(0)
+        del self._engine, self._optimizer, self._owned, self._copies, self._scaler, self._losses_of
+        gc.collect()
+        get_accelerator().empty_cache()
+
+    def _check_layout(self, initial: Mapping[str, Tensor]) -> None:
+        """See that every fragment is where DeepSpeed keeps it, by the weights that the model was just built with.
+
+        With a layout that is not known here training would be right, and every checkpoint and export scrambled.
+
+        Raises:
+            ConfigError: on every rank, a fragment of one of them holds something else.
+        """
+        names = self._world.gather(first_misplaced(self._owned, initial, self.dtype))
+        for rank, name in enumerate(names):
+            if name:
+                raise ConfigError(
+                    f"DeepSpeed's configuration: rank {rank} finds {name} in another place than DeepSpeed says, so "
+                    "checkpoints would be scrambled; remove what changes the order of zero_optimization's buffers"
+                )
 
     @torch.no_grad()
     def _fill_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -338,50 +341,13 @@ class Engine:
         for flat in self._flats():
             reader.fill(flat)
         for owned in self._owned:
-            self._state_of(owned.tensor)["step"].fill_(reader.optimizer_step)
+            state_of(self._optimizer, owned.tensor)["step"].fill_(reader.optimizer_step)
 
     def _flats(self) -> Iterator[Flat]:
         for tensor, fragments, _ in self._owned:
-            state = self._state_of(tensor)
+            state = state_of(self._optimizer, tensor)
             tensors = {WEIGHTS: tensor.detach(), **{name: state[name] for name in MOMENTS}}
             yield Flat(fragments, {name: values.view(-1) for name, values in tensors.items()})
-
-    def _state_of(self, tensor: Tensor) -> dict[str, Tensor]:
-        """The optimizer's state of a tensor, which torch's optimizers make at their first step only."""
-        state: dict[str, Tensor] = self._optimizer.state[tensor]
-        if not state:
-            state.update(new_state(tensor))
-        return state
-
-    def _find_owned(self) -> Iterator[_Owned]:
-        """The float32 tensors that this rank updates.
-
-        DeepSpeed keeps them under three names: ZeRO 3; ZeRO 1 and 2; and bf16 with float32 accumulation under ZeRO 1.
-        Without ZeRO they are the parameters themselves.
-        """
-        zero = self._engine.optimizer
-        if not self._engine.zero_optimization():
-            for group in self._optimizer.param_groups:
-                for parameter in group["params"]:
-                    name = self._names[id(parameter)]
-                    yield _Owned(parameter, [Fragment(0, parameter.numel(), name, 0)], [name])
-        elif hasattr(zero, "fp32_partitioned_groups_flat"):
-            for flat, parameters in zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True):
-                yield self._owned_of(flat, parameters, _equal_shares(parameters, self._world.rank))
-        else:
-            flats = getattr(zero, "single_partition_of_fp32_groups", None) or zero.fp32_groups_flat_partition
-            groups = getattr(zero, "bit16_groups", None) or zero.bf16_groups
-            for flat, parameters in zip(flats, groups, strict=True):
-                yield self._owned_of(flat, parameters, map(_mapped_stretch, parameters))
-
-    def _owned_of(self, flat: Tensor, parameters: Sequence[Tensor], stretches: Iterable[_Stretch | None]) -> _Owned:
-        names = [self._names[id(parameter)] for parameter in parameters]
-        fragments = [
-            Fragment(stretch.start, stretch.length, name, stretch.offset)
-            for name, stretch in zip(names, stretches, strict=True)
-            if stretch is not None
-        ]
-        return _Owned(flat, fragments, names)
 
     def _means(self, sums: Sequence[float], predictions: float, samples: float) -> dict[str, float]:
         mlm_loss, nsp_loss, mlm_correct, nsp_correct = sums
@@ -418,7 +384,7 @@ class Engine:
         return {**report, "grad_norm": float(norm)} if finite else report
 
     def _find_suspects(self, losses: Tensor, batches: Sequence[tuple[int, Batch]]) -> list[Suspect]:
-        """The micro-batches of all ranks whose losses are no numbers.
+        """The micro-batches of all ranks whose losses are NaN or infinite.
 
         Args:
             losses: [micro-batches, 4], this rank's sums.
@@ -438,41 +404,6 @@ class Engine:
         return self._losses_of(mlm_logits, batch.mlm_labels, nsp_logits, batch.nsp_labels)
 
 
-class _Stretch(NamedTuple):
-    """Where in a flat tensor a rank has a part of a parameter."""
-
-    start: int
-    length: int
-    offset: int  # in the parameter
-
-
-class _Owned(NamedTuple):
-    """A float32 tensor that a rank updates."""
-
-    tensor: Tensor
-    fragments: list[Fragment]
-    parameters: list[str]  # of the whole group, over all ranks
-
-
-def _mapped_stretch(parameter: Any) -> _Stretch | None:
-    """ZeRO 1 and 2 cut the group wherever ranks meet; None where this rank has nothing of the parameter."""
-    mapping = parameter._hp_mapping
-    if mapping is None:
-        return None
-    here, there = mapping.get_hp_fragment_address(), mapping.lp_fragment_address
-    return _Stretch(here.start, here.numel, there.start)
-
-
-def _equal_shares(parameters: Sequence[Any], rank: int) -> Iterator[_Stretch | None]:
-    """ZeRO 3 gives every rank an equal share of each parameter, the last one filled up with zeros."""
-    start = 0
-    for parameter in parameters:
-        share = parameter.partition_numel()
-        real = min(max(parameter.ds_numel - rank * share, 0), share)
-        yield _Stretch(start, real, rank * share) if real else None
-        start += share
-
-
 def _sum_over_ranks(device: torch.device) -> Callable[[Tensor], None]:
     def add(values: Tensor) -> None:
         total = values.to(device)  # an offloaded optimizer's tensors lie on the CPU, and NCCL adds on GPUs only
@@ -487,20 +418,9 @@ def fp16_is_supported() -> bool:
     return bool(get_accelerator().is_fp16_supported())
 
 
-def why_no_fp8() -> str:
-    """What keeps this rank's device from train.fp8, or ''."""
-    return why_not_fp8(torch.device(get_accelerator().device_name()))
-
-
-def has_joined() -> bool:
-    """Whether this process is one of a world's ranks by now."""
-    return torch.distributed.is_initialized()
-
-
-def leave_world() -> None:
-    """Leave the process group in good order."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+def device_kind() -> torch.device:
+    """What the ranks of this machine compute on, a CPU or CUDA."""
+    return torch.device(get_accelerator().device_name())
 
 
 def _silence_deepspeed() -> None:
@@ -509,7 +429,3 @@ def _silence_deepspeed() -> None:
     log.setLevel(logging.WARNING)
     log.addFilter(lambda record: not any(words in record.getMessage() for words in ("untested optimizer", "OVERFLOW!")))
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-
-
-def _combine(key: tuple[int, int]) -> int:
-    return key[0] | key[1] << 32

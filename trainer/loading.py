@@ -187,12 +187,13 @@ def _cause(steps: Steps, loaded: Any) -> DamagedShardError | LoaderError | None:
         steps.check_files()  # reading beyond the end of a mapped file kills
     except ShardError as error:
         return DamagedShardError(str(error))
-    how = ", ".join(f"process {process.pid} by {_exit(process.exitcode)}" for process in ended)
-    return LoaderError(f"the loader's {how} ended; SIGKILL is mostly a lack of memory: lower data.workers or give more")
+    return LoaderError("; ".join(f"loader process {process.pid} {_end(process.exitcode)}" for process in ended))
 
 
-def _exit(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+def _end(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "was killed by SIGKILL, usually for lack of memory; lower data.workers or add memory"
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def _as_it_is(step: list[Batch] | ShardError) -> list[Batch] | ShardError:

@@ -43,9 +43,9 @@ class MaskingConfig:
     def __post_init__(self) -> None:
         if not 0 < self.probability < 1:
             raise ValueError(f"masking.probability is {self.probability}; it must lie between 0 and 1")
-        if self.mask < 0 or self.random < 0 or self.mask + self.random > 1:
+        if not (self.mask >= 0 and self.random >= 0 and self.mask + self.random <= 1):
             raise ValueError(
-                f"masking.mask + masking.random is {self.mask + self.random}; shares must add up to 1 at most"
+                f"masking.mask is {self.mask}, masking.random {self.random}; shares must add up to 1 at most"
             )
         if not 0 < self.span_probability < 1 or self.longest_span < 1:
             raise ValueError("masking.span_probability must lie between 0 and 1, masking.longest_span be 1 or more")

@@ -70,15 +70,14 @@ class BertConfig:
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: give a positive number")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be positive and finite")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: give a probability from 0 up to, not including, 1")
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 0 and below 1")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                f"hidden_size {self.hidden_size} doesn't divide into {self.num_attention_heads} heads: "
-                "make it a multiple of num_attention_heads"
+                f"hidden_size {self.hidden_size} is not divisible by num_attention_heads {self.num_attention_heads}"
             )
         if self.hidden_act not in ACTIVATIONS:
             raise ValueError(f"hidden_act {self.hidden_act!r} is unknown: choose one of {', '.join(ACTIVATIONS)}")
@@ -258,7 +257,7 @@ class MaskedLanguageModel(nn.Module):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.activation = ACTIVATIONS[config.hidden_act]
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.norm = _layer_norm(config)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, hidden: Tensor, words: Tensor) -> Tensor:
@@ -382,6 +381,13 @@ def _truncated_normal(shape: torch.Size, std: float, generator: torch.Generator)
     share = math.erf(2 / math.sqrt(2))  # of a normal within two standard deviations, 0.954
     values = torch.empty(shape, dtype=torch.float32, device="cpu").uniform_(-share, share, generator=generator)
     return values.erfinv_().mul_(math.sqrt(2) * std).clamp_(-2 * std, 2 * std)  # the last for rounding
+
+
+def parameter_shapes(config: BertConfig) -> dict[str, torch.Size]:
+    """Name -> shape of every parameter of BertForPreTraining, without memory for them."""
+    with torch.device("meta"):
+        model = BertForPreTraining(config, seed=None)
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
 def parameter_count(config: BertConfig) -> int:

@@ -1,4 +1,4 @@
-"""What a run says when a loss or a gradient is infinite or not a number: which step, which rank, which samples."""
+"""What a run says when a loss or a gradient is NaN or infinite: which step, which rank, which samples."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 
 class NonFiniteError(RuntimeError):
-    """A loss or a gradient that is no number. Weights and moments are those from before the step."""
+    """A NaN or infinite loss or gradient. Weights and moments are those from before the step."""
 
 
 class Suspect(NamedTuple):
-    """A micro-batch whose loss is no number."""
+    """A micro-batch whose loss is NaN or infinite."""
 
     turn: int  # which of the step's micro-batches of its rank it was
     rank: int
@@ -19,7 +19,7 @@ class Suspect(NamedTuple):
 
 
 def bad_loss(step: int, loss: float, suspects: Sequence[Suspect]) -> NonFiniteError:
-    """The error for a loss over the global batch that is no number.
+    """The error for a NaN or infinite loss over the global batch.
 
     Args:
         step: the one that is not finished.
@@ -34,7 +34,7 @@ def bad_loss(step: int, loss: float, suspects: Sequence[Suspect]) -> NonFiniteEr
 
 
 def bad_gradient(step: int, samples: Sequence[int], lowest_scale: float | None = None) -> NonFiniteError:
-    """The error for a gradient that is no number where all losses are.
+    """The error for a NaN or infinite gradient where all losses are finite.
 
     Args:
         step: the one that is not finished.
@@ -43,7 +43,7 @@ def bad_gradient(step: int, samples: Sequence[int], lowest_scale: float | None =
     """
     at = "" if lowest_scale is None else f" even at the lowest loss scale, {lowest_scale:g},"
     return NonFiniteError(
-        f"step {step}: a gradient{at} is infinite or not a number, though all losses are finite; the samples of the "
+        f"step {step}: a gradient{at} is NaN or infinite, though all losses are finite; the samples of the "
         f"step are {_interval(samples)}"
     )
 

@@ -42,10 +42,10 @@ class OptimizerConfig:
     adapt_undecayed: bool = False
 
     def __post_init__(self) -> None:
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.eps > 0):
-            raise ValueError("optimizer.beta1 and beta2 must lie in [0, 1) and optimizer.eps above 0")
-        if self.weight_decay < 0 or self.max_gradient_norm < 0:
-            raise ValueError("optimizer.weight_decay and optimizer.max_gradient_norm must be 0 or more")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and 0 < self.eps < math.inf):
+            raise ValueError("optimizer.beta1 and beta2 must lie in [0, 1) and optimizer.eps be positive and finite")
+        if not (0 <= self.weight_decay < math.inf and 0 <= self.max_gradient_norm < math.inf):
+            raise ValueError("optimizer.weight_decay and optimizer.max_gradient_norm must be 0 or more and finite")
         if not 0 <= self.min_trust_ratio <= self.max_trust_ratio:
             raise ValueError("optimizer.min_trust_ratio must be 0 or more and at most optimizer.max_trust_ratio")
 
@@ -53,18 +53,19 @@ class OptimizerConfig:
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Two groups, with and without weight decay; every parameter stands in exactly one.
 
-    Without: all biases and the weights of LayerNorm, as google-research/bert excludes them by name.
+    Without: all biases and the weights of LayerNorm, as google-research/bert excludes them by name. That group says so
+    itself, under "undecayed": with a weight decay of 0 both look the same.
     """
     undecayed = {
         id(parameter)
         for module in model.modules()
         for name, parameter in module.named_parameters(recurse=False)
-        if isinstance(module, torch.nn.LayerNorm) or name.endswith("bias")
+        if isinstance(module, torch.nn.LayerNorm) or "bias" in name
     }
     parameters = list(model.parameters())  # a tied parameter comes once
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if id(p) not in undecayed], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if id(p) in undecayed], "weight_decay": 0.0},
+        {"params": [p for p in parameters if id(p) in undecayed], "weight_decay": 0.0, "undecayed": True},
     ]
     assert sum(len(group["params"]) for group in groups) == len({id(p) for p in parameters})
     return [group for group in groups if group["params"]]
@@ -72,34 +73,26 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
 
 def build_optimizer(groups: Iterable[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
     """The configured optimizer over parameter groups. The learning rate is set before every step by the trainer."""
-    if config.name == "lamb":
-        return Lamb(groups, config)
-    return Adam(
-        groups,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        bias_correction=config.name == "adamw",
-    )
+    return Lamb(groups, config) if config.name == "lamb" else Adam(groups, config)
+
+
+def _defaults(config: OptimizerConfig) -> dict[str, Any]:
+    """What a group of parameters has where it does not say otherwise."""
+    return {
+        "lr": 0.0,
+        "betas": (config.beta1, config.beta2),
+        "eps": config.eps,
+        "weight_decay": config.weight_decay,
+        "undecayed": False,
+    }
 
 
 class Adam(torch.optim.Optimizer):
-    """Adam with decoupled weight decay; the bias correction is a choice.
+    """Adam with decoupled weight decay; the name in its configuration says whether the bias is corrected."""
 
-    State is kept under the names that DeepSpeed's universal checkpoints carry over: exp_avg, exp_avg_sq, step.
-    """
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-        bias_correction: bool = False,
-    ):
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults)
-        self.bias_correction = bias_correction
+    def __init__(self, params: Iterable[Any], config: OptimizerConfig):
+        super().__init__(params, _defaults(config))
+        self._bias_correction = config.name == "adamw"
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -113,10 +106,10 @@ class Adam(torch.optim.Optimizer):
 
     def _update(self, parameters: list[torch.Tensor], gradients: list[torch.Tensor], group: dict[str, Any]) -> None:
         """One pass over memory, by torch's fused kernel: of a float32 parameter it reads 16 bytes and writes 12."""
-        states = [self._counted_state(parameter) for parameter in parameters]
+        states = [_counted_state(self, parameter) for parameter in parameters]
         device = parameters[0].device
         # A step so large that beta^step is 0 turns the bias correction off.
-        steps = [state["step"].to(device) if self.bias_correction else torch.tensor(2.0**40, device=device)
+        steps = [state["step"].to(device) if self._bias_correction else torch.tensor(2.0**40, device=device)
                  for state in states]  # fmt: skip
         first, second = ([state[name] for state in states] for name in MOMENTS)
         beta1, beta2 = group["betas"]
@@ -125,30 +118,33 @@ class Adam(torch.optim.Optimizer):
             weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False,
         )  # fmt: skip
 
-    def _counted_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        state: dict[str, torch.Tensor] = self.state[parameter]
-        if not state:
-            state.update(new_state(parameter))
-        state["step"] += 1
-        return state
+
+def state_of(optimizer: torch.optim.Optimizer, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What an optimizer keeps of a tensor: its two moments, like the tensor, and how many updates they have seen.
+
+    torch's optimizers make it at their first step; here it is made when somebody first asks.
+    """
+    state: dict[str, torch.Tensor] = optimizer.state[tensor]
+    if not state:
+        moments = {name: torch.zeros_like(tensor, requires_grad=False) for name in MOMENTS}
+        state.update(step=torch.zeros((), dtype=torch.float32), **moments)
+    return state
 
 
-def new_state(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What every optimizer here keeps of a tensor: its moments, and how many updates they have seen."""
-    moments = {name: torch.zeros_like(tensor, requires_grad=False) for name in MOMENTS}
-    return {"step": torch.zeros((), dtype=torch.float32), **moments}
+def _counted_state(optimizer: torch.optim.Optimizer, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The state for one more update."""
+    state = state_of(optimizer, tensor)
+    state["step"] += 1
+    return state
 
 
-def adam_direction(
-    state: dict[str, Any], gradient: torch.Tensor, group: dict[str, Any], bias_correction: bool
+def _adam_direction(
+    state: dict[str, torch.Tensor], gradient: torch.Tensor, group: dict[str, Any], bias_correction: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Take a gradient into the moments; returns numerator and denominator of Adam's direction, both [like gradient].
 
     The numerator is the first moment itself unless the bias is corrected: the caller must not change it in place.
     """
-    if not state:
-        state.update(new_state(gradient))
-    state["step"] += 1
     beta1, beta2 = group["betas"]
     first, second = state["exp_avg"], state["exp_avg_sq"]
     first.lerp_(gradient, 1 - beta1)
@@ -177,14 +173,8 @@ class Lamb(torch.optim.Optimizer):
     tensors are not parameters: without it each tensor counts as one.
     """
 
-    def __init__(self, params: Iterable[Any], config: OptimizerConfig, lr: float = 0.0):
-        defaults = {
-            "lr": lr,
-            "betas": (config.beta1, config.beta2),
-            "eps": config.eps,
-            "weight_decay": config.weight_decay,
-        }
-        super().__init__(params, defaults)
+    def __init__(self, params: Iterable[Any], config: OptimizerConfig):
+        super().__init__(params, _defaults(config))
         self._config = config
         self._partitions: dict[int, Partition] = {}
         self._sum_over_ranks: Callable[[torch.Tensor], None] | None = None
@@ -211,9 +201,10 @@ class Lamb(torch.optim.Optimizer):
                     self._update(tensor, tensor.grad, group)
 
     def _update(self, tensor: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
-        numerator, denominator = adam_direction(self.state[tensor], gradient, group, self._config.bias_correction)
+        state = _counted_state(self, tensor)
+        numerator, denominator = _adam_direction(state, gradient, group, self._config.bias_correction)
         update = (numerator / denominator).add_(tensor, alpha=group["weight_decay"]).view(-1)
-        if group["weight_decay"] or self._config.adapt_undecayed:
+        if not group["undecayed"] or self._config.adapt_undecayed:
             self._scale(update, tensor.view(-1), self._partition_of(tensor))
         tensor.add_(update.view_as(tensor), alpha=-group["lr"])
 

@@ -28,6 +28,15 @@ def derive_key(*parts: int | str) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
+def derive_seed(*parts: int | str) -> int:
+    """The same key as one integer of 64 bits, for generators that take such a seed."""
+    return _joined(derive_key(*parts))
+
+
+def _joined(key: tuple[int, int]) -> int:
+    return key[0] | key[1] << 32
+
+
 def philox4x32(key: tuple[int, int], counter: tuple[np.ndarray | np.uint64, ...]) -> np.ndarray:
     """Random words for an array of counters.
 
@@ -122,7 +131,7 @@ def permute(indices: np.ndarray, size: int, key: tuple[int, int]) -> np.ndarray:
         int64 [n]
     """
     half = np.uint64(max(1, (int(size - 1).bit_length() + 1) // 2))
-    secret = key[0] | key[1] << 32
+    secret = _joined(key)
     keys = [np.uint64(secret * (2 * i + 1) & 0xFFFFFFFFFFFFFFFF) for i in range(_FEISTEL_ROUNDS)]
     images = _feistel(np.asarray(indices, dtype=np.uint64), half, keys)
     outside = np.flatnonzero(images >= size)

@@ -38,7 +38,8 @@ from trainer.checkpoint import CheckpointError, RunDirectory, read_run_state, st
 from trainer.config import Phase, Recipe, differences, load_recipe, resolve_deepspeed, to_toml
 from trainer.corpus import Corpus, open_corpus
 from trainer.data import validation_stream
-from trainer.engine import World, fp16_is_supported, has_joined, join_world, leave_world, why_no_fp8
+from trainer.engine import device_kind, fp16_is_supported, join_world
+from trainer.fp8 import why_not_fp8
 from trainer.hugging_face import WEIGHTS
 from trainer.leases import RunInUseError, hold_run
 from trainer.lineage import code_version, uncommitted_changes
@@ -49,6 +50,7 @@ from trainer.session import Session, initial_weights, train_stream
 from trainer.settings import ConfigError
 from trainer.sharded_state import StateError, verify_state
 from trainer.stopping import StopRequests, end_at_once
+from trainer.world import World, has_joined, leave_world
 
 _log = logging.getLogger("pretrain")
 _Result = TypeVar("_Result")
@@ -110,9 +112,10 @@ def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
     run = RunDirectory(arguments.output)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     for phase in recipe.phases:
-        _check_precision(recipe, resolve_deepspeed(arguments.deepspeed_config, recipe, phase, ranks))
+        config = resolve_deepspeed(arguments.deepspeed_config, recipe, phase, ranks)
         train_stream(recipe, phase, shards)
         _check_validation(recipe, phase, shards)
+    _check_precision(recipe, config)  # which is the same in all phases
     _check_vocabulary(recipe, shards)
     _check_run(run, recipe, shards)
     if arguments.init_from and not run.step:
@@ -179,7 +182,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _check_precision(recipe: Recipe, config: dict[str, Any]) -> None:
     if config.get("fp16", {}).get("enabled") and not fp16_is_supported():
         raise ConfigError("fp16: this machine's processor can't compute in it; use bf16, or train on GPUs")
-    if recipe.train.fp8 and (reason := why_no_fp8()):
+    if recipe.train.fp8 and (reason := why_not_fp8(device_kind())):
         raise ConfigError(f"train.fp8: {reason}")
 
 

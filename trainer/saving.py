@@ -15,11 +15,12 @@ from collections.abc import Callable
 
 from trainer.checkpoint import RunDirectory, RunState, keep_newest, read_run_state
 from trainer.config import CheckpointConfig
-from trainer.engine import Engine, World
+from trainer.engine import Engine
 from trainer.export import export_checkpoint
 from trainer.leases import remove_export
 from trainer.model import BertConfig
 from trainer.sharded_state import StateError, check_files, write_state
+from trainer.world import World
 
 _log = logging.getLogger("pretrain")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,8 +26,10 @@ class ScheduleConfig:
     decay_from: Literal["start", "warmup"] = "start"
 
     def __post_init__(self) -> None:
-        if self.peak <= 0 or self.warmup_steps < 0 or self.power < 0:
-            raise ValueError("schedule.peak must be positive, schedule.warmup_steps and schedule.power 0 or more")
+        if not (0 < self.peak < math.inf and self.warmup_steps >= 0 and 0 <= self.power < math.inf):
+            raise ValueError(
+                "schedule.peak must be positive, schedule.warmup_steps and schedule.power 0 or more, all of them finite"
+            )
 
 
 def learning_rate(step: int, total_steps: int, config: ScheduleConfig) -> float:

@@ -17,7 +17,7 @@ from trainer.checkpoint import CheckpointError, Ending, RunDirectory, RunState, 
 from trainer.config import Phase, Recipe, resolve_deepspeed
 from trainer.corpus import Corpus
 from trainer.data import Batch, SampleStream, evaluation_batches, validation_stream
-from trainer.engine import Engine, GlobalCounts, World
+from trainer.engine import Engine, GlobalCounts
 from trainer.hugging_face import load_export
 from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps
 from trainer.metrics import measure_ceiling, peak_memory
@@ -27,6 +27,7 @@ from trainer.progress import Clock, Progress
 from trainer.saving import Saver, export_if_missing
 from trainer.settings import ConfigError
 from trainer.stopping import StopRequests, watch
+from trainer.world import World
 
 _log = logging.getLogger("pretrain")
 
@@ -134,11 +135,7 @@ class Session:
         checkpoint = self.run.checkpoint(step) if step else None
         weights = initial_weights(self.init_from, recipe) if self.init_from and not checkpoint else None
         loss_scale = read_run_state(checkpoint).loss_scale if checkpoint else None
-        train = recipe.train
-        engine = Engine(
-            recipe.model, recipe.optimizer, config, train.seed, world, train.next_sentence, checkpoint, weights,
-            loss_scale, train.compile, train.fp8,
-        )  # fmt: skip
+        engine = Engine(recipe, config, world, checkpoint=checkpoint, weights=weights, loss_scale=loss_scale)
         assert engine.parameters == parameter_count(recipe.model)
         _log.info(
             "model: %s parameters, ZeRO stage %d",

@@ -60,7 +60,7 @@ def read_toml(path: Path, what: str, depth: int = 0) -> dict[str, Any]:
     if parent is None:
         return raw
     if not isinstance(parent, str) or Path(parent).name != parent or depth == _DEEPEST:
-        raise ConfigError(f"{path}: extends must name a {what} in the same folder that does not lead back here")
+        raise ConfigError(f"{path}: extends must name another {what} in the same folder, without going in circles")
     return _merge(read_toml(path.with_name(parent), what, depth + 1), raw)
 
 
@@ -93,7 +93,7 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
     elif isinstance(node, dict):
         node[last] = _parse(text)
     else:
-        raise ConfigError(f"{override!r}: {'.'.join(parents)} is a value, not a section")
+        raise ConfigError(f"{override!r}: {'.'.join(parents)} is a single value and has no keys of its own")
 
 
 def _item(node: Any, part: str, path: str) -> Any:

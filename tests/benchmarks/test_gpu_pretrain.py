@@ -17,9 +17,9 @@ from common import Parts, recipe_of, steps_of
 from gpu_predictions import BEST, LADDER, PEER
 from preprocessing.schema import ShardDirectory
 from tests.trainer.shard_factory import write_shards
-from trainer.engine import World
 from trainer.model import BertConfig
 from trainer.settings import ConfigError
+from trainer.world import World
 
 ABOUT = {"machine": "a GPU", "torch": "2", "ceiling": 8e14, "bandwidth": 4e12}
 BENCH = gpu_pretrain.Bench(None, World(0, 1, torch.device("cpu")), 8e14, 4e12, {128: 8}, "demo", 0.0, 0)
@@ -158,7 +158,7 @@ def test_the_peer_computes_every_slot_of_the_longest_sequence(tmp_path: Path):
 def test_eight_bits_are_refused_for_the_trainers_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shards = ShardDirectory(write_shards(tmp_path / "shards"))
     recipe = recipe_of("bert_large.toml", shards, 32, 8, ["train.fp8=true"])
-    monkeypatch.setattr(gpu_pretrain, "why_no_fp8", lambda: "torchao is not installed")
+    monkeypatch.setattr(gpu_pretrain, "why_not_fp8", lambda device: "torchao is not installed")
     with pytest.raises(ConfigError, match=r"train\.fp8: torchao is not installed"):
         gpu_pretrain.Ours(recipe, BENCH.world)
 

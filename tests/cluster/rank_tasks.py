@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from trainer.engine import join_world, leave_world
+from trainer.engine import join_world
 from trainer.optim import OptimizerConfig, build_optimizer
+from trainer.world import leave_world
 
 MICRO_BATCHES = 2
 STEPS = 4  # the least of them counts: what gloo's threads give back, the profiler of ours sees late or never

@@ -26,11 +26,12 @@ from trainer import pretrain, session, tensor_files
 from trainer.checkpoint import RunDirectory
 from trainer.config import Recipe, load_recipe, resolve_deepspeed
 from trainer.data import Batch, SampleStream
-from trainer.engine import Engine, GlobalCounts, World, join_world
+from trainer.engine import Engine, GlobalCounts, join_world
 from trainer.leases import hold_run
 from trainer.loading import Steps
 from trainer.model import EMPTY_SLOT, Losses
 from trainer.non_finite import NonFiniteError
+from trainer.world import World
 
 
 def run_pretrain(arguments: list[str]) -> int:
@@ -220,10 +221,8 @@ class Lesson:
     def __init__(self, world: World, recipe: Recipe, shards: Path, deepspeed_config: Path, **engine: Any):
         phase = recipe.phases[0]
         self.recipe, self.world, self.step = recipe, world, 0
-        self.engine = Engine(
-            recipe.model, recipe.optimizer, resolve_deepspeed(deepspeed_config, recipe, phase, world.size),
-            recipe.train.seed, world, **engine,
-        )  # fmt: skip
+        config = resolve_deepspeed(deepspeed_config, recipe, phase, world.size)
+        self.engine = Engine(recipe, config, world, **engine)
         self._stream = SampleStream(
             ShardDirectory(shards), "train", phase.sequence_length, seed=1, max_predictions=phase.max_predictions,
             masking=recipe.masking, data=recipe.data,

@@ -8,7 +8,7 @@ import torch
 
 
 class Lamb:
-    """You et al. (2020), algorithm 2, in float64; trust ratios for parameters that are decayed."""
+    """You et al. (2020), algorithm 2, in float64; trust ratios for all but biases and LayerNorm."""
 
     def __init__(self, groups: Iterable[dict], bound: Callable[[float], float] = lambda ratio: ratio):
         self.param_groups = list(groups)
@@ -33,6 +33,6 @@ class Lamb:
                 m_hat, v_hat = m / (1 - 0.9**self._steps), v / (1 - 0.999**self._steps)
                 r = m_hat / (v_hat.sqrt() + 1e-6) + group["weight_decay"] * w
                 ratio = 1.0
-                if group["weight_decay"] and w.norm() > 0 and r.norm() > 0:
+                if not group.get("undecayed") and w.norm() > 0 and r.norm() > 0:
                     ratio = self._bound((w.norm() / r.norm()).item())
                 parameter.copy_(w - group["lr"] * ratio * r)

@@ -163,6 +163,57 @@ def test_the_kernel_for_packed_sequences_is_the_reference(causal):
         torch.testing.assert_close(ours, reference, rtol=0.02, atol=0.03)
 
 
+def test_cudnns_kernel_is_kept_out(monkeypatch):
+    enabled = []
+    compute = torch.nn.functional.scaled_dot_product_attention
+
+    def compute_and_note(*arguments):
+        enabled.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return compute(*arguments)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", compute_and_note)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    attention(*queries_keys_values(), packed(), implementation="sdpa")
+    assert enabled == [False]
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA's fused kernels")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("longest", [64, 128, 192])
+def test_fused_kernels_on_padded_rows_are_the_reference(longest, dtype):
+    lengths = (longest, 1, longest // 2 + 3)
+    torch.manual_seed(0)
+    inputs = [torch.randn(sum(lengths), 4, 64).cuda().to(dtype).requires_grad_() for _ in range(3)]
+    tokens = packed(lengths).to(torch.device("cuda"))
+    exact = attention(*(x.double() for x in inputs), tokens, implementation="reference")
+    gathered = attention(*inputs, tokens, implementation="sdpa")
+    torch.testing.assert_close(gathered.double(), exact, rtol=0, atol=0.03)
+    for ours, reference in zip(
+        torch.autograd.grad(gathered.sum(), inputs), torch.autograd.grad(exact.sum(), inputs), strict=True
+    ):
+        torch.testing.assert_close(ours, reference, rtol=0.02, atol=0.03)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA's fused kernels")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("longest", [64, 128, 192])
+def test_fused_kernels_drop_the_share_asked_for(longest, dtype):
+    """Equal scores, and values that are rows of one: each output tells which weights of its row were dropped."""
+    lengths = (longest,) * 8
+    equal = torch.zeros(sum(lengths), 4, longest, device="cuda", dtype=dtype)
+    ones = torch.eye(longest, device="cuda", dtype=dtype).repeat(8, 1)[:, None].expand(-1, 4, -1)
+    torch.manual_seed(0)
+    tokens = packed(lengths).to(torch.device("cuda"))
+    weights = attention(equal, equal, ones, tokens, None, 0.1, implementation="sdpa")
+    share = (weights == 0).double().mean().item()
+    assert share == pytest.approx(0.1, abs=0.005)  # 131,072 draws at least: six standard deviations
+    kept = weights[weights != 0].double().mean().item()
+    assert kept == pytest.approx(1 / longest / 0.9, rel=0.01)
+
+
 class TestDropout:
     def test_drops_the_share_asked_for_and_keeps_the_expectation(self):
         torch.manual_seed(0)

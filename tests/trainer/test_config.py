@@ -5,6 +5,8 @@ import pytest
 
 from tests.trainer.conftest import ROOT, TINY
 from trainer.config import (
+    _SECTIONS,
+    _VALUES,
     ConfigError,
     accumulation_steps,
     apply_override,
@@ -119,7 +121,7 @@ def test_a_recipe_extends_another_table_by_table(tmp_path):
     assert (grandchild.schedule.peak, grandchild.schedule.power) == (0.5, 2)
     for parent in ("loop.toml", "../base.toml", 3):
         (tmp_path / "loop.toml").write_text(f"extends = {json.dumps(parent)}\n", encoding="utf-8")
-        with pytest.raises(ConfigError, match="extends must name a recipe in the same folder"):
+        with pytest.raises(ConfigError, match="extends must name another recipe in the same folder"):
             load_recipe(tmp_path / "loop.toml")
 
 
@@ -158,7 +160,7 @@ def test_a_time_or_a_date_is_a_string(text, value):
         ("phases.0.batch=1", r"unknown setting phases\.0\.batch"),
         ("phases.1.steps=1", r"phases\.1\.steps: there is no '1'"),
         ("train.seed", "section.key=value"),
-        ("schedule.peak.x=1", "schedule.peak is a value"),
+        ("schedule.peak.x=1", "schedule.peak is a single value"),
         ("train.seed=abc", r"train\.seed: .*integer"),
         ("model.num_attention_heads=3", r"model: .*heads"),
         ("model.is_decoder=true", r"set train.next_sentence=false"),
@@ -167,6 +169,12 @@ def test_a_time_or_a_date_is_a_string(text, value):
         ("optimizer.name=sgd", r"optimizer\.name: .*'bert_adam'"),
         ("phases.0.schedule={peek=1}", r"unknown setting phases\.0\.schedule\.peek; did you mean"),
         ("masking.probability=2", r"masking\.probability is 2"),
+        ("masking.mask=nan", r"masking\.mask is nan"),
+        ("train.seed=-1", r"train: seed must be 0 or more and below 2\^63"),
+        ("train.seed=9223372036854775808", r"train: seed must be 0 or more and below 2\^63"),
+        ("schedule.peak=nan", r"schedule\.peak must be positive, .* all of them finite"),
+        ("optimizer.max_gradient_norm=nan", r"max_gradient_norm must be 0 or more and finite"),
+        ("optimizer.eps=inf", r"optimizer\.eps be positive and finite"),
     ],
 )
 def test_a_wrong_setting_is_named(recipe, override, message):
@@ -281,12 +289,63 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
             {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/"}}},
             'offload_optimizer.device is "nvme"; use cpu',
         ),
+        (
+            {"zero_optimization": {"stage": 2, "round_robin_gradients": True}},
+            "round_robin_gradients is true; leave it off: DeepSpeed then keeps weights in another order than it says",
+        ),
+        ({"tensor_parallel": {"autotp_size": 2}}, "tensor_parallel is .*; remove it: ranks share the samples"),
+        ({"sequence_parallel_size": 2}, "sequence_parallel_size is 2; remove it: ranks share the samples"),
+        ({"activation_checkpointing": {}}, "remove it and set model.activation_checkpointing=true"),
+        ({"gradient_allreduce_op": "sum"}, 'gradient_allreduce_op is "sum"; remove it'),
+        ({"zero_force_ds_cpu_optimizer": True}, r"is true; remove it; the recipe's \[optimizer\] is never replaced"),
+        ({"fp16": True}, "fp16 is true; it must be an object"),
+        ({"data_types": "fp32"}, 'data_types is "fp32"; it must be an object'),
+        ({"zero_optimisation": {"stage": 3}}, r"unknown key zero_optimisation; did you mean zero_optimization\?"),
+        ({"prescale_gradient": True}, r"unknown key prescale_gradient; did you mean prescale_gradients\?"),
+        ({"bfloat16": {"enabled": True}}, r"unknown key bfloat16; did you mean bf16\?"),
+        ({"pipeline": {"stages": 2}}, "unknown key pipeline; remove it: it has no effect on this trainer"),
     ],
 )
 def test_a_deepspeed_configuration_that_disagrees(recipe, deepspeed_config, changes, message):
     settings = load_recipe(recipe)
     with pytest.raises(ConfigError, match=message):
         resolve_deepspeed(deepspeed_config(**changes), settings, settings.phases[0], world=2)
+
+
+def test_sections_of_deepspeeds_configuration_are_objects(recipe, tmp_path):
+    """null too, which the fixture leaves out."""
+    settings = load_recipe(recipe)
+    (tmp_path / "ds.json").write_text('{"fp16": null}', encoding="utf-8")
+    with pytest.raises(ConfigError, match="fp16 is null; it must be an object"):
+        resolve_deepspeed(tmp_path / "ds.json", settings, settings.phases[0], world=1)
+
+
+def test_deepspeed_reads_every_key_that_is_taken():
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    asked = set()
+
+    class Asked(dict):
+        def get(self, key, default=None):
+            asked.add(key)
+            return super().get(key, default)
+
+        def __contains__(self, key):
+            asked.add(key)
+            return super().__contains__(key)
+
+        def keys(self):
+            return self
+
+    DeepSpeedConfig(Asked(train_batch_size=1))
+    assert {*_SECTIONS, *_VALUES} <= asked
+
+
+def test_one_rank_has_nothing_to_overlap(recipe, deepspeed_config):
+    settings, path = load_recipe(recipe), deepspeed_config()
+    one, two = (resolve_deepspeed(path, settings, settings.phases[0], world)["zero_optimization"] for world in (1, 2))
+    assert two == {**one, "overlap_comm": True}
+    assert one["overlap_comm"] is False
 
 
 def test_equal_values_are_no_disagreement(recipe, deepspeed_config):
@@ -296,7 +355,11 @@ def test_equal_values_are_no_disagreement(recipe, deepspeed_config):
 
 def test_a_deepspeed_configuration_that_can_t_be_read(recipe, tmp_path):
     settings = load_recipe(recipe)
-    for text, message in (("{", "not a JSON file"), ("[]", "must be a JSON object")):
+    for text, message in (
+        ("{", "not a JSON file"),
+        ("[" * 100_000, "not a JSON file"),
+        ("[]", "must be a JSON object"),
+    ):
         (tmp_path / "ds.json").write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match=message):
             resolve_deepspeed(tmp_path / "ds.json", settings, settings.phases[0], 1)

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from preprocessing.schema import ShardDirectory
 from tests.ranks import run_ranks
 from tests.trainer import reference
+from tests.trainer.engine_tasks import bytes_left_after_close, order_of_a_step, start_engine_with
 from tests.trainer.rank_tasks import (
     device_of_this_rank,
     run_pretrain,
@@ -19,8 +21,10 @@ from tests.trainer.rank_tasks import (
 )
 from trainer.config import load_recipe
 from trainer.data import SampleStream
+from trainer.engine import join_world
 from trainer.model import BertForPreTraining, pretraining_losses
 from trainer.schedule import learning_rate
+from trainer.settings import ConfigError
 
 NO_DROPOUT = ["model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0"]
 FLOAT32 = {"bf16": None, "data_types": None}
@@ -69,7 +73,7 @@ def plain_loop(request, recipe, shards):
     model = BertForPreTraining(settings.model, seed=settings.train.seed)
     undecayed = [p for name, p in model.named_parameters() if name.endswith("bias") or "norm" in name]
     decayed = [p for p in model.parameters() if all(p is not q for q in undecayed)]
-    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": undecayed, "weight_decay": 0.0}]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": undecayed, "weight_decay": 0.0, "undecayed": True}]
     optimizer = build(groups)
     losses, norms = [], []
     for step in range(phase.steps):
@@ -222,5 +226,39 @@ def test_what_is_no_number_never_reaches_weights_or_moments(recipe, shards, deep
             assert untouched, case
             what, value = case[1].split()
             loss = f"the loss is {value}, first on rank 1 (samples [14, 16]); data.skip=[[14, 16]] passes over them"
-            gradient = "a gradient is infinite or not a number, though all losses are finite; the samples of the step "
+            gradient = "a gradient is NaN or infinite, though all losses are finite; the samples of the step "
             assert message == f"step 2: {loss if what == 'loss' else gradient + 'are [8, 16]'}"
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "LOCAL_RANK"])
+def test_without_a_launcher_it_names_two(monkeypatch, name):
+    for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(variable, "0")
+    monkeypatch.delenv(name)
+    with pytest.raises(ConfigError, match=rf"^{name} is not set.*`deepspeed --num_accelerators RANKS` or `torchrun "):
+        join_world(threads=1)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_layout_that_is_not_known_is_no_start(recipe, deepspeed_config, stage):
+    """The first of such settings is refused by name; this is what the next one meets. Every rank hears of it."""
+    config = deepspeed_config(**FLOAT32, zero_optimization={"stage": stage})
+    message, other = run_ranks(2, start_engine_with, recipe, config, {"round_robin_gradients": True})
+    assert message == other
+    assert re.match(r"DeepSpeed's configuration: rank \d finds \S+ in another place than DeepSpeed says", message)
+    assert run_ranks(2, start_engine_with, recipe, config, {}) == ["no error"] * 2
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_closed_engine_leaves_nothing_in_memory(recipe, shards, deepspeed_config, stage):
+    """The next phase builds its own: without room for both, it could not."""
+    config = deepspeed_config(**FLOAT32, zero_optimization={"stage": stage})
+    ((weight, *others),) = run_ranks(1, bytes_left_after_close, recipe, shards, config)
+    assert others == [0] * 5
+    assert weight == 0 or stage == 3  # whose model DeepSpeed never lets go of
+
+
+def test_the_next_batch_is_asked_for_before_the_last_backward_pass(recipe, shards, deepspeed_config):
+    """Within that pass DeepSpeed may have the process wait for the device."""
+    (order,) = run_ranks(1, order_of_a_step, recipe, shards, deepspeed_config())
+    assert order == ["forward", "backward", "forward", "meanwhile", "backward"]

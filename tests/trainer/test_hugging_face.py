@@ -286,7 +286,7 @@ class TestDamage:
             load_export(tmp_path / "nowhere")
 
     def test_configuration(self, export):
-        for text, message in (("{", "not JSON"), ("[]", "not a JSON object")):
+        for text, message in (("{", "not JSON"), ("[" * 100_000, "not JSON"), ("[]", "not a JSON object")):
             (export / "config.json").write_text(text)
             with pytest.raises(ValueError, match=rf"config\.json: {message}.*copy the folder anew"):
                 load_export(export)

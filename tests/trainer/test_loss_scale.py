@@ -149,5 +149,5 @@ def test_updates_that_overflow_are_left_out_and_a_resume_knows_the_scale(train, 
 def test_a_gradient_that_overflows_at_the_lowest_scale_ends_the_run(train):
     run, codes, log = train("run", initial_scale_power=20, min_loss_scale=2**20)
     assert codes == [1, 1]
-    assert "error: step 1: a gradient even at the lowest loss scale, 1.04858e+06, is infinite or not a number" in log
+    assert "error: step 1: a gradient even at the lowest loss scale, 1.04858e+06, is NaN or infinite" in log
     assert run.outcome.ending == "failed"

@@ -27,9 +27,15 @@ def new_parameter():
     return torch.nn.Parameter(gradients(99, (5, 3)))
 
 
+def new_layer():
+    layer = torch.nn.Linear(3, 5).double()
+    layer.weight.data, layer.bias.data = gradients(99, (5, 3)), gradients(98, (5,))
+    return layer
+
+
 def test_with_bias_correction_it_is_torchs_adamw():
     ours, theirs = new_parameter(), new_parameter()
-    run(Adam([ours], betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1, bias_correction=True), ours)
+    run(Adam([ours], OptimizerConfig(name="adamw", beta2=0.98, weight_decay=0.1)), ours)
     run(torch.optim.AdamW([theirs], betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1), theirs)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
@@ -37,7 +43,7 @@ def test_with_bias_correction_it_is_torchs_adamw():
 def test_without_it_is_googles_adam_as_the_formula_has_it():
     """optimization.py, AdamWeightDecayOptimizer: m / (sqrt(v) + eps) + decay * p, times the learning rate."""
     ours = new_parameter()
-    run(Adam([ours], betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01), ours)
+    run(Adam([ours], OptimizerConfig()), ours)
     p = new_parameter().detach()
     m, v = torch.zeros_like(p), torch.zeros_like(p)
     for step in range(20):
@@ -49,12 +55,12 @@ def test_without_it_is_googles_adam_as_the_formula_has_it():
 
 def test_a_restored_state_goes_on_exactly():
     whole = new_parameter()
-    run(Adam([whole]), whole)
+    run(Adam([whole], OptimizerConfig()), whole)
     first = new_parameter()
-    optimizer = Adam([first])
+    optimizer = Adam([first], OptimizerConfig())
     run(optimizer, first, steps=20)
     twin = torch.nn.Parameter(first.detach().clone())
-    restored = Adam([twin])
+    restored = Adam([twin], OptimizerConfig())
     restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for optimizer_, parameter in ((optimizer, first), (restored, twin)):
         parameter.grad = gradients(21, parameter.shape)
@@ -75,10 +81,21 @@ def test_biases_and_layer_norms_are_not_decayed_and_everything_else_is():
     assert "bert.embeddings.word.weight" in of_group[0]
 
 
+def test_every_bias_of_an_lstm_is_not_decayed():
+    """torch calls them bias_ih_l0 and bias_hh_l0_reverse; google's rule looks for the word anywhere in a name."""
+    lstm = torch.nn.LSTM(3, 4, bidirectional=True)
+    decayed, undecayed = parameter_groups(lstm, 0.01)
+    names = {id(parameter): name for name, parameter in lstm.named_parameters()}
+    of_group = [{names[id(p)].split("_")[0] for p in group["params"]} for group in (decayed, undecayed)]
+    assert of_group == [{"weight"}, {"bias"}]
+
+
+@pytest.mark.parametrize("weight_decay", [0.01, 0.0])
 @pytest.mark.parametrize("bounds", [(0.0, math.inf), (0.01, 0.3)])
-def test_lamb_is_the_papers(bounds):
+def test_lamb_is_the_papers(bounds, weight_decay):
+    """The ratio is for the matrix, decayed or not, and not for the bias."""
     config = OptimizerConfig(name="lamb", min_trust_ratio=bounds[0], max_trust_ratio=bounds[1])
-    groups = [[{"params": [new_parameter()], "weight_decay": decay} for decay in (0.01, 0.0)] for _ in range(2)]
+    groups = [parameter_groups(new_layer(), weight_decay) for _ in range(2)]
     optimizers = (
         build_optimizer(groups[0], config),
         reference.Lamb(groups[1], lambda r: min(max(r, bounds[0]), bounds[1])),
@@ -87,7 +104,8 @@ def test_lamb_is_the_papers(bounds):
         for optimizer in optimizers:
             for number, group in enumerate(optimizer.param_groups):
                 group["lr"] = 1e-2
-                group["params"][0].grad = gradients(step + 100 * number, (5, 3))
+                (parameter,) = group["params"]
+                parameter.grad = gradients(step + 100 * number, parameter.shape)
             optimizer.step()
     for ours, theirs in zip(*groups, strict=True):
         torch.testing.assert_close(ours["params"][0], theirs["params"][0], rtol=1e-12, atol=1e-12)
@@ -154,9 +172,8 @@ def test_a_parameter_in_fragments_has_the_ratio_of_the_whole():
 
 def test_the_recipes_names():
     parameter = new_parameter()
-    for name, corrected in (("bert_adam", False), ("adamw", True)):
-        optimizer = build_optimizer([{"params": [parameter], "weight_decay": 0.0}], OptimizerConfig(name=name))
-        assert optimizer.bias_correction is corrected
+    for name, kind in (("bert_adam", Adam), ("adamw", Adam), ("lamb", Lamb)):
+        assert type(build_optimizer([{"params": [parameter]}], OptimizerConfig(name=name))) is kind
 
 
 @pytest.mark.parametrize(
@@ -167,6 +184,11 @@ def test_the_recipes_names():
         {"weight_decay": -1.0},
         {"min_trust_ratio": -1.0},
         {"max_gradient_norm": -1.0},
+        {"eps": math.inf},
+        {"eps": math.nan},
+        {"weight_decay": math.inf},
+        {"max_gradient_norm": math.nan},
+        {"max_gradient_norm": math.inf},
         {"min_trust_ratio": 2.0, "max_trust_ratio": 1.0},
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.philox import below, derive_key, permute, philox4x32, random_words, random_words_at
+from trainer.philox import below, derive_key, derive_seed, permute, philox4x32, random_words, random_words_at
 
 
 @pytest.mark.parametrize(
@@ -86,3 +86,4 @@ def test_permutations_are_fixed_for_ever():
 def test_keys_are_explicit_hashes():
     digest = hashlib.blake2b(b"(1, 'masking')", digest_size=8).digest()
     assert derive_key(1, "masking") == (int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little"))
+    assert derive_seed(1, "masking") == int.from_bytes(digest, "little")

@@ -233,6 +233,8 @@ def test_bad_input_gets_one_line_and_exit_code_2_and_leaves_nothing(call, shards
 @pytest.mark.parametrize(("changes", "words"), [
     ({"zero_optimization": {"stage": 7}}, "stage"),
     ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "overlap_com"),
+    ({"zero_optimization": {"stage": 3, "mics_shard_size": 1}}, "MiCS ZeRO-3 sharding has been removed"),
+    ({"zero_optimization": {"stage": 2, "offload_optimizer": True}}, "offload_optimizer"),
 ])  # fmt: skip
 def test_what_deepspeed_refuses_is_a_mistake_of_the_user(call, deepspeed_config, tmp_path, changes, words, world):
     codes, log = call(world=world, deepspeed_config=deepspeed_config(**changes))

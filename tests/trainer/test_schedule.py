@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from trainer.schedule import ScheduleConfig, learning_rate
@@ -28,7 +30,17 @@ def test_learning_rates(config, total, step, rate):
     assert learning_rate(step, total, config) == pytest.approx(rate, rel=1e-12, abs=0)
 
 
-@pytest.mark.parametrize("bad", [{"peak": 0}, {"warmup_steps": -1}, {"power": -1}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"peak": 0},
+        {"warmup_steps": -1},
+        {"power": -1},
+        {"peak": math.nan},
+        {"peak": math.inf},
+        {"power": math.inf},
+    ],
+)
 def test_impossible_schedules_are_refused(bad):
     with pytest.raises(ValueError, match="schedule"):
         ScheduleConfig(**bad)

@@ -1,0 +1,57 @@
+"""The ranks of a run, and what they tell each other; torch only. trainer.engine.join_world makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of a run as one of them sees them."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that writes."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        torch.distributed.barrier()
+
+    def agree(self, value: int) -> int:
+        """The first rank's value, on all ranks."""
+        shared = torch.tensor(value, device=self.device)
+        torch.distributed.broadcast(shared, src=0)
+        return int(shared)
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Sums over all ranks, in float64."""
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(total)
+        return total.tolist()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in the order of ranks, on all of them."""
+        values = [None] * self.size
+        torch.distributed.all_gather_object(values, value)
+        return values
+
+
+def has_joined() -> bool:
+    """Whether this process is one of a world's ranks by now."""
+    return torch.distributed.is_initialized()
+
+
+def leave_world() -> None:
+    """Leave the process group in good order."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
