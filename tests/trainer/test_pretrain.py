@@ -460,7 +460,7 @@ def test_the_outcome_does_not_wait_for_mlflow(call, tmp_path):
 
 
 def test_a_validation_that_takes_longer_than_a_hang_is_none(call, tmp_path):
-    """Six batches of 1.2 s each; and where it is cut short after all, there is a checkpoint to go on from."""
+    """Six batches of 1.2 s each."""
     codes, _ = call("train.max_steps=4", "train.hang_seconds=5", task=run_pretrain_with_slow_validation)
     assert codes == [0]
     assert [line["step"] for line in read_lines(tmp_path / "run" / "validation.jsonl")] == [4]
