@@ -280,7 +280,7 @@ def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: can't read the DeepSpeed configuration ({error.strerror})") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not a JSON file ({error})") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: the DeepSpeed configuration must be a JSON object")

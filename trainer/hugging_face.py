@@ -281,7 +281,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: missing; give a folder that save_pretrained or an export of ours wrote") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error}); copy the folder anew") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: not a JSON object; copy the folder anew")  # noqa: TRY004  a mistake in a file

@@ -295,7 +295,11 @@ def test_equal_values_are_no_disagreement(recipe, deepspeed_config):
 
 def test_a_deepspeed_configuration_that_can_t_be_read(recipe, tmp_path):
     settings = load_recipe(recipe)
-    for text, message in (("{", "not a JSON file"), ("[]", "must be a JSON object")):
+    for text, message in (
+        ("{", "not a JSON file"),
+        ("[" * 100_000, "not a JSON file"),
+        ("[]", "must be a JSON object"),
+    ):
         (tmp_path / "ds.json").write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match=message):
             resolve_deepspeed(tmp_path / "ds.json", settings, settings.phases[0], 1)

@@ -136,7 +136,7 @@ class TestConfiguration:
             ({"add_cross_attention": True}, "add_cross_attention is True"),
             ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
             ({"hidden_act": "silu"}, "hidden_act 'silu' is unknown: choose one of"),
-            ({"num_attention_heads": 7}, "multiple of num_attention_heads"),
+            ({"num_attention_heads": 7}, "not divisible by num_attention_heads 7"),
         ],
     )
     def test_refuses_what_our_model_does_not_compute(self, changed, message):
@@ -286,7 +286,7 @@ class TestDamage:
             load_export(tmp_path / "nowhere")
 
     def test_configuration(self, export):
-        for text, message in (("{", "not JSON"), ("[]", "not a JSON object")):
+        for text, message in (("{", "not JSON"), ("[" * 100_000, "not JSON"), ("[]", "not a JSON object")):
             (export / "config.json").write_text(text)
             with pytest.raises(ValueError, match=rf"config\.json: {message}.*copy the folder anew"):
                 load_export(export)
