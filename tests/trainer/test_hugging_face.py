@@ -136,7 +136,7 @@ class TestConfiguration:
             ({"add_cross_attention": True}, "add_cross_attention is True"),
             ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
             ({"hidden_act": "silu"}, "hidden_act 'silu' is unknown: choose one of"),
-            ({"num_attention_heads": 7}, "multiple of num_attention_heads"),
+            ({"num_attention_heads": 7}, "not divisible by num_attention_heads 7"),
         ],
     )
     def test_refuses_what_our_model_does_not_compute(self, changed, message):
