@@ -26,13 +26,14 @@ import transformers
 import transformers_finetuning as peer
 from eval.encoding import Encoder
 from eval.experiment import read_parts
-from eval.finetune import Hyperparameters, Settings, learn, predict, seed_of
+from eval.finetune import Hyperparameters, Settings, learn, predict
 from eval.kinds import Tags
 from eval.results import markdown
 from eval.tasks.finetuned import FINE_TUNED, FineTuned
 from preprocessing.tokenization import load_tokenizer
 from trainer.checkpoint import write_atomically
 from trainer.hugging_face import load_export
+from trainer.philox import derive_seed
 
 SETTINGS = Settings(optimizer="adamw", decay_from="warmup")  # as transformers has them
 CPU = torch.device("cpu")
@@ -96,7 +97,7 @@ def run(data: Data, side: str, seed: int, arguments: argparse.Namespace) -> dict
 
 def _ours(data: Data, point: Hyperparameters, arguments: argparse.Namespace) -> list[Any]:
     kind = data.task.kind
-    model = kind.build(load_export(arguments.export), seed_of(point.seed, "head"))
+    model = kind.build(load_export(arguments.export), derive_seed(point.seed, "head"))
     learn(model, data.train_samples, kind.collate, point, SETTINGS, CPU, lambda *_: None)
     return predict(model, data.dev_samples, kind.collate, SETTINGS, CPU)
 

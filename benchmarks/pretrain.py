@@ -89,8 +89,8 @@ def main() -> None:
     for theirs in (True, False, True):  # one engine at a time, as two of BERT-LARGE take 20 GB
         rows = [row for row in ROWS if row.theirs == theirs]
         engine = start(Theirs(config) if theirs else Ours(config), arguments, world)
-        passes.append([[one_step(engine, row, step, world) for row in rows] for step in steps])
-        floors.append(one_step(engine, rows[-1], [almost_nothing(steps[0][0])] * arguments.accumulation, world))
+        passes.append([[one_step(engine, row, step) for row in rows] for step in steps])
+        floors.append(one_step(engine, rows[-1], [almost_nothing(steps[0][0])] * arguments.accumulation))
         engine.destroy()
         del engine
         gc.collect()
@@ -182,17 +182,17 @@ def start(model: nn.Module, arguments: argparse.Namespace, world: World) -> Any:
     return engine
 
 
-def one_step(engine: Any, row: Row, step: list[Batch], world: World) -> float:
+def one_step(engine: Any, row: Row, step: list[Batch]) -> float:
     """Seconds of all forward and backward passes and an update, from one meeting of the ranks to the next."""
     step = [as_the_row_wants(row, batch) for batch in step]
     torch.manual_seed(0)
-    world.barrier()
+    torch.distributed.barrier()
     began = time.perf_counter()
     engine.train()
     for batch in step:
         engine.backward(engine(batch, row))
         engine.step()
-    world.barrier()
+    torch.distributed.barrier()
     return time.perf_counter() - began
 
 

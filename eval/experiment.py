@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from eval.encoding import Encoder, Sample
-from eval.finetune import DivergedError, Hyperparameters, Settings, learn, predict, seed_of
+from eval.finetune import DivergedError, Hyperparameters, Settings, learn, predict
 from eval.grid import LOSSES, Points, Search, best_of, grid, restarts
 from eval.kinds import PREDICTIONS, Frozen, Outcome, Texts, read_predictions
 from eval.metrics import half_width
@@ -29,6 +29,7 @@ from eval.tasks.result import Measurement, Result
 from trainer.checkpoint import write_atomically
 from trainer.hugging_face import Export
 from trainer.lineage import code_version
+from trainer.philox import derive_seed
 
 _SHARES = ("accuracy", "exact_match", "exact")  # metrics that are shares of the examples
 _BASELINE = "always the class that is most frequent in training"
@@ -185,7 +186,7 @@ class Experiment:
         """Learn at a point and write down what comes of it; that it diverged is a result too."""
         began = time.perf_counter()
         task, bench = self.task, self._bench
-        model = task.kind.build(bench.export, seed_of(point.seed, "head")).to(bench.device)
+        model = task.kind.build(bench.export, derive_seed(point.seed, "head")).to(bench.device)
         epochs: list[dict[str, Any]] = []
         losses: list[float] = []
         outcomes: dict[str, Outcome] = {}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.optim import OptimizerConfig, build_optimizer, parameter_groups
-from trainer.philox import derive_key, permute
+from trainer.philox import derive_key, derive_seed, permute
 from trainer.schedule import ScheduleConfig, learning_rate
 
 Precision = Literal["float32", "bf16"]
@@ -113,7 +113,7 @@ def learn(
         for chosen in epoch_batches(len(samples), point.batch_size, point.seed, epoch):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, total, schedule)
-            torch.manual_seed(seed_of(point.seed, "dropout", step))
+            torch.manual_seed(derive_seed(point.seed, "dropout", step))
             losses.append(_backward(model, [samples[i] for i in chosen], collate, settings, device))
             nn.utils.clip_grad_norm_(model.parameters(), settings.max_gradient_norm or torch.inf)
             optimizer.step()
@@ -190,9 +190,3 @@ def _finite(losses: list[float], before: int) -> list[float]:
         if not np.isfinite(loss):
             raise DivergedError(f"the loss of step {before + i + 1} is {loss}")
     return losses
-
-
-def seed_of(*parts: int | str) -> int:
-    """64 bits for a generator, from a seed and what it is for."""
-    low, high = derive_key(*parts)
-    return low | high << 32

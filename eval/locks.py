@@ -6,13 +6,11 @@ Where a file system has no locks, everything is free, and it is the user who mus
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems without locks answer
+from trainer.locks import try_lock
 
 _log = logging.getLogger("eval")
 
@@ -25,7 +23,7 @@ def locked(path: Path) -> Iterator[None]:
         path: a file for it, which is left there.
     """
     with path.open("w") as file:
-        _take(file.fileno(), fcntl.LOCK_EX, path)
+        _warn(try_lock(file.fileno(), wait=True), path)
         yield
 
 
@@ -36,18 +34,11 @@ def claimed(path: Path) -> Iterator[int | None]:
     A process that inherits the descriptor holds the lock as long as it lives, whatever becomes of this one.
     """
     with path.open("w") as file:
-        try:
-            _take(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, path)
-        except BlockingIOError:
-            yield None
-        else:
-            yield file.fileno()
+        held = try_lock(file.fileno())
+        _warn(held, path)
+        yield None if held is False else file.fileno()
 
 
-def _take(file: int, operation: int, path: Path) -> None:
-    try:
-        fcntl.flock(file, operation)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
+def _warn(held: bool | None, path: Path) -> None:
+    if held is None:
         _log.warning("%s: the file system has no locks; make sure no other process uses it", path.parent)

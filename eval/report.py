@@ -197,7 +197,7 @@ def _origin(history: History) -> list[str]:
     run = history.run
     hashes = [checksum(path) if path.is_file() else "" for path in (run.config, run.manifest)]
     try:
-        commit = _commit(json.loads((run.path / "code.json").read_text(encoding="utf-8")))
+        commit = _commit(json.loads(run.code.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: the figures are worth a report without it
         commit = "unknown"
     return [history.name, *hashes, commit, str(run.path)]

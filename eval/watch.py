@@ -202,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _conclude(run: RunDirectory, failed: set[Path]) -> int:
     """Carry over to MLflow what still waits, and say what went wrong."""
     outcome = run.outcome
-    if outcome and any((run.path / "mlflow.pending").glob("*.json")):
+    if outcome and any(run.pending_evaluations.glob("*.json")):
         _carry_over(run)
     for output in sorted(failed):
         print(f"failed: {output}", file=sys.stderr)

@@ -228,6 +228,7 @@ class RunDirectory:
         staging.rename(final)
         sync(self.checkpoints)
         write_atomically(self._latest, final.name + "\n")
+        sync(self.checkpoints)  # or a power cut could leave the old name, of a checkpoint that is gone
         keep_newest(self.checkpoints, keep, keep_every)
 
     def set_aside(self, step: int) -> Path | None:

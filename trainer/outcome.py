@@ -20,6 +20,7 @@ from pathlib import Path
 from trainer.checkpoint import RunDirectory
 
 EXIT_CODES = {"done": 0, "requeue": 10, "failed": 11, "crashed": 12}
+MISTAKE = 2  # the trainer's own exit code for a mistake in what was asked for
 
 
 def main(argv: Sequence[str] | None = None) -> int:

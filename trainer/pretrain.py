@@ -45,6 +45,7 @@ from trainer.leases import RunInUseError, hold_run
 from trainer.lineage import code_version, uncommitted_changes
 from trainer.loading import DamagedShardError, LoaderError
 from trainer.non_finite import NonFiniteError
+from trainer.outcome import MISTAKE
 from trainer.saving import Saver, export_if_missing
 from trainer.session import Session, initial_weights, train_stream
 from trainer.settings import ConfigError
@@ -77,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except _COMES_AGAIN as error:
             if _write_failure(RunDirectory(arguments.output), str(error)):
                 print(f"error: {error}", file=sys.stderr)
-            return 1 if isinstance(error, NonFiniteError | DamagedShardError) else 2
+            return 1 if isinstance(error, NonFiniteError | DamagedShardError) else MISTAKE
         except Exception:  # maybe of this rank alone, while the others wait for it: told at once, before anything waits
             traceback.print_exc()
             return 1

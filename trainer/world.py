@@ -23,16 +23,6 @@ class World:
         """Whether this is the rank that writes."""
         return self.rank == 0
 
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        torch.distributed.barrier()
-
-    def agree(self, value: int) -> int:
-        """The first rank's value, on all ranks."""
-        shared = torch.tensor(value, device=self.device)
-        torch.distributed.broadcast(shared, src=0)
-        return int(shared)
-
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sums over all ranks, in float64."""
         total = torch.tensor(values, dtype=torch.float64, device=self.device)

@@ -30,10 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.checkpoint import RunDirectory
-from trainer.outcome import EXIT_CODES
+from trainer.outcome import EXIT_CODES, MISTAKE
 
 PATIENCE = 60  # seconds that ranks have to end after one of them failed, and that the outcome has to appear
-MISTAKE = 2  # the trainer's own exit code
 DONE, REQUEUE, FAILED = (EXIT_CODES[word] for word in ("done", "requeue", "failed"))
 
 
@@ -169,7 +168,7 @@ def read_outcome(run: Path) -> int:
 def _outcome_file(run: Path) -> tuple[int, str] | None:
     """When the outcome was written, and what: two of them may say the same. None where there is none."""
     try:
-        with (run / "outcome").open(encoding="utf-8") as file:  # opened: NFS then looks what is new
+        with RunDirectory(run).outcome_file.open(encoding="utf-8") as file:  # opened: NFS then looks what is new
             return os.fstat(file.fileno()).st_mtime_ns, file.read()
     except FileNotFoundError:
         return None

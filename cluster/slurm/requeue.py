@@ -18,9 +18,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from trainer.checkpoint import CheckpointError, RunDirectory, append_line, read_lines
-from trainer.outcome import EXIT_CODES
-
-REFUSED = 2  # the trainer's exit code for a mistake in what was asked for
+from trainer.outcome import EXIT_CODES, MISTAKE
 
 
 class Verdict(IntEnum):
@@ -65,7 +63,7 @@ def judge(run: RunDirectory, job: str, exit_code: int, allowed: int) -> tuple[Ve
     Raises:
         CheckpointError: the run's checkpoints are not in order.
     """
-    ending, reason = run.outcome or ("failed" if exit_code == REFUSED else None, "refused; the log says why")
+    ending, reason = run.outcome or ("failed" if exit_code == MISTAKE else None, "refused; the log says why")
     if ending == "done":
         return Verdict.DONE, "the run is complete"
     if ending == "requeue":

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from eval.encoding import Encoder, Sample
-from eval.finetune import DivergedError, Hyperparameters, Settings, cut, epoch_batches, learn, predict, seed_of
+from eval.finetune import DivergedError, Hyperparameters, Settings, cut, epoch_batches, learn, predict
 from eval.kinds import Texts
 from eval.readers import glue
 from preprocessing.tokenization import load_tokenizer
@@ -20,6 +20,7 @@ from tests.eval.small_data import write_mrpc
 from trainer.hugging_face import Export
 from trainer.model import BertForPreTraining
 from trainer.optim import OptimizerConfig, build_optimizer
+from trainer.philox import derive_seed
 
 CPU = torch.device("cpu")
 KIND = Texts(("0", "1"))
@@ -107,7 +108,7 @@ def test_it_is_the_plain_loop(samples, settings: Settings) -> None:
         share = step / warmup if step < warmup else (total - step) / (total - origin)
         for group in optimizer.param_groups:
             group["lr"] = point.learning_rate * share
-        torch.manual_seed(seed_of(3, "dropout", step))
+        torch.manual_seed(derive_seed(3, "dropout", step))
         batch = KIND.collate([data[i] for i in chosen])
         optimizer.zero_grad()
         plain.losses(plain(batch), batch).mean().backward()

@@ -85,6 +85,7 @@ def test_what_is_named_is_on_disk_and_an_older_one_goes_last(run, monkeypatch):
         "sync checkpoints",
         "sync .latest.incomplete",
         "rename .latest.incomplete latest",
+        "sync checkpoints",
         "rename step-000004 .step-000004.removed",
     ]
 
