@@ -210,6 +210,7 @@ _IDENTITY = (
     "data.weights",
     "data.token_multiple",
 )
+_MEMORY = (".micro_batch_size", ".activation_checkpointing")  # but these are matters of memory
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
@@ -247,11 +248,19 @@ def _without_none(value: Any) -> Any:
 
 def differences(old: Recipe, new: Recipe) -> list[str]:
     """The settings in which two recipes would compute something else, as "key: old -> new"."""
-    pairs = [(dict(_flatten(dataclasses.asdict(recipe)))) for recipe in (old, new)]
-    keys = [key for key in sorted({**pairs[0], **pairs[1]}) if key.startswith(_IDENTITY)]
-    return [
-        f"{key}: {pairs[0].get(key)} -> {pairs[1].get(key)}" for key in keys if pairs[0].get(key) != pairs[1].get(key)
-    ]
+    return [text for key, text in _changes(old, new) if key.startswith(_IDENTITY) and not key.endswith(_MEMORY)]
+
+
+def other_draws(old: Recipe, new: Recipe) -> list[str]:
+    """The settings by which two recipes differ only in the numbers that dropout draws: each micro-batch has its own."""
+    return [text for key, text in _changes(old, new) if key.endswith(".micro_batch_size")]
+
+
+def _changes(old: Recipe, new: Recipe) -> list[tuple[str, str]]:
+    """Key, and "key: old -> new", of every setting that differs."""
+    before, after = (dict(_flatten(dataclasses.asdict(recipe))) for recipe in (old, new))
+    keys = [key for key in sorted({**before, **after}) if before.get(key) != after.get(key)]
+    return [(key, f"{key}: {before.get(key)} -> {after.get(key)}") for key in keys]
 
 
 def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -35,7 +35,7 @@ from preprocessing.tokenization import (
     load_vocabulary,
 )
 from trainer.checkpoint import CheckpointError, RunDirectory, read_run_state, step_number, write_atomically
-from trainer.config import Phase, Recipe, differences, load_recipe, resolve_deepspeed, to_toml
+from trainer.config import Phase, Recipe, differences, load_recipe, other_draws, resolve_deepspeed, to_toml
 from trainer.corpus import Corpus, open_corpus
 from trainer.data import validation_stream
 from trainer.engine import device_kind, fp16_is_supported, join_world
@@ -306,9 +306,14 @@ def _write_run(run: RunDirectory, recipe: Recipe, arguments: argparse.Namespace,
     """Write down what this start of the run is made of, and make way for it."""
     try:
         aside = run.set_aside(step)
+        draws = other_draws(load_recipe(run.config), recipe) if run.config.is_file() else []
         _write_settings(run, recipe, arguments, shards, step)
     except OSError as error:
         raise _unwritable(run, error) from None
+    if draws:
+        _log.warning(
+            "%s: from here on the same samples and masks as without this change, but other dropout", "; ".join(draws)
+        )
     if aside:
         _log.warning(
             "resuming from step %d: newer checkpoints and exports are now in %s, with a copy of the metrics; delete "

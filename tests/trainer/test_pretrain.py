@@ -260,6 +260,23 @@ def test_a_run_is_not_gone_on_with_as_another(call, deepspeed_config, settings, 
     assert message in log
 
 
+def test_a_run_that_runs_out_of_memory_may_go_on_with_less_of_it(call, deepspeed_config, tmp_path):
+    """Smaller micro-batches and activations that are computed again; without dropout the curve is the same."""
+    plain = ["model.hidden_dropout_prob=0.0", "model.attention_probs_dropout_prob=0.0"]
+    exact = {"deepspeed_config": deepspeed_config(bf16={"enabled": False}, zero_optimization=None)}
+    assert call(*plain, **exact, output=tmp_path / "whole")[0] == [0]
+    assert call(*plain, "train.max_steps=4", **exact)[0] == [0]
+    codes, log = call(*plain, "phases.0.micro_batch_size=1", "model.activation_checkpointing=true", **exact)
+    assert codes == [0]
+    assert "phases.0.micro_batch_size: 2 -> 1: from here on the same samples and masks" in log
+    whole, less = (
+        [(line["samples"], line["loss"]) for line in read_lines(tmp_path / name / "metrics.jsonl")]
+        for name in ("whole", "run")
+    )
+    assert [samples for samples, _ in less] == [samples for samples, _ in whole]
+    assert [loss for _, loss in less] == pytest.approx([loss for _, loss in whole], rel=1e-5)
+
+
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(call, tmp_path):
     call(output=tmp_path / "whole")
     assert call("train.max_steps=6", "checkpoint.every=2")[0] == [0]
