@@ -12,22 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trainer.checkpoint import CheckpointError, RunDirectory, RunState, read_run_state
 from trainer.config import load_recipe
 from trainer.corpus import directory_checksums
 from trainer.hugging_face import save_export
 from trainer.lineage import code_version
-from trainer.model import BertConfig, BertForPreTraining
+from trainer.model import BertConfig, parameter_shapes
 from trainer.sharded_state import StateReader, verify_state
-
-
-def parameter_shapes(config: BertConfig) -> dict[str, torch.Size]:
-    """Name -> shape of every parameter, without memory for them."""
-    with torch.device("meta"):
-        model = BertForPreTraining(config, seed=None)
-    return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
 def export_checkpoint(run: RunDirectory, state: RunState, checkpoint: Path, target: Path, config: BertConfig) -> None:

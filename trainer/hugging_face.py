@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from trainer.checkpoint import sync
-from trainer.model import BertConfig, BertForPreTraining
+from trainer.model import BertConfig, BertForPreTraining, parameter_shapes
 from trainer.tensor_files import write_tensors
 
 CONFIG, WEIGHTS, LINEAGE = "config.json", "model.safetensors", "lineage.json"
@@ -97,7 +97,7 @@ def to_hugging_face(state: Mapping[str, Tensor], config: BertConfig) -> tuple[di
     Raises:
         ValueError: ``state`` doesn't fit ``config``.
     """
-    _check(state, {name: tuple(parameter.shape) for name, parameter in _skeleton(config).items()})
+    _check(state, parameter_shapes(config))
     split: dict[str, Tensor] = {}
     for ours, theirs in _names(config).items():
         split.update(zip(theirs, state[ours].chunk(len(theirs)), strict=True))  # QKV: [3D, D] -> three [D, D]
@@ -196,18 +196,12 @@ def _names(config: BertConfig) -> dict[str, tuple[str, ...]]:
     return names
 
 
-def _skeleton(config: BertConfig) -> dict[str, Tensor]:
-    """Our parameters without memory: names and shapes."""
-    with torch.device("meta"):
-        return dict(BertForPreTraining(config, seed=None).named_parameters())
-
-
 def _their_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
-    skeleton = _skeleton(config)
+    shapes = parameter_shapes(config)
     return {
-        part: tuple(piece.shape)
+        part: (shapes[ours][0] // len(theirs), *shapes[ours][1:])
         for ours, theirs in _names(config).items()
-        for part, piece in zip(theirs, skeleton[ours].chunk(len(theirs)), strict=True)
+        for part in theirs
     }
 
 

@@ -150,7 +150,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="deepspeed [--num_accelerators N] trainer/pretrain.py",
         description="Pretrain BERT on shards. The same command again goes on where the run stopped.",
         epilog="Settings are those of the recipe, as section.key=value: train.max_steps=10 model.num_hidden_layers=2 "
-        "phases.0.micro_batch_size=8. docs/training.md explains all of them.",
+        "phases.0.micro_batch_size=8. docs/training.md lists them, trainer/config.py explains each.",
     )
     parser.add_argument("--config", type=Path, required=True, metavar="TOML", help="the recipe; see trainer/recipes/")
     parser.add_argument(
