@@ -213,9 +213,9 @@ def _check(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -
     if surplus := sorted(name for name in state.keys() - shapes.keys() if name.split(".")[0] in roots):
         raise ValueError(f"weights and configuration are from different models: unexpected {_some(surplus)}")
     for name, shape in shapes.items():
-        if tuple(state[name].shape) != shape:
+        if tuple(state[name].shape) != tuple(shape):
             raise ValueError(
-                f"{name} has shape {tuple(state[name].shape)} where the configuration means {shape}; "
+                f"{name} has shape {tuple(state[name].shape)} where the configuration means {tuple(shape)}; "
                 "take weights and configuration of one model"
             )
 
