@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
 import json
@@ -20,7 +21,7 @@ from typing import Any
 import psutil
 import torch
 
-from preprocessing.schema import ShardDirectory
+from preprocessing.schema import ShardDirectory, ShardError
 from trainer.checkpoint import write_atomically
 from trainer.config import Recipe, load_recipe, resolve_deepspeed
 from trainer.data import SampleStream
@@ -144,6 +145,16 @@ def run_programs(commands: Mapping[str, Sequence[object]], logs: Path, end: floa
             process.wait()
 
 
+def open_shards(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> ShardDirectory:
+    """The shards of a GPU's benchmark; ends the program where they, or the GPU that --device names, are not there."""
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch finds no GPU here; --device cpu --size demo shows that the script works")
+    try:
+        return ShardDirectory(arguments.shards)
+    except ShardError as error:
+        parser.error(str(error))
+
+
 def recipe_of(name: str, shards: ShardDirectory, length: int, batch: int, settings: Sequence[str]) -> Recipe:
     """A recipe of the trainer with one long phase of whole batches, and the vocabulary of the shards."""
     predictions = -(-length * 15 // 100)
@@ -166,14 +177,8 @@ def steps_of(recipe: Recipe, shards: ShardDirectory, padded: bool = False) -> St
 
 
 def deepspeed_config(recipe: Recipe, world: World) -> dict[str, Any]:
-    """DeepSpeed's configuration, for ours and for the peer; one rank has no gradients to exchange meanwhile.
-
-    DeepSpeed would wait for the device after each micro-batch to be sure that they are exchanged.
-    """
-    config = resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], world.size)
-    if world.size == 1:
-        config["zero_optimization"] = {**config["zero_optimization"], "overlap_comm": False}
-    return config
+    """DeepSpeed's configuration, for ours and for the peer."""
+    return resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], world.size)
 
 
 def copy_bandwidth(device: torch.device) -> float:

@@ -28,9 +28,8 @@ from typing import Any
 
 import torch
 
-from common import ROOT, Parts, found_by, missing, run_programs
+from common import ROOT, Parts, found_by, missing, open_shards, run_programs
 from eval.results import markdown
-from preprocessing.schema import ShardDirectory, ShardError
 from trainer.checkpoint import read_lines, step_folders
 from trainer.config import load_recipe
 from trainer.hugging_face import save_export
@@ -244,12 +243,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, help="take so many examples of each task, to try it out")
     arguments = parser.parse_args()
     arguments.work = (arguments.work or arguments.output) / "gpu_curve_work"
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch finds no GPU here; --device cpu --size demo shows that the script works")
-    try:
-        arguments.shards = ShardDirectory(arguments.shards)
-    except ShardError as error:
-        parser.error(str(error))
+    arguments.shards = open_shards(parser, arguments)
     return arguments
 
 

@@ -41,13 +41,14 @@ from common import (
     deepspeed_config,
     found_by,
     missing,
+    open_shards,
     recipe_of,
     steps_of,
     wait_for,
 )
 from eval.results import markdown
 from gpu_predictions import BEST, LADDER, PEER, Row, predict
-from preprocessing.schema import ShardDirectory, ShardError
+from preprocessing.schema import ShardDirectory
 from trainer.attention import attention
 from trainer.config import Recipe
 from trainer.data import Batch
@@ -508,12 +509,7 @@ def _parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     if len(arguments.lengths) != len(arguments.batches):
         parser.error("--batches: as many as --lengths")
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch finds no GPU here; --device cpu --size demo shows that the script works")
-    try:
-        arguments.shards = ShardDirectory(arguments.shards)
-    except ShardError as error:
-        parser.error(str(error))
+    arguments.shards = open_shards(parser, arguments)
     for length in arguments.lengths:
         if length not in arguments.shards.manifest.sequence_lengths:
             parser.error(f"{arguments.shards.path}: no pairs of {length} tokens, only of "

@@ -43,7 +43,12 @@ def exports(tmp_path):
 @pytest.fixture
 def holder(exports):
     """A process that holds the first export."""
-    command = [sys.executable, "-c", HOLD, str(exports / "step-000001")]
+    yield from held_by(HOLD, exports / "step-000001")
+
+
+def held_by(program, path):
+    """A process that has run a program with a path up to the line "held"."""
+    command = [sys.executable, "-c", program, str(path)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
     yield process
@@ -129,12 +134,7 @@ def test_a_deletion_that_was_cut_short_is_finished_the_next_time(exports):
 @pytest.fixture
 def trainer(tmp_path):
     """A process that holds a run directory."""
-    command = [sys.executable, "-c", HOLD_RUN, str(tmp_path / "run")]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "held\n"
-    yield process
-    process.kill()
-    process.communicate()
+    yield from held_by(HOLD_RUN, tmp_path / "run")
 
 
 def test_a_run_has_one_trainer(tmp_path, trainer, caplog):
