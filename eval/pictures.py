@@ -7,6 +7,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from trainer.checkpoint import write_atomically
+
 _DPI = 150
 
 
@@ -14,6 +16,4 @@ def save_picture(figure: Figure, path: Path) -> None:
     """Write a PNG so that a reader sees the old one or the whole new one."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=_DPI)
-    temporary = path.with_name(f".{path.name}.incomplete")
-    temporary.write_bytes(content.getvalue())
-    temporary.replace(path)
+    write_atomically(path, content.getvalue())

@@ -350,10 +350,10 @@ def append_line(path: Path, values: dict[str, Any]) -> None:
         raise
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old one or the whole new one."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file, text as UTF-8, so that a reader sees the old one or the whole new one."""
     temporary = path.with_name(f".{path.name}.incomplete")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     sync(temporary)
     temporary.replace(path)
 
