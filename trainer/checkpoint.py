@@ -167,6 +167,19 @@ class RunDirectory:
             return None
         return Outcome(cast(Ending, ending), reason) if ending in get_args(Ending) else None
 
+    @property
+    def ending(self) -> Ending | None:
+        """As the outcome has it."""
+        outcome = self.outcome
+        return outcome.ending if outcome else None
+
+    def read_initial_weights(self) -> dict[str, str] | None:
+        """Directory and checksum of the weights that the run began with; None where they were new ones."""
+        if not self.initial_weights.is_file():
+            return None
+        told: dict[str, str] = json.loads(self.initial_weights.read_text(encoding="utf-8"))
+        return told
+
     def set_outcome(self, ending: Ending | None, reason: str = "") -> None:
         """Say how the trainer ended, for job scripts; None while it runs."""
         if ending is None:

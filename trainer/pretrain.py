@@ -93,7 +93,7 @@ def _write_failure(run: RunDirectory, reason: str) -> bool:
     try:
         if has_joined():  # by now it may be one rank's alone: whoever is first tells
             return run.claim_outcome("failed", reason)
-        if first and not (run.outcome and run.outcome.ending == "done"):
+        if first and run.ending != "done":
             run.set_outcome("failed", reason)  # in the place of a "requeue" that led here
     except OSError as error:
         _log.error("%s: can't be written (%s)", run.path, error.strerror)
@@ -280,7 +280,7 @@ def _unwritable(run: RunDirectory, error: OSError) -> CheckpointError:
 
 def _check_initial_weights(run: RunDirectory, init_from: Path | None) -> None:
     """See that a run that has no checkpoint yet begins again with the weights that it began with."""
-    told = json.loads(run.initial_weights.read_text(encoding="utf-8")) if run.initial_weights.is_file() else None
+    told = run.read_initial_weights()
     if (told and told["blake2b"]) != (init_from and checksum(init_from / WEIGHTS)):
         begun = f"with the weights of {told['directory']}" if told else "without --init-from"
         raise CheckpointError(

@@ -9,6 +9,7 @@ import pytest
 from trainer import checkpoint
 from trainer.checkpoint import (
     CheckpointError,
+    Outcome,
     RunDirectory,
     RunState,
     append_line,
@@ -227,12 +228,20 @@ def test_an_outcome_is_a_word_and_a_reason_in_one_line(run):
     run.set_outcome("failed", "step 3: the loss\n  is nan: sorry")
     assert (run.path / "outcome").read_text() == "failed: step 3: the loss is nan: sorry\n"
     assert run.outcome == ("failed", "step 3: the loss is nan: sorry")
+    assert run.ending == "failed"
     run.set_outcome("done")
     assert (run.path / "outcome").read_text() == "done\n"
     assert run.outcome == ("done", "")
     run.set_outcome(None)
     assert not (run.path / "outcome").exists()
+    assert run.ending is None
     run.set_outcome(None)
+
+
+def test_the_ending_is_of_one_look_at_a_file_that_a_trainer_may_remove_at_any_time(run, monkeypatch):
+    looks = iter([Outcome("requeue", "asked to stop"), None])
+    monkeypatch.setattr(RunDirectory, "outcome", property(lambda _: next(looks)))
+    assert run.ending == "requeue"
 
 
 @pytest.mark.parametrize("left", ["", "fail", "requ", "paused: by somebody"])
