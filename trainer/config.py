@@ -222,16 +222,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     raw = read_toml(Path(path), "recipe")
     for override in overrides:
         apply_override(raw, override)
-    return parse_recipe(raw, str(path))
-
-
-def parse_recipe(raw: dict[str, Any], where: str) -> Recipe:
-    """Turn nested dictionaries into a recipe; ``where`` begins the message of an error.
-
-    Raises:
-        ConfigError: see load_recipe.
-    """
-    return parse(raw, Recipe, where)
+    return parse(raw, Recipe, str(path))
 
 
 def to_toml(recipe: Recipe) -> str:

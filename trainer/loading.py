@@ -36,7 +36,7 @@ class Steps(Dataset[list[Batch]]):
         The global batch is a multiple of micro-batch size times ranks.
         """
         assert global_batch_size % (micro_batch_size * world) == 0
-        self._stream = stream
+        self.stream = stream
         self._global_batch_size = global_batch_size
         self._micro_batch_size = micro_batch_size
         self._rank = rank
@@ -45,11 +45,7 @@ class Steps(Dataset[list[Batch]]):
         self.accumulation = global_batch_size // (micro_batch_size * world)
 
     def __getitem__(self, step: int) -> list[Batch]:
-        return [self._stream.batch(self._indices(step, i)) for i in range(self.accumulation)]
-
-    def check_files(self) -> None:
-        """See SampleStream.check_files."""
-        self._stream.check_files()
+        return [self.stream.batch(self._indices(step, i)) for i in range(self.accumulation)]
 
     def _indices(self, step: int, accumulated: int) -> np.ndarray:
         before = step * self._global_batch_size + self.micro_batch_index(accumulated) * self._micro_batch_size
@@ -184,7 +180,7 @@ def _cause(steps: Steps, loaded: Any) -> DamagedShardError | LoaderError | None:
     for process in ended:
         process.join()
     try:
-        steps.check_files()  # reading beyond the end of a mapped file kills
+        steps.stream.check_files()  # reading beyond the end of a mapped file kills
     except ShardError as error:
         return DamagedShardError(str(error))
     return LoaderError("; ".join(f"loader process {process.pid} {_end(process.exitcode)}" for process in ended))

@@ -24,7 +24,7 @@ def steps_of(path, **data):
 
 def test_steps_may_begin_behind_other_samples_of_the_stream(shards):
     """As in a second phase of the same sequence length, which would else see again what the first one saw."""
-    later = Steps(steps_of(shards)._stream, 4, 2, rank=0, world=1, first=12)
+    later = Steps(steps_of(shards).stream, 4, 2, rank=0, world=1, first=12)
     assert [batch.indices.tolist() for batch in later[0]] == [batch.indices.tolist() for batch in steps_of(shards)[3]]
 
 
@@ -69,7 +69,7 @@ def test_a_shard_that_is_cut_while_it_is_read_is_named(tmp_path):
 def test_what_a_process_finds_wrong_is_one_line_at_its_step(tmp_path, workers):
     path = write_shards(tmp_path / "shards")
     steps = steps_of(path, shuffle_bytes=1)
-    last = steps._stream.locate(np.arange(54))[0][-1]
+    last = steps.stream.locate(np.arange(54))[0][-1]
     (path / f"shard-{last:05d}-of-00003.arrow").unlink()
     loaded = StepReader(steps, 0, 14, workers)
     good = [next(loaded) for _ in range(8)]
@@ -105,7 +105,7 @@ def test_what_goes_wrong_ahead_is_said_when_the_step_is_due(tmp_path):
 
 def test_steps_of_many_micro_batches_take_no_descriptors(shards):
     """Each has eight tensors; a limit of 1,024 descriptors would end a run of 48 micro-batches."""
-    stream = steps_of(shards)._stream
+    stream = steps_of(shards).stream
     reader = StepReader(Steps(stream, 64, 1, rank=0, world=1), 0, 4, workers=1)
     first = next(reader)
     before = len(list(Path("/proc/self/fd").iterdir()))
