@@ -25,10 +25,10 @@ from eval.kinds import Texts
 from eval.locks import locked
 from eval.metrics import f1_binary
 from eval.options import default_output, parse
-from eval.readers import glue
 from eval.readers.examples import DatasetError
 from eval.run import main
 from eval.tasks import TASKS
+from eval.tasks.datasets import READERS
 from eval.workers import share, worker_words
 from preprocessing.tokenization import SPECIAL_TOKENS, save_tokenizer
 from tests.conftest import ROOT
@@ -99,7 +99,7 @@ def test_results_of_a_task_of_pairs(
     # The predictions beside it are those of the best point, and give its figures.
     lines = (tmp_path / "out" / "predictions" / "mrpc" / "dev_predictions.tsv").read_text().splitlines()[1:]
     predicted = [int(line.split("\t")[1]) for line in lines]
-    labels = [example.label for example in glue.read(data, "dev", "MRPC")]
+    labels = [example.label for example in READERS["MRPC"](data, "dev")]
     assert f1_binary(labels, predicted) == task["metrics"]["f1"]["value"]
     confusion = (tmp_path / "out" / "predictions" / "mrpc" / "dev_confusion.tsv").read_text().splitlines()
     assert confusion[0] == "label\t0\t1"
@@ -420,7 +420,7 @@ def test_a_limit_on_the_examples(export: Path, data: Path, tmp_path: Path) -> No
     assert run(export, data, tmp_path / "out", "mrpc", "--limit", "10") == 0
     assert results_of(tmp_path / "out")["tasks"]["mrpc"]["details"]["examples"] == {"train": 10, "dev": 10}
     parts = experiment.read_parts(TASKS["mrpc"], data, with_test=False, limit=10)
-    whole = glue.read(data, "train", "MRPC")
+    whole = READERS["MRPC"](data, "train")
     places = [whole.index(example) for example in parts["train"]]
     assert places == sorted(places)
     assert places != list(range(10))
@@ -684,7 +684,7 @@ def test_the_hub_instead_of_files(
 
     def read_hub(name: str, split: str):
         asked.append((name, split))
-        return glue.read(data, split, name)
+        return READERS[name](data, split)
 
     monkeypatch.setattr("eval.tasks.datasets.read_hub", read_hub)
     argv = ["--checkpoint", str(export), "--hub", "--output", str(tmp_path / "out"), "--tasks", "mrpc", "--no-tracking"]
