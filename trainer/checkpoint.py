@@ -1,22 +1,4 @@
-"""A run on disk: what is where, what is complete, what is kept.
-
-    RUN/
-        config.toml, ds_config.json      the resolved settings
-        manifest.json                    of the shards
-        code.json, code.diff             commit, versions and uncommitted changes
-        initial_weights.json             what --init-from named; the run began with it
-        tokenizer/                       of the shards; exports have a copy
-        checkpoints/step-000100/         every rank's state and run_state.json
-        checkpoints/latest               the name of the newest complete checkpoint; a resume begins with it
-        exports/step-000100/             a Hugging Face directory
-        set_aside/1/                     what was newer than the step that the run went back to
-        metrics.jsonl, validation.jsonl  a line per step; a line per validation
-        mlflow.json                      how far MLflow has got: see trainer.tracking
-        mlflow.pending/, mlflow.lock     evaluations that wait for MLflow; which process writes there
-        evaluations/                     where eval.watch and eval.run leave their results
-        outcome                          how the trainer ended by itself, in a line: see trainer.outcome
-        trainer.lock                     held by the trainer while it runs: see trainer.leases
-        job/                             where cluster.launch started it: code, job files, logs
+"""A run on disk: what is where, what is complete, what is kept. docs/training.md shows the whole directory.
 
 A checkpoint is written beside its final name and renamed when every rank has finished, so it is complete or not there.
 The files are the truth: everything that MLflow shows can be told from them.
