@@ -30,7 +30,7 @@ from eval.run import main
 from eval.tasks import TASKS
 from eval.tasks.datasets import READERS
 from eval.workers import share, worker_words
-from preprocessing.tokenization import SPECIAL_TOKENS, save_tokenizer
+from preprocessing.tokenization import SPECIAL_TOKENS
 from tests.conftest import ROOT
 from tests.eval.conftest import CONFIG, STEP, random_state
 from tests.eval.processes import assert_free, wait_for
@@ -45,6 +45,7 @@ from tests.eval.small_data import (
     write_table,
 )
 from tests.trainer.mlflow_store import empty_store
+from tests.trainer.shard_factory import save_tokenizer
 from trainer.hugging_face import save_export
 
 QUICK = ("--epochs", "1", "--learning-rates", "1e-3", "--batch-sizes", "8")
