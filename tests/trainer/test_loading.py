@@ -111,7 +111,7 @@ def test_steps_of_many_micro_batches_take_no_descriptors(shards):
     before = len(list(Path("/proc/self/fd").iterdir()))
     second = next(reader)
     assert (len(first), len(second)) == (64, 64)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before  # what other tests have left may go meanwhile
     reader.close()
 
 
