@@ -14,7 +14,6 @@ import itertools
 import json
 import logging
 import os
-import re
 import shutil
 import sys
 import traceback
@@ -48,7 +47,7 @@ from trainer.non_finite import NonFiniteError
 from trainer.outcome import MISTAKE
 from trainer.saving import Saver, export_if_missing
 from trainer.session import Session, initial_weights, train_stream
-from trainer.settings import ConfigError
+from trainer.settings import ConfigError, is_override
 from trainer.sharded_state import StateError, verify_state
 from trainer.stopping import StopRequests, end_at_once
 from trainer.world import World, has_joined, leave_world
@@ -172,7 +171,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # the launcher's; LOCAL_RANK says the same
     parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings that replace the recipe's")
     arguments = parser.parse_args(argv)
-    taken = [text for text in arguments.shards if re.fullmatch(r"\w+(\.\w+)+=.*", text)]  # by the open-ended --shards
+    taken = [text for text in arguments.shards if is_override(text)]  # by the open-ended --shards
     arguments.shards = [text for text in arguments.shards if text not in taken]
     arguments.settings = [*taken, *arguments.settings]
     if not arguments.shards:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import tomllib
 from datetime import date, time
 from pathlib import Path
@@ -72,6 +73,11 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 def _are_tables(*values: Any) -> bool:
     return all(isinstance(value, dict) for value in values)
+
+
+def is_override(word: str) -> bool:
+    """Whether a word of a command line is such as ``train.seed=2``."""
+    return re.match(r"\w+(\.\w+)+=", word, re.ASCII) is not None
 
 
 def apply_override(raw: dict[str, Any], override: str) -> None:
