@@ -199,13 +199,15 @@ class BertModel(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.final_norm = _layer_norm(config) if config.pre_layer_norm else nn.Identity()
         self.activation_checkpointing = config.activation_checkpointing
+        self.causal = config.is_decoder
 
     def forward(self, tokens: PackedTokens, selected: Selection | None = None) -> Tensor:
         """Encode a batch.
 
         Args:
             tokens: T tokens of B sequences.
-            selected: R of them, whose last hidden states are wanted: the last layer does no other work than for these.
+            selected: R of them, whose last hidden states are wanted: the last layer does no other work than for these,
+                but for all in a left-to-right model.
 
         Returns:
             The last hidden states, [T, D] or [R, D].
@@ -213,6 +215,8 @@ class BertModel(nn.Module):
         Raises:
             ValueError: a sequence has more tokens than the model has positions.
         """
+        if selected is not None and self.causal:
+            return self.forward(tokens).index_select(0, selected.rows)
         return deque(self._states(tokens, selected), maxlen=1).pop()
 
     def hidden_states(self, tokens: PackedTokens) -> list[Tensor]:
