@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing.connection
+import os
 import pickle
 import signal
 import threading
@@ -81,7 +82,7 @@ class StepReader(Iterator[list[Batch]]):
             collate_fn=_as_it_is,
             num_workers=workers,
             prefetch_factor=2 if workers else None,
-            worker_init_fn=_ignore_requests_to_stop,
+            worker_init_fn=_belong_to_the_trainer,
         )
         self._steps = steps
         self._workers = workers
@@ -165,10 +166,19 @@ def _kill(processes: list[Any]) -> None:
         process.kill()
 
 
-def _ignore_requests_to_stop(_: int) -> None:
+def _belong_to_the_trainer(_: int) -> None:
     """A signal to all processes of a job is for the trainer, which needs its loader until it has stopped."""
     for number in _REQUESTS:
         signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_trainer, daemon=True).start()
+
+
+def _end_with_the_trainer() -> None:
+    """Once the trainer is killed, Python would wait for a reader of the next step, and hold the run's lock for ever."""
+    trainer = multiprocessing.parent_process()
+    assert trainer is not None
+    trainer.join()
+    os._exit(1)
 
 
 def _cause(steps: Steps, loaded: Any) -> DamagedShardError | LoaderError | None:

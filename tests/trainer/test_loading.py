@@ -1,11 +1,14 @@
 """Reading ahead: a killed process or a damaged shard is one error that says so, at the step that needs it."""
 
 import multiprocessing
+import multiprocessing.synchronize
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from preprocessing.schema import ShardDirectory
@@ -51,6 +54,30 @@ def test_a_signal_to_all_processes_of_a_job_leaves_the_loader_to_its_trainer(sha
             os.kill(process.pid, number)
     assert len(list(loaded)) == 19
     assert set(multiprocessing.active_children()) <= set(others)
+
+
+def read_and_wait(steps: Steps, begun: multiprocessing.synchronize.Event) -> None:
+    reader = StepReader(steps, 0, 1000, workers=2)
+    next(reader)
+    begun.set()
+    time.sleep(600)
+
+
+def test_a_killed_trainer_leaves_no_process(shards):
+    """They are deaf to SIGTERM, have steps larger than a pipe for nobody, and would hold the trainer's locks."""
+    context = multiprocessing.get_context("fork")
+    begun = context.Event()
+    trainer = context.Process(target=read_and_wait, args=(Steps(steps_of(shards)._stream, 4096, 4096, 0, 1), begun))
+    trainer.start()
+    assert begun.wait(300)
+    processes = psutil.Process(trainer.pid).children()
+    assert len(processes) == 2
+    trainer.kill()
+    trainer.join()
+    _, left = psutil.wait_procs(processes, 30)
+    for process in left:
+        process.kill()
+    assert not left
 
 
 def test_a_shard_that_is_cut_while_it_is_read_is_named(tmp_path):
