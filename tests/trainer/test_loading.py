@@ -67,7 +67,7 @@ def test_a_killed_trainer_leaves_no_process(shards):
     """They are deaf to SIGTERM, have steps larger than a pipe for nobody, and would hold the trainer's locks."""
     context = multiprocessing.get_context("fork")
     begun = context.Event()
-    trainer = context.Process(target=read_and_wait, args=(Steps(steps_of(shards)._stream, 4096, 4096, 0, 1), begun))
+    trainer = context.Process(target=read_and_wait, args=(Steps(steps_of(shards).stream, 4096, 4096, 0, 1), begun))
     trainer.start()
     assert begun.wait(300)
     processes = psutil.Process(trainer.pid).children()
