@@ -88,7 +88,11 @@ class GlobalCounts:
 
 
 class Engine:
-    """A model, its optimizer and DeepSpeed around them, for the batch sizes of one phase."""
+    """A model, its optimizer and DeepSpeed around them, for the batch sizes of one phase.
+
+    Attributes:
+        parameters: number of trainable parameters over all ranks.
+    """
 
     def __init__(
         self,
@@ -120,6 +124,7 @@ class Engine:
         self._world = world
         self._next_sentence = float(train.next_sentence)  # whether its loss counts; metrics have it in any case
         shapes = parameter_shapes(recipe.model)
+        self.parameters = sum(shape.numel() for shape in shapes.values())
         reader = StateReader(checkpoint, shapes) if checkpoint else None
         given = reader.weights() if reader else weights
         model = BertForPreTraining(recipe.model, seed=None if given else train.seed)

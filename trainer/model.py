@@ -8,7 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -394,7 +394,11 @@ def parameter_shapes(config: BertConfig) -> dict[str, torch.Size]:
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
-@cache
 def parameter_count(config: BertConfig) -> int:
     """Number of parameters of BertForPreTraining, the tied decoder counted once: 336,226,108 for BERT-LARGE."""
-    return sum(shape.numel() for shape in parameter_shapes(config).values())
+    d, f, v = config.hidden_size, config.intermediate_size, config.vocab_size
+    norm = 2 * d
+    embeddings = (v + config.max_position_embeddings + config.type_vocab_size) * d + norm  # which may stand at the end
+    layer = 4 * (d * d + d) + (2 * d * f + f + d) + 2 * norm
+    heads = (d * d + d) + (d * d + d + norm + v) + (2 * d + 2)  # pooler, masked words, next sentence
+    return embeddings + config.num_hidden_layers * layer + heads

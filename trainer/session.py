@@ -136,9 +136,10 @@ class Session:
         weights = initial_weights(self.init_from, recipe) if self.init_from and not checkpoint else None
         loss_scale = read_run_state(checkpoint).loss_scale if checkpoint else None
         engine = Engine(recipe, config, world, checkpoint=checkpoint, weights=weights, loss_scale=loss_scale)
+        assert engine.parameters == parameter_count(recipe.model)
         _log.info(
             "model: %s parameters, ZeRO stage %d",
-            f"{parameter_count(recipe.model):,}", config.get("zero_optimization", {}).get("stage", 0),
+            f"{engine.parameters:,}", config.get("zero_optimization", {}).get("stage", 0),
         )  # fmt: skip
         _log.info(
             "batch: %d samples of %d tokens = %d rank(s) on %s, %d thread(s) each, x %d x %d accumulated",

@@ -96,6 +96,13 @@ class TestConfig:
     )
     def test_parameter_count_of_the_published_sizes(self, config, count):
         assert parameter_count(config) == count
+        with torch.device("meta"):  # without memory
+            model = BertForPreTraining(config, seed=None)
+        assert sum(p.numel() for p in model.parameters()) == count
+
+    @pytest.mark.parametrize("config", [TINY, tiny(pre_layer_norm=True), tiny(type_vocab_size=5, num_hidden_layers=1)])
+    def test_parameter_count_of_any_size(self, config):
+        assert parameter_count(config) == sum(p.numel() for p in BertForPreTraining(config).parameters())
 
 
 class TestInitialization:
