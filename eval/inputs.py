@@ -119,7 +119,7 @@ def read_lineage(checkpoint: Path) -> dict[str, Any]:
         return {}
     try:
         lineage = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error}); copy the export anew") from error
     if not isinstance(lineage, dict):
         raise ValueError(f"{path}: not a JSON object; copy the export anew")  # noqa: TRY004  a mistake in a file

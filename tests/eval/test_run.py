@@ -161,6 +161,7 @@ INCOMPLETE = {
     "no tokenizer": (without("tokenizer.json"), "tokenizer.json: no such file"),
     "no vocabulary": (without("vocab.txt"), "vocab.txt: missing"),
     "damaged lineage": (overwritten("lineage.json", "{"), "lineage.json: not JSON"),
+    "lineage nested without end": (overwritten("lineage.json", "[" * 100_000), "lineage.json: not JSON"),
     "lineage that is no object": (overwritten("lineage.json", "[]"), "lineage.json: not a JSON object"),
     "no head for words": (lacking("cls.predictions.transform.dense"), "lacks mlm.dense.weight, which mlm needs"),
     "no head for sentences": (lacking("cls.seq_relationship"), "lacks nsp.weight, which nsp needs"),
