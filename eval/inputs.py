@@ -136,7 +136,8 @@ def open_stream(shards: Path | None, checkpoint: Path, asked: int | None, config
         config: of the export's model.
 
     Raises:
-        ValueError: no shards, incomplete ones, ones without held-out samples, of another vocabulary or too long.
+        ValueError: no shards, incomplete ones, ones without held-out samples or with damaged ones, of another
+            vocabulary or too long.
     """
     if shards is None:
         raise ValueError("the tasks read held-out samples; give the shards with --shards")
@@ -150,6 +151,7 @@ def open_stream(shards: Path | None, checkpoint: Path, asked: int | None, config
     stream = validation_stream(directory, length, config.is_decoder)
     if stream.size < FEWEST:
         raise ValueError(f"{shards}: {stream.size} held-out sample is too few for an estimate; hold out more documents")
+    directory.verify("validation")  # the results will name these bytes by their manifest
     return stream
 
 

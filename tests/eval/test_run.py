@@ -173,6 +173,19 @@ INCOMPLETE = {
 }
 
 
+def test_a_byte_of_a_held_out_shard_that_has_flipped(
+    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be another word, and the figures be those of data that no manifest names."""
+    shards = write_shards(tmp_path / "shards", sequence_lengths=(32, 40, 64), validation=(6, 5))
+    damaged = next(shards.glob("validation-shard-00001-*"))
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    code = run(export, tmp_path / "results", shards, tasks="mlm")
+    assert_refused(code, capsys, tmp_path / "results", f"{damaged}: checksum differs from the manifest")
+
+
 def assert_refused(code: int, capsys: pytest.CaptureFixture[str], output: Path, *fragments: str) -> None:
     captured = capsys.readouterr()
     assert code == 2
