@@ -100,8 +100,8 @@ def baselines(results: Sequence[dict[str, Any]]) -> Baselines:
 
 
 def _baseline(results: Sequence[dict[str, Any]], task: str, metric: str) -> float | None:
-    found = (result["tasks"][task]["metrics"][metric]["baseline"] for result in results if task in result["tasks"])
-    return next(found, None)
+    metrics = (result["tasks"][task]["metrics"] for result in results if task in result["tasks"])
+    return next((found[metric]["baseline"] for found in metrics if metric in found), None)
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:

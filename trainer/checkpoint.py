@@ -144,7 +144,7 @@ class RunDirectory:
     def outcome(self) -> Outcome | None:
         """How the trainer ended; None while it runs and where it crashed."""
         try:
-            ending, _, reason = self.outcome_file.read_text(encoding="utf-8").strip().partition(": ")
+            ending, _, reason = self.outcome_file.read_text(encoding="utf-8", errors="replace").strip().partition(": ")
         except FileNotFoundError:
             return None
         return Outcome(cast(Ending, ending), reason) if ending in get_args(Ending) else None
@@ -188,7 +188,7 @@ class RunDirectory:
         pointer = self._latest
         if not pointer.is_file():
             return found
-        name = pointer.read_text(encoding="utf-8").strip()
+        name = pointer.read_text(encoding="utf-8", errors="replace").strip()
         if name not in [path.name for path in found]:
             raise CheckpointError(
                 f"{pointer}: names {name!r}, which is not there; write the name of a checkpoint into it"
@@ -257,9 +257,18 @@ class RunDirectory:
         return aside
 
     def cut_metrics(self, step: int) -> None:
-        """Drop the lines of steps after ``step``, which are about to be trained again, and a half-written last one."""
+        """Drop the lines of steps after ``step``, which are about to be trained again, and a half-written last one.
+
+        Raises:
+            CheckpointError: one of the others is damaged.
+        """
         for path in (self.metrics, self.validation_metrics):
-            lines = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step]
+            try:
+                lines = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step]
+            except (KeyError, TypeError) as error:
+                raise CheckpointError(
+                    f"{path}: a line without a step ({error!r}); mend it, or delete the line"
+                ) from error
             if path.exists():
                 write_atomically(path, "".join(lines))
 
@@ -275,7 +284,7 @@ def read_run_state(checkpoint: Path) -> RunState:
         values = json.loads(path.read_text(encoding="utf-8"))
         scale = values.pop("loss_scale", None)
         return RunState(**values, loss_scale=LossScale(**scale) if scale else None)
-    except (OSError, AttributeError, TypeError, ValueError) as error:
+    except (OSError, AttributeError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a run state ({error})") from error
 
 
@@ -324,13 +333,22 @@ def step_number(path: Path) -> int:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines; nothing for a missing file, and a last line cut by a crash is left out."""
+    """The objects of a file of JSON lines; nothing for a missing file, and a last line cut by a crash is left out.
+
+    Raises:
+        CheckpointError: a line is no JSON.
+    """
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                try:
+                    yield json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise CheckpointError(
+                        f"{path}: line {number} is damaged ({error}); mend it, or delete the line"
+                    ) from error
 
 
 def append_line(path: Path, values: dict[str, Any]) -> None:

@@ -55,7 +55,7 @@ def read_toml(path: Path, what: str, depth: int = 0) -> dict[str, Any]:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: can't read the {what} ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # numbers too long, tables too deep are no TOMLDecodeError
         raise ConfigError(f"{path}: not a TOML file ({error})") from error
     parent = raw.pop("extends", None)
     if parent is None:
@@ -112,7 +112,7 @@ def _parse(text: str) -> Any:
     """A value as TOML would read it; what is no TOML value, and what TOML takes for a time of day, is a string."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     return text if isinstance(value, date | time) else value
 

@@ -180,15 +180,17 @@ def test_keeping_every_nth_for_good(run):
     assert sorted(path.name for path in run.checkpoints.glob("step-*")) == [f"step-{n:06d}" for n in (3, 6, 7, 8)]
 
 
-@pytest.mark.parametrize("pointer", ["step-000099", "../elsewhere", ""])
+@pytest.mark.parametrize("pointer", [b"step-000099", b"../elsewhere", b"", b"step-\xff"])
 def test_a_pointer_to_nothing_is_an_error_that_says_so(run, pointer):
     commit(run, 4)
-    (run.checkpoints / "latest").write_text(pointer)
+    (run.checkpoints / "latest").write_bytes(pointer)
     with pytest.raises(CheckpointError, match="which is not there; write the name of a checkpoint into it"):
         run.candidates()
 
 
-@pytest.mark.parametrize("text", ['{"step": 4}', '{"step": 4, "loss_scale": 3}', "[]", "null", "{", None])
+@pytest.mark.parametrize(
+    "text", ['{"step": 4}', '{"step": 4, "loss_scale": 3}', "[]", "null", "{", "[" * 100_000, None]
+)
 def test_a_damaged_or_missing_run_state(run, text):
     commit(run, 4)
     path = run.checkpoint(4) / "run_state.json"
@@ -208,6 +210,22 @@ def test_metrics_are_cut_back_to_the_step_of_the_checkpoint(run, name, other):
     run.cut_metrics(4)
     assert path.read_text().splitlines() == before[:4]
     assert not getattr(run, other).exists()
+
+
+@pytest.mark.parametrize("line", [b"{", b'{"step": \xff}', b"[" * 100_000, b"9" * 5000])
+def test_a_damaged_line_of_metrics_is_named(run, line):
+    append_line(run.metrics, {"step": 1})
+    with run.metrics.open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl: line 2 is damaged .*; mend it, or delete the line"):
+        run.cut_metrics(4)
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", "1", '{"step": null}'])
+def test_a_line_of_metrics_without_a_step_is_an_error(run, line):
+    run.metrics.write_text(line + "\n")
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl: a line without a step"):
+        run.cut_metrics(4)
 
 
 def test_floats_survive_a_line_bit_for_bit(run):

@@ -198,9 +198,10 @@ def test_a_number_that_is_too_small_is_refused(recipe, override):
 def test_a_recipe_that_is_not_there_or_not_toml(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.toml: can't read"):
         load_recipe(tmp_path / "nowhere.toml")
-    (tmp_path / "broken.toml").write_text("[model\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"broken\.toml: not a TOML file"):
-        load_recipe(tmp_path / "broken.toml")
+    for text in ("[model\n", "a = " + "[" * 10_000, "a = " + "9" * 5000):
+        (tmp_path / "broken.toml").write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"broken\.toml: not a TOML file"):
+            load_recipe(tmp_path / "broken.toml")
 
 
 def test_phases_follow_one_another(tmp_path):
