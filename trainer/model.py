@@ -395,7 +395,10 @@ def parameter_shapes(config: BertConfig) -> dict[str, torch.Size]:
 
 
 def parameter_count(config: BertConfig) -> int:
-    """Number of parameters of BertForPreTraining, the tied decoder counted once: 336,226,108 for BERT-LARGE."""
+    """Number of parameters of BertForPreTraining, the tied decoder counted once: 336,226,108 for BERT-LARGE.
+
+    A formula, which no size from outside can keep busy, as building the model could.
+    """
     d, f, v = config.hidden_size, config.intermediate_size, config.vocab_size
     norm = 2 * d
     embeddings = (v + config.max_position_embeddings + config.type_vocab_size) * d + norm  # which may stand at the end
