@@ -23,7 +23,6 @@ from eval.finetune import DivergedError, Hyperparameters, Settings, learn, predi
 from eval.grid import LOSSES, Points, Search, best_of, grid, restarts
 from eval.kinds import PREDICTIONS, Frozen, Outcome, Texts, read_predictions
 from eval.metrics import half_width
-from eval.tasks import datasets
 from eval.tasks.finetuned import DataSplit, FineTuned
 from eval.tasks.result import Measurement, Result
 from trainer.checkpoint import write_atomically
@@ -77,7 +76,7 @@ def read_parts(task: FineTuned, data: Path | None, with_test: bool, limit: int |
         DatasetError: something is missing, malformed or empty.
     """
     return {
-        part: _some(datasets.read(*split, data), limit)
+        part: _some(task.read(*split, data), limit)
         for part, split in _splits(task).items()
         if with_test or not part.startswith("test")
     }

@@ -29,8 +29,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="EXPORT", help="RUN/exports/step-NNNNNN")
     parser.add_argument(
-        "--tasks", type=split_words, required=True, metavar="NAME[,NAME...]", help="tasks and groups of tasks"
-    )
+        "--tasks", type=split_words, required=True, metavar="NAME[,NAME...]",
+        help="tasks, groups of tasks, and files that describe a task of your own",
+    )  # fmt: skip
     parser.add_argument(
         "--output", type=Path, metavar="DIR",
         help=f"for {RESULTS}, which is replaced (default: a folder for export and tasks in RUN/{EVALUATIONS}, where "
@@ -53,7 +54,7 @@ def default_output(export: Path, tasks: Sequence[str]) -> Path:
     export = export.resolve()
     of_a_run = export.parent.name == RunDirectory(export.parent.parent).exports.name
     folder = export.parent.parent / EVALUATIONS if of_a_run else export.with_name(f"{export.name}-{EVALUATIONS}")
-    return folder / "-".join([export.name, *tasks])
+    return folder / "-".join([export.name, *(Path(task).stem for task in tasks)])
 
 
 def _add_held_out(group: argparse._ArgumentGroup) -> None:

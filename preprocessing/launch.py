@@ -384,9 +384,9 @@ def summary(output: str, inputs: Sequence[Input], seconds: float) -> str:
         f"  tokens     {statistics['tokens']:,}, {statistics['unknown_rate']:.3%} unknown",
     ]
     if rule := manifest.options["train_vocabulary"]:
-        size, wanted = manifest.vocabulary.size, rule["size"]
-        fewer = f" ({wanted:,} wanted; the corpus has no more)" if size < wanted else ""
-        lines.append(f"  vocabulary {size:,} entries{fewer}")
+        entries, wanted = manifest.vocabulary.size, rule["size"]
+        fewer = f" ({wanted:,} wanted; the corpus has no more)" if entries < wanted else ""
+        lines.append(f"  vocabulary {entries:,} entries{fewer}")
     for length, splits in statistics["pairs"].items():
         next_rate = " ({:.1%} next)" if manifest.options["pairs"]["next_sentence"] else ", single segments"
         told = ", ".join(f"{n['pairs']:,} {split}{next_rate.format(n['is_next_rate'])}" for split, n in splits.items())

@@ -80,6 +80,18 @@ def load_vocabulary(path: Path | str) -> list[str]:
     return parse_vocabulary(text, str(path))
 
 
+def load_words(directory: Path | str) -> list[str]:
+    """The tokens of a tokenizer's folder in the order of their ids, from vocab.txt or else from tokenizer.json.
+
+    Raises:
+        VocabularyError: it holds neither, or one that is damaged.
+    """
+    if (listed := Path(directory) / VOCABULARY_FILE).is_file():
+        return load_vocabulary(listed)
+    ids: dict[str, int] = load_tokenizer(directory).get_vocab()
+    return sorted(ids, key=ids.__getitem__)
+
+
 def special_ids(vocabulary: Sequence[str]) -> SpecialIds:
     """The ids of the special tokens in a checked vocabulary."""
     return SpecialIds(*(vocabulary.index(token) for token in SPECIAL_TOKENS))

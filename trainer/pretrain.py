@@ -30,8 +30,8 @@ from preprocessing.tokenization import (
     TOKENIZER_FILE,
     VOCABULARY_FILE,
     VocabularyError,
-    load_tokenizer,
     load_vocabulary,
+    load_words,
 )
 from trainer.checkpoint import CheckpointError, RunDirectory, read_run_state, step_number, write_atomically
 from trainer.config import Phase, Recipe, differences, load_recipe, other_draws, resolve_deepspeed, to_toml
@@ -206,14 +206,10 @@ def _check_vocabulary(recipe: Recipe, shards: Corpus) -> None:
 def _check_initial_vocabulary(directory: Path, shards: Corpus) -> None:
     """See that the words of a Hugging Face directory, where it tells them, are those of the shards."""
     wanted = load_vocabulary(shards.tokenizer / VOCABULARY_FILE)
+    if not any((directory / name).is_file() for name in (VOCABULARY_FILE, TOKENIZER_FILE)):
+        return
     try:
-        if (directory / VOCABULARY_FILE).is_file():
-            found = load_vocabulary(directory / VOCABULARY_FILE)
-        elif (directory / TOKENIZER_FILE).is_file():
-            ids = load_tokenizer(directory).get_vocab()
-            found = sorted(ids, key=ids.__getitem__)
-        else:
-            return
+        found = load_words(directory)
     except VocabularyError as error:
         raise ConfigError(f"--init-from: {error}") from error
     if found != wanted:
@@ -221,7 +217,7 @@ def _check_initial_vocabulary(directory: Path, shards: Corpus) -> None:
         i, (theirs, ours) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
         raise ConfigError(
             f"--init-from: {directory} has another vocabulary than {shards.name}: id {i} is {theirs!r} there and "
-            f"{ours!r} here; make shards with its vocabulary"
+            f"{ours!r} here; make shards with its vocabulary, or give it that of the shards by trainer.new_vocabulary"
         )
 
 

@@ -1,14 +1,17 @@
 """The tasks that an export can be evaluated on. A task is a row of a table; a group is a name for several.
 
-Rows of tasks that need no training are in eval.tasks.intrinsic, all others in eval.tasks.finetuned.
+Rows of tasks that need no training are in eval.tasks.intrinsic, all others in eval.tasks.finetuned; a file of the
+user's may describe one more (eval.tasks.own).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from eval.tasks.finetuned import FINE_TUNED, FineTuned
 from eval.tasks.intrinsic import INTRINSIC, Intrinsic
+from eval.tasks.own import SUFFIX, read_task
 
 Task = Intrinsic | FineTuned
 TASKS: dict[str, Task] = {**INTRINSIC, **FINE_TUNED}
@@ -24,13 +27,26 @@ GROUPS = {
 def select(names: Sequence[str]) -> list[Task]:
     """The tasks of some names, groups resolved, each once and in the order of their first mention.
 
+    Args:
+        names: of tasks and groups, and files that describe tasks.
+
     Raises:
-        ValueError: an unknown name, or none.
+        ValueError: an unknown name, or none; a file that describes no task, or one whose name is taken.
     """
+    own = {name: _read_own(Path(name)) for name in dict.fromkeys(names) if name.endswith(SUFFIX)}
+    if len({task.name for task in own.values()}) < len(own):
+        raise ValueError(f"two of {', '.join(own)} have one name; rename one")
     resolved = [task for name in names for task in GROUPS.get(name, (name,))]
-    if unknown := [name for name in resolved if name not in TASKS]:
+    if unknown := [name for name in resolved if name not in TASKS and name not in own]:
         known = ", ".join([*TASKS, *(f"{group} ({' + '.join(members)})" for group, members in GROUPS.items())])
         raise ValueError(f"no task is named {unknown[0]!r}; there are {known}")
     if not resolved:
         raise ValueError(f"no tasks; name some of {', '.join([*TASKS, *GROUPS])}")
-    return [TASKS[name] for name in dict.fromkeys(resolved)]
+    return list({task.name: task for task in ((TASKS | own)[name] for name in resolved)}.values())
+
+
+def _read_own(path: Path) -> Task:
+    task = read_task(path)
+    if task.name in TASKS or task.name in GROUPS:
+        raise ValueError(f"{path}: {task.name} is a task of ours; give the file another name")
+    return task

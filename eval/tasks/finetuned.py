@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from eval.features import Combine, FeatureTags
 from eval.kinds import Choices, Kind, Questions, Tags, Texts
@@ -11,8 +13,10 @@ from eval.metrics import GLUE_METRICS
 from eval.readers import imdb
 from eval.readers.glue import GLUE, NLI_LABELS
 from eval.readers.korean import KOREAN
+from eval.tasks import datasets
 
-DataSplit = tuple[str, str]  # a data set of eval.tasks.datasets, and a split of it
+DataSplit = tuple[str, str]  # a data set, as ``read`` names it, and a split of it
+Read = Callable[[str, str, Path | None], Sequence[Any]]  # data set, split, folder of files -> examples
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class FineTuned:
         epochs: to try.
         batch_sizes: to try.
         max_length: tokens of a sequence; fewer where the model has fewer positions.
+        read: reads the examples of a data set.
     """
 
     name: str
@@ -44,6 +49,7 @@ class FineTuned:
     epochs: tuple[int, ...] = (3,)
     batch_sizes: tuple[int, ...] = (32,)
     max_length: int = 128
+    read: Read = datasets.read
 
 
 def _glue(name: str, dataset: str, best: str, dev: Mapping[str, str] | None = None, *also: str) -> FineTuned:

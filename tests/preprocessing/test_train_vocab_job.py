@@ -90,9 +90,11 @@ def test_a_corpus_with_fewer_entries_than_wanted_is_told(
     sampled: tuple[object, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(tmp_path / "out", *sampled, "--train-vocab", 5000)
-    size = ShardDirectory(tmp_path / "out").manifest.vocabulary.size
-    assert size < 5000
-    assert f"vocabulary {size:,} entries (5,000 wanted; the corpus has no more)" in capsys.readouterr().out
+    manifest, told = ShardDirectory(tmp_path / "out").manifest, capsys.readouterr().out
+    assert manifest.vocabulary.size < 5000
+    assert f"vocabulary {manifest.vocabulary.size:,} entries (5,000 wanted; the corpus has no more)" in told
+    written = sum(entry.bytes for entry in manifest.shards)
+    assert f"{written / manifest.statistics['tokens']:.2f} bytes a token" in told, "of the shards"
 
 
 def test_unusable_requests_are_told_in_a_line(

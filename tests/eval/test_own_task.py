@@ -1,0 +1,147 @@
+"""A task of the user's own, described by a file: learned, predicted, followed, and refused where it is no such file."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from eval.options import default_output
+from eval.run import main
+from eval.tasks import select
+from eval.tasks.own import read_task
+from tests.eval.small_data import MARK, write_table
+
+TICKETS = """
+text = "body"
+second_text = "subject"
+label = "queue"
+labels = ["billing", "delivery", "other"]
+metrics = ["macro_f1", "accuracy"]
+learning_rates = [1e-3, 2e-3]
+epochs = [1]
+batch_sizes = [8]
+max_length = 20
+"""
+QUEUES = ("billing", "delivery", "other")
+
+
+def write_task(folder: Path, text: str, name: str = "tickets.toml") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
+
+
+def write_tickets(folder: Path) -> Path:
+    for split, count in (("train", 24), ("dev", 9)):
+        rows = [[f"word{i} {MARK}", QUEUES[i % 3], f"word{i % 3}", "left alone"] for i in range(count)]
+        write_table(folder / f"{split}.tsv", ["body", "queue", "subject", "agent"], rows)
+    write_table(folder / "test.tsv", ["subject", "body"], [["word1", f"word{i}"] for i in range(5)])
+    return folder
+
+
+def evaluate(export: Path, task: Path, data: Path, output: Path, *more: str) -> int:
+    argv = ["--checkpoint", str(export), "--tasks", str(task), "--data", str(data), "--output", str(output)]
+    return main([*argv, "--no-tracking", *more])
+
+
+def message(path: Path) -> str:
+    with pytest.raises(ValueError, match=re.escape(str(path))) as caught:
+        select([str(path)])
+    return str(caught.value).removeprefix(str(path)).lstrip(": ")
+
+
+def test_it_is_learned_and_new_texts_are_predicted(export: Path, tmp_path: Path) -> None:
+    task, data = write_task(tmp_path / "mine", TICKETS), write_tickets(tmp_path / "data" / "tickets")
+    assert evaluate(export, task, data.parent, tmp_path / "out", "--test") == 0
+    found = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))["tasks"]["tickets"]
+    assert list(found["metrics"]) == ["macro_f1", "accuracy"]
+    assert found["details"]["selected_by"] == "macro_f1"
+    assert found["details"]["examples"] == {"train": 24, "dev": 9, "test": 5}
+    assert [point["point"]["learning_rate"] for point in found["details"]["points"]] == [1e-3, 2e-3]
+    predictions = tmp_path / "out" / "predictions" / "tickets"
+    header, *rows = (predictions / "test_predictions.tsv").read_text(encoding="utf-8").splitlines()
+    assert header.split("\t") == ["id", "prediction", "score_billing", "score_delivery", "score_other"]
+    assert [row.split("\t")[0] for row in rows] == ["0", "1", "2", "3", "4"]
+    assert {row.split("\t")[1] for row in rows} <= set(QUEUES)
+    assert not (tmp_path / "out" / "glue_submission.zip").exists()
+
+    write_task(task.parent, TICKETS.replace('"other"]', '"other", "new"]'))
+    assert evaluate(export, task, data.parent, tmp_path / "out", "--test") == 2  # points of another task are there
+
+
+def test_processes_share_it(export: Path, tmp_path: Path) -> None:
+    task, data = write_task(tmp_path / "mine", TICKETS), write_tickets(tmp_path / "data")
+    assert evaluate(export, task, data, tmp_path / "out", "--workers", "2") == 0
+
+
+def test_figures_instead_of_classes(export: Path, tmp_path: Path) -> None:
+    task = write_task(
+        tmp_path, 'text = "review"\nlabel = "stars"\nepochs = [1]\nlearning_rates = [1e-3]\n', "stars.toml"
+    )
+    for split in ("train", "dev"):
+        rows = [[f"word{i} word{2 * i}", i / 2 - 1] for i in range(8)]
+        write_table(tmp_path / f"{split}.tsv", ["review", "stars"], rows)
+    assert evaluate(export, task, tmp_path, tmp_path / "out") == 0
+    found = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))["tasks"]["stars"]
+    assert list(found["metrics"]) == ["spearman"]
+
+
+def test_settings_that_it_leaves_out_are_those_of_glue(tmp_path: Path) -> None:
+    task = read_task(write_task(tmp_path, 'text = "t"\nlabels = ["0", "1"]\n'))
+    [glue] = select(["sst2"])
+    same = ("best", "learning_rates", "epochs", "batch_sizes", "max_length")
+    assert [getattr(task, name) for name in same] == [getattr(glue, name) for name in same]
+
+
+def test_beside_other_tasks(tmp_path: Path) -> None:
+    task = str(write_task(tmp_path, TICKETS))
+    assert [task.name for task in select(["pretraining", task, "mlm", task])] == ["mlm", "nsp", "tickets"]
+    folder = default_output(tmp_path / "runs" / "r" / "exports" / "step-7", ["mlm", task])
+    assert folder == tmp_path / "runs" / "r" / "evaluations" / "step-7-mlm-tickets"
+    other = write_task(tmp_path / "other", TICKETS)
+    with pytest.raises(ValueError, match=r"have one name; rename one$"):
+        select([task, str(other)])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "text: Field required"),
+        ('text = "t"\nlable = "l"\n', "unknown setting lable; did you mean label"),
+        ('text = "t"\nlabels = ["a"]\n', "labels must be two or more, each once"),
+        ('text = "t"\nlabels = ["a", "a"]\n', "labels must be two or more, each once"),
+        ('text = "t"\nlabels = ["a", "b", "c"]\nmetrics = ["f1"]\n', "metrics: 'f1' is none of accuracy, macro_f1"),
+        ('text = "t"\nmetrics = ["accuracy"]\n', "metrics: 'accuracy' is none of spearman, pearson"),
+        ('text = "t"\nepochs = []\n', "learning_rates, epochs and batch_sizes need a value each"),
+        ('text = "t"\nlearning_rates = [2]\n', "learning_rates must lie between 0 and 1"),
+        ('text = "t"\nmax_length = 0\n', "max_length, epochs and batch_sizes must be 1 or more"),
+        ("text = ", "not a TOML file"),
+    ],
+)
+def test_files_that_describe_no_task(tmp_path: Path, text: str, told: str) -> None:
+    assert message(write_task(tmp_path, text)).startswith(told)
+
+
+def test_names_that_will_not_do(tmp_path: Path) -> None:
+    assert message(write_task(tmp_path, TICKETS, "mrpc.toml")) == "mrpc is a task of ours; give the file another name"
+    assert message(write_task(tmp_path, TICKETS, "glue.toml")) == "glue is a task of ours; give the file another name"
+    assert message(write_task(tmp_path, TICKETS, "my tickets.toml")).startswith("a task is named like its file")
+    assert message(tmp_path / "none.toml") == "can't read the task (No such file or directory)"
+
+
+def test_its_tables_are_not_on_the_hub(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = write_task(tmp_path, TICKETS)
+    argv = ["--checkpoint", str(export), "--tasks", str(task), "--hub", "--output", str(tmp_path / "out")]
+    assert main(argv) == 2
+    assert "tickets.toml: tables of your own are not on the hub" in capsys.readouterr().err
+
+
+def test_a_label_that_the_file_does_not_name(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task, data = write_task(tmp_path / "mine", TICKETS), write_tickets(tmp_path / "data")
+    write_table(data / "dev.tsv", ["body", "queue", "subject"], [["word1", "sales", "word2"]])
+    assert evaluate(export, task, data, tmp_path / "out") == 2
+    told = capsys.readouterr().err
+    assert "dev.tsv: line 2, column 'queue': 'sales' is not a label; expected billing or delivery or other" in told

@@ -1,0 +1,123 @@
+"""`python -m trainer.new_vocabulary`: words keep what they had, new ones begin with their pieces, the rest stays."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+from transformers import BertForPreTraining as TheirBert
+
+from preprocessing.tokenization import SPECIAL_TOKENS, load_words, save_tokenizer
+from trainer.hugging_face import load_export, save_export
+from trainer.model import BertConfig, BertForPreTraining
+from trainer.new_vocabulary import change_vocabulary, cut, main
+
+OLD = [*SPECIAL_TOKENS, "[unused0]", "cat", "card", "##io", "##gram", "the", "##s"]
+EXTENDED = [*SPECIAL_TOKENS, "cardiogram", *OLD[6:], "##grams", "心", "cats"]
+CONFIG = BertConfig(
+    vocab_size=16,  # four rows more than words
+    hidden_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=16,
+    max_position_embeddings=12,
+)
+WORDS, BIAS = "bert.embeddings.word.weight", "mlm.bias"
+
+
+@pytest.fixture
+def state():
+    generator = torch.Generator().manual_seed(3)
+    shapes = BertForPreTraining(CONFIG).state_dict()
+    return {name: torch.randn(tensor.shape, generator=generator) for name, tensor in shapes.items()}
+
+
+@pytest.fixture
+def model(tmp_path, state):
+    save_tokenizer(OLD, True, tmp_path / "old")
+    save_export(tmp_path / "model", state, CONFIG, tmp_path / "old", {})
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    save_tokenizer(EXTENDED, True, tmp_path / "shards" / "tokenizer")
+    return tmp_path / "shards" / "tokenizer"
+
+
+def test_pieces():
+    ids = {word: i for i, word in enumerate(OLD)}
+    assert cut("cardiogram", ids) == [7, 8, 9]
+    assert cut("##grams", ids) == [9, 11]
+    assert cut("心", ids) == []
+    assert cut("catx", ids) == []
+    assert cut("##", ids) == []
+
+
+def test_where_rows_come_from(model, tokenizer, tmp_path, state, capsys):
+    assert main([str(model), str(tokenizer), str(tmp_path / "out")]) == 0
+    assert "15 words, 11 of them as they were, 3 from their pieces, 1 new" in capsys.readouterr().out
+    config, changed, initialized = load_export(tmp_path / "out")
+    assert (config.vocab_size, initialized) == (15, [])
+    for name in (WORDS, BIAS):
+        old, new = state[name], changed[name]
+        for word in set(OLD) & set(EXTENDED):
+            assert torch.equal(new[EXTENDED.index(word)], old[OLD.index(word)]), word
+        assert torch.equal(new[5], old[[7, 8, 9]].mean(dim=0))  # cardiogram
+        assert torch.equal(new[12], old[[9, 11]].mean(dim=0))  # ##grams
+        assert torch.equal(new[14], old[[6, 11]].mean(dim=0))  # cats
+    assert changed[WORDS][13].abs().max() <= 0.04  # 心, as in a new model: cut at two deviations
+    assert changed[BIAS][13] == 0
+    assert all(torch.equal(changed[name], state[name]) for name in state.keys() - {WORDS, BIAS})
+    told = json.loads((tmp_path / "out" / "lineage.json").read_text())["initial_weights"]
+    assert told["directory"] == str(model)
+
+
+def test_a_text_of_old_words_means_what_it_meant(model, tokenizer, tmp_path):
+    assert main([str(model), str(tokenizer), str(tmp_path / "out")]) == 0
+    scores = []
+    for directory in (model, tmp_path / "out"):
+        read, ids = AutoTokenizer.from_pretrained(directory), load_words(directory)
+        tokens = read("the cat [MASK] card", return_tensors="pt")
+        logits = TheirBert.from_pretrained(directory).eval()(**tokens).prediction_logits
+        scores.append(logits[..., [ids.index(word) for word in OLD[6:]]])
+    assert torch.equal(*scores)
+
+
+def test_the_same_vocabulary_in_another_order_and_back(model, tmp_path):
+    other = [*SPECIAL_TOKENS[::-1], *OLD[:4:-1]]
+    save_tokenizer(other, True, tmp_path / "other")
+    assert main([str(model), str(tmp_path / "other"), str(tmp_path / "there")]) == 0
+    assert load_export(tmp_path / "there").config.pad_token_id == 4
+    assert main([str(tmp_path / "there"), str(tmp_path / "old"), str(tmp_path / "back")]) == 0
+    before, after = load_export(model).state, load_export(tmp_path / "back").state
+    assert torch.equal(after[WORDS], before[WORDS][: len(OLD)])
+
+
+def test_half_precision_and_a_tokenizer_without_its_list(model, tokenizer, tmp_path):
+    weights = model / "model.safetensors"
+    save_file({name: tensor.half() for name, tensor in load_file(weights).items()}, weights)
+    (model / "vocab.txt").unlink()
+    export = load_export(model)
+    changed = change_vocabulary(export, load_words(model), EXTENDED)
+    assert torch.equal(changed.state[WORDS][5], export.state[WORDS][[7, 8, 9]].float().mean(dim=0))
+
+
+def test_mistakes(model, tokenizer, tmp_path, capsys):
+    small = shutil.copytree(model, tmp_path / "small")
+    save_tokenizer([*OLD, *"abcde"], True, small)
+    for arguments, message in (
+        ([model, tokenizer, tmp_path], "is there already; choose another directory"),
+        ([tmp_path / "nowhere", tokenizer, tmp_path / "out"], "config.json: missing"),
+        ([model, tmp_path / "nowhere", tmp_path / "out"], "tokenizer.json: no such file"),
+        ([model, tokenizer, tokenizer / "vocab.txt" / "out"], "vocab.txt: File exists"),
+        ([small, tokenizer, tmp_path / "out"], "the model's tokenizer has 17 words and its weights 16 rows"),
+    ):
+        assert main([str(word) for word in arguments]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert message in error
+        assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,128 @@
+"""Give a pretrained model another vocabulary: one with the words of a domain, or of a language, that it lacked.
+
+    python -m trainer.new_vocabulary bert-large-uncased shards/tokenizer bert-large-notes
+
+The result is what --init-from takes. A word that both vocabularies have keeps its embedding and its bias; a new one
+gets the mean of those of the pieces that the old vocabulary cuts it into (Gee et al., 2022, Fast Vocabulary Transfer),
+and where there are none, a character being unknown, what it would have in a new model. Everything else stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from preprocessing.schema import checksum
+from preprocessing.tokenization import CONTINUATION, PAD, load_words
+from trainer.hugging_face import WEIGHTS, Export, load_export, save_export
+from trainer.lineage import code_version
+from trainer.model import BertConfig, BertForPreTraining
+
+_ROWS = ("bert.embeddings.word.weight", "mlm.bias")  # the parameters that have a row for each word
+
+_log = logging.getLogger(__name__)
+
+
+class NewVocabulary(NamedTuple):
+    """A model with another vocabulary, and how many of its words had which origin."""
+
+    config: BertConfig
+    state: dict[str, Tensor]
+    kept: int
+    from_pieces: int
+    new: int
+
+
+def change_vocabulary(export: Export, old: Sequence[str], words: Sequence[str], seed: int = 0) -> NewVocabulary:
+    """Exchange the vocabulary of a model.
+
+    Args:
+        export: the model; it may have more rows than words, as those have that are padded to a multiple of 8.
+        old: its words in the order of their ids.
+        words: those that it is to have.
+        seed: of the rows that nothing is known about.
+
+    Raises:
+        ValueError: the model has fewer rows than words.
+    """
+    if len(old) > export.config.vocab_size:
+        raise ValueError(
+            f"the model's tokenizer has {len(old)} words and its weights {export.config.vocab_size} rows; "
+            "take tokenizer and weights of one model"
+        )
+    ids = {word: i for i, word in enumerate(old)}
+    pieces = [[ids[word]] if word in ids else cut(word, ids) for word in words]
+    config = dataclasses.replace(export.config, vocab_size=len(words), pad_token_id=words.index(PAD))
+    fresh = BertForPreTraining(config, seed).state_dict()
+    rows = {name: _means(export.state[name], pieces, fresh[name]) for name in _ROWS}
+    kept, unknown = sum(word in ids for word in words), sum(not of_word for of_word in pieces)
+    return NewVocabulary(config, {**export.state, **rows}, kept, len(words) - kept - unknown, unknown)
+
+
+def cut(word: str, ids: Mapping[str, int]) -> list[int]:
+    """The ids of the pieces that WordPiece cuts an entry of a vocabulary into; none where it knows no piece."""
+    prefix = CONTINUATION if word.startswith(CONTINUATION) else ""
+    rest, found = word.removeprefix(CONTINUATION), []
+    while rest:
+        length = next((n for n in range(len(rest), 0, -1) if prefix + rest[:n] in ids), 0)
+        if not length:
+            return []
+        found.append(ids[prefix + rest[:length]])
+        prefix, rest = CONTINUATION, rest[length:]
+    return found
+
+
+def _means(rows: Tensor, pieces: Sequence[Sequence[int]], fresh: Tensor) -> Tensor:
+    """For each word the mean of its pieces' rows, float32, or its fresh row where it has no pieces."""
+    means = [rows[of_word].float().mean(dim=0) if of_word else fresh[i] for i, of_word in enumerate(map(list, pieces))]
+    return torch.stack(means)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``python -m trainer.new_vocabulary MODEL TOKENIZER OUT``; the exit code is 0, or 2 for a mistake."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.new_vocabulary", description="Give a pretrained model another vocabulary."
+    )
+    parser.add_argument("model", type=Path, help="a Hugging Face BERT directory, such as an export")
+    parser.add_argument("tokenizer", type=Path, help="of the new vocabulary: SHARDS/tokenizer")
+    parser.add_argument("output", type=Path, help="a new directory")
+    arguments = parser.parse_args(argv)
+    try:
+        changed = _change(arguments.model, arguments.tokenizer, arguments.output)
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        print(f"error: {what}; choose another directory, or make room", file=sys.stderr)
+        return 2
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(
+        f"{arguments.output}: {changed.config.vocab_size:,} words, {changed.kept:,} of them as they were, "
+        f"{changed.from_pieces:,} from their pieces, {changed.new:,} new"
+    )
+    return 0
+
+
+def _change(model: Path, tokenizer: Path, output: Path) -> NewVocabulary:
+    if output.exists():
+        raise ValueError(f"{output}: is there already; choose another directory")
+    export = load_export(model)
+    if export.initialized:
+        _log.warning("%s has no %s: newly initialised", model, ", ".join(export.initialized))
+    changed = change_vocabulary(export, load_words(model), load_words(tokenizer))
+    begun = {"directory": str(model.resolve()), "blake2b": checksum(model / WEIGHTS)}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    save_export(output, changed.state, changed.config, tokenizer, {"initial_weights": begun, "code": code_version()})
+    return changed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
