@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 from transformers import BertForPreTraining as TheirBert
 
-from preprocessing.tokenization import SPECIAL_TOKENS, load_words, save_tokenizer
+from preprocessing.tokenization import SPECIAL_TOKENS, load_words
+from tests.trainer.shard_factory import save_tokenizer
 from trainer.hugging_face import load_export, save_export
 from trainer.model import BertConfig, BertForPreTraining
 from trainer.new_vocabulary import change_vocabulary, cut, main
