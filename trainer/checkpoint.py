@@ -150,6 +150,19 @@ class RunDirectory:
         """Holds the outcome as a line."""
         return self.path / "outcome"
 
+    @property
+    def is_new(self) -> bool:
+        """Whether no run has begun here: nothing is there but a job's files and what a start leaves that is cut short.
+
+        A start takes the lock first and writes config.toml last.
+        """
+        if not self.path.exists():
+            return True
+        found = set(self.path.iterdir()) - {self.job}
+        early = {self.lock, self.tokenizer, self.manifest, self.deepspeed_config, self.code, self.code_changes,
+                 self.initial_weights}  # fmt: skip
+        return not found or (self.lock in found and found <= early | set(map(_incomplete, early | {self.config})))
+
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step lies."""
         return self.checkpoints / step_name(step)
@@ -350,9 +363,14 @@ def append_line(path: Path, values: dict[str, Any]) -> None:
         raise
 
 
+def _incomplete(path: Path) -> Path:
+    """The name that a file or folder has while it is written."""
+    return path.with_name(f".{path.name}.incomplete")
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file, text as UTF-8, so that a reader sees the old one or the whole new one."""
-    temporary = path.with_name(f".{path.name}.incomplete")
+    temporary = _incomplete(path)
     temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     sync(temporary)
     temporary.replace(path)

@@ -82,6 +82,19 @@ def run_pretrain_and_crash_beside_others(arguments: list[str]) -> int:
     return run_pretrain_and_crash(arguments)
 
 
+def run_pretrain_and_die_before_the_run_has_begun(arguments: list[str]) -> int:
+    """The trainer's main; SIGKILL comes when all but the recipe is written."""
+    write = pretrain.write_atomically
+
+    def write_or_die(path: Path, content: str | bytes) -> None:
+        if path.name == "config.toml":
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(path, content)
+
+    pretrain.write_atomically = write_or_die
+    return pretrain.main(arguments)
+
+
 def run_pretrain_with_slow_validation(arguments: list[str]) -> int:
     """The trainer's main; a batch of the validation takes more than a second."""
     losses = Engine._losses

@@ -40,6 +40,30 @@ def test_a_run_without_checkpoints(run):
     assert run.step == 0
 
 
+@pytest.mark.parametrize("files", [
+    [], ["job/job.sh"], ["trainer.lock"], ["trainer.lock", "tokenizer/vocab.txt", ".manifest.json.incomplete"],
+    ["trainer.lock", "tokenizer/vocab.txt", "manifest.json", ".config.toml.incomplete", "job/job.sh"],
+])  # fmt: skip
+def test_a_directory_is_new_as_long_as_no_start_got_far(run, files):
+    touch(run, files)
+    assert run.is_new
+    assert RunDirectory(run.path / "nowhere").is_new
+
+
+@pytest.mark.parametrize("files", [
+    ["trainer.lock", "config.toml"], ["trainer.lock", "thesis.tex"], ["manifest.json", "tokenizer/vocab.txt"],
+])  # fmt: skip
+def test_a_run_and_what_others_have_written_are_not_new(run, files):
+    touch(run, files)
+    assert not run.is_new
+
+
+def touch(run, files):
+    for file in files:
+        (run.path / file).parent.mkdir(exist_ok=True)
+        (run.path / file).touch()
+
+
 def test_a_committed_checkpoint_is_the_latest(run):
     commit(run, 4)
     commit(run, 8)

@@ -18,6 +18,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain,
     run_pretrain_and_crash,
     run_pretrain_and_crash_beside_others,
+    run_pretrain_and_die_before_the_run_has_begun,
     run_pretrain_and_signal,
     run_pretrain_and_stop,
     run_pretrain_on_a_disk_that_stays_full,
@@ -102,6 +103,18 @@ def test_the_same_command_again_does_nothing_when_the_run_is_done(call, tmp_path
     assert codes == [0]
     assert "done already, 8 steps" in log
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_first_start_that_is_killed_before_the_run_has_begun_is_made_again(call, tmp_path):
+    call("train.max_steps=1", output=tmp_path / "other")
+    run, export = tmp_path / "run", tmp_path / "other" / "exports" / "step-000001"
+    with pytest.raises(AssertionError, match="rank 0 died"):
+        call(task=run_pretrain_and_die_before_the_run_has_begun, **{"init-from": export})
+    assert (run / "initial_weights.json").exists()
+    assert not (run / "config.toml").exists()
+    assert call("train.max_steps=1", world=2)[0] == [0, 0]
+    lineage = json.loads((run / "exports" / "step-000001" / "lineage.json").read_text())
+    assert lineage["initial_weights"] is None, "the second start named none"
 
 
 def test_what_a_kill_after_the_last_checkpoint_cut_is_made_up_for(call, tmp_path):
