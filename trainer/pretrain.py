@@ -92,8 +92,12 @@ def _write_failure(run: RunDirectory, reason: str) -> bool:
     try:
         if has_joined():  # by now it may be one rank's alone: whoever is first tells
             return run.claim_outcome("failed", reason)
-        if first and not (run.outcome and run.outcome.ending == "done"):
-            run.set_outcome("failed", reason)  # in the place of a "requeue" that led here
+        if first:
+            with hold_run(run, patience=0):
+                if not (run.outcome and run.outcome.ending == "done"):
+                    run.set_outcome("failed", reason)  # in the place of a "requeue" that led here
+    except RunInUseError:
+        pass  # how a run ends that another trainer holds is that one's to tell
     except OSError as error:
         _log.error("%s: can't be written (%s)", run.path, error.strerror)
     return first

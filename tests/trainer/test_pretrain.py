@@ -516,6 +516,9 @@ def test_two_trainers_do_not_share_a_run(call, tmp_path):
     before = run.metrics.read_bytes()
     with hold_run(run):
         run.set_outcome(None)
+        codes, log = call("schedule.peak=0.5")
+        assert codes == [2], "a mistake that is seen before the lock is asked for"
+        assert "started with other settings" in log
         codes, log = call(world=2, task=run_pretrain_without_patience)
     assert codes == [1, 1], "not 2: a job that was started again too early is worth another try"
     (error,) = re.findall("^error: (.*)", log, re.MULTILINE)
