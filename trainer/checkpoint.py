@@ -206,7 +206,7 @@ class RunDirectory:
         pointer = self._latest
         if not pointer.is_file():
             return found
-        name = pointer.read_text(encoding="utf-8").strip()
+        name = pointer.read_text(encoding="utf-8", errors="replace").strip()
         if name not in [path.name for path in found]:
             raise CheckpointError(
                 f"{pointer}: names {name!r}, which is not there; write the name of a checkpoint into it"
