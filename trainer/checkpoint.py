@@ -25,6 +25,7 @@ The files are the truth: everything that MLflow shows can be told from them.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -235,7 +236,9 @@ class RunDirectory:
     def commit_checkpoint(self, state: RunState, keep: int, keep_every: int = 0) -> None:
         """Give a staged checkpoint its name, move ``latest`` to it and drop old ones. The first rank calls it, last."""
         staging, final = self.staging(state.step), self.checkpoint(state.step)
-        write_atomically(staging / "run_state.json", json.dumps(asdict(state), indent=2) + "\n")
+        values = asdict(state)
+        text = json.dumps({**values, "blake2b": _checksum(values)}, indent=2) + "\n"
+        write_atomically(staging / "run_state.json", text)
         sync(staging)
         shutil.rmtree(final, ignore_errors=True)
         staging.rename(final)
@@ -291,10 +294,16 @@ def read_run_state(checkpoint: Path) -> RunState:
     path = checkpoint / "run_state.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+        if "blake2b" in values and values.pop("blake2b") != _checksum(values):  # earlier versions wrote none
+            raise ValueError("not the values that were written")
         scale = values.pop("loss_scale", None)
         return RunState(**values, loss_scale=LossScale(**scale) if scale else None)
     except (OSError, AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: not a run state ({error})") from error
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _outcome_line(ending: Ending, reason: str) -> str:

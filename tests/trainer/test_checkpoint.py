@@ -1,5 +1,6 @@
 import contextlib
 import dataclasses
+import json
 import resource
 import signal
 from pathlib import Path
@@ -218,6 +219,27 @@ def test_a_damaged_or_missing_run_state(run, text):
     path.unlink() if text is None else path.write_text(text)
     with pytest.raises(CheckpointError, match=r"run_state\.json: not a run state"):
         read_run_state(run.checkpoint(4))
+
+
+@pytest.mark.parametrize(("right", "wrong"), [
+    ('"samples": 32', '"samples": 36'), ('"scale": 65536.0', '"scale": 65532.0'), ('"blake2b"', '"blake2c"'),
+])  # fmt: skip
+def test_a_run_state_whose_bits_have_changed_is_damaged(run, right, wrong):
+    run.begin_checkpoint(4)
+    run.commit_checkpoint(dataclasses.replace(STATE, loss_scale=LossScale(2.0**16, 7, 2)), keep=0)
+    path = run.checkpoint(4) / "run_state.json"
+    path.write_text(path.read_text().replace(right, wrong))
+    with pytest.raises(CheckpointError, match=r"run_state\.json: not a run state"):
+        read_run_state(run.checkpoint(4))
+
+
+def test_a_run_state_without_a_checksum_is_of_an_earlier_version(run):
+    commit(run, 4)
+    path = run.checkpoint(4) / "run_state.json"
+    values = json.loads(path.read_text())
+    del values["blake2b"]
+    path.write_text(json.dumps(values))
+    assert read_run_state(run.checkpoint(4)) == STATE
 
 
 @pytest.mark.parametrize(("name", "other"), [("metrics", "validation_metrics"), ("validation_metrics", "metrics")])
