@@ -28,6 +28,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import logging
 import os
 import re
 import shutil
@@ -38,6 +39,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 from trainer.loss_scale import LossScale
 
+_log = logging.getLogger("pretrain")
 Ending = Literal["done", "requeue", "failed"]
 
 
@@ -239,6 +241,8 @@ class RunDirectory:
         values = asdict(state)
         text = json.dumps({**values, "blake2b": _checksum(values)}, indent=2) + "\n"
         write_atomically(staging / "run_state.json", text)
+        for file in filter(Path.exists, (self.metrics, self.validation_metrics)):
+            sync(file)  # or a power cut could take lines of steps that no resume will train again
         sync(staging)
         shutil.rmtree(final, ignore_errors=True)
         staging.rename(final)
@@ -278,11 +282,12 @@ class RunDirectory:
         return aside
 
     def cut_metrics(self, step: int) -> None:
-        """Drop the lines of steps after ``step``, which are about to be trained again, and a half-written last one."""
-        for path in (self.metrics, self.validation_metrics):
-            lines = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step]
-            if path.exists():
-                write_atomically(path, "".join(lines))
+        """Drop the lines of steps after ``step``, which are about to be trained again, and a half-written last one.
+
+        A line that a failing disk has damaged is dropped too, with a warning: it is no reason not to go on.
+        """
+        for path in filter(Path.exists, (self.metrics, self.validation_metrics)):
+            write_atomically(path, b"".join(_lines_up_to(path, step)))
 
 
 def read_run_state(checkpoint: Path) -> RunState:
@@ -294,8 +299,7 @@ def read_run_state(checkpoint: Path) -> RunState:
     path = checkpoint / "run_state.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        if "blake2b" in values and values.pop("blake2b") != _checksum(values):  # earlier versions wrote none
-            raise ValueError("not the values that were written")
+        _take_checksum(values)
         scale = values.pop("loss_scale", None)
         return RunState(**values, loss_scale=LossScale(**scale) if scale else None)
     except (OSError, AttributeError, TypeError, ValueError) as error:
@@ -304,6 +308,12 @@ def read_run_state(checkpoint: Path) -> RunState:
 
 def _checksum(values: dict[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _take_checksum(values: dict[str, Any]) -> None:
+    """Compare values with the checksum that stands among them; earlier versions wrote none."""
+    if "blake2b" in values and values.pop("blake2b") != _checksum(values):
+        raise ValueError("not the values that were written")
 
 
 def _outcome_line(ending: Ending, reason: str) -> str:
@@ -358,6 +368,16 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             if line.endswith("\n"):
                 yield json.loads(line)
+
+
+def _lines_up_to(path: Path, step: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                if line.endswith(b"\n") and json.loads(line)["step"] <= step:
+                    yield line
+            except (ValueError, KeyError, TypeError):
+                _log.warning("%s: line %d is damaged and left out", path, number)
 
 
 def append_line(path: Path, values: dict[str, Any]) -> None:

@@ -89,6 +89,7 @@ def test_an_interrupted_checkpoint_is_invisible_and_does_not_stand_in_the_way(ru
 def test_what_is_named_is_on_disk_and_an_older_one_goes_last(run, monkeypatch):
     """The order of these calls is all that a test can see of what a power cut would leave."""
     commit(run, 4)
+    append_line(run.metrics, {"step": 8})
     done = []
 
     def noted(what, call):
@@ -105,6 +106,7 @@ def test_what_is_named_is_on_disk_and_an_older_one_goes_last(run, monkeypatch):
     assert done == [
         "sync .run_state.json.incomplete",
         "rename .run_state.json.incomplete run_state.json",
+        "sync metrics.jsonl",
         "sync .step-000008.incomplete",
         "rename .step-000008.incomplete step-000008",
         "sync checkpoints",
@@ -253,6 +255,16 @@ def test_metrics_are_cut_back_to_the_step_of_the_checkpoint(run, name, other):
     run.cut_metrics(4)
     assert path.read_text().splitlines() == before[:4]
     assert not getattr(run, other).exists()
+
+
+@pytest.mark.parametrize("damage", [b"\0" * 13, b'{"step": 3, \x83', b'{"stfp": 3}', b"[3]", b'{"step": "3"}', b""])
+def test_a_damaged_line_of_metrics_is_no_reason_not_to_go_on(run, caplog, damage):
+    """A power failure may leave zeros."""
+    lines = [b'{"step": 1}', b'{"step": 2}', damage, b'{"step": 4}', b'{"step": 5}']
+    run.metrics.write_bytes(b"\n".join(lines) + b"\n")
+    run.cut_metrics(4)
+    assert [line["step"] for line in read_lines(run.metrics)] == [1, 2, 4]
+    assert caplog.messages == [f"{run.metrics}: line 3 is damaged and left out"]
 
 
 def test_floats_survive_a_line_bit_for_bit(run):
