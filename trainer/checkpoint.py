@@ -281,6 +281,12 @@ class RunDirectory:
             path.rename(place)
         return aside
 
+    def remove_leftovers(self) -> None:
+        """Delete what an earlier trainer was writing or deleting when it was killed. Only who holds the run may."""
+        for folder in (self.checkpoints, self.exports):
+            for left in folder.glob(".step-*"):
+                shutil.rmtree(left, ignore_errors=True)
+
     def cut_metrics(self, step: int) -> None:
         """Drop the lines of steps after ``step``, which are about to be trained again, and a half-written last one.
 
@@ -331,6 +337,8 @@ def remove_folder(path: Path) -> None:
 def keep_newest(folder: Path, keep: int, keep_every: int = 0, remove: Callable[[Path], None] = remove_folder) -> None:
     """Delete all but the ``keep`` newest step folders and those of every ``keep_every``-th step; keep 0 keeps all.
 
+    One that can't be deleted stays, with a warning, until the next time: it takes nothing from the new one.
+
     Args:
         folder: of checkpoints or exports.
         keep: how many of the newest stay.
@@ -342,7 +350,10 @@ def keep_newest(folder: Path, keep: int, keep_every: int = 0, remove: Callable[[
     complete = step_folders(folder)
     for old in complete[:-keep] if keep else []:
         if not keep_every or step_number(old) % keep_every:
-            remove(old)
+            try:
+                remove(old)
+            except OSError as error:
+                _log.warning("%s: can't be deleted (%s)", old, error.strerror)
 
 
 def step_name(step: int) -> str:

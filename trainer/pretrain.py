@@ -271,6 +271,7 @@ def _take_over(
     except OSError as error:
         raise _unwritable(run, error) from None
     _check_run(run, recipe, shards)  # another trainer may have begun it meanwhile
+    run.remove_leftovers()
     step = _newest_good_step(run)
     if not step and run.config.is_file():
         _check_initial_weights(run, init_from)

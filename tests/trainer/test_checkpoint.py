@@ -344,6 +344,22 @@ def test_a_line_that_finds_no_room_leaves_none_of_itself(tmp_path):
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
+def test_what_can_not_be_deleted_takes_nothing_from_the_new_checkpoint(run, monkeypatch, caplog):
+    """Such as a folder that somebody deletes by hand at that moment."""
+    for step in (4, 8):
+        commit(run, step)
+
+    def rename_unless_it_is_gone(path, target, rename=Path.rename):
+        if path == run.checkpoint(4):
+            raise FileNotFoundError(2, "No such file or directory")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename_unless_it_is_gone)
+    commit(run, 12, keep=1)
+    assert run.candidates() == [run.checkpoint(12), run.checkpoint(4)]
+    assert caplog.messages == [f"{run.checkpoint(4)}: can't be deleted (No such file or directory)"]
+
+
 def test_a_folder_that_is_no_step_is_passed_over(tmp_path):
     for name in ("step-000010", "step-9x", "step-000002", "step-"):
         (tmp_path / name).mkdir()

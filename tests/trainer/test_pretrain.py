@@ -381,6 +381,19 @@ def test_continued_pretraining_begins_with_the_very_weights_of_a_directory(call,
     assert not (tmp_path / "other").exists()
 
 
+def test_what_killed_trainers_were_writing_goes_at_the_next_start(call, tmp_path):
+    """A rank that is killed in the grace after a signal leaves a part of a checkpoint that no later one replaces."""
+    assert call("train.max_steps=4")[0] == [0]
+    run = tmp_path / "run"
+    left = ["checkpoints/.step-000003.incomplete", "exports/.step-000003.incomplete", "exports/.step-000002.removed"]
+    for name in left:
+        (run / name).mkdir()
+        (run / name / "half").write_text("half of the weights")
+    assert call("train.max_steps=4")[0] == [0]
+    assert not list(run.rglob(".step*"))
+    assert RunDirectory(run).step == 4
+
+
 def test_a_run_without_a_checkpoint_begins_again_with_the_same_weights(call, tmp_path):
     call("train.max_steps=4")
     export, output = tmp_path / "run" / "exports" / "step-000004", tmp_path / "continued"
