@@ -186,6 +186,13 @@ def run_pretrain_on_a_disk_that_stays_full(arguments: list[str]) -> int:
     return _with_full_disk(arguments, lambda _: True)
 
 
+def run_pretrain_and_signal_on_a_full_disk(arguments: list[str]) -> int:
+    """The trainer's main; the last rank gets SIGTERM after its second step, whose checkpoint is the last that fits."""
+    return _with_full_disk(
+        arguments, lambda path: path.parent.name != ".step-000002.incomplete", run_pretrain_and_signal
+    )
+
+
 def run_pretrain_where_only_the_small_files_find_no_room(arguments: list[str]) -> int:
     """The trainer's main; no line of metrics from step 3 to 5 nor at first of 8, no folder for step 4's checkpoint."""
     append_line, begin_checkpoint = session.append_line, RunDirectory.begin_checkpoint
@@ -215,7 +222,9 @@ def device_of_this_rank(_: None) -> tuple[list[int], str]:
     return told, os.environ["LOCAL_RANK"] if world.device.type == "cpu" else str(world.device.index)
 
 
-def _with_full_disk(arguments: list[str], full: Callable[[Path], bool]) -> int:
+def _with_full_disk(
+    arguments: list[str], full: Callable[[Path], bool], main: Callable[[list[str]], int] = run_pretrain
+) -> int:
     save_file = tensor_files.save_file
 
     def save_if_there_is_room(tensors: Any, path: Path, metadata: dict[str, str]) -> None:
@@ -225,7 +234,7 @@ def _with_full_disk(arguments: list[str], full: Callable[[Path], bool]) -> int:
         save_file(tensors, path, metadata)
 
     tensor_files.save_file = save_if_there_is_room
-    return pretrain.main(arguments)
+    return main(arguments)
 
 
 class Lesson:

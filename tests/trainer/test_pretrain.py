@@ -20,6 +20,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_and_crash_beside_others,
     run_pretrain_and_die_before_the_run_has_begun,
     run_pretrain_and_signal,
+    run_pretrain_and_signal_on_a_full_disk,
     run_pretrain_and_stop,
     run_pretrain_on_a_disk_that_stays_full,
     run_pretrain_on_a_full_disk,
@@ -308,7 +309,7 @@ def test_a_disk_that_is_full_costs_a_checkpoint_and_not_the_run(call, tmp_path, 
     codes, log = call("checkpoint.every=2", "checkpoint.keep=0", world=world, task=run_pretrain_on_a_full_disk)
     assert codes == [0] * world
     assert "No space left on device" in log
-    assert "training goes on; the newest good checkpoint is that of step 2" in log
+    assert "the newest good checkpoint is that of step 2" in log
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept == ["latest", "step-000002", "step-000006", "step-000008"]
     assert len(losses(tmp_path / "run")) == 8
@@ -332,6 +333,19 @@ def test_a_disk_that_stays_full_is_an_error_at_the_end(call, tmp_path):
     assert "No space left on device" in reason
     assert (tmp_path / "run" / "outcome").read_text() == f"failed: {reason}\n"
     assert not list((tmp_path / "run" / "checkpoints").glob("*step*"))
+
+
+def test_a_signal_on_a_full_disk_costs_the_steps_since_the_checkpoint_before(call, tmp_path):
+    """Preemption is no mistake of a person: the run is to be started again."""
+    assert call("checkpoint.every=2", world=2, task=run_pretrain_and_signal_on_a_full_disk)[0] == [0, 0]
+    run = RunDirectory(tmp_path / "run")
+    assert run.outcome.ending == "requeue"
+    assert run.outcome.reason.startswith("asked to stop after step 3, whose checkpoint can't be written (")
+    assert "No space left on device" in run.outcome.reason
+    assert run.step == 2
+    assert call(world=2)[0] == [0, 0]
+    assert call(world=2, output=tmp_path / "whole")[0] == [0, 0]
+    assert losses(run.path) == losses(tmp_path / "whole")
 
 
 def losses(run):
