@@ -131,6 +131,7 @@ class Tracker:
         self._ended: Ended | None = None
         self._finished = False
         self._lost = False
+        self._problem = ""  # the last try's
         prepare(run, experiment)
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         self._thread.start()
@@ -166,14 +167,19 @@ class Tracker:
 
     def _try_sync(self, ended: Ended | None = None, running: bool = False) -> str | None:
         try:
-            return sync(self._run, ended, running)
+            run_id = sync(self._run, ended, running)
         except LostRunError as error:
             self._lost = True
             _log.warning("MLflow: %s", error)
             return None
         except Exception as error:
-            _log.warning("MLflow: %s; will try again", first_line(error))
+            problem = first_line(error)
+            if problem != self._problem:  # every few seconds, maybe for days
+                _log.warning("MLflow: %s; will try again", problem)
+            self._problem = problem
             return None
+        self._problem = ""
+        return run_id
 
     def _try_monitor(self, run_id: str) -> Any:
         try:
