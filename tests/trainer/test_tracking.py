@@ -251,6 +251,26 @@ def test_mistakes_end_with_one_line(
     assert error.count("\n") == 1
 
 
+def test_a_damaged_cursor_is_told_once_and_with_what_to_do(
+    run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(runs, "_INTERVAL", 0.01)
+    told = f"{run.tracking} is damaged ("
+    run.tracking.write_text('{"tracking_')
+    with Tracker(run, "tests", system_metrics=False):
+        wait_for(lambda: told in caplog.text)
+        time.sleep(0.1)  # time to try again
+    assert caplog.text.count(told) == 1
+    assert main(["sync", str(run.path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {told}")
+    assert error.endswith("; delete it to have everything carried over to a new run\n")
+    run.tracking.unlink()
+    assert main(["sync", str(run.path)]) == 0
+    assert_complete(run, store, only_run(store).info.run_id)
+
+
 def write_files(folder: Path) -> list[Path]:
     """What an evaluation leaves: results, and a folder of predictions."""
     (folder / "predictions").mkdir(parents=True)
