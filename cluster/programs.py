@@ -6,7 +6,6 @@ What is not read here is passed on as it is; the programs themselves check it.
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +14,11 @@ from typing import Literal, NoReturn, get_args
 from preprocessing.schema import MANIFEST
 from trainer.checkpoint import RunDirectory
 from trainer.config import Recipe, accumulation_steps, load_recipe, resolve_deepspeed
-from trainer.settings import ConfigError
+from trainer.settings import ConfigError, is_override
 
 Name = Literal["preprocess", "pretrain", "eval"]
 NAMES: tuple[Name, ...] = get_args(Name)
 CONFIG, DEEPSPEED_CONFIG = "config.toml", "ds_config.json"  # in a snapshot, see cluster.snapshot
-_OVERRIDE = re.compile(r"\w+(\.\w+)+=", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -95,8 +93,8 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
     parser.add_argument("--shards", nargs="+", required=True)
     parser.add_argument("--output", type=_resolved, required=True)
     parser.add_argument("--init-from", type=_resolved)
-    overrides = [argument for argument in arguments if _OVERRIDE.match(argument)]
-    found, rest = parser.parse_known_args([argument for argument in arguments if not _OVERRIDE.match(argument)])
+    overrides = [argument for argument in arguments if is_override(argument)]
+    found, rest = parser.parse_known_args([argument for argument in arguments if not is_override(argument)])
     initial = ["--init-from", str(found.init_from)] if found.init_from else []
     shards = [source if "://" in source else _resolved(source) for source in found.shards]
     return Program(

@@ -95,7 +95,7 @@ def _settings(evaluated: Evaluated) -> dict[str, Any]:
         return {}
     try:
         sections = tomllib.loads(config.read_text(encoding="utf-8")).items()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{config}: not TOML ({error}); mend it, or move it away to do without it") from error
     return {f"{name}.{k}": v for name, section in sections if isinstance(section, dict) for k, v in section.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,8 +100,8 @@ def baselines(results: Sequence[dict[str, Any]]) -> Baselines:
 
 
 def _baseline(results: Sequence[dict[str, Any]], task: str, metric: str) -> float | None:
-    found = (result["tasks"][task]["metrics"][metric]["baseline"] for result in results if task in result["tasks"])
-    return next(found, None)
+    metrics = (result["tasks"][task]["metrics"] for result in results if task in result["tasks"])
+    return next((found[metric]["baseline"] for found in metrics if metric in found), None)
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
@@ -124,7 +125,7 @@ def draw(histories: Sequence[History], known: Baselines) -> Figure:
         grid = figure.add_gridspec(2, 2, height_ratios=[3, 2], width_ratios=[2, 1])
         loss = figure.add_subplot(grid[0, :])
         accuracy, rate = figure.add_subplot(grid[1, 0], sharex=loss), figure.add_subplot(grid[1, 1])
-        for history, colour in zip(histories, _colours(len(histories)), strict=True):
+        for history, colour in zip(histories, itertools.cycle(_COLOURS), strict=False):
             prefix = "" if len(histories) == 1 else f"{history.name}, "
             _draw_curve(loss, history, "mlm_loss", colour, f"{prefix}training", f"{prefix}held out")
             _draw_curve(accuracy, history, "nsp_accuracy", colour)
@@ -141,10 +142,6 @@ def draw(histories: Sequence[History], known: Baselines) -> Figure:
         rate.yaxis.set_major_locator(MaxNLocator(nbins=5))
         figure.align_ylabels([loss, accuracy])
     return figure
-
-
-def _colours(n: int) -> list[str]:
-    return [_COLOURS[i % len(_COLOURS)] for i in range(n)]
 
 
 def _draw_curve(axes: Any, history: History, metric: str, colour: str, *labels: str) -> None:
@@ -235,7 +232,7 @@ def draw_scores(exports: Sequence[Export]) -> Figure:
         FigureCanvasAgg(figure)
         grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
         for axes, (task, metric) in zip(grid.flat, scores, strict=False):
-            for run, colour in zip(runs, _colours(len(runs)), strict=True):
+            for run, colour in zip(runs, itertools.cycle(_COLOURS), strict=False):
                 _draw_score(axes, [export for export in exports if export.run == run], task, metric, colour)
             _finish_score(axes, exports, task, metric)
         for axes in grid.flat[len(scores) :]:

@@ -156,27 +156,17 @@ class TagHead(Head):
 class FineTunedBert(nn.Module):
     """An encoder with a head."""
 
-    def __init__(self, bert: BertModel, head: Head, causal: bool) -> None:
+    def __init__(self, bert: BertModel, head: Head) -> None:
         super().__init__()
         self.bert = bert
         self.head = head
-        self.causal = causal
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits, of the head's shape."""
-        logits: Tensor = self.head(self._read(batch, self.head.rows(batch)))
+        rows = self.head.rows(batch)
+        hidden = self.bert(batch.tokens, None if rows is None else batch.tokens.select(rows))
+        logits: Tensor = self.head(hidden)
         return logits
-
-    def _read(self, batch: Batch, rows: Tensor | None) -> Tensor:
-        """Hidden states of some tokens or of all."""
-        hidden: Tensor
-        if rows is None:
-            hidden = self.bert(batch.tokens)
-        elif self.causal:
-            hidden = self.bert(batch.tokens).index_select(0, rows)
-        else:
-            hidden = self.bert(batch.tokens, batch.tokens.select(rows))
-        return hidden
 
     def losses(self, logits: Tensor, batch: Batch) -> Tensor:
         """The loss of each of ``batch.count`` targets."""
@@ -207,4 +197,4 @@ def fine_tuned(export: Export, head: Head, seed: int) -> FineTunedBert:
     if not any(name.startswith(_POOLER) for name in export.initialized):
         pooler = {name: tensor for name, tensor in export.state.items() if name.startswith(_POOLER)}
         head.load_state_dict(pooler, strict=False)
-    return FineTunedBert(load_encoder(export), head, export.config.is_decoder)
+    return FineTunedBert(load_encoder(export), head)

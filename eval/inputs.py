@@ -119,7 +119,7 @@ def read_lineage(checkpoint: Path) -> dict[str, Any]:
         return {}
     try:
         lineage = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error}); copy the export anew") from error
     if not isinstance(lineage, dict):
         raise ValueError(f"{path}: not a JSON object; copy the export anew")  # noqa: TRY004  a mistake in a file
@@ -136,7 +136,8 @@ def open_stream(shards: Path | None, checkpoint: Path, asked: int | None, config
         config: of the export's model.
 
     Raises:
-        ValueError: no shards, incomplete ones, ones without held-out samples, of another vocabulary or too long.
+        ValueError: no shards, incomplete ones, ones without held-out samples or with damaged ones, of another
+            vocabulary or too long.
     """
     if shards is None:
         raise ValueError("the tasks read held-out samples; give the shards with --shards")
@@ -150,6 +151,7 @@ def open_stream(shards: Path | None, checkpoint: Path, asked: int | None, config
     stream = validation_stream(directory, length, config.is_decoder)
     if stream.size < FEWEST:
         raise ValueError(f"{shards}: {stream.size} held-out sample is too few for an estimate; hold out more documents")
+    directory.verify("validation")  # the results will name these bytes by their manifest
     return stream
 
 

@@ -33,27 +33,6 @@ from eval.readers.glue import GLUE
 from eval.readers.tables import TextTable
 from eval.squad_metrics import Scores, korquad, squad_v1, squad_v2
 
-__all__ = [
-    "GLUE_METRICS",
-    "LABEL_METRICS",
-    "Scheme",
-    "Scores",
-    "accuracy",
-    "confusion_matrix",
-    "entity_f1",
-    "f1_binary",
-    "glue",
-    "half_width",
-    "korquad",
-    "macro_f1",
-    "matthews",
-    "pearson",
-    "score_labels",
-    "spearman",
-    "squad_v1",
-    "squad_v2",
-]
-
 Scheme = Literal["conlleval", "IOB1", "IOB2"]
 
 # ---- labels and figures ---------------------------------------------------------------------------------------------
@@ -224,7 +203,7 @@ def _score_squad_v2(arguments: argparse.Namespace) -> Scores:
 
 def _score_glue(arguments: argparse.Namespace) -> Scores:
     """Predictions in labels' words, as GLUE wants them submitted (index, prediction) or as eval.run has them (id)."""
-    table = tables.look_up(GLUE, arguments.task)
+    table = GLUE[arguments.task]
     examples = tables.read(table, _file(arguments.data), "dev")
     file = _file(arguments.predictions)
     with file.open(encoding="utf-8", errors="replace") as lines:

@@ -27,10 +27,85 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pydantic
+
 from trainer.checkpoint import write_atomically
 
 RESULTS = "results.json"
 FORMAT_VERSION = 2
+
+
+class _Measured(pydantic.BaseModel):
+    value: float
+    half_width: float | None
+    baseline: float | None
+    unit: str
+
+
+class _Candidate(pydantic.BaseModel):
+    token: str
+    probability: float
+
+
+class _Sentence(pydantic.BaseModel):
+    sentence: str
+    masks: list[list[_Candidate]]
+
+
+class _Details(pydantic.BaseModel):
+    selected_by: str | None = None
+    seeds: dict[str, list[float]] = {}
+    sentences: list[_Sentence] = []
+
+
+class _Task(pydantic.BaseModel):
+    metrics: dict[str, _Measured]
+    baselines: dict[str, str]
+    details: _Details
+
+    @pydantic.model_validator(mode="after")
+    def _was_measured(self) -> _Task:
+        if self.details.selected_by not in (None, *self.metrics):
+            raise ValueError(f"selected by {self.details.selected_by!r}, which is none of its metrics")
+        return self
+
+
+class _Lineage(pydantic.BaseModel):
+    run: str | None = None
+    step: int | None = None
+
+
+class _Checkpoint(pydantic.BaseModel):
+    path: str
+    weights_blake2b: str
+    lineage: _Lineage
+
+
+class _Shards(pydantic.BaseModel):
+    manifest_blake2b: str
+    sequence_length: int
+    samples: int
+
+
+class _Data(pydantic.BaseModel):
+    limit: int | None = None
+
+
+class _Code(pydantic.BaseModel):
+    version: str | None
+    commit: str | None
+    modified: bool
+
+
+class _Results(pydantic.BaseModel):
+    """What readers of results rely on."""
+
+    checkpoint: _Checkpoint
+    shards: _Shards | None
+    data: _Data | None = None
+    tasks: dict[str, _Task]
+    failed: dict[str, str]
+    code: _Code
 
 
 def check_output(folder: Path) -> None:
@@ -79,15 +154,24 @@ def read_results(path: Path) -> dict[str, Any]:
         results = json.loads(path.read_text(encoding="utf-8"))
         version = results["format_version"]
         if version == FORMAT_VERSION:
-            _ = results["checkpoint"]["lineage"], results["checkpoint"]["weights_blake2b"], results["code"]
-            _ = results["tasks"].keys(), results["failed"].keys()
+            _Results.model_validate(results, strict=True)
     except OSError as error:
         raise ValueError(f"{path}: can't read the results ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: not the results of an evaluation; run `python -m eval.run` again") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{path}: not the results of an evaluation{_place(error)}; run `python -m eval.run` again"
+        ) from error
     if version != FORMAT_VERSION:
         raise ValueError(f"{path}: format version {version}, this program reads {FORMAT_VERSION}; evaluate again")
     return dict(results)
+
+
+def _place(error: Exception) -> str:
+    """Where in the file it is that something is wrong, as far as that is known."""
+    if not isinstance(error, pydantic.ValidationError):
+        return ""
+    first = error.errors()[0]
+    return f" ({'.'.join(map(str, first['loc']))}: {first['msg']})"
 
 
 def figures_table(results: dict[str, Any]) -> str:

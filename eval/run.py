@@ -262,7 +262,7 @@ def _track(file: Path, results: dict[str, Any]) -> None:
         name = f"eval {checkpoint.name}"
         run_id = log_evaluation(store, name, tracked_metrics(results), tracked_tags(results), files)
     except Exception as error:
-        print(f"warning: not in MLflow: {str(error).partition(chr(10))[0] or type(error).__name__}", file=sys.stderr)
+        print(f"warning: not in MLflow: {describe(error)}", file=sys.stderr)
     else:
         where = f"child of run {store.parent}" if store.parent else "a run of its own"
         when = "" if run_id else f", by the training's own writer: it waits in {store.pending}"

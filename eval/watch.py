@@ -77,7 +77,7 @@ class Watch:
     def follow(self, poll: float) -> None:
         """Evaluate until nothing more is to come; look every ``poll`` seconds."""
         while True:
-            ending = ending_of(self._run)
+            ending = self._run.ending
             busy = self.evaluate(ending)
             if ending in ("done", "failed") and not busy:
                 return
@@ -146,11 +146,6 @@ class Watch:
             _log.error("%s: the evaluation failed (%s); see above", job.export.name, why)
 
 
-def ending_of(run: RunDirectory) -> Ending | None:
-    """How the training ended; None while it goes on, and where it crashed."""
-    return run.outcome.ending if run.outcome else None
-
-
 def evaluation_words(job: Job) -> list[str]:
     """The options of eval.run for a job."""
     return ["--checkpoint", str(job.export), "--tasks", ",".join(job.tasks), "--output", str(job.output)]
@@ -193,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     exit_on_sigterm()
     watch = Watch(run, arguments.tasks, arguments.final_tasks, options)
     if arguments.once:
-        watch.evaluate(ending_of(run))
+        watch.evaluate(run.ending)
     else:
         watch.follow(arguments.poll)
     return _conclude(run, watch.failed)

@@ -93,8 +93,13 @@ def first_start(file: BinaryIO, begin: int, end: int) -> int | None:
     Of what looks like a stream's beginning it is one if it decompresses, or if a stream ends right before it: a
     damaged stream is an error for its reader, not a part of the one before.
     """
+    boundary: int | None = None
     for candidate in _candidates(file, begin, end):
-        if candidate == 0 or _decompresses(file, candidate) or _follows_a_stream(file, candidate):
+        if candidate == 0 or _decompresses(file, candidate):
+            return candidate
+        if boundary is None:  # looked for once: it is the same for all candidates that don't decompress
+            boundary = _boundary(file, begin)
+        if candidate == boundary:
             return candidate
     return None
 
@@ -117,21 +122,20 @@ def _decompresses(file: BinaryIO, start: int) -> bool:
         return False
 
 
-def _follows_a_stream(file: BinaryIO, candidate: int) -> bool:
-    """Whether a stream that begins earlier ends where the candidate begins."""
-    beyond = candidate
+def _boundary(file: BinaryIO, begin: int) -> int:
+    """Where, from a place on, the next stream begins after the intact ones that begin before; -1 where none does."""
+    beyond = begin
     while beyond > 0:
         window = max(0, beyond - _LOOK_BACK)
         for start in reversed(list(_candidates(file, window, beyond))):
             if _decompresses(file, start):
-                return _ends_at(file, start, candidate)
+                return _end_of_streams(file, start, begin)
         beyond = window
-    return False
+    return -1
 
 
-def _ends_at(file: BinaryIO, start: int, candidate: int) -> bool:
-    pieces = decompress(file, start, "")
+def _end_of_streams(file: BinaryIO, start: int, begin: int) -> int:
     try:
-        return next((stream for stream, _ in pieces if stream >= candidate), -1) == candidate
+        return next((stream for stream, _ in decompress(file, start, "") if stream >= begin), -1)
     except BrokenStreamError as error:
-        return error.start == candidate
+        return error.start

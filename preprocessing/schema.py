@@ -213,7 +213,7 @@ class Shard:
         """Map a shard.
 
         Raises:
-            ShardError: the file is missing, not an Arrow file of one batch, or has another schema.
+            ShardError: the file is missing, not an Arrow file of one batch, damaged, or has another schema.
         """
         self.path = path
         try:
@@ -222,9 +222,10 @@ class Shard:
                 if reader.num_record_batches != 1:
                     raise ShardError(f"{path}: {reader.num_record_batches} record batches where one is expected")
                 self.table = reader.get_batch(0)
+            self.table.validate()  # reads no values, but keeps views within the file
         except FileNotFoundError as error:
             raise ShardError(f"{path}: the manifest lists this shard but it is not there") from error
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError) as error:
             raise ShardError(f"{path}: not a readable Arrow file ({error}); make the shards again") from error
         if not self.table.schema.equals(shard_schema(vocab_size, sequence_lengths)):
             raise ShardError(f"{path}: its columns are not those of a shard of this version")
@@ -334,12 +335,12 @@ class ShardDirectory:
             )
         return shard
 
-    def verify(self) -> None:
-        """Read every shard once and compare its checksum with the manifest.
+    def verify(self, split: Split | None = None) -> None:
+        """Read every shard, or every one of a split, once and compare its checksum with the manifest.
 
         Raises:
             ShardError: names the first shard that differs.
         """
-        for entry in self.manifest.shards:
+        for entry in self.manifest.shards if split is None else self.manifest.split(split):
             if checksum(self.path / entry.file) != entry.blake2b:
                 raise ShardError(f"{self.path / entry.file}: checksum differs from the manifest; make the shards again")

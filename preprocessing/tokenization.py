@@ -1,4 +1,4 @@
-"""WordPiece: load, check, train and save a vocabulary, and turn sentences into ids.
+"""WordPiece: load, check and train a vocabulary, and turn sentences into ids.
 
 The door through which the trainer and the evaluation use a vocabulary: it needs `tokenizers` only. Encoding has
 google-research/bert's meaning: clean, split off Chinese characters, lower-case and strip accents (uncased models),
@@ -137,16 +137,8 @@ def tokenizer_files(vocabulary: Sequence[str], lowercase: bool) -> dict[str, byt
     }
 
 
-def save_tokenizer(vocabulary: Sequence[str], lowercase: bool, directory: Path | str) -> None:
-    """Write vocab.txt, tokenizer.json and tokenizer_config.json into a directory, which is made if need be."""
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, content in tokenizer_files(vocabulary, lowercase).items():
-        (directory / name).write_bytes(content)
-
-
 def load_tokenizer(directory: Path | str) -> Tokenizer:
-    """Load what save_tokenizer wrote.
+    """The tokenizer of a directory that holds tokenizer_files.
 
     Raises:
         VocabularyError: the directory holds no tokenizer.json, or one that `tokenizers` can't read.

@@ -1,22 +1,4 @@
-"""A run on disk: what is where, what is complete, what is kept.
-
-    RUN/
-        config.toml, ds_config.json      the resolved settings
-        manifest.json                    of the shards
-        code.json, code.diff             commit, versions and uncommitted changes
-        initial_weights.json             what --init-from named; the run began with it
-        tokenizer/                       of the shards; exports have a copy
-        checkpoints/step-000100/         every rank's state and run_state.json
-        checkpoints/latest               the name of the newest complete checkpoint; a resume begins with it
-        exports/step-000100/             a Hugging Face directory
-        set_aside/1/                     what was newer than the step that the run went back to
-        metrics.jsonl, validation.jsonl  a line per step; a line per validation
-        mlflow.json                      how far MLflow has got: see trainer.tracking
-        mlflow.pending/, mlflow.lock     evaluations that wait for MLflow; which process writes there
-        evaluations/                     where eval.watch and eval.run leave their results
-        outcome                          how the trainer ended by itself, in a line: see trainer.outcome
-        trainer.lock                     held by the trainer while it runs: see trainer.leases
-        job/                             where cluster.launch started it: code, job files, logs
+"""A run on disk: what is where, what is complete, what is kept. docs/training.md shows the whole directory.
 
 A checkpoint is written beside its final name and renamed when every rank has finished, so it is complete or not there.
 The files are the truth: everything that MLflow shows can be told from them.
@@ -178,10 +160,23 @@ class RunDirectory:
     def outcome(self) -> Outcome | None:
         """How the trainer ended; None while it runs and where it crashed."""
         try:
-            ending, _, reason = self.outcome_file.read_text(encoding="utf-8").strip().partition(": ")
+            ending, _, reason = self.outcome_file.read_text(encoding="utf-8", errors="replace").strip().partition(": ")
         except FileNotFoundError:
             return None
         return Outcome(cast(Ending, ending), reason) if ending in get_args(Ending) else None
+
+    @property
+    def ending(self) -> Ending | None:
+        """As the outcome has it."""
+        outcome = self.outcome
+        return outcome.ending if outcome else None
+
+    def read_initial_weights(self) -> dict[str, str] | None:
+        """Directory and checksum of the weights that the run began with; None where they were new ones."""
+        if not self.initial_weights.is_file():
+            return None
+        told: dict[str, str] = json.loads(self.initial_weights.read_text(encoding="utf-8"))
+        return told
 
     def set_outcome(self, ending: Ending | None, reason: str = "") -> None:
         """Say how the trainer ended, for job scripts; None while it runs."""
@@ -290,10 +285,18 @@ class RunDirectory:
     def cut_metrics(self, step: int) -> None:
         """Drop the lines of steps after ``step``, which are about to be trained again, and a half-written last one.
 
-        A line that a failing disk has damaged is dropped too, with a warning: it is no reason not to go on.
+        Raises:
+            CheckpointError: one of the others is damaged.
         """
-        for path in filter(Path.exists, (self.metrics, self.validation_metrics)):
-            write_atomically(path, b"".join(_lines_up_to(path, step)))
+        for path in (self.metrics, self.validation_metrics):
+            try:
+                lines = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step]
+            except (KeyError, TypeError) as error:
+                raise CheckpointError(
+                    f"{path}: a line without a step ({error!r}); mend it, or delete the line"
+                ) from error
+            if path.exists():
+                write_atomically(path, "".join(lines))
 
 
 def read_run_state(checkpoint: Path) -> RunState:
@@ -308,7 +311,7 @@ def read_run_state(checkpoint: Path) -> RunState:
         _take_checksum(values)
         scale = values.pop("loss_scale", None)
         return RunState(**values, loss_scale=LossScale(**scale) if scale else None)
-    except (OSError, AttributeError, TypeError, ValueError) as error:
+    except (OSError, AttributeError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a run state ({error})") from error
 
 
@@ -372,23 +375,22 @@ def step_number(path: Path) -> int:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines; nothing for a missing file, and a last line cut by a crash is left out."""
+    """The objects of a file of JSON lines; nothing for a missing file, and a last line cut by a crash is left out.
+
+    Raises:
+        CheckpointError: a line is no JSON.
+    """
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
-
-
-def _lines_up_to(path: Path, step: int) -> Iterator[bytes]:
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                if line.endswith(b"\n") and json.loads(line)["step"] <= step:
-                    yield line
-            except (ValueError, KeyError, TypeError):
-                _log.warning("%s: line %d is damaged and left out", path, number)
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                try:
+                    yield json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise CheckpointError(
+                        f"{path}: line {number} is damaged ({error}); mend it, or delete the line"
+                    ) from error
 
 
 def append_line(path: Path, values: dict[str, Any]) -> None:

@@ -222,16 +222,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     raw = read_toml(Path(path), "recipe")
     for override in overrides:
         apply_override(raw, override)
-    return parse_recipe(raw, str(path))
-
-
-def parse_recipe(raw: dict[str, Any], where: str) -> Recipe:
-    """Turn nested dictionaries into a recipe; ``where`` begins the message of an error.
-
-    Raises:
-        ConfigError: see load_recipe.
-    """
-    return parse(raw, Recipe, where)
+    return parse(raw, Recipe, str(path))
 
 
 def to_toml(recipe: Recipe) -> str:
@@ -312,9 +303,11 @@ def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int
     # Our optimizers are plain torch optimizers, which DeepSpeed has not tested, and which it must not replace.
     resolved = {**raw, **ruled, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
     if world == 1 and "zero_optimization" in raw:
-        # DeepSpeed 0.19 would wait for the device after every micro-batch (zero/stage_1_and_2.py), and one rank has no
-        # communication to overlap.
-        resolved["zero_optimization"] = {**raw["zero_optimization"], "overlap_comm": False}
+        # One rank has nothing to communicate, and what DeepSpeed 0.19 does for that costs a GPU time all the same
+        # (zero/stage_1_and_2.py): to overlap it would wait for the device after every micro-batch, and to scatter
+        # gradients, in another type, it would read and write each of them twice more.
+        resolved["zero_optimization"] = {**raw["zero_optimization"], "overlap_comm": False, "reduce_scatter": False}
+        resolved.pop("communication_data_type", None)
     return resolved
 
 

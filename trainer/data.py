@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from preprocessing.schema import Shard, ShardDirectory, ShardError, Split
+from preprocessing.schema import MANIFEST, Shard, ShardDirectory, ShardError, Split
 from preprocessing.tokenization import CONTINUATION, VOCABULARY_FILE, load_vocabulary, special_ids
 from trainer.masking import STANDARD, Masked, MaskingConfig, mask_tokens
 from trainer.mixture import interleave, whole_weights
@@ -149,7 +149,8 @@ class SampleStream:
             causal: predict every next token instead, and mask none.
 
         Raises:
-            ShardError: a directory has no pairs of this length or split, or there are other than its weights.
+            ShardError: a directory has no pairs of this length or split, there are other than its weights, or the
+                manifest tells of another vocabulary than the tokenizer has.
         """
         directories = [shards] if isinstance(shards, ShardDirectory) else list(shards)
         self.directory = directories[0]
@@ -168,6 +169,11 @@ class SampleStream:
         self._skip = np.array(data.skip, dtype=np.int64).reshape(-1, 2)
         self._vocab_size = self.directory.manifest.vocabulary.size
         vocabulary = load_vocabulary(self.directory.tokenizer / VOCABULARY_FILE)
+        if len(vocabulary) != self._vocab_size:
+            raise ShardError(
+                f"{self.directory.path / MANIFEST}: a vocabulary of {self._vocab_size} entries, but "
+                f"{VOCABULARY_FILE} has {len(vocabulary)}; make the shards again"
+            )
         self._special = special_ids(vocabulary)
         self._continuation = np.array([token.startswith(CONTINUATION) for token in vocabulary])
 

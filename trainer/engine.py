@@ -30,7 +30,7 @@ from trainer.loss_scale import LossScale, is_exhausted, put_loss_scale, take_los
 from trainer.metrics import Laps, training_flops
 from trainer.model import EMPTY_SLOT, BertForPreTraining, Losses, parameter_shapes, pretraining_losses
 from trainer.non_finite import Suspect, bad_gradient, bad_loss
-from trainer.optim import Lamb, Partition, build_optimizer, parameter_groups, state_of
+from trainer.optim import Lamb, build_optimizer, parameter_groups, state_of
 from trainer.ownership import find_owned, first_misplaced
 from trainer.philox import derive_seed
 from trainer.settings import ConfigError
@@ -149,8 +149,7 @@ class Engine:
         self._owned = list(find_owned(self._engine, self._optimizer, names, world.rank))
         self._check_layout(initial)
         if isinstance(self._optimizer, Lamb) and self._engine.zero_optimization():
-            partitions = [(owned.tensor, Partition(owned.fragments, owned.parameters)) for owned in self._owned]
-            self._optimizer.partition(partitions, _sum_over_ranks(world.device))
+            self._optimizer.partition(self._owned, _sum_over_ranks(world.device))
         self.reset_moments()
         if reader:
             self._fill(reader)

@@ -6,7 +6,6 @@ python -m trainer.export runs/large/checkpoints/step-100000 exported/
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,20 +35,12 @@ def export_checkpoint(run: RunDirectory, state: RunState, checkpoint: Path, targ
         "manifest_blake2b": state.manifest_blake2b,
         "shards_blake2b": directory_checksums(run.manifest),
         "config_blake2b": state.config_blake2b,
-        "initial_weights": _read_initial_weights(run),
+        "initial_weights": run.read_initial_weights(),
         "code": code_version(),
     }
     target.parent.mkdir(parents=True, exist_ok=True)
     weights = StateReader(checkpoint, parameter_shapes(config)).weights()
     save_export(target, weights, config, run.tokenizer, lineage)
-
-
-def _read_initial_weights(run: RunDirectory) -> dict[str, str] | None:
-    """Directory and checksum of the weights that the run began with; None where they were new ones."""
-    if not run.initial_weights.is_file():
-        return None
-    told: dict[str, str] = json.loads(run.initial_weights.read_text(encoding="utf-8"))
-    return told
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from trainer.checkpoint import sync
-from trainer.model import BertConfig, BertForPreTraining, parameter_shapes
+from trainer.model import BertConfig, BertForPreTraining, parameter_count, parameter_shapes
 from trainer.tensor_files import write_tensors
 
 CONFIG, WEIGHTS, LINEAGE = "config.json", "model.safetensors", "lineage.json"
@@ -179,6 +179,7 @@ def load_export(directory: Path, seed: int = 0) -> Export:
         raise ValueError(f"{config_file}: {error}") from error
     try:
         state = _canonical(_read_weights(weights_file))
+        _check_count(state, config)
         initialized = _add_missing_heads(state, config, seed)
         return Export(*from_hugging_face(settings, state), initialized)
     except ValueError as error:
@@ -221,6 +222,19 @@ def _check(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -
                 f"{name} has shape {tuple(state[name].shape)} where the configuration means {tuple(shape)}; "
                 "take weights and configuration of one model"
             )
+
+
+def _check_count(state: Mapping[str, Tensor], config: BertConfig) -> None:
+    """Refuse sizes that the weights can't have before a model of them is built: it might take all memory.
+
+    Embeddings and layers, which must be there, are more than half of a model.
+    """
+    wanted, found = parameter_count(config), sum(tensor.numel() for tensor in state.values())
+    if wanted > 2 * found:
+        raise ValueError(
+            f"weights and configuration are from different models: {found:,} numbers where the configuration means "
+            f"{wanted:,}"
+        )
 
 
 def _some(names: list[str]) -> str:
@@ -276,10 +290,10 @@ def _join(parts: list[Tensor]) -> Tensor:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"{path}: missing; give a folder that save_pretrained or an export of ours wrote")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path}: missing; give a folder that save_pretrained or an export of ours wrote") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error}); copy the folder anew") from error
     if not isinstance(content, dict):

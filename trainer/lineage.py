@@ -21,11 +21,11 @@ def code_version() -> dict[str, Any]:
     """
     commit = _noted(COMMIT) or _git("rev-parse", "HEAD")
     return {
-        "version": _version("bert-pretraining"),
+        "version": installed_version("bert-pretraining"),
         "commit": commit.strip() if commit else None,
         "modified": bool(uncommitted_changes()),
         "python": platform.python_version(),
-        "libraries": {name: _version(name) for name in _LIBRARIES},
+        "libraries": {name: installed_version(name) for name in _LIBRARIES},
         "machine": {"system": platform.platform(), "processor": platform.machine(), "host": platform.node()},
     }
 
@@ -35,7 +35,8 @@ def uncommitted_changes() -> str:
     return _noted(DIFF) or _git("diff", "HEAD") or ""
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Of a library; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

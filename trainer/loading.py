@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing.connection
+import os
 import pickle
 import signal
 import threading
@@ -36,7 +37,7 @@ class Steps(Dataset[list[Batch]]):
         The global batch is a multiple of micro-batch size times ranks.
         """
         assert global_batch_size % (micro_batch_size * world) == 0
-        self._stream = stream
+        self.stream = stream
         self._global_batch_size = global_batch_size
         self._micro_batch_size = micro_batch_size
         self._rank = rank
@@ -45,11 +46,7 @@ class Steps(Dataset[list[Batch]]):
         self.accumulation = global_batch_size // (micro_batch_size * world)
 
     def __getitem__(self, step: int) -> list[Batch]:
-        return [self._stream.batch(self._indices(step, i)) for i in range(self.accumulation)]
-
-    def check_files(self) -> None:
-        """See SampleStream.check_files."""
-        self._stream.check_files()
+        return [self.stream.batch(self._indices(step, i)) for i in range(self.accumulation)]
 
     def _indices(self, step: int, accumulated: int) -> np.ndarray:
         before = step * self._global_batch_size + self.micro_batch_index(accumulated) * self._micro_batch_size
@@ -85,7 +82,7 @@ class StepReader(Iterator[list[Batch]]):
             collate_fn=_as_it_is,
             num_workers=workers,
             prefetch_factor=2 if workers else None,
-            worker_init_fn=_ignore_requests_to_stop,
+            worker_init_fn=_belong_to_the_trainer,
         )
         self._steps = steps
         self._workers = workers
@@ -169,10 +166,19 @@ def _kill(processes: list[Any]) -> None:
         process.kill()
 
 
-def _ignore_requests_to_stop(_: int) -> None:
+def _belong_to_the_trainer(_: int) -> None:
     """A signal to all processes of a job is for the trainer, which needs its loader until it has stopped."""
     for number in _REQUESTS:
         signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_trainer, daemon=True).start()
+
+
+def _end_with_the_trainer() -> None:
+    """Once the trainer is killed, Python would wait for a reader of the next step, and hold the run's lock for ever."""
+    trainer = multiprocessing.parent_process()
+    assert trainer is not None
+    trainer.join()
+    os._exit(1)
 
 
 def _cause(steps: Steps, loaded: Any) -> DamagedShardError | LoaderError | None:
@@ -184,7 +190,7 @@ def _cause(steps: Steps, loaded: Any) -> DamagedShardError | LoaderError | None:
     for process in ended:
         process.join()
     try:
-        steps.check_files()  # reading beyond the end of a mapped file kills
+        steps.stream.check_files()  # reading beyond the end of a mapped file kills
     except ShardError as error:
         return DamagedShardError(str(error))
     return LoaderError("; ".join(f"loader process {process.pid} {_end(process.exitcode)}" for process in ended))

@@ -199,13 +199,15 @@ class BertModel(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.final_norm = _layer_norm(config) if config.pre_layer_norm else nn.Identity()
         self.activation_checkpointing = config.activation_checkpointing
+        self.causal = config.is_decoder
 
     def forward(self, tokens: PackedTokens, selected: Selection | None = None) -> Tensor:
         """Encode a batch.
 
         Args:
             tokens: T tokens of B sequences.
-            selected: R of them, whose last hidden states are wanted: the last layer does no other work than for these.
+            selected: R of them, whose last hidden states are wanted: the last layer does no other work than for these,
+                but for all in a left-to-right model.
 
         Returns:
             The last hidden states, [T, D] or [R, D].
@@ -213,6 +215,8 @@ class BertModel(nn.Module):
         Raises:
             ValueError: a sequence has more tokens than the model has positions.
         """
+        if selected is not None and self.causal:
+            return self.forward(tokens).index_select(0, selected.rows)
         return deque(self._states(tokens, selected), maxlen=1).pop()
 
     def hidden_states(self, tokens: PackedTokens) -> list[Tensor]:
@@ -391,7 +395,10 @@ def parameter_shapes(config: BertConfig) -> dict[str, torch.Size]:
 
 
 def parameter_count(config: BertConfig) -> int:
-    """Number of parameters of BertForPreTraining, the tied decoder counted once: 336,226,108 for BERT-LARGE."""
+    """Number of parameters of BertForPreTraining, the tied decoder counted once: 336,226,108 for BERT-LARGE.
+
+    A formula, which no size from outside can keep busy, as building the model could.
+    """
     d, f, v = config.hidden_size, config.intermediate_size, config.vocab_size
     norm = 2 * d
     embeddings = (v + config.max_position_embeddings + config.type_vocab_size) * d + norm  # which may stand at the end

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
+from trainer.ownership import Owned
 from trainer.sharded_state import MOMENTS, Fragment
 
 
@@ -157,13 +158,6 @@ def _adam_direction(
     return first / (1 - beta1**step), denominator
 
 
-class Partition(NamedTuple):
-    """What one rank's flat tensor holds of a group of parameters."""
-
-    fragments: list[Fragment]
-    parameters: list[str]  # of the group, in the same order on all ranks
-
-
 class Lamb(torch.optim.Optimizer):
     """LAMB (You et al., 2020, algorithm 2), right for partitioned parameters too.
 
@@ -176,19 +170,17 @@ class Lamb(torch.optim.Optimizer):
     def __init__(self, params: Iterable[Any], config: OptimizerConfig):
         super().__init__(params, _defaults(config))
         self._config = config
-        self._partitions: dict[int, Partition] = {}
+        self._owned: dict[int, Owned] = {}
         self._sum_over_ranks: Callable[[torch.Tensor], None] | None = None
 
-    def partition(
-        self, partitions: Iterable[tuple[torch.Tensor, Partition]], sum_over_ranks: Callable[[torch.Tensor], None]
-    ) -> None:
+    def partition(self, owned: Iterable[Owned], sum_over_ranks: Callable[[torch.Tensor], None]) -> None:
         """Say what the flat tensors are made of.
 
         Args:
-            partitions: every tensor that this rank updates, with its fragments.
+            owned: every tensor that this rank updates, with its fragments.
             sum_over_ranks: adds up a float64 tensor over all ranks, in place.
         """
-        self._partitions = {id(tensor): partition for tensor, partition in partitions}
+        self._owned = {id(each.tensor): each for each in owned}
         self._sum_over_ranks = sum_over_ranks
 
     @torch.no_grad()
@@ -205,19 +197,20 @@ class Lamb(torch.optim.Optimizer):
         numerator, denominator = _adam_direction(state, gradient, group, self._config.bias_correction)
         update = (numerator / denominator).add_(tensor, alpha=group["weight_decay"]).view(-1)
         if not group["undecayed"] or self._config.adapt_undecayed:
-            self._scale(update, tensor.view(-1), self._partition_of(tensor))
+            self._scale(update, self._owned_as(tensor))
         tensor.add_(update.view_as(tensor), alpha=-group["lr"])
 
-    def _partition_of(self, tensor: torch.Tensor) -> Partition:
+    def _owned_as(self, tensor: torch.Tensor) -> Owned:
         if self._sum_over_ranks is None:
-            return Partition([Fragment(0, tensor.numel(), "", 0)], [""])
-        return self._partitions[id(tensor)]
+            return Owned(tensor, [Fragment(0, tensor.numel(), "", 0)], [""])
+        return self._owned[id(tensor)]
 
-    def _scale(self, update: torch.Tensor, weights: torch.Tensor, partition: Partition) -> None:
+    def _scale(self, update: torch.Tensor, owned: Owned) -> None:
         """Multiply each parameter's part of the update by its trust ratio."""
-        numbers = {name: number for number, name in enumerate(partition.parameters)}
+        weights = owned.tensor.view(-1)
+        numbers = {name: number for number, name in enumerate(owned.parameters)}
         squares = torch.zeros(2, len(numbers), dtype=torch.float64, device=weights.device)
-        for start, length, name, _ in partition.fragments:
+        for start, length, name, _ in owned.fragments:
             for i, values in enumerate((weights, update)):
                 part = values[start : start + length]
                 squares[i, numbers[name]] += torch.linalg.vector_norm(part, dtype=torch.float64) ** 2
@@ -226,5 +219,5 @@ class Lamb(torch.optim.Optimizer):
         of_weights, of_update = squares.sqrt()
         ratios = (of_weights / of_update).clamp(self._config.min_trust_ratio, self._config.max_trust_ratio)
         ratios = torch.where((of_weights > 0) & (of_update > 0), ratios, 1.0).to(update.dtype)
-        for start, length, name, _ in partition.fragments:
+        for start, length, name, _ in owned.fragments:
             update[start : start + length].mul_(ratios[numbers[name]])

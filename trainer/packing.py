@@ -78,13 +78,11 @@ class PackedTokens:
         return cls.from_flat(input_ids[mask], token_type_ids[mask], mask.sum(dim=1))
 
     @classmethod
-    def from_flat(
-        cls, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor, longest: int | None = None
-    ) -> PackedTokens:
-        """From [T], [T] and int64 [B], the number of tokens of each sequence; ``longest`` bounds those to come too."""
+    def from_flat(cls, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor) -> PackedTokens:
+        """From [T], [T] and int64 [B], the number of tokens of each sequence."""
         bounds = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         positions = torch.arange(len(input_ids), device=lengths.device) - bounds[:-1].repeat_interleave(lengths)
-        return cls(input_ids, token_type_ids, positions, bounds.int(), longest or int(lengths.max()))
+        return cls(input_ids, token_type_ids, positions, bounds.int(), int(lengths.max()))
 
     def round_up(self, multiple: int) -> PackedTokens:
         """Make T a multiple, so that a GPU meets few shapes, by tokens of sequences that nobody reads.

@@ -14,7 +14,6 @@ import itertools
 import json
 import logging
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -47,7 +46,7 @@ from trainer.non_finite import NonFiniteError
 from trainer.outcome import MISTAKE
 from trainer.saving import Saver, export_if_missing
 from trainer.session import Session, initial_weights, train_stream
-from trainer.settings import ConfigError
+from trainer.settings import ConfigError, is_override
 from trainer.sharded_state import StateError, verify_state
 from trainer.stopping import StopRequests, end_at_once
 from trainer.world import World, has_joined, leave_world
@@ -94,7 +93,7 @@ def _write_failure(run: RunDirectory, reason: str) -> bool:
             return run.claim_outcome("failed", reason)
         if first:
             with hold_run(run, patience=0):
-                if not (run.outcome and run.outcome.ending == "done"):
+                if run.ending != "done":
                     run.set_outcome("failed", reason)  # in the place of a "requeue" that led here
     except RunInUseError:
         pass  # how a run ends that another trainer holds is that one's to tell
@@ -175,7 +174,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # the launcher's; LOCAL_RANK says the same
     parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings that replace the recipe's")
     arguments = parser.parse_args(argv)
-    taken = [text for text in arguments.shards if re.fullmatch(r"\w+(\.\w+)+=.*", text)]  # by the open-ended --shards
+    taken = [text for text in arguments.shards if is_override(text)]  # by the open-ended --shards
     arguments.shards = [text for text in arguments.shards if text not in taken]
     arguments.settings = [*taken, *arguments.settings]
     if not arguments.shards:
@@ -284,7 +283,7 @@ def _unwritable(run: RunDirectory, error: OSError) -> CheckpointError:
 
 def _check_initial_weights(run: RunDirectory, init_from: Path | None) -> None:
     """See that a run that has no checkpoint yet begins again with the weights that it began with."""
-    told = json.loads(run.initial_weights.read_text(encoding="utf-8")) if run.initial_weights.is_file() else None
+    told = run.read_initial_weights()
     if (told and told["blake2b"]) != (init_from and checksum(init_from / WEIGHTS)):
         begun = f"with the weights of {told['directory']}" if told else "without --init-from"
         raise CheckpointError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import tomllib
 from datetime import date, time
 from pathlib import Path
@@ -54,7 +55,7 @@ def read_toml(path: Path, what: str, depth: int = 0) -> dict[str, Any]:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: can't read the {what} ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # numbers too long, tables too deep are no TOMLDecodeError
         raise ConfigError(f"{path}: not a TOML file ({error})") from error
     parent = raw.pop("extends", None)
     if parent is None:
@@ -72,6 +73,11 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 def _are_tables(*values: Any) -> bool:
     return all(isinstance(value, dict) for value in values)
+
+
+def is_override(word: str) -> bool:
+    """Whether a word of a command line is such as ``train.seed=2``."""
+    return re.match(r"\w+(\.\w+)+=", word, re.ASCII) is not None
 
 
 def apply_override(raw: dict[str, Any], override: str) -> None:
@@ -106,7 +112,7 @@ def _parse(text: str) -> Any:
     """A value as TOML would read it; what is no TOML value, and what TOML takes for a time of day, is a string."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     return text if isinstance(value, date | time) else value
 

@@ -25,7 +25,7 @@ from fsspec.core import url_to_fs
 
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardDirectory, ShardEntry, ShardError, checksum
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
-from trainer.checkpoint import sync
+from trainer.checkpoint import sync, write_atomically
 from trainer.locks import try_lock
 
 THREADS = 4  # files that are copied or hashed at a time
@@ -133,10 +133,7 @@ def _write(path: Path, content: bytes) -> None:
     """Write a small file, whole or not at all, unless it is there already."""
     if path.is_file() and path.read_bytes() == content:
         return
-    part = path.with_name(path.name + _PART)
-    part.write_bytes(content)
-    sync(part)
-    part.replace(path)
+    write_atomically(path, content)
 
 
 @contextlib.contextmanager

@@ -153,7 +153,6 @@ class StateReader:
 
     Attributes:
         optimizer_step: updates that the moments have seen.
-        shapes: of every parameter, as far as the caller gave them.
     """
 
     def __init__(self, directory: Path, shapes: dict[str, torch.Size]):
@@ -166,7 +165,7 @@ class StateReader:
         Raises:
             StateError: a file is missing or damaged, or the parameters are not those of the model.
         """
-        self.shapes = shapes
+        self._shapes = shapes
         self._directory = directory
         self._files = [self._open(path) for path in _paths(directory)]
         self._pieces: dict[str, list[_Piece]] = {}
@@ -174,11 +173,6 @@ class StateReader:
             self._take_in(number, json.loads(file.metadata()["fragments"]))
         self.optimizer_step = int(self._files[0].metadata()["optimizer_step"])
         self._check()
-
-    def read(self, kind: str, name: str) -> Tensor:
-        """A whole parameter or moment in float32, [shape of the parameter]."""
-        shape = self.shapes[name]
-        return self.read_range(kind, name, 0, shape.numel()).view(shape)
 
     def read_range(self, kind: str, name: str, begin: int, end: int) -> Tensor:
         """The numbers [begin, end) of a parameter or moment seen as one row, float32 [end - begin].
@@ -199,7 +193,8 @@ class StateReader:
 
     def weights(self) -> dict[str, Tensor]:
         """All parameters in float32."""
-        return {name: self.read(WEIGHTS, name) for name in self.shapes}
+        whole = self._shapes.items()
+        return {name: self.read_range(WEIGHTS, name, 0, shape.numel()).view(shape) for name, shape in whole}
 
     def fill(self, flat: Flat) -> None:
         """Put this checkpoint's numbers into a rank's flat tensors; padding is left as it is."""
@@ -220,13 +215,13 @@ class StateReader:
                 self._pieces.setdefault(name, []).append(piece)
 
     def _check(self) -> None:
-        odd = sorted(self._pieces.keys() ^ self.shapes.keys())
+        odd = sorted(self._pieces.keys() ^ self._shapes.keys())
         if odd:
             raise StateError(f"{self._directory}: holds another model's parameters; {odd[0]} is in only one of the two")
         for name, pieces in self._pieces.items():
             pieces.sort()
             edges = list(_edges(pieces))
-            if edges != [0, self.shapes[name].numel()]:
+            if edges != [0, self._shapes[name].numel()]:
                 raise StateError(
                     f"{self._directory}: {name} is incomplete or stored more than once; this checkpoint is damaged"
                 )

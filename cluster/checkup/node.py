@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from importlib.metadata import PackageNotFoundError, metadata, requires
 from pathlib import Path
 
 import psutil
@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from cluster.checkup.findings import Finding, judge
+from trainer.lineage import installed_version
 
 _PROJECT = "bert-pretraining"
 _SHOWN = ("torch", "deepspeed")  # the others are named where they are not right
@@ -81,7 +82,7 @@ def check_packages() -> Iterator[Finding]:
         return
     base = [requirement for requirement in wanted if requirement.marker is None or requirement.marker.evaluate()]
     problems = [problem for requirement in base if (problem := _mismatch(requirement))]
-    shown = ", ".join(f"{name} {_version(name) or 'missing'}" for name in _SHOWN)
+    shown = ", ".join(f"{name} {installed_version(name) or 'missing'}" for name in _SHOWN)
     yield judge(
         "packages",
         "; ".join(problems) or shown,
@@ -91,19 +92,12 @@ def check_packages() -> Iterator[Finding]:
 
 
 def _mismatch(requirement: Requirement) -> str:
-    installed = _version(requirement.name)
+    installed = installed_version(requirement.name)
     if installed is None:
         return f"{requirement.name} is missing"
     if not requirement.specifier.contains(installed, prereleases=True):
         return f"{requirement.name} is {installed}, not {requirement.specifier}"
     return ""
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def check_gpus() -> Iterator[Finding]:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import distributed
@@ -20,6 +19,7 @@ from torch import distributed
 from cluster.checkup.findings import Finding, Placed, judge
 from cluster.checkup.storage import advice_for, remove, write_synced
 from cluster.slurm.rank import rank_environment
+from trainer.world import World
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _PORTS = 20_000, 10_000  # SLURM jobs take one of so many, from here on
@@ -39,24 +39,15 @@ class UsageError(ValueError):
 
 
 @dataclass(frozen=True)
-class Peers:
-    """The ranks as one of them sees them."""
+class Peers(World):
+    """The ranks, and the host of each."""
 
-    rank: int
-    size: int
-    local_rank: int
     hosts: list[str]
 
     @property
     def one_host(self) -> bool:
         """Whether all are on one machine."""
         return len(set(self.hosts)) == 1
-
-    def gather(self, value: Any) -> list[Any]:
-        """Everyone's value, on every rank."""
-        values: list[Any] = [None] * self.size
-        distributed.all_gather_object(values, value)
-        return values
 
 
 def read_launch(environment: Mapping[str, str]) -> dict[str, str] | None:
@@ -134,8 +125,8 @@ def joined(launch: Mapping[str, str], patience: float) -> Iterator[Peers]:
         torch.cuda.set_device(int(launch["LOCAL_RANK"]) % torch.cuda.device_count())
     distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=patience))
     try:
-        hosts = Peers(distributed.get_rank(), distributed.get_world_size(), 0, []).gather(socket.gethostname())
-        yield Peers(distributed.get_rank(), distributed.get_world_size(), int(launch["LOCAL_RANK"]), hosts)
+        world = World(distributed.get_rank(), distributed.get_world_size(), torch.device("cuda" if cuda else "cpu"))
+        yield Peers(world.rank, world.size, world.device, world.gather(socket.gethostname()))
     finally:
         distributed.destroy_process_group()
 

@@ -135,7 +135,7 @@ def _let_pods_write(folder: Path) -> None:
 
 def _forget_failure(run: RunDirectory) -> None:
     """Remove what an earlier start left, lest the evaluation, which looks at once, take it for this one's."""
-    if run.outcome and run.outcome.ending == "failed":
+    if run.ending == "failed":
         run.set_outcome(None)
 
 

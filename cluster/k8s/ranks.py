@@ -161,8 +161,7 @@ def pod_exit_code(failure: int | None, run: Path, earlier: tuple[int, str] | Non
 
 def read_outcome(run: Path) -> int:
     """How a run ended, as trainer.outcome's exit code."""
-    outcome = RunDirectory(run).outcome
-    return EXIT_CODES[outcome.ending if outcome else "crashed"]
+    return EXIT_CODES[RunDirectory(run).ending or "crashed"]
 
 
 def _outcome_file(run: Path) -> tuple[int, str] | None:

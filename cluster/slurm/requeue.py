@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def forget(run: RunDirectory) -> None:
     """Remove what an earlier start left as its outcome, lest it be taken for this one's; `done` stays true."""
-    if not (run.outcome and run.outcome.ending == "done"):
+    if run.ending != "done":
         run.set_outcome(None)
 
 

@@ -5,14 +5,11 @@ Labels are in the order of the data cards on the hub (nyu-mll/glue), which is al
 MRPC may also be given as Microsoft's own msr_paraphrase_train.txt or msr_paraphrase_test.txt, by the path of the file.
 QQP's rows with too few cells are left out, as transformers' processor and the hub's copy do. MNLI's rows with the
 label "-", on which the annotators did not agree, are left out as its authors do; GLUE's own files no longer have any.
+"MNLI-mm" has MNLI's train split and the mismatched others; "AX", the diagnostic set, has the split "test" only.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from eval.readers import tables
-from eval.readers.examples import TextExample
 from eval.readers.tables import TextTable
 
 _BINARY = ("0", "1")
@@ -75,18 +72,3 @@ GLUE = {
         id="index",
     ),
 }
-
-
-def read(data: Path, split: str, task: str) -> list[TextExample]:
-    """The examples of a task of GLUE.
-
-    Args:
-        data: a file of the task, or a folder that holds its folder, itself or in glue/ or glue_data/.
-        split: "train", "dev", "test", or the name of another file of its folder without the ".tsv".
-        task: a key of GLUE. "MNLI-mm" has MNLI's train split and the mismatched others; "AX", the diagnostic set, has
-            the split "test" only.
-
-    Raises:
-        DatasetError: see eval.readers.tables.read.
-    """
-    return tables.read(tables.look_up(GLUE, task), data, split)

@@ -5,10 +5,6 @@ NSMC has no dev split: what is published for it is measured on "test".
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from eval.readers import tables
-from eval.readers.examples import TextExample
 from eval.readers.glue import NLI_LABELS
 from eval.readers.tables import TextTable
 
@@ -41,17 +37,3 @@ KOREAN = {
         files={split: (f"sts-{split}.tsv",) for split in ("train", "dev", "test")},
     ),
 }
-
-
-def read(data: Path, split: str, task: str) -> list[TextExample]:
-    """The examples of a Korean task.
-
-    Args:
-        data: a file of the task, its folder, or a folder that holds that, itself or in korean/.
-        split: "train", "dev", "test", or the name of another file without its ".tsv".
-        task: a key of KOREAN.
-
-    Raises:
-        DatasetError: see eval.readers.tables.read.
-    """
-    return tables.read(tables.look_up(KOREAN, task), data, split)

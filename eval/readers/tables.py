@@ -62,17 +62,6 @@ class Row:
         return DatasetError(f"{self.file}: line {self.line}, column {column!r}: {problem}")
 
 
-def look_up(tables: Mapping[str, TextTable], task: str) -> TextTable:
-    """The table of a task.
-
-    Raises:
-        DatasetError: there is none of that name.
-    """
-    if task not in tables:
-        raise DatasetError(f"unknown task {task!r}; known here: {', '.join(tables)}")
-    return tables[task]
-
-
 def read(table: TextTable, data: Path, split: str) -> list[TextExample]:
     """The examples of a split, in the order of its files.
 

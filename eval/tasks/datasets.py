@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from eval.readers import conll, glue, imdb, korean, squad, swag
+from eval.readers import conll, imdb, squad, swag, tables
 from eval.readers.glue import GLUE
 from eval.readers.hub import read_hub
 from eval.readers.korean import KOREAN
@@ -15,8 +15,7 @@ from eval.readers.korean import KOREAN
 Read = Callable[[Path, str], Sequence[Any]]
 
 READERS: Mapping[str, Read] = {
-    **{name: partial(glue.read, task=name) for name in GLUE},
-    **{name: partial(korean.read, task=name) for name in KOREAN},
+    **{name: partial(tables.read, table) for name, table in {**GLUE, **KOREAN}.items()},
     "SQuAD v1.1": partial(squad.read, version="v1.1"),
     "SQuAD v2.0": partial(squad.read, version="v2.0"),
     "KorQuAD": partial(squad.read, version="korquad"),

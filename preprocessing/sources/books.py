@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import PurePosixPath
 from typing import BinaryIO
 
-from preprocessing.sources import DEFAULTS, MAX_DOCUMENT, Document, Item, ReadOptions, Skipped, Wanted, every
+from preprocessing.sources import DEFAULTS, MAX_DOCUMENT, Damaged, Document, Item, ReadOptions, Skipped, Wanted, every
 from preprocessing.sources.lines import decode_utf8, lines
 
 SOURCE = "books"
@@ -20,6 +20,10 @@ _END = re.compile(
 )
 _CREDITS = re.compile(r"\s*(?:Produced by|E-text prepared by|Transcribed from)\b.*?\n\s*\n", re.S)
 _TITLE = re.compile(r"^Title: *(\S[^\n]*(?:\n[ \t]+\S[^\n]*)*)", re.M)
+# Bytes that no text has in any encoding read here, but for a stray one: not white space, nor the end of a file in DOS.
+_CONTROL = bytes(set(range(0x20)) - set(b"\t\n\v\f\r\x1a\x1c\x1d\x1e\x1f"))
+_LOOKED_AT = 1 << 16  # bytes
+_STRAY = 0.01  # this part of them at most; of a compressed file every tenth is one, of UTF-16 in English every second
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
 
@@ -92,6 +96,8 @@ def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wan
 
 def _book(file: BinaryIO, name: str) -> Item:
     data = file.read(4 * MAX_DOCUMENT + 1)
+    if not _is_text(data[:_LOOKED_AT]):
+        return Damaged(name, SOURCE, f"{name}: not text in UTF-8, Windows-1252, or UTF-16 that begins with its mark")
     raw, replaced = decode(data)
     if len(data) > 4 * MAX_DOCUMENT or len(raw) > MAX_DOCUMENT:
         return Skipped(doc_id=name, source=SOURCE, reason="too_large")
@@ -100,6 +106,12 @@ def _book(file: BinaryIO, name: str) -> Item:
     if not paragraphs:
         return Skipped(doc_id=name, source=SOURCE, reason="empty")
     return Document(name, SOURCE, title or PurePosixPath(name).stem, paragraphs, replaced=replaced)
+
+
+def _is_text(beginning: bytes) -> bool:
+    """Whether a file may be text: else archives and pictures, being no UTF-8, would pass for Windows-1252."""
+    controls = len(beginning) - len(beginning.translate(None, _CONTROL))
+    return beginning[:2] in _MARKS or controls <= _STRAY * len(beginning)
 
 
 def _documents(file: BinaryIO, name: str, wanted: Wanted) -> Iterator[Item]:

@@ -54,7 +54,7 @@ def read(
                 yield from _rows(table, group, row, columns, name, wanted)
         if not sum(sizes) and part.begin == 0:
             yield Skipped(name, SOURCE, "empty")
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last for names of columns
         if is_of_storage(error):
             raise
         raise SourceError(f"{name}: not a readable Parquet file ({error}); fetch it again") from error

@@ -138,23 +138,25 @@ def _page_mark(head: bytes) -> _PageMark:
 
 def _preamble(file: BinaryIO, name: str) -> tuple[bytes, bytes]:
     """What is before a dump's first page, with the wiki's description; and the beginning that tells wikis apart."""
-    text = b""
+    text = bytearray()
     mark: _PageMark | None = None
+    searched = 0
     for _, piece in decompress(file, 0, name):
         text += piece
         if len(text) < _CHUNK:
             continue
         if mark is None:
-            _check_beginning(text[:_CHUNK], name)
-            mark = _page_mark(text[:_CHUNK])
-        if found := mark.pattern.search(text):
-            return text[: found.start()], text[:_CHUNK]
+            _check_beginning(bytes(text[:_CHUNK]), name)
+            mark = _page_mark(bytes(text[:_CHUNK]))
+        if found := mark.pattern.search(text, searched):
+            return bytes(text[: found.start()]), bytes(text[:_CHUNK])
+        searched = max(0, len(text) - mark.size)  # its last bytes may be the first ones of a mark
         if len(text) > _MAX_BYTES:
             break
-    head = text[:_CHUNK]
+    head = bytes(text[:_CHUNK])
     _check_beginning(head, name)
     found = _page_mark(head).pattern.search(text)
-    return text[: found.start()] if found else text[:_CHUNK], head
+    return bytes(text[: found.start()]) if found else head, head
 
 
 def _part_of_pages(file: BinaryIO, start: int, end: int, mark: _PageMark, name: str) -> Iterator[bytes]:

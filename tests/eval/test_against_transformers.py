@@ -20,7 +20,8 @@ from benchmarks import transformers_finetuning as peer
 from eval.encoding import Encoder, Sample
 from eval.finetune import Hyperparameters, Settings, epoch_batches, learn, predict
 from eval.kinds import Choices, Kind, Questions, Tags, Texts
-from eval.readers import conll, glue, squad, swag
+from eval.readers import conll, squad, swag
+from eval.tasks.datasets import READERS
 from preprocessing.tokenization import load_tokenizer
 from tests.eval.minilm import MINILM
 from trainer.hugging_face import Export, load_export, save_export
@@ -54,11 +55,11 @@ class Case:
 
 TWO_CLASSES = Texts(("0", "1"))
 CASES = {
-    "MRPC": Case(TWO_CLASSES, "classifier", lambda data: glue.read(data, "dev", "MRPC")),
-    "RTE": Case(Texts(("entailment", "not_entailment")), "classifier", lambda data: glue.read(data, "dev", "RTE")),
-    "SST-2": Case(TWO_CLASSES, "classifier", lambda data: glue.read(data, "dev", "SST-2")),
-    "CoLA": Case(TWO_CLASSES, "classifier", lambda data: glue.read(data, "train", "CoLA")[:400]),
-    "STS-B": Case(Texts(()), "classifier", lambda data: glue.read(data, "dev", "STS-B")),
+    "MRPC": Case(TWO_CLASSES, "classifier", lambda data: READERS["MRPC"](data, "dev")),
+    "RTE": Case(Texts(("entailment", "not_entailment")), "classifier", lambda data: READERS["RTE"](data, "dev")),
+    "SST-2": Case(TWO_CLASSES, "classifier", lambda data: READERS["SST-2"](data, "dev")),
+    "CoLA": Case(TWO_CLASSES, "classifier", lambda data: READERS["CoLA"](data, "train")[:400]),
+    "STS-B": Case(Texts(()), "classifier", lambda data: READERS["STS-B"](data, "dev")),
     "CODAH": Case(Choices(), "classifier", lambda data: swag.read_codah(data, "dev"), longest=20),
     "SQuAD": Case(
         Questions("v1.1"), "qa_outputs", lambda data: squad.read(data, "dev-v1.1")[:400], longest=72, exact=True

@@ -23,9 +23,10 @@ from selenium.webdriver.support.wait import WebDriverWait
 from eval.attention import Picture, attention_weights, draw_head, main, picture, render
 from eval.pictures import save_picture
 from eval.pretrained import load_pretrained, pack
-from preprocessing.tokenization import SPECIAL_TOKENS, save_tokenizer
+from preprocessing.tokenization import SPECIAL_TOKENS
 from tests.browser import headless_browser
 from tests.eval.conftest import CONFIG, random_state
+from tests.trainer.shard_factory import save_tokenizer
 from trainer.hugging_face import save_export
 from trainer.model import BertForPreTraining
 from trainer.packing import PackedTokens

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval.encoding import Encoder, Sample, Segments, collate, shorten, truncate_pair
-from eval.readers import glue
+from eval.tasks.datasets import READERS
 from preprocessing.tokenization import SPECIAL_TOKENS, build_tokenizer, load_tokenizer
 from tests.eval.minilm import MINILM
 from trainer.model import EMPTY_SLOT
@@ -71,7 +71,7 @@ def test_a_tokenizer_that_cuts_and_pads_does_not_here_and_stays_as_it_was() -> N
 def test_real_pairs_as_transformers_tokenizer_has_them(real_data) -> None:
     theirs = transformers.BertTokenizerFast.from_pretrained(MINILM)
     encoder = Encoder(load_tokenizer(MINILM), 128)
-    examples = glue.read(real_data, "dev", "MRPC")
+    examples = READERS["MRPC"](real_data, "dev")
     expected = theirs([e.a for e in examples], [e.b for e in examples], truncation="longest_first", max_length=128)
     pairs = zip(encoder.ids([e.a for e in examples]), encoder.ids([e.b for e in examples]), strict=True)
     found = [encoder.pair(a, b) for a, b in pairs]

@@ -13,7 +13,7 @@ from torch import nn
 from eval.encoding import Encoder, Sample
 from eval.finetune import DivergedError, Hyperparameters, Settings, cut, epoch_batches, learn, predict
 from eval.kinds import Texts
-from eval.readers import glue
+from eval.tasks.datasets import READERS
 from preprocessing.tokenization import load_tokenizer
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.small_data import write_mrpc
@@ -32,7 +32,7 @@ POINT = Hyperparameters(learning_rate=1e-3, epochs=2, batch_size=8, seed=0)
 def samples(tmp_path_factory, shards) -> dict[str, list[Sample]]:
     data = write_mrpc(tmp_path_factory.mktemp("data"))
     encoder = Encoder(load_tokenizer(shards / "tokenizer"), 24)
-    return {split: KIND.encode(glue.read(data, split, "MRPC"), encoder, training=True) for split in ("train", "dev")}
+    return {split: KIND.encode(READERS["MRPC"](data, split), encoder, training=True) for split in ("train", "dev")}
 
 
 def new_model(**changes) -> nn.Module:

@@ -4,15 +4,16 @@ from collections import Counter
 
 import pytest
 
+from eval.readers import tables
 from eval.readers.examples import DatasetError, TextExample
-from eval.readers.korean import KOREAN, read
+from eval.readers.korean import KOREAN
 
 
 def test_nsmc(tmp_path):
     (tmp_path / "ratings_test.txt").write_text("id\tdocument\tlabel\n6270596\t굳 ㅋ\t1\n42\t\t0\n", encoding="utf-8")
     expected = [TextExample("6270596", "굳 ㅋ", None, 1), TextExample("42", "", None, 0)]  # some reviews are empty
-    assert read(tmp_path, "test", "NSMC") == expected
-    assert read(tmp_path / "ratings_test.txt", "test", "NSMC") == expected
+    assert tables.read(KOREAN["NSMC"], tmp_path, "test") == expected
+    assert tables.read(KOREAN["NSMC"], tmp_path / "ratings_test.txt", "test") == expected
 
 
 def test_kornli_trains_on_two_files(tmp_path):
@@ -21,11 +22,14 @@ def test_kornli_trains_on_two_files(tmp_path):
     header = "sentence1\tsentence2\tgold_label\n"
     (folder / "multinli.train.ko.tsv").write_text(f'{header}가\t"나\tneutral\n', encoding="utf-8")
     (folder / "snli_1.0_train.ko.tsv").write_text(f"{header}다\t라\tcontradiction\n", encoding="utf-8")
-    assert read(tmp_path, "train", "KorNLI") == [TextExample("0", "가", '"나', 1), TextExample("1", "다", "라", 2)]
-    assert read(folder / "snli_1.0_train.ko.tsv", "train", "KorNLI") == [TextExample("0", "다", "라", 2)]
+    assert tables.read(KOREAN["KorNLI"], tmp_path, "train") == [
+        TextExample("0", "가", '"나', 1),
+        TextExample("1", "다", "라", 2),
+    ]
+    assert tables.read(KOREAN["KorNLI"], folder / "snli_1.0_train.ko.tsv", "train") == [TextExample("0", "다", "라", 2)]
     (folder / "snli_1.0_train.ko.tsv").unlink()
     with pytest.raises(DatasetError) as raised:
-        read(tmp_path, "train", "KorNLI")
+        tables.read(KOREAN["KorNLI"], tmp_path, "train")
     assert str(raised.value) == (
         f"{tmp_path}: no snli_1.0_train.ko.tsv in KorNLI/, korean/KorNLI/, ./; put it there, or give the folder that "
         "holds it"
@@ -37,13 +41,10 @@ def test_korsts(tmp_path):
     row = "main-captions\tMSRvid\t2012test\t0001\t3.800\t가\t나"
     (tmp_path / "sts-dev.tsv").write_text(f"{columns}\n{row}\n{row}\n", encoding="utf-8")
     # The column id is that of the source file, and not unique.
-    assert read(tmp_path, "dev", "KorSTS") == [TextExample("0", "가", "나", 3.8), TextExample("1", "가", "나", 3.8)]
-
-
-def test_unknown_tasks(tmp_path):
-    with pytest.raises(DatasetError) as raised:
-        read(tmp_path, "dev", "KorQuAD")
-    assert str(raised.value) == f"unknown task 'KorQuAD'; known here: {', '.join(KOREAN)}"
+    assert tables.read(KOREAN["KorSTS"], tmp_path, "dev") == [
+        TextExample("0", "가", "나", 3.8),
+        TextExample("1", "가", "나", 3.8),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_unknown_tasks(tmp_path):
     ],
 )
 def test_real_files(real_data, task, split, labels):
-    assert Counter(example.label for example in read(real_data, split, task)) == labels
+    assert Counter(example.label for example in tables.read(KOREAN[task], real_data, split)) == labels
 
 
 def test_real_korsts_has_the_scores_of_sts_b(real_data):
@@ -62,4 +63,4 @@ def test_real_korsts_has_the_scores_of_sts_b(real_data):
     for split in ("train", "dev"):
         lines = (real_data / "glue" / "STS-B" / f"{split}.tsv").read_text(encoding="utf-8").splitlines()[1:]
         english = Counter(float(line.split("\t")[-1]) for line in lines)
-        assert Counter(example.label for example in read(real_data, split, "KorSTS")) == english
+        assert Counter(example.label for example in tables.read(KOREAN["KorSTS"], real_data, split)) == english

@@ -1,6 +1,7 @@
 """The report says what the files of a run say, beside what the paper says."""
 
 import base64
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -53,6 +54,17 @@ RESULTS = results(Path("/elsewhere/demo"), 60, INTRINSIC) | {"shards": SHARDS}
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "runs" / "demo", steps=60)
+
+
+def lacking(*keys: str) -> dict[str, Any]:
+    """The results without what lies at a place of them."""
+    spoilt = json.loads(json.dumps(RESULTS))
+    functools.reduce(dict.__getitem__, keys[:-1], spoilt).pop(keys[-1])
+    return spoilt
+
+
+def judged_by_nothing() -> dict[str, Any]:
+    return RESULTS | {"tasks": {"mrpc": task({"selected_by": "f1"}, accuracy=0.5)}}
 
 
 def rows_of(text: str) -> dict[str, list[str]]:
@@ -173,6 +185,15 @@ def test_a_table() -> None:
         ("results.json", "{}", "results.json: not the results of an evaluation"),
         ("results.json", "[1]", "results.json: not the results of an evaluation"),
         ("results.json", "x", "results.json: not the results of an evaluation"),
+        ("results.json", "[" * 100_000, "results.json: not the results of an evaluation"),
+        ("results.json", json.dumps(lacking("code", "commit")), "code.commit: Field required"),
+        ("results.json", json.dumps(lacking("tasks", "nsp", "details")), "tasks.nsp.details: Field required"),
+        (
+            "results.json",
+            json.dumps(lacking("tasks", "mlm", "metrics", "loss", "unit")),
+            "metrics.loss.unit: Field req",
+        ),
+        ("results.json", json.dumps(judged_by_nothing()), "selected by 'f1', which is none of its metrics"),
         (
             "results.json",
             json.dumps(RESULTS | {"format_version": 99}),

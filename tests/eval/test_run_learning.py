@@ -25,12 +25,12 @@ from eval.kinds import Texts
 from eval.locks import locked
 from eval.metrics import f1_binary
 from eval.options import default_output, parse
-from eval.readers import glue
 from eval.readers.examples import DatasetError
 from eval.run import main
 from eval.tasks import TASKS
+from eval.tasks.datasets import READERS
 from eval.workers import share, worker_words
-from preprocessing.tokenization import SPECIAL_TOKENS, save_tokenizer
+from preprocessing.tokenization import SPECIAL_TOKENS
 from tests.conftest import ROOT
 from tests.eval.conftest import CONFIG, STEP, random_state
 from tests.eval.processes import assert_free, wait_for
@@ -45,6 +45,7 @@ from tests.eval.small_data import (
     write_table,
 )
 from tests.trainer.mlflow_store import empty_store
+from tests.trainer.shard_factory import save_tokenizer
 from trainer.hugging_face import save_export
 
 QUICK = ("--epochs", "1", "--learning-rates", "1e-3", "--batch-sizes", "8")
@@ -99,7 +100,7 @@ def test_results_of_a_task_of_pairs(
     # The predictions beside it are those of the best point, and give its figures.
     lines = (tmp_path / "out" / "predictions" / "mrpc" / "dev_predictions.tsv").read_text().splitlines()[1:]
     predicted = [int(line.split("\t")[1]) for line in lines]
-    labels = [example.label for example in glue.read(data, "dev", "MRPC")]
+    labels = [example.label for example in READERS["MRPC"](data, "dev")]
     assert f1_binary(labels, predicted) == task["metrics"]["f1"]["value"]
     confusion = (tmp_path / "out" / "predictions" / "mrpc" / "dev_confusion.tsv").read_text().splitlines()
     assert confusion[0] == "label\t0\t1"
@@ -420,7 +421,7 @@ def test_a_limit_on_the_examples(export: Path, data: Path, tmp_path: Path) -> No
     assert run(export, data, tmp_path / "out", "mrpc", "--limit", "10") == 0
     assert results_of(tmp_path / "out")["tasks"]["mrpc"]["details"]["examples"] == {"train": 10, "dev": 10}
     parts = experiment.read_parts(TASKS["mrpc"], data, with_test=False, limit=10)
-    whole = glue.read(data, "train", "MRPC")
+    whole = READERS["MRPC"](data, "train")
     places = [whole.index(example) for example in parts["train"]]
     assert places == sorted(places)
     assert places != list(range(10))
@@ -684,7 +685,7 @@ def test_the_hub_instead_of_files(
 
     def read_hub(name: str, split: str):
         asked.append((name, split))
-        return glue.read(data, split, name)
+        return READERS[name](data, split)
 
     monkeypatch.setattr("eval.tasks.datasets.read_hub", read_hub)
     argv = ["--checkpoint", str(export), "--hub", "--output", str(tmp_path / "out"), "--tasks", "mrpc", "--no-tracking"]

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import gzip
 import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from preprocessing.sources import Document, Item, ReadOptions, Skipped
+from preprocessing.sources import Damaged, Document, Item, ReadOptions, Skipped
 from preprocessing.sources.books import read
 
 HEADER = "The Project Gutenberg eBook of X\r\n\r\nTitle: The Long\r\n  Title\r\n\r\nAuthor: A. B.\r\n\r\n"
@@ -51,6 +53,21 @@ def test_lines_are_paragraphs_in_a_text_that_is_not_wrapped() -> None:
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "utf-16"])
 def test_encodings(encoding: str) -> None:
     assert book("Ein Café für Zoë.".encode(encoding)).text == "Ein Café für Zoë."
+
+
+@pytest.mark.parametrize(
+    "data",
+    [gzip.compress(b"A book. " * 500)[1:], np.random.default_rng(1).bytes(5000), "Zoë. ".encode("utf-16-le") * 50],
+)
+def test_what_is_no_text_is_damaged(data: bytes) -> None:
+    (item,) = read(io.BytesIO(data), "a.txt")
+    assert item == Damaged(
+        "a.txt", "books", "a.txt: not text in UTF-8, Windows-1252, or UTF-16 that begins with its mark"
+    )
+
+
+def test_a_stray_control_character_makes_no_archive() -> None:
+    assert book(b"A book of one page.\x0c" * 100 + b"\0\x1a").text.startswith("A book of one page.")
 
 
 def test_windows_quotation_marks_and_bytes_of_no_encoding() -> None:

@@ -84,3 +84,20 @@ def test_a_damaged_stream_still_begins_where_it_does() -> None:
     data = bytearray(WHOLE)
     data[STARTS[3] + 2000] ^= 0xFF
     assert first_start(io.BytesIO(bytes(data)), STARTS[2] + 1, len(data)) == STARTS[3]
+
+
+def test_the_work_grows_with_the_number_of_false_starts_and_not_with_its_square(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at = []
+    decompresses = bzip2._decompresses
+
+    def count(file: io.BytesIO, start: int) -> bool:
+        looked_at.append(start)
+        return decompresses(file, start)
+
+    monkeypatch.setattr(bzip2, "_decompresses", count)
+    data = STREAMS[0] + b"BZh91AY&SY" * 50
+    assert first_start(io.BytesIO(data), len(STREAMS[0]) + 1, len(data)) is None
+    assert len(looked_at) <= 2 * 50
+    assert first_start(io.BytesIO(data), 1, len(data)) == len(STREAMS[0])  # damaged, right behind a stream

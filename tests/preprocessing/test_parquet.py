@@ -94,3 +94,9 @@ def test_files_that_hold_nothing_or_are_none() -> None:
     ):
         with pytest.raises(SourceError, match=r"^w/0.parquet: not a readable Parquet file"):
             documents(bad)
+
+
+def test_a_column_whose_name_is_no_text() -> None:
+    data = parquet(pa.table({"text": ["Text."], "spoilt": [""]}), store_schema=False).replace(b"spoilt", b"spo\xfflt")
+    with pytest.raises(SourceError, match=r"^w/0.parquet: not a readable Parquet file"):
+        documents(data)

@@ -17,10 +17,10 @@ from preprocessing.tokenization import (
     load_tokenizer,
     load_vocabulary,
     parse_vocabulary,
-    save_tokenizer,
     special_ids,
     train_vocabulary,
 )
+from tests.trainer.shard_factory import save_tokenizer
 
 SENTENCES = [
     "The whale's ship sailed -- under the Sea!",

@@ -6,8 +6,12 @@ import gc
 import weakref
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.trainer.rank_tasks import Lesson
 from trainer.config import load_recipe, resolve_deepspeed
@@ -65,3 +69,61 @@ def order_of_a_step(recipe: Path, shards: Path, deepspeed_config: Path) -> list[
     totals = engine.count_step([batch for _, batch in batches], stop=False)
     engine.train_step(0, batches, totals, 1e-2, meanwhile=lambda: order.append("meanwhile"))
     return order
+
+
+class _BytesMoved(TorchDispatchMode):
+    """Counts what operations read and write in memory; a view moves nothing, nor does the sum over one rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        written = [x for x, which in zip(args, func._schema.arguments, strict=False) if _is_written(which)]
+        memory = {x.untyped_storage().data_ptr() for x in tree_leaves(args) if isinstance(x, torch.Tensor)}
+        made = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        is_view = not written and any(x.untyped_storage().data_ptr() in memory for x in made)
+        if not is_view and func not in (torch.ops.c10d.allreduce_.default, torch.ops.aten.empty.memory_format):
+            read = args[1:] if func == torch.ops.aten.copy_.default else args
+            tensors = [x for x in tree_leaves([read, written or made]) if isinstance(x, torch.Tensor)]
+            self.count += sum(x.numel() * x.element_size() for x in tensors)
+        return result
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def gradients_of_one_rank(
+    recipe: Path, shards: Path, deepspeed_config: Path, changes: dict[str, Any]
+) -> tuple[float, list[np.ndarray]]:
+    """Bytes a parameter that DeepSpeed moves after a backward pass, before the update; and the state after a step.
+
+    Args:
+        recipe: for Lesson.
+        shards: likewise.
+        deepspeed_config: likewise.
+        changes: of DeepSpeed's configuration as it was resolved, at its top and in zero_optimization.
+    """
+
+    def resolve(*arguments: Any) -> dict[str, Any]:
+        config = resolve_deepspeed(*arguments)
+        within = config["zero_optimization"] | changes.get("zero_optimization", {})
+        return config | changes | {"zero_optimization": within}
+
+    with mock.patch("tests.trainer.rank_tasks.resolve_deepspeed", resolve):
+        lesson = Lesson(join_world(1), load_recipe(recipe, _TWO_MICRO_BATCHES), shards, deepspeed_config)
+    moved, zero = _BytesMoved(), lesson.engine._engine.optimizer
+
+    def within_count(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            with moved:
+                return function(*arguments)
+
+        return call
+
+    for name in ("process_gradients", "independent_gradient_partition_epilogue"):
+        setattr(zero, name, within_count(getattr(zero, name)))
+    lesson.train()
+    return moved.count / lesson.engine.parameters / 2, [tensor.numpy() for tensor in lesson.state()]

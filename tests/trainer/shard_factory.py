@@ -8,10 +8,17 @@ import numpy as np
 import pyarrow as pa
 
 from preprocessing.schema import MANIFEST, Manifest, ShardEntry, Split, Vocabulary, checksum, shard_schema
-from preprocessing.tokenization import save_tokenizer
+from preprocessing.tokenization import tokenizer_files
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PAD, UNK, CLS, SEP, MASK = range(5)
+
+
+def save_tokenizer(vocabulary: list[str], lowercase: bool, directory: Path) -> None:
+    """Write a tokenizer's files into a directory, which is made if need be."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in tokenizer_files(vocabulary, lowercase).items():
+        (directory / name).write_bytes(content)
 
 
 def write_shards(

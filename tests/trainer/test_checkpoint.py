@@ -10,6 +10,7 @@ import pytest
 from trainer import checkpoint
 from trainer.checkpoint import (
     CheckpointError,
+    Outcome,
     RunDirectory,
     RunState,
     append_line,
@@ -206,7 +207,7 @@ def test_keeping_every_nth_for_good(run):
     assert sorted(path.name for path in run.checkpoints.glob("step-*")) == [f"step-{n:06d}" for n in (3, 6, 7, 8)]
 
 
-@pytest.mark.parametrize("pointer", [b"step-000099", b"../elsewhere", b"", b"step-00\x8300"])
+@pytest.mark.parametrize("pointer", [b"step-000099", b"../elsewhere", b"", b"step-\xff"])
 def test_a_pointer_to_nothing_is_an_error_that_says_so(run, pointer):
     commit(run, 4)
     (run.checkpoints / "latest").write_bytes(pointer)
@@ -214,7 +215,9 @@ def test_a_pointer_to_nothing_is_an_error_that_says_so(run, pointer):
         run.candidates()
 
 
-@pytest.mark.parametrize("text", ['{"step": 4}', '{"step": 4, "loss_scale": 3}', "[]", "null", "{", None])
+@pytest.mark.parametrize(
+    "text", ['{"step": 4}', '{"step": 4, "loss_scale": 3}', "[]", "null", "{", "[" * 100_000, None]
+)
 def test_a_damaged_or_missing_run_state(run, text):
     commit(run, 4)
     path = run.checkpoint(4) / "run_state.json"
@@ -257,14 +260,20 @@ def test_metrics_are_cut_back_to_the_step_of_the_checkpoint(run, name, other):
     assert not getattr(run, other).exists()
 
 
-@pytest.mark.parametrize("damage", [b"\0" * 13, b'{"step": 3, \x83', b'{"stfp": 3}', b"[3]", b'{"step": "3"}', b""])
-def test_a_damaged_line_of_metrics_is_no_reason_not_to_go_on(run, caplog, damage):
-    """A power failure may leave zeros."""
-    lines = [b'{"step": 1}', b'{"step": 2}', damage, b'{"step": 4}', b'{"step": 5}']
-    run.metrics.write_bytes(b"\n".join(lines) + b"\n")
-    run.cut_metrics(4)
-    assert [line["step"] for line in read_lines(run.metrics)] == [1, 2, 4]
-    assert caplog.messages == [f"{run.metrics}: line 3 is damaged and left out"]
+@pytest.mark.parametrize("line", [b"{", b'{"step": \xff}', b"[" * 100_000, b"9" * 5000])
+def test_a_damaged_line_of_metrics_is_named(run, line):
+    append_line(run.metrics, {"step": 1})
+    with run.metrics.open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl: line 2 is damaged .*; mend it, or delete the line"):
+        run.cut_metrics(4)
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", "1", '{"step": null}'])
+def test_a_line_of_metrics_without_a_step_is_an_error(run, line):
+    run.metrics.write_text(line + "\n")
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl: a line without a step"):
+        run.cut_metrics(4)
 
 
 def test_floats_survive_a_line_bit_for_bit(run):
@@ -285,12 +294,20 @@ def test_an_outcome_is_a_word_and_a_reason_in_one_line(run):
     run.set_outcome("failed", "step 3: the loss\n  is nan: sorry")
     assert (run.path / "outcome").read_text() == "failed: step 3: the loss is nan: sorry\n"
     assert run.outcome == ("failed", "step 3: the loss is nan: sorry")
+    assert run.ending == "failed"
     run.set_outcome("done")
     assert (run.path / "outcome").read_text() == "done\n"
     assert run.outcome == ("done", "")
     run.set_outcome(None)
     assert not (run.path / "outcome").exists()
+    assert run.ending is None
     run.set_outcome(None)
+
+
+def test_the_ending_is_of_one_look_at_a_file_that_a_trainer_may_remove_at_any_time(run, monkeypatch):
+    looks = iter([Outcome("requeue", "asked to stop"), None])
+    monkeypatch.setattr(RunDirectory, "outcome", property(lambda _: next(looks)))
+    assert run.ending == "requeue"
 
 
 @pytest.mark.parametrize("left", ["", "fail", "requ", "paused: by somebody"])

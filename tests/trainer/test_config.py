@@ -198,9 +198,10 @@ def test_a_number_that_is_too_small_is_refused(recipe, override):
 def test_a_recipe_that_is_not_there_or_not_toml(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.toml: can't read"):
         load_recipe(tmp_path / "nowhere.toml")
-    (tmp_path / "broken.toml").write_text("[model\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"broken\.toml: not a TOML file"):
-        load_recipe(tmp_path / "broken.toml")
+    for text in ("[model\n", "a = " + "[" * 10_000, "a = " + "9" * 5000):
+        (tmp_path / "broken.toml").write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"broken\.toml: not a TOML file"):
+            load_recipe(tmp_path / "broken.toml")
 
 
 def test_phases_follow_one_another(tmp_path):
@@ -342,11 +343,14 @@ def test_deepspeed_reads_every_key_that_is_taken():
     assert {*_SECTIONS, *_VALUES} <= asked
 
 
-def test_one_rank_has_nothing_to_overlap(recipe, deepspeed_config):
+def test_one_rank_has_nothing_to_communicate(recipe, deepspeed_config):
     settings, path = load_recipe(recipe), deepspeed_config()
-    one, two = (resolve_deepspeed(path, settings, settings.phases[0], world)["zero_optimization"] for world in (1, 2))
-    assert two == {**one, "overlap_comm": True}
-    assert one["overlap_comm"] is False
+    one, two = (resolve_deepspeed(path, settings, settings.phases[0], world) for world in (1, 2))
+    off = {"overlap_comm": False, "reduce_scatter": False}
+    assert one["zero_optimization"] == {**two["zero_optimization"], **off}
+    assert two["zero_optimization"]["overlap_comm"] is True
+    assert "communication_data_type" in two
+    assert "communication_data_type" not in one
 
 
 def test_equal_values_are_no_disagreement(recipe, deepspeed_config):

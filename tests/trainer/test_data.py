@@ -416,3 +416,11 @@ def test_a_shard_that_was_cut_or_vanished_before_it_was_needed(tmp_path, damage)
     message = {"cut": "not a readable Arrow file", "gone": "the manifest lists this shard but it is not there"}[damage]
     with pytest.raises(ShardError, match=rf"shard-0000\d-of-00003\.arrow: {message}"):
         samples.batch(np.arange(4))
+
+
+def test_a_manifest_that_tells_of_another_size_of_the_vocabulary(tmp_path):
+    path = write_shards(tmp_path / "shards", vocab_size=64)
+    manifest = path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"size": 64', '"size": 84'))
+    with pytest.raises(ShardError, match=r"manifest\.json: a vocabulary of 84 entries, but vocab\.txt has 64"):
+        stream(path)

@@ -12,7 +12,12 @@ from safetensors.torch import load_file
 from preprocessing.schema import ShardDirectory
 from tests.ranks import run_ranks
 from tests.trainer import reference
-from tests.trainer.engine_tasks import bytes_left_after_close, order_of_a_step, start_engine_with
+from tests.trainer.engine_tasks import (
+    bytes_left_after_close,
+    gradients_of_one_rank,
+    order_of_a_step,
+    start_engine_with,
+)
 from tests.trainer.rank_tasks import (
     device_of_this_rank,
     run_pretrain,
@@ -262,3 +267,15 @@ def test_the_next_batch_is_asked_for_before_the_last_backward_pass(recipe, shard
     """Within that pass DeepSpeed may have the process wait for the device."""
     (order,) = run_ranks(1, order_of_a_step, recipe, shards, deepspeed_config())
     assert order == ["forward", "backward", "forward", "meanwhile", "backward"]
+
+
+def test_one_rank_computes_the_same_without_what_ranks_do_to_communicate(recipe, shards, deepspeed_config):
+    """A gradient of 16 bits is copied (4 bytes), widened (6) and added to what is there (12, and 2 to clear that)."""
+    as_many_do = {"communication_data_type": "fp32", "zero_optimization": {"reduce_scatter": True}}
+    (of_many, weights), (of_one, same) = (
+        run_ranks(1, gradients_of_one_rank, recipe, shards, deepspeed_config(), changes)[0]
+        for changes in (as_many_do, {})
+    )
+    assert of_one == pytest.approx(24, abs=0.5)
+    assert of_many > of_one + 14
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(weights, same, strict=True))

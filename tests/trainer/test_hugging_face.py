@@ -291,6 +291,25 @@ class TestDamage:
             with pytest.raises(ValueError, match=rf"config\.json: {message}.*copy the folder anew"):
                 load_export(export)
 
+    @pytest.mark.parametrize("size", [10**6, 10**18, 10**30])
+    @pytest.mark.parametrize(
+        "name", ["vocab_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings", "type_vocab_size"]
+    )
+    def test_sizes_that_no_memory_would_hold(self, export, name, size):
+        """Refused before a model of them is built, new heads above all: these weights have none."""
+        weights = load_file(export / "model.safetensors")
+        save_file({k: v for k, v in weights.items() if not k.startswith("cls.")}, export / "model.safetensors")
+        settings = json.loads((export / "config.json").read_text()) | {name: size}
+        (export / "config.json").write_text(json.dumps(settings))
+        with pytest.raises(ValueError, match=r"model\.safetensors: .* from different models: [\d,]+ numbers where"):
+            load_export(export)
+
+    def test_a_folder_for_the_configuration(self, export):
+        (export / "config.json").unlink()
+        (export / "config.json").mkdir()
+        with pytest.raises(ValueError, match=r"config\.json: missing; give a folder that"):
+            load_export(export)
+
     def test_unknown_setting(self, export):
         settings = json.loads((export / "config.json").read_text()) | {"model_type": "electra"}
         (export / "config.json").write_text(json.dumps(settings))

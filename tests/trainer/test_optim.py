@@ -6,7 +6,8 @@ import torch
 
 from tests.trainer import reference
 from trainer.model import BertConfig, BertForPreTraining
-from trainer.optim import Adam, Lamb, OptimizerConfig, Partition, build_optimizer, parameter_groups
+from trainer.optim import Adam, Lamb, OptimizerConfig, build_optimizer, parameter_groups
+from trainer.ownership import Owned
 from trainer.sharded_state import Fragment
 
 
@@ -158,12 +159,12 @@ def test_a_parameter_in_fragments_has_the_ratio_of_the_whole():
 
     for half, own in zip(halves, fragments, strict=True):
         rank = Lamb([{"params": [half], "weight_decay": 0.01, "lr": 0.0}], config)
-        rank.partition([(half, Partition(own, ["a", "b"]))], own_sums)
+        rank.partition([Owned(half, own, ["a", "b"])], own_sums)
         rank.step()
     total = sums[0] + sums[1]
     for half, own in zip(halves, fragments, strict=True):
         rank = Lamb([{"params": [half], "weight_decay": 0.01, "lr": 0.1}], config)
-        rank.partition([(half, Partition(own, ["a", "b"]))], lambda values: values.copy_(total))
+        rank.partition([Owned(half, own, ["a", "b"])], lambda values: values.copy_(total))
         rank.step()
     whole.step()
     expected = torch.cat([first.detach().reshape(-1), second.detach().reshape(-1)])

@@ -66,19 +66,18 @@ class _Evaluation:
         return hashlib.blake2b(json.dumps(asdict(self)).encode(), digest_size=8).hexdigest()
 
 
-def evaluation_store(runs: Iterable[Path], output: Path, experiment: str = "bert-pretraining") -> Store:
+def evaluation_store(runs: Iterable[Path], output: Path) -> Store:
     """The store of the first training run that is tracked, or one of its own beside the output of an evaluation.
 
     Args:
         runs: directories that may hold the run.
         output: of the evaluation.
-        experiment: for a store without the training run.
     """
     for run in runs:
         store = _store_of(RunDirectory(run))
         if store is not None:
             return store
-    return Store(default_tracking_uri(output), experiment, None)
+    return Store(default_tracking_uri(output), "bert-pretraining", None)
 
 
 def _store_of(run: RunDirectory) -> Store | None:

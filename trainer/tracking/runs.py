@@ -92,8 +92,7 @@ def _raise_if_lost(run: RunDirectory, error: MlflowException) -> None:
 
 def status_of(run: RunDirectory) -> Ended:
     """How MLflow says that a training that no longer runs has ended."""
-    outcome = run.outcome
-    return "FAILED" if outcome is not None and outcome.ending == "failed" else "FINISHED"
+    return "FAILED" if run.ending == "failed" else "FINISHED"
 
 
 def _carry_over_steps(run: RunDirectory, cursor: Cursor, client: MlflowClient) -> None:
@@ -142,8 +141,7 @@ class Tracker:
 
     def __exit__(self, error: object = None, *_: object) -> None:
         """Carry over the rest and close the MLflow run; when patience ends, give up and say how to do it later."""
-        outcome = self._run.outcome
-        well = error is None and outcome is not None and outcome.ending != "failed"
+        well = error is None and self._run.ending in ("done", "requeue")
         self._ended = "FINISHED" if well else "FAILED"
         self._done.set()
         self._thread.join(self._patience)
@@ -250,9 +248,8 @@ def _parameters(run: RunDirectory) -> Iterator[tuple[str, Any]]:
 
 def _tags(run: RunDirectory) -> list[RunTag]:
     code = json.loads(run.code.read_text(encoding="utf-8"))
-    initial = json.loads(run.initial_weights.read_text(encoding="utf-8")) if run.initial_weights.is_file() else {}
     return [
-        *(RunTag(f"initial_weights_{key}", value) for key, value in initial.items()),
+        *(RunTag(f"initial_weights_{key}", value) for key, value in (run.read_initial_weights() or {}).items()),
         RunTag("run_directory", str(run.path.resolve())),
         RunTag("code_version", str(code["version"])),
         RunTag("code_commit", str(code["commit"])),
