@@ -18,9 +18,12 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["trainer.pretrain", "tests.trainer.rank_tasks"])
 _PATIENCE = 240.0  # seconds; a hang is a failure, not a wait
+_AFTER_ONE = 30.0  # seconds that a launcher gives the other ranks
 
 
 def free_port() -> int:
@@ -64,6 +67,19 @@ def run_ranks_and_kill(
         process.kill()
         process.join()
     return alive
+
+
+def run_ranks_and_disturb(
+    world: int, task: Callable[..., Any], *arguments: Any, disturb: Callable[[list[psutil.Process]], None]
+) -> None:
+    """As run_ranks, while ``disturb`` does something to the processes; when one has ended the others have to, too."""
+    ranks = _start(world, task, arguments, None)
+    processes = [process for process, _ in ranks]
+    disturb([psutil.Process(process.pid) for process in processes])
+    for process in processes:
+        process.join(_AFTER_ONE)
+        process.kill()
+        process.join()
 
 
 def _start(

@@ -7,8 +7,10 @@ The files are the truth: everything that MLflow shows can be told from them.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
+import logging
 import os
 import re
 import shutil
@@ -19,6 +21,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 from trainer.loss_scale import LossScale
 
+_log = logging.getLogger("pretrain")
 Ending = Literal["done", "requeue", "failed"]
 
 
@@ -132,6 +135,19 @@ class RunDirectory:
         """Holds the outcome as a line."""
         return self.path / "outcome"
 
+    @property
+    def is_new(self) -> bool:
+        """Whether no run has begun here: nothing is there but a job's files and what a start leaves that is cut short.
+
+        A start takes the lock first and writes config.toml last.
+        """
+        if not self.path.exists():
+            return True
+        found = set(self.path.iterdir()) - {self.job}
+        early = {self.lock, self.tokenizer, self.manifest, self.deepspeed_config, self.code, self.code_changes,
+                 self.initial_weights}  # fmt: skip
+        return not found or (self.lock in found and found <= early | set(map(_incomplete, early | {self.config})))
+
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step lies."""
         return self.checkpoints / step_name(step)
@@ -217,7 +233,11 @@ class RunDirectory:
     def commit_checkpoint(self, state: RunState, keep: int, keep_every: int = 0) -> None:
         """Give a staged checkpoint its name, move ``latest`` to it and drop old ones. The first rank calls it, last."""
         staging, final = self.staging(state.step), self.checkpoint(state.step)
-        write_atomically(staging / "run_state.json", json.dumps(asdict(state), indent=2) + "\n")
+        values = asdict(state)
+        text = json.dumps({**values, "blake2b": _checksum(values)}, indent=2) + "\n"
+        write_atomically(staging / "run_state.json", text)
+        for file in filter(Path.exists, (self.metrics, self.validation_metrics)):
+            sync(file)  # or a power cut could take lines of steps that no resume will train again
         sync(staging)
         shutil.rmtree(final, ignore_errors=True)
         staging.rename(final)
@@ -256,6 +276,12 @@ class RunDirectory:
             path.rename(place)
         return aside
 
+    def remove_leftovers(self) -> None:
+        """Delete what an earlier trainer was writing or deleting when it was killed. Only who holds the run may."""
+        for folder in (self.checkpoints, self.exports):
+            for left in folder.glob(".step-*"):
+                shutil.rmtree(left, ignore_errors=True)
+
     def cut_metrics(self, step: int) -> None:
         """Drop the lines of steps after ``step``, which are about to be trained again, and a half-written last one.
 
@@ -282,10 +308,21 @@ def read_run_state(checkpoint: Path) -> RunState:
     path = checkpoint / "run_state.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+        _take_checksum(values)
         scale = values.pop("loss_scale", None)
         return RunState(**values, loss_scale=LossScale(**scale) if scale else None)
     except (OSError, AttributeError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a run state ({error})") from error
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _take_checksum(values: dict[str, Any]) -> None:
+    """Compare values with the checksum that stands among them; earlier versions wrote none."""
+    if "blake2b" in values and values.pop("blake2b") != _checksum(values):
+        raise ValueError("not the values that were written")
 
 
 def _outcome_line(ending: Ending, reason: str) -> str:
@@ -303,6 +340,8 @@ def remove_folder(path: Path) -> None:
 def keep_newest(folder: Path, keep: int, keep_every: int = 0, remove: Callable[[Path], None] = remove_folder) -> None:
     """Delete all but the ``keep`` newest step folders and those of every ``keep_every``-th step; keep 0 keeps all.
 
+    One that can't be deleted stays, with a warning, until the next time: it takes nothing from the new one.
+
     Args:
         folder: of checkpoints or exports.
         keep: how many of the newest stay.
@@ -314,7 +353,10 @@ def keep_newest(folder: Path, keep: int, keep_every: int = 0, remove: Callable[[
     complete = step_folders(folder)
     for old in complete[:-keep] if keep else []:
         if not keep_every or step_number(old) % keep_every:
-            remove(old)
+            try:
+                remove(old)
+            except OSError as error:
+                _log.warning("%s: can't be deleted (%s)", old, error.strerror)
 
 
 def step_name(step: int) -> str:
@@ -363,9 +405,14 @@ def append_line(path: Path, values: dict[str, Any]) -> None:
         raise
 
 
+def _incomplete(path: Path) -> Path:
+    """The name that a file or folder has while it is written."""
+    return path.with_name(f".{path.name}.incomplete")
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file, text as UTF-8, so that a reader sees the old one or the whole new one."""
-    temporary = path.with_name(f".{path.name}.incomplete")
+    temporary = _incomplete(path)
     temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     sync(temporary)
     temporary.replace(path)

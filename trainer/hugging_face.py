@@ -147,13 +147,16 @@ def save_export(
     if not tokenizer:
         raise ValueError(f"{tokenizer_dir}: no tokenizer there; give a folder with {' or '.join(TOKENIZER_FILES[:2])}")
     staging = _empty(directory.with_name(f".{directory.name}.incomplete"))
-    _write_json(staging / CONFIG, settings)
-    _write_json(staging / LINEAGE, lineage)
-    # transformers wants to know that the tensors are PyTorch's.
-    write_tensors(staging / WEIGHTS, {k: v.float().contiguous() for k, v in weights.items()}, {"format": "pt"})
-    for file in tokenizer:
-        shutil.copyfile(file, staging / file.name)
-    _publish(staging, directory)
+    try:
+        _write_json(staging / CONFIG, settings)
+        _write_json(staging / LINEAGE, lineage)
+        # transformers wants to know that the tensors are PyTorch's.
+        write_tensors(staging / WEIGHTS, {k: v.float().contiguous() for k, v in weights.items()}, {"format": "pt"})
+        for file in tokenizer:
+            shutil.copyfile(file, staging / file.name)
+        _publish(staging, directory)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)  # where the disk is full, the next checkpoint needs the room
 
 
 def load_export(directory: Path, seed: int = 0) -> Export:

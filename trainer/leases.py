@@ -44,7 +44,7 @@ def hold_run(run: RunDirectory, patience: float = _PATIENCE) -> Iterator[None]:
     run.path.mkdir(parents=True, exist_ok=True)
     with run.lock.open("a+", encoding="utf-8") as file:
         held = try_lock(file.fileno())
-        if held is False:
+        if held is False and patience:
             _log.warning("%s: in use by %s; waiting up to %.0f s for it to end", run.path, _holder(run), patience)
         deadline = time.monotonic() + patience
         while held is False and time.monotonic() < deadline:

@@ -14,7 +14,6 @@ import itertools
 import json
 import logging
 import os
-import shutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -92,8 +91,12 @@ def _write_failure(run: RunDirectory, reason: str) -> bool:
     try:
         if has_joined():  # by now it may be one rank's alone: whoever is first tells
             return run.claim_outcome("failed", reason)
-        if first and run.ending != "done":
-            run.set_outcome("failed", reason)  # in the place of a "requeue" that led here
+        if first:
+            with hold_run(run, patience=0):
+                if run.ending != "done":
+                    run.set_outcome("failed", reason)  # in the place of a "requeue" that led here
+    except RunInUseError:
+        pass  # how a run ends that another trainer holds is that one's to tell
     except OSError as error:
         _log.error("%s: can't be written (%s)", run.path, error.strerror)
     return first
@@ -222,10 +225,10 @@ def _check_initial_vocabulary(directory: Path, shards: Corpus) -> None:
 
 
 def _check_run(run: RunDirectory, recipe: Recipe, shards: Corpus) -> None:
-    """See that the run directory is new, but for a job's files and the lock, or was begun by this very command."""
+    """See that the run directory is new, or was begun by this very command."""
     if run.path.exists() and not run.path.is_dir():
         raise CheckpointError(f"{run.path}: a file; choose another --output")
-    if not run.path.exists() or all(path in (run.job, run.lock) for path in run.path.iterdir()):
+    if run.is_new:
         return
     if not run.config.is_file():
         raise CheckpointError(f"{run.path}: holds something that is not a run; choose another --output")
@@ -263,6 +266,7 @@ def _take_over(
     except OSError as error:
         raise _unwritable(run, error) from None
     _check_run(run, recipe, shards)  # another trainer may have begun it meanwhile
+    run.remove_leftovers()
     step = _newest_good_step(run)
     if not step and run.config.is_file():
         _check_initial_weights(run, init_from)
@@ -320,12 +324,16 @@ def _write_run(run: RunDirectory, recipe: Recipe, arguments: argparse.Namespace,
 def _write_settings(
     run: RunDirectory, recipe: Recipe, arguments: argparse.Namespace, shards: Corpus, step: int
 ) -> None:
-    shutil.copytree(shards.tokenizer, run.tokenizer, dirs_exist_ok=True)
+    run.tokenizer.mkdir(exist_ok=True)
+    for file in shards.tokenizer.iterdir():
+        write_atomically(run.tokenizer / file.name, file.read_bytes())
     write_atomically(run.manifest, shards.manifest)
     write_atomically(run.deepspeed_config, arguments.deepspeed_config.read_text(encoding="utf-8"))
     write_atomically(run.code, json.dumps(code_version(), indent=2) + "\n")
     write_atomically(run.code_changes, uncommitted_changes())
-    if arguments.init_from and not step:
+    if not arguments.init_from and not step:
+        run.initial_weights.unlink(missing_ok=True)  # of a start that did not get as far as to make it a run
+    elif not step:
         weights = arguments.init_from.resolve()
         told = {"directory": str(weights), "blake2b": checksum(weights / WEIGHTS)}
         write_atomically(run.initial_weights, json.dumps(told, indent=2) + "\n")

@@ -112,7 +112,7 @@ class Saver:
         if self._world.is_first:
             shutil.rmtree(self._run.staging(state.step), ignore_errors=True)
             _log.error("step %d: the checkpoint can't be written (%s)", state.step, problem)
-            _log.warning("training goes on; the newest good checkpoint is that of step %d", self._run.step)
+            _log.warning("the newest good checkpoint is that of step %d", self._run.step)
 
 
 def export_if_missing(run: RunDirectory, step: int, model: BertConfig) -> None:

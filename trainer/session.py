@@ -48,6 +48,13 @@ class Session:
 
     def train(self, step: int) -> tuple[Ending, str]:
         """Train the phases that are left after ``step``; "requeue" and why where something asked for an end earlier."""
+        try:
+            return self._train_phases(step)
+        finally:
+            if problem := self._write_lines():
+                _log.error("%d lines of metrics find no room and are lost (%s)", len(self.unwritten), problem.strerror)
+
+    def _train_phases(self, step: int) -> tuple[Ending, str]:
         if self.world.is_first:
             export_if_missing(self.run, step, self.recipe.model)
         for begin, end, phase in self.recipe.phase_ranges():
@@ -56,7 +63,10 @@ class Session:
                 step, stopped = self._train_phase(phase, begin, step, end)
                 if stopped and step < self.recipe.last_step:
                     _log.info("stopped on request after step %d; run the same command to resume", step)
-                    return "requeue", f"asked to stop after step {step}"
+                    lost = (
+                        f", whose checkpoint can't be written ({self.saver.problem})" if self.saver.last != step else ""
+                    )
+                    return "requeue", f"asked to stop after step {step}{lost}"
         _log.info("done: %d steps; the newest export is %s", step, self.run.export(step))
         return "done", ""
 
@@ -99,7 +109,7 @@ class Session:
         _log.info("time of %d steps: %s", step - first, clock.shares())
         self.saver.finish()
         engine.close()
-        if self.saver.last != step:
+        if self.saver.last != step and not (stopped and step < self.recipe.last_step):
             raise CheckpointError(f"{self.run.path}: no checkpoint of step {step} ({self.saver.problem})")
         return step, stopped
 
@@ -124,6 +134,7 @@ class Session:
             self.saver.finish()
             raise next(filter(None, self.world.gather(error)))
         if not totals.writing:
+            self._write_lines()  # no resume from this checkpoint would train their steps again
             self.saver.settle()
         clock.lap("checkpoint_seconds")
         return batches, totals
@@ -170,15 +181,20 @@ class Session:
             progress.show(line)
 
     def _log_line(self, path: Path, line: dict[str, Any]) -> None:
-        """Add a line to a file, and those that found no room before."""
+        """Add a line to a file, after those that found no room before."""
         self.unwritten.append((path, line))
+        if (problem := self._write_lines()) and len(self.unwritten) == 1:
+            _log.error("%s: can't be written (%s); its lines are kept until they can", path, problem.strerror)
+
+    def _write_lines(self) -> OSError | None:
+        """Write the lines that wait; returns what went wrong."""
         try:
             while self.unwritten:
                 append_line(*self.unwritten[0])
                 self.unwritten.pop(0)
         except OSError as error:
-            if len(self.unwritten) == 1:
-                _log.error("%s: can't be written (%s); its lines are kept until they can", path, error.strerror)
+            return error
+        return None
 
     def _validate(self, engine: Engine, phase: Phase, step: int) -> None:
         stream = validation_stream(self.shards.directories, phase.sequence_length, self.recipe.model.is_decoder)

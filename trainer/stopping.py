@@ -62,6 +62,8 @@ def _is_alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+    except OSError:  # out of file handles, say: it is looked at again before the next step
+        return True
 
 
 def watch(seconds: int) -> None:

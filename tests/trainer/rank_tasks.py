@@ -82,6 +82,19 @@ def run_pretrain_and_crash_beside_others(arguments: list[str]) -> int:
     return run_pretrain_and_crash(arguments)
 
 
+def run_pretrain_and_die_before_the_run_has_begun(arguments: list[str]) -> int:
+    """The trainer's main; SIGKILL comes when all but the recipe is written."""
+    write = pretrain.write_atomically
+
+    def write_or_die(path: Path, content: str | bytes) -> None:
+        if path.name == "config.toml":
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(path, content)
+
+    pretrain.write_atomically = write_or_die
+    return pretrain.main(arguments)
+
+
 def run_pretrain_with_slow_validation(arguments: list[str]) -> int:
     """The trainer's main; a batch of the validation takes more than a second."""
     losses = Engine._losses
@@ -173,14 +186,21 @@ def run_pretrain_on_a_disk_that_stays_full(arguments: list[str]) -> int:
     return _with_full_disk(arguments, lambda _: True)
 
 
+def run_pretrain_and_signal_on_a_full_disk(arguments: list[str]) -> int:
+    """The trainer's main; the last rank gets SIGTERM after its second step, whose checkpoint is the last that fits."""
+    return _with_full_disk(
+        arguments, lambda path: path.parent.name != ".step-000002.incomplete", run_pretrain_and_signal
+    )
+
+
 def run_pretrain_where_only_the_small_files_find_no_room(arguments: list[str]) -> int:
-    """The trainer's main; no line of metrics from step 3 to 5, and no folder for the checkpoint of step 4."""
+    """The trainer's main; no line of metrics from step 3 to 5 nor at first of 8, no folder for step 4's checkpoint."""
     append_line, begin_checkpoint = session.append_line, RunDirectory.begin_checkpoint
     tries: list[int] = []
 
     def append_if_there_is_room(path: Path, line: dict[str, Any]) -> None:
         tries.append(line["step"])
-        if line["step"] == 3 and len(tries) < 6:
+        if (line["step"] == 3 and len(tries) < 6) or (line["step"] == 8 and tries.count(8) == 1):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         append_line(path, line)
 
@@ -202,7 +222,9 @@ def device_of_this_rank(_: None) -> tuple[list[int], str]:
     return told, os.environ["LOCAL_RANK"] if world.device.type == "cpu" else str(world.device.index)
 
 
-def _with_full_disk(arguments: list[str], full: Callable[[Path], bool]) -> int:
+def _with_full_disk(
+    arguments: list[str], full: Callable[[Path], bool], main: Callable[[list[str]], int] = run_pretrain
+) -> int:
     save_file = tensor_files.save_file
 
     def save_if_there_is_room(tensors: Any, path: Path, metadata: dict[str, str]) -> None:
@@ -212,7 +234,7 @@ def _with_full_disk(arguments: list[str], full: Callable[[Path], bool]) -> int:
         save_file(tensors, path, metadata)
 
     tensor_files.save_file = save_if_there_is_room
-    return pretrain.main(arguments)
+    return main(arguments)
 
 
 class Lesson:

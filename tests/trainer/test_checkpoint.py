@@ -1,5 +1,6 @@
 import contextlib
 import dataclasses
+import json
 import resource
 import signal
 from pathlib import Path
@@ -41,6 +42,30 @@ def test_a_run_without_checkpoints(run):
     assert run.step == 0
 
 
+@pytest.mark.parametrize("files", [
+    [], ["job/job.sh"], ["trainer.lock"], ["trainer.lock", "tokenizer/vocab.txt", ".manifest.json.incomplete"],
+    ["trainer.lock", "tokenizer/vocab.txt", "manifest.json", ".config.toml.incomplete", "job/job.sh"],
+])  # fmt: skip
+def test_a_directory_is_new_as_long_as_no_start_got_far(run, files):
+    touch(run, files)
+    assert run.is_new
+    assert RunDirectory(run.path / "nowhere").is_new
+
+
+@pytest.mark.parametrize("files", [
+    ["trainer.lock", "config.toml"], ["trainer.lock", "thesis.tex"], ["manifest.json", "tokenizer/vocab.txt"],
+])  # fmt: skip
+def test_a_run_and_what_others_have_written_are_not_new(run, files):
+    touch(run, files)
+    assert not run.is_new
+
+
+def touch(run, files):
+    for file in files:
+        (run.path / file).parent.mkdir(exist_ok=True)
+        (run.path / file).touch()
+
+
 def test_a_committed_checkpoint_is_the_latest(run):
     commit(run, 4)
     commit(run, 8)
@@ -65,6 +90,7 @@ def test_an_interrupted_checkpoint_is_invisible_and_does_not_stand_in_the_way(ru
 def test_what_is_named_is_on_disk_and_an_older_one_goes_last(run, monkeypatch):
     """The order of these calls is all that a test can see of what a power cut would leave."""
     commit(run, 4)
+    append_line(run.metrics, {"step": 8})
     done = []
 
     def noted(what, call):
@@ -81,6 +107,7 @@ def test_what_is_named_is_on_disk_and_an_older_one_goes_last(run, monkeypatch):
     assert done == [
         "sync .run_state.json.incomplete",
         "rename .run_state.json.incomplete run_state.json",
+        "sync metrics.jsonl",
         "sync .step-000008.incomplete",
         "rename .step-000008.incomplete step-000008",
         "sync checkpoints",
@@ -199,6 +226,27 @@ def test_a_damaged_or_missing_run_state(run, text):
         read_run_state(run.checkpoint(4))
 
 
+@pytest.mark.parametrize(("right", "wrong"), [
+    ('"samples": 32', '"samples": 36'), ('"scale": 65536.0', '"scale": 65532.0'), ('"blake2b"', '"blake2c"'),
+])  # fmt: skip
+def test_a_run_state_whose_bits_have_changed_is_damaged(run, right, wrong):
+    run.begin_checkpoint(4)
+    run.commit_checkpoint(dataclasses.replace(STATE, loss_scale=LossScale(2.0**16, 7, 2)), keep=0)
+    path = run.checkpoint(4) / "run_state.json"
+    path.write_text(path.read_text().replace(right, wrong))
+    with pytest.raises(CheckpointError, match=r"run_state\.json: not a run state"):
+        read_run_state(run.checkpoint(4))
+
+
+def test_a_run_state_without_a_checksum_is_of_an_earlier_version(run):
+    commit(run, 4)
+    path = run.checkpoint(4) / "run_state.json"
+    values = json.loads(path.read_text())
+    del values["blake2b"]
+    path.write_text(json.dumps(values))
+    assert read_run_state(run.checkpoint(4)) == STATE
+
+
 @pytest.mark.parametrize(("name", "other"), [("metrics", "validation_metrics"), ("validation_metrics", "metrics")])
 def test_metrics_are_cut_back_to_the_step_of_the_checkpoint(run, name, other):
     path = getattr(run, name)
@@ -311,6 +359,22 @@ def test_a_line_that_finds_no_room_leaves_none_of_itself(tmp_path):
         signal.signal(signal.SIGXFSZ, before)
     append_line(path, {"step": 2})
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_what_can_not_be_deleted_takes_nothing_from_the_new_checkpoint(run, monkeypatch, caplog):
+    """Such as a folder that somebody deletes by hand at that moment."""
+    for step in (4, 8):
+        commit(run, step)
+
+    def rename_unless_it_is_gone(path, target, rename=Path.rename):
+        if path == run.checkpoint(4):
+            raise FileNotFoundError(2, "No such file or directory")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename_unless_it_is_gone)
+    commit(run, 12, keep=1)
+    assert run.candidates() == [run.checkpoint(12), run.checkpoint(4)]
+    assert caplog.messages == [f"{run.checkpoint(4)}: can't be deleted (No such file or directory)"]
 
 
 def test_a_folder_that_is_no_step_is_passed_over(tmp_path):

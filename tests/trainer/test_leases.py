@@ -140,7 +140,7 @@ def trainer(tmp_path):
 def test_a_run_has_one_trainer(tmp_path, trainer, caplog):
     who = f"process {trainer.pid} on {socket.gethostname()}"
     message = rf"run: in use by {who}; end that trainer, or choose another --output"
-    with pytest.raises(RunInUseError, match=message), hold_run(RunDirectory(tmp_path / "run"), patience=0):
+    with pytest.raises(RunInUseError, match=message), hold_run(RunDirectory(tmp_path / "run"), patience=0.1):
         pass
     assert f"in use by {who}; waiting" in caplog.text
 

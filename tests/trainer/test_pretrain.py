@@ -18,7 +18,9 @@ from tests.trainer.rank_tasks import (
     run_pretrain,
     run_pretrain_and_crash,
     run_pretrain_and_crash_beside_others,
+    run_pretrain_and_die_before_the_run_has_begun,
     run_pretrain_and_signal,
+    run_pretrain_and_signal_on_a_full_disk,
     run_pretrain_and_stop,
     run_pretrain_on_a_disk_that_stays_full,
     run_pretrain_on_a_full_disk,
@@ -102,6 +104,18 @@ def test_the_same_command_again_does_nothing_when_the_run_is_done(call, tmp_path
     assert codes == [0]
     assert "done already, 8 steps" in log
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_first_start_that_is_killed_before_the_run_has_begun_is_made_again(call, tmp_path):
+    call("train.max_steps=1", output=tmp_path / "other")
+    run, export = tmp_path / "run", tmp_path / "other" / "exports" / "step-000001"
+    with pytest.raises(AssertionError, match="rank 0 died"):
+        call(task=run_pretrain_and_die_before_the_run_has_begun, **{"init-from": export})
+    assert (run / "initial_weights.json").exists()
+    assert not (run / "config.toml").exists()
+    assert call("train.max_steps=1", world=2)[0] == [0, 0]
+    lineage = json.loads((run / "exports" / "step-000001" / "lineage.json").read_text())
+    assert lineage["initial_weights"] is None, "the second start named none"
 
 
 def test_what_a_kill_after_the_last_checkpoint_cut_is_made_up_for(call, tmp_path):
@@ -295,7 +309,7 @@ def test_a_disk_that_is_full_costs_a_checkpoint_and_not_the_run(call, tmp_path, 
     codes, log = call("checkpoint.every=2", "checkpoint.keep=0", world=world, task=run_pretrain_on_a_full_disk)
     assert codes == [0] * world
     assert "No space left on device" in log
-    assert "training goes on; the newest good checkpoint is that of step 2" in log
+    assert "the newest good checkpoint is that of step 2" in log
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept == ["latest", "step-000002", "step-000006", "step-000008"]
     assert len(losses(tmp_path / "run")) == 8
@@ -305,7 +319,7 @@ def test_a_disk_without_room_for_a_line_of_metrics_costs_nothing(call, tmp_path)
     task = run_pretrain_where_only_the_small_files_find_no_room
     codes, log = call("checkpoint.every=2", "log.validate_every=0", world=2, task=task)
     assert codes == [0, 0]
-    assert log.count("metrics.jsonl: can't be written (No space left on device)") == 1
+    assert log.count("metrics.jsonl: can't be written (No space left on device)") == 2
     assert "step 4: the checkpoint can't be written ([Errno 28] No space left on device)" in log
     assert [line["step"] for line in read_lines(tmp_path / "run" / "metrics.jsonl")] == list(range(1, 9))
     assert RunDirectory(tmp_path / "run").step == 8
@@ -319,6 +333,19 @@ def test_a_disk_that_stays_full_is_an_error_at_the_end(call, tmp_path):
     assert "No space left on device" in reason
     assert (tmp_path / "run" / "outcome").read_text() == f"failed: {reason}\n"
     assert not list((tmp_path / "run" / "checkpoints").glob("*step*"))
+
+
+def test_a_signal_on_a_full_disk_costs_the_steps_since_the_checkpoint_before(call, tmp_path):
+    """Preemption is no mistake of a person: the run is to be started again."""
+    assert call("checkpoint.every=2", world=2, task=run_pretrain_and_signal_on_a_full_disk)[0] == [0, 0]
+    run = RunDirectory(tmp_path / "run")
+    assert run.outcome.ending == "requeue"
+    assert run.outcome.reason.startswith("asked to stop after step 3, whose checkpoint can't be written (")
+    assert "No space left on device" in run.outcome.reason
+    assert run.step == 2
+    assert call(world=2)[0] == [0, 0]
+    assert call(world=2, output=tmp_path / "whole")[0] == [0, 0]
+    assert losses(run.path) == losses(tmp_path / "whole")
 
 
 def losses(run):
@@ -366,6 +393,19 @@ def test_continued_pretraining_begins_with_the_very_weights_of_a_directory(call,
     assert codes == [2]
     assert "error: --init-from: " in log
     assert not (tmp_path / "other").exists()
+
+
+def test_what_killed_trainers_were_writing_goes_at_the_next_start(call, tmp_path):
+    """A rank that is killed in the grace after a signal leaves a part of a checkpoint that no later one replaces."""
+    assert call("train.max_steps=4")[0] == [0]
+    run = tmp_path / "run"
+    left = ["checkpoints/.step-000003.incomplete", "exports/.step-000003.incomplete", "exports/.step-000002.removed"]
+    for name in left:
+        (run / name).mkdir()
+        (run / name / "half").write_text("half of the weights")
+    assert call("train.max_steps=4")[0] == [0]
+    assert not list(run.rglob(".step*"))
+    assert RunDirectory(run).step == 4
 
 
 def test_a_run_without_a_checkpoint_begins_again_with_the_same_weights(call, tmp_path):
@@ -503,6 +543,9 @@ def test_two_trainers_do_not_share_a_run(call, tmp_path):
     before = run.metrics.read_bytes()
     with hold_run(run):
         run.set_outcome(None)
+        codes, log = call("schedule.peak=0.5")
+        assert codes == [2], "a mistake that is seen before the lock is asked for"
+        assert "started with other settings" in log
         codes, log = call(world=2, task=run_pretrain_without_patience)
     assert codes == [1, 1], "not 2: a job that was started again too early is worth another try"
     (error,) = re.findall("^error: (.*)", log, re.MULTILINE)

@@ -67,6 +67,13 @@ def test_a_parent_whose_command_line_is_secret_is_no_launcher():
     assert rank.communicate()[0] == "stopped\n"
 
 
+def test_a_moment_without_file_handles_is_no_reason_to_stop():
+    """The look at the launcher needs one, before every step."""
+    program = RANK.replace("until =", "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\nuntil =")
+    rank = chain("torchrun", program=program.replace("+ 20", "+ 0.5"))
+    assert rank.stdout.read() == "went on\n"
+
+
 def test_a_launcher_that_is_killed():
     launcher = chain("torchrun")
     launcher.kill()

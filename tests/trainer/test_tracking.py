@@ -1,6 +1,7 @@
 """What a run directory says is in MLflow, once, whatever came between; and MLflow never holds up a training."""
 
 import json
+import logging
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -194,6 +195,28 @@ def test_a_server_that_is_away_fails_nothing_and_gets_all_later(
     assert_complete(run, store, only_run(store).info.run_id)
 
 
+def test_a_store_that_is_locked_for_days_is_told_of_once(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runs, "_INTERVAL", 0.01)
+    answers = iter([OSError("locked")] * 3 + ["id"] + [OSError("locked")] * 2 + [OSError("damaged")] * 2)
+    tries: list[object] = []
+
+    def sync(*_: object) -> object:
+        tries.append(answer := next(answers, "id"))
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(runs, "sync", sync)
+    with Tracker(run, "tests", system_metrics=False):
+        wait_for(lambda: len(tries) > 9)
+    assert [line for line in caplog.messages if "try again" in line] == [
+        f"MLflow: {words}; will try again" for words in ("locked", "locked", "damaged")
+    ]
+    assert not logging.getLogger("mlflow.store.db.utils").isEnabledFor(logging.ERROR), "it prints tracebacks"
+
+
 def test_a_server_that_says_nothing_stalls_nothing(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -226,6 +249,26 @@ def test_mistakes_end_with_one_line(
     error = capsys.readouterr().err
     assert error.startswith(f"error: {NOBODY}: ")
     assert error.count("\n") == 1
+
+
+def test_a_damaged_cursor_is_told_once_and_with_what_to_do(
+    run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(runs, "_INTERVAL", 0.01)
+    told = f"{run.tracking} is damaged ("
+    run.tracking.write_text('{"tracking_')
+    with Tracker(run, "tests", system_metrics=False):
+        wait_for(lambda: told in caplog.text)
+        time.sleep(0.1)  # time to try again
+    assert caplog.text.count(told) == 1
+    assert main(["sync", str(run.path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {told}")
+    assert error.endswith("; delete it to have everything carried over to a new run\n")
+    run.tracking.unlink()
+    assert main(["sync", str(run.path)]) == 0
+    assert_complete(run, store, only_run(store).info.run_id)
 
 
 def write_files(folder: Path) -> list[Path]:

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run_id = sync(run, status_of(run))
     except LostRunError as error:
-        print(f"error: {read_cursor(run).tracking_uri}: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     except Exception as error:  # MLflow raises its own, its database's and its HTTP client's
         print(f"error: {read_cursor(run).tracking_uri}: {first_line(error)}; try again later", file=sys.stderr)

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class LostRunError(RuntimeError):
-    """MLflow had the run and has it no more. Trying again is in vain; the message says what to do."""
+    """Which run of MLflow it is nobody knows any more, or MLflow has it no more. The message says what to do."""
 
 
 def sync(run: RunDirectory, ended: Ended | None = None, running: bool = False) -> str:
@@ -56,7 +56,7 @@ def sync(run: RunDirectory, ended: Ended | None = None, running: bool = False) -
         The id of the MLflow run.
 
     Raises:
-        LostRunError: the run was deleted there.
+        LostRunError: the run was deleted there, or the file that names it is damaged. Trying again is in vain.
     """
     with one_writer(_destination(run).tracking_uri, run.path):
         try:
@@ -85,7 +85,8 @@ def _raise_if_lost(run: RunDirectory, error: MlflowException) -> None:
         gone = found.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)
     if gone:
         raise LostRunError(
-            f"run {cursor.run_id} was deleted there; delete {run.tracking} to have everything carried over to a new one"
+            f"{cursor.tracking_uri}: run {cursor.run_id} was deleted there; delete {run.tracking} to have everything "
+            "carried over to a new one"
         ) from error
 
 
@@ -130,6 +131,7 @@ class Tracker:
         self._ended: Ended | None = None
         self._finished = False
         self._lost = False
+        self._problem = ""  # the last try's
         prepare(run, experiment)
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         self._thread.start()
@@ -164,14 +166,19 @@ class Tracker:
 
     def _try_sync(self, ended: Ended | None = None, running: bool = False) -> str | None:
         try:
-            return sync(self._run, ended, running)
+            run_id = sync(self._run, ended, running)
         except LostRunError as error:
             self._lost = True
             _log.warning("MLflow: %s", error)
             return None
         except Exception as error:
-            _log.warning("MLflow: %s; will try again", first_line(error))
+            problem = first_line(error)
+            if problem != self._problem:  # every few seconds, maybe for days
+                _log.warning("MLflow: %s; will try again", problem)
+            self._problem = problem
             return None
+        self._problem = ""
+        return run_id
 
     def _try_monitor(self, run_id: str) -> Any:
         try:
@@ -188,8 +195,17 @@ def prepare(run: RunDirectory, experiment: str) -> None:
 
 
 def _destination(run: RunDirectory) -> Cursor:
-    """The cursor of a run."""
-    cursor = read_cursor(run)
+    """The cursor of a run.
+
+    Raises:
+        LostRunError: it is damaged.
+    """
+    try:
+        cursor = read_cursor(run)
+    except (ValueError, TypeError) as error:
+        raise LostRunError(
+            f"{run.tracking} is damaged ({first_line(error)}); delete it to have everything carried over to a new run"
+        ) from error
     if not cursor.run_id:
         # Nothing lies anywhere yet, so another store may be chosen, such as a server for a run without network.
         cursor.tracking_uri = os.environ.get("MLFLOW_TRACKING_URI") or cursor.tracking_uri
