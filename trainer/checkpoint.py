@@ -285,18 +285,11 @@ class RunDirectory:
     def cut_metrics(self, step: int) -> None:
         """Drop the lines of steps after ``step``, which are about to be trained again, and a half-written last one.
 
-        Raises:
-            CheckpointError: one of the others is damaged.
+        A line that a failing disk or a power cut has damaged is dropped too, with a warning: a run of days is not to
+        wait for somebody to mend it.
         """
-        for path in (self.metrics, self.validation_metrics):
-            try:
-                lines = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step]
-            except (KeyError, TypeError) as error:
-                raise CheckpointError(
-                    f"{path}: a line without a step ({error!r}); mend it, or delete the line"
-                ) from error
-            if path.exists():
-                write_atomically(path, "".join(lines))
+        for path in filter(Path.exists, (self.metrics, self.validation_metrics)):
+            write_atomically(path, b"".join(_lines_up_to(path, step)))
 
 
 def read_run_state(checkpoint: Path) -> RunState:
@@ -391,6 +384,16 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                     raise CheckpointError(
                         f"{path}: line {number} is damaged ({error}); mend it, or delete the line"
                     ) from error
+
+
+def _lines_up_to(path: Path, step: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                if line.endswith(b"\n") and json.loads(line)["step"] <= step:
+                    yield line
+            except (ValueError, KeyError, TypeError, RecursionError):
+                _log.warning("%s: line %d is damaged and left out", path, number)
 
 
 def append_line(path: Path, values: dict[str, Any]) -> None:
