@@ -63,10 +63,9 @@ class Session:
                 step, stopped = self._train_phase(phase, begin, step, end)
                 if stopped and step < self.recipe.last_step:
                     _log.info("stopped on request after step %d; run the same command to resume", step)
-                    lost = (
-                        f", whose checkpoint can't be written ({self.saver.problem})" if self.saver.last != step else ""
-                    )
-                    return "requeue", f"asked to stop after step {step}{lost}"
+                    is_saved = self.saver.last == step
+                    problem = "" if is_saved else f", whose checkpoint can't be written ({self.saver.problem})"
+                    return "requeue", f"asked to stop after step {step}{problem}"
         _log.info("done: %d steps; the newest export is %s", step, self.run.export(step))
         return "done", ""
 
