@@ -192,6 +192,9 @@ class RunDirectory:
                 file.write(_outcome_line(ending, reason))
         except FileExistsError:
             return False
+        except OSError:  # no room, maybe: an empty file would keep the others from telling
+            self.outcome_file.unlink(missing_ok=True)
+            raise
         return True
 
     def candidates(self) -> list[Path]:

@@ -99,6 +99,7 @@ def _write_failure(run: RunDirectory, reason: str) -> bool:
         pass  # how a run ends that another trainer holds is that one's to tell
     except OSError as error:
         _log.error("%s: can't be written (%s)", run.path, error.strerror)
+        return first or has_joined()
     return first
 
 

@@ -348,20 +348,31 @@ def test_metrics_that_can_not_be_cut_are_still_there(run, full_disk):
     assert run.metrics.read_text() == before
 
 
-def test_a_line_that_finds_no_room_leaves_none_of_itself(tmp_path):
+@contextlib.contextmanager
+def room_for(size):
     """A limit on the size of files fails in the middle of a line, as a full disk does."""
-    path = tmp_path / "metrics.jsonl"
-    append_line(path, {"step": 1})
     before, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (40, limits[1]))
-        with pytest.raises(OSError, match="File too large"):
-            append_line(path, {"step": 2, "words": "x" * 100})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
+
+
+def test_a_line_that_finds_no_room_leaves_none_of_itself(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    append_line(path, {"step": 1})
+    with room_for(40), pytest.raises(OSError, match="File too large"):
+        append_line(path, {"step": 2, "words": "x" * 100})
     append_line(path, {"step": 2})
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_an_outcome_that_finds_no_room_does_not_keep_another_rank_from_telling(run):
+    with room_for(4), pytest.raises(OSError, match="File too large"):
+        run.claim_outcome("failed", "mine")
+    assert run.claim_outcome("failed", "another's")
 
 
 def test_what_can_not_be_deleted_takes_nothing_from_the_new_checkpoint(run, monkeypatch, caplog):
