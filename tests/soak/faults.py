@@ -35,7 +35,7 @@ import tests.conftest  # noqa: F401  sets the environment as for the tests
 from tests.integration.launching import curve, lines
 from tests.ranks import run_ranks, run_ranks_and_disturb
 from tests.trainer.conftest import TINY
-from tests.trainer.rank_tasks import run_pretrain
+from tests.trainer.rank_tasks import run_pretrain, run_pretrain_as_a_program
 from tests.trainer.shard_factory import write_shards
 from trainer.checkpoint import RunDirectory
 
@@ -144,7 +144,7 @@ class Storm:
                 for rank in filter(is_running, ranks):
                     FAULTS[name].end([rank])
 
-        run_ranks_and_disturb(2, run_pretrain, self._arguments(run.path), disturb=disturb)
+        run_ranks_and_disturb(2, run_pretrain_as_a_program, self._arguments(run.path), disturb=disturb)
         ending = run.outcome.ending if run.outcome else "crashed"
         expected = {"done"}.union(*(FAULTS[name].endings for name in met))
         assert ending in expected, f"{run.path}: {ending} after {met}"

@@ -31,12 +31,19 @@ from trainer.leases import hold_run
 from trainer.loading import Steps
 from trainer.model import EMPTY_SLOT, Losses
 from trainer.non_finite import NonFiniteError
+from trainer.stopping import end_at_once
 from trainer.world import World
 
 
 def run_pretrain(arguments: list[str]) -> int:
     """The trainer's main, as a launcher would start it."""
     return pretrain.main(arguments)
+
+
+def run_pretrain_as_a_program(arguments: list[str]) -> None:
+    """As trainer/pretrain.py is run: after an error the process is gone at once."""
+    if code := pretrain.main(arguments):
+        end_at_once(code)
 
 
 def run_pretrain_in_fp16(arguments: list[str]) -> int:
