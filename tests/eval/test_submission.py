@@ -4,7 +4,8 @@ import zipfile
 
 import pytest
 
-from eval.readers.glue import GLUE, read
+from eval.readers import tables
+from eval.readers.glue import GLUE
 from eval.submission import write_glue_submission
 
 ROWS = {
@@ -97,4 +98,4 @@ def test_mistakes_leave_no_file(tmp_path, predictions, message):
 def test_the_sizes_are_those_of_the_real_test_sets(real_data):
     for task in GLUE:
         if task not in ("QQP", "MNLI", "MNLI-mm", "QNLI"):  # not at hand
-            assert len(read(real_data, "test", task)) == ROWS[task]
+            assert len(tables.read(GLUE[task], real_data, "test")) == ROWS[task]
