@@ -1,0 +1,234 @@
+"""What torch.compile writes for a layer of BERT-LARGE on a GPU, without one: its kernels and what they read and write.
+
+    python benchmarks/gpu_kernels.py                     # a minute or two on a CPU; any torch from 2.11 that has triton
+
+A layer's forward and backward pass are traced on the CPU. Then their graphs are told that they lie on a GPU of compute
+capability 9.0, Inductor writes its kernels for that, and triton builds each of them. Nothing is run. Inductor itself
+counts what a kernel reads and writes; here it is given in widths: elements of 16 bits a token, divided by the width of
+the model. benchmarks/gpu_predictions.py takes its figures from here.
+
+This reaches into torch: the names that are patched below are those of 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._inductor.async_compile
+from torch._dynamo.device_interface import CudaInterface
+from torch._inductor import compile_fx, config
+from torch._inductor.codecache import PyCodeCache
+from torch._inductor.graph import GraphLowering
+from torch._inductor.output_code import OutputCode
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _triton
+from torch.utils._pytree import tree_map
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from eval.results import markdown
+from trainer.model import BertConfig, Layer
+from trainer.packing import PackedTokens
+
+GPU = torch.device("cuda", 0)
+PROPERTIES = SimpleNamespace(
+    name="of compute capability 9.0", major=9, minor=0, multi_processor_count=132, regs_per_multiprocessor=65536,
+    max_threads_per_multi_processor=2048, max_threads_per_block=1024, warp_size=32, total_memory=80 << 30,
+    shared_memory_per_block_optin=232448, shared_memory_per_multiprocessor=233472, gcnArchName="",
+    L2_cache_size=50 << 20,
+)  # fmt: skip
+ANSWERS = {  # to what is asked of a device
+    "torch.cuda.is_available": True, "torch.cuda.device_count": 1, "torch.cuda.current_device": 0,
+    "torch.cuda.get_device_properties": PROPERTIES, "torch.cuda.get_device_capability": (9, 0),
+    "torch.cuda.get_device_name": PROPERTIES.name, "torch.cuda.init": None, "torch.cuda._lazy_init": None,
+    "torch.cuda._exchange_device": 0, "torch.cuda._maybe_exchange_device": 0, "torch.cuda.synchronize": None,
+    "torch.cuda.current_stream": None, "torch._C._cuda_getCurrentRawStream": 0, "torch._C._cuda_setDevice": None,
+    "torch._C._cuda_getDevice": 0, "torch._subclasses.fake_tensor.init_gpu_context": None,
+    "torch.cuda.get_rng_state": torch.zeros(16, dtype=torch.uint8), "torch.cuda.set_rng_state": None,
+    "torch.utils._triton.has_triton": True, "torch._inductor.scheduler.has_triton": True,
+    "torch._inductor.runtime.triton_heuristics.triton_helpers.set_driver_to_gpu": None,
+}  # fmt: skip
+TOKENS, SEQUENCES = 29_696, 264  # about 256 samples of 128
+
+
+@dataclass
+class Kernel:
+    """What Inductor made one kernel of.
+
+    Attributes:
+        backward: whether it is one of the backward pass.
+        operations: in it.
+        bytes: read and written.
+    """
+
+    backward: bool
+    operations: str
+    bytes: int
+
+
+@contextlib.contextmanager
+def pretended_gpu() -> Iterator[None]:
+    """Have torch and triton believe in a GPU, as far as it takes to write and build kernels."""
+    names = ("get_device_properties", "get_compute_capability", "current_device", "is_available")
+    for function in vars(_triton).values():
+        getattr(function, "cache_clear", lambda: None)()
+    with contextlib.ExitStack() as patches:
+        for name, answer in ANSWERS.items():
+            patches.enter_context(mock.patch(name, lambda *_, answer=answer: answer, create=True))
+        for name, answer in zip(names, (PROPERTIES, 90, 0, True), strict=True):
+            patches.enter_context(mock.patch.object(CudaInterface, name, staticmethod(lambda *_, a=answer: a)))
+        for name, answer in (("current_device", 0), ("get_device_properties", PROPERTIES)):
+            patches.enter_context(mock.patch.object(CudaInterface.Worker, name, staticmethod(lambda *_, a=answer: a)))
+        driver.set_active(mock.Mock(**{
+            "get_current_target.return_value": GPUTarget("cuda", 90, 32), "get_current_device.return_value": 0,
+            "get_active_torch_device.return_value": GPU, "get_current_stream.return_value": 0,
+            "utils.get_device_properties.return_value": {"max_shared_mem": 232448, "multiprocessor_count": 132,
+                                                         "warpSize": 32, "max_num_regs": 65536},
+        }))  # fmt: skip
+        yield
+
+
+@dataclass
+class NeverRun(OutputCode):
+    """In the place of compiled code: gives tensors of the right shapes with anything in them."""
+
+    outputs: Sequence[Any]
+    symbols: Sequence[Any]
+    _boxed_call = True
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        """The outputs of a graph; its inputs come one by one or in a list."""
+        given = inputs[0] if isinstance(inputs[0], list) else inputs
+        values = {symbol: value for symbol, value in zip(self.symbols, given, strict=True) if symbol is not None}
+
+        def size(of: Any) -> Any:
+            return int(of.node.expr.subs(values)) if isinstance(of, torch.SymInt) else of
+
+        return [
+            torch.empty_strided([*map(size, out.shape)], [*map(size, out.stride())], dtype=out.dtype)
+            if isinstance(out, torch.Tensor)
+            else size(out)
+            for out in self.outputs
+        ]
+
+    def post_compile(self, *_: Any) -> None:
+        """Nothing to load."""
+
+    def set_triton_bundle(self, _: Any) -> None:
+        """Nothing to keep."""
+
+
+class Writer:
+    """A backend of torch.compile that has kernels written for a GPU and never runs them."""
+
+    def __init__(self) -> None:
+        self.kernels: list[Kernel] = []
+        self.sources: dict[str, str] = {}  # of triton, and the names of the functions in them
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """As Dynamo calls a backend."""
+        return compile_fx.compile_fx(graph, inputs, inner_compile=self._compile)
+
+    def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> NeverRun:
+        (returned,) = (node for node in graph.graph.nodes if node.op == "output")
+        outputs = [getattr(node, "meta", {}).get("val", node) for node in returned.args[0]]
+        never_run = NeverRun(copy.copy(outputs), [x.node.expr if isinstance(x, torch.SymInt) else None for x in inputs])
+        for node in graph.graph.nodes:
+            node.meta = tree_map(_moved, node.meta)
+            node.args, node.kwargs = tree_map(_moved, node.args), tree_map(_moved, node.kwargs)
+        tree_map(_moved, list(inputs))
+        with (
+            pretended_gpu(),
+            mock.patch.object(GraphLowering, "codegen", self._noting(options.get("is_backward", False))),
+            mock.patch.object(torch._inductor.async_compile.AsyncCompile, "triton", self._keep),
+            mock.patch.object(torch._inductor.async_compile.AsyncCompile, "wait", return_value=None),
+            config.patch(force_disable_caches=True, compile_threads=1),
+        ):
+            compile_fx.compile_fx_inner(graph, inputs, **options)
+        for x in inputs:
+            if isinstance(x, FakeTensor):
+                x.fake_device = torch.device("cpu")
+        return never_run
+
+    def _noting(self, backward: bool) -> Callable[[GraphLowering], Any]:
+        codegen = GraphLowering.codegen
+
+        def note(graph: GraphLowering) -> Any:
+            written = codegen(graph)
+            for node in graph.scheduler.nodes:
+                if not node.is_extern():
+                    origins = {origin for part in node.get_nodes() for origin in part.node.origins}
+                    names = sorted(
+                        {str(origin.target).split(".")[-2] for origin in origins if "." in str(origin.target)}
+                    )
+                    self.kernels.append(Kernel(backward, ", ".join(names), node.get_read_write_buffers_sizes()))
+            return written
+
+        return note
+
+    def _keep(self, name: str, source: str, *_: Any, **__: Any) -> None:
+        self.sources[source] = name
+
+
+def _moved(value: Any) -> Any:
+    """On the GPU, in place, what is without data on the CPU."""
+    if isinstance(value, FakeTensor) and value.device.type == "cpu":
+        value.fake_device = GPU
+    return GPU if isinstance(value, torch.device) and value.type == "cpu" else value
+
+
+def build(sources: dict[str, str]) -> None:
+    """Have triton build every kernel, in each of its forms, down to the machine's code.
+
+    Raises:
+        Exception: triton's, of one that can't be built.
+    """
+    with pretended_gpu():
+        for source, name in sources.items():
+            kernel = getattr(PyCodeCache.load(source), name)
+            for form in kernel.configs:
+                kernel._precompile_config(form)
+
+
+def main() -> None:
+    """The kernels of a layer in the middle, one in each line."""
+    bert = BertConfig(30522, attention_probs_dropout_prob=0.0, num_hidden_layers=1)
+    lengths = torch.full((SEQUENCES,), TOKENS // SEQUENCES)
+    lengths[-1] += TOKENS - lengths.sum()
+    ids = torch.zeros(TOKENS, dtype=torch.int64)
+    tokens = PackedTokens.from_flat(ids, ids, lengths)
+    writer = Writer()
+    with (
+        # As they would be there; functions, which Dynamo can trace.
+        mock.patch("trainer.attention._fastest", lambda *_: "varlen"),  # noqa: PT008
+        mock.patch("trainer.model.dropout", lambda x, p: torch.ops.aten.native_dropout(x, p, True)[0] if p else x),
+    ):
+        with torch.device("meta"):
+            layer = Layer(bert).bfloat16()
+        layer = layer.to_empty(device="cpu").train()
+        layer.compile(backend=writer, fullgraph=True)
+        hidden = torch.empty(TOKENS, bert.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+        torch._dynamo.mark_dynamic(hidden, 0)
+        output = layer(hidden, tokens)
+        output.backward(torch.empty_like(output))
+    build(writer.sources)
+    width = 2 * TOKENS * bert.hidden_size
+    rows = [
+        ["backward" if kernel.backward else "forward", kernel.operations, f"{kernel.bytes / width:.1f}"]
+        for kernel in writer.kernels
+        if kernel.bytes / width >= 0.05
+    ]
+    total = sum(kernel.bytes for kernel in writer.kernels) / width
+    print(f"torch {torch.__version__}; all kernels build for compute capability 9.0\n")
+    print(markdown([["pass", "operations", "widths"], *rows, ["both", "all", f"{total:.1f}"]], [2]))
+
+
+if __name__ == "__main__":
+    main()

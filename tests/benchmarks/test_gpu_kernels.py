@@ -1,0 +1,24 @@
+"""What torch.compile writes for a GPU builds without one, and moves what the predictions count."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu_predictions import COMPILED
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_kernels.py"
+ATTENTION = 12.0  # widths a token, forward and backward, of kernels that are no triton's
+
+
+@pytest.mark.slow
+def test_kernels_of_a_layer():
+    pytest.importorskip("triton", reason="needs triton, which torch has for NVIDIA's GPUs")
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
+    run = subprocess.run([sys.executable, SCRIPT], env=environment, capture_output=True, text=True, timeout=500)
+    assert run.returncode == 0, run.stderr
+    assert "all kernels build for compute capability 9.0" in run.stdout
+    total = run.stdout.strip().splitlines()[-1]
+    assert float(total.strip("| ").rsplit("|", 1)[1]) + ATTENTION == pytest.approx(COMPILED, abs=0.5)
