@@ -41,7 +41,8 @@ def run_pretrain(arguments: list[str]) -> int:
 
 
 def run_pretrain_as_a_program(arguments: list[str]) -> None:
-    """As trainer/pretrain.py is run: after an error the process is gone at once."""
+    """As trainer/pretrain.py is run: Ctrl-C is heard, and after an error the process is gone at once."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if code := pretrain.main(arguments):
         end_at_once(code)
 
