@@ -14,7 +14,7 @@ from typing import Any
 from trainer.checkpoint import CheckpointError, RunDirectory, RunState, read_run_state
 from trainer.config import load_recipe
 from trainer.corpus import directory_checksums
-from trainer.hugging_face import save_export
+from trainer.hugging_face import refusal, save_export
 from trainer.lineage import code_version
 from trainer.model import BertConfig, parameter_shapes
 from trainer.sharded_state import StateReader, verify_state
@@ -53,12 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         state = _export(arguments.checkpoint.resolve(), arguments.output)
-    except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        print(f"error: {what}; choose another directory, or make room", file=sys.stderr)
-        return 2
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (OSError, ValueError) as error:
+        print(f"error: {refusal(error)}", file=sys.stderr)
         return 2
     print(f"{arguments.output}: the weights of step {state.step}")
     return 0

@@ -159,6 +159,14 @@ def save_export(
         shutil.rmtree(staging, ignore_errors=True)  # where the disk is full, the next checkpoint needs the room
 
 
+def refusal(error: OSError | ValueError) -> str:
+    """What an error says to who wanted a new directory written, and what to do."""
+    if not isinstance(error, OSError):
+        return str(error)
+    what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return f"{what}; choose another directory, or make room"
+
+
 def load_export(directory: Path, seed: int = 0) -> Export:
     """Read a directory that ``save_export`` or transformers wrote, or one that holds an encoder alone.
 

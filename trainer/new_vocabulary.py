@@ -22,7 +22,7 @@ from torch import Tensor
 
 from preprocessing.schema import checksum
 from preprocessing.tokenization import CONTINUATION, PAD, load_words
-from trainer.hugging_face import WEIGHTS, Export, load_export, save_export
+from trainer.hugging_face import WEIGHTS, Export, load_export, refusal, save_export
 from trainer.lineage import code_version
 from trainer.model import BertConfig, BertForPreTraining
 
@@ -97,12 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         changed = _change(arguments.model, arguments.tokenizer, arguments.output)
-    except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        print(f"error: {what}; choose another directory, or make room", file=sys.stderr)
-        return 2
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (OSError, ValueError) as error:
+        print(f"error: {refusal(error)}", file=sys.stderr)
         return 2
     print(
         f"{arguments.output}: {changed.config.vocab_size:,} words, {changed.kept:,} of them as they were, "
