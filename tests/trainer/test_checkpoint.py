@@ -1,12 +1,11 @@
 import contextlib
 import dataclasses
 import json
-import resource
-import signal
 from pathlib import Path
 
 import pytest
 
+from tests.trainer.little_room import room_for
 from trainer import checkpoint
 from trainer.checkpoint import (
     CheckpointError,
@@ -346,18 +345,6 @@ def test_metrics_that_can_not_be_cut_are_still_there(run, full_disk):
     with pytest.raises(OSError, match="no space"):
         run.cut_metrics(1)
     assert run.metrics.read_text() == before
-
-
-@contextlib.contextmanager
-def room_for(size):
-    """A limit on the size of files fails in the middle of a line, as a full disk does."""
-    before, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, before)
 
 
 def test_a_line_that_finds_no_room_leaves_none_of_itself(tmp_path):

@@ -1,11 +1,10 @@
 import os
-import resource
-import signal
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.trainer.little_room import room_for
 from trainer.tensor_files import write_tensors
 
 
@@ -27,12 +26,5 @@ def test_the_mode_is_that_of_any_other_file(tmp_path, umask, mask):
 
 
 def test_a_full_disk_is_an_error_of_the_operating_system(tmp_path):
-    """A limit on the size of files stands for it."""
-    before, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-        with pytest.raises(OSError, match=r"tensors: .*File too large"):
-            write_tensors(tmp_path / "tensors", {"a": torch.zeros(1000)}, {})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, before)
+    with room_for(1000), pytest.raises(OSError, match=r"tensors: .*File too large"):
+        write_tensors(tmp_path / "tensors", {"a": torch.zeros(1000)}, {})
