@@ -48,7 +48,7 @@ from trainer.saving import Saver, export_if_missing
 from trainer.session import Session, initial_weights, train_stream
 from trainer.settings import ConfigError, is_override
 from trainer.sharded_state import StateError, verify_state
-from trainer.stopping import StopRequests, end_at_once
+from trainer.stopping import StopRequests, end_at_once, wait_for_first
 from trainer.world import World, has_joined, leave_world
 
 _log = logging.getLogger("pretrain")
@@ -56,6 +56,10 @@ _Result = TypeVar("_Result")
 
 # What the same command would meet again: a run that ended so is not worth starting again as it is.
 _COMES_AGAIN = (ConfigError, ShardError, VocabularyError, CheckpointError, StateError, NonFiniteError)
+
+# Seconds for a node's first rank, which may still import torch, to tell a mistake that all ranks meet: launchers end
+# all ranks with the first that ends, and the others' end must not come before its word.
+_HEAD_START = 30.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,7 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"error: {error}", file=sys.stderr)
             return 1
         except _COMES_AGAIN as error:
-            if _write_failure(RunDirectory(arguments.output), str(error)):
+            tells = _write_failure(RunDirectory(arguments.output), str(error))
+            if not tells and not has_joined():
+                tells = not wait_for_first(_HEAD_START)  # then it is a mistake of this rank alone
+            if tells:
                 print(f"error: {error}", file=sys.stderr)
             return 1 if isinstance(error, NonFiniteError | DamagedShardError) else MISTAKE
         except Exception:  # maybe of this rank alone, while the others wait for it: told at once, before anything waits

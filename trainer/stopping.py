@@ -66,6 +66,20 @@ def _is_alive(process: psutil.Process) -> bool:
         return True
 
 
+def wait_for_first(seconds: float) -> bool:
+    """Wait until the first rank of this node has ended, and at most so many seconds; returns whether it has."""
+    parent = psutil.Process().parent()
+    for process in parent.children() if parent else []:
+        try:
+            if process.environ().get("LOCAL_RANK") == "0":
+                process.wait(seconds)
+        except psutil.TimeoutExpired:
+            return False
+        except psutil.Error:  # gone, or not a rank
+            pass
+    return True
+
+
 def watch(seconds: int) -> None:
     """Unless called again in so many seconds, print where every thread stands and end the process; 0 calls it off."""
     if seconds:

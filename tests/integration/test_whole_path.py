@@ -80,7 +80,13 @@ def test_help_reads_like_a_good_tool_s(command: list[str], words: list[str]):
     assert "Traceback" not in text
 
 
-def test_a_user_s_mistake_comes_through_the_launcher_as_exit_code_2(tmp_path: Path):
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_user_s_mistake_comes_through_the_launcher_as_exit_code_2(slow: int, tmp_path: Path, monkeypatch):
+    """Told once, also where the first rank is still at its imports when another has found the mistake."""
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os, time\ntime.sleep(5 * (os.environ.get('LOCAL_RANK') == '{slow}'))"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     log = run(
         "deepspeed", "--master_port", str(free_port()), "--num_accelerators", "2",
         "trainer/pretrain.py", "--config", "trainer/recipes/demo.toml",

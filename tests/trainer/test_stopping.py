@@ -127,3 +127,23 @@ def wait_until_gone(pid):
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+SECOND = """
+import os, subprocess, sys, time
+first = subprocess.Popen(["sleep", sys.argv[1]], env={**os.environ, "LOCAL_RANK": "0"})
+waiting = "from trainer.stopping import wait_for_first; print(wait_for_first(float(__import__('sys').argv[1])))"
+second = subprocess.Popen([sys.executable, "-c", waiting, sys.argv[2]], env={**os.environ, "LOCAL_RANK": "1"})
+while second.poll() is None:
+    first.poll()  # as a launcher looks
+    time.sleep(0.1)
+first.kill()
+"""
+
+
+@pytest.mark.parametrize(("ends", "waits", "has_ended"), [(3, 60, True), (60, 1, False)])
+def test_a_rank_waits_for_the_first_of_its_node(ends, waits, has_ended):
+    done = subprocess.run(
+        [sys.executable, "-c", SECOND, str(ends), str(waits)], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == f"{has_ended}\n"
