@@ -30,13 +30,14 @@ def build(kind: Kind, export: Path, **settings: Any) -> Any:
         export: directory of the weights.
         settings: of its BertConfig, such as other dropouts.
     """
-    classes: dict[type[Kind], tuple[Any, dict[str, int]]] = {
-        Texts: (transformers.BertForSequenceClassification, {"num_labels": len(getattr(kind, "labels", ())) or 1}),
-        Choices: (transformers.BertForMultipleChoice, {}),
-        Questions: (transformers.BertForQuestionAnswering, {}),
-        Tags: (transformers.BertForTokenClassification, {"num_labels": len(getattr(kind, "tags", ()))}),
+    models: dict[type[Kind], Any] = {
+        Texts: transformers.BertForSequenceClassification,
+        Choices: transformers.BertForMultipleChoice,
+        Questions: transformers.BertForQuestionAnswering,
+        Tags: transformers.BertForTokenClassification,
     }
-    model, outputs = classes[type(kind)]
+    model = models[type(kind)]
+    outputs = {"num_labels": len(kind.classes) or 1} if isinstance(kind, Texts | Tags) else {}
     config = transformers.BertConfig.from_pretrained(export, **outputs, **settings)
     return model.from_pretrained(export, config=config)
 

@@ -22,7 +22,9 @@ from eval.encoding import Encoder, Sample
 from eval.finetune import DivergedError, Hyperparameters, Settings, learn, predict
 from eval.grid import LOSSES, Points, Search, best_of, grid, restarts
 from eval.kinds import PREDICTIONS, Frozen, Outcome, Texts, read_predictions
+from eval.locks import locked
 from eval.metrics import half_width
+from eval.models import SavedModel, why_not_saved
 from eval.tasks.finetuned import DataSplit, FineTuned
 from eval.tasks.result import Measurement, Result
 from trainer.checkpoint import write_atomically
@@ -37,6 +39,7 @@ _PROBED = 200  # examples that are looked at for unknown words
 _MOST_UNKNOWN = 0.5  # share of their pieces: above it, the vocabulary is of another language
 
 STATES = "states"  # folder of what frozen encoders computed
+MODELS = "models"  # folder of the best points' models
 
 _log = logging.getLogger("eval")
 Parts = Mapping[str, Sequence[Any]]  # train, dev, test, ... -> examples
@@ -53,6 +56,8 @@ class Bench:
         settings: of the learning.
         device: to learn on.
         output: folder of the results.
+        checkpoint: folder of the export.
+        saves_models: whether the best point's model is kept.
     """
 
     export: Export
@@ -61,6 +66,8 @@ class Bench:
     settings: Settings
     device: torch.device
     output: Path
+    checkpoint: Path
+    saves_models: bool
 
 
 def read_parts(task: FineTuned, data: Path | None, with_test: bool, limit: int | None) -> Parts:
@@ -114,6 +121,7 @@ class Experiment:
         self._encoder = Encoder(bench.tokenizer, min(task.max_length, positions))
         self._data_blake2b = _checksum(parts)
         self._disk = Points(bench.output / task.name / "points", self._origin())
+        self._model = SavedModel(bench.output / MODELS / task.name, bench.checkpoint)
 
     def _origin(self) -> dict[str, Any]:
         """What decides a point's figures, besides the point."""
@@ -141,6 +149,8 @@ class Experiment:
         for point in self.points:
             self._disk.read(point)
         self.task.kind.check(self._bench.export.config)
+        if self._bench.saves_models and (reason := why_not_saved(self.task.kind, self._bench.export.config)):
+            raise ValueError(f"--save-models: {self.task.name}: {reason}")
         samples = self.task.kind.encode(self._parts["dev"][:_PROBED], self._encoder, training=False)
         unknown = self._unknown_share(samples)
         if unknown > _MOST_UNKNOWN:
@@ -184,6 +194,22 @@ class Experiment:
     def run(self, point: Hyperparameters) -> None:
         """Learn at a point and write down what comes of it; that it diverged is a result too."""
         began = time.perf_counter()
+        model, result, files = self._learn(point)
+        result = {
+            **result,
+            "seconds": time.perf_counter() - began,
+            "device": str(self._bench.device),
+            "max_tokens": self._bench.settings.max_tokens,
+            "code": code_version(),
+        }
+        self._disk.write(point, result, files)
+        if self._bench.saves_models:
+            with locked(self._model.lock):
+                if point == self._best_so_far():  # of several that end at once, this one or a later one
+                    self._save(model, point, result)
+
+    def _learn(self, point: Hyperparameters) -> tuple[nn.Module, dict[str, Any], dict[str, str]]:
+        """The model of a point, what it is worth, and its files; of one that diverged the figures are none."""
         task, bench = self.task, self._bench
         model = task.kind.build(bench.export, derive_seed(point.seed, "head")).to(bench.device)
         epochs: list[dict[str, Any]] = []
@@ -213,13 +239,9 @@ class Experiment:
             "epochs": epochs,
             "steps": len(losses),
             "error": error,
-            "seconds": time.perf_counter() - began,
-            "device": str(bench.device),
-            "max_tokens": bench.settings.max_tokens,
-            "code": code_version(),
         }
         files = {f"{part}_{name}": text for part, outcome in outcomes.items() for name, text in outcome.files.items()}
-        self._disk.write(point, result, {LOSSES: json.dumps(losses) + "\n", **files})
+        return model, result, {LOSSES: json.dumps(losses) + "\n", **files}
 
     def _judge(self, model: nn.Module, parts: Iterable[str]) -> dict[str, Outcome]:
         kind, bench = self.task.kind, self._bench
@@ -284,9 +306,55 @@ class Experiment:
             raise ValueError(f"{missing} of {len(self.points)} grid points are missing; run the same command again")
         return results
 
+    def _best_so_far(self) -> Hyperparameters | None:
+        """Of the finished points; None where all diverged."""
+        finished = [result for point in self.points if (result := self._disk.read(point)) is not None]
+        usable = [result for result in finished if result["error"] is None]
+        return Hyperparameters(**best_of(usable, self.task.best)["point"]) if usable else None
+
+    def _save(self, model: nn.Module, point: Hyperparameters, result: Mapping[str, Any]) -> None:
+        origin = {**self._origin(), "point": dataclasses.asdict(point)}
+        self._model.write(model, self.task.kind, self._bench.export.config, origin, result["metrics"])
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the best point's model is there, if it is to be kept."""
+        return not self._bench.saves_models or self._model.origin == {
+            **self._origin(),
+            "point": dataclasses.asdict(self._best),
+        }
+
+    def complete_model(self) -> None:
+        """Learn the best point again if its model is to be kept and was not, as when points were finished without.
+
+        Raises:
+            ValueError: a point is missing, or all diverged.
+        """
+        if self.has_model:
+            return
+        with locked(self._model.lock):
+            if self.has_model:  # by another process
+                return
+            known = best_of(self._results(), self.task.best)
+            _log.info("%s: learning the best point again, whose model was not kept", self.task.name)
+            model, result, _ = self._learn(self._best)
+            if result["error"]:
+                raise ValueError(f"the best point, learned again for its model, diverged ({result['error']})")
+            self._save(model, self._best, result)
+        if result["metrics"] != known["metrics"]:
+            _log.warning(
+                "%s: the model that is kept was learned again, and its figures are not those of the point: %s instead "
+                "of %s; another device, or other --threads and --max-tokens, compute other last digits",
+                self.task.name, result["metrics"], known["metrics"],
+            )  # fmt: skip
+
+    @property
+    def _best(self) -> Hyperparameters:
+        return Hyperparameters(**best_of(self._results(), self.task.best)["point"])
+
     @property
     def _best_files(self) -> list[Path]:
-        return self._disk.files(Hyperparameters(**best_of(self._results(), self.task.best)["point"]))
+        return self._disk.files(self._best)
 
     def publish(self, folder: Path) -> None:
         """Copy the best point's predictions to folder/TASK."""

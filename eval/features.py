@@ -157,7 +157,7 @@ class FeatureTags(Kind):
         read = self._layers(frozen.export.config)
         states = states[:, read.start : read.stop]
         ends = np.cumsum([len(sentence.words) for sentence in examples]).tolist()
-        labels = [tag_numbers(sentence, self.reading.tags) for sentence in examples]
+        labels = [tag_numbers(sentence, self.reading.classes) for sentence in examples]
         return [Sentence(states[begin:end], label) for begin, end, label in zip([0, *ends], ends, labels, strict=False)]
 
     @override
@@ -173,7 +173,7 @@ class FeatureTags(Kind):
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
             return LstmTagger(
-                layers, export.config.hidden_size, self.combine, self.units, len(self.reading.tags), self.dropout
+                layers, export.config.hidden_size, self.combine, self.units, len(self.reading.classes), self.dropout
             )
 
     @override
@@ -181,7 +181,7 @@ class FeatureTags(Kind):
         self, examples: Sequence[TaggedSentence], samples: Sequence[Sentence], logits: Sequence[np.ndarray]
     ) -> Outcome:
         """The most probable tags."""
-        tags = self.reading.tags
+        tags = self.reading.classes
         return judge_tags(examples, [[tags[number] for number in of_it.argmax(axis=1)] for of_it in logits])
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -67,7 +67,18 @@ class Frozen:
 
 
 class Kind(ABC):
-    """A kind of task."""
+    """A kind of task.
+
+    Attributes:
+        published_as: the end of the name of the class of transformers that is such a model; None where none is.
+    """
+
+    published_as: ClassVar[str | None] = None
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """Names of the classes, in the order of their numbers; none for kinds without."""
+        return ()
 
     def check(self, config: BertConfig) -> None:  # noqa: B027  most kinds take any
         """See that a model of this shape will do.
@@ -111,9 +122,16 @@ class Texts(Kind):
         long_text: which part of a text that is too long is read; of a pair it is always the beginnings.
     """
 
+    published_as = "ForSequenceClassification"
+
     labels: tuple[str, ...]
     metrics: tuple[str, ...] = ("accuracy",)
     long_text: LongText = "head"
+
+    @property
+    @override
+    def classes(self) -> Sequence[str]:
+        return self.labels
 
     @override
     def encode(self, examples: Sequence[TextExample], encoder: Encoder, training: bool) -> list[Sample]:
@@ -151,6 +169,8 @@ class Texts(Kind):
 @dataclass(frozen=True)
 class Choices(Kind):
     """Which of four endings fits (paper, section 4.4): four sequences of the beginning and an ending."""
+
+    published_as = "ForMultipleChoice"
 
     endings: int = 4
 
@@ -192,6 +212,8 @@ class Choices(Kind):
 @dataclass(frozen=True)
 class Questions(Kind):
     """A question about a text, which answers it or, in version 2, may not."""
+
+    published_as = "ForQuestionAnswering"
 
     version: Literal["v1.1", "v2.0", "korquad"]
 
@@ -238,30 +260,32 @@ class Tags(Kind):
         context: whether a sentence is read within its document.
     """
 
+    published_as = "ForTokenClassification"
+
     types: tuple[str, ...] = ENTITY_TYPES
     context: bool = True
 
     @property
-    def tags(self) -> list[str]:
-        """In the order of their numbers."""
+    @override
+    def classes(self) -> Sequence[str]:
         return ["O", *(f"{prefix}-{kind}" for kind in self.types for prefix in "BI")]
 
     @override
     def encode(self, examples: Sequence[TaggedSentence], encoder: Encoder, training: bool) -> list[tagging.Passage]:
         """A sequence for each sentence, or to predict for all that show the same."""
-        return tagging.passages(examples, encoder, self.tags, self.context, merged=not training)
+        return tagging.passages(examples, encoder, self.classes, self.context, merged=not training)
 
     @override
     def build(self, export: Export, seed: int) -> nn.Module:
         """With scores of each token's tag."""
-        return fine_tuned(export, TagHead(export.config, len(self.tags)), seed)
+        return fine_tuned(export, TagHead(export.config, len(self.classes)), seed)
 
     @override
     def conclude(
         self, examples: Sequence[TaggedSentence], samples: Sequence[tagging.Passage], logits: Sequence[np.ndarray]
     ) -> Outcome:
         """The most probable tags."""
-        return judge_tags(examples, tagging.read_tags(examples, samples, logits, self.tags))
+        return judge_tags(examples, tagging.read_tags(examples, samples, logits, self.classes))
 
 
 def judge_tags(examples: Sequence[TaggedSentence], predicted: Sequence[Sequence[str]]) -> Outcome:

@@ -82,6 +82,9 @@ def _add_learning(group: argparse._ArgumentGroup) -> None:
     source.add_argument("--data", type=Path, metavar="DIR", help="folder with the files of the data sets")
     source.add_argument("--hub", action="store_true", help="take the data sets from the Hugging Face hub instead")
     group.add_argument("--test", action="store_true", help=f"predict test sets too; GLUE's go to {SUBMISSION}")
+    group.add_argument(
+        "--save-models", action="store_true", help="keep each task's best model, as a folder that transformers loads"
+    )
     group.add_argument("--seeds", type=_positive, default=1, metavar="N", help="random restarts (default: %(default)s)")
     several: dict[str, Any] = {"metavar": "X[,X...]", "help": "to try, instead of the task's own"}
     group.add_argument("--learning-rates", type=_several(_rate), **several)

@@ -112,6 +112,8 @@ def _experiments(
         settings=_settings(arguments),
         device=_device(arguments),
         output=arguments.output,
+        checkpoint=checkpoint.path,
+        saves_models=arguments.save_models,
     )
     search = Search(arguments.learning_rates, arguments.epochs, arguments.batch_sizes, tuple(range(arguments.seeds)))
     return {

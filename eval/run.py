@@ -138,6 +138,7 @@ def _is_collected(arguments: argparse.Namespace, plan: Plan) -> bool:
         and all(task.name in tasks and tasks[task.name]["version"] == task.version for task in plan.tasks)
         and all(tasks[name] == json.loads(json.dumps(content)) for name, content in learned.items())
         and (not learned or results["data"] == _data(arguments))
+        and all(experiment.has_model for experiment in plan.experiments.values())
         and (plan.subject is None or results["shards"] == _shards(plan.subject))
         and (plan.subject is None or filled in ([], list(plan.subject.sentences)))
     )
@@ -190,7 +191,9 @@ def _result(task: Task, plan: Plan, failed: dict[str, str]) -> Result | None:
     """What a task found; None, and a reason in ``failed``, where it fails."""
     try:
         if isinstance(task, FineTuned):
-            return plan.experiments[task.name].collect()
+            experiment = plan.experiments[task.name]
+            experiment.complete_model()
+            return experiment.collect()
         assert plan.subject is not None
         return task.evaluate(plan.subject)
     except ValueError as error:

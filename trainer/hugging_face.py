@@ -60,7 +60,7 @@ _LAYER_NORMS = {
     True: {"attention_norm": ("attention.ln",), "feed_forward_norm": ("ln",)},
 }
 _MODEL_TYPES = {False: "bert", True: "megatron-bert"}
-_ARCHITECTURES = {False: "BertForPreTraining", True: "MegatronBertForPreTraining"}
+_ARCHITECTURES = {False: "Bert", True: "MegatronBert"}
 _HEADS = ("bert.pooler.", "cls.")  # what an encoder is published without
 _TIED = {  # copies that some writers store
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -85,7 +85,7 @@ class Export(NamedTuple):
 
 
 def to_hugging_face(state: Mapping[str, Tensor], config: BertConfig) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Rename and split weights of ours.
+    """Rename and split the weights of a model of ours.
 
     Args:
         state: A state_dict of BertForPreTraining, any dtype.
@@ -98,12 +98,28 @@ def to_hugging_face(state: Mapping[str, Tensor], config: BertConfig) -> tuple[di
         ValueError: ``state`` doesn't fit ``config``.
     """
     _check(state, parameter_shapes(config))
+    return settings_of(config, "ForPreTraining"), rename_weights(state, config)
+
+
+def settings_of(config: BertConfig, kind: str) -> dict[str, Any]:
+    """What config.json holds of a model with some kind of head.
+
+    Args:
+        config: its configuration.
+        kind: the end of the name of transformers' class: ForPreTraining, ForSequenceClassification, ...
+    """
+    settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in _OURS_ALONE}
+    architecture = _ARCHITECTURES[config.pre_layer_norm] + kind
+    return {"architectures": [architecture], "model_type": _MODEL_TYPES[config.pre_layer_norm], **settings}
+
+
+def rename_weights(state: Mapping[str, Tensor], config: BertConfig) -> dict[str, Tensor]:
+    """Those weights of a BertForPreTraining of ours that there are, by Hugging Face's names; views of the same."""
     split: dict[str, Tensor] = {}
     for ours, theirs in _names(config).items():
-        split.update(zip(theirs, state[ours].chunk(len(theirs)), strict=True))  # QKV: [3D, D] -> three [D, D]
-    settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in _OURS_ALONE}
-    kind = {"architectures": [_ARCHITECTURES[config.pre_layer_norm]], "model_type": _MODEL_TYPES[config.pre_layer_norm]}
-    return {**kind, **settings}, split
+        if ours in state:
+            split.update(zip(theirs, state[ours].chunk(len(theirs)), strict=True))  # QKV: [3D, D] -> three [D, D]
+    return split
 
 
 def from_hugging_face(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> tuple[BertConfig, dict[str, Tensor]]:
@@ -142,7 +158,29 @@ def save_export(
         ValueError: See ``to_hugging_face``; or ``tokenizer_dir`` holds no tokenizer.
         OSError: It can't be written.
     """
-    settings, weights = to_hugging_face(state, config)
+    write_model(directory, *to_hugging_face(state, config), tokenizer_dir, lineage)
+
+
+def write_model(
+    directory: Path,
+    settings: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    tokenizer_dir: Path,
+    lineage: Mapping[str, Any],
+) -> None:
+    """Write a directory that transformers loads: complete or not at all.
+
+    Args:
+        directory: Where; what is there already is replaced.
+        settings: What config.json holds.
+        weights: By Hugging Face's names; written as float32.
+        tokenizer_dir: Holds the tokenizer's files, which are copied.
+        lineage: Where the weights come from, as JSON can hold it.
+
+    Raises:
+        ValueError: ``tokenizer_dir`` holds no tokenizer.
+        OSError: It can't be written.
+    """
     tokenizer = [tokenizer_dir / name for name in TOKENIZER_FILES if (tokenizer_dir / name).is_file()]
     if not tokenizer:
         raise ValueError(f"{tokenizer_dir}: no tokenizer there; give a folder with {' or '.join(TOKENIZER_FILES[:2])}")

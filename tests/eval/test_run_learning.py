@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -168,6 +169,81 @@ def test_the_same_command_again_does_what_is_missing(
     assert again["tasks"]["mrpc"]["metrics"] == results["tasks"]["mrpc"]["metrics"]  # the same bits, learned anew
     assert run(export, data, tmp_path / "out", "mrpc", "--seeds", "3") == 0  # more of them
     assert [point.seed for point in learned] == [1, 2]
+
+
+def model_of(output: Path, task: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The weights of the model that was kept, and the point of the grid that it says it is."""
+    folder = output / "models" / task
+    told = json.loads((folder / "lineage.json").read_text())["fine_tuned"]
+    assert not list(folder.parent.glob(".*.incomplete"))
+    assert told["metrics"]["dev"]["f1"] == results_of(output)["tasks"][task]["metrics"]["f1"]["value"]
+    return load_file(folder / "model.safetensors"), told["origin"]["point"]
+
+
+def assert_equal(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> None:
+    assert some.keys() == others.keys()
+    for name, tensor in some.items():
+        torch.testing.assert_close(tensor, others[name], rtol=0, atol=0)
+
+
+THREE_POINTS = ("--epochs", "1", "--batch-sizes", "8", "--learning-rates", "2e-3,1e-5,1e-3")
+
+
+def test_the_best_model_is_kept_whoever_learned_it_and_whenever(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mrpc(data)
+    keep = (*THREE_POINTS, "--save-models")
+    assert run(export, data, tmp_path / "out", "mrpc", *keep, quick=False) == 0
+    weights, point = model_of(tmp_path / "out", "mrpc")
+    assert point == results_of(tmp_path / "out")["tasks"]["mrpc"]["details"]["best_point"]
+    assert {file.name for file in (tmp_path / "out" / "models" / "mrpc").iterdir()} >= {"config.json", "vocab.txt"}
+
+    for index in range(3):  # processes that share the grid
+        sharing = ("--grid-index", str(index), "--grid-count", "3")
+        assert run(export, data, tmp_path / "shared", "mrpc", *keep, *sharing, quick=False) == 0
+    assert_equal(model_of(tmp_path / "shared", "mrpc")[0], weights)
+
+    # Points that were finished without: the best one is learned again, and no other.
+    assert run(export, data, tmp_path / "later", "mrpc", *THREE_POINTS, quick=False) == 0
+    assert not (tmp_path / "later" / "models").exists()
+    learned = []
+    learn = experiment.learn
+    monkeypatch.setattr(experiment, "learn", lambda *args: learned.append(args[3]) or learn(*args))
+    assert run(export, data, tmp_path / "later", "mrpc", *keep, quick=False) == 0
+    assert [dataclasses.asdict(point) for point in learned] == [point]
+    assert_equal(model_of(tmp_path / "later", "mrpc")[0], weights)
+
+    assert run(export, data, tmp_path / "later", "mrpc", *keep, quick=False) == 0  # nothing is missing
+    assert len(learned) == 1
+
+
+def test_a_model_that_can_not_be_written_costs_no_point(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(data)
+    out = tmp_path / "out"
+
+    def full(path: Path, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("trainer.hugging_face.write_tensors", full)
+        assert run(export, data, out, "mrpc", "--save-models") == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert len(points_of(out, "mrpc")) == 1
+    assert not (out / "models" / "mrpc").exists()
+    assert run(export, data, out, "mrpc", "--save-models") == 0
+    model_of(out, "mrpc")
+
+
+def test_a_task_that_transformers_has_no_class_for_is_refused_before_anything(
+    long_export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_conll(data)
+    assert run(long_export, data, tmp_path / "out", "conll2003,conll2003_last", "--save-models") == 2
+    assert "--save-models: conll2003_last: transformers has no class" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_processes_share_a_grid_and_the_last_one_gathers(export: Path, data: Path, tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""A learned model as a folder that transformers loads, with the pretrained model's tokenizer and where it comes from.
+
+    OUTPUT/models/mrpc/
+        config.json        BertForSequenceClassification, the names of its classes
+        model.safetensors  float32: the encoder and its head
+        vocab.txt, ...     the tokenizer's files
+        lineage.json       the point of the grid, what it was made of and is worth, and the pretrained model's own
+
+eval.run reads it like an export: its encoder may be learned on, as RTE from MNLI's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from eval.heads import FineTunedBert, SpanHead
+from eval.inputs import read_lineage
+from eval.kinds import Choices, Kind, Texts
+from trainer.hugging_face import LINEAGE, rename_weights, settings_of, write_model
+from trainer.lineage import code_version
+from trainer.model import BertConfig
+
+_ENCODER, _POOLER, _OUTPUT = "bert.", "head.pooler.", "head.output."  # of FineTunedBert's parameters
+
+
+def why_not_saved(kind: Kind, config: BertConfig) -> str | None:
+    """Why transformers has no class for what is learned; None where it has one."""
+    if kind.published_as is None:
+        return "transformers has no class for a BiLSTM on a frozen encoder; leave out the option, or this task"
+    if config.is_decoder and isinstance(kind, Texts | Choices):
+        return (
+            "a left-to-right model is judged by its last token, for which transformers' BERT has no class; leave out "
+            "the option, or this task"
+        )
+    return None
+
+
+def to_hugging_face(model: FineTunedBert, kind: Kind, config: BertConfig) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What config.json and model.safetensors hold of a learned model; the tensors are the model's own."""
+    state = model.state_dict()
+    ours = {name: tensor for name, tensor in state.items() if name.startswith(_ENCODER)}
+    ours |= {f"pooler.{n.removeprefix(_POOLER)}": tensor for n, tensor in state.items() if n.startswith(_POOLER)}
+    output = "qa_outputs" if isinstance(model.head, SpanHead) else "classifier"
+    head = {f"{output}.{n.removeprefix(_OUTPUT)}": tensor for n, tensor in state.items() if n.startswith(_OUTPUT)}
+    assert kind.published_as is not None
+    settings = settings_of(config, kind.published_as) | _classes(kind.classes)
+    if isinstance(kind, Texts):
+        settings["problem_type"] = "single_label_classification" if kind.labels else "regression"
+        settings.setdefault("id2label", {"0": "score"})  # one output
+    return settings, rename_weights(ours, config) | head
+
+
+def _classes(names: Sequence[str]) -> dict[str, Any]:
+    numbered = dict(enumerate(names))
+    return {"id2label": numbered, "label2id": {name: i for i, name in numbered.items()}} if names else {}
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """Where the best model of a task lies.
+
+    Attributes:
+        folder: of it.
+        checkpoint: folder of the pretrained model.
+    """
+
+    folder: Path
+    checkpoint: Path
+
+    @property
+    def lock(self) -> Path:
+        """The file whose lock whoever writes the model holds."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        return self.folder.with_name(f".{self.folder.name}.lock")
+
+    @property
+    def origin(self) -> dict[str, Any] | None:
+        """What it was made of; None where there is none, or another program's."""
+        try:
+            told = json.loads((self.folder / LINEAGE).read_text(encoding="utf-8"))
+            origin: dict[str, Any] = told["fine_tuned"]["origin"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+        return origin
+
+    def write(
+        self,
+        model: nn.Module,
+        kind: Kind,
+        config: BertConfig,
+        origin: Mapping[str, Any],
+        metrics: Mapping[str, Mapping[str, float]],
+    ) -> None:
+        """Write it in the place of the one before; who writes holds its lock.
+
+        Args:
+            model: of a kind that ``why_not_saved`` has nothing against.
+            kind: of task.
+            config: of the pretrained model.
+            origin: what it was made of.
+            metrics: what it is worth, by the part of the data set.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        assert isinstance(model, FineTunedBert)
+        lineage = {
+            "fine_tuned": {"origin": dict(origin), "metrics": metrics, "code": code_version()},
+            "pretrained": {"path": str(self.checkpoint.resolve()), "lineage": read_lineage(self.checkpoint)},
+        }
+        write_model(self.folder, *to_hugging_face(model, kind, config), self.checkpoint, lineage)
