@@ -62,18 +62,31 @@ class History:
     validation: list[dict[str, Any]]
 
 
-def read_histories(paths: Sequence[Path]) -> list[History]:
+def read_histories(paths: Sequence[Path]) -> tuple[list[History], list[Path]]:
     """Read the metrics of runs.
 
+    Args:
+        paths: of run directories; among them may be what else lies in a folder of runs.
+
+    Returns:
+        The runs that have begun to train, at least one; and the other paths.
+
     Raises:
-        ValueError: one has no metrics, or a line that isn't one or lacks a figure.
+        ValueError: there is no such run, nothing at one of the paths, or a run has a line in its metrics that isn't
+            one or lacks a figure.
     """
     names = run_names(path.resolve() for path in paths)
-    return [_read_history(path, names[path.resolve()]) for path in paths]
+    read = {path: _read_history(path, names[path.resolve()]) for path in paths}
+    found = [history for history in read.values() if history is not None]
+    if not found:
+        raise ValueError(f"{paths[0]}: no steps; give a run directory whose training has begun")
+    return found, [path for path, history in read.items() if history is None]
 
 
-def _read_history(path: Path, name: str) -> History:
+def _read_history(path: Path, name: str) -> History | None:
     run = RunDirectory(path)
+    if not path.exists():
+        raise ValueError(f"{path}: no such directory; give that of a run")
     try:
         training, validation = list(read_lines(run.metrics)), list(read_lines(run.validation_metrics))
         for lines, names in ((training, _OF_A_STEP), (validation, _OF_A_VALIDATION)):
@@ -81,9 +94,7 @@ def _read_history(path: Path, name: str) -> History:
                 column(lines, figure)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: its metrics are damaged ({type(error).__name__}: {error})") from error
-    if not training:
-        raise ValueError(f"{run.metrics}: no steps; give a run directory whose training has begun")
-    return History(name, run, training, validation)
+    return History(name, run, training, validation) if training else None
 
 
 @dataclass(frozen=True)

@@ -47,17 +47,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the report; the exit code is 0, or 2 for a mistake in what was asked for."""
     arguments = _parse(argv)
     try:
-        check_output(arguments.output)
-        histories = read_histories(arguments.runs)
+        histories, left_out = read_histories(arguments.runs)
+        runs = [history.run.path for history in histories]
+        output = arguments.output or runs[0] / "report"
+        check_output(output)
         named = {history.run.path.resolve(): history.name for history in histories}
-        evaluations = read_evaluations(arguments.results or find_results([arguments.output, *arguments.runs]), named)
+        evaluations = read_evaluations(arguments.results or find_results([output, *runs]), named)
         exports = exports_of(evaluations)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    for path in left_out:
+        print(f"note: {path} is left out: no run that has begun to train", file=sys.stderr)
     try:
-        arguments.output.mkdir(parents=True, exist_ok=True)
-        write_report(arguments.output, histories, evaluations, exports)
+        output.mkdir(parents=True, exist_ok=True)
+        write_report(output, histories, evaluations, exports)
     except OSError as error:
         print(f"error: the report can't be written: {error}", file=sys.stderr)
         return 2
@@ -210,7 +214,7 @@ def _commit(code: dict[str, Any]) -> str:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m eval.report", description="Curves and tables of runs.")
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run directory")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run directory; runs/* will do")
     parser.add_argument(
         "--output", type=Path, metavar="DIR",
         help=f"for {REPORT}, {PAGE} and pictures (default: report/ in the first run's directory)",
@@ -219,9 +223,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--results", type=Path, action="append", metavar="FILE",
         help=f"a {RESULTS} of eval.run, once or several times (default: those found in the output and the runs)",
     )  # fmt: skip
-    arguments = parser.parse_args(argv)
-    arguments.output = arguments.output or arguments.runs[0] / "report"
-    return arguments
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ class Progress:
     def __init__(self, is_first: bool, recipe: Recipe, step: int):
         """Start at ``step`` of the run."""
         self._every = recipe.log.every
+        self._has_nsp = recipe.train.next_sentence  # else its loss is that of an untrained head
         self._last = recipe.last_step
         self._began = time.monotonic(), step
         self._bar: tqdm[Any] | None = None
@@ -61,9 +62,9 @@ class Progress:
 
     def show(self, line: dict[str, Any]) -> None:
         """Report a step."""
+        tasks = f" (MLM {line['mlm_loss']:.4f}, NSP {line['nsp_loss']:.4f})" if self._has_nsp else ""
         text = (
-            f"loss {line['loss']:.4f} (MLM {line['mlm_loss']:.4f}, NSP {line['nsp_loss']:.4f}), "
-            f"lr {line['learning_rate']:.2e}, {line['tokens_per_second']:,.0f} tokens/s"
+            f"loss {line['loss']:.4f}{tasks}, lr {line['learning_rate']:.2e}, {line['tokens_per_second']:,.0f} tokens/s"
         )
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)

@@ -203,9 +203,10 @@ class Session:
         metrics["perplexity"] = math.exp(min(metrics["mlm_loss"], 700.0))  # a run that diverges is not ended by it
         if self.world.is_first:
             self._log_line(self.run.validation_metrics, {"step": step, "time": time.time(), **metrics})
+            nsp = f", NSP accuracy {metrics['nsp_accuracy']:.4f}" if self.recipe.train.next_sentence else ""
             _log.info(
-                "step %d, held out: loss %.4f, perplexity %.1f, MLM accuracy %.4f, NSP accuracy %.4f",
-                step, metrics["loss"], metrics["perplexity"], metrics["mlm_accuracy"], metrics["nsp_accuracy"],
+                "step %d, held out: loss %.4f, perplexity %.1f, MLM accuracy %.4f%s",
+                step, metrics["loss"], metrics["perplexity"], metrics["mlm_accuracy"], nsp,
             )  # fmt: skip
 
     def _state(self, step: int, engine: Engine) -> RunState:

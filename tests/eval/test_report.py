@@ -138,7 +138,7 @@ def test_a_run_without_validation_first(run: Path, tmp_path: Path) -> None:
 
 
 def test_curves_show_what_was_logged(run: Path) -> None:
-    loss, accuracy, rate = draw(read_histories([run]), Baselines(mlm_loss=7.5, nsp_accuracy=0.6)).axes[:3]
+    loss, accuracy, rate = draw(read_histories([run])[0], Baselines(mlm_loss=7.5, nsp_accuracy=0.6)).axes[:3]
     steps = np.arange(1, 61)
     raw, smoothed, held_out, baseline = loss.lines
     np.testing.assert_allclose(raw.get_xydata(), np.column_stack([steps, 9 - steps / 3]))
@@ -154,7 +154,7 @@ def test_curves_show_what_was_logged(run: Path) -> None:
 
 
 def test_curves_without_baselines(run: Path) -> None:
-    loss, accuracy, _ = draw(read_histories([run]), Baselines(None, None)).axes[:3]
+    loss, accuracy, _ = draw(read_histories([run])[0], Baselines(None, None)).axes[:3]
     assert (len(loss.lines), len(accuracy.lines)) == (3, 3)
     assert accuracy.get_legend() is None
 
@@ -175,8 +175,8 @@ def test_a_table() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("metrics.jsonl", None, "metrics.jsonl: no steps"),
-        ("metrics.jsonl", "", "metrics.jsonl: no steps"),
+        ("metrics.jsonl", None, ": no steps; give a run directory"),
+        ("metrics.jsonl", "", ": no steps; give a run directory"),
         ("metrics.jsonl", "{\n", "its metrics are damaged"),
         ("metrics.jsonl", '{"step": 1}\n', "its metrics are damaged"),
         ("metrics.jsonl", "3\n", "its metrics are damaged"),
@@ -223,6 +223,22 @@ def test_a_report_lies_in_the_run_and_needs_no_word_of_the_code(run: Path) -> No
     assert "| unknown |" in (run / "report" / "report.md").read_text()
 
 
+def test_what_else_lies_in_a_folder_of_runs_is_left_out(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = run.parent
+    (runs / "mlflow.db").touch()
+    (runs / "another").mkdir()
+    (write_run(runs / "begun") / "metrics.jsonl").unlink()
+    assert main(list(map(str, sorted(runs.iterdir())))) == 0  # runs/*
+    said = capsys.readouterr()
+    assert [line.split()[1] for line in said.err.splitlines()] == [
+        str(runs / name) for name in ("another", "begun", "mlflow.db")
+    ]
+    assert str(run / "report" / "report.md") in said.out
+
+    assert main([str(run), str(runs / "typo")]) == 2
+    assert "typo: no such directory" in capsys.readouterr().err
+
+
 def rows_after(text: str, heading: str) -> dict[str, dict[str, str]]:
     """The table of a section: row -> column -> cell."""
     section = text.partition(f"### {heading} (")[2].partition("\n#")[0]
@@ -233,7 +249,7 @@ def rows_after(text: str, heading: str) -> dict[str, dict[str, str]]:
 def report_of(*runs: Path) -> str:
     """The text of report.md, without the pictures."""
     evaluations = read_evaluations(find_results(runs))
-    return "\n".join(report(read_histories(runs), evaluations, exports_of(evaluations), False))
+    return "\n".join(report(read_histories(runs)[0], evaluations, exports_of(evaluations), False))
 
 
 def learned(by: str, seeds: dict[str, list[float]], **metrics: float) -> dict[str, Any]:
@@ -388,7 +404,7 @@ def test_a_run_whose_name_looks_like_a_formula(tmp_path: Path) -> None:
     for run in runs:
         write_evaluation(run, 60, mrpc=learned("f1", {}, f1=50.0))
     assert main([*map(str, runs), "--output", str(tmp_path / "output")]) == 0
-    figure = draw(read_histories(runs), Baselines(None, None))
+    figure = draw(read_histories(runs)[0], Baselines(None, None))
     labels = figure.axes[0].get_legend().get_texts()
     assert [label.get_text() for label in labels[::2]] == ["a$b_{$, training", "$c$, training"]
     assert not any(label.get_parse_math() for label in labels)

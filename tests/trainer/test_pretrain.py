@@ -363,7 +363,8 @@ def test_a_rank_that_hangs_is_noticed_by_the_others(call, tmp_path):
 
 
 def test_without_next_sentence_only_the_words_are_learned(call, tmp_path):
-    codes, _ = call("train.next_sentence=false", "optimizer.weight_decay=0", world=2)
+    codes, log = call("train.next_sentence=false", "optimizer.weight_decay=0", world=2)
+    assert "NSP" not in log
     assert codes == [0, 0]
     lines = list(read_lines(tmp_path / "run" / "metrics.jsonl"))
     assert all(line["loss"] == line["mlm_loss"] for line in lines)
