@@ -303,12 +303,22 @@ def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int
     # Our optimizers are plain torch optimizers, which DeepSpeed has not tested, and which it must not replace.
     resolved = {**raw, **ruled, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
     if world == 1 and "zero_optimization" in raw:
-        # One rank has nothing to communicate, and what DeepSpeed 0.19 does for that costs a GPU time all the same
-        # (zero/stage_1_and_2.py): to overlap it would wait for the device after every micro-batch, and to scatter
-        # gradients, in another type, it would read and write each of them twice more.
-        resolved["zero_optimization"] = {**raw["zero_optimization"], "overlap_comm": False, "reduce_scatter": False}
-        resolved.pop("communication_data_type", None)
+        _leave_out_communication(resolved)
     return resolved
+
+
+def _leave_out_communication(config: dict[str, Any]) -> None:
+    """Spare a single rank what DeepSpeed 0.19 does to communicate, which costs a GPU time all the same.
+
+    To overlap it would wait for the device after every micro-batch; to scatter gradients, in another type, it would
+    read and write each of them twice more (zero/stage_1_and_2.py). Under ZeRO 1 the type stays: what is reduced there
+    are the sums of all micro-batches, and without it they would be rounded to that of the weights.
+    """
+    zero = config["zero_optimization"] = {**config["zero_optimization"], "overlap_comm": False}
+    if zero.get("stage") in (1, 2):
+        zero["reduce_scatter"] = False
+    if zero.get("stage") == 2:
+        config.pop("communication_data_type", None)
 
 
 # The keys of DeepSpeed's configuration that have an effect on this trainer; most of the others would be ignored.

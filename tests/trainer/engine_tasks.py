@@ -95,10 +95,8 @@ def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def gradients_of_one_rank(
-    recipe: Path, shards: Path, deepspeed_config: Path, changes: dict[str, Any]
-) -> tuple[float, list[np.ndarray]]:
-    """Bytes a parameter that DeepSpeed moves after a backward pass, before the update; and the state after a step.
+def bytes_of_one_rank(recipe: Path, shards: Path, deepspeed_config: Path, changes: dict[str, Any]) -> float:
+    """Bytes a parameter that DeepSpeed moves after a backward pass under ZeRO 1 or 2, before the update.
 
     Args:
         recipe: for Lesson.
@@ -106,14 +104,7 @@ def gradients_of_one_rank(
         deepspeed_config: likewise.
         changes: of DeepSpeed's configuration as it was resolved, at its top and in zero_optimization.
     """
-
-    def resolve(*arguments: Any) -> dict[str, Any]:
-        config = resolve_deepspeed(*arguments)
-        within = config["zero_optimization"] | changes.get("zero_optimization", {})
-        return config | changes | {"zero_optimization": within}
-
-    with mock.patch("tests.trainer.rank_tasks.resolve_deepspeed", resolve):
-        lesson = Lesson(join_world(1), load_recipe(recipe, _TWO_MICRO_BATCHES), shards, deepspeed_config)
+    lesson = _changed_lesson(recipe, shards, deepspeed_config, changes)
     moved, zero = _BytesMoved(), lesson.engine._engine.optimizer
 
     def within_count(function: Any) -> Any:
@@ -126,4 +117,22 @@ def gradients_of_one_rank(
     for name in ("process_gradients", "independent_gradient_partition_epilogue"):
         setattr(zero, name, within_count(getattr(zero, name)))
     lesson.train()
-    return moved.count / lesson.engine.parameters / 2, [tensor.numpy() for tensor in lesson.state()]
+    return moved.count / lesson.engine.parameters / 2
+
+
+def state_of_one_rank(recipe: Path, shards: Path, deepspeed_config: Path, changes: dict[str, Any]) -> list[np.ndarray]:
+    """Weights and moments after three steps of two micro-batches; the arguments are those of bytes_of_one_rank."""
+    lesson = _changed_lesson(recipe, shards, deepspeed_config, changes)
+    for _ in range(3):
+        lesson.train()
+    return [tensor.numpy() for tensor in lesson.state()]
+
+
+def _changed_lesson(recipe: Path, shards: Path, deepspeed_config: Path, changes: dict[str, Any]) -> Lesson:
+    def resolve(*arguments: Any) -> dict[str, Any]:
+        config = resolve_deepspeed(*arguments)
+        within = config["zero_optimization"] | changes.get("zero_optimization", {})
+        return config | changes | {"zero_optimization": within}
+
+    with mock.patch("tests.trainer.rank_tasks.resolve_deepspeed", resolve):
+        return Lesson(join_world(1), load_recipe(recipe, _TWO_MICRO_BATCHES), shards, deepspeed_config)

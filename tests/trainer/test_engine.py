@@ -14,9 +14,10 @@ from tests.ranks import run_ranks
 from tests.trainer import reference
 from tests.trainer.engine_tasks import (
     bytes_left_after_close,
-    gradients_of_one_rank,
+    bytes_of_one_rank,
     order_of_a_step,
     start_engine_with,
+    state_of_one_rank,
 )
 from tests.trainer.rank_tasks import (
     device_of_this_rank,
@@ -269,13 +270,20 @@ def test_the_next_batch_is_asked_for_before_the_last_backward_pass(recipe, shard
     assert order == ["forward", "backward", "forward", "meanwhile", "backward"]
 
 
-def test_one_rank_computes_the_same_without_what_ranks_do_to_communicate(recipe, shards, deepspeed_config):
-    """A gradient of 16 bits is copied (4 bytes), widened (6) and added to what is there (12, and 2 to clear that)."""
-    as_many_do = {"communication_data_type": "fp32", "zero_optimization": {"reduce_scatter": True}}
-    (of_many, weights), (of_one, same) = (
-        run_ranks(1, gradients_of_one_rank, recipe, shards, deepspeed_config(), changes)[0]
-        for changes in (as_many_do, {})
+AS_MANY_DO = {"communication_data_type": "fp32", "zero_optimization": {"reduce_scatter": True}}
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_one_rank_computes_the_same_without_what_ranks_do_to_communicate(stage, recipe, shards, deepspeed_config):
+    path = deepspeed_config(zero_optimization={"stage": stage})
+    weights, same = (run_ranks(1, state_of_one_rank, recipe, shards, path, changes)[0] for changes in (AS_MANY_DO, {}))
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(weights, same, strict=True))
+
+
+def test_one_rank_moves_no_gradient_to_communicate_it(recipe, shards, deepspeed_config):
+    """One of 16 bits is copied (4 bytes), widened (6) and added to what is there (12, and 2 to clear that)."""
+    of_many, of_one = (
+        run_ranks(1, bytes_of_one_rank, recipe, shards, deepspeed_config(), changes)[0] for changes in (AS_MANY_DO, {})
     )
     assert of_one == pytest.approx(24, abs=0.5)
     assert of_many > of_one + 14
-    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(weights, same, strict=True))
