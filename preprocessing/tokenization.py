@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,10 +54,14 @@ def parse_vocabulary(text: str, where: str) -> list[str]:
             raise VocabularyError(f"{where}: line {line} is empty; a vocabulary needs one token a line")
         if first_line[token] != line:
             raise VocabularyError(f"{where}: the token {token!r} is on line {first_line[token]} and again on {line}")
-    for special in SPECIAL_TOKENS:
-        if special not in first_line:
-            raise VocabularyError(f"{where}: the special token {special} is missing; BERT needs {SPECIAL_TOKENS}")
+    _check_special_tokens(first_line, where)
     return tokens
+
+
+def _check_special_tokens(tokens: Collection[str], where: str) -> None:
+    for special in SPECIAL_TOKENS:
+        if special not in tokens:
+            raise VocabularyError(f"{where}: the special token {special} is missing; BERT needs {SPECIAL_TOKENS}")
 
 
 def vocabulary_text(vocabulary: Sequence[str]) -> str:
@@ -84,12 +88,17 @@ def load_words(directory: Path | str) -> list[str]:
     """The tokens of a tokenizer's folder in the order of their ids, from vocab.txt or else from tokenizer.json.
 
     Raises:
-        VocabularyError: it holds neither, or one that is damaged.
+        VocabularyError: it holds neither, or one that is damaged, or whose ids have gaps.
     """
     if (listed := Path(directory) / VOCABULARY_FILE).is_file():
         return load_vocabulary(listed)
     ids: dict[str, int] = load_tokenizer(directory).get_vocab()
-    return sorted(ids, key=ids.__getitem__)
+    where = str(Path(directory) / TOKENIZER_FILE)
+    _check_special_tokens(ids, where)
+    words = sorted(ids, key=ids.__getitem__)
+    if any(ids[word] != place for place, word in enumerate(words)):
+        raise VocabularyError(f"{where}: its ids are not those from 0 to {len(ids) - 1}; give a vocab.txt beside it")
+    return words
 
 
 def special_ids(vocabulary: Sequence[str]) -> SpecialIds:

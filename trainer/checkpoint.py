@@ -188,10 +188,12 @@ class RunDirectory:
     def claim_outcome(self, ending: Ending, reason: str) -> bool:
         """As set_outcome where no other rank has said so before; returns whether this one was the first."""
         try:
-            with self.outcome_file.open("x", encoding="utf-8") as file:
-                file.write(_outcome_line(ending, reason))
+            file = self.outcome_file.open("x", encoding="utf-8")
         except FileExistsError:
             return False
+        try:
+            with file:
+                file.write(_outcome_line(ending, reason))
         except OSError:  # no room, maybe: an empty file would keep the others from telling
             self.outcome_file.unlink(missing_ok=True)
             raise
@@ -226,7 +228,7 @@ class RunDirectory:
 
     def staging(self, step: int) -> Path:
         """Where the checkpoint of a step is written before it is complete."""
-        return self.checkpoints / f".{step_name(step)}.incomplete"
+        return _incomplete(self.checkpoint(step))
 
     def begin_checkpoint(self, step: int) -> None:
         """Make an empty staging folder, throwing away what an interrupted attempt left. The first rank calls it."""

@@ -4,7 +4,7 @@ python -m trainer.outcome RUN    prints one of these words, and the reason on st
 
 word      exit code   RUN/outcome          what happened                                       what a job script does
 done      0           done                 all steps are trained                               goes on to what comes next
-requeue   10          requeue: REASON      a signal ended it after a checkpoint                starts the same command again
+requeue   10          requeue: REASON      asked to end; with a checkpoint if it found room    starts the same command again
 failed    11          failed: REASON       what will come again: wrong settings, bad data,     tells a person
                                            a NaN or infinite loss, no room for a checkpoint
 crashed   12          none                 killed, out of memory, a node or a rank was lost    starts it again, a few times

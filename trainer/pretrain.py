@@ -78,10 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"error: {error}", file=sys.stderr)
             return 1
         except _COMES_AGAIN as error:
-            tells = _write_failure(RunDirectory(arguments.output), str(error))
-            if not tells and not has_joined():
-                tells = not wait_for_first(_HEAD_START)  # then it is a mistake of this rank alone
-            if tells:
+            if _write_failure(RunDirectory(arguments.output), str(error)):
                 print(f"error: {error}", file=sys.stderr)
             return 1 if isinstance(error, NonFiniteError | DamagedShardError) else MISTAKE
         except Exception:  # maybe of this rank alone, while the others wait for it: told at once, before anything waits
@@ -92,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _write_failure(run: RunDirectory, reason: str) -> bool:
     """Leave word of an error where there is a run; returns whether it is this rank that tells it."""
-    first = os.environ.get("LOCAL_RANK", "0") == "0"  # a node's disk may have trouble of its own
+    first = os.environ.get("LOCAL_RANK", "0") == "0"  # a node's disk may have trouble of its own, and so may a rank
+    first = first or not (has_joined() or wait_for_first(_HEAD_START))
     if not run.config.is_file():
         return first
     try:
@@ -134,6 +132,7 @@ def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
         initial_weights(arguments.init_from, recipe)
 
     world = join_world(recipe.train.threads)
+    world.gather(None)  # under NCCL ranks meet here only: none takes the run while another may still find a mistake
     step = _on_first(world, lambda: _take_over(run, recipe, shards, arguments.init_from, held))
     if step >= recipe.last_step:
         if world.is_first:
@@ -333,7 +332,7 @@ def _write_settings(
     run: RunDirectory, recipe: Recipe, arguments: argparse.Namespace, shards: Corpus, step: int
 ) -> None:
     run.tokenizer.mkdir(exist_ok=True)
-    for file in shards.tokenizer.iterdir():
+    for file in filter(Path.is_file, shards.tokenizer.iterdir()):
         write_atomically(run.tokenizer / file.name, file.read_bytes())
     write_atomically(run.manifest, shards.manifest)
     write_atomically(run.deepspeed_config, arguments.deepspeed_config.read_text(encoding="utf-8"))

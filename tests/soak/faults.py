@@ -119,7 +119,7 @@ class Storm:
         """Disturb until it is enough, and let the last run come to its end."""
         while self.met.total() < faults:
             run = RunDirectory(self._directory / f"run{self.runs}")
-            while not run.outcome or run.outcome.ending != "done":
+            while run.ending != "done":
                 self._start(run)
                 print(f"{self.met.total()} faults, {len(lines(run.path))} steps of run {self.runs}", flush=True)
             self._compare(run)
@@ -141,11 +141,12 @@ class Storm:
                     FAULTS[name].begin(ranks, self._chance)
                     met.append(name)
                     time.sleep(self._chance.uniform(0.1, 2))
-                for rank in filter(is_running, ranks):
-                    FAULTS[name].end([rank])
+                for rank in ranks:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        FAULTS[name].end([rank])
 
         run_ranks_and_disturb(2, run_pretrain_as_a_program, self._arguments(run.path), disturb=disturb)
-        ending = run.outcome.ending if run.outcome else "crashed"
+        ending = run.ending or "crashed"
         expected = {"done"}.union(*(FAULTS[name].endings for name in met))
         assert ending in expected, f"{run.path}: {ending} after {met}"
         self.met.update((name, "it went on") for name in met[:-1])
@@ -211,7 +212,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="faults-") as directory:
         storm = Storm(Path(directory), arguments.seed)
         storm.run(arguments.faults)
-    command = ["python", "tests/soak/faults.py", "--faults", str(arguments.faults), "--output", str(arguments.output)]
+    options = {"--faults": arguments.faults, "--seed": arguments.seed, "--output": arguments.output}
+    command = ["python", "tests/soak/faults.py", *(str(word) for option in options.items() for word in option)]
     arguments.output.write_text(report(storm, time.monotonic() - began, command), encoding="utf-8")
     return 0
 

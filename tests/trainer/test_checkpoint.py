@@ -1,6 +1,7 @@
 import contextlib
 import dataclasses
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -360,6 +361,18 @@ def test_an_outcome_that_finds_no_room_does_not_keep_another_rank_from_telling(r
     with room_for(4), pytest.raises(OSError, match="File too large"):
         run.claim_outcome("failed", "mine")
     assert run.claim_outcome("failed", "another's")
+
+
+def test_a_rank_without_handles_takes_no_word_from_another(run):
+    run.claim_outcome("failed", "mine")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            run.claim_outcome("failed", "another's")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert run.outcome == ("failed", "mine")
 
 
 def test_what_can_not_be_deleted_takes_nothing_from_the_new_checkpoint(run, monkeypatch, caplog):

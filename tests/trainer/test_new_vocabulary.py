@@ -1,6 +1,7 @@
 """`python -m trainer.new_vocabulary`: words keep what they had, new ones begin with their pieces, the rest stays."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -9,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 from transformers import BertForPreTraining as TheirBert
 
-from preprocessing.tokenization import SPECIAL_TOKENS, load_words
+from preprocessing.tokenization import SPECIAL_TOKENS, VocabularyError, load_words
 from tests.trainer.shard_factory import save_tokenizer
 from trainer.hugging_face import load_export, save_export
 from trainer.model import BertConfig, BertForPreTraining
@@ -104,6 +105,25 @@ def test_half_precision_and_a_tokenizer_without_its_list(model, tokenizer, tmp_p
     export = load_export(model)
     changed = change_vocabulary(export, load_words(model), EXTENDED)
     assert torch.equal(changed.state[WORDS][5], export.state[WORDS][[7, 8, 9]].float().mean(dim=0))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"cat":6', '"cat":60', "tokenizer.json: its ids are not those from 0 to"),
+        ('"[PAD]"', '"[VOID]"', "tokenizer.json: the special token [PAD] is missing"),
+    ],
+)
+def test_a_tokenizer_without_its_list_needs_all_ids_and_special_tokens(model, old, new, message):
+    (model / "vocab.txt").unlink()
+    described = json.loads((model / "tokenizer.json").read_text())
+    described["model"]["vocab"] = json.loads(
+        json.dumps(described["model"]["vocab"], separators=(",", ":")).replace(old, new)
+    )
+    described["added_tokens"] = [token for token in described["added_tokens"] if token["content"] != "[PAD]"]
+    (model / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(VocabularyError, match=re.escape(message)):
+        load_words(model)
 
 
 def test_mistakes(model, tokenizer, tmp_path, capsys):

@@ -443,6 +443,14 @@ def test_weights_of_another_vocabulary_are_refused(call, shards, tmp_path, file)
     assert not (tmp_path / "continued").exists()
 
 
+def test_a_folder_beside_the_tokenizer_s_files_is_nobody_s_mistake(call, tmp_path):
+    """As notebooks leave it."""
+    shards = write_shards(tmp_path / "others")
+    (shards / "tokenizer" / ".ipynb_checkpoints").mkdir()
+    assert call("train.max_steps=1", shards=shards)[0] == [0]
+    assert {path.name for path in (tmp_path / "run" / "tokenizer").iterdir()} >= {"vocab.txt", "tokenizer.json"}
+
+
 def test_a_run_is_not_gone_on_with_on_other_shards(call, tmp_path):
     assert call("train.max_steps=4")[0] == [0]
     codes, log = call(shards=write_shards(tmp_path / "others", seed=1))
