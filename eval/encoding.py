@@ -19,6 +19,7 @@ from trainer.model import EMPTY_SLOT
 from trainer.packing import PackedTokens
 
 LongText = Literal["head", "tail", "head+tail"]
+_SHORTEST = 4  # [CLS], a token, [SEP] and, of a pair, another [SEP]
 _FRONT = 128 / 510  # Sun et al. (2019), section 5.3.1: the first 128 and the last 382 of 510
 
 
@@ -90,9 +91,14 @@ class Encoder:
     Args:
         tokenizer: of a BERT; its own settings say how it cuts words and whether it lowers their case.
         max_length: tokens of a sequence, special ones included.
+
+    Raises:
+        ValueError: that leaves no room for texts.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
+        if max_length < _SHORTEST:
+            raise ValueError(f"sequences of {max_length} tokens have no room for texts; give {_SHORTEST} or more")
         self.max_length = max_length
         self.unknown = tokenizer.token_to_id(UNKNOWN)
         self._cls, self._sep = tokenizer.token_to_id(CLS), tokenizer.token_to_id(SEP)

@@ -25,6 +25,7 @@ from eval.kinds import PREDICTIONS, Frozen, Outcome, Texts, read_predictions
 from eval.locks import locked
 from eval.metrics import half_width
 from eval.models import SavedModel, why_not_saved
+from eval.results import MODELS, STATES
 from eval.tasks.finetuned import DataSplit, FineTuned
 from eval.tasks.result import Measurement, Result
 from trainer.checkpoint import write_atomically
@@ -37,9 +38,6 @@ _BASELINE = "always the class that is most frequent in training"
 _KEPT = ("point", "metrics", "error", "seconds", "device")  # of every point, in results.json
 _PROBED = 200  # examples that are looked at for unknown words
 _MOST_UNKNOWN = 0.5  # share of their pieces: above it, the vocabulary is of another language
-
-STATES = "states"  # folder of what frozen encoders computed
-MODELS = "models"  # folder of the best points' models
 
 _log = logging.getLogger("eval")
 Parts = Mapping[str, Sequence[Any]]  # train, dev, test, ... -> examples
@@ -57,6 +55,7 @@ class Bench:
         device: to learn on.
         output: folder of the results.
         checkpoint: folder of the export.
+        lineage: where that comes from.
         saves_models: whether the best point's model is kept.
     """
 
@@ -67,6 +66,7 @@ class Bench:
     device: torch.device
     output: Path
     checkpoint: Path
+    lineage: Mapping[str, Any]
     saves_models: bool
 
 
@@ -121,7 +121,7 @@ class Experiment:
         self._encoder = Encoder(bench.tokenizer, min(task.max_length, positions))
         self._data_blake2b = _checksum(parts)
         self._disk = Points(bench.output / task.name / "points", self._origin())
-        self._model = SavedModel(bench.output / MODELS / task.name, bench.checkpoint)
+        self._model = SavedModel(bench.output / MODELS / task.name, bench.checkpoint, bench.lineage)
 
     def _origin(self) -> dict[str, Any]:
         """What decides a point's figures, besides the point."""
@@ -203,10 +203,18 @@ class Experiment:
             "code": code_version(),
         }
         self._disk.write(point, result, files)
-        if self._bench.saves_models:
+        if self._bench.saves_models and not result["error"]:
+            self._save_if_best(model, point, result)
+
+    def _save_if_best(self, model: nn.Module, point: Hyperparameters, result: Mapping[str, Any]) -> None:
+        """Keep the model of a finished point if none so far is better; where that fails, complete_model comes to it."""
+        try:
             with locked(self._model.lock):
-                if point == self._best_so_far():  # of several that end at once, this one or a later one
+                finished = [found for other in self.points if (found := self._disk.read(other)) is not None]
+                if best_of(finished, self.task.best)["point"] == dataclasses.asdict(point):
                     self._save(model, point, result)
+        except OSError as error:
+            _log.warning("%s: the model can't be written (%s); it will be tried again", self.task.name, error)
 
     def _learn(self, point: Hyperparameters) -> tuple[nn.Module, dict[str, Any], dict[str, str]]:
         """The model of a point, what it is worth, and its files; of one that diverged the figures are none."""
@@ -301,34 +309,33 @@ class Experiment:
         results = [result for point in self.points if (result := self._disk.read(point)) is not None]
         if len(results) < len(self.points):
             missing = len(self.points) - len(results)
-            if failures := list(filter(None, map(self._disk.failure, self.points))):
+            if failures := [
+                why for point in self.points if not self.is_finished(point) and (why := self._disk.failure(point))
+            ]:
                 raise ValueError(failures[0])
             raise ValueError(f"{missing} of {len(self.points)} grid points are missing; run the same command again")
         return results
 
-    def _best_so_far(self) -> Hyperparameters | None:
-        """Of the finished points; None where all diverged."""
-        finished = [result for point in self.points if (result := self._disk.read(point)) is not None]
-        usable = [result for result in finished if result["error"] is None]
-        return Hyperparameters(**best_of(usable, self.task.best)["point"]) if usable else None
-
     def _save(self, model: nn.Module, point: Hyperparameters, result: Mapping[str, Any]) -> None:
-        origin = {**self._origin(), "point": dataclasses.asdict(point)}
-        self._model.write(model, self.task.kind, self._bench.export.config, origin, result["metrics"])
+        """Keep a model; who does holds its lock."""
+        self._model.write(
+            model, self.task.kind, self._bench.export.config, self._origin_of_model(point), result["metrics"]
+        )
+
+    def _origin_of_model(self, point: Hyperparameters) -> dict[str, Any]:
+        return {**self._origin(), "point": dataclasses.asdict(point)}
 
     @property
     def has_model(self) -> bool:
         """Whether the best point's model is there, if it is to be kept."""
-        return not self._bench.saves_models or self._model.origin == {
-            **self._origin(),
-            "point": dataclasses.asdict(self._best),
-        }
+        return not self._bench.saves_models or self._model.origin == self._origin_of_model(self._best)
 
     def complete_model(self) -> None:
         """Learn the best point again if its model is to be kept and was not, as when points were finished without.
 
         Raises:
-            ValueError: a point is missing, or all diverged.
+            ValueError: a point is missing, or all diverged, or now the best one has.
+            OSError: the model can't be written.
         """
         if self.has_model:
             return
@@ -336,11 +343,12 @@ class Experiment:
             if self.has_model:  # by another process
                 return
             known = best_of(self._results(), self.task.best)
+            point = Hyperparameters(**known["point"])
             _log.info("%s: learning the best point again, whose model was not kept", self.task.name)
-            model, result, _ = self._learn(self._best)
+            model, result, _ = self._learn(point)
             if result["error"]:
                 raise ValueError(f"the best point, learned again for its model, diverged ({result['error']})")
-            self._save(model, self._best, result)
+            self._save(model, point, result)
         if result["metrics"] != known["metrics"]:
             _log.warning(
                 "%s: the model that is kept was learned again, and its figures are not those of the point: %s instead "

@@ -112,7 +112,7 @@ def read_lineage(checkpoint: Path) -> dict[str, Any]:
     """Where an export comes from; empty for one that another program wrote.
 
     Raises:
-        ValueError: lineage.json is not a JSON object.
+        ValueError: lineage.json is not a JSON object, or of another kind.
     """
     path = checkpoint / LINEAGE
     if not path.is_file():
@@ -123,6 +123,10 @@ def read_lineage(checkpoint: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: not JSON ({error}); copy the export anew") from error
     if not isinstance(lineage, dict):
         raise ValueError(f"{path}: not a JSON object; copy the export anew")  # noqa: TRY004  a mistake in a file
+    for name, kind in (("run", str), ("step", int)):
+        if not isinstance(lineage.get(name), kind | None):
+            wrong = f"{name} is {lineage[name]!r}, not as an export of ours has it"
+            raise ValueError(f"{path}: {wrong}; delete the file")  # noqa: TRY004  a mistake in a file
     return lineage
 
 

@@ -20,7 +20,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from eval.heads import FineTunedBert, SpanHead
-from eval.inputs import read_lineage
 from eval.kinds import Choices, Kind, Texts
 from trainer.hugging_face import LINEAGE, rename_weights, settings_of, write_model
 from trainer.lineage import code_version
@@ -68,10 +67,12 @@ class SavedModel:
     Attributes:
         folder: of it.
         checkpoint: folder of the pretrained model.
+        lineage: where that comes from.
     """
 
     folder: Path
     checkpoint: Path
+    lineage: Mapping[str, Any]
 
     @property
     def lock(self) -> Path:
@@ -112,6 +113,6 @@ class SavedModel:
         assert isinstance(model, FineTunedBert)
         lineage = {
             "fine_tuned": {"origin": dict(origin), "metrics": metrics, "code": code_version()},
-            "pretrained": {"path": str(self.checkpoint.resolve()), "lineage": read_lineage(self.checkpoint)},
+            "pretrained": {"path": str(self.checkpoint.resolve()), "lineage": self.lineage},
         }
         write_model(self.folder, *to_hugging_face(model, kind, config), self.checkpoint, lineage)

@@ -53,13 +53,16 @@ def prepare(arguments: argparse.Namespace) -> Plan:
     """
     selected = select(arguments.tasks)
     checkpoint = open_checkpoint(arguments.checkpoint)
+    lineage = read_lineage(arguments.checkpoint)
     tasks = [_adapt(task, arguments, checkpoint.export.config.max_position_embeddings) for task in selected]
     plan = Plan(
         tasks=tasks,
         checkpoint=checkpoint,
-        lineage=read_lineage(arguments.checkpoint),
+        lineage=lineage,
         subject=_subject([task for task in tasks if isinstance(task, Intrinsic)], arguments, checkpoint),
-        experiments=_experiments([task for task in tasks if isinstance(task, FineTuned)], arguments, checkpoint),
+        experiments=_experiments(
+            [task for task in tasks if isinstance(task, FineTuned)], arguments, checkpoint, lineage
+        ),
         settings=_settings(arguments),
         device=_device(arguments),
     )
@@ -100,7 +103,7 @@ def _subject(tasks: Sequence[Intrinsic], arguments: argparse.Namespace, checkpoi
 
 
 def _experiments(
-    tasks: Sequence[FineTuned], arguments: argparse.Namespace, checkpoint: Checkpoint
+    tasks: Sequence[FineTuned], arguments: argparse.Namespace, checkpoint: Checkpoint, lineage: dict[str, Any]
 ) -> dict[str, Experiment]:
     check_source(tasks, arguments)
     if tasks and arguments.data and not arguments.data.is_dir():  # a file could pass for train and dev at once
@@ -113,6 +116,7 @@ def _experiments(
         device=_device(arguments),
         output=arguments.output,
         checkpoint=checkpoint.path,
+        lineage=lineage,
         saves_models=arguments.save_models,
     )
     search = Search(arguments.learning_rates, arguments.epochs, arguments.batch_sizes, tuple(range(arguments.seeds)))

@@ -10,7 +10,7 @@ It holds
     fine_tuning        optimizer, precision, device, ...: of the tasks that the model learned; null without such
     tasks              name -> version, metrics (value, half_width, baseline, unit), baselines, details
     failed             name -> why, of tasks that did
-    files              what else lies beside it: predictions/TASK/, glue_submission.zip
+    files              what else lies beside it: predictions/TASK/, glue_submission.zip; models/TASK/ are not listed
     code               which code evaluated
     seconds            how long it took
 
@@ -33,6 +33,10 @@ from trainer.checkpoint import write_atomically
 
 RESULTS = "results.json"
 FORMAT_VERSION = 2
+
+# Folders beside it: the best points' predictions and models, and what frozen encoders compute meanwhile. All others
+# are named like tasks.
+PREDICTED, MODELS, STATES = "predictions", "models", "states"
 
 
 class _Measured(pydantic.BaseModel):

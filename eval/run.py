@@ -26,14 +26,16 @@ from typing import Any
 
 import torch
 
-from eval.experiment import STATES, Experiment
+from eval.experiment import Experiment
 from eval.locks import locked
 from eval.options import SUBMISSION, parse
 from eval.plan import Plan, prepare
 from eval.readers.glue import GLUE
 from eval.results import (
     FORMAT_VERSION,
+    PREDICTED,
     RESULTS,
+    STATES,
     check_output,
     figures_table,
     filled_table,
@@ -51,8 +53,6 @@ from eval.workers import describe, exit_on_sigterm, run_points, run_side_by_side
 from trainer.checkpoint import CheckpointError
 from trainer.leases import hold_export
 from trainer.lineage import code_version
-
-PREDICTED = "predictions"
 
 _log = logging.getLogger("eval")
 
@@ -155,6 +155,7 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
     """
     output = arguments.output
     found = {task.name: _result(task, plan, failed) for task in plan.tasks if task.name not in failed}
+    _complete_models([plan.experiments[name] for name in found if name in plan.experiments], failed)
     tasks = {task.name: _content(task, result) for task in plan.tasks if (result := found.get(task.name)) is not None}
     results = {
         "format_version": FORMAT_VERSION,
@@ -191,9 +192,7 @@ def _result(task: Task, plan: Plan, failed: dict[str, str]) -> Result | None:
     """What a task found; None, and a reason in ``failed``, where it fails."""
     try:
         if isinstance(task, FineTuned):
-            experiment = plan.experiments[task.name]
-            experiment.complete_model()
-            return experiment.collect()
+            return plan.experiments[task.name].collect()
         assert plan.subject is not None
         return task.evaluate(plan.subject)
     except ValueError as error:
@@ -202,6 +201,17 @@ def _result(task: Task, plan: Plan, failed: dict[str, str]) -> Result | None:
         failed[task.name] = describe(error)
         _log.exception("%s failed", task.name)
     return None
+
+
+def _complete_models(experiments: Sequence[Experiment], failed: dict[str, str]) -> None:
+    """See that the models are there that are to be kept; a reason in ``failed`` for those that can't be."""
+    for experiment in experiments:
+        try:
+            experiment.complete_model()
+        except Exception as error:  # whatever it is: the figures, and the other tasks, must not be lost
+            if experiment.task.name not in failed:
+                failed[experiment.task.name] = f"its model is not kept: {describe(error)}"
+                _log.exception("%s: its model is not kept", experiment.task.name)
 
 
 def _publish(output: Path, experiments: Sequence[Experiment]) -> list[str]:

@@ -72,6 +72,10 @@ class Watch:
         self._tasks = tuple(tasks)
         self._final_tasks = tuple(final_tasks)
         self._options = options
+        # Now: a file that describes a task may change while a run is followed.
+        self._names = {
+            words: {task.name for task in select(words)} for words in (self._tasks, self._final_tasks) if words
+        }
         self._checksums: dict[tuple[Path, int], str] = {}
 
     def follow(self, poll: float) -> None:
@@ -125,7 +129,7 @@ class Watch:
         except (ValueError, OSError):
             return False
         same: bool = results["checkpoint"]["weights_blake2b"] == weights
-        return same and {task.name for task in select(job.tasks)} <= results["tasks"].keys()
+        return same and self._names[job.tasks] <= results["tasks"].keys()
 
     def _checksum(self, weights: Path) -> str:
         key = weights, weights.stat().st_mtime_ns

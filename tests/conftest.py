@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).parents[1]
 LAB = ROOT.parent / "shared"  # real corpora and cluster laboratories, beside the checkout where there are any
@@ -16,6 +17,10 @@ LAB = ROOT.parent / "shared"  # real corpora and cluster laboratories, beside th
 # As the Makefile sets it: tools of the same environment come first.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# No time is asserted, on machines that others use too; and every run of the tests is of the same examples.
+settings.register_profile("ours", deadline=None, derandomize=True)
+settings.load_profile("ours")
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,8 @@ from trainer.model import BertConfig, BertForPreTraining, parameter_count, param
 from trainer.tensor_files import write_tensors
 
 CONFIG, WEIGHTS, LINEAGE = "config.json", "model.safetensors", "lineage.json"
-TOKENIZER_FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_FILES = ("vocab.txt", "tokenizer.json", TOKENIZER_CONFIG, "special_tokens_map.json")
 
 # Ours -> theirs. A module stands for its weight and bias; a tuple, for what one product of ours joins.
 _PARAMETERS = {
@@ -192,6 +193,7 @@ def write_model(
         write_tensors(staging / WEIGHTS, {k: v.float().contiguous() for k, v in weights.items()}, {"format": "pt"})
         for file in tokenizer:
             shutil.copyfile(file, staging / file.name)
+        _limit_tokenizer(staging / TOKENIZER_CONFIG, settings["max_position_embeddings"])
         _publish(staging, directory)
     finally:
         shutil.rmtree(staging, ignore_errors=True)  # where the disk is full, the next checkpoint needs the room
@@ -358,6 +360,15 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _limit_tokenizer(path: Path, positions: int) -> None:
+    """Tell transformers' tokenizer where a text that is too long is to be cut; shards are for models of any length."""
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        _write_json(path, {**settings, "model_max_length": positions})
+    except (FileNotFoundError, ValueError, TypeError, RecursionError):
+        return  # another program's, and not as we know it: left as it is
 
 
 def _empty(directory: Path) -> Path:

@@ -31,6 +31,7 @@ class TextTable:
         scale: lowest and highest figure of a regression; all are finite.
         files: split -> its files, read one after the other; that of a split which is not here is SPLIT.tsv.
         id: column of the ids. Where a file lacks it, rows are numbered from 0.
+        needs_id: refuse a file that lacks it.
         columns: names of the columns of a file whose first line doesn't name them.
         unlabelled: word of the rows that have no label, which are left out.
         drop_short: leave out rows with too few cells, which the original files are known to have.
@@ -44,6 +45,7 @@ class TextTable:
     scale: tuple[float, float] | None = None
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     id: str | None = None
+    needs_id: bool = False
     columns: tuple[str, ...] = ()
     unlabelled: str | None = None
     drop_short: bool = False
@@ -92,7 +94,8 @@ def _paths(table: TextTable, data: Path, split: str) -> list[Path]:
 
 def _needed(table: TextTable, split: str) -> list[str]:
     """Columns that a split must have."""
-    return [column for column in (table.a, table.b, None if split == "test" else table.label) if column]
+    label = None if split == "test" else table.label
+    return [column for column in (table.a, table.b, label, table.id if table.needs_id else None) if column]
 
 
 def read_rows(path: Path, needed: Sequence[str], table: TextTable) -> Iterator[Row]:
@@ -160,5 +163,6 @@ def _figure(word: str, table: TextTable, row: Row) -> float:
     except ValueError:
         figure = math.nan
     if not (math.isfinite(figure) and low <= figure <= high):
-        raise row.error(table.label, f"{word!r} is not a figure; expected one from {low:g} to {high:g}")
+        expected = f"; expected one from {low:g} to {high:g}" if math.isfinite(low) else ""
+        raise row.error(table.label, f"{word!r} is not a figure{expected}")
     return figure

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from eval.results import MODELS, PREDICTED, STATES
 from eval.tasks.finetuned import FINE_TUNED, FineTuned
 from eval.tasks.intrinsic import INTRINSIC, Intrinsic
 from eval.tasks.own import SUFFIX, read_task
@@ -47,6 +48,6 @@ def select(names: Sequence[str]) -> list[Task]:
 
 def _read_own(path: Path) -> Task:
     task = read_task(path)
-    if task.name in TASKS or task.name in GROUPS:
-        raise ValueError(f"{path}: {task.name} is a task of ours; give the file another name")
+    if task.name.lower() in (*TASKS, *GROUPS, PREDICTED, MODELS, STATES):
+        raise ValueError(f"{path}: {task.name} is a name of ours; give the file another one")
     return task

@@ -96,6 +96,7 @@ class OwnTask:
             labels=self.labels,
             scale=None if self.labels else (-math.inf, math.inf),
             id=self.id,
+            needs_id=self.id is not None,
         )
 
 

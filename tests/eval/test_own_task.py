@@ -126,10 +126,26 @@ def test_files_that_describe_no_task(tmp_path: Path, text: str, told: str) -> No
 
 
 def test_names_that_will_not_do(tmp_path: Path) -> None:
-    assert message(write_task(tmp_path, TICKETS, "mrpc.toml")) == "mrpc is a task of ours; give the file another name"
-    assert message(write_task(tmp_path, TICKETS, "glue.toml")) == "glue is a task of ours; give the file another name"
+    for name in ("mrpc", "glue", "states", "models", "Predictions"):  # tasks, a group, and folders of the results
+        told = message(write_task(tmp_path, TICKETS, f"{name}.toml"))
+        assert told == f"{name} is a name of ours; give the file another one"
     assert message(write_task(tmp_path, TICKETS, "my tickets.toml")).startswith("a task is named like its file")
     assert message(tmp_path / "none.toml") == "can't read the task (No such file or directory)"
+
+
+def test_ids_that_it_names_must_be_there(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task, data = write_task(tmp_path / "mine", 'id = "tickt"\n' + TICKETS), write_tickets(tmp_path / "data")
+    assert evaluate(export, task, data, tmp_path / "out") == 2
+    assert "train.tsv: line 1: no column 'tickt'" in capsys.readouterr().err
+
+
+def test_sequences_without_room_for_texts(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = TICKETS.replace("max_length = 20", "max_length = 3")
+    task, data = write_task(tmp_path / "mine", short), write_tickets(tmp_path / "data")
+    assert evaluate(export, task, data, tmp_path / "out") == 2
+    assert "sequences of 3 tokens have no room for texts; give 4 or more" in capsys.readouterr().err
+    task = write_task(tmp_path / "mine", short.replace("= 3", "= 4").replace("1e-3, 2e-3", "1e-3"))
+    assert evaluate(export, task, data, tmp_path / "out") == 0
 
 
 def test_its_tables_are_not_on_the_hub(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -163,6 +163,7 @@ INCOMPLETE = {
     "damaged lineage": (overwritten("lineage.json", "{"), "lineage.json: not JSON"),
     "lineage nested without end": (overwritten("lineage.json", "[" * 100_000), "lineage.json: not JSON"),
     "lineage that is no object": (overwritten("lineage.json", "[]"), "lineage.json: not a JSON object"),
+    "lineage of another kind": (overwritten("lineage.json", '{"step": "7"}'), "lineage.json: step is '7', not as an"),
     "no head for words": (lacking("cls.predictions.transform.dense"), "lacks mlm.dense.weight, which mlm needs"),
     "no head for sentences": (lacking("cls.seq_relationship"), "lacks nsp.weight, which nsp needs"),
     "no pooler": (lacking("bert.pooler"), "lacks pooler.dense.weight, which nsp needs"),

@@ -218,7 +218,7 @@ def test_the_best_model_is_kept_whoever_learned_it_and_whenever(
     assert len(learned) == 1
 
 
-def test_a_model_that_can_not_be_written_costs_no_point(
+def test_models_that_can_not_be_written_cost_no_figures(
     export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_mrpc(data)
@@ -229,12 +229,16 @@ def test_a_model_that_can_not_be_written_costs_no_point(
 
     with monkeypatch.context() as patched:
         patched.setattr("trainer.hugging_face.write_tensors", full)
-        assert run(export, data, out, "mrpc", "--save-models") == 1
-    assert "No space left on device" in capsys.readouterr().err
-    assert len(points_of(out, "mrpc")) == 1
+        assert run(export, data, out, "mrpc", *THREE_POINTS, "--save-models", quick=False) == 1
+    assert "failed: mrpc: its model is not kept: [Errno 28] No space left on device" in capsys.readouterr().err
+    assert len(points_of(out, "mrpc")) == 3
+    assert not list((out / "mrpc" / "points").glob(".*.failed"))
     assert not (out / "models" / "mrpc").exists()
-    assert run(export, data, out, "mrpc", "--save-models") == 0
+    figures = results_of(out)["tasks"]["mrpc"]
+    assert run(export, data, out, "mrpc", *THREE_POINTS, "--save-models", quick=False) == 0
     model_of(out, "mrpc")
+    assert results_of(out)["tasks"]["mrpc"] == figures
+    assert results_of(out)["failed"] == {}
 
 
 def test_a_task_that_transformers_has_no_class_for_is_refused_before_anything(

@@ -25,7 +25,7 @@ from eval.tasks.result import Result
 from eval.watch import main
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.processes import assert_free, wait_for
-from tests.eval.small_data import write_mrpc
+from tests.eval.small_data import write_mrpc, write_table
 from tests.trainer.mlflow_store import empty_store
 from trainer.checkpoint import RunDirectory, step_name
 from trainer.hugging_face import save_export
@@ -163,6 +163,18 @@ def test_a_failed_task_is_tried_once_more_by_a_new_watcher_and_told_each_time(
     assert follow("--tasks", "mlm,nsp") == 0
     assert follow("--tasks", "mlm,nsp") == 0
     assert evaluated == ["step-000007", "step-000009"] * 3
+
+
+def test_a_file_that_describes_a_task_may_change_meanwhile(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], tmp_path: Path
+) -> None:
+    task = tmp_path / "tickets.toml"
+    task.write_text('text = "t"\nlabels = ["0", "1"]\nepochs = [1]\nlearning_rates = [1e-3]\n')
+    for split in ("train", "dev"):
+        write_table(tmp_path / f"{split}.tsv", ["t", "label"], [[f"word{i}", i % 2] for i in range(8)])
+    words = ("--tasks", f"fill_mask,{task}", "--data", str(tmp_path))
+    assert follow(*words, events=[lambda: task.write_text("text = "), done(run)]) == 0
+    assert evaluated == ["step-000007", "step-000009"]
 
 
 def test_a_folder_that_is_no_step_is_skipped(

@@ -194,6 +194,7 @@ FILE = '<!DOCTYPE mediawiki [<!ENTITY a SYSTEM "file:///etc/hostname">]>'
         (b"<html><body>503 Service Unavailable</body></html>", "no <mediawiki> element"),
         ("<html/>".encode("utf-32"), "no <mediawiki> element"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "xml",  # some are megabytes
 )
 def test_refused(xml: bytes, message: str) -> None:
     with pytest.raises(SourceError, match=rf"^a\.xml: .*{message}"):

@@ -216,6 +216,20 @@ class TestExport:
         assert json.loads((export / "config.json").read_text())["architectures"] == ["BertForPreTraining"]
         assert (export / "vocab.txt").read_text() == "[PAD]\n[UNK]\n"
 
+    @pytest.mark.parametrize(
+        ("given", "written"),
+        [
+            ('{"do_lower_case": true}', {"do_lower_case": True, "model_max_length": CONFIG.max_position_embeddings}),
+            ("{", None),
+            ("[]", None),
+        ],
+    )
+    def test_tells_the_tokenizer_how_long_a_text_may_be(self, tmp_path, tokenizer_dir, given, written):
+        (tokenizer_dir / "tokenizer_config.json").write_text(given)
+        save_export(tmp_path / "limited", random_state(), CONFIG, tokenizer_dir, LINEAGE)
+        text = (tmp_path / "limited" / "tokenizer_config.json").read_text()
+        assert text == given if written is None else json.loads(text) == written
+
     def test_weights_are_float32_whatever_the_run_used(self, tmp_path, tokenizer_dir):
         save_export(tmp_path / "half", random_state(torch.bfloat16), CONFIG, tokenizer_dir, LINEAGE)
         assert {tensor.dtype for tensor in load_file(tmp_path / "half" / "model.safetensors").values()} == {

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.mixture import interleave, whole_weights
@@ -12,7 +12,6 @@ from trainer.mixture import interleave, whole_weights
 weights = st.lists(st.integers(1, 1000), min_size=1, max_size=9)
 
 
-@settings(deadline=None)
 @given(weights, st.integers(1, 3000))
 def test_each_source_gives_its_samples_once_and_in_order(of_sources, count):
     sources, positions = interleave(np.arange(count), of_sources)
@@ -20,7 +19,6 @@ def test_each_source_gives_its_samples_once_and_in_order(of_sources, count):
         assert positions[sources == source].tolist() == list(range((sources == source).sum()))
 
 
-@settings(deadline=None)
 @given(weights, st.integers(1, 3000))
 def test_every_prefix_has_every_sources_share(of_sources, count):
     """Within half a sample for each halving of the list of sources."""
@@ -32,7 +30,6 @@ def test_every_prefix_has_every_sources_share(of_sources, count):
         assert np.abs(seen - share).max() <= halvings / 2 + 1e-9
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=4), st.integers(0, 10**12), st.integers(1, 500))
 def test_every_window_has_every_sources_share(of_sources, first, count):
     sources, _ = interleave(np.arange(first, first + count), of_sources)
@@ -41,7 +38,6 @@ def test_every_window_has_every_sources_share(of_sources, first, count):
         assert abs(int((sources == source).sum()) - share) <= 2
 
 
-@settings(deadline=None)
 @given(weights, st.lists(st.integers(0, 10**14), min_size=1, max_size=20))
 def test_an_index_is_placed_the_same_alone_and_among_others(of_sources, indices):
     together = interleave(np.array(indices), of_sources)
@@ -63,7 +59,6 @@ def test_mixtures_are_fixed_for_ever(of_sources, sources):
     assert interleave(np.arange(10), of_sources)[0].tolist() == sources
 
 
-@settings(deadline=None)
 @given(weights)
 def test_after_a_whole_turn_every_source_gave_its_weight(of_sources):
     """So weights that are numbers of pairs make one corpus of several: each pair once in an epoch of all."""
@@ -91,7 +86,6 @@ def test_weights_are_taken_as_they_are_written(given_weights, expected):
     assert whole_weights(given_weights) == expected
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 10**15), min_size=2, max_size=6))
 def test_great_numbers_of_pairs_are_scaled_down(pairs):
     whole = whole_weights(pairs)

@@ -54,7 +54,7 @@ def test_bounded_numbers_are_even():
     assert chi_square < 22.46  # the 0.1 % point with 6 degrees of freedom
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(size=st.integers(1, 5000), seed=st.integers(0, 2**32))
 def test_a_permutation_meets_every_number_once(size, seed):
     assert sorted(permute(np.arange(size), size, derive_key(seed))) == list(range(size))
