@@ -1,6 +1,6 @@
 """What torch.compile writes for a layer of BERT-LARGE on a GPU, without one: its kernels and what they read and write.
 
-    python benchmarks/gpu_kernels.py                     # a minute or two on a CPU; any torch from 2.11 that has triton
+    python benchmarks/gpu_kernels.py                     # a minute or two on a CPU; a torch that has triton
 
 A layer's forward and backward pass are traced on the CPU. Then their graphs are told that they lie on a GPU of compute
 capability 9.0, Inductor writes its kernels for that, and triton builds each of them. Nothing is run. Inductor itself

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -301,24 +301,25 @@ def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int
         if raw.get(key, "auto") not in ("auto", value):
             raise ConfigError(f'{path}: {key} is {raw[key]}, but the recipe says {value}; write "auto"')
     # Our optimizers are plain torch optimizers, which DeepSpeed has not tested, and which it must not replace.
-    resolved = {**raw, **ruled, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
-    if world == 1 and "zero_optimization" in raw:
-        _leave_out_communication(resolved)
-    return resolved
+    return {**raw, **ruled, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
 
 
-def _leave_out_communication(config: dict[str, Any]) -> None:
-    """Spare a single rank what DeepSpeed 0.19 does to communicate, which costs a GPU time all the same.
+def without_communication(config: Mapping[str, Any]) -> dict[str, Any]:
+    """DeepSpeed's configuration for a single rank, without what it would do to communicate.
 
-    To overlap it would wait for the device after every micro-batch; to scatter gradients, in another type, it would
-    read and write each of them twice more (zero/stage_1_and_2.py). Under ZeRO 1 the type stays: what is reduced there
-    are the sums of all micro-batches, and without it they would be rounded to that of the weights.
+    DeepSpeed 0.19 does it all the same, which costs a GPU time: to overlap it waits for the device after every
+    micro-batch; to scatter gradients, in another type, it reads and writes each of them twice more
+    (zero/stage_1_and_2.py). Under ZeRO 1 the type stays: what is reduced there are the sums of all micro-batches, and
+    without it they would be rounded to that of the weights.
     """
-    zero = config["zero_optimization"] = {**config["zero_optimization"], "overlap_comm": False}
-    if zero.get("stage") in (1, 2):
+    if "zero_optimization" not in config:
+        return dict(config)
+    zero = {**config["zero_optimization"], "overlap_comm": False}
+    stage = zero.get("stage", 0)
+    if stage in (1, 2):
         zero["reduce_scatter"] = False
-    if zero.get("stage") == 2:
-        config.pop("communication_data_type", None)
+    dropped = ("communication_data_type",) if stage == 2 else ()
+    return {**{key: value for key, value in config.items() if key not in dropped}, "zero_optimization": zero}
 
 
 # The keys of DeepSpeed's configuration that have an effect on this trainer; most of the others would be ignored.

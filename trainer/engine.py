@@ -22,7 +22,7 @@ from deepspeed.runtime.config import DeepSpeedConfigError
 from torch import Tensor
 
 from trainer.allocator import keep_freed_memory
-from trainer.config import Recipe
+from trainer.config import Recipe, without_communication
 from trainer.data import Batch
 from trainer.fp8 import to_fp8
 from trainer.gradients import take_norm_once, total_norm
@@ -140,6 +140,8 @@ class Engine:
             torch._dynamo.reset()  # what it keeps of one phase would count against its limit of ways in the next
             for layer in model.bert.layers:
                 layer.compile()
+        if world.size == 1:
+            deepspeed_config = without_communication(deepspeed_config)
         try:
             self._engine, *_ = deepspeed.initialize(model=model, optimizer=self._optimizer, config=deepspeed_config)
         except _REFUSALS as error:

@@ -131,7 +131,7 @@ def scaling(recipe: Recipe, cluster: Cluster, assumptions: Assumptions, most: in
 def _plan_phase(
     recipe: Recipe, phase: Phase, steps: int, cluster: Cluster, assumptions: Assumptions, wanted: int | None
 ) -> PhasePlan:
-    config, sharding = recipe.model, cluster.sharding
+    config, sharding = recipe.model, cluster.effective
     share = phase.global_batch_size // cluster.gpus
     largest = _largest(recipe, phase, cluster, assumptions)
     if not largest:
@@ -186,7 +186,7 @@ def _choose(phase: Phase, share: int, largest: int, wanted: int | None) -> int:
 
 def _states(recipe: Recipe, cluster: Cluster) -> States:
     temporary = TEMPORARY_BYTES[recipe.optimizer.name]
-    return model_states(parameter_count(recipe.model), cluster.sharding, cluster.gpus, temporary)
+    return model_states(parameter_count(recipe.model), cluster.effective, cluster.gpus, temporary)
 
 
 def _usable(cluster: Cluster, assumptions: Assumptions) -> float:
@@ -195,7 +195,7 @@ def _usable(cluster: Cluster, assumptions: Assumptions) -> float:
 
 def _largest(recipe: Recipe, phase: Phase, cluster: Cluster, assumptions: Assumptions) -> int:
     """The most sequences at a time that fit a GPU, full ones; 0 where not even one does."""
-    sharding = cluster.sharding
+    sharding = cluster.effective
     states = _states(recipe, cluster)
     room = _usable(cluster, assumptions) - states.working
     if room <= 0 or states.updating > _usable(cluster, assumptions):

@@ -49,6 +49,11 @@ class Cluster:
     gpus: int
     sharding: Sharding
 
+    @property
+    def effective(self) -> Sharding:
+        """How it is set on so many."""
+        return self.sharding.of_ranks(self.gpus)
+
 
 @dataclass(frozen=True)
 class PhasePlan:

@@ -7,7 +7,7 @@ BF16_Optimizer, in which every rank keeps all gradients, in both precisions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from cluster.planning.hardware import PlanError
@@ -69,6 +69,12 @@ class Sharding:
     def accumulates_apart(self) -> bool:
         """Whether stage 2 adds up gradients in a float32 buffer that has only this rank's part."""
         return self.stage == 2 and self.width < self.accumulation
+
+    def of_ranks(self, ranks: int) -> Sharding:
+        """What the trainer makes of it for so many ranks (trainer.config.without_communication)."""
+        if ranks > 1:
+            return self
+        return replace(self, overlap=False, communication=self.width if self.stage == 2 else self.communication)
 
     def keeps_gathered(self, parameters: int) -> bool:
         """Whether stage 3 gathers weights once for both passes."""

@@ -111,7 +111,7 @@ def _book(file: BinaryIO, name: str) -> Item:
 def _is_text(beginning: bytes) -> bool:
     """Whether a file may be text: else archives and pictures, being no UTF-8, would pass for Windows-1252."""
     controls = len(beginning) - len(beginning.translate(None, _CONTROL))
-    return beginning[:2] in _MARKS or controls <= _STRAY * len(beginning)
+    return beginning[:2] in _MARKS or controls <= max(1, _STRAY * len(beginning))
 
 
 def _documents(file: BinaryIO, name: str, wanted: Wanted) -> Iterator[Item]:

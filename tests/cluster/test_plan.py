@@ -10,9 +10,9 @@ from cluster.plan import main
 from cluster.planning.estimate import make_plan, scaling
 from cluster.planning.hardware import GPUS, find_gpu
 from cluster.planning.plans import Assumptions, Cluster
-from cluster.planning.sharding import Sharding
+from cluster.planning.sharding import Sharding, read_sharding
 from preprocessing.schema import PAIR
-from trainer.config import load_recipe
+from trainer.config import load_recipe, without_communication
 
 ROOT = Path(__file__).parents[2]
 CONFIG = str(ROOT / "ds_config.json")
@@ -246,6 +246,26 @@ def test_what_is_missing_is_named(capsys):
         main(["--gpu", "h200"])
     assert stopped.value.code == 2
     assert "--recipe and --gpus" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_one_gpu_is_set_as_the_trainer_sets_it(stage):
+    config = {
+        "zero_optimization": {"stage": stage, "overlap_comm": True}, "bf16": {"enabled": True},
+        "data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32",
+    }  # fmt: skip
+    assert read_sharding(config).of_ranks(1) == read_sharding(without_communication(config))
+    assert read_sharding(config).of_ranks(2) == read_sharding(config)
+
+
+def test_the_hours_of_other_numbers_of_gpus_are_those_of_their_own_plans(capsys):
+    found = {}
+    for gpus in ("1", "8", "64"):
+        assert run("--recipe", "bert_large", "--gpu", "l40s", "--gpus", gpus, "--json") == 0
+        figures = json.loads(capsys.readouterr().out)
+        found[gpus] = dict(figures["scaling"])
+        assert found[gpus][int(gpus)] == pytest.approx(figures["hours"])
+    assert found["1"] == found["8"] == found["64"]
 
 
 def test_gpus_are_found_whatever_the_case():

@@ -68,6 +68,7 @@ def test_what_is_no_text_is_damaged(data: bytes) -> None:
 
 def test_a_stray_control_character_makes_no_archive() -> None:
     assert book(b"A book of one page.\x0c" * 100 + b"\0\x1a").text.startswith("A book of one page.")
+    assert book(b"A short poem.\0").text.startswith("A short poem.")
 
 
 def test_windows_quotation_marks_and_bytes_of_no_encoding() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -95,16 +96,16 @@ def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def bytes_of_one_rank(recipe: Path, shards: Path, deepspeed_config: Path, changes: dict[str, Any]) -> float:
+def bytes_of_one_rank(recipe: Path, shards: Path, deepspeed_config: Path, communicates: bool) -> float:
     """Bytes a parameter that DeepSpeed moves after a backward pass under ZeRO 1 or 2, before the update.
 
     Args:
         recipe: for Lesson.
         shards: likewise.
         deepspeed_config: likewise.
-        changes: of DeepSpeed's configuration as it was resolved, at its top and in zero_optimization.
+        communicates: whether it does what many ranks do, too.
     """
-    lesson = _changed_lesson(recipe, shards, deepspeed_config, changes)
+    lesson = _lesson_of_one_rank(recipe, shards, deepspeed_config, communicates)
     moved, zero = _BytesMoved(), lesson.engine._engine.optimizer
 
     def within_count(function: Any) -> Any:
@@ -120,19 +121,14 @@ def bytes_of_one_rank(recipe: Path, shards: Path, deepspeed_config: Path, change
     return moved.count / lesson.engine.parameters / 2
 
 
-def state_of_one_rank(recipe: Path, shards: Path, deepspeed_config: Path, changes: dict[str, Any]) -> list[np.ndarray]:
+def state_of_one_rank(recipe: Path, shards: Path, deepspeed_config: Path, communicates: bool) -> list[np.ndarray]:
     """Weights and moments after three steps of two micro-batches; the arguments are those of bytes_of_one_rank."""
-    lesson = _changed_lesson(recipe, shards, deepspeed_config, changes)
+    lesson = _lesson_of_one_rank(recipe, shards, deepspeed_config, communicates)
     for _ in range(3):
         lesson.train()
     return [tensor.numpy() for tensor in lesson.state()]
 
 
-def _changed_lesson(recipe: Path, shards: Path, deepspeed_config: Path, changes: dict[str, Any]) -> Lesson:
-    def resolve(*arguments: Any) -> dict[str, Any]:
-        config = resolve_deepspeed(*arguments)
-        within = config["zero_optimization"] | changes.get("zero_optimization", {})
-        return config | changes | {"zero_optimization": within}
-
-    with mock.patch("tests.trainer.rank_tasks.resolve_deepspeed", resolve):
+def _lesson_of_one_rank(recipe: Path, shards: Path, deepspeed_config: Path, communicates: bool) -> Lesson:
+    with mock.patch("trainer.engine.without_communication", dict) if communicates else nullcontext():
         return Lesson(join_world(1), load_recipe(recipe, _TWO_MICRO_BATCHES), shards, deepspeed_config)

@@ -14,6 +14,7 @@ from trainer.config import (
     load_recipe,
     resolve_deepspeed,
     to_toml,
+    without_communication,
 )
 from trainer.model import parameter_count
 
@@ -343,14 +344,23 @@ def test_deepspeed_reads_every_key_that_is_taken():
     assert {*_SECTIONS, *_VALUES} <= asked
 
 
-def test_one_rank_has_nothing_to_communicate(recipe, deepspeed_config):
-    settings, path = load_recipe(recipe), deepspeed_config()
-    one, two = (resolve_deepspeed(path, settings, settings.phases[0], world) for world in (1, 2))
-    off = {"overlap_comm": False, "reduce_scatter": False}
-    assert one["zero_optimization"] == {**two["zero_optimization"], **off}
-    assert two["zero_optimization"]["overlap_comm"] is True
-    assert "communication_data_type" in two
-    assert "communication_data_type" not in one
+@pytest.mark.parametrize(
+    ("stage", "off", "has_type"),
+    [
+        (0, {"overlap_comm": False}, True),
+        (1, {"overlap_comm": False, "reduce_scatter": False}, True),
+        (2, {"overlap_comm": False, "reduce_scatter": False}, False),
+        (3, {"overlap_comm": False}, True),
+    ],
+)
+def test_one_rank_has_nothing_to_communicate(stage, off, has_type):
+    zero = {"stage": stage, "overlap_comm": True, "reduce_bucket_size": 7}
+    config = {"bf16": {"enabled": True}, "zero_optimization": zero, "communication_data_type": "fp32"}
+    alone = without_communication(config)
+    assert alone == {
+        "bf16": {"enabled": True}, "zero_optimization": {**zero, **off},
+        **({"communication_data_type": "fp32"} if has_type else {}),
+    }  # fmt: skip
 
 
 def test_equal_values_are_no_disagreement(recipe, deepspeed_config):

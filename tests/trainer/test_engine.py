@@ -270,20 +270,17 @@ def test_the_next_batch_is_asked_for_before_the_last_backward_pass(recipe, shard
     assert order == ["forward", "backward", "forward", "meanwhile", "backward"]
 
 
-AS_MANY_DO = {"communication_data_type": "fp32", "zero_optimization": {"reduce_scatter": True}}
-
-
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_one_rank_computes_the_same_without_what_ranks_do_to_communicate(stage, recipe, shards, deepspeed_config):
-    path = deepspeed_config(zero_optimization={"stage": stage})
-    weights, same = (run_ranks(1, state_of_one_rank, recipe, shards, path, changes)[0] for changes in (AS_MANY_DO, {}))
+    path = deepspeed_config(zero_optimization={"stage": stage, "overlap_comm": True})
+    weights, same = (run_ranks(1, state_of_one_rank, recipe, shards, path, does)[0] for does in (True, False))
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(weights, same, strict=True))
 
 
 def test_one_rank_moves_no_gradient_to_communicate_it(recipe, shards, deepspeed_config):
     """One of 16 bits is copied (4 bytes), widened (6) and added to what is there (12, and 2 to clear that)."""
     of_many, of_one = (
-        run_ranks(1, bytes_of_one_rank, recipe, shards, deepspeed_config(), changes)[0] for changes in (AS_MANY_DO, {})
+        run_ranks(1, bytes_of_one_rank, recipe, shards, deepspeed_config(), does)[0] for does in (True, False)
     )
     assert of_one == pytest.approx(24, abs=0.5)
     assert of_many > of_one + 14
