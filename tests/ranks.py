@@ -26,6 +26,14 @@ _PATIENCE = 240.0  # seconds; a hang is a failure, not a wait
 _AFTER_ONE = 30.0  # seconds that a launcher gives the other ranks
 
 
+def is_there(process: psutil.Process) -> bool:
+    """Whether it has not ended, reaped or not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # between the two
+        return False
+
+
 def free_port() -> int:
     """A port that nobody listens on; the launchers' own default is taken where another training runs."""
     with socket.socket() as probe:

@@ -14,7 +14,9 @@ from common import run_programs, seconds_since_start
 ENDLESS = """
 import pathlib, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-pathlib.Path(sys.argv[1]).write_text(str(child.pid))
+told = pathlib.Path(sys.argv[1])
+told.with_suffix(".new").write_text(str(child.pid))
+told.with_suffix(".new").rename(told)
 time.sleep(600)
 """
 
@@ -22,7 +24,7 @@ time.sleep(600)
 def test_at_the_end_a_program_is_killed_with_all_that_it_started(tmp_path: Path):
     told = tmp_path / "pid"
     with pytest.raises(RuntimeError, match="endless was not done"):
-        run_programs({"endless": [sys.executable, "-c", ENDLESS, told]}, tmp_path, seconds_since_start() + 3)
+        run_programs({"endless": [sys.executable, "-c", ENDLESS, told]}, tmp_path, seconds_since_start() + 12)
     child = int(told.read_text())
     for _ in range(300):  # the kernel takes its time
         if not runs(child):

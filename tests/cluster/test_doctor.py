@@ -288,7 +288,8 @@ def test_one_rank_cannot_write(tmp_path):
 
 def test_a_rank_that_never_comes(monkeypatch, capsys):
     launch = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    for name, value in launch.items():
+    # The last two are what the doctor sets.
+    for name, value in {**launch, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     assert main(["--patience", "2"]) == 1
     assert "2 ranks don't come together" in capsys.readouterr().out

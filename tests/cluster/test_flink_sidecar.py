@@ -26,6 +26,7 @@ BASE = ROOT / "cluster" / "k8s" / "base" / "preprocess"
 
 pytestmark = [
     pytest.mark.flink,
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(not (LAB / "beam" / "flink-up").exists(), reason="no Flink laboratory at ../shared/beam"),
     pytest.mark.skipif(not (LAB / "data" / "books").exists(), reason="no books at ../shared/data"),
     pytest.mark.skipif(
@@ -46,7 +47,7 @@ def flink(tmp_path: Path) -> Iterator[None]:
     environment = {**os.environ, "FLINK_LAB_DIR": str(FLINK), "FLINK_LAB_PYTHON": sys.executable,
                    "FLINK_LAB_TASKMANAGERS": "1"}  # fmt: skip
     up = subprocess.run([LAB / "beam" / "flink-up"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                        timeout=300, text=True, start_new_session=True)  # fmt: skip
+                        timeout=900, text=True, start_new_session=True)  # fmt: skip
     if up.returncode == 2:
         pytest.skip(up.stderr.strip())
     assert up.returncode == 0, up.stderr
@@ -60,7 +61,7 @@ def flink(tmp_path: Path) -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
     yield
     pool.send_signal(signal.SIGINT)  # it ends its workers then
-    pool.wait(30)
+    pool.wait(120)
     subprocess.run([LAB / "beam" / "flink-down"], env=environment, capture_output=True, check=True)
 
 
@@ -71,7 +72,7 @@ def make_shards(output: Path, *runner: str) -> dict[str, str]:
         "--books", LAB / "data" / "books" / "pg10*.txt", "--sequence-lengths", "128", "--duplicates", "1",
         "--vocab", LAB / "data" / "vocab" / "bert-base-uncased-vocab.txt", "--output", output,
     ]  # fmt: skip
-    made = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=400)
+    made = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert made.returncode == 0, made.stderr[-3000:]
     return {entry.file: entry.blake2b for entry in ShardDirectory(output).manifest.shards}
 

@@ -42,6 +42,7 @@ USER = 1000  # of the manifests
 
 pytestmark = [
     pytest.mark.kubernetes,
+    pytest.mark.timeout(1800),  # a busy machine, at the first of them with the API server's build
     pytest.mark.skipif(not CHECK.exists(), reason="no Kubernetes laboratory at ../shared/cluster"),
     needs_kubectl,
 ]
@@ -217,7 +218,6 @@ def running(volume: Path, directory: Path) -> Iterator[subprocess.Popen[str]]:
         lab.wait(60)
 
 
-@pytest.mark.timeout(1200)  # a busy machine; a quiet one takes a minute
 @pytest.mark.parametrize(("kind", "drained", "killed"), [("job", 0, 1), ("jobset", 1, 0), ("trainjob", 0, 1)])
 def test_pods_drained_and_killed_leave_the_curve_of_a_run_that_was_never_disturbed(
     volume, uninterrupted, tmp_path, kind, drained, killed
@@ -254,7 +254,6 @@ def test_a_mistake_is_not_tried_again(volume, tmp_path, kind):
     assert len(re.findall(r"started at", log)) == 2
 
 
-@pytest.mark.timeout(1200)
 def test_all_three_jobs_submitted_at_once_run_one_after_the_other(volume, tmp_path):
     """Pretraining waits for the shards, evaluation for the run; nobody but they themselves sees to that."""
     words = [f"word{i}" for i in range(64 - len(SPECIAL))]
@@ -318,7 +317,6 @@ def podman(tmp_path_factory) -> list[str]:
     return command
 
 
-@pytest.mark.timeout(1200)
 def test_the_dockerfile_builds_on_a_bare_debian_and_its_image_preprocesses(podman, tmp_path):
     """As non-root, on a read-only root, without network; and without torch, which preprocessing has no use for."""
     certificates = os.environ.get("SSL_CERT_FILE", "/etc/ssl/certs/ca-certificates.crt")

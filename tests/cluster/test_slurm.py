@@ -117,7 +117,11 @@ class Job:
     @property
     def state(self) -> str:
         command = ["squeue", "--noheader", "--states=all", "--format=%T", f"--job={self.number}"]
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip()  # "" where it did not answer
+        for _ in range(20):
+            if found := subprocess.run(command, capture_output=True, text=True).stdout.strip():
+                return found
+            time.sleep(1)  # it did not answer
+        return ""
 
     @property
     def restarts(self) -> int:
@@ -171,7 +175,7 @@ def launch(site, cluster):
 def run_launch(site: Path, job: str, *arguments: str) -> str:
     command = [sys.executable, "-m", "cluster.launch", job, "--on", "slurm", "--settings", "cluster.toml", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=site, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=site, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -335,7 +339,7 @@ def test_preprocessing_pretraining_and_evaluation_run_through_in_a_chain(site):
     jobs = [Job(number, site / "runs" / "chain") for number in re.findall(r": job (\d+)", told)]
     assert [job.state for job in jobs[1:]] == ["PENDING", "PENDING"]
     logs = site / "runs" / "chain" / "job" / "logs"
-    jobs[0].wait_for(lambda: task_of(jobs[0], "make_shards.py") or jobs[0].state in ENDED)
+    jobs[0].wait_for(lambda: (site / "news" / "job.json").exists() or jobs[0].state in ENDED)  # now it hears signals
     slurm("scancel", "--signal=INT", jobs[0].number)  # as at the time limit
     for job in jobs:
         job.wait_for(lambda job=job: job.state in ENDED)

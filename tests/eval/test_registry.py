@@ -270,7 +270,7 @@ def server(registered: str, tmp_path: Path) -> Iterator[str]:
 def answers(address: str) -> bool:
     try:
         return requests.get(f"{address}/ping", timeout=5).ok
-    except requests.ConnectionError:
+    except requests.RequestException:
         return False
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
@@ -364,13 +365,14 @@ def test_watchers_that_are_killed_and_share_the_work(run: RunDirectory, shards: 
     options = ("--tasks", "mlm", "--shards", str(shards))
     watchers = [start_watcher(run, *options) for _ in range(2)]
     wait_for(lambda: len(list(evaluations.glob(".*.lock"))) == 2)
+    wait_for(lambda: all(psutil.Process(watcher.pid).children() for watcher in watchers))
     watchers[0].kill()
     watchers[0].wait()
     add_export(run, 11)
     watchers.append(start_watcher(run, *options))
     wait_for(lambda: len(list(evaluations.glob("*/results.json"))) == 3)
     run.set_outcome("done")
-    errors = [watcher.communicate(timeout=240)[1] for watcher in watchers]
+    errors = [watcher.communicate(timeout=500)[1] for watcher in watchers]
     assert [watcher.returncode for watcher in watchers] == [-signal.SIGKILL, 0, 0]
     begun = [line.split()[2] for error in errors for line in error.splitlines() if line.endswith(": mlm")]
     assert sorted(begun) == ["step-000007:", "step-000009:", "step-000011:"]  # none twice

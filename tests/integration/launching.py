@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from tests.conftest import ROOT
-from tests.ranks import free_port
+from tests.ranks import free_port, is_there
 from tests.trainer.conftest import TINY
 from tests.trainer.shard_factory import write_shards
 
@@ -44,7 +44,7 @@ class Launched:
 
     def left(self) -> list[psutil.Process]:
         """What of it is still there."""
-        return [p for p in self.family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        return list(filter(is_there, self.family))
 
     def end(self) -> None:
         """Leave nothing behind, whatever a test found."""

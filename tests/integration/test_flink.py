@@ -30,6 +30,7 @@ PACKAGES = ("preprocessing", "trainer", "eval", "cluster")
 
 pytestmark = [
     pytest.mark.flink,
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(not (SHARED / "beam" / "flink-up").exists(), reason="no Flink laboratory at ../shared/beam"),
     pytest.mark.skipif(not (SHARED / "data" / "books").exists(), reason="no books at ../shared/data"),
     pytest.mark.skipif(
@@ -42,7 +43,7 @@ def lab(command: str) -> None:
     """Run flink-up or flink-down; in a session of its own, since what it starts lives on."""
     environment = {**os.environ, "FLINK_LAB_DIR": str(LAB), "FLINK_LAB_PYTHON": sys.executable}
     done = subprocess.run([SHARED / "beam" / command], env=environment, stdout=subprocess.DEVNULL,
-                          stderr=subprocess.PIPE, timeout=300, text=True, start_new_session=True)  # fmt: skip
+                          stderr=subprocess.PIPE, timeout=900, text=True, start_new_session=True)  # fmt: skip
     if done.returncode == 2:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr
@@ -98,14 +99,14 @@ def contents(output: Path) -> dict[str, str]:
 def right(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the embedded runner makes, in this process's child and with two workers of its own."""
     folder = tmp_path_factory.mktemp("right")
-    assert start(folder / "one").wait(200) == 0
+    assert start(folder / "one").wait(900) == 0
     two = start(folder / "two", "--direct_running_mode=multi_processing", "--direct_num_workers=2")
-    assert two.wait(200) == 0
+    assert two.wait(900) == 0
     assert contents(folder / "one") == contents(folder / "two")
     return contents(folder / "one")
 
 
-def wait_for(what: Callable[[], object], job: subprocess.Popen[bytes], seconds: float = 150) -> None:
+def wait_for(what: Callable[[], object], job: subprocess.Popen[bytes], seconds: float = 600) -> None:
     """Wait until something is so while a job runs."""
     deadline = time.monotonic() + seconds
     while not what():
@@ -143,7 +144,7 @@ def told(output: Path) -> str:
 
 def test_the_bytes_of_the_embedded_runner(flink: list[str], wheel: Path, right: dict[str, str], tmp_path: Path) -> None:
     output = tmp_path / "out"
-    assert start(output, *flink, f"--extra_package={wheel}").wait(280) == 0, told(output)
+    assert start(output, *flink, f"--extra_package={wheel}").wait(900) == 0, told(output)
     assert contents(output) == right
     assert not (output / ".work").exists()
 
@@ -153,7 +154,7 @@ def test_a_python_worker_killed(flink: list[str], wheel: Path, right: dict[str, 
     job = start(output, *flink, f"--extra_package={wheel}")
     wait_for(tokenizing(output), job)
     python_workers()[0].send_signal(signal.SIGKILL)
-    assert job.wait(280) == 0, told(output)
+    assert job.wait(900) == 0, told(output)
     assert contents(output) == right
 
 
@@ -163,9 +164,9 @@ def test_a_task_manager_lost_and_replaced(flink: list[str], wheel: Path, right: 
     wait_for(tokenizing(output), job)
     lost = task_manager(1)
     lost.send_signal(signal.SIGKILL)
-    lost.wait(20)
+    lost.wait(120)
     lab("flink-up")
-    assert job.wait(280) == 0, told(output)
+    assert job.wait(900) == 0, told(output)
     assert contents(output) == right
 
 
@@ -186,7 +187,7 @@ def test_a_corpus_larger_than_a_task_managers_heap(flink: list[str], wheel: Path
         "--vocab", SHARED / "data" / "vocab" / "bert-base-uncased-vocab.txt", "--output", output,
         "--sequence-lengths", "128", "--duplicates", "1", *flink, f"--extra_package={wheel}",
     ]  # fmt: skip
-    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-2000:]
     directory = ShardDirectory(output)
     directory.verify()
@@ -196,9 +197,9 @@ def test_a_corpus_larger_than_a_task_managers_heap(flink: list[str], wheel: Path
 
 def test_prism_makes_the_same_bytes(right: dict[str, str], tmp_path: Path) -> None:
     built = subprocess.run(
-        [SHARED / "beam" / "prism-build"], check=True, stdout=subprocess.PIPE, text=True, timeout=300
+        [SHARED / "beam" / "prism-build"], check=True, stdout=subprocess.PIPE, text=True, timeout=900
     )
     output = tmp_path / "out"
     prism = ["--runner=PrismRunner", f"--prism_location={built.stdout.strip()}", "--environment_type=LOOPBACK"]
-    assert start(output, *prism).wait(120) == 0, told(output)
+    assert start(output, *prism).wait(900) == 0, told(output)
     assert contents(output) == right

@@ -24,7 +24,7 @@ def test_ten_kills_at_random_moments_leave_the_curve_of_a_run_that_was_never_kil
     """A checkpoint at every second step, so that many kills hit the writing of one."""
     write_shards(tmp_path / "shards")
     (tmp_path / "recipe.toml").write_text(
-        TINY.replace("steps = 8", "steps = 60")
+        TINY.replace("steps = 8", "steps = 120")
         .replace("every = 4", "every = 2")
         .replace("validate_every = 2", "validate_every = 0")
     )
@@ -48,7 +48,7 @@ def test_ten_kills_at_random_moments_leave_the_curve_of_a_run_that_was_never_kil
     assert kills >= 5, "most runs were over before they could be killed"
     assert run_ranks(2, run_pretrain, arguments(run)) == [0, 0]
     assert curve(run) == curve(whole)
-    exports = [(path / "exports" / "step-000060" / "model.safetensors").read_bytes() for path in (run, whole)]
+    exports = [(path / "exports" / "step-000120" / "model.safetensors").read_bytes() for path in (run, whole)]
     assert exports[0] == exports[1]
     leftovers = [path.name for path in run.rglob("*incomplete*")]
     assert not leftovers or all("step-" in name for name in leftovers)

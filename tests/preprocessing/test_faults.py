@@ -127,7 +127,7 @@ def test_strange_documents_are_handled_and_counted(make: Maker, books: Path, tmp
         tmp_path / "out",
         *("--wikipedia", tmp_path / "strange.xml", "--books", folder / "*.txt", books / "*.txt"),
     )
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 300  # a quiet machine takes 8
     sources = ShardDirectory(tmp_path / "out").manifest.statistics["sources"]
     assert sources["wikipedia"]["skipped"] == {"empty": 1, "too_large": 1}
     assert sources["books"]["skipped"] == {"empty": 1, "too_large": 1}

@@ -33,7 +33,7 @@ import torch
 
 import tests.conftest  # noqa: F401  sets the environment as for the tests
 from tests.integration.launching import curve, lines
-from tests.ranks import run_ranks, run_ranks_and_disturb
+from tests.ranks import is_there, run_ranks, run_ranks_and_disturb
 from tests.trainer.conftest import TINY
 from tests.trainer.rank_tasks import run_pretrain, run_pretrain_as_a_program
 from tests.trainer.shard_factory import write_shards
@@ -129,11 +129,11 @@ class Storm:
         met: list[str] = []
 
         def disturb(ranks: Ranks) -> None:
-            while all(map(is_running, ranks)) and not is_held_by(run, ranks[0]):
+            while all(map(is_there, ranks)) and not is_held_by(run, ranks[0]):
                 time.sleep(0.01)
-            while all(map(is_running, ranks)):
+            while all(map(is_there, ranks)):
                 enough = len(lines(run.path)) + self._chance.randrange(8)  # none more: while it starts up, say
-                while all(map(is_running, ranks)) and len(lines(run.path)) < enough:
+                while all(map(is_there, ranks)) and len(lines(run.path)) < enough:
                     time.sleep(0.01)
                 time.sleep(self._chance.uniform(0, 0.5))
                 name = self._chance.choice(list(FAULTS))
@@ -171,11 +171,6 @@ class Storm:
 def is_held_by(run: RunDirectory, process: psutil.Process) -> bool:
     """Whether a start has got as far as to take the run directory: before that signals have no handlers."""
     return run.lock.exists() and run.lock.read_text().startswith(f"process {process.pid} ")
-
-
-def is_running(process: psutil.Process) -> bool:
-    """Whether it has not ended, reaped or not."""
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def report(storm: Storm, seconds: float, command: Sequence[str]) -> str:

@@ -104,12 +104,12 @@ def run_pretrain_and_die_before_the_run_has_begun(arguments: list[str]) -> int:
 
 
 def run_pretrain_with_slow_validation(arguments: list[str]) -> int:
-    """The trainer's main; a batch of the validation takes more than a second."""
+    """The trainer's main; a batch of the validation takes three seconds."""
     losses = Engine._losses
 
     def slow_losses(self: Engine, batch: Batch) -> Losses:
         if not self._engine.module.training:
-            time.sleep(1.2)
+            time.sleep(3)
         return losses(self, batch)
 
     Engine._losses = slow_losses  # type: ignore[method-assign]

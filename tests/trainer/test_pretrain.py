@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import statistics
 
 import pytest
 import torch
@@ -66,9 +67,12 @@ def test_a_run_directory_has_all_that_a_reader_needs(call, shards, tmp_path):
             "tflops", "mfu", "padding", "peak_memory_gb", "data_seconds", "compute_seconds", "forward_seconds",
             "backward_seconds", "update_seconds", "checkpoint_seconds"} < set(lines[0])  # fmt: skip
     assert all(line[part] > 0 for line in lines for part in line if part.endswith("_seconds"))
-    for line in lines:
-        parts = sum(line[f"{part}_seconds"] for part in ("forward", "backward", "update"))
-        assert 0.5 * line["compute_seconds"] < parts < line["compute_seconds"]
+    shares = [
+        sum(line[f"{part}_seconds"] for part in ("forward", "backward", "update")) / line["compute_seconds"]
+        for line in lines
+    ]
+    assert max(shares) < 1
+    assert statistics.median(shares) > 0.5  # the rest is mostly waiting for the other rank
     assert all(line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"]) for line in lines)
     assert [line["step"] for line in read_lines(run / "validation.jsonl")] == [4, 8]
     state = json.loads((run / "checkpoints" / "step-000008" / "run_state.json").read_text())
@@ -355,9 +359,9 @@ def losses(run):
 def test_a_rank_that_hangs_is_noticed_by_the_others(call, tmp_path):
     """The last rank stops dead (SIGSTOP); the other says where it waits, and ends."""
     with pytest.raises(AssertionError, match="rank 0 died"):
-        call("train.hang_seconds=4", world=2, task=run_pretrain_and_stop)
+        call("train.hang_seconds=15", world=2, task=run_pretrain_and_stop)
     log = (tmp_path / "log").read_text()
-    assert "Timeout (0:00:04)!" in log
+    assert "Timeout (0:00:15)!" in log
     assert "in all_reduce" in log
     assert "in train_step" in log or "in count_step" in log
 
@@ -526,8 +530,8 @@ def test_the_outcome_does_not_wait_for_mlflow(call, tmp_path):
 
 
 def test_a_validation_that_takes_longer_than_a_hang_is_none(call, tmp_path):
-    """Six batches of 1.2 s each."""
-    codes, _ = call("train.max_steps=4", "train.hang_seconds=5", task=run_pretrain_with_slow_validation)
+    """Six batches of 3 s each."""
+    codes, _ = call("train.max_steps=4", "train.hang_seconds=15", task=run_pretrain_with_slow_validation)
     assert codes == [0]
     assert [line["step"] for line in read_lines(tmp_path / "run" / "validation.jsonl")] == [4]
 
