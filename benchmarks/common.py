@@ -23,7 +23,7 @@ import torch
 
 from preprocessing.schema import ShardDirectory, ShardError
 from trainer.checkpoint import write_atomically
-from trainer.config import Recipe, load_recipe, resolve_deepspeed
+from trainer.config import Recipe, load_recipe, resolve_deepspeed, without_communication
 from trainer.data import SampleStream
 from trainer.loading import Steps
 from trainer.world import World
@@ -178,7 +178,8 @@ def steps_of(recipe: Recipe, shards: ShardDirectory, padded: bool = False) -> St
 
 def deepspeed_config(recipe: Recipe, world: World) -> dict[str, Any]:
     """DeepSpeed's configuration, for ours and for the peer."""
-    return resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], world.size)
+    config = resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], world.size)
+    return without_communication(config) if world.size == 1 else config
 
 
 def copy_bandwidth(device: torch.device) -> float:
