@@ -523,9 +523,7 @@ def test_scoring_figures(tmp_path, capsys):
     for word in ("nan", "inf", "x"):
         bad = text_file(tmp_path / "bad.tsv", f"id\tprediction\n0\t{word}\n1\t0.9\n2\t2.0\n")
         where = f"{bad}: line 2, column 'prediction'"
-        assert refusal(capsys, "glue", "STS-B", data, bad) == (
-            f"{where}: {word!r} is not a figure"
-        )
+        assert refusal(capsys, "glue", "STS-B", data, bad) == (f"{where}: {word!r} is not a figure")
 
 
 def test_scoring_entities(tmp_path, capsys):
