@@ -14,14 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 import torch._inductor.async_compile
+import triton
 from torch._dynamo.device_interface import CudaInterface
 from torch._inductor import compile_fx, config
 from torch._inductor.codecache import PyCodeCache
@@ -38,6 +43,7 @@ from trainer.model import BertConfig, Layer
 from trainer.packing import PackedTokens
 
 GPU = torch.device("cuda", 0)
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 PROPERTIES = SimpleNamespace(
     name="of compute capability 9.0", major=9, minor=0, multi_processor_count=132, regs_per_multiprocessor=65536,
     max_threads_per_multi_processor=2048, max_threads_per_block=1024, warp_size=32, total_memory=80 << 30,
@@ -184,22 +190,44 @@ def _moved(value: Any) -> Any:
     return GPU if isinstance(value, torch.device) and value.type == "cpu" else value
 
 
-def build(sources: dict[str, str]) -> None:
+def build(sources: dict[str, str]) -> dict[str, float]:
     """Have triton build every kernel, in each of its forms, down to the machine's code.
+
+    Returns:
+        Instructions an element by kernel, of the form that has the fewest; of those alone that have no loop, and so run
+        each instruction once.
 
     Raises:
         Exception: triton's, of one that can't be built.
     """
+    counts = {}
     with pretended_gpu():
         for source, name in sources.items():
             kernel = getattr(PyCodeCache.load(source), name)
-            for form in kernel.configs:
-                kernel._precompile_config(form)
+            programs = [(form, kernel._precompile_config(form).kernel.cubin_raw) for form in kernel.configs]
+            if " in tl.range(" not in source:
+                counts[name] = min(
+                    32
+                    * form.num_warps
+                    * _instructions(program)
+                    / (form.kwargs["XBLOCK"] * kernel.size_hints.get("r0_", 1))
+                    for form, program in programs
+                )
+    return counts
 
 
-def main() -> None:
-    """The kernels of a layer in the middle, one in each line."""
-    bert = BertConfig(30522, attention_probs_dropout_prob=0.0, num_hidden_layers=1)
+def _instructions(program: bytes) -> int:
+    """Of a thread."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(program)
+        file.flush()
+        listing = subprocess.run([CUOBJDUMP, "-sass", file.name], capture_output=True, text=True, check=True).stdout
+    return len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?!NOP)", listing, re.MULTILINE))
+
+
+def write_layer(hidden_dropout: float) -> Writer:
+    """The kernels of a layer in the middle of BERT-LARGE."""
+    bert = BertConfig(30522, hidden_dropout_prob=hidden_dropout, attention_probs_dropout_prob=0.0, num_hidden_layers=1)
     lengths = torch.full((SEQUENCES,), TOKENS // SEQUENCES)
     lengths[-1] += TOKENS - lengths.sum()
     ids = torch.zeros(TOKENS, dtype=torch.int64)
@@ -218,8 +246,13 @@ def main() -> None:
         torch._dynamo.mark_dynamic(hidden, 0)
         output = layer(hidden, tokens)
         output.backward(torch.empty_like(output))
-    build(writer.sources)
-    width = 2 * TOKENS * bert.hidden_size
+    return writer
+
+
+def main() -> None:
+    """The kernels of a layer, one in each line, and what dropout's random numbers cost."""
+    writer, without = write_layer(0.1), write_layer(0.0)
+    width = 2 * TOKENS * BertConfig(30522).hidden_size
     rows = [
         ["backward" if kernel.backward else "forward", kernel.operations, f"{kernel.bytes / width:.1f}"]
         for kernel in writer.kernels
@@ -228,6 +261,9 @@ def main() -> None:
     total = sum(kernel.bytes for kernel in writer.kernels) / width
     print(f"torch {torch.__version__}; all kernels build for compute capability 9.0\n")
     print(markdown([["pass", "operations", "widths"], *rows, ["both", "all", f"{total:.1f}"]], [2]))
+    for what, each in (("with", writer), ("without", without)):
+        counts = [[name, f"{count:.0f}"] for name, count in build(each.sources).items()]
+        print(markdown([[f"{what} dropout", "instructions an element"], *counts], [1]))
 
 
 if __name__ == "__main__":

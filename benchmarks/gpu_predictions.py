@@ -25,6 +25,11 @@ PRODUCTS, ATTENTION = 0.87, 0.4
 # residual, dropout and LayerNorm, 3.5 + 4.5 forward and 4.5 + 11 backward, where it computes the first LayerNorm's
 # input anew and keeps it in 32 bits between two kernels; the rest it leaves (benchmarks/gpu_kernels.py shows each).
 EAGER, COMPILED = 83.0, 70.5
+# Kernels that compute for longer than they read and write: widths, and instructions for each element that the model is
+# wide (benchmarks/gpu_kernels.py). The activation by erf, forward and backward, four times as wide; and what
+# torch.compile makes of residual, dropout and LayerNorm forward: 70 of an element's instructions draw a random number.
+ACTIVATION, DRAWING = ((8.0, 4 * 38), (12.0, 4 * 52)), ((3.5, 86), (4.5, 90))
+INSTRUCTION_RATE = 132 * 128 * 1.75e9  # a second: multiprocessors, what each begins in a cycle, cycles
 EIGHT_BITS = 48.0  # to find each tensor's largest value and write it in 8 bits, along rows and along columns
 PADDED = 14.0  # attention's rows copied out of and into packed order
 # Bytes for each score of the vocabulary: 16 bits, to 32, softmax, gradient and back; torch.compile keeps 32 to itself.
@@ -44,6 +49,7 @@ class Row:
     packed_attention: bool = False
     compiled: bool = False
     fp8: bool = False
+    dropout: bool = True  # of hidden states
 
 
 _VARLEN = ("model.attention_probs_dropout_prob=0.0",)
@@ -58,7 +64,7 @@ LADDER = (
     Row("+ layers by torch.compile", _COMPILED, packed_attention=True, compiled=True),
     Row("the same in eight bits", (*_COMPILED, "train.fp8=true"), packed_attention=True, compiled=True, fp8=True),
     Row("the same without any dropout", (*_COMPILED, "model.hidden_dropout_prob=0.0"), packed_attention=True,
-        compiled=True),
+        compiled=True, dropout=False),
 )  # fmt: skip
 PEER, BEST = LADDER[1], LADDER[5]  # the faster one of theirs; ours with the recipe's hidden dropout, in 16 bits
 
@@ -89,10 +95,15 @@ def predict(
     moved = COMPILED if row.compiled else EAGER
     moved += (EIGHT_BITS if row.fp8 else 0) + (PADDED if not row.packed_attention and not row.peer else 0)
     head_moves = HEAD_COMPILED if row.compiled else HEAD
+    computing = sum(  # seconds an element, beyond reading and writing
+        max(0.0, instructions / INSTRUCTION_RATE - 2 * widths / bandwidth)
+        for widths, instructions in (*ACTIVATION, *(DRAWING if row.compiled and row.dropout else ()))
+    )
     return {
         "matrix products": (products / (2 if row.fp8 else 1) + head) / (PRODUCTS * ceiling),
         "attention": attention / (ATTENTION * ceiling),
-        "elementwise": (2 * moved * d * layers * tokens + head_moves * scored * config.vocab_size) / bandwidth,
+        "elementwise": (2 * moved * d * layers * tokens + head_moves * scored * config.vocab_size) / bandwidth
+        + computing * d * layers * tokens,
         "optimizer": UPDATE * parameter_count(config) / bandwidth,
     }
 
