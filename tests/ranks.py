@@ -26,11 +26,12 @@ _PATIENCE = 240.0  # seconds; a hang is a failure, not a wait
 _AFTER_ONE = 30.0  # seconds that a launcher gives the other ranks
 
 
-def is_there(process: psutil.Process) -> bool:
-    """Whether it has not ended, reaped or not."""
+def is_there(process: psutil.Process | int) -> bool:
+    """Whether it, or who has this number, has not ended, reaped or not."""
     try:
+        process = psutil.Process(process) if isinstance(process, int) else process
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # between the two
+    except psutil.NoSuchProcess:
         return False
 
 

@@ -6,10 +6,10 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from common import run_programs, seconds_since_start
+from tests.ranks import is_there
 
 ENDLESS = """
 import pathlib, subprocess, sys, time
@@ -27,17 +27,10 @@ def test_at_the_end_a_program_is_killed_with_all_that_it_started(tmp_path: Path)
         run_programs({"endless": [sys.executable, "-c", ENDLESS, told]}, tmp_path, seconds_since_start() + 12)
     child = int(told.read_text())
     for _ in range(300):  # the kernel takes its time
-        if not runs(child):
+        if not is_there(child):
             return
         time.sleep(0.1)
     pytest.fail(f"process {child} still runs")
-
-
-def runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_a_program_that_fails_is_named_with_its_last_words(tmp_path: Path, capfd: pytest.CaptureFixture[str]):

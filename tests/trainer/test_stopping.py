@@ -7,8 +7,9 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
+
+from tests.ranks import is_there
 
 RANK = """
 import time
@@ -124,16 +125,9 @@ def test_after_an_error_a_process_ends_whatever_its_threads_do():
     wait_until_gone(child)
 
 
-def is_gone(pid):
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def wait_until_gone(pid):
     end = time.monotonic() + 30
-    while not is_gone(pid):
+    while is_there(pid):
         assert time.monotonic() < end
         time.sleep(0.05)
 
