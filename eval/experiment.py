@@ -368,7 +368,7 @@ class Experiment:
         """Copy the best point's predictions to folder/TASK."""
         (folder / self.task.name).mkdir(parents=True, exist_ok=True)
         for file in self._best_files:
-            write_atomically(folder / self.task.name / file.name, file.read_text(encoding="utf-8"))
+            write_atomically(folder / self.task.name / file.name, file.read_bytes())
 
     def test_predictions(self) -> dict[str, list[tuple[str, float]]]:
         """Data set -> (id, label) of each test example as the best point has it, for tasks of texts."""

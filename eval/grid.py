@@ -45,14 +45,14 @@ class Search:
 
 
 def grid(task: FineTuned, search: Search) -> list[Hyperparameters]:
-    """All combinations; restarts of one follow each other."""
+    """All combinations, each once; restarts of one follow each other."""
     axes = (
         search.learning_rates or task.learning_rates,
         search.epochs or task.epochs,
         search.batch_sizes or task.batch_sizes,
         search.seeds,
     )
-    return [Hyperparameters(*values) for values in itertools.product(*axes)]
+    return list(dict.fromkeys(Hyperparameters(*values) for values in itertools.product(*axes)))
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,7 @@ class Points:
 
     def path(self, point: Hyperparameters) -> Path:
         """Where a finished point lies."""
-        return self.folder / (
-            f"lr{point.learning_rate:g}-epochs{point.epochs}-batch{point.batch_size}-seed{point.seed}"
-        )
+        return self.folder / f"lr{point.learning_rate}-epochs{point.epochs}-batch{point.batch_size}-seed{point.seed}"
 
     def lock(self, point: Hyperparameters) -> Path:
         """The file whose lock whoever works on a point holds."""
@@ -89,15 +87,14 @@ class Points:
             return None
         try:
             result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            made_of = result["origin"]
-        except (ValueError, KeyError, TypeError) as error:
+            made_of = dict(result["origin"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path}: not the result of a grid point; remove {path.parent}") from error
-        differing = [name for name, value in self.origin.items() if made_of.get(name) != value]
-        if differing:
-            raise ValueError(
-                f"{path}: made with {differing[0]} {made_of.get(differing[0])} instead of "
-                f"{self.origin[differing[0]]}; choose another --output"
-            )
+        for name, value in self.origin.items():
+            if made_of.get(name) != value:
+                raise ValueError(
+                    f"{path}: made with {name} {made_of.get(name)} instead of {value}; choose another --output"
+                )
         return result
 
     def failure(self, point: Hyperparameters) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from tokenizers import Tokenizer
 
+from eval.readers.files import read_text, split_lines
 from preprocessing.schema import ShardDirectory, checksum
 from preprocessing.tokenization import (
     MASK,
@@ -180,11 +181,8 @@ def read_sentences(path: Path, tokenizer: Tokenizer, positions: int) -> list[str
     Raises:
         ValueError: can't be read, holds no sentence, one without [MASK], or one longer than the model reads.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: can't read the sentences ({error}); give a file in UTF-8") from error
-    numbered = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
+    lines = enumerate(split_lines(read_text(path)), start=1)
+    numbered = [(number, line.strip()) for number, line in lines if line.strip()]
     if not numbered:
         raise ValueError(f"{path}: no sentences; write one a line, with {MASK} in it")
     for number, sentence in numbered:

@@ -206,8 +206,7 @@ def _score_glue(arguments: argparse.Namespace) -> Scores:
     table = GLUE[arguments.task]
     examples = tables.read(table, _file(arguments.data), "dev")
     file = _file(arguments.predictions)
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        key = "id" if lines.readline().startswith("id\t") else "index"
+    key = "id" if read_text(file).startswith("id\t") else "index"
     scale = table.scale and (-math.inf, math.inf)  # a regression may well leave the labels' scale
     submitted = TextTable(folders=(), a=key, label="prediction", labels=table.labels, scale=scale, id=key)
     predictions = {row.id: row.label for row in tables.read(submitted, file, "dev")}

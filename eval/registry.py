@@ -32,6 +32,7 @@ from mlflow.types.schema import Array, ColSpec, DataType, Object, ParamSchema, P
 from eval.embeddings import K1, B, count_terms, save_terms
 from eval.evaluated import best_evaluation, find_results, read_evaluations
 from eval.pretrained import Pretrained, load_pretrained
+from eval.readers.files import read_text, split_lines
 from eval.results import tags_of
 from eval.serving import EXPORT, TERMS
 from preprocessing.schema import checksum
@@ -40,7 +41,7 @@ from trainer.hugging_face import WEIGHTS
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("eval", "preprocessing", "trainer")  # what eval.serving imports
-_LIBRARIES = ("mlflow", "numpy", "pandas", "pyarrow", "safetensors", "tokenizers", "torch", "tqdm")  # and what they do
+_LIBRARIES = ("mlflow", "numpy", "pandas", "pyarrow", "safetensors", "tokenizers", "torch")  # and what they do
 
 _MASKED_WORD = Object([Property("token", DataType.string), Property("probability", DataType.double)])
 SIGNATURE = ModelSignature(
@@ -185,11 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _read_corpus(path: Path) -> list[str]:
     """The documents of a text file, one a line; empty lines are skipped."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: can't read the corpus ({error}); give a file in UTF-8") from error
-    return [line for line in lines if line.strip()]
+    return [line for line in split_lines(read_text(path)) if line.strip()]
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

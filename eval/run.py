@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """What main does with an export that no retention deletes meanwhile."""
-    before = _version(arguments.output / RESULTS)
+    before = _stamp(arguments.output / RESULTS)
     try:
         check_output(arguments.output)
         plan = prepare(arguments)
@@ -87,7 +87,7 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     failed = learn(arguments, words, list(plan.experiments.values()))
     if _is_mine_to_collect(arguments, plan):
         with locked(arguments.output / ".collect.lock"):
-            by_another = arguments.grid_count > 1 or _version(arguments.output / RESULTS) != before
+            by_another = arguments.grid_count > 1 or _stamp(arguments.output / RESULTS) != before
             if by_another and _is_collected(arguments, plan):
                 _log.info("%s is there: another process has gathered it", arguments.output / RESULTS)
             else:
@@ -95,7 +95,7 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def _version(path: Path) -> tuple[int, int] | None:
+def _stamp(path: Path) -> tuple[int, int] | None:
     """What changes whenever a file is written anew; None where there is none."""
     try:
         found = path.stat()

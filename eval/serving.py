@@ -24,7 +24,7 @@ from preprocessing.tokenization import MASK
 EXPORT, TERMS = "export", "terms"  # the artifacts
 
 
-class Encoder(PythonModel):
+class ServedModel(PythonModel):
     """An export that answers questions."""
 
     def __init__(self) -> None:
@@ -96,4 +96,4 @@ def _fill(pretrained: Pretrained, texts: Sequence[str], top: int) -> list[list[l
     return [dataclasses.asdict(sentence)["masks"] for sentence in filled]
 
 
-set_model(Encoder())
+set_model(ServedModel())

@@ -110,7 +110,7 @@ class Watch:
     def _jobs(self, ending: Ending | None) -> list[Job]:
         evaluations = self._run.path / EVALUATIONS
         exports = step_folders(self._run.exports)
-        jobs = [Job(export, self._tasks, evaluations / export.name) for export in exports]
+        jobs = [Job(export, self._tasks, evaluations / export.name) for export in exports if self._tasks]
         if ending == "done" and self._final_tasks and exports:
             jobs.append(Job(exports[-1], self._final_tasks, evaluations / f"{exports[-1].name}{FINAL}"))
         return jobs

@@ -36,6 +36,14 @@ def test_all_combinations() -> None:
     assert len(grid(FINE_TUNED["mrpc"], Search(batch_sizes=(16, 32)))) == 8
 
 
+def test_what_is_asked_for_twice_is_one_point() -> None:
+    """Else its figures would pass for those of two seeds."""
+    once, twice = (
+        Search(learning_rates=rates, seeds=seeds) for rates, seeds in (((5e-5,), (0,)), ((5e-5, 0.00005), (0, 0)))
+    )
+    assert grid(FINE_TUNED["mrpc"], twice) == grid(FINE_TUNED["mrpc"], once)
+
+
 def test_a_point_that_was_written_is_read(tmp_path: Path) -> None:
     disk = points(tmp_path)
     assert disk.read(POINT) is None
@@ -75,7 +83,7 @@ def test_a_point_that_finds_no_room_is_none(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_points_that_differ_in_anything_lie_in_different_places(tmp_path: Path) -> None:
-    others = [replace(POINT, learning_rate=rate) for rate in (1e-5, 1.5e-5, 2e-5, 2.25e-5, 1e-4)]
+    others = [replace(POINT, learning_rate=rate) for rate in (1e-5, 1.5e-5, 2e-5, 2.25e-5, 2.2500001e-5, 1e-4)]
     others += [POINT, replace(POINT, epochs=4), replace(POINT, batch_size=3), replace(POINT, seed=3)]
     disk = points(tmp_path)
     for place in (disk.path, disk.lock):
@@ -96,10 +104,11 @@ def test_a_point_of_another_origin(tmp_path: Path, changed: str) -> None:
     assert str(error.value) == f"{path}: made with {changed} {was} instead of other; choose another --output"
 
 
-def test_a_damaged_point(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["[]", '{"origin": 3}', "[" * 100_000], ids=["list", "number", "deep"])
+def test_a_damaged_point(tmp_path: Path, content: str) -> None:
     disk = points(tmp_path)
     disk.write(POINT, FOUND, {})
-    (disk.path(POINT) / RESULT).write_text("[]")
+    (disk.path(POINT) / RESULT).write_text(content)
     with pytest.raises(ValueError, match=r"not the result of a grid point; remove .*lr5e-05-epochs3-batch32-seed0$"):
         disk.read(POINT)
 

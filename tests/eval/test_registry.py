@@ -44,7 +44,8 @@ DOCUMENTS = ["w10 w12 w12", "w12", "w30 w12 w10"]
 @pytest.fixture(autouse=True)
 def _mlflow_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Where models are, and the paths of code that loaded models bring with them, are a process's own business."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):  # MLflow sets both, for processes that it starts
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
     mlflow.set_tracking_uri(None)

@@ -92,10 +92,15 @@ def test_lengths() -> None:
 
 def test_own_sentences(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "sentences.txt"
-    file.write_text("word1 [MASK] word2\n\n  [MASK] [MASK]  \n", encoding="utf-8")
+    file.write_text(
+        "word1 [MASK]\u2028word2\n\n  [MASK] [MASK]  \n", encoding="utf-8-sig"
+    )  # one line, as editors see it
     assert run(export, tmp_path, None, "--sentences", str(file), tasks="fill_mask") == 0  # no shards needed
     sentences = results_of(tmp_path)["tasks"]["fill_mask"]["details"]["sentences"]
-    assert [(s["sentence"], len(s["masks"])) for s in sentences] == [("word1 [MASK] word2", 1), ("[MASK] [MASK]", 2)]
+    assert [(s["sentence"], len(s["masks"])) for s in sentences] == [
+        ("word1 [MASK]\u2028word2", 1),
+        ("[MASK] [MASK]", 2),
+    ]
     assert all(len(mask) == 5 for s in sentences for mask in s["masks"])
     assert results_of(tmp_path)["shards"] is None
     assert "... [MASK] 2" in capsys.readouterr().out
@@ -213,7 +218,7 @@ def test_an_incomplete_export(
         ([], ",", "no tasks; name some of mlm, nsp, fill_mask, cola, "),
         (["--sequence-length", "64"], "mlm", "sequences of 64 tokens, but the model has 48 positions"),
         (["--sequence-length", "33"], "mlm", "no pairs for sequence length 33, only for [32, 40, 64]"),
-        (["--sentences", "nowhere.txt"], "fill_mask", "nowhere.txt: can't read the sentences"),
+        (["--sentences", "nowhere.txt"], "fill_mask", "nowhere.txt: can't read it (No such file or directory)"),
     ],
 )
 def test_options_that_cannot_be(
@@ -229,7 +234,7 @@ def test_options_that_cannot_be(
     [
         (b"word1 [MASK]\nword2\n", "line 2 has no [MASK]"),
         (b"\n \n", "no sentences"),
-        (b"\xff [MASK]\n", "can't read the sentences"),
+        (b"\xff [MASK]\n", "line 1: not UTF-8"),
         (b"[MASK]" + 50 * b" word1", "line 1 has 53 tokens, but the model 48 positions"),
     ],
 )

@@ -96,6 +96,12 @@ def test_every_export_once_and_the_last_one_on_all_tasks(
     assert tasks_of(run, "step-000009-final") == ["fill_mask", "mlm", "nsp"]
 
 
+def test_nothing_until_the_end(run: RunDirectory, follow: Callable[..., int], evaluated: list[str]) -> None:
+    run.set_outcome("done")
+    assert follow("--tasks", "", "--final-tasks", "fill_mask") == 0
+    assert evaluated == ["step-000009-final"]
+
+
 def test_exports_are_evaluated_as_they_appear(
     run: RunDirectory, follow: Callable[..., int], evaluated: list[str]
 ) -> None:
