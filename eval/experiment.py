@@ -15,21 +15,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch import nn
 
 from eval.encoding import Encoder, Sample
 from eval.finetune import DivergedError, Hyperparameters, Settings, learn, predict
 from eval.grid import LOSSES, Points, Search, best_of, grid, restarts
+from eval.inputs import Checkpoint
 from eval.kinds import PREDICTIONS, Frozen, Outcome, Texts, read_predictions
 from eval.locks import locked
 from eval.metrics import half_width
-from eval.models import SavedModel, why_not_saved
+from eval.models import lock_of, origin_of, save_model, why_not_saved
 from eval.results import MODELS, STATES
 from eval.tasks.finetuned import DataSplit, FineTuned
 from eval.tasks.result import Measurement, Result
 from trainer.checkpoint import write_atomically
-from trainer.hugging_face import Export
 from trainer.lineage import code_version
 from trainer.philox import derive_seed
 
@@ -48,25 +47,17 @@ class Bench:
     """What the tasks of an evaluation share.
 
     Attributes:
-        export: the pretrained model.
-        tokenizer: of it.
-        export_blake2b: checksum of its weights and its tokenizer.
+        checkpoint: the pretrained model.
         settings: of the learning.
         device: to learn on.
         output: folder of the results.
-        checkpoint: folder of the export.
-        lineage: where that comes from.
         saves_models: whether the best point's model is kept.
     """
 
-    export: Export
-    tokenizer: Tokenizer
-    export_blake2b: str
+    checkpoint: Checkpoint
     settings: Settings
     device: torch.device
     output: Path
-    checkpoint: Path
-    lineage: Mapping[str, Any]
     saves_models: bool
 
 
@@ -117,11 +108,10 @@ class Experiment:
         self.points = grid(task, search)
         self._parts = parts
         self._bench = bench
-        positions = bench.export.config.max_position_embeddings
-        self._encoder = Encoder(bench.tokenizer, min(task.max_length, positions))
+        self._encoder = Encoder(bench.checkpoint.tokenizer, min(task.max_length, bench.checkpoint.positions))
         self._data_blake2b = _checksum(parts)
         self._disk = Points(bench.output / task.name / "points", self._origin())
-        self._model = SavedModel(bench.output / MODELS / task.name, bench.checkpoint, bench.lineage)
+        self._model = bench.output / MODELS / task.name
 
     def _origin(self) -> dict[str, Any]:
         """What decides a point's figures, besides the point."""
@@ -131,7 +121,7 @@ class Experiment:
         return {
             "task": self.task.name,
             "version": self.task.version,
-            "export": self._bench.export_blake2b,
+            "export": self._bench.checkpoint.blake2b,
             "examples": {part: len(examples) for part, examples in self._parts.items()},
             "data": self._data_blake2b,
             "kind": repr(self.task.kind),
@@ -148,8 +138,8 @@ class Experiment:
         """
         for point in self.points:
             self._disk.read(point)
-        self.task.kind.check(self._bench.export.config)
-        if self._bench.saves_models and (reason := why_not_saved(self.task.kind, self._bench.export.config)):
+        self.task.kind.check(self._bench.checkpoint.export.config)
+        if self._bench.saves_models and (reason := why_not_saved(self.task.kind, self._bench.checkpoint.export.config)):
             raise ValueError(f"--save-models: {self.task.name}: {reason}")
         samples = self.task.kind.encode(self._parts["dev"][:_PROBED], self._encoder, training=False)
         unknown = self._unknown_share(samples)
@@ -185,9 +175,9 @@ class Experiment:
         bench = self._bench
         for part, examples in self._parts.items():
             samples = self.task.kind.encode(examples, self._encoder, training=part == "train")
-            of = (bench.export_blake2b, self._data_blake2b, self._encoder.max_length, bench.settings.precision)
+            of = (bench.checkpoint.blake2b, self._data_blake2b, self._encoder.max_length, bench.settings.precision)
             name = "-".join(map(str, (part, *of)))
-            frozen = Frozen(bench.export, bench.settings, bench.device, bench.output / STATES, name)
+            frozen = Frozen(bench.checkpoint.export, bench.settings, bench.device, bench.output / STATES, name)
             found[part] = self.task.kind.embed(examples, samples, frozen)
         return found
 
@@ -209,7 +199,7 @@ class Experiment:
     def _save_if_best(self, model: nn.Module, point: Hyperparameters, result: Mapping[str, Any]) -> None:
         """Keep the model of a finished point if none so far is better; where that fails, complete_model comes to it."""
         try:
-            with locked(self._model.lock):
+            with locked(lock_of(self._model)):
                 finished = [found for other in self.points if (found := self._disk.read(other)) is not None]
                 if best_of(finished, self.task.best)["point"] == dataclasses.asdict(point):
                     self._save(model, point, result)
@@ -219,7 +209,7 @@ class Experiment:
     def _learn(self, point: Hyperparameters) -> tuple[nn.Module, dict[str, Any], dict[str, str]]:
         """The model of a point, what it is worth, and its files; of one that diverged the figures are none."""
         task, bench = self.task, self._bench
-        model = task.kind.build(bench.export, derive_seed(point.seed, "head")).to(bench.device)
+        model = task.kind.build(bench.checkpoint.export, derive_seed(point.seed, "head")).to(bench.device)
         epochs: list[dict[str, Any]] = []
         losses: list[float] = []
         outcomes: dict[str, Outcome] = {}
@@ -318,9 +308,8 @@ class Experiment:
 
     def _save(self, model: nn.Module, point: Hyperparameters, result: Mapping[str, Any]) -> None:
         """Keep a model; who does holds its lock."""
-        self._model.write(
-            model, self.task.kind, self._bench.export.config, self._origin_of_model(point), result["metrics"]
-        )
+        origin, checkpoint = self._origin_of_model(point), self._bench.checkpoint
+        save_model(self._model, model, self.task.kind, checkpoint, origin, result["metrics"])
 
     def _origin_of_model(self, point: Hyperparameters) -> dict[str, Any]:
         return {**self._origin(), "point": dataclasses.asdict(point)}
@@ -328,7 +317,7 @@ class Experiment:
     @property
     def has_model(self) -> bool:
         """Whether the best point's model is there, if it is to be kept."""
-        return not self._bench.saves_models or self._model.origin == self._origin_of_model(self._best)
+        return not self._bench.saves_models or origin_of(self._model) == self._origin_of_model(self._best)
 
     def complete_model(self) -> None:
         """Learn the best point again if its model is to be kept and was not, as when points were finished without.
@@ -339,7 +328,7 @@ class Experiment:
         """
         if self.has_model:
             return
-        with locked(self._model.lock):
+        with locked(lock_of(self._model)):
             if self.has_model:  # by another process
                 return
             known = best_of(self._results(), self.task.best)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -30,14 +31,30 @@ FEWEST = 2  # samples: one alone says nothing about its error
 _CASED = 0.01  # a vocabulary with this share of pieces that hold a letter of one case knows that case
 
 
-class Checkpoint(NamedTuple):
-    """An export, its tokenizer, which neither truncates nor pads, and the checksum of both."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """An export and what lies beside it.
+
+    Attributes:
+        path: its folder.
+        export: the pretrained model.
+        tokenizer: neither truncates nor pads.
+        lineage: where it comes from; empty for one that another program wrote.
+        weights_blake2b: checksum of its weights' file.
+        blake2b: of weights and tokenizer.
+    """
 
     path: Path
     export: Export
     tokenizer: Tokenizer
+    lineage: Mapping[str, Any]
     weights_blake2b: str
     blake2b: str
+
+    @property
+    def positions(self) -> int:
+        """Tokens of the longest sequence that the model reads."""
+        return self.export.config.max_position_embeddings
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -56,7 +73,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     _check_tokenizer(path, tokenizer, export.config)
     weights = checksum(path / WEIGHTS)
     both = hashlib.blake2b(f"{weights} {tokenizer.to_str()}".encode(), digest_size=16).hexdigest()
-    return Checkpoint(path, export, tokenizer, weights, both)
+    return Checkpoint(path, export, tokenizer, _read_lineage(path), weights, both)
 
 
 def _check_tokenizer(path: Path, tokenizer: Tokenizer, config: BertConfig) -> None:
@@ -109,12 +126,7 @@ def check_heads(checkpoint: Checkpoint, task: str, heads: tuple[str, ...]) -> No
         )
 
 
-def read_lineage(checkpoint: Path) -> dict[str, Any]:
-    """Where an export comes from; empty for one that another program wrote.
-
-    Raises:
-        ValueError: lineage.json is not a JSON object, or of another kind.
-    """
+def _read_lineage(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / LINEAGE
     if not path.is_file():
         return {}
@@ -131,14 +143,13 @@ def read_lineage(checkpoint: Path) -> dict[str, Any]:
     return lineage
 
 
-def open_stream(shards: Path | None, checkpoint: Path, asked: int | None, config: BertConfig) -> SampleStream:
+def open_stream(shards: Path | None, checkpoint: Checkpoint, asked: int | None) -> SampleStream:
     """The held-out samples, made with the export's vocabulary and no longer than its model reads.
 
     Args:
         shards: a shard directory.
         checkpoint: the export.
         asked: the sequence length; None for the longest that there is and that fits.
-        config: of the export's model.
 
     Raises:
         ValueError: no shards, incomplete ones, ones without held-out samples or with damaged ones, of another
@@ -147,13 +158,13 @@ def open_stream(shards: Path | None, checkpoint: Path, asked: int | None, config
     if shards is None:
         raise ValueError("the tasks read held-out samples; give the shards with --shards")
     directory = ShardDirectory(shards)
-    vocabulary = checkpoint / VOCABULARY_FILE
+    vocabulary = checkpoint.path / VOCABULARY_FILE
     if not vocabulary.is_file():
         raise ValueError(f"{vocabulary}: missing, so whether the shards fit can't be told; copy the export anew")
     if checksum(vocabulary) != directory.manifest.vocabulary.blake2b:
         raise ValueError(f"{shards}: made with another vocabulary than {vocabulary}; give shards made with that one")
-    length = choose_length(asked, directory.manifest.sequence_lengths, config.max_position_embeddings)
-    stream = validation_stream(directory, length, config.is_decoder)
+    length = choose_length(asked, directory.manifest.sequence_lengths, checkpoint.positions)
+    stream = validation_stream(directory, length, checkpoint.export.config.is_decoder)
     if stream.size < FEWEST:
         raise ValueError(f"{shards}: {stream.size} held-out sample is too few for an estimate; hold out more documents")
     directory.verify("validation")  # the results will name these bytes by their manifest
@@ -175,7 +186,7 @@ def choose_length(asked: int | None, lengths: Sequence[int], positions: int) -> 
     return max(fitting)
 
 
-def read_sentences(path: Path, tokenizer: Tokenizer, positions: int) -> list[str]:
+def read_sentences(path: Path, checkpoint: Checkpoint) -> list[str]:
     """The sentences of a file, one a line; empty lines are skipped.
 
     Raises:
@@ -188,6 +199,8 @@ def read_sentences(path: Path, tokenizer: Tokenizer, positions: int) -> list[str
     for number, sentence in numbered:
         if MASK not in sentence:
             raise ValueError(f"{path}: line {number} has no {MASK}; write it where a word is to be guessed")
-        if (length := len(tokenizer.encode(sentence).ids)) > positions:
-            raise ValueError(f"{path}: line {number} has {length} tokens, but the model {positions} positions")
+        if (length := len(checkpoint.tokenizer.encode(sentence).ids)) > checkpoint.positions:
+            raise ValueError(
+                f"{path}: line {number} has {length} tokens, but the model {checkpoint.positions} positions"
+            )
     return [sentence for _, sentence in numbered]

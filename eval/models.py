@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from eval.heads import FineTunedBert, SpanHead
+from eval.inputs import Checkpoint
 from eval.kinds import Choices, Kind, Texts
 from trainer.hugging_face import LINEAGE, rename_weights, settings_of, write_model
 from trainer.lineage import code_version
@@ -60,59 +60,47 @@ def _classes(names: Sequence[str]) -> dict[str, Any]:
     return {"id2label": numbered, "label2id": {name: i for i, name in numbered.items()}} if names else {}
 
 
-@dataclass(frozen=True)
-class SavedModel:
-    """Where the best model of a task lies.
+def lock_of(folder: Path) -> Path:
+    """The file whose lock whoever writes the model of a task holds."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return folder.with_name(f".{folder.name}.lock")
 
-    Attributes:
-        folder: of it.
-        checkpoint: folder of the pretrained model.
-        lineage: where that comes from.
+
+def origin_of(folder: Path) -> dict[str, Any] | None:
+    """What the model in a folder was made of; None where there is none, or another program's."""
+    try:
+        told = json.loads((folder / LINEAGE).read_text(encoding="utf-8"))
+        origin: dict[str, Any] = told["fine_tuned"]["origin"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return origin
+
+
+def save_model(
+    folder: Path,
+    model: nn.Module,
+    kind: Kind,
+    checkpoint: Checkpoint,
+    origin: Mapping[str, Any],
+    metrics: Mapping[str, Mapping[str, float]],
+) -> None:
+    """Write a model in the place of the one before; who writes holds its lock.
+
+    Args:
+        folder: of the task's model.
+        model: of a kind that ``why_not_saved`` has nothing against.
+        kind: of task.
+        checkpoint: the pretrained model.
+        origin: what the model was made of.
+        metrics: what it is worth, by the part of the data set.
+
+    Raises:
+        OSError: it can't be written.
     """
-
-    folder: Path
-    checkpoint: Path
-    lineage: Mapping[str, Any]
-
-    @property
-    def lock(self) -> Path:
-        """The file whose lock whoever writes the model holds."""
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        return self.folder.with_name(f".{self.folder.name}.lock")
-
-    @property
-    def origin(self) -> dict[str, Any] | None:
-        """What it was made of; None where there is none, or another program's."""
-        try:
-            told = json.loads((self.folder / LINEAGE).read_text(encoding="utf-8"))
-            origin: dict[str, Any] = told["fine_tuned"]["origin"]
-        except (OSError, ValueError, LookupError, TypeError):
-            return None
-        return origin
-
-    def write(
-        self,
-        model: nn.Module,
-        kind: Kind,
-        config: BertConfig,
-        origin: Mapping[str, Any],
-        metrics: Mapping[str, Mapping[str, float]],
-    ) -> None:
-        """Write it in the place of the one before; who writes holds its lock.
-
-        Args:
-            model: of a kind that ``why_not_saved`` has nothing against.
-            kind: of task.
-            config: of the pretrained model.
-            origin: what it was made of.
-            metrics: what it is worth, by the part of the data set.
-
-        Raises:
-            OSError: it can't be written.
-        """
-        assert isinstance(model, FineTunedBert)
-        lineage = {
-            "fine_tuned": {"origin": dict(origin), "metrics": metrics, "code": code_version()},
-            "pretrained": {"path": str(self.checkpoint.resolve()), "lineage": self.lineage},
-        }
-        write_model(self.folder, *to_hugging_face(model, kind, config), self.checkpoint, lineage)
+    assert isinstance(model, FineTunedBert)
+    lineage = {
+        "fine_tuned": {"origin": dict(origin), "metrics": metrics, "code": code_version()},
+        "pretrained": {"path": str(checkpoint.path.resolve()), "lineage": checkpoint.lineage},
+    }
+    settings, state = to_hugging_face(model, kind, checkpoint.export.config)
+    write_model(folder, settings, state, checkpoint.path, lineage)

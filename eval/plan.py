@@ -6,14 +6,13 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from eval.experiment import Bench, Experiment, read_parts
 from eval.finetune import Settings
 from eval.grid import Search
-from eval.inputs import Checkpoint, check_heads, open_checkpoint, open_stream, read_lineage, read_sentences
+from eval.inputs import Checkpoint, check_heads, open_checkpoint, open_stream, read_sentences
 from eval.kinds import Texts
 from eval.pretrained import build
 from eval.probe import SENTENCES
@@ -28,21 +27,15 @@ class Plan:
 
     Attributes:
         tasks: in the order that they were asked for.
-        checkpoint: what is evaluated.
-        lineage: where it comes from.
+        bench: what is evaluated, and how tasks are learned.
         subject: for the tasks that learn nothing; None without such.
         experiments: task -> its experiment, of those that learn.
-        settings: of the learning.
-        device: to learn on.
     """
 
     tasks: list[Task]
-    checkpoint: Checkpoint
-    lineage: dict[str, Any]
+    bench: Bench
     subject: Subject | None
     experiments: dict[str, Experiment]
-    settings: Settings
-    device: torch.device
 
 
 def prepare(arguments: argparse.Namespace) -> Plan:
@@ -53,22 +46,14 @@ def prepare(arguments: argparse.Namespace) -> Plan:
     """
     selected = select(arguments.tasks)
     checkpoint = open_checkpoint(arguments.checkpoint)
-    lineage = read_lineage(arguments.checkpoint)
-    tasks = [_adapt(task, arguments, checkpoint.export.config.max_position_embeddings) for task in selected]
-    plan = Plan(
-        tasks=tasks,
-        checkpoint=checkpoint,
-        lineage=lineage,
-        subject=_subject([task for task in tasks if isinstance(task, Intrinsic)], arguments, checkpoint),
-        experiments=_experiments(
-            [task for task in tasks if isinstance(task, FineTuned)], arguments, checkpoint, lineage
-        ),
-        settings=_settings(arguments),
-        device=_device(arguments),
-    )
-    for experiment in plan.experiments.values():
+    tasks = [_adapt(task, arguments, checkpoint.positions) for task in selected]
+    subject = _subject([task for task in tasks if isinstance(task, Intrinsic)], arguments, checkpoint)
+    settings = Settings(optimizer=arguments.optimizer, precision=arguments.precision, max_tokens=arguments.max_tokens)
+    bench = Bench(checkpoint, settings, _device(arguments), arguments.output, arguments.save_models)
+    experiments = _experiments([task for task in tasks if isinstance(task, FineTuned)], arguments, bench)
+    for experiment in experiments.values():
         experiment.check()
-    return plan
+    return Plan(tasks, bench, subject, experiments)
 
 
 def _adapt(task: Task, arguments: argparse.Namespace, positions: int) -> Task:
@@ -85,40 +70,25 @@ def _adapt(task: Task, arguments: argparse.Namespace, positions: int) -> Task:
 def _subject(tasks: Sequence[Intrinsic], arguments: argparse.Namespace, checkpoint: Checkpoint) -> Subject | None:
     if not tasks:
         return None
-    export, tokenizer = checkpoint.export, checkpoint.tokenizer
     for task in tasks:
         check_heads(checkpoint, task.name, task.heads)
     stream = None
     if any(task.needs_shards for task in tasks):
-        stream = open_stream(arguments.shards, checkpoint.path, arguments.sequence_length, export.config)
-    positions = export.config.max_position_embeddings
+        stream = open_stream(arguments.shards, checkpoint, arguments.sequence_length)
     return Subject(
-        model=build(export),
-        tokenizer=tokenizer,
+        model=build(checkpoint.export),
+        tokenizer=checkpoint.tokenizer,
         stream=stream,
         samples=min(arguments.samples, stream.size) if stream else 0,
         batch_size=arguments.batch_size,
-        sentences=read_sentences(arguments.sentences, tokenizer, positions) if arguments.sentences else SENTENCES,
+        sentences=read_sentences(arguments.sentences, checkpoint) if arguments.sentences else SENTENCES,
     )
 
 
-def _experiments(
-    tasks: Sequence[FineTuned], arguments: argparse.Namespace, checkpoint: Checkpoint, lineage: dict[str, Any]
-) -> dict[str, Experiment]:
+def _experiments(tasks: Sequence[FineTuned], arguments: argparse.Namespace, bench: Bench) -> dict[str, Experiment]:
     check_source(tasks, arguments)
     if tasks and arguments.data and not arguments.data.is_dir():  # a file could pass for train and dev at once
         raise ValueError(f"{arguments.data}: no such directory; give the folder of the data sets with --data")
-    bench = Bench(
-        export=checkpoint.export,
-        tokenizer=checkpoint.tokenizer,
-        export_blake2b=checkpoint.blake2b,
-        settings=_settings(arguments),
-        device=_device(arguments),
-        output=arguments.output,
-        checkpoint=checkpoint.path,
-        lineage=lineage,
-        saves_models=arguments.save_models,
-    )
     search = Search(arguments.learning_rates, arguments.epochs, arguments.batch_sizes, tuple(range(arguments.seeds)))
     return {
         task.name: Experiment(task, read_parts(task, arguments.data, arguments.test, arguments.limit), bench, search)
@@ -134,10 +104,6 @@ def check_source(tasks: Sequence[FineTuned], arguments: argparse.Namespace) -> N
     """
     if tasks and not (arguments.data or arguments.hub):
         raise ValueError(f"{tasks[0].name} reads a data set; give the folder of its files with --data, or --hub")
-
-
-def _settings(arguments: argparse.Namespace) -> Settings:
-    return Settings(optimizer=arguments.optimizer, precision=arguments.precision, max_tokens=arguments.max_tokens)
 
 
 def _device(arguments: argparse.Namespace) -> torch.device:

@@ -134,7 +134,7 @@ def _is_collected(arguments: argparse.Namespace, plan: Plan) -> bool:
     tasks = results["tasks"]
     filled = [sentence["sentence"] for sentence in sentences_of(results)]
     return (
-        results["checkpoint"]["weights_blake2b"] == plan.checkpoint.weights_blake2b
+        results["checkpoint"]["weights_blake2b"] == plan.bench.checkpoint.weights_blake2b
         and all(task.name in tasks and tasks[task.name]["version"] == task.version for task in plan.tasks)
         and all(tasks[name] == json.loads(json.dumps(content)) for name, content in learned.items())
         and (not learned or results["data"] == _data(arguments))
@@ -153,21 +153,21 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
         failed: tasks that are known to have failed, and why; those that fail now are added.
         began: reading of the clock when the work began.
     """
-    output = arguments.output
+    output, bench, learns = arguments.output, plan.bench, bool(plan.experiments)
     found = {task.name: _result(task, plan, failed) for task in plan.tasks if task.name not in failed}
     _complete_models([plan.experiments[name] for name in found if name in plan.experiments], failed)
     tasks = {task.name: _content(task, result) for task in plan.tasks if (result := found.get(task.name)) is not None}
     results = {
         "format_version": FORMAT_VERSION,
         "checkpoint": {
-            "path": str(plan.checkpoint.path.resolve()),
-            "weights_blake2b": plan.checkpoint.weights_blake2b,
-            "lineage": plan.lineage,
+            "path": str(bench.checkpoint.path.resolve()),
+            "weights_blake2b": bench.checkpoint.weights_blake2b,
+            "lineage": bench.checkpoint.lineage,
         },
         "shards": _shards(plan.subject),
-        "data": _data(arguments) if plan.experiments else None,
+        "data": _data(arguments) if learns else None,
         "settings": {"dtype": "float32", "batch_size": arguments.batch_size, "threads": torch.get_num_threads()},
-        "fine_tuning": {**dataclasses.asdict(plan.settings), "device": str(plan.device)} if plan.experiments else None,
+        "fine_tuning": {**dataclasses.asdict(bench.settings), "device": str(bench.device)} if learns else None,
         "tasks": tasks,
         "failed": failed,
         "files": _publish(output, [plan.experiments[name] for name in tasks if name in plan.experiments]),

@@ -15,8 +15,9 @@ import transformers
 from benchmarks import transformers_finetuning as peer
 from eval.encoding import Encoder
 from eval.finetune import Settings, predict
+from eval.inputs import open_checkpoint
 from eval.kinds import Choices, Kind, Questions, Tags, Texts
-from eval.models import SavedModel, why_not_saved
+from eval.models import origin_of, save_model, why_not_saved
 from eval.readers.examples import Answer, ChoiceExample, QuestionExample, TaggedSentence, TextExample
 from eval.tasks import TASKS
 from preprocessing.tokenization import load_tokenizer
@@ -60,7 +61,7 @@ def test_transformers_loads_it_whole_and_says_the_same(
     with torch.no_grad():
         ours.head.output.weight.mul_(15.0)  # scores that differ
         ours.head.output.bias.copy_(torch.arange(len(ours.head.output.bias)))
-    SavedModel(folder, checkpoint, {"step": 7}).write(ours, kind, config, {"task": name}, {"dev": {"f1": 50.0}})
+    save_model(folder, ours, kind, open_checkpoint(checkpoint), {"task": name}, {"dev": {"f1": 50.0}})
 
     settings = json.loads((folder / "config.json").read_text())
     prefix = "MegatronBert" if config.pre_layer_norm else "Bert"
@@ -81,9 +82,8 @@ def test_transformers_loads_it_whole_and_says_the_same(
 def test_a_pipeline_of_transformers_names_the_classes(shards: Path, tmp_path: Path) -> None:
     kind = Texts(("billing", "delivery"))
     save_export(tmp_path / "export", random_state(), CONFIG, shards / "tokenizer", {})
-    SavedModel(tmp_path / "model", tmp_path / "export", {}).write(
-        kind.build(load_export(tmp_path / "export"), seed=1), kind, CONFIG, {}, {}
-    )
+    checkpoint = open_checkpoint(tmp_path / "export")
+    save_model(tmp_path / "model", kind.build(checkpoint.export, seed=1), kind, checkpoint, {}, {})
     pipeline = transformers.pipeline("text-classification", str(tmp_path / "model"), device="cpu")
     texts = ["word1 word2", "word1 " * 500]
     assert {found["label"] for found in pipeline(texts, truncation=True)} <= set(kind.labels)
@@ -92,12 +92,12 @@ def test_a_pipeline_of_transformers_names_the_classes(shards: Path, tmp_path: Pa
 def test_its_encoder_can_be_learned_on(shards: Path, tmp_path: Path) -> None:
     """As RTE from a model that has learned MNLI: the encoder and pooler are read, and the head is left."""
     save_export(tmp_path / "export", random_state(), CONFIG, shards / "tokenizer", {})
-    kind = Texts(("a", "b", "c"))
-    model = kind.build(load_export(tmp_path / "export"), seed=1)
+    checkpoint, kind = open_checkpoint(tmp_path / "export"), Texts(("a", "b", "c"))
+    model = kind.build(checkpoint.export, seed=1)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.25)
-    SavedModel(tmp_path / "model", tmp_path / "export", {}).write(model, kind, CONFIG, {}, {})
+    save_model(tmp_path / "model", model, kind, checkpoint, {}, {})
     again = Texts(("x", "y")).build(load_export(tmp_path / "model"), seed=2)
     for name, tensor in model.state_dict().items():
         if not name.startswith("head.output."):
@@ -124,4 +124,4 @@ def test_what_transformers_has_no_class_for(task: str, is_decoder: bool, reason:
 def test_a_folder_of_something_else_is_no_model_of_ours(content: str | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "lineage.json").write_text(content)
-    assert SavedModel(tmp_path, tmp_path, {}).origin is None
+    assert origin_of(tmp_path) is None
