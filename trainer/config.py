@@ -329,7 +329,7 @@ _SECTIONS = (
 )
 _VALUES = (
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
-    *("communication_data_type", "prescale_gradients", "gradient_predivide_factor"),
+    *("communication_data_type", "prescale_gradients"),
     *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
     *("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "log_level", "disable_python_gc"),
 )
@@ -360,6 +360,11 @@ _REFUSED: list[tuple[str, Any, str]] = [
     ),
     ("zero_allow_untested_optimizer", False, _OWN_OPTIMIZERS),
     ("zero_force_ds_cpu_optimizer", True, _OWN_OPTIMIZERS),
+    (
+        "gradient_predivide_factor",
+        None,
+        "remove it: losses are normalized already, and ZeRO 3 of DeepSpeed 0.19 forgets to multiply by it again",
+    ),
     ("gradient_allreduce_op", None, "remove it: losses are normalized for the mean over the ranks"),
     ("activation_checkpointing", None, "remove it and set model.activation_checkpointing=true"),
     ("tensor_parallel", None, _WHOLE_LAYERS),

@@ -32,6 +32,10 @@ _POSITIVE = (
 # Matrix kernels of GPUs want rows of such a multiple, and a vocabulary of 30,522 isn't one. Rows of zeros are added for
 # the product and taken off its result, so that the parameters, and with them exports, know nothing of it.
 _VOCABULARY_MULTIPLES = {"cuda": 64}
+# oneMKL chooses a function's kernel at its first call, and of several threads in that call some may get one of low
+# accuracy (pytorch #188792): initial weights, or a step of LAMB, that differ from run to run. So the first is alone.
+for _function in (torch.erfinv, torch.sqrt, torch.tanh):
+    _function(torch.full((1,), 0.5, device="cpu"))
 EMPTY_SLOT = -100  # the label of a place where nothing is predicted, as in torch's cross entropy
 
 

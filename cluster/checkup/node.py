@@ -130,9 +130,14 @@ def _check_gpus(gpus: list[dict[str, str]], visible: int) -> Iterator[Finding]:
         wrong=not visible,
         warning=len(names) > 1 or (visible != len(gpus) and not hidden),
     )
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if visible else "none"  # type: ignore[no-untyped-call]
     driver = gpus[0]["driver_version"] if gpus else "none"
-    yield Finding("cuda", "ok", f"driver {driver}, CUDA {torch.version.cuda}, NCCL {nccl}")
+    nccl: tuple[int, ...] | None = torch.cuda.nccl.version() if visible else None  # type: ignore[no-untyped-call]
+    yield judge(
+        "cuda",
+        f"driver {driver}, CUDA {torch.version.cuda}, NCCL {'.'.join(map(str, nccl)) if nccl else 'none'}",
+        "NCCL before 2.29.3 may hang on this processor without an error (nccl #2353): install torch 2.12 or later.",
+        warning=nccl is not None and nccl < (2, 29, 3) and platform.machine() == "aarch64",
+    )
     errors = [i for i, gpu in enumerate(gpus) if _number(gpu["ecc.errors.uncorrected.volatile.total"]) > 0]
     slow = [i for i, gpu in enumerate(gpus) if gpu["clocks_throttle_reasons.hw_slowdown"] == "Active"]
     busy = [

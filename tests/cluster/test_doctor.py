@@ -135,6 +135,23 @@ def test_what_nvidia_smi_says(script, check, state, words, tmp_path, monkeypatch
     assert words in found.found
 
 
+@pytest.mark.parametrize(
+    ("nccl", "machine", "state"),
+    [((2, 28, 9), "aarch64", "warning"), ((2, 29, 7), "aarch64", "ok"), ((2, 28, 9), "x86_64", "ok")],
+)
+def test_an_nccl_that_hangs_on_arm(nccl, machine, state, tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho '{H200}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.nccl.version", lambda: nccl)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    found = state_of(check_gpus(), "cuda")
+    assert (found.state, ".".join(map(str, nccl)) in found.found) == (state, True)
+
+
 def test_a_directory_that_is_not_there(tmp_path):
     missing = tmp_path / "not mounted"
     for found in (check_space(missing, 1e9), check_writing(missing)):

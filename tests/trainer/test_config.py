@@ -299,6 +299,7 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
         ({"tensor_parallel": {"autotp_size": 2}}, "tensor_parallel is .*; remove it: ranks share the samples"),
         ({"sequence_parallel_size": 2}, "sequence_parallel_size is 2; remove it: ranks share the samples"),
         ({"activation_checkpointing": {}}, "remove it and set model.activation_checkpointing=true"),
+        ({"gradient_predivide_factor": 2.0}, "gradient_predivide_factor is 2.0; remove it: losses are normalized"),
         ({"gradient_allreduce_op": "sum"}, 'gradient_allreduce_op is "sum"; remove it'),
         ({"zero_force_ds_cpu_optimizer": True}, r"is true; remove it; the recipe's \[optimizer\] is never replaced"),
         ({"fp16": True}, "fp16 is true; it must be an object"),
