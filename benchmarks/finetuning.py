@@ -25,9 +25,9 @@ import transformers
 
 import transformers_finetuning as peer
 from eval.encoding import Encoder
-from eval.experiment import read_parts
 from eval.finetune import Hyperparameters, Settings, learn, predict
 from eval.kinds import Tags
+from eval.parts import read_parts
 from eval.results import markdown
 from eval.tasks.finetuned import FINE_TUNED, FineTuned
 from preprocessing.tokenization import load_tokenizer

@@ -1,9 +1,8 @@
-"""A task that a model learns, on one export: its data, the points of its grid, and what comes of them."""
+"""A task that a model learns, on one export: the points of its grid are run, and what they leave is gathered."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import logging
 import time
@@ -19,27 +18,24 @@ from torch import nn
 
 from eval.encoding import Encoder, Sample
 from eval.finetune import DivergedError, Hyperparameters, Settings, learn, predict
-from eval.grid import LOSSES, Points, Search, best_of, grid, restarts
+from eval.grid import LOSSES, Points, Search, grid
 from eval.inputs import Checkpoint
 from eval.kinds import PREDICTIONS, Frozen, Outcome, Texts, read_predictions
 from eval.locks import locked
-from eval.metrics import half_width
 from eval.models import lock_of, origin_of, save_model, why_not_saved
+from eval.parts import Parts, checksum_of
 from eval.results import MODELS, STATES
-from eval.tasks.finetuned import DataSplit, FineTuned
-from eval.tasks.result import Measurement, Result
+from eval.selection import best_of, conclude
+from eval.tasks.finetuned import FineTuned
+from eval.tasks.result import Result
 from trainer.checkpoint import write_atomically
 from trainer.lineage import code_version
 from trainer.philox import derive_seed
 
-_SHARES = ("accuracy", "exact_match", "exact")  # metrics that are shares of the examples
-_BASELINE = "always the class that is most frequent in training"
-_KEPT = ("point", "metrics", "error", "seconds", "device")  # of every point, in results.json
 _PROBED = 200  # examples that are looked at for unknown words
 _MOST_UNKNOWN = 0.5  # share of their pieces: above it, the vocabulary is of another language
 
 _log = logging.getLogger("eval")
-Parts = Mapping[str, Sequence[Any]]  # train, dev, test, ... -> examples
 
 
 @dataclass(frozen=True)
@@ -61,45 +57,6 @@ class Bench:
     saves_models: bool
 
 
-def read_parts(task: FineTuned, data: Path | None, with_test: bool, limit: int | None) -> Parts:
-    """The examples of a task.
-
-    Args:
-        task: says which.
-        data: folder of the files; None for the hub.
-        with_test: read the test sets too.
-        limit: take so many of each part at most, drawn with a fixed seed and in their order.
-
-    Raises:
-        DatasetError: something is missing, malformed or empty.
-    """
-    return {
-        part: _some(task.read(*split, data), limit)
-        for part, split in _splits(task).items()
-        if with_test or not part.startswith("test")
-    }
-
-
-def _splits(task: FineTuned) -> dict[str, DataSplit]:
-    """Part -> split: train, dev and dev_NAME, test or test_DATASET."""
-    return {"train": task.train, **_dev(task), **_test(task)}
-
-
-def _dev(task: FineTuned) -> dict[str, DataSplit]:
-    return {f"dev_{name}" if name else "dev": split for name, split in task.dev.items()}
-
-
-def _test(task: FineTuned) -> dict[str, DataSplit]:
-    return {f"test_{split[0]}" if len(task.test) > 1 else "test": split for split in task.test}
-
-
-def _some(examples: Sequence[Any], limit: int | None) -> Sequence[Any]:
-    if limit is None or len(examples) <= limit:
-        return examples
-    chosen = np.random.default_rng(0).choice(len(examples), limit, replace=False)
-    return [examples[i] for i in sorted(chosen)]
-
-
 class Experiment:
     """A task on an export."""
 
@@ -109,7 +66,7 @@ class Experiment:
         self._parts = parts
         self._bench = bench
         self._encoder = Encoder(bench.checkpoint.tokenizer, min(task.max_length, bench.checkpoint.positions))
-        self._data_blake2b = _checksum(parts)
+        self._data_blake2b = checksum_of(parts)
         self._disk = Points(bench.output / task.name / "points", self._origin())
         self._model = bench.output / MODELS / task.name
 
@@ -216,7 +173,7 @@ class Experiment:
 
         def after_epoch(epoch: int, of_epoch: list[float]) -> None:
             losses.extend(of_epoch)
-            outcomes.update(self._judge(model, _dev(task)))
+            outcomes.update(self._judge(model, task.dev_splits))
             metrics = _by_part(outcomes)
             epochs.append({"epoch": epoch, "loss": float(np.mean(of_epoch)), "metrics": metrics})
             _log.info(
@@ -258,37 +215,8 @@ class Experiment:
         Raises:
             ValueError: a point is missing, or all diverged.
         """
-        results = self._results()
-        best = best_of(results, self.task.best)
-        alike = [_flat(result["metrics"]) for result in restarts(results, best)]
-        baseline = self.task.kind.baseline(self._parts["train"], self._parts["dev"])
-        return Result(
-            metrics=self._measurements(best["metrics"], baseline),
-            baselines=dict.fromkeys(baseline, _BASELINE),
-            details={
-                "selected_by": self.task.best,
-                "splits": {part: list(split) for part, split in _splits(self.task).items() if part in self._parts},
-                "examples": {part: len(examples) for part, examples in self._parts.items()},
-                "data_blake2b": self._data_blake2b,
-                "max_length": self._encoder.max_length,
-                "best_point": best["point"],
-                "seeds": {name: [metrics[name] for metrics in alike] for name in _flat(best["metrics"])},
-                "points": [{name: result[name] for name in _KEPT} for result in results],
-                **best["details"],
-            },
-        )
-
-    def _measurements(
-        self, metrics: Mapping[str, Mapping[str, float]], baseline: Mapping[str, float]
-    ) -> dict[str, Measurement]:
-        found = {}
-        for part, of_part in metrics.items():
-            count = len(self._parts[part])
-            for metric, value in of_part.items():
-                width = half_width(value, count) if metric in _SHARES else None
-                known = baseline.get(metric) if part == "dev" else None
-                found[_prefix(part) + metric] = Measurement(value, width, known, "percent")
-        return found
+        about = {"data_blake2b": self._data_blake2b, "max_length": self._encoder.max_length}
+        return conclude(self.task, self._parts, self._results(), about)
 
     def _results(self) -> list[dict[str, Any]]:
         """Of all points.
@@ -364,7 +292,7 @@ class Experiment:
         kind = self.task.kind
         if not isinstance(kind, Texts):
             return {}
-        names = {f"{part}_{PREDICTIONS}": split[0] for part, split in _test(self.task).items()}
+        names = {f"{part}_{PREDICTIONS}": split[0] for part, split in self.task.test_splits.items()}
         return {
             names[file.name]: read_predictions(file, kind.labels) for file in self._best_files if file.name in names
         }
@@ -372,22 +300,3 @@ class Experiment:
 
 def _by_part(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, float]]:
     return {part: outcome.metrics for part, outcome in outcomes.items() if outcome.metrics}
-
-
-def _flat(by_part: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Metrics by one name each: f1, mm_accuracy, test_f1."""
-    return {_prefix(part) + metric: value for part, metrics in by_part.items() for metric, value in metrics.items()}
-
-
-def _prefix(part: str) -> str:
-    name = "" if part == "dev" else part.removeprefix("dev_")
-    return f"{name}_" if name else ""
-
-
-def _checksum(parts: Parts) -> str:
-    """Of all examples of all parts, wherever they come from."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part, examples in parts.items():
-        for example in examples:
-            digest.update(repr((part, example)).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""The points of a task's grid, what lies on disk of each, and which is the best.
+"""The points of a task's grid, and what lies on disk of each.
 
     OUTPUT/TASK/points/lr5e-05-epochs3-batch32-seed0/
         result.json        figures of every epoch, and what they are of
@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -126,24 +126,3 @@ class Points:
     def files(self, point: Hyperparameters) -> list[Path]:
         """The predictions of a finished point."""
         return sorted(path for path in self.path(point).iterdir() if path.name not in (RESULT, LOSSES))
-
-
-def best_of(results: Sequence[dict[str, Any]], metric: str) -> dict[str, Any]:
-    """The result with the highest figure on the dev set, the first of several; points that diverged have none.
-
-    Raises:
-        ValueError: all diverged.
-    """
-    usable = [result for result in results if result["error"] is None]
-    if not usable:
-        raise ValueError(f"every point diverged ({results[0]['error']}); try lower learning rates")
-    return max(usable, key=lambda result: result["metrics"]["dev"][metric])
-
-
-def restarts(results: Sequence[dict[str, Any]], best: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The results of all seeds with the best point's other hyperparameters, those that diverged left out."""
-    return [
-        result
-        for result in results
-        if result["error"] is None and {**result["point"], "seed": None} == {**best["point"], "seed": None}
-    ]

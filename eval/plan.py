@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from eval.experiment import Bench, Experiment, read_parts
+from eval.experiment import Bench, Experiment
 from eval.finetune import Settings
 from eval.grid import Search
 from eval.inputs import Checkpoint, check_heads, open_checkpoint, open_stream, read_sentences
 from eval.kinds import Texts
+from eval.parts import read_parts
 from eval.pretrained import build
 from eval.probe import SENTENCES
 from eval.tasks import Task, select

@@ -51,6 +51,21 @@ class FineTuned:
     max_length: int = 128
     read: Read = datasets.read
 
+    @property
+    def dev_splits(self) -> dict[str, DataSplit]:
+        """Part -> split of the development sets: dev and dev_NAME."""
+        return {f"dev_{name}" if name else "dev": split for name, split in self.dev.items()}
+
+    @property
+    def test_splits(self) -> dict[str, DataSplit]:
+        """Part -> split of the test sets: test or, of several, test_DATASET."""
+        return {f"test_{split[0]}" if len(self.test) > 1 else "test": split for split in self.test}
+
+    @property
+    def splits(self) -> dict[str, DataSplit]:
+        """Part -> split of all."""
+        return {"train": self.train, **self.dev_splits, **self.test_splits}
+
 
 def _glue(name: str, dataset: str, best: str, dev: Mapping[str, str] | None = None, *also: str) -> FineTuned:
     """Section 4.1: batches of 32, 3 epochs, the best of four learning rates; google-research/bert has 128 tokens."""

@@ -26,6 +26,7 @@ from eval.kinds import Texts
 from eval.locks import locked
 from eval.metrics import f1_binary
 from eval.options import default_output, parse
+from eval.parts import read_parts
 from eval.readers.examples import DatasetError
 from eval.run import main
 from eval.tasks import TASKS
@@ -500,7 +501,7 @@ def test_a_limit_on_the_examples(export: Path, data: Path, tmp_path: Path) -> No
     write_mrpc(data)
     assert run(export, data, tmp_path / "out", "mrpc", "--limit", "10") == 0
     assert results_of(tmp_path / "out")["tasks"]["mrpc"]["details"]["examples"] == {"train": 10, "dev": 10}
-    parts = experiment.read_parts(TASKS["mrpc"], data, with_test=False, limit=10)
+    parts = read_parts(TASKS["mrpc"], data, with_test=False, limit=10)
     whole = READERS["MRPC"](data, "train")
     places = [whole.index(example) for example in parts["train"]]
     assert places == sorted(places)
