@@ -29,6 +29,7 @@ from matplotlib.figure import Figure
 from tokenizers import Encoding
 from torch import Tensor
 
+from eval.errors import UsageError
 from eval.pages import render_page
 from eval.pictures import save_picture
 from eval.pretrained import load_pretrained, pack
@@ -95,13 +96,13 @@ def picture(export: Path, a: str, b: str | None = None) -> Picture:
     """The attention of an export within a text, or a pair of texts.
 
     Raises:
-        ValueError: the export is broken, or the texts are longer than the model reads.
+        UsageError: the export is broken, or the texts are longer than the model reads.
     """
     model, tokenizer = load_pretrained(export)
     encoding: Encoding = tokenizer.encode(a, b)
     positions = model.config.max_position_embeddings
     if len(encoding.ids) > positions:
-        raise ValueError(f"{len(encoding.ids)} tokens, but the model has {positions} positions; give shorter texts")
+        raise UsageError(f"{len(encoding.ids)} tokens, but the model has {positions} positions; give shorter texts")
     weights = attention_weights(model.bert, pack([encoding]))[0]
     return Picture(list(encoding.tokens), weights.numpy())
 
@@ -113,10 +114,10 @@ def render(shown: Picture, title: str) -> str:
     its own policy lets no script run but the page's, and nothing be fetched.
 
     Raises:
-        ValueError: the page would be too large for a browser.
+        UsageError: the page would be too large for a browser.
     """
     if shown.weights.size * _BYTES_A_WEIGHT > _LARGEST_PAGE:
-        raise ValueError(
+        raise UsageError(
             f"{len(shown.tokens)} tokens in {shown.weights.shape[0]} layers of {shown.weights.shape[1]} heads "
             f"make a page of more than {_LARGEST_PAGE >> 20} MB; give shorter texts"
         )
@@ -161,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file = arguments.output.with_name(f"{arguments.output.stem}-{layer}.{head}.png")
             save_picture(draw_head(shown, layer, head), file)
             print(file)
-    except (ValueError, OSError) as error:
+    except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
@@ -170,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _check_head(shown: Picture, layer: int, head: int) -> None:
     layers, heads = shown.weights.shape[:2]
     if not (1 <= layer <= layers and 1 <= head <= heads):
-        raise ValueError(f"there is no head {layer}.{head}: the model has layers 1 to {layers}, heads 1 to {heads}")
+        raise UsageError(f"there is no head {layer}.{head}: the model has layers 1 to {layers}, heads 1 to {heads}")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

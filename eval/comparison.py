@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eval.errors import UsageError
 from eval.evaluated import Evaluated, prevailing
 from eval.paper import Table
 from trainer.checkpoint import RunDirectory
@@ -67,7 +68,7 @@ def exports_of(evaluations: Iterable[Evaluated]) -> list[Export]:
     """The exports behind some evaluations, by run and step.
 
     Raises:
-        ValueError: the recipe of a run is damaged.
+        UsageError: the recipe of a run is damaged.
     """
     by_weights: dict[tuple[str, str], list[Evaluated]] = {}
     for evaluated in evaluations:
@@ -96,7 +97,7 @@ def _settings(evaluated: Evaluated) -> dict[str, Any]:
     try:
         sections = tomllib.loads(config.read_text(encoding="utf-8")).items()
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{config}: not TOML ({error}); mend it, or move it away to do without it") from error
+        raise UsageError(f"{config}: not TOML ({error}); mend it, or move it away to do without it") from error
     return {f"{name}.{k}": v for name, section in sections if isinstance(section, dict) for k, v in section.items()}
 
 

@@ -17,6 +17,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator, PercentFormatter
 
 from eval.comparison import Export
+from eval.errors import UsageError
 from eval.evaluated import run_names
 from trainer.checkpoint import RunDirectory, read_lines
 
@@ -72,28 +73,28 @@ def read_histories(paths: Sequence[Path]) -> tuple[list[History], list[Path]]:
         The runs that have begun to train, at least one; and the other paths.
 
     Raises:
-        ValueError: there is no such run, nothing at one of the paths, or a run has a line in its metrics that isn't
+        UsageError: there is no such run, nothing at one of the paths, or a run has a line in its metrics that isn't
             one or lacks a figure.
     """
     names = run_names(path.resolve() for path in paths)
     read = {path: _read_history(path, names[path.resolve()]) for path in paths}
     found = [history for history in read.values() if history is not None]
     if not found:
-        raise ValueError(f"{paths[0]}: no steps; give a run directory whose training has begun")
+        raise UsageError(f"{paths[0]}: no steps; give a run directory whose training has begun")
     return found, [path for path, history in read.items() if history is None]
 
 
 def _read_history(path: Path, name: str) -> History | None:
     run = RunDirectory(path)
     if not path.exists():
-        raise ValueError(f"{path}: no such directory; give that of a run")
+        raise UsageError(f"{path}: no such directory; give that of a run")
     try:
         training, validation = list(read_lines(run.metrics)), list(read_lines(run.validation_metrics))
         for lines, names in ((training, _OF_A_STEP), (validation, _OF_A_VALIDATION)):
             for figure in names:
                 column(lines, figure)
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: its metrics are damaged ({type(error).__name__}: {error})") from error
+        raise UsageError(f"{path}: its metrics are damaged ({type(error).__name__}: {error})") from error
     return History(name, run, training, validation) if training else None
 
 

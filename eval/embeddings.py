@@ -18,6 +18,7 @@ import torch
 from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 
+from eval.errors import UsageError
 from eval.pretrained import Pretrained, pack
 from preprocessing.tokenization import encode_sentences
 from trainer.checkpoint import write_atomically
@@ -66,10 +67,10 @@ def count_terms(tokenizer: Tokenizer, texts: Sequence[str], k1: float = K1, b: f
     """Read a corpus, one document after the other.
 
     Raises:
-        ValueError: it holds no words, or k1 or b is out of range.
+        UsageError: it holds no words, or k1 or b is out of range.
     """
     if not (k1 >= 0 and 0 <= b <= 1):
-        raise ValueError(f"BM25 with k1 = {k1} and b = {b}: give k1 of 0 or more and b from 0 to 1")
+        raise UsageError(f"BM25 with k1 = {k1} and b = {b}: give k1 of 0 or more and b from 0 to 1")
     frequencies: Counter[int] = Counter()
     length = 0
     for begin in range(0, len(texts), _CHUNK):
@@ -77,7 +78,7 @@ def count_terms(tokenizer: Tokenizer, texts: Sequence[str], k1: float = K1, b: f
             frequencies.update(set(ids))
             length += len(ids)
     if not length:
-        raise ValueError("the corpus for BM25 holds no words; give a text file with one document a line")
+        raise UsageError("the corpus for BM25 holds no words; give a text file with one document a line")
     return TermStatistics(len(texts), length / len(texts), dict(sorted(frequencies.items())), k1, b)
 
 
@@ -116,14 +117,14 @@ def embed(
         float32 [texts, D].
 
     Raises:
-        ValueError: a layer or pooling that there is not, no ``terms``, or a text that is too long.
+        UsageError: a layer or pooling that there is not, no ``terms``, or a text that is too long.
     """
     config = pretrained.model.config
     _check(config.num_hidden_layers, layer, pooling, terms)
     encodings = pretrained.tokenizer.encode_batch(list(texts))
     for i, encoding in enumerate(encodings):
         if len(encoding.ids) > config.max_position_embeddings:
-            raise ValueError(
+            raise UsageError(
                 f"text {i + 1} has {len(encoding.ids)} tokens, but the model "
                 f"{config.max_position_embeddings} positions; shorten it"
             )
@@ -139,14 +140,14 @@ def embed(
 
 def _check(layers: int, layer: int, pooling: str, terms: TermStatistics | None) -> None:
     if not -layers - 1 <= layer <= layers:
-        raise ValueError(
+        raise UsageError(
             f"there is no layer {layer}: the model has 0 (the embeddings) to {layers}, "
             f"or from the end -1 to {-layers - 1}"
         )
     if pooling not in POOLINGS:
-        raise ValueError(f"pooling {pooling!r} is unknown; choose one of {', '.join(POOLINGS)}")
+        raise UsageError(f"pooling {pooling!r} is unknown; choose one of {', '.join(POOLINGS)}")
     if pooling == "bm25" and terms is None:
-        raise ValueError("pooling 'bm25' needs the statistics of a corpus; register the model with --corpus")
+        raise UsageError("pooling 'bm25' needs the statistics of a corpus; register the model with --corpus")
 
 
 @torch.inference_mode()

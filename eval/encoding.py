@@ -14,6 +14,7 @@ import torch
 from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 
+from eval.errors import UsageError
 from preprocessing.tokenization import CLS, SEP, UNKNOWN
 from trainer.model import EMPTY_SLOT
 from trainer.packing import PackedTokens
@@ -93,12 +94,12 @@ class Encoder:
         max_length: tokens of a sequence, special ones included.
 
     Raises:
-        ValueError: that leaves no room for texts.
+        UsageError: that leaves no room for texts.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
         if max_length < _SHORTEST:
-            raise ValueError(f"sequences of {max_length} tokens have no room for texts; give {_SHORTEST} or more")
+            raise UsageError(f"sequences of {max_length} tokens have no room for texts; give {_SHORTEST} or more")
         self.max_length = max_length
         self.unknown = tokenizer.token_to_id(UNKNOWN)
         self._cls, self._sep = tokenizer.token_to_id(CLS), tokenizer.token_to_id(SEP)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eval.errors import UsageError
 from eval.results import RESULTS, read_results
 
 EVALUATIONS = "evaluations"  # the folder of a run directory where eval.watch leaves them
@@ -69,7 +70,7 @@ def read_evaluations(files: Iterable[Path], known: Mapping[Path, str] | None = N
         known: runs that have a name already, by their directories.
 
     Raises:
-        ValueError: one is damaged or of another version.
+        UsageError: one is damaged or of another version.
     """
     found = {file: read_results(file) for file in files}
     runs = {file: _run_directory(results["checkpoint"]) for file, results in found.items()}
@@ -115,16 +116,16 @@ def best_evaluation(evaluations: Sequence[Evaluated], task: str, metric: str) ->
     Figures of a trial with --limit don't count.
 
     Raises:
-        ValueError: none has that figure, or only trials have.
+        UsageError: none has that figure, or only trials have.
     """
     figures = [(figure, e) for e in evaluations if (figure := e.figure(task, metric)) is not None]
     if not figures:
         measured = sorted(
             {f"{name}.{m}" for e in evaluations for name, t in e.results["tasks"].items() for m in t["metrics"]}
         )
-        raise ValueError(f"no evaluation has {task}.{metric}; there are {', '.join(measured) or 'no figures'}")
+        raise UsageError(f"no evaluation has {task}.{metric}; there are {', '.join(measured) or 'no figures'}")
     whole = [(figure, e) for figure, e in figures if e.limit(task) is None]
     if not whole:
-        raise ValueError(f"{task}.{metric} was only tried out, with --limit; evaluate {task} without it")
+        raise UsageError(f"{task}.{metric} was only tried out, with --limit; evaluate {task} without it")
     sign = -1 if metric in _LOWER_IS_BETTER else 1
     return max(whole, key=lambda pair: sign * pair[0])[1]

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from eval.encoding import Encoder, Sample
+from eval.errors import UsageError
 from eval.finetune import DivergedError, Hyperparameters, Settings, learn, predict
 from eval.grid import LOSSES, Points, Search, grid
 from eval.inputs import Checkpoint
@@ -90,25 +91,25 @@ class Experiment:
         """Look for what would stop or spoil the learning, before any begins.
 
         Raises:
-            ValueError: points of something else are there, the model is too small for the task, or its vocabulary is
+            UsageError: points of something else are there, the model is too small for the task, or its vocabulary is
                 not that of the texts.
         """
         for point in self.points:
             self._disk.read(point)
         self.task.kind.check(self._bench.checkpoint.export.config)
         if self._bench.saves_models and (reason := why_not_saved(self.task.kind, self._bench.checkpoint.export.config)):
-            raise ValueError(f"--save-models: {self.task.name}: {reason}")
+            raise UsageError(f"--save-models: {self.task.name}: {reason}")
         samples = self.task.kind.encode(self._parts["dev"][:_PROBED], self._encoder, training=False)
         unknown = self._unknown_share(samples)
         if unknown > _MOST_UNKNOWN:
-            raise ValueError(
+            raise UsageError(
                 f"{self.task.name}: {unknown:.0%} of its text is unknown to the export's vocabulary; "
                 "give an export for its language and alphabet"
             )
 
     def _unknown_share(self, samples: Sequence[Sample]) -> float:
-        ids = np.concatenate([sequence.ids for sample in samples for sequence in sample.sequences])
-        return float(np.mean(ids == self._encoder.unknown))
+        ids = [sequence.ids for sample in samples for sequence in sample.sequences]
+        return float(np.mean(np.concatenate(ids) == self._encoder.unknown)) if ids else 1.0
 
     def is_finished(self, point: Hyperparameters) -> bool:
         """Whether somebody has."""
@@ -213,7 +214,7 @@ class Experiment:
         """What the finished points say.
 
         Raises:
-            ValueError: a point is missing, or all diverged.
+            UsageError: a point is missing, or all diverged.
         """
         about = {"data_blake2b": self._data_blake2b, "max_length": self._encoder.max_length}
         return conclude(self.task, self._parts, self._results(), about)
@@ -222,7 +223,7 @@ class Experiment:
         """Of all points.
 
         Raises:
-            ValueError: one is missing.
+            UsageError: one is missing.
         """
         results = [result for point in self.points if (result := self._disk.read(point)) is not None]
         if len(results) < len(self.points):
@@ -230,8 +231,8 @@ class Experiment:
             if failures := [
                 why for point in self.points if not self.is_finished(point) and (why := self._disk.failure(point))
             ]:
-                raise ValueError(failures[0])
-            raise ValueError(f"{missing} of {len(self.points)} grid points are missing; run the same command again")
+                raise UsageError(failures[0])
+            raise UsageError(f"{missing} of {len(self.points)} grid points are missing; run the same command again")
         return results
 
     def _save(self, model: nn.Module, point: Hyperparameters, result: Mapping[str, Any]) -> None:
@@ -251,7 +252,7 @@ class Experiment:
         """Learn the best point again if its model is to be kept and was not, as when points were finished without.
 
         Raises:
-            ValueError: a point is missing, or all diverged, or now the best one has.
+            UsageError: a point is missing, or all diverged, or now the best one has.
             OSError: the model can't be written.
         """
         if self.has_model:
@@ -264,7 +265,7 @@ class Experiment:
             _log.info("%s: learning the best point again, whose model was not kept", self.task.name)
             model, result, _ = self._learn(point)
             if result["error"]:
-                raise ValueError(f"the best point, learned again for its model, diverged ({result['error']})")
+                raise UsageError(f"the best point, learned again for its model, diverged ({result['error']})")
             self._save(model, point, result)
         if result["metrics"] != known["metrics"]:
             _log.warning(

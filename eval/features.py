@@ -24,6 +24,7 @@ from typing_extensions import override
 
 from eval.encoding import Encoder
 from eval.encoding import collate as collate_tokens
+from eval.errors import UsageError
 from eval.finetune import autocast, cut
 from eval.heads import load_encoder
 from eval.kinds import Frozen, Kind, Outcome, Tags, judge_tags
@@ -140,7 +141,7 @@ class FeatureTags(Kind):
         """The numbers of the states that are read."""
         count = config.num_hidden_layers + 1
         if max(-self.first, self.last + 1) > count:
-            raise ValueError(
+            raise UsageError(
                 f"a model of {config.num_hidden_layers} layers has too few for {self}; leave this task out"
             )
         return range(self.first % count, self.last % count + 1)

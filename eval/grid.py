@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from eval.errors import UsageError
 from eval.finetune import Hyperparameters
 from eval.tasks.finetuned import FineTuned
 from trainer.checkpoint import write_atomically
@@ -80,7 +81,7 @@ class Points:
         """What a point found; None where it is not finished.
 
         Raises:
-            ValueError: it was made of something else, or is no such result.
+            UsageError: it was made of something else, or is no such result.
         """
         path = self.path(point) / RESULT
         if not path.is_file():
@@ -89,10 +90,10 @@ class Points:
             result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             made_of = dict(result["origin"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"{path}: not the result of a grid point; remove {path.parent}") from error
+            raise UsageError(f"{path}: not the result of a grid point; remove {path.parent}") from error
         for name, value in self.origin.items():
             if made_of.get(name) != value:
-                raise ValueError(
+                raise UsageError(
                     f"{path}: made with {name} {made_of.get(name)} instead of {value}; choose another --output"
                 )
         return result

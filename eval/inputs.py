@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from eval.errors import UsageError
 from eval.readers.files import read_text, split_lines
 from preprocessing.schema import ShardDirectory, checksum
 from preprocessing.tokenization import (
@@ -61,13 +63,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Read an export and see that it is complete, and its parts of one model.
 
     Raises:
-        ValueError: something is missing, damaged or doesn't fit; the message says what to do.
+        UsageError: something is missing, damaged or doesn't fit; the message says what to do.
     """
-    export = load_export(path)
+    with _as_usage_error():
+        export, tokenizer = load_export(path), load_tokenizer(path)
     for name, tensor in export.state.items():
         if not torch.isfinite(tensor).all():
-            raise ValueError(f"{path / WEIGHTS}: {name} contains NaN or infinity; take an earlier step")
-    tokenizer = load_tokenizer(path)
+            raise UsageError(f"{path / WEIGHTS}: {name} contains NaN or infinity; take an earlier step")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _check_tokenizer(path, tokenizer, export.config)
@@ -76,18 +78,29 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, export, tokenizer, _read_lineage(path), weights, both)
 
 
+@contextmanager
+def _as_usage_error() -> Iterator[None]:
+    """What trainer and preprocessing say of files that are missing, damaged or not theirs."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
 def _check_tokenizer(path: Path, tokenizer: Tokenizer, config: BertConfig) -> None:
     file, vocabulary = path / TOKENIZER_FILE, tokenizer.get_vocab()
     if missing := [token for token in SPECIAL_TOKENS if token not in vocabulary]:
-        raise ValueError(f"{file}: lacks the token {missing[0]}; give the tokenizer of a BERT")
+        raise UsageError(f"{file}: lacks the token {missing[0]}; give the tokenizer of a BERT")
     if (largest := max(vocabulary.values())) >= config.vocab_size:
-        raise ValueError(
+        raise UsageError(
             f"{file}: has the id {largest}, but the model's vocabulary {config.vocab_size} entries; "
             "take tokenizer and weights of one model"
         )
     listed = path / VOCABULARY_FILE
-    if listed.is_file() and {token: i for i, token in enumerate(load_vocabulary(listed))} != vocabulary:
-        raise ValueError(f"{file}: has another vocabulary than {listed.name} beside it; copy the export anew")
+    with _as_usage_error():
+        words = load_vocabulary(listed) if listed.is_file() else None
+    if words is not None and {token: i for i, token in enumerate(words)} != vocabulary:
+        raise UsageError(f"{file}: has another vocabulary than {listed.name} beside it; copy the export anew")
     _check_case(file, tokenizer, vocabulary)
 
 
@@ -97,9 +110,9 @@ def _check_case(file: Path, tokenizer: Tokenizer, vocabulary: Iterable[str]) -> 
     upper, lower = (_share(words, letters) for letters in (string.ascii_uppercase, string.ascii_lowercase))
     lowers = tokenizer.normalizer is not None and tokenizer.normalizer.normalize_str("A") == "a"
     if lowers and upper > _CASED:
-        raise ValueError(f"{file}: lowers the case of words, but its vocabulary is cased; set lowercase to false there")
+        raise UsageError(f"{file}: lowers the case of words, but its vocabulary is cased; set lowercase to false there")
     if not lowers and lower > _CASED and upper == 0:
-        raise ValueError(
+        raise UsageError(
             f"{file}: keeps the case of words, but its vocabulary has no upper case; set lowercase to true there"
         )
 
@@ -117,10 +130,10 @@ def check_heads(checkpoint: Checkpoint, task: str, heads: tuple[str, ...]) -> No
         heads: prefixes of parameters.
 
     Raises:
-        ValueError: one was not.
+        UsageError: one was not.
     """
     if missing := [name for name in checkpoint.export.initialized if name.startswith(heads)]:
-        raise ValueError(
+        raise UsageError(
             f"{checkpoint.path / WEIGHTS}: lacks {missing[0]}, which {task} needs; "
             "give an export of the pretrained model with its heads"
         )
@@ -133,13 +146,13 @@ def _read_lineage(checkpoint: Path) -> dict[str, Any]:
     try:
         lineage = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({error}); copy the export anew") from error
+        raise UsageError(f"{path}: not JSON ({error}); copy the export anew") from error
     if not isinstance(lineage, dict):
-        raise ValueError(f"{path}: not a JSON object; copy the export anew")  # noqa: TRY004  a mistake in a file
+        raise UsageError(f"{path}: not a JSON object; copy the export anew")
     for name, kind in (("run", str), ("step", int)):
         if not isinstance(lineage.get(name), kind | None):
             wrong = f"{name} is {lineage[name]!r}, not as an export of ours has it"
-            raise ValueError(f"{path}: {wrong}; delete the file")  # noqa: TRY004  a mistake in a file
+            raise UsageError(f"{path}: {wrong}; delete the file")
     return lineage
 
 
@@ -152,22 +165,24 @@ def open_stream(shards: Path | None, checkpoint: Checkpoint, asked: int | None) 
         asked: the sequence length; None for the longest that there is and that fits.
 
     Raises:
-        ValueError: no shards, incomplete ones, ones without held-out samples or with damaged ones, of another
+        UsageError: no shards, incomplete ones, ones without held-out samples or with damaged ones, of another
             vocabulary or too long.
     """
     if shards is None:
-        raise ValueError("the tasks read held-out samples; give the shards with --shards")
-    directory = ShardDirectory(shards)
+        raise UsageError("the tasks read held-out samples; give the shards with --shards")
+    with _as_usage_error():
+        directory = ShardDirectory(shards)
     vocabulary = checkpoint.path / VOCABULARY_FILE
     if not vocabulary.is_file():
-        raise ValueError(f"{vocabulary}: missing, so whether the shards fit can't be told; copy the export anew")
+        raise UsageError(f"{vocabulary}: missing, so whether the shards fit can't be told; copy the export anew")
     if checksum(vocabulary) != directory.manifest.vocabulary.blake2b:
-        raise ValueError(f"{shards}: made with another vocabulary than {vocabulary}; give shards made with that one")
+        raise UsageError(f"{shards}: made with another vocabulary than {vocabulary}; give shards made with that one")
     length = choose_length(asked, directory.manifest.sequence_lengths, checkpoint.positions)
-    stream = validation_stream(directory, length, checkpoint.export.config.is_decoder)
+    with _as_usage_error():
+        stream = validation_stream(directory, length, checkpoint.export.config.is_decoder)
+        directory.verify("validation")  # the results will name these bytes by their manifest
     if stream.size < FEWEST:
-        raise ValueError(f"{shards}: {stream.size} held-out sample is too few for an estimate; hold out more documents")
-    directory.verify("validation")  # the results will name these bytes by their manifest
+        raise UsageError(f"{shards}: {stream.size} held-out sample is too few for an estimate; hold out more documents")
     return stream
 
 
@@ -175,11 +190,11 @@ def choose_length(asked: int | None, lengths: Sequence[int], positions: int) -> 
     """The sequence length to evaluate at: as asked, else the longest of the shards' that the model can read.
 
     Raises:
-        ValueError: longer than the model has positions.
+        UsageError: longer than the model has positions.
     """
     fitting = [length for length in ([asked] if asked else lengths) if length <= positions]
     if not fitting:
-        raise ValueError(
+        raise UsageError(
             f"sequences of {asked or min(lengths)} tokens, but the model has {positions} positions; "
             "give shorter ones by --sequence-length, which the shards must have"
         )
@@ -190,17 +205,17 @@ def read_sentences(path: Path, checkpoint: Checkpoint) -> list[str]:
     """The sentences of a file, one a line; empty lines are skipped.
 
     Raises:
-        ValueError: can't be read, holds no sentence, one without [MASK], or one longer than the model reads.
+        UsageError: can't be read, holds no sentence, one without [MASK], or one longer than the model reads.
     """
     lines = enumerate(split_lines(read_text(path)), start=1)
     numbered = [(number, line.strip()) for number, line in lines if line.strip()]
     if not numbered:
-        raise ValueError(f"{path}: no sentences; write one a line, with {MASK} in it")
+        raise UsageError(f"{path}: no sentences; write one a line, with {MASK} in it")
     for number, sentence in numbered:
         if MASK not in sentence:
-            raise ValueError(f"{path}: line {number} has no {MASK}; write it where a word is to be guessed")
+            raise UsageError(f"{path}: line {number} has no {MASK}; write it where a word is to be guessed")
         if (length := len(checkpoint.tokenizer.encode(sentence).ids)) > checkpoint.positions:
-            raise ValueError(
+            raise UsageError(
                 f"{path}: line {number} has {length} tokens, but the model {checkpoint.positions} positions"
             )
     return [sentence for _, sentence in numbered]

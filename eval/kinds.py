@@ -84,7 +84,7 @@ class Kind(ABC):
         """See that a model of this shape will do.
 
         Raises:
-            ValueError: it won't.
+            UsageError: it won't.
         """
 
     @abstractmethod

@@ -26,6 +26,7 @@ import seqeval.scheme
 import sklearn.metrics
 from seqeval.metrics import sequence_labeling, v1
 
+from eval.errors import UsageError
 from eval.readers import conll, squad, tables
 from eval.readers.examples import DatasetError
 from eval.readers.files import read_text
@@ -107,12 +108,12 @@ def score_labels(metrics: Sequence[str], labels: Sequence[float], predictions: S
         predictions: as many of the same kind.
 
     Raises:
-        ValueError: there are none, they are not of one length, or a figure is not finite.
+        UsageError: there are none, they are not of one length, or a figure is not finite.
     """
     if len(labels) != len(predictions) or not labels:
-        raise ValueError(f"{len(labels)} labels and {len(predictions)} predictions: give as many, and one at least")
+        raise UsageError(f"{len(labels)} labels and {len(predictions)} predictions: give as many, and one at least")
     if not all(map(math.isfinite, predictions)):
-        raise ValueError("a prediction is not a finite number; train again with a lower learning rate")
+        raise UsageError("a prediction is not a finite number; train again with a lower learning rate")
     return {metric: LABEL_METRICS[metric](labels, predictions) for metric in metrics}
 
 
@@ -154,10 +155,10 @@ def entity_f1(
             neither has. "IOB1" and "IOB2" are strict: an entity that is not begun as the scheme wants is none.
 
     Raises:
-        ValueError: sentences differ in number or length.
+        UsageError: sentences differ in number or length.
     """
     if [len(sentence) for sentence in tags] != [len(sentence) for sentence in predictions]:
-        raise ValueError("tags and predictions differ in the number or length of sentences; give a tag for each word")
+        raise UsageError("tags and predictions differ in the number or length of sentences; give a tag for each word")
     sentences = [list(sentence) for sentence in tags], [list(sentence) for sentence in predictions]
     options: dict[str, Any] = {"average": "micro", "zero_division": 0}
     if scheme == "conlleval":
@@ -180,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     try:
         scores = arguments.score(arguments)
-    except ValueError as error:
+    except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(json.dumps(scores, indent=2))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from eval.errors import UsageError
 from eval.experiment import Bench, Experiment
 from eval.finetune import Settings
 from eval.grid import Search
@@ -43,7 +44,7 @@ def prepare(arguments: argparse.Namespace) -> Plan:
     """Load what is evaluated and what on, and see that it is complete and fits together.
 
     Raises:
-        ValueError: something is missing, damaged or doesn't fit; the message says what to do.
+        UsageError: something is missing, damaged or doesn't fit; the message says what to do.
     """
     selected = select(arguments.tasks)
     checkpoint = open_checkpoint(arguments.checkpoint)
@@ -61,7 +62,7 @@ def _adapt(task: Task, arguments: argparse.Namespace, positions: int) -> Task:
     """A task with the settings of the command in the place of its own."""
     if isinstance(task, FineTuned) and arguments.max_length:
         if arguments.max_length > positions:
-            raise ValueError(f"--max-length {arguments.max_length}: the export has {positions} positions; give as many")
+            raise UsageError(f"--max-length {arguments.max_length}: the export has {positions} positions; give as many")
         task = dataclasses.replace(task, max_length=arguments.max_length)
     if isinstance(task, FineTuned) and isinstance(task.kind, Texts) and arguments.long_text:
         task = dataclasses.replace(task, kind=dataclasses.replace(task.kind, long_text=arguments.long_text))
@@ -89,7 +90,7 @@ def _subject(tasks: Sequence[Intrinsic], arguments: argparse.Namespace, checkpoi
 def _experiments(tasks: Sequence[FineTuned], arguments: argparse.Namespace, bench: Bench) -> dict[str, Experiment]:
     check_source(tasks, arguments)
     if tasks and arguments.data and not arguments.data.is_dir():  # a file could pass for train and dev at once
-        raise ValueError(f"{arguments.data}: no such directory; give the folder of the data sets with --data")
+        raise UsageError(f"{arguments.data}: no such directory; give the folder of the data sets with --data")
     search = Search(arguments.learning_rates, arguments.epochs, arguments.batch_sizes, tuple(range(arguments.seeds)))
     return {
         task.name: Experiment(task, read_parts(task, arguments.data, arguments.test, arguments.limit), bench, search)
@@ -101,13 +102,13 @@ def check_source(tasks: Sequence[FineTuned], arguments: argparse.Namespace) -> N
     """See that the command says where data sets come from, if any is read.
 
     Raises:
-        ValueError: it does not.
+        UsageError: it does not.
     """
     if tasks and not (arguments.data or arguments.hub):
-        raise ValueError(f"{tasks[0].name} reads a data set; give the folder of its files with --data, or --hub")
+        raise UsageError(f"{tasks[0].name} reads a data set; give the folder of its files with --data, or --hub")
 
 
 def _device(arguments: argparse.Namespace) -> torch.device:
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch finds no GPU here; leave the option out to learn on the CPU")
+        raise UsageError("--device cuda: torch finds no GPU here; leave the option out to learn on the CPU")
     return torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))

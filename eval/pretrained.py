@@ -29,7 +29,7 @@ def load_pretrained(path: Path) -> Pretrained:
         path: a directory that trainer.hugging_face.save_export or transformers wrote; heads that it lacks are new.
 
     Raises:
-        ValueError: see eval.inputs.open_checkpoint.
+        UsageError: see eval.inputs.open_checkpoint.
     """
     checkpoint = open_checkpoint(path)
     return Pretrained(build(checkpoint.export), checkpoint.tokenizer)

@@ -30,6 +30,7 @@ from mlflow.tracking import MlflowClient
 from mlflow.types.schema import Array, ColSpec, DataType, Object, ParamSchema, ParamSpec, Property, Schema
 
 from eval.embeddings import K1, B, count_terms, save_terms
+from eval.errors import UsageError
 from eval.evaluated import best_evaluation, find_results, read_evaluations
 from eval.pretrained import Pretrained, load_pretrained
 from eval.readers.files import read_text, split_lines
@@ -84,7 +85,7 @@ def register(
         The version.
 
     Raises:
-        ValueError: the export is broken, or the corpus is empty.
+        UsageError: the export is broken, or the corpus is empty.
         MlflowException: the store is not reached.
     """
     pretrained = load_pretrained(export)
@@ -131,17 +132,17 @@ def choose(run: RunDirectory, task: str, metric: str) -> Choice:
     """The export with the best figure of a run's evaluations.
 
     Raises:
-        ValueError: nothing was evaluated on that, or the export is gone or not the one that was evaluated.
+        UsageError: nothing was evaluated on that, or the export is gone or not the one that was evaluated.
     """
     best = best_evaluation(read_evaluations(find_results([run.path])), task, metric)
     moved = run.exports / best.export.name  # with its run
     export = moved if moved.is_dir() else best.export
     if not (export / WEIGHTS).is_file():
-        raise ValueError(
+        raise UsageError(
             f"{export}: the best by {task}.{metric}, but it is gone; keep more exports, or name another metric"
         )
     if checksum(export / WEIGHTS) != best.weights_blake2b:
-        raise ValueError(f"{export}: not the weights that {best.file} is of; evaluate it again")
+        raise UsageError(f"{export}: not the weights that {best.file} is of; evaluate it again")
     checkpoint, figure = best.results["checkpoint"], best.figure(task, metric)
     code = checkpoint["lineage"].get("code", {})  # which trained
     tags = tags_of(checkpoint, code_version=code.get("version"), code_commit=code.get("commit"))
@@ -175,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MlflowException as error:
         print(f"error: {store.tracking_uri}: {first_line(error)}; try again later", file=sys.stderr)
         return 1
-    except (ValueError, OSError) as error:
+    except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{chosen.export} is version {version} of {arguments.name} in {store.tracking_uri}; to serve it:")

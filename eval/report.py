@@ -27,6 +27,7 @@ from markupsafe import Markup
 
 from eval.comparison import Export, compare, exports_of
 from eval.curves import WINDOWS, History, baselines, column, draw, draw_scores, measured_scores, read_histories
+from eval.errors import UsageError
 from eval.evaluated import Evaluated, find_results, prevailing, read_evaluations
 from eval.pages import render_page
 from eval.paper import TABLES
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         named = {history.run.path.resolve(): history.name for history in histories}
         evaluations = read_evaluations(arguments.results or find_results([output, *runs]), named)
         exports = exports_of(evaluations)
-    except (ValueError, OSError) as error:
+    except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for path in left_out:

@@ -29,6 +29,7 @@ from typing import Any
 
 import pydantic
 
+from eval.errors import UsageError
 from trainer.checkpoint import write_atomically
 
 RESULTS = "results.json"
@@ -116,13 +117,13 @@ def check_output(folder: Path) -> None:
     """See that a folder can be made or written to, before work is spent on what it is to hold; nothing is made.
 
     Raises:
-        ValueError: it can't.
+        UsageError: it can't.
     """
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
-        raise ValueError(f"{nearest}: not a directory; choose another place")
+        raise UsageError(f"{nearest}: not a directory; choose another place")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ValueError(f"{nearest}: no permission to write there; get it, or choose another place")
+        raise UsageError(f"{nearest}: no permission to write there; get it, or choose another place")
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
@@ -152,7 +153,7 @@ def read_results(path: Path) -> dict[str, Any]:
     """Read what write_results wrote.
 
     Raises:
-        ValueError: not there, or not the results of an evaluation of this version.
+        UsageError: not there, or not the results of an evaluation of this version.
     """
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
@@ -160,13 +161,13 @@ def read_results(path: Path) -> dict[str, Any]:
         if version == FORMAT_VERSION:
             _Results.model_validate(results, strict=True)
     except OSError as error:
-        raise ValueError(f"{path}: can't read the results ({error.strerror})") from error
+        raise UsageError(f"{path}: can't read the results ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(
+        raise UsageError(
             f"{path}: not the results of an evaluation{_place(error)}; run `python -m eval.run` again"
         ) from error
     if version != FORMAT_VERSION:
-        raise ValueError(f"{path}: format version {version}, this program reads {FORMAT_VERSION}; evaluate again")
+        raise UsageError(f"{path}: format version {version}, this program reads {FORMAT_VERSION}; evaluate again")
     return dict(results)
 
 

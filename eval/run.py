@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from eval.errors import UsageError
 from eval.experiment import Experiment
 from eval.locks import locked
 from eval.options import SUBMISSION, parse
@@ -50,6 +51,7 @@ from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Subject
 from eval.tasks.result import Result
 from eval.workers import describe, exit_on_sigterm, run_points, run_side_by_side, share
+from preprocessing.schema import ShardError
 from trainer.checkpoint import CheckpointError
 from trainer.leases import hold_export
 from trainer.lineage import code_version
@@ -80,7 +82,7 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         check_output(arguments.output)
         plan = prepare(arguments)
         arguments.output.mkdir(parents=True, exist_ok=True)
-    except (ValueError, OSError) as error:
+    except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     began = time.perf_counter()
@@ -129,7 +131,7 @@ def _is_collected(arguments: argparse.Namespace, plan: Plan) -> bool:
         learned = {
             name: _content(experiment.task, experiment.collect()) for name, experiment in plan.experiments.items()
         }
-    except ValueError:  # no results, or points that give none
+    except UsageError:  # no results, or points that give none
         return False
     tasks = results["tasks"]
     filled = [sentence["sentence"] for sentence in sentences_of(results)]
@@ -195,7 +197,7 @@ def _result(task: Task, plan: Plan, failed: dict[str, str]) -> Result | None:
             return plan.experiments[task.name].collect()
         assert plan.subject is not None
         return task.evaluate(plan.subject)
-    except ValueError as error:
+    except (UsageError, ShardError) as error:
         failed[task.name] = describe(error)
     except Exception as error:  # of one task, whatever it is: the others must not be lost
         failed[task.name] = describe(error)

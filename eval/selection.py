@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from eval.errors import UsageError
 from eval.metrics import half_width
 from eval.parts import Parts
 from eval.tasks.finetuned import FineTuned
@@ -19,11 +20,11 @@ def best_of(results: Sequence[dict[str, Any]], metric: str) -> dict[str, Any]:
     """The result with the highest figure on the dev set, the first of several; points that diverged have none.
 
     Raises:
-        ValueError: all diverged.
+        UsageError: all diverged.
     """
     usable = [result for result in results if result["error"] is None]
     if not usable:
-        raise ValueError(f"every point diverged ({results[0]['error']}); try lower learning rates")
+        raise UsageError(f"every point diverged ({results[0]['error']}); try lower learning rates")
     return max(usable, key=lambda result: result["metrics"]["dev"][metric])
 
 
@@ -46,7 +47,7 @@ def conclude(task: FineTuned, parts: Parts, results: Sequence[dict[str, Any]], a
         about: what else is worth keeping.
 
     Raises:
-        ValueError: all points diverged.
+        UsageError: all points diverged.
     """
     best = best_of(results, task.best)
     alike = [_flat(result["metrics"]) for result in restarts(results, best)]

@@ -17,6 +17,7 @@ from mlflow.models import set_model
 from mlflow.pyfunc import PythonModel, PythonModelContext
 
 from eval.embeddings import Pooling, TermStatistics, embed, load_terms
+from eval.errors import UsageError
 from eval.pretrained import Pretrained, load_pretrained
 from eval.probe import fill_masks
 from preprocessing.tokenization import MASK
@@ -62,7 +63,7 @@ class ServedModel(PythonModel):
         texts = [str(text) for text in model_input["text"]]
         try:
             return _answer(self._pretrained, self._terms, texts, **asked)
-        except ValueError as error:
+        except UsageError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error
 
 
@@ -79,19 +80,19 @@ def _answer(
         return pd.DataFrame({"embedding": embed(pretrained, texts, layer, pooling, terms).tolist()})
     if task == "fill_mask":
         return pd.DataFrame({"masks": _fill(pretrained, texts, top)})
-    raise ValueError(f"task {task!r} is unknown; choose embed or fill_mask")
+    raise UsageError(f"task {task!r} is unknown; choose embed or fill_mask")
 
 
 def _fill(pretrained: Pretrained, texts: Sequence[str], top: int) -> list[list[list[dict[str, Any]]]]:
     positions = pretrained.model.config.max_position_embeddings
     if top < 1:
-        raise ValueError(f"top is {top}; give a number of tokens of 1 or more")
+        raise UsageError(f"top is {top}; give a number of tokens of 1 or more")
     for i, text in enumerate(texts, start=1):
         tokens = pretrained.tokenizer.encode(text).tokens
         if MASK not in tokens:
-            raise ValueError(f"text {i} has no {MASK}; write it where a word is to be guessed")
+            raise UsageError(f"text {i} has no {MASK}; write it where a word is to be guessed")
         if len(tokens) > positions:
-            raise ValueError(f"text {i} has {len(tokens)} tokens, but the model {positions} positions; shorten it")
+            raise UsageError(f"text {i} has {len(tokens)} tokens, but the model {positions} positions; shorten it")
     filled = fill_masks(pretrained.model, pretrained.tokenizer, texts, top)
     return [dataclasses.asdict(sentence)["masks"] for sentence in filled]
 

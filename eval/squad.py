@@ -15,6 +15,7 @@ from scipy.special import softmax
 from tokenizers import Encoding
 
 from eval.encoding import Encoder, Sample
+from eval.errors import UsageError
 from eval.readers.examples import QuestionExample
 from eval.squad_metrics import squad_v2
 
@@ -84,10 +85,10 @@ def windows(examples: Sequence[QuestionExample], encoder: Encoder) -> list[Windo
     """The windows of all questions, in their order.
 
     Raises:
-        ValueError: the encoder's sequences have no room for a text.
+        UsageError: the encoder's sequences have no room for a text.
     """
     if encoder.max_length < LONGEST_QUESTION + 4:
-        raise ValueError(
+        raise UsageError(
             f"sequences of {encoder.max_length} tokens have no room for a text beside a question of "
             f"{LONGEST_QUESTION} tokens; give {LONGEST_QUESTION + 4} or more by --max-length"
         )

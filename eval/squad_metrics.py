@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from eval.errors import UsageError
+
 Scores = dict[str, float]
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -29,7 +31,7 @@ def squad_v1(predictions: Mapping[str, str], references: Mapping[str, Sequence[s
         "exact_match" and "f1": means over the references.
 
     Raises:
-        ValueError: there are no references, or none for a question.
+        UsageError: there are no references, or none for a question.
     """
     return _answer_scores(predictions, references, _normalize, str.split)
 
@@ -65,7 +67,7 @@ def squad_v2(
         "best_f1_thresh", what the best threshold would give.
 
     Raises:
-        ValueError: there are no references, or a prediction or probability is missing.
+        UsageError: there are no references, or a prediction or probability is missing.
     """
     _check_ids(references, predictions, "prediction")
     if no_answer_probabilities is not None:
@@ -91,11 +93,11 @@ def _answer_scores(
     split: Callable[[str], list[str]],
 ) -> Scores:
     if not references:
-        raise ValueError("no references: nothing to score")
+        raise UsageError("no references: nothing to score")
     exact = f1 = 0.0
     for key, golds in references.items():
         if not golds:
-            raise ValueError(f"question {key}: no reference; each needs one, or squad_v2 scores it")
+            raise UsageError(f"question {key}: no reference; each needs one, or squad_v2 scores it")
         if key in predictions:
             prediction, normalized = normalize(predictions[key]), [normalize(gold) for gold in golds]
             exact += prediction in normalized
@@ -178,7 +180,7 @@ def _best_threshold(
 
 def _check_ids(references: Mapping[str, Any], given: Mapping[str, Any], what: str) -> None:
     if not references:
-        raise ValueError("no references: nothing to score")
+        raise UsageError("no references: nothing to score")
     missing = [key for key in references if key not in given]
     if missing:
-        raise ValueError(f"{len(missing)} questions have no {what}, such as {missing[0]}; give one for each")
+        raise UsageError(f"{len(missing)} questions have no {what}, such as {missing[0]}; give one for each")

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from eval.errors import UsageError
 from eval.evaluated import EVALUATIONS
 from eval.locks import claimed
 from eval.options import parse as parse_evaluation
@@ -126,7 +127,7 @@ class Watch:
         try:
             results = read_results(job.output / RESULTS)
             weights = self._checksum(job.export / WEIGHTS)
-        except (ValueError, OSError):
+        except (UsageError, OSError):
             return False
         same: bool = results["checkpoint"]["weights_blake2b"] == weights
         return same and self._names[job.tasks] <= results["tasks"].keys()
@@ -186,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = RunDirectory(arguments.run)
     try:
         _check(run, arguments, options)
-    except (ValueError, OSError) as error:
+    except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     exit_on_sigterm()
@@ -224,24 +225,24 @@ def _check(run: RunDirectory, arguments: argparse.Namespace, options: Sequence[s
     """Look for what would make every evaluation fail.
 
     Raises:
-        ValueError: no run, one that can't be written to, an unknown task, a folder that is missing or not there, or an
+        UsageError: no run, one that can't be written to, an unknown task, a folder that is missing or not there, or an
             option that is the watch's own; argparse ends the program for other words.
     """
     if not run.path.is_dir():
-        raise ValueError(f"{run.path}: no such directory; give a run directory")
+        raise UsageError(f"{run.path}: no such directory; give a run directory")
     check_output(run.path / EVALUATIONS)
     wanted = select([*arguments.tasks, *arguments.final_tasks])
     job = Job(run.path, tuple(task.name for task in wanted), run.path)
     parsed = parse_evaluation([*evaluation_words(job), *options])
     if (parsed.checkpoint, parsed.output, parsed.grid_count, parsed.points_only) != (job.export, job.output, 1, False):
-        raise ValueError("--checkpoint, --output, --points-only and --grid-* are the watch's own; leave them out")
+        raise UsageError("--checkpoint, --output, --points-only and --grid-* are the watch's own; leave them out")
     for folder in filter(None, (parsed.shards, parsed.data)):
         if not folder.is_dir():
-            raise ValueError(f"{folder}: no such directory")
+            raise UsageError(f"{folder}: no such directory")
     check_source([task for task in wanted if isinstance(task, FineTuned)], parsed)
     for task in wanted:
         if isinstance(task, Intrinsic) and task.needs_shards and not parsed.shards:
-            raise ValueError(f"{task.name} reads held-out samples; give the folder of their shards with --shards")
+            raise UsageError(f"{task.name} reads held-out samples; give the folder of their shards with --shards")
 
 
 def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from eval.errors import UsageError
 
-class DatasetError(ValueError):
+
+class DatasetError(UsageError):
     """Files of a data set that are missing or not as they should be. The message names the file and the place."""
 
 

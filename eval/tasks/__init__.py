@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from eval.errors import UsageError
 from eval.results import MODELS, PREDICTED, STATES
 from eval.tasks.finetuned import FINE_TUNED, FineTuned
 from eval.tasks.intrinsic import INTRINSIC, Intrinsic
@@ -32,22 +33,22 @@ def select(names: Sequence[str]) -> list[Task]:
         names: of tasks and groups, and files that describe tasks.
 
     Raises:
-        ValueError: an unknown name, or none; a file that describes no task, or one whose name is taken.
+        UsageError: an unknown name, or none; a file that describes no task, or one whose name is taken.
     """
     own = {name: _read_own(Path(name)) for name in dict.fromkeys(names) if name.endswith(SUFFIX)}
     if len({task.name for task in own.values()}) < len(own):
-        raise ValueError(f"two of {', '.join(own)} have one name; rename one")
+        raise UsageError(f"two of {', '.join(own)} have one name; rename one")
     resolved = [task for name in names for task in GROUPS.get(name, (name,))]
     if unknown := [name for name in resolved if name not in TASKS and name not in own]:
         known = ", ".join([*TASKS, *(f"{group} ({' + '.join(members)})" for group, members in GROUPS.items())])
-        raise ValueError(f"no task is named {unknown[0]!r}; there are {known}")
+        raise UsageError(f"no task is named {unknown[0]!r}; there are {known}")
     if not resolved:
-        raise ValueError(f"no tasks; name some of {', '.join([*TASKS, *GROUPS])}")
+        raise UsageError(f"no tasks; name some of {', '.join([*TASKS, *GROUPS])}")
     return list({task.name: task for task in ((TASKS | own)[name] for name in resolved)}.values())
 
 
 def _read_own(path: Path) -> Task:
     task = read_task(path)
     if task.name.lower() in (*TASKS, *GROUPS, PREDICTED, MODELS, STATES):
-        raise ValueError(f"{path}: {task.name} is a name of ours; give the file another one")
+        raise UsageError(f"{path}: {task.name} is a name of ours; give the file another one")
     return task

@@ -17,12 +17,13 @@ from functools import partial
 from pathlib import Path
 
 from eval.encoding import LongText
+from eval.errors import UsageError
 from eval.kinds import Texts
 from eval.readers import tables
 from eval.readers.examples import DatasetError, TextExample
 from eval.readers.tables import TextTable
 from eval.tasks.finetuned import FineTuned
-from trainer.settings import parse, read_toml
+from trainer.settings import ConfigError, parse, read_toml
 
 SUFFIX = ".toml"
 _NAME = re.compile(r"[A-Za-z0-9_-]+")  # it becomes part of folders' and of metrics' names
@@ -104,12 +105,14 @@ def read_task(path: Path) -> FineTuned:
     """The task that a file describes, named like the file.
 
     Raises:
-        ConfigError: no such file, or it is not as it should be.
-        ValueError: its name won't do.
+        UsageError: no such file, its name won't do, or it is not as it should be.
     """
     if not _NAME.fullmatch(path.stem):
-        raise ValueError(f"{path}: a task is named like its file; use letters, digits, - and _ only")
-    own = parse(read_toml(path, "task"), OwnTask, str(path))
+        raise UsageError(f"{path}: a task is named like its file; use letters, digits, - and _ only")
+    try:
+        own = parse(read_toml(path, "task"), OwnTask, str(path))
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
     return FineTuned(
         name=path.stem,
         version=1,

@@ -275,6 +275,23 @@ def test_a_training_shard_damaged_inside(export: Path, tmp_path: Path, capsys: p
     assert list(results["failed"]) == ["mlm"]
 
 
+def test_an_error_of_ours_is_no_mistake_of_the_users(
+    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Libraries raise ValueError for both; one of ours leaves a traceback."""
+
+    def fail(*_: object) -> None:
+        raise ValueError("zip() argument 2 is shorter than argument 1")
+
+    monkeypatch.setattr("eval.probe.fill_masks", fail)
+    assert run(export, tmp_path / "results", None, tasks="fill_mask") == 1
+    (record,) = (record for record in caplog.records if record.message == "fill_mask failed")
+    assert record.exc_info is not None
+    monkeypatch.setattr("eval.run.prepare", fail)
+    with pytest.raises(ValueError, match="is shorter than"):
+        run(export, tmp_path / "others", None, tasks="fill_mask")
+
+
 def test_an_output_that_is_a_file(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "results").write_text("")
     shutil.rmtree(export)  # it is told first
