@@ -318,8 +318,8 @@ def _checksum(values: dict[str, Any]) -> str:
 
 
 def _take_checksum(values: dict[str, Any]) -> None:
-    """Compare values with the checksum that stands among them; earlier versions wrote none."""
-    if "blake2b" in values and values.pop("blake2b") != _checksum(values):
+    """Compare values with the checksum that stands among them."""
+    if values.pop("blake2b", None) != _checksum(values):
         raise ValueError("not the values that were written")
 
 

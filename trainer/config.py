@@ -142,7 +142,7 @@ class TrackingConfig:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All sections. Two runs with equal model, optimizer, schedule, masking, phases and seed compute the same."""
+    """All sections; _IDENTITY below says what of them the numbers of a run depend on."""
 
     model: BertConfig
     phases: list[Phase]

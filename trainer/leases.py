@@ -56,8 +56,8 @@ def hold_run(run: RunDirectory, patience: float = _PATIENCE) -> Iterator[None]:
             _log.warning("%s: this file system has no locks; start no other trainer in this run directory", run.path)
         with contextlib.suppress(OSError):  # for messages only: a full disk is no reason to stop
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
+            # Not file.write: what finds no room would be tried again, and fail, when the file is closed.
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
 
 

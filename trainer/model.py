@@ -309,11 +309,8 @@ class BertForPreTraining(nn.Module):
             ValueError: a sequence has more tokens than the model has positions.
         """
         read = torch.cat([positions, tokens.firsts])  # of T tokens, only these are read after the last layer
-        if self.config.is_decoder:
-            hidden = self.bert(tokens).index_select(0, read)  # that predicts almost everywhere
-        else:
-            rows, order = read.sort(stable=True)
-            hidden = self.bert(tokens, tokens.select(rows)).index_select(0, order.argsort())
+        rows, order = read.sort(stable=True)
+        hidden = self.bert(tokens, tokens.select(rows)).index_select(0, order.argsort())
         predicted, first = hidden.split([len(positions), len(tokens.firsts)])  # [P, D], [B, D]
         return self.mlm(predicted, self.bert.embeddings.word.weight), self.nsp(self.pooler(first))
 

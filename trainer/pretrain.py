@@ -120,11 +120,11 @@ def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
     shards = open_corpus(arguments.shards, recipe.data.cache_dir, recipe.data.verify)
     run = RunDirectory(arguments.output)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    configs = [resolve_deepspeed(arguments.deepspeed_config, recipe, phase, ranks) for phase in recipe.phases]
     for phase in recipe.phases:
-        config = resolve_deepspeed(arguments.deepspeed_config, recipe, phase, ranks)
         train_stream(recipe, phase, shards)
         _check_validation(recipe, phase, shards)
-    _check_precision(recipe, config)  # which is the same in all phases
+    _check_precision(recipe, configs[0])  # which is the same in all phases
     _check_vocabulary(recipe, shards)
     _check_run(run, recipe, shards)
     if arguments.init_from and not run.step:
@@ -145,7 +145,7 @@ def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
         shards.verify(world.rank, world.size, world.sum)
     _on_first(world, lambda: _write_run(run, recipe, arguments, shards, step))
     saver = Saver(run, world, recipe.model, recipe.checkpoint)
-    session = Session(arguments.deepspeed_config, arguments.init_from, recipe, shards, run, world, stop, saver)
+    session = Session(configs, arguments.init_from, recipe, shards, run, world, stop, saver)
     if world.is_first:
         held.enter_context(_start_tracking(run, recipe))
     ending, reason = session.train(step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 
 from preprocessing.schema import checksum
 from trainer.checkpoint import CheckpointError, Ending, RunDirectory, RunState, append_line, read_run_state
-from trainer.config import Phase, Recipe, resolve_deepspeed
+from trainer.config import Phase, Recipe
 from trainer.corpus import Corpus
 from trainer.data import Batch, SampleStream, evaluation_batches, validation_stream
 from trainer.engine import Engine, GlobalCounts
@@ -36,7 +36,7 @@ _log = logging.getLogger("pretrain")
 class Session:
     """One start of the trainer: what every part of the loop needs."""
 
-    deepspeed_config: Path
+    deepspeed_configs: Sequence[dict[str, Any]]  # of each phase: the user's file may be another by its time
     init_from: Path | None
     recipe: Recipe
     shards: Corpus
@@ -57,10 +57,10 @@ class Session:
     def _train_phases(self, step: int) -> tuple[Ending, str]:
         if self.world.is_first:
             export_if_missing(self.run, step, self.recipe.model)
-        for begin, end, phase in self.recipe.phase_ranges():
+        for config, (begin, end, phase) in zip(self.deepspeed_configs, self.recipe.phase_ranges(), strict=True):
             end = min(end, self.recipe.last_step)
             if step < end:
-                step, stopped = self._train_phase(phase, begin, step, end)
+                step, stopped = self._train_phase(phase, config, begin, step, end)
                 if stopped and step < self.recipe.last_step:
                     _log.info("stopped on request after step %d; run the same command to resume", step)
                     is_saved = self.saver.last == step
@@ -69,10 +69,10 @@ class Session:
         _log.info("done: %d steps; the newest export is %s", step, self.run.export(step))
         return "done", ""
 
-    def _train_phase(self, phase: Phase, begin: int, step: int, end: int) -> tuple[int, bool]:
+    def _train_phase(self, phase: Phase, config: dict[str, Any], begin: int, step: int, end: int) -> tuple[int, bool]:
         """Train steps [step, end) of a phase that began at ``begin``; returns how far it got and whether to stop."""
         first = step
-        engine = self._start_engine(phase, step)
+        engine = self._start_engine(phase, config, step)
         if step == begin and phase.reset_moments:
             engine.reset_moments()
         steps = self._steps(phase, begin)
@@ -138,13 +138,13 @@ class Session:
         clock.lap("checkpoint_seconds")
         return batches, totals
 
-    def _start_engine(self, phase: Phase, step: int) -> Engine:
+    def _start_engine(self, phase: Phase, config: dict[str, Any], step: int) -> Engine:
         """The engine of a phase with the weights after ``step``, new ones for 0."""
         recipe, world = self.recipe, self.world
-        config = resolve_deepspeed(self.deepspeed_config, recipe, phase, world.size)
         checkpoint = self.run.checkpoint(step) if step else None
         weights = initial_weights(self.init_from, recipe) if self.init_from and not checkpoint else None
-        loss_scale = read_run_state(checkpoint).loss_scale if checkpoint else None
+        state = read_run_state(checkpoint) if checkpoint else None
+        loss_scale = state.loss_scale if state else None
         engine = Engine(recipe, config, world, checkpoint=checkpoint, weights=weights, loss_scale=loss_scale)
         assert engine.parameters == parameter_count(recipe.model)
         _log.info(
@@ -156,9 +156,9 @@ class Session:
             phase.global_batch_size, phase.sequence_length, world.size, world.device.type, torch.get_num_threads(),
             phase.micro_batch_size, config["gradient_accumulation_steps"],
         )  # fmt: skip
-        if checkpoint:
+        if state:
             _log.info("resumed after step %d from %s", step, checkpoint)
-            _warn_of_other_bits(read_run_state(checkpoint), world)
+            _warn_of_other_bits(state, world)
         if world.is_first:
             self.run.cut_metrics(step)
         return engine

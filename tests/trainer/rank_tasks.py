@@ -71,6 +71,12 @@ def run_pretrain_and_stop(arguments: list[str]) -> int:
     return _with_signal(arguments, signal.SIGSTOP)
 
 
+def run_pretrain_and_edit_the_configuration(arguments: list[str]) -> int:
+    """The trainer's main; after two steps somebody edits DeepSpeed's configuration for another run."""
+    path = Path(arguments[arguments.index("--deepspeed_config") + 1])
+    return _with_accident(arguments, 2, lambda: path.write_text('{"zero_optimization": {"stage": 3}}'))
+
+
 def _with_signal(arguments: list[str], number: signal.Signals) -> int:
     return _with_accident(arguments, 2, lambda: os.kill(os.getpid(), number))
 

@@ -30,6 +30,17 @@ with hold_run(RunDirectory(pathlib.Path(sys.argv[1]))):
 """
 
 
+def test_a_full_disk_is_no_reason_to_stop(tmp_path):
+    full = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+"""
+    command = [sys.executable, "-c", full + HOLD_RUN, str(tmp_path)]
+    run = subprocess.run(command, input="", capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "held\n", "")
+
+
 @pytest.fixture
 def exports(tmp_path):
     for step in (1, 2, 3):

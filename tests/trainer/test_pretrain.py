@@ -20,6 +20,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_and_crash,
     run_pretrain_and_crash_beside_others,
     run_pretrain_and_die_before_the_run_has_begun,
+    run_pretrain_and_edit_the_configuration,
     run_pretrain_and_signal,
     run_pretrain_and_signal_on_a_full_disk,
     run_pretrain_and_stop,
@@ -164,7 +165,9 @@ def test_two_phases_in_one_command_and_a_resume_in_the_second(call, tmp_path):
         ),
         encoding="utf-8",
     )
-    assert call(config=recipe, shards=shards, world=2)[0] == [0, 0]
+    codes, log = call(config=recipe, shards=shards, world=2, task=run_pretrain_and_edit_the_configuration)
+    assert codes == [0, 0]
+    assert log.count("ZeRO stage 2") == 2  # as RUN/ds_config.json has it, in both phases
     halves = tmp_path / "halves"
     for settings in (["train.max_steps=7"], []):
         assert call(*settings, config=recipe, shards=shards, output=halves, world=2)[0] == [0, 0]

@@ -347,6 +347,21 @@ def test_an_evaluation_that_was_cut_becomes_one_run(
     assert_evaluation(store, found)
 
 
+@pytest.mark.parametrize("lost", ["deleted", "gone"])
+def test_an_evaluation_of_a_run_that_was_deleted_is_no_child_of_it(
+    run: RunDirectory, store: str, tmp_path: Path, lost: str
+) -> None:
+    prepare(run, "tests")
+    run_id = sync(run)
+    run.set_outcome("done")
+    assert evaluation_store([run.path], tmp_path).parent == run_id
+    if lost == "deleted":
+        MlflowClient(store).delete_run(run_id)
+    else:
+        empty_store(run.path.parent / "mlflow.db")
+    assert evaluation_store([run.path], tmp_path).parent is None
+
+
 def test_a_server_that_is_away_gets_evaluations_later(
     run: RunDirectory, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,8 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mlflow.entities import Metric
-from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
 from trainer.checkpoint import RunDirectory, write_atomically
@@ -27,6 +25,7 @@ from trainer.tracking.store import (
     default_tracking_uri,
     experiment_id,
     first_line,
+    is_lost,
     one_writer,
     read_cursor,
 )
@@ -99,12 +98,13 @@ def _store_of(run: RunDirectory) -> Store | None:
     if database is not None and run.outcome is None:
         return pending
     try:
-        MlflowClient(cursor.tracking_uri).get_run(cursor.run_id)
+        if not is_lost(cursor.tracking_uri, cursor.run_id):
+            return store
     except Exception as error:  # MLflow raises its own, its database's and its HTTP client's
         _log.warning("the training run is not reached in MLflow: %s", first_line(error))
-        gone = isinstance(error, MlflowException) and error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)
-        return None if gone else pending
-    return store
+        return pending
+    _log.warning("MLflow has lost the training run %s: its evaluations get runs of their own", cursor.run_id)
+    return None
 
 
 def log_evaluation(

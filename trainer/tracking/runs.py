@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -11,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from mlflow.entities import LifecycleStage, Metric, Param, RunTag
+from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
 from trainer.checkpoint import RunDirectory
@@ -23,6 +23,7 @@ from trainer.tracking.store import (
     default_tracking_uri,
     experiment_id,
     first_line,
+    is_lost,
     one_writer,
     read_cursor,
     write_cursor,
@@ -79,15 +80,12 @@ def _raise_if_lost(run: RunDirectory, error: MlflowException) -> None:
     cursor = read_cursor(run)
     if not cursor.run_id:
         return
-    try:
-        gone = MlflowClient(cursor.tracking_uri).get_run(cursor.run_id).info.lifecycle_stage == LifecycleStage.DELETED
-    except MlflowException as found:
-        gone = found.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)
-    if gone:
-        raise LostRunError(
-            f"{cursor.tracking_uri}: run {cursor.run_id} was deleted there; delete {run.tracking} to have everything "
-            "carried over to a new one"
-        ) from error
+    with contextlib.suppress(MlflowException):  # away, as the caller has been told
+        if is_lost(cursor.tracking_uri, cursor.run_id):
+            raise LostRunError(
+                f"{cursor.tracking_uri}: run {cursor.run_id} was deleted there; delete {run.tracking} to have "
+                "everything carried over to a new one"
+            ) from error
 
 
 def status_of(run: RunDirectory) -> Ended:
@@ -308,7 +306,7 @@ def _monitor(run: RunDirectory, run_id: str) -> Any:
     """MLflow's own thread for CPU, memory and GPU use."""
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-    cursor = _open(run)
-    monitor = SystemMetricsMonitor(run_id, sampling_interval=5, resume_logging=True, tracking_uri=cursor.tracking_uri)
+    uri = read_cursor(run).tracking_uri
+    monitor = SystemMetricsMonitor(run_id, sampling_interval=5, resume_logging=True, tracking_uri=uri)
     monitor.start()
     return monitor

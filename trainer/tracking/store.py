@@ -17,6 +17,9 @@ os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # among 
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 
+from mlflow.entities import LifecycleStage
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
 from trainer.checkpoint import RunDirectory, write_atomically
@@ -72,6 +75,20 @@ def database_of(tracking_uri: str) -> Path | None:
     """The file of an SQLite store; None for another kind."""
     path = tracking_uri.removeprefix("sqlite:///")
     return Path(path) if path != tracking_uri else None
+
+
+def is_lost(tracking_uri: str, run_id: str) -> bool:
+    """Whether a store has no such run any more.
+
+    Raises:
+        Exception: MLflow's, its database's or its HTTP client's, of a store that is away.
+    """
+    try:
+        return bool(MlflowClient(tracking_uri).get_run(run_id).info.lifecycle_stage == LifecycleStage.DELETED)
+    except MlflowException as error:
+        if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            raise
+        return True
 
 
 @contextlib.contextmanager
