@@ -22,9 +22,9 @@ import psutil
 import torch
 
 from preprocessing.schema import ShardDirectory, ShardError
-from trainer.checkpoint import write_atomically
 from trainer.config import Recipe, load_recipe, resolve_deepspeed, without_communication
 from trainer.data import SampleStream
+from trainer.files import write_atomically
 from trainer.loading import Steps
 from trainer.world import World
 from transformers_pretraining import PaddedSteps

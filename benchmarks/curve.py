@@ -30,9 +30,9 @@ from common import ROOT, steps_of
 from eval import probe
 from eval.results import markdown
 from preprocessing.schema import ShardDirectory
-from trainer.checkpoint import read_lines, write_atomically
 from trainer.config import Recipe, load_recipe
 from trainer.data import evaluation_batches, validation_stream
+from trainer.files import read_lines, write_atomically
 from trainer.loading import StepReader
 
 MEASURED = range(30, 60)  # steps that tell how many more there is time for

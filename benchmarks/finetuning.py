@@ -31,7 +31,7 @@ from eval.parts import read_parts
 from eval.results import markdown
 from eval.tasks.finetuned import FINE_TUNED, FineTuned
 from preprocessing.tokenization import load_tokenizer
-from trainer.checkpoint import write_atomically
+from trainer.files import write_atomically
 from trainer.hugging_face import load_export
 from trainer.philox import derive_seed
 

@@ -30,8 +30,9 @@ import torch
 
 from common import ROOT, Parts, found_by, missing, open_shards, run_programs
 from eval.results import markdown
-from trainer.checkpoint import read_lines, step_folders
+from trainer.checkpoint import step_folders
 from trainer.config import load_recipe
+from trainer.files import read_lines
 from trainer.hugging_face import save_export
 from trainer.model import BertForPreTraining, parameter_count
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from trainer.checkpoint import write_atomically
+from trainer.files import write_atomically
 
 
 class _Shell(str):

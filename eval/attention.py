@@ -33,7 +33,7 @@ from eval.errors import UsageError
 from eval.pages import render_page
 from eval.pictures import save_picture
 from eval.pretrained import load_pretrained, pack
-from trainer.checkpoint import write_atomically
+from trainer.files import write_atomically
 from trainer.model import BertModel, Layer
 from trainer.packing import PackedTokens
 

@@ -19,7 +19,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from eval.comparison import Export
 from eval.errors import UsageError
 from eval.evaluated import run_names
-from trainer.checkpoint import RunDirectory, read_lines
+from trainer.checkpoint import RunDirectory
+from trainer.files import read_lines
 
 _OF_A_STEP = ("step", "samples", "mlm_loss", "nsp_accuracy", "learning_rate", "tokens_per_second", "data_seconds",
               "compute_seconds")  # fmt: skip

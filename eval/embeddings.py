@@ -21,7 +21,7 @@ from torch import Tensor
 from eval.errors import UsageError
 from eval.pretrained import Pretrained, pack
 from preprocessing.tokenization import encode_sentences
-from trainer.checkpoint import write_atomically
+from trainer.files import write_atomically
 from trainer.packing import PackedTokens
 
 Pooling = Literal["cls", "mean", "max", "bm25"]

@@ -29,7 +29,7 @@ from eval.results import MODELS, STATES
 from eval.selection import best_of, conclude
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.result import Result
-from trainer.checkpoint import write_atomically
+from trainer.files import write_atomically
 from trainer.lineage import code_version
 from trainer.philox import derive_seed
 

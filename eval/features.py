@@ -31,6 +31,7 @@ from eval.kinds import Frozen, Kind, Outcome, Tags, judge_tags
 from eval.locks import locked
 from eval.readers.examples import TaggedSentence
 from eval.tagging import Passage, tag_numbers
+from trainer.files import incomplete
 from trainer.hugging_face import Export
 from trainer.model import BertConfig, BertModel
 
@@ -203,7 +204,7 @@ def hidden_states(examples: Sequence[TaggedSentence], samples: Sequence[Passage]
 def _compute(path: Path, examples: Sequence[TaggedSentence], samples: Sequence[Passage], frozen: Frozen) -> None:
     config = frozen.export.config
     first_words = np.cumsum([0, *(len(sentence.words) for sentence in examples)])
-    staging = path.with_name(f".{path.name}.incomplete")
+    staging = incomplete(path)
     shape = (int(first_words[-1]), config.num_hidden_layers + 1, config.hidden_size)
     states = np.lib.format.open_memmap(staging, mode="w+", dtype=np.float16, shape=shape)
     bert = load_encoder(frozen.export).to(frozen.device).eval()

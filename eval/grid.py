@@ -23,7 +23,7 @@ from typing import Any
 from eval.errors import UsageError
 from eval.finetune import Hyperparameters
 from eval.tasks.finetuned import FineTuned
-from trainer.checkpoint import write_atomically
+from trainer.files import incomplete, write_atomically
 
 RESULT, LOSSES = "result.json", "losses.json"
 
@@ -116,7 +116,7 @@ class Points:
     def write(self, point: Hyperparameters, result: Mapping[str, Any], files: Mapping[str, str]) -> None:
         """Publish a point; who writes holds its lock."""
         final = self.path(point)
-        staging = final.with_name(f".{final.name}.incomplete")
+        staging = incomplete(final)
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
         content = {"point": asdict(point), "origin": dict(self.origin), **result}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from trainer.checkpoint import write_atomically
+from trainer.files import write_atomically
 
 _DPI = 150
 

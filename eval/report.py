@@ -34,7 +34,7 @@ from eval.paper import TABLES
 from eval.pictures import save_picture
 from eval.results import RESULTS, check_output, figures_table, filled_table, markdown
 from preprocessing.schema import checksum
-from trainer.checkpoint import write_atomically
+from trainer.files import write_atomically
 
 CURVES, SCORES, REPORT, PAGE = "curves.png", "scores.png", "report.md", "report.html"
 _BESIDE = (

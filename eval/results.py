@@ -30,7 +30,7 @@ from typing import Any
 import pydantic
 
 from eval.errors import UsageError
-from trainer.checkpoint import write_atomically
+from trainer.files import write_atomically
 
 RESULTS = "results.json"
 FORMAT_VERSION = 2

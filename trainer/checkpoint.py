@@ -6,12 +6,10 @@ The files are the truth: everything that MLflow shows can be told from them.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
 
+from trainer.files import incomplete, sync, write_atomically
 from trainer.loss_scale import LossScale
 
 _log = logging.getLogger("pretrain")
@@ -146,7 +145,7 @@ class RunDirectory:
         found = set(self.path.iterdir()) - {self.job}
         early = {self.lock, self.tokenizer, self.manifest, self.deepspeed_config, self.code, self.code_changes,
                  self.initial_weights}  # fmt: skip
-        return not found or (self.lock in found and found <= early | set(map(_incomplete, early | {self.config})))
+        return not found or (self.lock in found and found <= early | set(map(incomplete, early | {self.config})))
 
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step lies."""
@@ -228,7 +227,7 @@ class RunDirectory:
 
     def staging(self, step: int) -> Path:
         """Where the checkpoint of a step is written before it is complete."""
-        return _incomplete(self.checkpoint(step))
+        return incomplete(self.checkpoint(step))
 
     def begin_checkpoint(self, step: int) -> None:
         """Make an empty staging folder, throwing away what an interrupted attempt left. The first rank calls it."""
@@ -372,25 +371,6 @@ def step_number(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines; nothing for a missing file, and a last line cut by a crash is left out.
-
-    Raises:
-        CheckpointError: a line is no JSON.
-    """
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.endswith(b"\n"):
-                try:
-                    yield json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise CheckpointError(
-                        f"{path}: line {number} is damaged ({error}); mend it, or delete the line"
-                    ) from error
-
-
 def _lines_up_to(path: Path, step: int) -> Iterator[bytes]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -399,37 +379,3 @@ def _lines_up_to(path: Path, step: int) -> Iterator[bytes]:
                     yield line
             except (ValueError, KeyError, TypeError, RecursionError):
                 _log.warning("%s: line %d is damaged and left out", path, number)
-
-
-def append_line(path: Path, values: dict[str, Any]) -> None:
-    """Add an object to a file of JSON lines, floats in full precision: all of it or, with an OSError, nothing."""
-    size = path.stat().st_size if path.exists() else 0
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.truncate(path, size)
-        raise
-
-
-def _incomplete(path: Path) -> Path:
-    """The name that a file or folder has while it is written."""
-    return path.with_name(f".{path.name}.incomplete")
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file, text as UTF-8, so that a reader sees the old one or the whole new one."""
-    temporary = _incomplete(path)
-    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-    sync(temporary)
-    temporary.replace(path)
-
-
-def sync(path: Path) -> None:
-    """Ask the operating system to put a file or folder on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from trainer.checkpoint import sync
+from trainer.files import incomplete, sync
 from trainer.model import BertConfig, BertForPreTraining, parameter_count, parameter_shapes
 from trainer.tensor_files import write_tensors
 
@@ -185,7 +185,7 @@ def write_model(
     tokenizer = [tokenizer_dir / name for name in TOKENIZER_FILES if (tokenizer_dir / name).is_file()]
     if not tokenizer:
         raise ValueError(f"{tokenizer_dir}: no tokenizer there; give a folder with {' or '.join(TOKENIZER_FILES[:2])}")
-    staging = _empty(directory.with_name(f".{directory.name}.incomplete"))
+    staging = _empty(incomplete(directory))
     try:
         _write_json(staging / CONFIG, settings)
         _write_json(staging / LINEAGE, lineage)

@@ -32,11 +32,12 @@ from preprocessing.tokenization import (
     load_vocabulary,
     load_words,
 )
-from trainer.checkpoint import CheckpointError, RunDirectory, read_run_state, step_number, write_atomically
+from trainer.checkpoint import CheckpointError, RunDirectory, read_run_state, step_number
 from trainer.config import Phase, Recipe, differences, load_recipe, other_draws, resolve_deepspeed, to_toml
 from trainer.corpus import Corpus, open_corpus
 from trainer.data import validation_stream
 from trainer.engine import device_kind, fp16_is_supported, join_world
+from trainer.files import write_atomically
 from trainer.fp8 import why_not_fp8
 from trainer.hugging_face import WEIGHTS
 from trainer.leases import RunInUseError, hold_run

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from preprocessing.schema import checksum
-from trainer.checkpoint import CheckpointError, Ending, RunDirectory, RunState, append_line, read_run_state
+from trainer.checkpoint import CheckpointError, Ending, RunDirectory, RunState, read_run_state
 from trainer.config import Phase, Recipe
 from trainer.corpus import Corpus
 from trainer.data import Batch, SampleStream, evaluation_batches, validation_stream
 from trainer.engine import Engine, GlobalCounts
+from trainer.files import append_line
 from trainer.hugging_face import load_export
 from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps
 from trainer.metrics import measure_ceiling, peak_memory

@@ -25,7 +25,7 @@ from fsspec.core import url_to_fs
 
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardDirectory, ShardEntry, ShardError, checksum
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
-from trainer.checkpoint import sync, write_atomically
+from trainer.files import sync, write_atomically
 from trainer.locks import try_lock
 
 THREADS = 4  # files that are copied or hashed at a time

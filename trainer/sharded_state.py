@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from preprocessing.schema import checksum
-from trainer.checkpoint import write_atomically
+from trainer.files import write_atomically
 from trainer.tensor_files import write_tensors
 
 _CHECKSUM = ".blake2b"  # ending of the file beside a state file

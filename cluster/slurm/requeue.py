@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 
-from trainer.checkpoint import CheckpointError, RunDirectory, append_line, read_lines
+from trainer.checkpoint import CheckpointError, RunDirectory
+from trainer.files import DamagedFileError, append_line, read_lines
 from trainer.outcome import EXIT_CODES, MISTAKE
 
 
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         verdict, reason = judge(run, arguments.job, arguments.exit_code, arguments.crashes)
-    except CheckpointError as error:
+    except (CheckpointError, DamagedFileError) as error:
         verdict, reason = Verdict.GIVE_UP, str(error)
     words = {Verdict.DONE: "done", Verdict.REQUEUE: "will be restarted", Verdict.GIVE_UP: "given up"}
     print(f"{run.path}: {words[verdict]}: {reason}", file=sys.stderr)
@@ -62,6 +63,7 @@ def judge(run: RunDirectory, job: str, exit_code: int, allowed: int) -> tuple[Ve
 
     Raises:
         CheckpointError: the run's checkpoints are not in order.
+        DamagedFileError: the list of its crashes is.
     """
     ending, reason = run.outcome or ("failed" if exit_code == MISTAKE else None, "refused; the log says why")
     if ending == "done":

@@ -25,7 +25,7 @@ from preprocessing.schema import ShardDirectory
 from tests.conftest import LAB, ROOT
 from tests.trainer.conftest import TINY
 from tests.trainer.shard_factory import write_shards
-from trainer.checkpoint import read_lines
+from trainer.files import read_lines
 
 pytestmark = [
     pytest.mark.slurm,

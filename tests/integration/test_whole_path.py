@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.ranks import free_port
-from trainer.checkpoint import read_lines
+from trainer.files import read_lines
 
 
 def run(*command: str, code: int = 0) -> str:

@@ -7,19 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.little_room import room_for
-from trainer import checkpoint
+from tests.trainer.test_files import DAMAGED_LINES
+from trainer import checkpoint, files
 from trainer.checkpoint import (
     CheckpointError,
     Outcome,
     RunDirectory,
     RunState,
-    append_line,
     keep_newest,
-    read_lines,
     read_run_state,
     step_folders,
-    write_atomically,
 )
+from trainer.files import append_line, read_lines, sync
 from trainer.loss_scale import LossScale
 
 STATE = RunState(step=4, samples=32, world_size=2, threads=1, manifest_blake2b="m", config_blake2b="c")
@@ -100,7 +99,8 @@ def test_what_is_named_is_on_disk_and_an_older_one_goes_last(run, monkeypatch):
 
         return call_and_note
 
-    monkeypatch.setattr(checkpoint, "sync", noted("sync", checkpoint.sync))
+    for module in (checkpoint, files):
+        monkeypatch.setattr(module, "sync", noted("sync", sync))
     for name in ("rename", "replace"):
         monkeypatch.setattr(Path, name, noted("rename", getattr(Path, name)))
     commit(run, 8, keep=1)
@@ -261,16 +261,6 @@ def test_metrics_are_cut_back_to_the_step_of_the_checkpoint(run, name, other):
     assert not getattr(run, other).exists()
 
 
-DAMAGED_LINES = [b"{", b'{"step": \xff}', b"\0" * 13, b"", b"[" * 100_000, b"9" * 5000]
-
-
-@pytest.mark.parametrize("line", DAMAGED_LINES)
-def test_a_damaged_line_of_metrics_is_named(run, line):
-    run.metrics.write_bytes(b'{"step": 1}\n' + line + b"\n")
-    with pytest.raises(CheckpointError, match=r"metrics\.jsonl: line 2 is damaged .*; mend it, or delete the line"):
-        list(read_lines(run.metrics))
-
-
 @pytest.mark.parametrize("line", [*DAMAGED_LINES, b'{"stfp": 2}', b"[2]", b'{"step": "2"}', b'{"step": null}'])
 def test_a_damaged_line_of_metrics_is_no_reason_not_to_go_on(run, caplog, line):
     """A power cut may leave zeros."""
@@ -278,12 +268,6 @@ def test_a_damaged_line_of_metrics_is_no_reason_not_to_go_on(run, caplog, line):
     run.cut_metrics(3)
     assert list(read_lines(run.metrics)) == [{"step": 1}, {"step": 3}]
     assert caplog.messages == [f"{run.metrics}: line 2 is damaged and left out"]
-
-
-def test_floats_survive_a_line_bit_for_bit(run):
-    values = {"step": 1, "third": 1 / 3, "tiny": 5e-324, "sum": 0.1 + 0.2}
-    append_line(run.metrics, values)
-    assert list(read_lines(run.metrics)) == [values]
 
 
 def test_a_run_state_keeps_the_loss_scale(run):
@@ -332,14 +316,6 @@ def full_disk(monkeypatch):
     monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
 
 
-def test_an_atomic_write_leaves_the_old_text_or_the_new(run, full_disk):
-    path = run.path / "file"
-    path.write_text("old")
-    with pytest.raises(OSError, match="no space"):
-        write_atomically(path, "new")
-    assert path.read_text() == "old"
-
-
 def test_metrics_that_can_not_be_cut_are_still_there(run, full_disk):
     append_line(run.metrics, {"step": 1})
     append_line(run.metrics, {"step": 2})
@@ -347,15 +323,6 @@ def test_metrics_that_can_not_be_cut_are_still_there(run, full_disk):
     with pytest.raises(OSError, match="no space"):
         run.cut_metrics(1)
     assert run.metrics.read_text() == before
-
-
-def test_a_line_that_finds_no_room_leaves_none_of_itself(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    append_line(path, {"step": 1})
-    with room_for(40), pytest.raises(OSError, match="File too large"):
-        append_line(path, {"step": 2, "words": "x" * 100})
-    append_line(path, {"step": 2})
-    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
 def test_an_outcome_that_finds_no_room_does_not_keep_another_rank_from_telling(run):

@@ -34,7 +34,8 @@ from tests.trainer.rank_tasks import (
     run_pretrain_without_patience,
 )
 from tests.trainer.shard_factory import write_shards
-from trainer.checkpoint import RunDirectory, read_lines
+from trainer.checkpoint import RunDirectory
+from trainer.files import read_lines
 from trainer.leases import hold_export, hold_run
 
 

@@ -12,8 +12,8 @@ from tests.trainer.loader_tasks import run_pretrain_and_kill_a_loader
 from tests.trainer.rank_tasks import run_pretrain
 from tests.trainer.shard_factory import write_shards
 from trainer import pretrain
-from trainer.checkpoint import read_lines
 from trainer.corpus import open_corpus
+from trainer.files import read_lines
 
 
 def train(recipe, deepspeed_config, shards, output, settings=(), world=1, task=run_pretrain):

@@ -12,7 +12,8 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from tests.trainer.mlflow_store import add_lines, empty_store, metrics, write_run
-from trainer.checkpoint import RunDirectory, read_lines
+from trainer.checkpoint import RunDirectory
+from trainer.files import read_lines
 from trainer.tracking import Store, Tracker, evaluation_store, log_evaluation, prepare, runs, sync
 from trainer.tracking.__main__ import main
 

@@ -22,7 +22,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
-from trainer.checkpoint import RunDirectory, write_atomically
+from trainer.checkpoint import RunDirectory
+from trainer.files import write_atomically
 from trainer.locks import try_lock
 
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's page opens on trainings, not on chats

@@ -1,0 +1,40 @@
+"""Files that are whole or not there, and lines that are."""
+
+import pytest
+
+from tests.trainer.little_room import room_for
+from trainer.files import DamagedFileError, append_line, read_lines, write_atomically
+
+DAMAGED_LINES = [b"{", b'{"step": \xff}', b"\0" * 13, b"", b"[" * 100_000, b"9" * 5000]
+
+
+@pytest.mark.parametrize("line", DAMAGED_LINES)
+def test_a_damaged_line_is_named(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + line + b"\n")
+    with pytest.raises(DamagedFileError, match=r"metrics\.jsonl: line 2 is damaged .*; mend it, or delete the line"):
+        list(read_lines(path))
+
+
+def test_floats_survive_a_line_bit_for_bit(tmp_path):
+    values = {"step": 1, "third": 1 / 3, "tiny": 5e-324, "sum": 0.1 + 0.2}
+    append_line(tmp_path / "metrics.jsonl", values)
+    assert list(read_lines(tmp_path / "metrics.jsonl")) == [values]
+
+
+def test_an_atomic_write_leaves_the_old_text_or_the_new(tmp_path, monkeypatch):
+    monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(OSError, match="no space"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+
+
+def test_a_line_that_finds_no_room_leaves_none_of_itself(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    append_line(path, {"step": 1})
+    with room_for(40), pytest.raises(OSError, match="File too large"):
+        append_line(path, {"step": 2, "words": "x" * 100})
+    append_line(path, {"step": 2})
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'

@@ -1,0 +1,67 @@
+"""Files that are whole or not there, and files of JSON lines."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class DamagedFileError(ValueError):
+    """A file whose content is not what was written. The message names the place and what to do."""
+
+
+def incomplete(path: Path) -> Path:
+    """The name that a file or folder has while it is written."""
+    return path.with_name(f".{path.name}.incomplete")
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file, text as UTF-8, so that a reader sees the old one or the whole new one."""
+    temporary = incomplete(path)
+    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+    sync(temporary)
+    temporary.replace(path)
+
+
+def sync(path: Path) -> None:
+    """Ask the operating system to put a file or folder on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def append_line(path: Path, values: dict[str, Any]) -> None:
+    """Add an object to a file of JSON lines, floats in full precision: all of it or, with an OSError, nothing."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.truncate(path, size)
+        raise
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines; nothing for a missing file, and a last line cut by a crash is left out.
+
+    Raises:
+        DamagedFileError: a line is no JSON.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                try:
+                    yield json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise DamagedFileError(
+                        f"{path}: line {number} is damaged ({error}); mend it, or delete the line"
+                    ) from error
