@@ -22,8 +22,9 @@ import psutil
 import torch
 
 from preprocessing.schema import ShardDirectory, ShardError
-from trainer.config import Recipe, load_recipe, resolve_deepspeed, without_communication
+from trainer.config import Recipe, load_recipe
 from trainer.data import SampleStream
+from trainer.deepspeed_config import resolve_deepspeed, without_communication
 from trainer.files import write_atomically
 from trainer.loading import Steps
 from trainer.world import World

@@ -25,7 +25,8 @@ from cluster.planning.hardware import GPUS, Gpu, PlanError, change_node, find_gp
 from cluster.planning.plans import Assumptions, Cluster
 from cluster.planning.report import calibration, report
 from cluster.planning.sharding import Sharding, read_sharding
-from trainer.config import Recipe, load_recipe, resolve_deepspeed
+from trainer.config import Recipe, load_recipe
+from trainer.deepspeed_config import resolve_deepspeed
 from trainer.settings import ConfigError
 
 EFFICIENCY, EFFICIENCY_SOURCE = 0.45, "assumed; NVIDIA's on an A100, see --calibration"

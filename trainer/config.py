@@ -1,15 +1,13 @@
 """A recipe: everything that decides what a run computes, from a TOML file and section.key=value overrides.
 
-Each section is declared beside the component that it configures; this module only puts them together, reads them and
-refuses what it does not know.
+The sections of a component are declared beside it: [model] in trainer.model, [optimizer] in trainer.optim and so on.
+Here are those of the run itself, and what puts all of them together and refuses what it does not know.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from trainer.masking import STANDARD, MaskingConfig
 from trainer.model import BertConfig
 from trainer.optim import OptimizerConfig
 from trainer.schedule import ScheduleConfig, learning_rate
-from trainer.settings import ConfigError, apply_override, parse, read_toml
+from trainer.settings import apply_override, parse, read_toml
 
 
 @dataclass(frozen=True)
@@ -261,157 +259,3 @@ def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         return
     for key, child in children:
         yield from _flatten(child, f"{prefix}.{key}" if prefix else str(key))
-
-
-def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int) -> dict[str, Any]:
-    """DeepSpeed's configuration with what the recipe rules filled in.
-
-    Args:
-        path: JSON file of DeepSpeed's own knobs; batch sizes and clipping are "auto" or absent there.
-        recipe: the run's recipe.
-        phase: the phase that is to be trained.
-        world: number of ranks.
-
-    Raises:
-        ConfigError: no such file, not JSON, a key that has no effect here or would do harm, or a value that the recipe
-            contradicts.
-    """
-    try:
-        raw = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: can't read the DeepSpeed configuration ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not a JSON file ({error})") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: the DeepSpeed configuration must be a JSON object")
-    _refuse(raw, path)
-    for name in ("compile", "fp8"):
-        if getattr(recipe.train, name) and _look_up(raw, "zero_optimization.stage") == 3:
-            raise ConfigError(
-                f"{path}: train.{name} needs zero_optimization.stage 0, 1 or 2: under 3 a layer's parameters "
-                f"come and go while it is computed; use one of these, or train.{name}=false"
-            )
-    ruled = {
-        "train_batch_size": phase.global_batch_size,
-        "train_micro_batch_size_per_gpu": phase.micro_batch_size,
-        "gradient_accumulation_steps": accumulation_steps(phase, world),
-        "gradient_clipping": recipe.optimizer.max_gradient_norm,
-    }
-    for key, value in ruled.items():
-        if raw.get(key, "auto") not in ("auto", value):
-            raise ConfigError(f'{path}: {key} is {raw[key]}, but the recipe says {value}; write "auto"')
-    # Our optimizers are plain torch optimizers, which DeepSpeed has not tested, and which it must not replace.
-    return {**raw, **ruled, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
-
-
-def without_communication(config: Mapping[str, Any]) -> dict[str, Any]:
-    """DeepSpeed's configuration for a single rank, without what it would do to communicate.
-
-    DeepSpeed 0.19 does it all the same, which costs a GPU time: to overlap it waits for the device after every
-    micro-batch; to scatter gradients, in another type, it reads and writes each of them twice more
-    (zero/stage_1_and_2.py). Under ZeRO 1 the type stays: what is reduced there are the sums of all micro-batches, and
-    without it they would be rounded to that of the weights.
-    """
-    if "zero_optimization" not in config:
-        return dict(config)
-    zero = {**config["zero_optimization"], "overlap_comm": False}
-    stage = zero.get("stage", 0)
-    if stage in (1, 2):
-        zero["reduce_scatter"] = False
-    dropped = ("communication_data_type",) if stage == 2 else ()
-    return {**{key: value for key, value in config.items() if key not in dropped}, "zero_optimization": zero}
-
-
-# The keys of DeepSpeed's configuration that have an effect on this trainer; most of the others would be ignored.
-_SECTIONS = (
-    *("zero_optimization", "bf16", "fp16", "data_types", "torch_autocast", "aio"),
-    *("flops_profiler", "comms_logger", "timers", "tensorboard", "wandb", "csv_monitor", "comet"),
-)
-_VALUES = (
-    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
-    *("communication_data_type", "prescale_gradients"),
-    *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
-    *("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "log_level", "disable_python_gc"),
-)
-
-_LEAVE_ON = "leave it on: without it a gradient that is NaN or infinite would reach the weights"
-_FLOAT32 = "leave it off: weights and moments are kept in float32, which checkpoints rely on"
-_UNKNOWN_TENSORS = "remove it: it keeps weights or moments where checkpoints can't find them"
-_OWN_OPTIMIZERS = "remove it; the recipe's [optimizer] is never replaced by one of DeepSpeed's"
-_WHOLE_LAYERS = "remove it: ranks share the samples of a batch, not layers or sequences"
-
-# Keys, values that are refused (None: any), and why.
-_REFUSED: list[tuple[str, Any, str]] = [
-    ("optimizer", None, "remove it; the recipe's [optimizer] rules it"),
-    ("scheduler", None, "remove it; the recipe's [schedule] rules it"),
-    ("bf16.check_grad_overflow", False, _LEAVE_ON),
-    ("zero_optimization.compute_grad_norm", False, _LEAVE_ON),
-    ("bf16.bf16_master_weights_and_grads", True, _FLOAT32),
-    ("bf16.bf16_optimizer_states", True, _FLOAT32),
-    ("fp16.fp16_master_weights_and_grads", True, _FLOAT32),
-    ("torch_autocast.enabled", True, "use bf16 or fp16"),
-    ("zero_optimization.offload_optimizer.device", "nvme", "use cpu: checkpoints don't find what lies on a disk"),
-    ("zero_optimization.offload_optimizer.super_offload", True, _UNKNOWN_TENSORS),
-    ("zero_optimization.zenflow", None, _UNKNOWN_TENSORS),
-    (
-        "zero_optimization.round_robin_gradients",
-        True,
-        "leave it off: DeepSpeed then keeps weights in another order than it says, and checkpoints would mix them up",
-    ),
-    ("zero_allow_untested_optimizer", False, _OWN_OPTIMIZERS),
-    ("zero_force_ds_cpu_optimizer", True, _OWN_OPTIMIZERS),
-    (
-        "gradient_predivide_factor",
-        None,
-        "remove it: losses are normalized already, and ZeRO 3 of DeepSpeed 0.19 forgets to multiply by it again",
-    ),
-    ("gradient_allreduce_op", None, "remove it: losses are normalized for the mean over the ranks"),
-    ("activation_checkpointing", None, "remove it and set model.activation_checkpointing=true"),
-    ("tensor_parallel", None, _WHOLE_LAYERS),
-    ("sequence_parallel_size", None, _WHOLE_LAYERS),
-]
-
-
-def _refuse(raw: dict[str, Any], path: Path | str) -> None:
-    """Raise for what is the recipe's to say, or would be wrong without a word."""
-    for key, value, advice in _REFUSED:
-        found = _look_up(raw, key)
-        if found is not None and value in (None, found):
-            raise ConfigError(f"{path}: {key} is {json.dumps(found)}; {advice}")
-    for key, found in raw.items():
-        if key in _SECTIONS and not isinstance(found, dict):
-            raise ConfigError(f"{path}: {key} is {json.dumps(found)}; it must be an object, {{...}}")
-        if key not in (*_SECTIONS, *_VALUES):
-            near = difflib.get_close_matches(key, (*_SECTIONS, *_VALUES), n=1)
-            advice = f"did you mean {near[0]}?" if near else "remove it: it has no effect on this trainer"
-            raise ConfigError(f"{path}: unknown key {key}; {advice}")
-    bf16, fp16 = (_look_up(raw, f"{precision}.enabled") for precision in ("bf16", "fp16"))
-    if bf16 and fp16:
-        raise ConfigError(f"{path}: bf16 and fp16 are both enabled; choose one")
-    if (bf16 or fp16) and not _look_up(raw, "zero_optimization.stage"):
-        raise ConfigError(
-            f"{path}: mixed precision needs zero_optimization.stage 1, 2 or 3; use one or train in float32"
-        )
-
-
-def _look_up(raw: Any, key: str) -> Any:
-    """The value of a dotted key, None where there is none."""
-    for part in key.split("."):
-        raw = raw.get(part) if isinstance(raw, dict) else None
-    return raw
-
-
-def accumulation_steps(phase: Phase, world: int) -> int:
-    """How many micro-batches each rank computes for one update.
-
-    Raises:
-        ConfigError: the ranks can't divide the global batch.
-    """
-    at_once = phase.micro_batch_size * world
-    if phase.global_batch_size % at_once:
-        raise ConfigError(
-            f"a global batch of {phase.global_batch_size} can't be cut into micro-batches of {phase.micro_batch_size} "
-            f"for {world} ranks: it must be a multiple of {at_once}; change global_batch_size or micro_batch_size of "
-            "the phase, or the number of ranks"
-        )
-    return phase.global_batch_size // at_once

@@ -22,8 +22,9 @@ from deepspeed.runtime.config import DeepSpeedConfigError
 from torch import Tensor
 
 from trainer.allocator import keep_freed_memory
-from trainer.config import Recipe, without_communication
+from trainer.config import Recipe
 from trainer.data import Batch
+from trainer.deepspeed_config import without_communication
 from trainer.fp8 import to_fp8
 from trainer.gradients import take_norm_once, total_norm
 from trainer.loss_scale import LossScale, is_exhausted, put_loss_scale, take_loss_scale
@@ -108,7 +109,7 @@ class Engine:
 
         Args:
             recipe: of the run: its model, optimizer, and what [train] says of seed, tasks, compilation and fp8.
-            deepspeed_config: resolved, see trainer.config.resolve_deepspeed.
+            deepspeed_config: resolved, see trainer.deepspeed_config.resolve_deepspeed.
             world: this rank's place.
             checkpoint: written by write_state, by any number of ranks under any ZeRO stage.
             weights: float32, to begin with where there is no checkpoint.

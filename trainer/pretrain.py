@@ -33,9 +33,10 @@ from preprocessing.tokenization import (
     load_words,
 )
 from trainer.checkpoint import CheckpointError, RunDirectory, read_run_state, step_number
-from trainer.config import Phase, Recipe, differences, load_recipe, other_draws, resolve_deepspeed, to_toml
+from trainer.config import Phase, Recipe, differences, load_recipe, other_draws, to_toml
 from trainer.corpus import Corpus, open_corpus
 from trainer.data import validation_stream
+from trainer.deepspeed_config import resolve_deepspeed
 from trainer.engine import device_kind, fp16_is_supported, join_world
 from trainer.files import write_atomically
 from trainer.fp8 import why_not_fp8

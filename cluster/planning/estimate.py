@@ -167,7 +167,7 @@ def _plan_stage(recipe: Recipe, cluster: Cluster, assumptions: Assumptions, stag
     other = replace(cluster, sharding=replace(cluster.sharding, stage=stage))
     states = _states(recipe, other)
     largest = [_largest(recipe, phase, other, assumptions) for _, phase in _phases(recipe)]
-    offered = stage > 0 or cluster.sharding.precision == "float32"  # see trainer.config.resolve_deepspeed
+    offered = stage > 0 or cluster.sharding.precision == "float32"  # see trainer.deepspeed_config.resolve_deepspeed
     if not offered or not all(largest):
         return StagePlan(stage, offered, states, largest, None)
     return StagePlan(stage, offered, states, largest, sum(p.hours for p in plan_phases(recipe, other, assumptions)))

@@ -71,7 +71,7 @@ class Sharding:
         return self.stage == 2 and self.width < self.accumulation
 
     def of_ranks(self, ranks: int) -> Sharding:
-        """What the trainer makes of it for so many ranks (trainer.config.without_communication)."""
+        """What the trainer makes of it for so many ranks (trainer.deepspeed_config.without_communication)."""
         if ranks > 1:
             return self
         return replace(self, overlap=False, communication=self.width if self.stage == 2 else self.communication)
@@ -85,7 +85,7 @@ def read_sharding(config: dict[str, Any]) -> Sharding:
     """Take what matters from DeepSpeed's configuration.
 
     Args:
-        config: as trainer.config.resolve_deepspeed returns it.
+        config: as trainer.deepspeed_config.resolve_deepspeed returns it.
 
     Raises:
         PlanError: offloading, which this plan knows nothing of.

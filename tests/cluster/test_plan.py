@@ -12,7 +12,8 @@ from cluster.planning.hardware import GPUS, find_gpu
 from cluster.planning.plans import Assumptions, Cluster
 from cluster.planning.sharding import Sharding, read_sharding
 from preprocessing.schema import PAIR
-from trainer.config import load_recipe, without_communication
+from trainer.config import load_recipe
+from trainer.deepspeed_config import without_communication
 
 ROOT = Path(__file__).parents[2]
 CONFIG = str(ROOT / "ds_config.json")

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.trainer.rank_tasks import Lesson
-from trainer.config import load_recipe, resolve_deepspeed
+from trainer.config import load_recipe
+from trainer.deepspeed_config import resolve_deepspeed
 from trainer.engine import Engine, join_world
 from trainer.settings import ConfigError
 

@@ -24,8 +24,9 @@ from torch import Tensor
 from preprocessing.schema import ShardDirectory, ShardError
 from trainer import pretrain, session, tensor_files
 from trainer.checkpoint import RunDirectory
-from trainer.config import Recipe, load_recipe, resolve_deepspeed
+from trainer.config import Recipe, load_recipe
 from trainer.data import Batch, SampleStream
+from trainer.deepspeed_config import resolve_deepspeed
 from trainer.engine import Engine, GlobalCounts, join_world
 from trainer.leases import hold_run
 from trainer.loading import Steps

@@ -1,22 +1,11 @@
-import dataclasses
 import json
 
 import pytest
 
 from tests.trainer.conftest import ROOT, TINY
-from trainer.config import (
-    _SECTIONS,
-    _VALUES,
-    ConfigError,
-    accumulation_steps,
-    apply_override,
-    differences,
-    load_recipe,
-    resolve_deepspeed,
-    to_toml,
-    without_communication,
-)
+from trainer.config import differences, load_recipe, to_toml
 from trainer.model import parameter_count
+from trainer.settings import ConfigError, apply_override
 
 RECIPES = ROOT / "trainer" / "recipes"
 
@@ -101,14 +90,6 @@ def test_the_tasks_of_table_5():
     no_nsp, left_to_right = (load_recipe(RECIPES / f"ablation_{name}.toml") for name in ("no_nsp", "left_to_right"))
     assert differences(base, no_nsp) == ["train.next_sentence: True -> False"]
     assert differences(no_nsp, left_to_right) == ["model.is_decoder: False -> True"]
-
-
-@pytest.mark.parametrize("name", ["compile", "fp8"])
-def test_compiled_layers_and_products_in_eight_bits_need_their_parameters_to_stay(recipe, deepspeed_config, name):
-    settings, config = load_recipe(recipe, [f"train.{name}=true"]), deepspeed_config(zero_optimization={"stage": 3})
-    with pytest.raises(ConfigError, match=rf"train\.{name} needs zero_optimization\.stage 0, 1 or 2"):
-        resolve_deepspeed(config, settings, settings.phases[0], world=2)
-    assert resolve_deepspeed(deepspeed_config(), settings, settings.phases[0], world=2)
 
 
 def test_a_recipe_extends_another_table_by_table(tmp_path):
@@ -245,153 +226,3 @@ def test_differences_tell_the_old_value_and_the_new(recipe):
         "schedule.peak: 0.01 -> 0.5",
         "train.seed: 1 -> 5",
     ]
-
-
-def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
-    settings = load_recipe(recipe)
-    resolved = resolve_deepspeed(deepspeed_config(), settings, settings.phases[0], world=2)
-    assert resolved["train_batch_size"] == 8
-    assert resolved["train_micro_batch_size_per_gpu"] == 2
-    assert resolved["gradient_accumulation_steps"] == 2
-    assert not resolved["zero_force_ds_cpu_optimizer"]  # absent, it would refuse our optimizers beside offloading
-    assert resolved["gradient_clipping"] == 1.0  # absent, DeepSpeed would clip at 1.0 whatever the recipe says
-    unclipped = dataclasses.replace(settings, optimizer=dataclasses.replace(settings.optimizer, max_gradient_norm=0.0))
-    assert resolve_deepspeed(deepspeed_config(), unclipped, settings.phases[0], 2)["gradient_clipping"] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"gradient_clipping": 0.5}, "gradient_clipping is 0.5, but the recipe says 1.0"),
-        ({"train_batch_size": 16}, "train_batch_size is 16, but the recipe says 8"),
-        (
-            {"optimizer": {"type": "Adam"}},
-            r'optimizer is {"type": "Adam"}; remove it; the recipe\'s \[optimizer\] rules',
-        ),
-        ({"scheduler": {"type": "WarmupLR"}}, r"remove it; the recipe's \[schedule\] rules it"),
-        ({"zero_optimization": {"stage": 0}}, "mixed precision needs zero_optimization.stage"),
-        ({"fp16": {"enabled": True}}, "bf16 and fp16 are both enabled; choose one"),
-        ({"bf16": {"enabled": True, "check_grad_overflow": False}}, "bf16.check_grad_overflow is false; leave it on"),
-        ({"zero_optimization": {"stage": 2, "compute_grad_norm": False}}, "compute_grad_norm is false; leave it on"),
-        ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "bf16_optimizer_states is true; leave it off"),
-        (
-            {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
-            "bf16_master_weights_and_grads is true; leave it off",
-        ),
-        (
-            {"bf16": None, "fp16": {"enabled": True, "fp16_master_weights_and_grads": True}},
-            "fp16_master_weights_and_grads is true; leave it off",
-        ),
-        ({"torch_autocast": {"enabled": True}}, "torch_autocast.enabled is true; use bf16 or fp16"),
-        (
-            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": True}}},
-            "offload_optimizer.super_offload is true; remove it",
-        ),
-        ({"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}}, "zenflow is .*; remove it"),
-        (
-            {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/"}}},
-            'offload_optimizer.device is "nvme"; use cpu',
-        ),
-        (
-            {"zero_optimization": {"stage": 2, "round_robin_gradients": True}},
-            "round_robin_gradients is true; leave it off: DeepSpeed then keeps weights in another order than it says",
-        ),
-        ({"tensor_parallel": {"autotp_size": 2}}, "tensor_parallel is .*; remove it: ranks share the samples"),
-        ({"sequence_parallel_size": 2}, "sequence_parallel_size is 2; remove it: ranks share the samples"),
-        ({"activation_checkpointing": {}}, "remove it and set model.activation_checkpointing=true"),
-        ({"gradient_predivide_factor": 2.0}, "gradient_predivide_factor is 2.0; remove it: losses are normalized"),
-        ({"gradient_allreduce_op": "sum"}, 'gradient_allreduce_op is "sum"; remove it'),
-        ({"zero_force_ds_cpu_optimizer": True}, r"is true; remove it; the recipe's \[optimizer\] is never replaced"),
-        ({"fp16": True}, "fp16 is true; it must be an object"),
-        ({"data_types": "fp32"}, 'data_types is "fp32"; it must be an object'),
-        ({"zero_optimisation": {"stage": 3}}, r"unknown key zero_optimisation; did you mean zero_optimization\?"),
-        ({"prescale_gradient": True}, r"unknown key prescale_gradient; did you mean prescale_gradients\?"),
-        ({"bfloat16": {"enabled": True}}, r"unknown key bfloat16; did you mean bf16\?"),
-        ({"pipeline": {"stages": 2}}, "unknown key pipeline; remove it: it has no effect on this trainer"),
-    ],
-)
-def test_a_deepspeed_configuration_that_disagrees(recipe, deepspeed_config, changes, message):
-    settings = load_recipe(recipe)
-    with pytest.raises(ConfigError, match=message):
-        resolve_deepspeed(deepspeed_config(**changes), settings, settings.phases[0], world=2)
-
-
-def test_sections_of_deepspeeds_configuration_are_objects(recipe, tmp_path):
-    """null too, which the fixture leaves out."""
-    settings = load_recipe(recipe)
-    (tmp_path / "ds.json").write_text('{"fp16": null}', encoding="utf-8")
-    with pytest.raises(ConfigError, match="fp16 is null; it must be an object"):
-        resolve_deepspeed(tmp_path / "ds.json", settings, settings.phases[0], world=1)
-
-
-def test_deepspeed_reads_every_key_that_is_taken():
-    from deepspeed.runtime.config import DeepSpeedConfig
-
-    asked = set()
-
-    class Asked(dict):
-        def get(self, key, default=None):
-            asked.add(key)
-            return super().get(key, default)
-
-        def __contains__(self, key):
-            asked.add(key)
-            return super().__contains__(key)
-
-        def keys(self):
-            return self
-
-    DeepSpeedConfig(Asked(train_batch_size=1))
-    assert {*_SECTIONS, *_VALUES} <= asked
-
-
-@pytest.mark.parametrize(
-    ("stage", "off", "has_type"),
-    [
-        (0, {"overlap_comm": False}, True),
-        (1, {"overlap_comm": False, "reduce_scatter": False}, True),
-        (2, {"overlap_comm": False, "reduce_scatter": False}, False),
-        (3, {"overlap_comm": False}, True),
-    ],
-)
-def test_one_rank_has_nothing_to_communicate(stage, off, has_type):
-    zero = {"stage": stage, "overlap_comm": True, "reduce_bucket_size": 7}
-    config = {"bf16": {"enabled": True}, "zero_optimization": zero, "communication_data_type": "fp32"}
-    alone = without_communication(config)
-    assert alone == {
-        "bf16": {"enabled": True}, "zero_optimization": {**zero, **off},
-        **({"communication_data_type": "fp32"} if has_type else {}),
-    }  # fmt: skip
-
-
-def test_equal_values_are_no_disagreement(recipe, deepspeed_config):
-    settings = load_recipe(recipe)
-    resolve_deepspeed(deepspeed_config(gradient_clipping=1.0, train_batch_size=8), settings, settings.phases[0], 2)
-
-
-def test_a_deepspeed_configuration_that_can_t_be_read(recipe, tmp_path):
-    settings = load_recipe(recipe)
-    for text, message in (
-        ("{", "not a JSON file"),
-        ("[" * 100_000, "not a JSON file"),
-        ("[]", "must be a JSON object"),
-    ):
-        (tmp_path / "ds.json").write_text(text, encoding="utf-8")
-        with pytest.raises(ConfigError, match=message):
-            resolve_deepspeed(tmp_path / "ds.json", settings, settings.phases[0], 1)
-    with pytest.raises(ConfigError, match=r"nowhere\.json: can't read"):
-        resolve_deepspeed(tmp_path / "nowhere.json", settings, settings.phases[0], 1)
-
-
-def test_a_global_batch_that_the_ranks_can_t_divide(recipe):
-    phase = load_recipe(recipe).phases[0]
-    assert [accumulation_steps(phase, world) for world in (1, 2, 4)] == [4, 2, 1]
-    with pytest.raises(ConfigError, match=r"global batch of 8 .* 3 ranks: it must be a multiple of 6"):
-        accumulation_steps(phase, 3)
-
-
-def test_the_file_at_the_root_is_for_bert_large():
-    large = load_recipe(RECIPES / "bert_large.toml")
-    for world in (1, 2, 8):
-        for phase in large.phases:
-            assert resolve_deepspeed(ROOT / "ds_config.json", large, phase, world)["bf16"]["enabled"]
