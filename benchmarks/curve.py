@@ -28,7 +28,7 @@ import torch
 import transformers_pretraining as transformers_model
 from common import ROOT, steps_of
 from eval import probe
-from eval.results import markdown
+from eval.markdown import markdown_table
 from preprocessing.schema import ShardDirectory
 from trainer.config import Recipe, load_recipe
 from trainer.data import evaluation_batches, validation_stream
@@ -173,7 +173,7 @@ def _table(rows: dict[str, dict[str, float]], step: int) -> str:
         figures = rows["ours"][name], errors[name], errors[f"{name}_half_width"]
         table.append([name.replace("_", " "), *(f"{figure:{form}}" for figure in figures)])
     table.append(["NSP accuracy of the larger class", *[f"{errors['nsp_majority']:.2%}"] * 2, ""])
-    return markdown(table, (1, 2, 3))
+    return markdown_table(table, (1, 2, 3))
 
 
 def _draw(output: Path, run: Path) -> None:

@@ -27,8 +27,8 @@ import transformers_finetuning as peer
 from eval.encoding import Encoder
 from eval.finetune import Hyperparameters, Settings, learn, predict
 from eval.kinds import Tags
+from eval.markdown import markdown_table
 from eval.parts import read_parts
-from eval.results import markdown
 from eval.tasks.finetuned import FINE_TUNED, FineTuned
 from preprocessing.tokenization import load_tokenizer
 from trainer.files import write_atomically
@@ -126,7 +126,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         sides = {side: [r for r in results if (r["task"], r["side"]) == (task, side)] for side in SIDES}
         if all(sides.values()):
             rows += [_row(task, metric, sides) for metric in sides["ours"][0]["metrics"]]
-    return markdown(rows, numbers=range(2, 6))
+    return markdown_table(rows, numbers=range(2, 6))
 
 
 def _row(task: str, metric: str, sides: dict[str, list[dict[str, Any]]]) -> list[str]:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from common import ROOT, Parts, found_by, missing, open_shards, run_programs
-from eval.results import markdown
+from eval.markdown import markdown_table
 from trainer.checkpoint import step_folders
 from trainer.config import load_recipe
 from trainer.files import read_lines
@@ -185,11 +185,11 @@ def page(about: dict[str, Any], records: list[dict[str, Any]]) -> str:
         for task, models in found_by(records, "fine-tuning").items()
         for metric, found in models["pretrained"].items()
     ]
-    tables = [markdown(curves, range(1, 7))]
+    tables = [markdown_table(curves, range(1, 7))]
     if scores:
-        tables.append(markdown([["task", "metric", "pretrained", "untrained", "baseline"], *scores], (2, 3, 4)))
+        tables.append(markdown_table([["task", "metric", "pretrained", "untrained", "baseline"], *scores], (2, 3, 4)))
     if lost := missing(records):
-        tables.append(markdown([["failed", "", "why"], *lost]))
+        tables.append(markdown_table([["failed", "", "why"], *lost]))
     return "\n".join([text, *tables])
 
 

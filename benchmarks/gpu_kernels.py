@@ -38,7 +38,7 @@ from torch.utils._pytree import tree_map
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from eval.results import markdown
+from eval.markdown import markdown_table
 from trainer.model import BertConfig, Layer
 from trainer.packing import PackedTokens
 
@@ -260,10 +260,10 @@ def main() -> None:
     ]
     total = sum(kernel.bytes for kernel in writer.kernels) / width
     print(f"torch {torch.__version__}; all kernels build for compute capability 9.0\n")
-    print(markdown([["pass", "operations", "widths"], *rows, ["both", "all", f"{total:.1f}"]], [2]))
+    print(markdown_table([["pass", "operations", "widths"], *rows, ["both", "all", f"{total:.1f}"]], [2]))
     for what, each in (("with", writer), ("without", without)):
         counts = [[name, f"{count:.0f}"] for name, count in build(each.sources).items()]
-        print(markdown([[f"{what} dropout", "instructions an element"], *counts], [1]))
+        print(markdown_table([[f"{what} dropout", "instructions an element"], *counts], [1]))
 
 
 if __name__ == "__main__":

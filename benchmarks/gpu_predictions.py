@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eval.results import markdown
+from eval.markdown import markdown_table
 from trainer.metrics import training_flops
 from trainer.model import BertConfig, parameter_count
 
@@ -130,7 +130,7 @@ def main() -> None:
                 row.name, str(length), f"{samples / took:,.0f}", f"{float(lengths.sum()) / took:,.0f}",
                 f"{flops / took / 1e12:.0f}", *(f"{share:.0%}" for share in shares),
             ])  # fmt: skip
-    print(markdown(table, range(1, 8)))
+    print(markdown_table(table, range(1, 8)))
 
 
 def _lengths(length: int, samples: int, share: float) -> Tensor:

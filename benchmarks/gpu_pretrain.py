@@ -46,7 +46,7 @@ from common import (
     steps_of,
     wait_for,
 )
-from eval.results import markdown
+from eval.markdown import markdown_table
 from gpu_predictions import BEST, LADDER, PEER, Row, predict
 from preprocessing.schema import ShardDirectory
 from trainer.attention import attention
@@ -461,18 +461,20 @@ def _sections(about: dict[str, Any], records: list[dict[str, Any]]) -> Iterator[
     if rows:
         names = ("", "tokens", "dropout", "batch", "steps", "seq/s", "real tokens/s", "predicted", "TFLOP/s",
                  "of the ceiling", "padding", "data wait", "GB")  # fmt: skip
-        yield markdown([names, *map(_row, rows)], range(1, len(names)))
+        yield markdown_table([names, *map(_row, rows)], range(1, len(names)))
     for found in found_by(records, "profile").values():
         yield f"One step, {found['row']}, {found['length']} tokens, of a profile:\n"
         total, step = sum(found["kinds"].values()), found["step"]
         sums = {"all kernels": total, "the step, not profiled": step, "difference": step - total}
         table = {**found["kinds"], **sums}
         lines = [[what, f"{ms:.1f}", f"{ms / step:.1%}"] for what, ms in table.items()]
-        yield markdown([["what", "ms", "share"], *lines], (1, 2))
+        yield markdown_table([["what", "ms", "share"], *lines], (1, 2))
         yield "Attention's kernels: " + (", ".join(f"`{name[:90]}`" for name in found["attention"]) or "none") + "\n"
     for found in found_by(records, "dropout").values():
         lines = [[one["way"], f"{one['asked']:g}", f"{one['dropped']:.4f}", f"{one['mean']:.4f}"] for one in found]
-        yield markdown([["dropout of attention's weights", "asked for", "dropped", "mean weight"], *lines], (1, 2, 3))
+        yield markdown_table(
+            [["dropout of attention's weights", "asked for", "dropped", "mean weight"], *lines], (1, 2, 3)
+        )
     compared = [
         [str(found["length"]), way, f"{error['loss']:.1e}", f"{error['gradient']:.1e}"]
         for found in found_by(records, "error").values()
@@ -480,9 +482,9 @@ def _sections(about: dict[str, Any], records: list[dict[str, Any]]) -> Iterator[
     ]
     if compared:
         names = ("tokens", "error against float32", "loss", "gradient, norm of the difference")
-        yield markdown([names, *compared], (0, 2, 3))
+        yield markdown_table([names, *compared], (0, 2, 3))
     if lost := missing(records):
-        yield markdown([["not measured", "", "why"], *lost])
+        yield markdown_table([["not measured", "", "why"], *lost])
 
 
 def _row(row: dict[str, Any]) -> list[str]:

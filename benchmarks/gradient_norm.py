@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from eval.results import markdown
+from eval.markdown import markdown_table
 from trainer.gradients import total_norm
 
 WAYS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -39,7 +39,7 @@ def main() -> None:
             seconds.append(time.perf_counter() - began)
         error = "" if "extremes" in name else f"{abs(found / exact - 1):.0e}"
         table.append([name, f"{1e3 * min(seconds):.1f}", error])
-    print(markdown(table, (1, 2)))
+    print(markdown_table(table, (1, 2)))
 
 
 if __name__ == "__main__":

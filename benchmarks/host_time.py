@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from common import deepspeed_config, recipe_of, steps_of
-from eval.results import markdown
+from eval.markdown import markdown_table
 from preprocessing.schema import ShardDirectory
 from trainer.engine import Engine, join_world
 from trainer.gradients import take_norm_once
@@ -55,7 +55,7 @@ def main() -> None:
         )
         table.append([name, *(f"{1e3 * seconds:.1f}" for seconds in parts)])
         engine.close()
-    print(markdown(table, (1, 2, 3)))
+    print(markdown_table(table, (1, 2, 3)))
     table = [["a step of 256 sequences of 128", "ms"]]
     for ahead in (False, True):
         recipe = recipe_of("bert_large.toml", shards, 128, 256, NARROW)
@@ -69,7 +69,7 @@ def main() -> None:
             seconds.append(time.perf_counter() - began)
         when = "while the device computes" if ahead else "when it is due"
         table.append([f"unpacked {when}", f"{1e3 * statistics.median(seconds[WARM_UP:]):.2f}"])
-    print(markdown(table, (1,)))
+    print(markdown_table(table, (1,)))
     leave_world()
 
 

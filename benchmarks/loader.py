@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from eval.markdown import markdown_table
 from preprocessing.schema import ShardDirectory
 from trainer.data import DataConfig, SampleStream
 from trainer.masking import MaskingConfig
@@ -43,12 +44,14 @@ def main() -> None:
         return lambda indices: len(stream.batch(indices).tokens.input_ids)
 
     peer = rate(plain_python(directory, arguments.sequence_length), arguments)
-    print(f"| loader, sequences of {arguments.sequence_length} | tokens/s of one core | times the peer |")
-    print("| --- | --- | --- |")
-    print(f"| one by one in Python | {peer:,.0f} | 1.0 |")
+    table = [
+        [f"loader, sequences of {arguments.sequence_length}", "tokens/s of one core", "times the peer"],
+        ["one by one in Python", f"{peer:,.0f}", "1.0"],
+    ]
     for unit in ("token", "word", "span"):
         mine = rate(batches(unit), arguments)
-        print(f"| SampleStream, masking.unit {unit} | {mine:,.0f} | {mine / peer:.1f} |")
+        table.append([f"SampleStream, masking.unit {unit}", f"{mine:,.0f}", f"{mine / peer:.1f}"])
+    print(markdown_table(table, (1, 2)))
 
 
 def rate(read: Callable[[np.ndarray], int], arguments: argparse.Namespace) -> float:

@@ -235,17 +235,18 @@ def google(clone: Path, books: Path, vocabulary: Path, folder: Path) -> dict[str
 
 # --- Stages ---
 
-STAGES = {  # label -> functions (module of preprocessing, name); what one calls of another is counted there
-    "read the files": [("transforms", "read_inputs")],
-    "clean": [("transforms", "clean")],
-    "split sentences": [("transforms", "split_lines")],
-    "token ids": [("encoder", "Encoder.__call__")],
-    "fingerprints of lines": [("transforms", "fingerprint")],
-    "first pass, the rest": [("transforms", "tokenize_unit")],
-    "find what is there twice": [("transforms", "find_drops")],
-    "pairs": [("shards", "_pair_column")],
-    "second pass, the rest": [("transforms", "write_shard")],
+STAGES = {  # label -> function (module of preprocessing, name); what one calls of another is counted there
+    "read the files": ("transforms", "read_inputs"),
+    "clean": ("transforms", "clean"),
+    "split sentences": ("transforms", "split_lines"),
+    "token ids": ("encoder", "Encoder.__call__"),
+    "fingerprints of lines": ("transforms", "fingerprint"),
+    "first pass, the rest": ("transforms", "tokenize_unit"),
+    "find what is there twice": ("transforms", "find_drops"),
+    "pairs": ("shards", "_pair_column"),
+    "second pass, the rest": ("transforms", "write_shard"),
 }
+REST = "start, Beam and the rest"
 
 
 class Stopwatch:
@@ -300,16 +301,14 @@ def stages(*arguments: object) -> dict[str, float]:
     import preprocessing.launch  # noqa: F401 - what is wrapped below
 
     watch = Stopwatch()
-    for label, functions in STAGES.items():
-        for module, name in functions:
-            place: Any = sys.modules[f"preprocessing.{module}"]
-            *inner, last = name.split(".")
-            for part in inner:
-                place = getattr(place, part)
-            if hasattr(place, last):
-                setattr(place, last, watch.wrap(getattr(place, last), label))
+    for label, (module, name) in STAGES.items():
+        place: Any = sys.modules[f"preprocessing.{module}"]
+        *inner, last = name.split(".")
+        for part in inner:
+            place = getattr(place, part)
+        setattr(place, last, watch.wrap(getattr(place, last), label))
     job(*arguments)
-    return watch.seconds | {"start, Beam and the rest": time.process_time() - sum(watch.seconds.values())}
+    return watch.seconds | {REST: time.process_time() - sum(watch.seconds.values())}
 
 
 # --- The report ---
@@ -369,7 +368,7 @@ def report_stages(books: Path, size: int, options: argparse.Namespace, folder: P
     taken = measured(stages, "--books", books / "*.txt", "--vocab", options.vocab, "--output", folder / "stages").result
     total = sum(taken.values())
     print("\n| stage, one core | ms a MB | share |\n| --- | ---: | ---: |")
-    for label in [*(label for label in STAGES if label in taken), "start, Beam and the rest"]:
+    for label in [*(label for label in STAGES if label in taken), REST]:
         print(f"| {label} | {taken[label] / size * 1e9:.1f} | {taken[label] / total:.0%} |")
     print(f"| all | {total / size * 1e9:.1f} | 100% |")
 

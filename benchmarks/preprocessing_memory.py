@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import psutil
 
+from eval.markdown import markdown_table
 from preprocessing.schema import ShardDirectory, token_type
 from preprocessing.sources.books import strip_gutenberg, unwrap
 
@@ -129,13 +130,13 @@ def measure(paragraphs: list[list[str]], size: int, files: int, arguments: argpa
 
 def print_table(measured: list[Measured]) -> None:
     """The measurements as a table in Markdown, and the slopes."""
-    print("| text, GB | files | token data, MB | shards | documents dropped | peak, MB | seconds |")
-    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for job in measured:
-        print(
-            f"| {job.text_bytes / 1e9:.2f} | {job.files} | {job.token_bytes / 1e6:.0f} | {job.shards} | {job.dropped} "
-            f"| {job.peak / 1e6:.0f} | {job.seconds:.0f} |"
-        )
+    names = ["text, GB", "files", "token data, MB", "shards", "documents dropped", "peak, MB", "seconds"]
+    rows = [
+        [f"{job.text_bytes / 1e9:.2f}", str(job.files), f"{job.token_bytes / 1e6:.0f}", str(job.shards),
+         str(job.dropped), f"{job.peak / 1e6:.0f}", f"{job.seconds:.0f}"]
+        for job in measured
+    ]  # fmt: skip
+    print(markdown_table([names, *rows], range(len(names))))
     for files in sorted({job.files for job in measured}):
         own = sorted(job for job in measured if job.files == files)
         if len(own) > 1:

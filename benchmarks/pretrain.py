@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 import transformers_pretraining as transformers_model
 from common import copy_bandwidth
-from eval.results import markdown
+from eval.markdown import markdown_table
 from preprocessing.schema import ShardDirectory
 from trainer.data import Batch, DataConfig, SampleStream
 from trainer.engine import join_world
@@ -268,7 +268,7 @@ def table(arguments: argparse.Namespace, measured: Measured, ranks: int, rates: 
         [row.name, f"{took:.3f}", f"{rate:,.0f}", f"{times:.2f}", f"{predicted:.2f}"]
         for row, took, rate, times, predicted in zip(ROWS, seconds, speed, gain, foretold, strict=True)
     ]
-    return text + markdown(
+    return text + markdown_table(
         [["", "seconds a step", "real tokens/s", "times transformers", "predicted"], *rows], (1, 2, 3, 4)
     )
 

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from eval.markdown import markdown_table
 from preprocessing.schema import MANIFEST, TOKENIZER, ShardDirectory
 from trainer.data import DataConfig, SampleStream
 from trainer.masking import MaskingConfig
@@ -48,7 +49,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
         shards = enlarge(ShardDirectory(arguments.shards), Path(scratch) / "shards", arguments.gigabytes * 1e9)
-        print("\n".join(report(shards, arguments)))
+        print(report(shards, arguments))
 
 
 def enlarge(source: ShardDirectory, target: Path, size: float) -> Path:
@@ -68,23 +69,23 @@ def enlarge(source: ShardDirectory, target: Path, size: float) -> Path:
     return target
 
 
-def report(shards: Path, arguments: argparse.Namespace) -> list[str]:
-    """The lines of a table."""
-    manifest = ShardDirectory(shards).manifest
-    size, pairs = sum(entry.bytes for entry in manifest.shards), manifest.pairs("train", arguments.sequence_length)
-    lines = [
-        f"{len(manifest.shards)} shards, {size / 1e9:.2f} GB, {pairs:,} pairs; {arguments.samples:,} samples of up to "
-        f"{arguments.sequence_length} tokens each way, one process\n",
-        "| order of reading | cold: samples/s | tokens/s | read from disk | a sample | warm: samples/s | tokens/s |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+def report(shards: Path, arguments: argparse.Namespace) -> str:
+    """A table, and what it is of."""
+    table = [
+        ["order of reading", "cold: samples/s", "tokens/s", "read from disk", "a sample", "warm: samples/s", "tokens/s"]
     ]
     for way in WAYS:
         cold, warm = (apart(shards, way, temperature, arguments) for temperature in ("cold", "warm"))
-        lines.append(
-            f"| {way} | {cold['samples']:,.0f} | {cold['tokens']:,.0f} | {cold['bytes'] / 1e6:,.0f} MB | "
-            f"{cold['bytes'] / arguments.samples / 1e3:,.1f} kB | {warm['samples']:,.0f} | {warm['tokens']:,.0f} |"
-        )
-    return lines
+        table.append([
+            way, f"{cold['samples']:,.0f}", f"{cold['tokens']:,.0f}", f"{cold['bytes'] / 1e6:,.0f} MB",
+            f"{cold['bytes'] / arguments.samples / 1e3:,.1f} kB", f"{warm['samples']:,.0f}", f"{warm['tokens']:,.0f}",
+        ])  # fmt: skip
+    manifest = ShardDirectory(shards).manifest
+    size, pairs = sum(entry.bytes for entry in manifest.shards), manifest.pairs("train", arguments.sequence_length)
+    return (
+        f"{len(manifest.shards)} shards, {size / 1e9:.2f} GB, {pairs:,} pairs; {arguments.samples:,} samples of up to "
+        f"{arguments.sequence_length} tokens each way, one process\n\n" + markdown_table(table, range(1, 7))
+    )
 
 
 def apart(shards: Path, way: str, temperature: str, arguments: argparse.Namespace) -> dict[str, float]:

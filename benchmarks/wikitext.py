@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from lxml import etree
 
+from eval.markdown import markdown_table
 from preprocessing.sources.wikitext import extract_passages
 
 RESIDUE = {
@@ -103,15 +104,16 @@ def print_table(pages: list[Page], mine: Measured, theirs: Measured) -> None:
     """The comparison as a table in Markdown."""
     megabytes = sum(len(page.wikitext.encode()) for page in pages) / 1e6
     print(f"{len(pages)} pages, {megabytes:.2f} MB of wikitext\n")
-    print("| | ours | mwparserfromhell |\n| --- | ---: | ---: |")
-    print(f"| MB of wikitext a second | {megabytes / mine.seconds:.1f} | {megabytes / theirs.seconds:.1f} |")
-    print(f"| times as fast | {theirs.seconds / mine.seconds:.1f} | 1 |")
     sizes = [sum(len(text.encode()) for text in each.texts) / 1e6 for each in (mine, theirs)]
-    print(f"| MB of text | {sizes[0]:.2f} | {sizes[1]:.2f} |")
     left = residue(mine.texts), residue(theirs.texts)
-    for kind in RESIDUE:
-        cells = " | ".join(f"{each[kind][0]} ({each[kind][1]} pages)" for each in left)
-        print(f"| left: {kind.replace('|', '')} | {cells} |")
+    table = [
+        ["", "ours", "mwparserfromhell"],
+        ["MB of wikitext a second", *(f"{megabytes / each.seconds:.1f}" for each in (mine, theirs))],
+        ["times as fast", f"{theirs.seconds / mine.seconds:.1f}", "1"],
+        ["MB of text", *(f"{size:.2f}" for size in sizes)],
+        *([f"left: {kind}", *(f"{each[kind][0]} ({each[kind][1]} pages)" for each in left)] for kind in RESIDUE),
+    ]
+    print(markdown_table(table, (1, 2)))
 
 
 def list_residue(pages: list[Page], texts: list[str]) -> None:

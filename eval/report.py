@@ -29,10 +29,11 @@ from eval.comparison import Export, compare, exports_of
 from eval.curves import WINDOWS, History, baselines, column, draw, draw_scores, measured_scores, read_histories
 from eval.errors import UsageError
 from eval.evaluated import Evaluated, find_results, prevailing, read_evaluations
+from eval.markdown import markdown_table
 from eval.pages import render_page
 from eval.paper import TABLES
 from eval.pictures import save_picture
-from eval.results import RESULTS, check_output, figures_table, filled_table, markdown
+from eval.results import RESULTS, check_output, figures_table, filled_table
 from preprocessing.schema import checksum
 from trainer.files import write_atomically
 
@@ -112,7 +113,7 @@ def report(
     for group in _newest(evaluations):
         yield from _evaluation(group)
     yield "## Origin\n"
-    yield markdown([["run", "configuration", "shards", "commit", "directory"], *(_origin(h) for h in histories)])
+    yield markdown_table([["run", "configuration", "shards", "commit", "directory"], *(_origin(h) for h in histories)])
 
 
 def _beside_the_paper(exports: Sequence[Export]) -> Iterator[str]:
@@ -122,7 +123,7 @@ def _beside_the_paper(exports: Sequence[Export]) -> Iterator[str]:
         yield f"### {table.title} ({table.source})\n"
         rows = compare(table, exports)
         yield f"{table.about}\n"
-        yield markdown(rows, numbers=range(1, len(rows[0])))
+        yield markdown_table(rows, numbers=range(1, len(rows[0])))
 
 
 def _newest(evaluations: Sequence[Evaluated]) -> list[list[Evaluated]]:
@@ -136,7 +137,7 @@ def _last_figures_table(histories: Sequence[History]) -> str:
     columns = [_last_figures(history) for history in histories]
     names = dict.fromkeys(name for of_run in columns for name in of_run)  # a run may lack validations
     rows += [[name, *(of_run.get(name, "") for of_run in columns)] for name in names]
-    return markdown(rows, numbers=range(1, len(rows[0])))
+    return markdown_table(rows, numbers=range(1, len(rows[0])))
 
 
 def _last_figures(history: History) -> dict[str, str]:

@@ -30,6 +30,7 @@ from typing import Any
 import pydantic
 
 from eval.errors import UsageError
+from eval.markdown import markdown_table
 from trainer.files import write_atomically
 
 RESULTS = "results.json"
@@ -191,7 +192,7 @@ def figures_table(results: dict[str, Any]) -> str:
         for name, task in results["tasks"].items()
         for metric, measured in task["metrics"].items()
     ]
-    return markdown([["", "model", "baseline", "which is"], *rows], numbers=(1, 2)) if rows else ""
+    return markdown_table([["", "model", "baseline", "which is"], *rows], numbers=(1, 2)) if rows else ""
 
 
 def sentences_of(results: dict[str, Any]) -> list[dict[str, Any]]:
@@ -205,7 +206,7 @@ def filled_table(results: dict[str, Any]) -> str:
     rows = [
         [shown, _candidates(candidates)] for sentence in sentences_of(results) for shown, candidates in _masks(sentence)
     ]
-    return markdown([["sentence", "most probable, %"], *rows]) if rows else ""
+    return markdown_table([["sentence", "most probable, %"], *rows]) if rows else ""
 
 
 def _masks(sentence: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -229,22 +230,3 @@ def _figure(metric: str, value: float | None, unit: str) -> str:
     if unit:
         return f"{100 * value if unit == 'share' else value:.2f} %"
     return f"{value:,.1f}" if metric == "perplexity" else f"{value:.4f}"
-
-
-def markdown(rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """A table in Markdown that is aligned as plain text too.
-
-    Args:
-        rows: the header first, all of one length.
-        numbers: columns that are aligned to the right.
-    """
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(cells[0]))]
-    rule = ["-" * (width - 1) + ":" if i in numbers else "-" * width for i, width in enumerate(widths)]
-    return "".join(_line(row, widths, numbers) for row in (cells[0], rule, *cells[1:]))
-
-
-def _line(row: Sequence[str], widths: Sequence[int], numbers: Sequence[int]) -> str:
-    columns = enumerate(zip(row, widths, strict=True))
-    padded = (cell.rjust(width) if i in numbers else cell.ljust(width) for i, (cell, width) in columns)
-    return f"| {' | '.join(padded)} |\n"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from eval.results import markdown
+from eval.markdown import markdown_table
 
 State = Literal["ok", "warning", "wrong"]
 _SHOWN_HOSTS = 4
@@ -53,7 +53,7 @@ def table(placed: Sequence[Placed]) -> Iterator[str]:
             where.append(item.host)
     order = list(dict.fromkeys(finding.check for finding in found))
     rows = sorted(found, key=lambda finding: order.index(finding.check))
-    yield markdown(
+    yield markdown_table(
         [
             ["check", "", "found", "on"],
             *([finding.check, finding.state, finding.found, _names(found[finding], hosts)] for finding in rows),

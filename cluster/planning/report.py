@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from cluster.planning.calibration import SYSTEMS, compare, fit
 from cluster.planning.estimate import BUCKET
 from cluster.planning.plans import Plan, StagePlan
-from eval.results import markdown
+from eval.markdown import markdown_table
 
 _GIB = 2**30
 _PRECISIONS = {"bf16": "bf16 beside float32 weights", "fp16": "fp16 beside float32 weights", "float32": "float32"}
@@ -80,7 +80,7 @@ def _time_table(plan: Plan) -> str:
     price = plan.assumptions.price
     if price is not None:
         rows.append(["cost", *(f"{p.hours * gpus * price:,.0f}" for p in phases), f"{plan.gpu_hours * price:,.0f}"])
-    return markdown(rows, numbers=range(1, len(rows[0])))
+    return markdown_table(rows, numbers=range(1, len(rows[0])))
 
 
 def _hours(hours: float) -> str:
@@ -110,7 +110,7 @@ def _memory_table(plan: Plan) -> str:
     header = ["ZeRO", "weights", "gradients", "optimizer", "buffers", "at the update"]
     header += [*(f"largest micro-batch of {length}" for length in lengths), "hours"]
     rows = [_stage_row(stage, plan) for stage in plan.stages]
-    return markdown([header, *rows], numbers=range(1, len(header)))
+    return markdown_table([header, *rows], numbers=range(1, len(header)))
 
 
 def _stage_row(plan: StagePlan, of: Plan) -> list[str]:
@@ -141,7 +141,9 @@ def _scaling_table(scaling: Sequence[tuple[int, float]]) -> str:
     rows = [
         [f"{n:,}", _hours(h), f"{n * h:,.0f}", f"{hours / h:,.1f}", f"{gpus * hours / (n * h):.0%}"] for n, h in scaling
     ]
-    return markdown([["GPUs", "hours", "GPU-hours", f"times as fast as {gpus}", "of ideal"], *rows], numbers=range(5))
+    return markdown_table(
+        [["GPUs", "hours", "GPU-hours", f"times as fast as {gpus}", "of ideal"], *rows], numbers=range(5)
+    )
 
 
 def calibration() -> Iterator[str]:
@@ -161,4 +163,4 @@ def calibration() -> Iterator[str]:
                 ]
             )
         yield f"{system.name}: efficiency {fit(system):.1%}, fitted on the run of {system.runs[0].gpus}\n"
-        yield markdown(rows, numbers=range(6))
+        yield markdown_table(rows, numbers=range(6))

@@ -17,8 +17,9 @@ from selenium.webdriver.common.by import By
 from eval.comparison import exports_of
 from eval.curves import Baselines, draw, draw_scores, read_histories, smooth
 from eval.evaluated import find_results, read_evaluations, run_names
+from eval.markdown import markdown_table
 from eval.report import main, page, report
-from eval.results import FORMAT_VERSION, markdown, write_results
+from eval.results import FORMAT_VERSION, write_results
 from tests.browser import headless_browser
 from tests.eval.evaluations import results, task, write_evaluation
 from tests.trainer.mlflow_store import write_run
@@ -167,7 +168,7 @@ def test_smoothing() -> None:
 
 
 def test_a_table() -> None:
-    assert markdown([["", "n"], ["a|b", "1"], ["c", "1,000"]], numbers=(1,)) == (
+    assert markdown_table([["", "n"], ["a|b", "1"], ["c", "1,000"]], numbers=(1,)) == (
         "|      |     n |\n| ---- | ----: |\n| a\\|b |     1 |\n| c    | 1,000 |\n"
     )
 
@@ -493,7 +494,7 @@ def browser() -> Iterator[webdriver.Chrome]:
 @pytest.mark.browser
 def test_no_text_becomes_markup_and_nothing_is_fetched(browser: webdriver.Chrome, tmp_path: Path) -> None:
     hostile = '<script>window.hacked = 1</script><img src="https://example.org/a.png" onerror="window.hacked = 1">'
-    text = f"# {hostile}\n\n{hostile}\n\n{markdown([['a', 'b'], [hostile, '![x](https://example.org/b.png)']])}"
+    text = f"# {hostile}\n\n{hostile}\n\n{markdown_table([['a', 'b'], [hostile, '![x](https://example.org/b.png)']])}"
     (tmp_path / "page.html").write_text(page(text, tmp_path, []), encoding="utf-8")
     browser.get_log("performance")
     browser.get((tmp_path / "page.html").as_uri())
