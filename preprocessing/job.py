@@ -161,6 +161,11 @@ class Job:
         """Where a worker leaves the user's error, since runners pass on exceptions each in their own way."""
         return files.join(self.work, f"{kind}{place}")
 
+    def left_error(self, kind: str) -> str | None:
+        """The error that a worker left in a file whose name begins so; the first of several."""
+        left = sorted(name for name in files.names_below(self.work) if name.startswith(kind))
+        return files.read_text(files.join(self.work, left[0])) if left else None
+
 
 def find_inputs(
     patterns: dict[str, list[str]], note: Callable[[str], None], options: ReadOptions = DEFAULTS

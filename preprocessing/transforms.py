@@ -61,6 +61,7 @@ from preprocessing.shards import (
     tokens_schema,
 )
 from preprocessing.sources import Document, Skipped, SourceError, StorageError
+from preprocessing.summary import tell_statistics
 from preprocessing.text import clean, split_lines
 from preprocessing.tokenization import (
     parse_vocabulary,
@@ -454,57 +455,6 @@ def make_manifest(job: Job, notes: Iterable[ShardNote], settlement: Settlement) 
         statistics=statistics,
         created_by=versions(),
     )
-
-
-def _under(counts: Counts, prefix: str) -> dict[str, int]:
-    """The counts whose names begin with prefix/, without it."""
-    return {name.removeprefix(f"{prefix}/"): count for name, count in counts.items() if name.startswith(f"{prefix}/")}
-
-
-def tell_statistics(counts: Counts, lengths: Iterable[int]) -> dict[str, Any]:
-    """The statistics of a manifest, from the counts of both passes."""
-    totals = {name: sum(_under(counts, name).values()) for name in ("kept", "skipped", "documents", "dropped")}
-    collisions = sum(count for name, count in _under(counts, "dropped").items() if name.endswith("/collision"))
-    tokens, unknown = (sum(_under(counts, name).values()) for name in ("tokens", "unknown"))
-    sources = sorted({name.split("/")[1] for name in counts if name.startswith(("kept/", "skipped/"))})
-    return {
-        "documents": {
-            "read": totals["kept"] + totals["skipped"],
-            "in_shards": totals["documents"],
-            "collisions": collisions,
-            "skipped": totals["skipped"] + totals["dropped"] - collisions,
-        },
-        "sentences": sum(_under(counts, "sentences").values()),
-        "tokens": tokens,
-        "unknown_tokens": unknown,
-        "unknown_rate": unknown / max(1, tokens),
-        "pairs": {str(length): _pair_statistics(counts, length) for length in lengths},
-        "sources": {source: _source_statistics(counts, source) for source in sources},
-    }
-
-
-def _pair_statistics(counts: Counts, length: int) -> dict[str, Any]:
-    pairs, true_next, unreached = (_under(counts, f"{name}/{length}") for name in ("pairs", "next", "unreached"))
-    return {
-        split: {
-            "pairs": pairs[split],
-            "is_next": true_next[split],
-            "is_next_rate": true_next[split] / pairs[split],
-            "unreached_tokens": unreached[split],
-        }
-        for split in sorted(pairs)
-    }
-
-
-def _source_statistics(counts: Counts, source: str) -> dict[str, Any]:
-    names = ("documents", "one_sentence", "sentences", "characters", "replaced", "tokens", "unknown")
-    own: dict[str, Any] = {name: counts[f"{name}/{source}"] for name in names}
-    dropped = _under(counts, f"dropped/{source}")
-    return own | {
-        "collisions": dropped.pop("collision", 0),
-        "skipped": dict(sorted((_under(counts, f"skipped/{source}") | dropped).items())),
-        "repeated": {name: counts[f"repeated/{source}/{name}"] for name in ("lines", "sentences", "tokens")},
-    }
 
 
 class WriteManifest(beam.DoFn):
