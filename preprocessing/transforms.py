@@ -1,11 +1,11 @@
 """The Beam transforms of the preprocessing job.
 
-    units -> Tokenize -> unit notes -> FindDrops -> Settle -> one settlement
-                             |                                     |
-                             +------------- Build -----------------+-> shard notes -> Commit
+    units -> Tokenize -> unit notes -> Settle -> one settlement
+                             |                        |
+                             +-------- Build ---------+-> shard notes -> Commit
 
-FindDrops finds what is repeated: by one worker, in files of hashes that the first pass leaves. It takes
-seconds where the passes take hours (a million lines a second), so spreading it would gain nothing.
+Settle finds what is repeated, in files of hashes that the first pass leaves, and then decides the split: by one worker.
+It takes seconds where the passes take hours (a million lines a second), so spreading it would gain nothing.
 
 Tokens never travel through Beam: the first pass leaves them in files, ordered by shard, and what is grouped by shard
 are spans of rows in these files. So memory is bounded by one shard, whatever the engine's shuffle does.
@@ -328,13 +328,13 @@ def _runs(job: Job, folder: str) -> Iterator[Run]:
                 yield Run(unit, batch, documents.get_batch(batch), lines.get_batch(batch))
 
 
-class FindDrops(beam.DoFn):
-    """Totals -> (totals, edges). Where the note is there, this has been done by an earlier run."""
+class Settle(beam.DoFn):
+    """Totals -> Settlement. Where the note of what is dropped is there, an earlier run has searched for it."""
 
     def __init__(self, job: Job):
         self._job = job
 
-    def process(self, totals: Totals) -> Iterator[tuple[Totals, list[Edge]]]:
+    def process(self, totals: Totals) -> Iterator[Settlement]:
         """The totals of the whole corpus, which are there once every unit is done."""
         job = self._job
         note = finished(job.drops_note, job.lost_file, job.repeats_file)
@@ -342,22 +342,12 @@ class FindDrops(beam.DoFn):
             with reporting(job, "drops"):
                 note = find_drops(job)
             files.write_text(job.drops_note, json.dumps(note), job.work)
-        counts, edges = note
+        counts, noted = note
         known = Totals(counts=Counter(counts)).add(totals)
-        yield known, [Edge(split_hash, doc_id, Span(*span)) for split_hash, doc_id, span in edges]
-
-
-class SettleSplit(beam.DoFn):
-    """(totals, edges) -> Settlement."""
-
-    def __init__(self, job: Job):
-        self._job = job
-
-    def process(self, element: tuple[Totals, list[Edge]]) -> Iterator[Settlement]:
-        """What is known of the whole corpus."""
-        totals, edges = element
-        with reporting(self._job, "settle"):
-            yield settle(self._job.layout, totals, edges)
+        edges = [Edge(split_hash, doc_id, Span(*span)) for split_hash, doc_id, span in noted]
+        with reporting(job, "settle"):
+            settlement = settle(job.layout, known, edges)
+        yield settlement
 
 
 def by_shard(spans: dict[str, list[Span]]) -> Iterator[tuple[str, Span]]:
@@ -488,8 +478,7 @@ def build_pipeline(pipeline: beam.Pipeline, job: Job, units: Iterable[Unit]) -> 
         notes
         | "Totals" >> beam.Map(lambda note: note.totals)
         | "Add" >> beam.CombineGlobally(add_totals)
-        | "FindDrops" >> beam.ParDo(FindDrops(job))
-        | "Settle" >> beam.ParDo(SettleSplit(job))
+        | "Settle" >> beam.ParDo(Settle(job))
     )
     spans = notes | "Spans" >> beam.Map(lambda note: note.spans)
     moved = settlement | "Moved" >> beam.Map(lambda settled: settled.moved)
