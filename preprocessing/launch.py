@@ -24,7 +24,8 @@ from preprocessing import files
 from preprocessing import job as jobs
 from preprocessing.contamination import Benchmark, read_benchmark
 from preprocessing.encoder import available_engine
-from preprocessing.job import Input, Job
+from preprocessing.inputs import Input, find_inputs, text_bytes, units_of
+from preprocessing.job import Job
 from preprocessing.options import Arguments, VocabularyRule
 from preprocessing.progress import show_progress
 from preprocessing.sampling import ALL, build_sampling, first_cutoff, sampled_texts
@@ -67,13 +68,13 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
     vocabulary = _identity(tokens, options.lowercase) if tokens else Vocabulary(wanted, "", options.lowercase)
     if tokens:
         _check_case(tokens, options.lowercase, str(arguments.vocabulary))
-    inputs = jobs.find_inputs(arguments.inputs, _note, options.read)
+    inputs = find_inputs(arguments.inputs, _note, options.read)
     job = Job(
         output=output,
         options=options,
         vocabulary=vocabulary,
         layout=jobs.choose_layout(inputs, options, vocabulary.size),
-        units=len(jobs.units_of(inputs)),
+        units=len(units_of(inputs)),
         encoder=arguments.encoder,
         patience=arguments.patience,
     )
@@ -196,9 +197,9 @@ def provide_vocabulary(job: Job, inputs: Sequence[Input], beam_options: Sequence
 def _draw_sample(job: Job, inputs: Sequence[Input], rule: VocabularyRule, beam_options: Sequence[str]) -> list[str]:
     """The texts with the lowest hashes. Where the inputs hold less than it seemed, they are read a second time."""
     budget = rule.sample_bytes
-    units = jobs.units_of(inputs)
+    units = units_of(inputs)
     texts: list[str] = []
-    for cutoff in (first_cutoff(budget, sum(map(jobs.text_bytes, inputs))), ALL):
+    for cutoff in (first_cutoff(budget, sum(map(text_bytes, inputs))), ALL):
         _run_pipeline(job, beam_options, partial(build_sampling, job=job, units=units, budget=budget, cutoff=cutoff))
         texts, filled = sampled_texts(job, budget)
         if filled or cutoff == ALL:
@@ -215,7 +216,7 @@ def execute(job: Job, inputs: Sequence[Input], beam_options: Sequence[str]) -> t
         StuckError: a document takes for ever.
     """
     begun = time.monotonic()
-    _run_pipeline(job, beam_options, partial(build_pipeline, job=job, units=jobs.units_of(inputs)))
+    _run_pipeline(job, beam_options, partial(build_pipeline, job=job, units=units_of(inputs)))
     manifest = files.read_text(files.join(job.output, MANIFEST))
     if manifest is None:
         raise jobs.JobError(f"{job.output}: the engine ended without an error and without a {MANIFEST}; see its log")

@@ -9,7 +9,8 @@ import apache_beam as beam
 import pyarrow as pa
 
 from preprocessing import files
-from preprocessing.job import Job, Unit
+from preprocessing.inputs import Unit
+from preprocessing.job import Job
 from preprocessing.reading import read_inputs
 from preprocessing.sources import Document, Skipped
 from preprocessing.train_vocab import hashed_texts, lowest, sample_hash

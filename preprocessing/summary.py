@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from preprocessing.job import Input
+from preprocessing.inputs import Input
 from preprocessing.schema import Manifest
 from preprocessing.shards import Counts
 

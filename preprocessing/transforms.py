@@ -37,7 +37,8 @@ from preprocessing.contamination import FOUND, Search, shares
 from preprocessing.dedup import LOST, REPEATS, Drops, Run, review
 from preprocessing.encoder import Encoder, EncoderError, Engine
 from preprocessing.fingerprints import fingerprint
-from preprocessing.job import STORAGE, Job, Unit, clear_work, versions
+from preprocessing.inputs import Unit
+from preprocessing.job import STORAGE, Job, clear_work, versions
 from preprocessing.options import Options
 from preprocessing.reading import read_inputs
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardEntry, Vocabulary, token_type

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from preprocessing import files, launch, transforms
-from preprocessing.job import Input, choose_layout, clear, difference, group_units
+from preprocessing.inputs import Input, group_units
+from preprocessing.job import choose_layout, clear, difference
 from preprocessing.make_shards import main
 from preprocessing.options import Arguments, parse
 from preprocessing.schema import Shard, ShardDirectory
@@ -25,7 +26,7 @@ Books = Callable[[Path, int], Path]
 
 @pytest.fixture
 def one_book_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("preprocessing.job.UNIT_BYTES", 1)
+    monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1)
 
 
 @contextlib.contextmanager
@@ -122,7 +123,7 @@ def test_the_same_bytes_in_other_processes_order_places_and_batches(
     shutil.copytree(books, elsewhere)
     backwards = sorted(elsewhere.iterdir(), reverse=True)
     make(tmp_path / "two", "--books", *backwards[:5], "--books", *backwards[5:], "--num-shards", 2, *TWO_PROCESSES)
-    monkeypatch.setattr("preprocessing.job.UNIT_BYTES", 1 << 30)
+    monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1 << 30)
     monkeypatch.setattr("preprocessing.transforms.BATCH_TOKENS", 500)
     make(tmp_path / "three", "--books", books / "*.txt", "--num-shards", 2)
     assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(tmp_path / "three")
