@@ -38,7 +38,7 @@ from preprocessing.tokenization import (
     train_vocabulary,
     vocabulary_text,
 )
-from preprocessing.transforms import build_pipeline, publish_arrow
+from preprocessing.transforms import build_pipeline
 from preprocessing.watchdog import STUCK, Watchdog
 
 LOG_TAIL = 4000  # bytes of Beam's noise that are shown when a job fails
@@ -123,7 +123,7 @@ def with_benchmark(job: Job, folder: str | None) -> tuple[Job, Benchmark | None]
 def place_benchmark(job: Job, benchmark: Benchmark) -> None:
     """Put a benchmark where every worker can read it."""
     for path, batch in zip((job.benchmark_sequences_file, job.benchmark_texts_file), benchmark, strict=True):
-        with publish_arrow(job, path, batch.schema) as writer:
+        with files.publish_arrow(path, job.work, batch.schema) as writer:
             writer.write_batch(batch)
 
 

@@ -14,7 +14,7 @@ from preprocessing.job import Job
 from preprocessing.reading import read_inputs
 from preprocessing.sources import Document, Skipped
 from preprocessing.train_vocab import hashed_texts, lowest, sample_hash
-from preprocessing.transforms import publish_arrow, reporting
+from preprocessing.transforms import reporting
 from preprocessing.watchdog import Watchdog, watching
 
 ALL = 1 << 64  # no hash is as high
@@ -39,7 +39,7 @@ class SampleUnit(beam.DoFn):
         job = self._job
         with reporting(job, f"unit-{unit.number:05d}"), watching(job.work, job.patience) as dog:
             sample = lowest(hashed_texts(self._documents(unit, dog), job.options.seed), self._budget)
-            with publish_arrow(job, job.sample_file(unit.number), SAMPLE) as writer:
+            with files.publish_arrow(job.sample_file(unit.number), job.work, SAMPLE) as writer:
                 for begin in range(0, len(sample), ROWS):
                     hashes, texts = zip(*sample[begin : begin + ROWS], strict=True)
                     arrays = [pa.array(hashes, pa.uint64()), pa.array(texts, pa.large_string())]

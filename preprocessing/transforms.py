@@ -168,7 +168,7 @@ def tokenize_unit(job: Job, unit: Unit) -> UnitNote:
         dog = open_files.enter_context(watching(job.work, job.patience))
         writers = Batch(
             *(
-                open_files.enter_context(publish_arrow(job, path, schema))
+                open_files.enter_context(files.publish_arrow(path, job.work, schema))
                 for path, schema in zip(job.unit_files(unit.number), unit_schemas(job), strict=True)
             )
         )
@@ -192,13 +192,6 @@ def unit_schemas(job: Job) -> Batch:
 def _write(writers: Batch, batch: Batch) -> None:
     for writer, records in zip(writers, batch, strict=True):
         writer.write_batch(records)
-
-
-@contextmanager
-def publish_arrow(job: Job, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatchFileWriter]:
-    """Write an Arrow file that appears whole or not at all."""
-    with files.publish(path, job.work) as sink, pa.ipc.new_file(sink, schema) as writer:
-        yield writer
 
 
 def _encoded(job: Job, unit: Unit, counts: Counts, dog: Watchdog) -> Iterator[EncodedDocument]:
@@ -244,7 +237,7 @@ def _searched(job: Job, unit: Unit, documents: Iterable[Document]) -> Iterator[D
     for document in documents:
         search.look_in(document.text)
         yield document
-    with publish_arrow(job, job.found_file(unit.number), FOUND) as writer:
+    with files.publish_arrow(job.found_file(unit.number), job.work, FOUND) as writer:
         writer.write_batch(search.positions())
 
 
@@ -311,10 +304,10 @@ def find_drops(job: Job) -> DropsNote:
     """Between the passes, once every unit is done: write which documents and lines are dropped."""
     with TemporaryDirectory() as folder:
         found = review(list(_runs(job, folder)), job.options.repeats)
-        with publish_arrow(job, job.repeats_file, REPEATS) as writer:
+        with files.publish_arrow(job.repeats_file, job.work, REPEATS) as writer:
             for batch in found.drop_lines(job.options.min_tokens):
                 writer.write_batch(batch)
-        with publish_arrow(job, job.lost_file, LOST) as writer:
+        with files.publish_arrow(job.lost_file, job.work, LOST) as writer:
             writer.write_batch(found.lost_documents())
         return DropsNote(found.counts(), found.edges())
 
