@@ -29,12 +29,12 @@ def first_cutoff(budget: int, text_bytes: float) -> int:
 
 
 class SampleUnit(beam.DoFn):
-    """Unit -> the bytes of text in its file of sampled documents."""
+    """Unit -> its file of sampled documents."""
 
     def __init__(self, job: Job, budget: int, cutoff: int):
         self._job, self._budget, self._cutoff = job, budget, cutoff
 
-    def process(self, unit: Unit) -> Iterator[int]:
+    def process(self, unit: Unit) -> None:
         """One unit."""
         job = self._job
         with reporting(job, f"unit-{unit.number:05d}"), watching(job.work, job.patience) as dog:
@@ -44,7 +44,6 @@ class SampleUnit(beam.DoFn):
                     hashes, texts = zip(*sample[begin : begin + ROWS], strict=True)
                     arrays = [pa.array(hashes, pa.uint64()), pa.array(texts, pa.large_string())]
                     writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=SAMPLE))
-        yield sum(len(text.encode()) for _, text in sample)
 
     def _documents(self, unit: Unit, dog: Watchdog) -> Iterator[Document | Skipped]:
         seed, cutoff = self._job.options.seed, self._cutoff

@@ -442,22 +442,20 @@ def make_manifest(job: Job, notes: Iterable[ShardNote], settlement: Settlement) 
 
 
 class WriteManifest(beam.DoFn):
-    """All shard notes -> the manifest, written last; yields its path."""
+    """All shard notes -> the manifest, written last."""
 
     def __init__(self, job: Job):
         self._job = job
 
-    def process(self, notes: list[ShardNote], settlement: Settlement) -> Iterator[str]:
+    def process(self, notes: list[ShardNote], settlement: Settlement) -> None:
         """The notes of every shard."""
         job = self._job
         manifest = make_manifest(job, notes, settlement)
         for name, content in tokenizer_files(_job_vocabulary(job), job.vocabulary.lowercase).items():
             with files.publish(files.join(job.output, TOKENIZER, name), job.work) as sink:
                 sink.write(content)
-        path = files.join(job.output, MANIFEST)
-        files.write_text(path, manifest.to_json(), job.work)
+        files.write_text(files.join(job.output, MANIFEST), manifest.to_json(), job.work)
         clear_work(job.output)
-        yield path
 
 
 def build_pipeline(pipeline: beam.Pipeline, job: Job, units: Iterable[Unit]) -> None:
