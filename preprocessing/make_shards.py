@@ -8,12 +8,12 @@ What happens is in preprocessing.transforms; this file is run as a script, so no
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 # Python puts a script's own folder first on the module path, where our inspect.py would hide the standard library's.
-if sys.path and sys.path[0].endswith("preprocessing"):
-    sys.path[0] = sys.path[0].removesuffix("preprocessing") or "."
-
-from collections.abc import Sequence
+if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from preprocessing import launch, options
 from preprocessing.encoder import EncoderError

@@ -4,7 +4,9 @@ import bz2
 import contextlib
 import gzip
 import json
+import runpy
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from preprocessing.make_shards import main
 from preprocessing.options import Arguments, parse
 from preprocessing.schema import Shard, ShardDirectory
 from preprocessing.shards import shard_sentences
+from tests.conftest import ROOT
 from tests.preprocessing.maker import Maker, contents
 
 TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
@@ -444,6 +447,16 @@ def test_an_interruption_says_how_to_go_on(
         make(tmp_path / "out", "--books", books / "*.txt")
     assert caught.value.code == 130
     assert "goes on" in capsys.readouterr().err
+
+
+def test_of_the_module_path_only_the_script_s_own_folder_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder, checkout = ROOT / "preprocessing", tmp_path / "bert-preprocessing"
+    for first, then in ((folder, ROOT), (checkout, checkout)):
+        monkeypatch.setattr(sys, "path", [str(first), *sys.path])
+        runpy.run_path(str(folder / "make_shards.py"))
+        assert sys.path[0] == str(then)
 
 
 def test_differences_are_told_in_words() -> None:
