@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from preprocessing.inputs import find_inputs, units_of
+from preprocessing.inputs import Input, find_inputs, group_units, units_of
 from preprocessing.schema import ShardDirectory, pairs_column
 from preprocessing.sources import Part, ReadOptions, SourceError
 from preprocessing.sources.registry import SOURCES
@@ -301,3 +301,11 @@ def test_a_vocabulary_above_65536_entries_makes_wide_tokens(make: Maker, real_da
         assert shard.table.schema.field("tokens").type.value_type == pa.uint32()
         assert shard.table.schema.names[-1] == pairs_column(128)
     assert max(int(opened.shard(entry).tokens.max()) for entry in opened.manifest.shards) > 1 << 16
+
+
+def test_small_inputs_are_read_together() -> None:
+    inputs = [Input("books", f"{number}.txt", 1 << 20, "/x") for number in range(10)]
+    inputs.append(Input("wikipedia", "w.xml", 1 << 30, "/x"))
+    units = group_units(inputs)
+    assert [len(unit.inputs) for unit in units] == [4, 4, 2, 1]
+    assert [unit.number for unit in units] == [0, 1, 2, 3]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from preprocessing import files, launch, transforms
-from preprocessing.inputs import Input, group_units
+from preprocessing.inputs import Input
 from preprocessing.job import choose_layout, clear, difference
 from preprocessing.make_shards import main
 from preprocessing.options import Arguments, parse
@@ -412,14 +412,6 @@ def test_the_number_of_shards_is_a_function_of_sizes() -> None:
     assert train_shards(*huge) == 1  # no more shards than documents can fill
     assert choose_layout([dump], parsed("--validation-fraction", "0").options, 30522).validation_shards == 0
     assert choose_layout([dump], parsed("--num-shards", "7").options, 30522).train_shards == 7
-
-
-def test_small_inputs_are_read_together() -> None:
-    inputs = [Input("books", f"{number}.txt", 1 << 20, "/x") for number in range(10)]
-    inputs.append(Input("wikipedia", "w.xml", 1 << 30, "/x"))
-    units = group_units(inputs)
-    assert [len(unit.inputs) for unit in units] == [4, 4, 2, 1]
-    assert [unit.number for unit in units] == [0, 1, 2, 3]
 
 
 def test_lost_documents_are_noticed(make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
