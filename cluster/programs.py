@@ -139,7 +139,9 @@ def read_chain(arguments: dict[Name, Sequence[str]]) -> list[Program]:
         _with_default(_with_default(arguments["eval"], "--checkpoint", export), "--shards", preprocess.output)
     )
     made = (preprocess.output / MANIFEST, export)
-    later = [replace(step, reads=tuple(set(step.reads) - set(made))) for step in (pretrain, evaluate)]
+    later = [
+        replace(step, reads=tuple(path for path in step.reads if path not in made)) for step in (pretrain, evaluate)
+    ]
     return [preprocess, *later]
 
 

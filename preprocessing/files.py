@@ -335,6 +335,13 @@ def local_copy(path: str, folder: str) -> str:
 
 
 @contextmanager
+def publish_arrow(path: str, scratch: str, schema: pa.Schema) -> Iterator[pa.RecordBatchFileWriter]:
+    """Write an Arrow file that appears whole or not at all; see publish."""
+    with publish(path, scratch) as sink, pa.ipc.new_file(sink, schema) as writer:
+        yield writer
+
+
+@contextmanager
 def open_arrow(path: str) -> Iterator[pa.RecordBatchFileReader]:
     """Open an Arrow file, memory-mapped where it is local."""
     if is_remote(path):

@@ -86,7 +86,7 @@ def _long_lines(text: str, line_sentences: Sequence[int], sentence_ends: np.ndar
 
 
 @cache
-def _no_words_yet() -> dict[str, int]:
+def _known_words() -> dict[str, int]:
     """The words met by this process, with their hashes."""
     return {}
 
@@ -96,7 +96,7 @@ def word_sequences(text: str, words: int) -> np.ndarray:
 
     A text of fewer words is one sequence.
     """
-    known = _no_words_yet()
+    known = _known_words()
     if len(known) > _REMEMBERED_WORDS:
         known.clear()
     found = _WORD.findall(text.casefold())

@@ -13,49 +13,14 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from preprocessing.schema import (
-    MANIFEST,
-    SPECIAL_TOKENS_OF_A_PAIR,
-    SPECIAL_TOKENS_OF_A_SINGLE,
-    Manifest,
-    Pairs,
-    Shard,
-    ShardDirectory,
-    ShardError,
-    Split,
-)
-from preprocessing.shards import count_by_row
-from preprocessing.tokenization import VOCABULARY_FILE, VocabularyError, load_tokenizer, load_vocabulary, special_ids
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-LENGTH_BINS = np.geomspace(1, 2**31, 31 * 4 + 1)  # of documents: four to each doubling
-UNKNOWN_BINS = np.array([0, 1e-10, 1e-4, 1e-3, 1e-2, 1e-1, 1])
-UNKNOWN_LABELS = ("none", "to 0.01%", "to 0.1%", "to 1%", "to 10%", "more")
-DOCUMENTS, PAIRS, UNKNOWN = "document_length.png", "pair_length.png", "unknown_share.png"
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: for all eyes
-_STYLE = {
-    "font.size": 12,
-    "axes.titlesize": 13,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#E4E4E4",
-    "legend.frameon": False,
-}
-
+from preprocessing.schema import MANIFEST, Manifest, Pairs, Shard, ShardDirectory, ShardError, Split
+from preprocessing.tokenization import VocabularyError, load_tokenizer
 
 # --- Tables ---
 
@@ -192,145 +157,6 @@ def tell_pairs(pairs: Iterable[Sampled], tokenizer: Any) -> Iterator[str]:
         yield ""
 
 
-# --- Histograms ---
-
-
-def _counter() -> dict[str, np.ndarray]:
-    return defaultdict(lambda: np.zeros(0, dtype=np.int64))
-
-
-@dataclass
-class Histograms:
-    """What the shards hold, counted.
-
-    Attributes:
-        document_lengths: source -> documents by LENGTH_BINS of tokens.
-        unknown_shares: source -> documents by UNKNOWN_BINS of their share of unknown tokens.
-        pair_lengths: sequence length -> pairs by number of tokens, special ones included, [sequence length + 1].
-        sums: totals by name, for the means that the figures tell.
-    """
-
-    document_lengths: dict[str, np.ndarray] = field(default_factory=_counter)
-    unknown_shares: dict[str, np.ndarray] = field(default_factory=_counter)
-    pair_lengths: dict[int, np.ndarray] = field(default_factory=dict)
-    sums: Counter[str] = field(default_factory=Counter)
-
-    def add(self, shard: Shard, sequence_lengths: Iterable[int], unknown_id: int) -> None:
-        """Count a shard."""
-        lengths = np.diff(shard.token_offsets)
-        unknown = count_by_row(shard.tokens, shard.token_offsets, unknown_id)
-        sources = np.array(shard.table.column("source").to_pylist())
-        for source in sorted(set(sources.tolist())):
-            own = sources == source
-            _add(self.document_lengths, source, np.histogram(lengths[own], LENGTH_BINS)[0])
-            _add(self.unknown_shares, source, np.histogram(unknown[own] / lengths[own], UNKNOWN_BINS)[0])
-            self.sums.update(
-                {f"tokens/{source}": int(lengths[own].sum()), f"unknown/{source}": int(unknown[own].sum())}
-            )
-        for length in sequence_lengths:
-            pairs = shard.pairs(length)
-            b = pairs.b_end - pairs.b_begin
-            special = np.where(b > 0, SPECIAL_TOKENS_OF_A_PAIR, SPECIAL_TOKENS_OF_A_SINGLE)
-            counts = np.bincount(pairs.a_end - pairs.a_begin + b + special, minlength=length + 1)
-            self.pair_lengths[length] = self.pair_lengths.get(length, 0) + counts
-
-
-def _add(counts: dict[str, np.ndarray], name: str, more: np.ndarray) -> None:
-    counts[name] = counts[name] + more if len(counts[name]) else more
-
-
-def count_all(shards: ShardDirectory) -> Histograms:
-    """Read every shard and count."""
-    histograms = Histograms()
-    unknown_id = special_ids(load_vocabulary(shards.tokenizer / VOCABULARY_FILE)).unknown
-    for entry in shards.manifest.shards:
-        histograms.add(shards.shard(entry), shards.manifest.sequence_lengths, unknown_id)
-    return histograms
-
-
-def draw(histograms: Histograms, folder: Path) -> list[Path]:
-    """Draw the histograms into a folder; returns the files."""
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = []
-    for name, fill in ((DOCUMENTS, _draw_documents), (PAIRS, _draw_pairs), (UNKNOWN, _draw_unknown)):
-        with mpl.rc_context(_STYLE):
-            figure = Figure(figsize=(9, 4.5), dpi=120, layout="constrained")
-            FigureCanvasAgg(figure)
-            fill(figure.add_subplot(), histograms)
-            drawn.append(folder / name)
-            figure.savefig(drawn[-1])
-    return drawn
-
-
-def _steps(axes: Axes, edges: np.ndarray, series: dict[str, np.ndarray]) -> None:
-    """Some histograms as outlines over each other, each as shares of its own whole."""
-    for colour, (label, counts) in zip(_COLOURS * len(series), series.items(), strict=False):
-        shares = counts / max(1, counts.sum())
-        axes.stairs(shares, edges, fill=True, color=colour, alpha=0.15)
-        axes.stairs(shares, edges, color=colour, linewidth=1.8, label=label)
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-
-
-def _percent(axes: Axes) -> None:
-    from matplotlib.ticker import FuncFormatter
-
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
-    axes.grid(axis="x", visible=False)
-
-
-def _draw_documents(axes: Axes, histograms: Histograms) -> None:
-    from matplotlib.ticker import FuncFormatter
-
-    series = {
-        f"{source}\n{counts.sum():,} documents,\n{histograms.sums[f'tokens/{source}'] / counts.sum():,.0f} tokens each":
-        counts for source, counts in sorted(histograms.document_lengths.items())
-    }  # fmt: skip
-    used = np.flatnonzero(sum(series.values()))
-    low, high = used[0], used[-1] + 1
-    _steps(axes, LENGTH_BINS[low : high + 1], {label: counts[low:high] for label, counts in series.items()})
-    axes.set_xscale("log")
-    axes.set(title="Length of documents", xlabel="tokens", ylabel="share of the source's documents")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    _percent(axes)
-
-
-def _draw_pairs(axes: Axes, histograms: Histograms) -> None:
-    series = {}
-    for length, counts in sorted(histograms.pair_lengths.items()):
-        bins = np.add.reduceat(counts, np.linspace(0, length + 1, 33).astype(int)[:-1])
-        label = f"for {length}\n{counts.sum():,} pairs,\n{counts[-1] / max(1, counts.sum()):.0%} of full length"
-        series[label] = bins
-    _steps(axes, np.linspace(0, 1, 33), series)
-    axes.set_yscale("log")
-    axes.set(title="Length of pairs", xlabel="length, as a share of the sequence length", ylabel="share of the pairs")
-    _percent(axes)
-    axes.set_xlim(0, 1)
-    axes.set_ylim(1e-4, 1)
-    axes.xaxis.set_major_formatter(axes.yaxis.get_major_formatter())
-
-
-def _draw_unknown(axes: Axes, histograms: Histograms) -> None:
-    width = 0.8 / max(1, len(histograms.unknown_shares))
-    for number, (source, counts) in enumerate(sorted(histograms.unknown_shares.items())):
-        of_all = histograms.sums[f"unknown/{source}"] / histograms.sums[f"tokens/{source}"]
-        places = np.arange(len(counts)) + (number + 0.5) * width - 0.4
-        label = f"{source}\n{of_all:.4%} of all tokens"
-        bars = axes.bar(
-            places, counts / counts.sum(), width * 0.92, label=label, color=_COLOURS[number % len(_COLOURS)]
-        )
-        axes.bar_label(bars, ["", *(f"{count:,}" if count else "" for count in counts[1:])], fontsize=9, padding=1)
-    axes.set_yscale("log")
-    axes.set_ylim(1e-4, 2)
-    axes.set_xticks(np.arange(len(UNKNOWN_LABELS)), UNKNOWN_LABELS)
-    axes.set(title="Unknown tokens", xlabel="share of a document's tokens", ylabel="share of the source's documents")
-    _percent(axes)
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-
-
 # --- The command ---
 
 
@@ -378,6 +204,8 @@ def run(argv: Sequence[str]) -> None:
         print()
         print(*tell_pairs(sample(shards, found.sample, found.split, found.seed), tokenizer), sep="\n")
     if found.histograms:
+        from preprocessing.histograms import count_all, draw  # only here is matplotlib needed
+
         try:
             print("\nDrawn:", *draw(count_all(shards), found.histograms), sep="\n  ")
         except OSError as error:

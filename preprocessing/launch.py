@@ -1,4 +1,4 @@
-"""Starting a preprocessing job and telling its user how it goes."""
+"""A preprocessing job from its command line to its end: prepared, begun, run, and its failures told."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import logging
 import os
 import sys
 import tempfile
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,8 +24,10 @@ from preprocessing import files
 from preprocessing import job as jobs
 from preprocessing.contamination import Benchmark, read_benchmark
 from preprocessing.encoder import available_engine
-from preprocessing.job import Input, Job
+from preprocessing.inputs import Input, find_inputs, text_bytes, units_of
+from preprocessing.job import Job
 from preprocessing.options import Arguments, VocabularyRule
+from preprocessing.progress import show_progress
 from preprocessing.sampling import ALL, build_sampling, first_cutoff, sampled_texts
 from preprocessing.schema import MANIFEST, Manifest, ShardDirectory, Vocabulary
 from preprocessing.sources import SourceError
@@ -38,16 +38,11 @@ from preprocessing.tokenization import (
     train_vocabulary,
     vocabulary_text,
 )
-from preprocessing.transforms import build_pipeline, publish_arrow
+from preprocessing.transforms import build_pipeline
 from preprocessing.watchdog import STUCK, Watchdog
 
-PROGRESS_SECONDS = 1.0  # between two looks at the work folder
 LOG_TAIL = 4000  # bytes of Beam's noise that are shown when a job fails
-STRANGE_UNKNOWN_RATE = 0.05
 CASE_SHARE = 0.01  # of a vocabulary's entries: uncased ones have a stray few with upper case
-STUCK_CODE = 1  # exit code when a document takes for ever
-QUIET_SECONDS = 3.0  # as PROGRESS_SECONDS, where stderr is no terminal
-PROGRESS_LINE_SECONDS = 30.0  # between two lines where stderr is no terminal
 
 
 class StuckError(RuntimeError):
@@ -73,13 +68,13 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
     vocabulary = _identity(tokens, options.lowercase) if tokens else Vocabulary(wanted, "", options.lowercase)
     if tokens:
         _check_case(tokens, options.lowercase, str(arguments.vocabulary))
-    inputs = jobs.find_inputs(arguments.inputs, _note, options.read)
+    inputs = find_inputs(arguments.inputs, _note, options.read)
     job = Job(
         output=output,
         options=options,
         vocabulary=vocabulary,
         layout=jobs.choose_layout(inputs, options, vocabulary.size),
-        units=len(jobs.units_of(inputs)),
+        units=len(units_of(inputs)),
         encoder=arguments.encoder,
         patience=arguments.patience,
     )
@@ -128,7 +123,7 @@ def with_benchmark(job: Job, folder: str | None) -> tuple[Job, Benchmark | None]
 def place_benchmark(job: Job, benchmark: Benchmark) -> None:
     """Put a benchmark where every worker can read it."""
     for path, batch in zip((job.benchmark_sequences_file, job.benchmark_texts_file), benchmark, strict=True):
-        with publish_arrow(job, path, batch.schema) as writer:
+        with files.publish_arrow(path, job.work, batch.schema) as writer:
             writer.write_batch(batch)
 
 
@@ -187,8 +182,12 @@ def provide_vocabulary(job: Job, inputs: Sequence[Input], beam_options: Sequence
         except VocabularyError:
             jobs.clear(job.output)
             raise
-        with _storage_told(job):
+        try:
             _write_vocabulary(job, tokens)
+        except OSError as error:
+            if files.is_full(error):
+                raise jobs.JobError(files.FULL.format(job.output)) from error
+            raise
         files.remove(job.work, [name for name in files.names_below(job.work) if name.startswith("sample-")])
     else:
         tokens = parse_vocabulary(text, job.vocabulary_file)
@@ -198,9 +197,9 @@ def provide_vocabulary(job: Job, inputs: Sequence[Input], beam_options: Sequence
 def _draw_sample(job: Job, inputs: Sequence[Input], rule: VocabularyRule, beam_options: Sequence[str]) -> list[str]:
     """The texts with the lowest hashes. Where the inputs hold less than it seemed, they are read a second time."""
     budget = rule.sample_bytes
-    units = jobs.units_of(inputs)
+    units = units_of(inputs)
     texts: list[str] = []
-    for cutoff in (first_cutoff(budget, sum(map(jobs.text_bytes, inputs))), ALL):
+    for cutoff in (first_cutoff(budget, sum(map(text_bytes, inputs))), ALL):
         _run_pipeline(job, beam_options, partial(build_sampling, job=job, units=units, budget=budget, cutoff=cutoff))
         texts, filled = sampled_texts(job, budget)
         if filled or cutoff == ALL:
@@ -208,8 +207,8 @@ def _draw_sample(job: Job, inputs: Sequence[Input], rule: VocabularyRule, beam_o
     return texts
 
 
-def execute(job: Job, inputs: Sequence[Input], beam_options: Sequence[str]) -> float:
-    """Make the shards; returns the seconds it took.
+def execute(job: Job, inputs: Sequence[Input], beam_options: Sequence[str]) -> tuple[Manifest, float]:
+    """Make the shards; returns their manifest and the seconds it took.
 
     Raises:
         SourceError: an input that can't be read, or a corpus that can't be sharded as asked, wherever that was found.
@@ -217,10 +216,11 @@ def execute(job: Job, inputs: Sequence[Input], beam_options: Sequence[str]) -> f
         StuckError: a document takes for ever.
     """
     begun = time.monotonic()
-    _run_pipeline(job, beam_options, partial(build_pipeline, job=job, units=jobs.units_of(inputs)))
-    if files.read_text(files.join(job.output, MANIFEST)) is None:
+    _run_pipeline(job, beam_options, partial(build_pipeline, job=job, units=units_of(inputs)))
+    manifest = files.read_text(files.join(job.output, MANIFEST))
+    if manifest is None:
         raise jobs.JobError(f"{job.output}: the engine ended without an error and without a {MANIFEST}; see its log")
-    return time.monotonic() - begun
+    return Manifest.from_json(manifest, job.output), time.monotonic() - begun
 
 
 def _run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.Pipeline], None]) -> None:
@@ -231,38 +231,23 @@ def _run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.P
     # A timed flush of Beam's data channel races with its writer and drops elements; 0 turns it off.
     worker_handlers.DATA_BUFFER_TIME_LIMIT_MS = 0
     embedded = options.view_as(StandardOptions).runner == "FnApiRunner"
-    with _quiet(embedded) as terminal, _progress(job, terminal):
+    with _quiet(embedded) as terminal, show_progress(job, terminal):
         try:
             pipeline = beam.Pipeline(options=options)
             build(pipeline)
             pipeline.run().wait_until_finish()
         except Exception as error:
-            if reason := _left_error(job, STUCK):
+            if reason := job.left_error(STUCK):
                 raise StuckError(reason) from error
-            if reason := _left_error(job, jobs.STORAGE):
+            if reason := job.left_error(jobs.STORAGE):
                 raise jobs.JobError(reason) from error
             if files.is_full(error):
                 raise jobs.JobError(files.FULL.format(job.output)) from error
-            if reason := _left_error(job, jobs.ERROR):
+            if reason := job.left_error(jobs.ERROR):
                 # What is wrong with the inputs or the options changes with them, and so what was made is of no use.
                 jobs.clear(job.output)
                 raise SourceError(reason) from error
             raise
-
-
-@contextmanager
-def _storage_told(job: Job) -> Iterator[None]:
-    """Tell a full disk in a line."""
-    try:
-        yield
-    except OSError as error:
-        raise jobs.JobError(files.FULL.format(job.output)) if files.is_full(error) else error from error
-
-
-def _left_error(job: Job, kind: str) -> str | None:
-    """The error that a worker left in a file whose name begins so; the first of several."""
-    left = sorted(name for name in files.names_below(job.work) if name.startswith(kind))
-    return files.read_text(files.join(job.work, left[0])) if left else None
 
 
 @contextmanager
@@ -296,121 +281,3 @@ def _quiet(embedded: bool) -> Iterator[IO[str]]:
             logging.getLogger("apache_beam").setLevel(level)
             Watchdog.terminal = None
             os.dup2(saved, 2)
-
-
-@contextmanager
-def _progress(job: Job, terminal: IO[str]) -> Iterator[None]:
-    """Say on the terminal how far the job is, from the notes in its work folder: any engine, any worker."""
-    done = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(job, terminal, done), daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()
-
-
-def _watch(job: Job, terminal: IO[str], done: threading.Event) -> None:
-    begun = told = time.monotonic()
-    live, progress = terminal.isatty(), Progress(job)
-    while not done.wait(PROGRESS_SECONDS if live else QUIET_SECONDS):
-        if reason := _left_error(job, STUCK):
-            # The worker is dead, and not every engine notices.
-            terminal.write(f"make_shards: error: {reason}\n")
-            terminal.flush()
-            os._exit(STUCK_CODE)
-        now = time.monotonic()
-        if live or now - told >= PROGRESS_LINE_SECONDS:
-            told = now
-            line = progress.line(now - begun)
-            terminal.write(f"\r\033[K{line}" if live else f"{line}\n")
-            terminal.flush()
-    if live:
-        terminal.write("\r\033[K")
-
-
-class Progress:
-    """How far a job is, by the notes in its work folder; each is read once."""
-
-    def __init__(self, job: Job):
-        self._job = job
-        self._parts: set[str] = set()
-        self._counts: Counter[str] = Counter()
-        self._look()
-        self._characters_before = self._total("characters")  # an earlier run's, which took none of this one's time
-
-    def _look(self) -> int:
-        """Read the new notes of parts; returns how many shards are built."""
-        notes = [name for name in files.names_below(self._job.work) if name.endswith(".json")]
-        for name in {name for name in notes if name.startswith("tokens-")} - self._parts:
-            # At its very end a job removes its notes.
-            if (note := files.read_json(files.join(self._job.work, name))) is not None:
-                self._parts.add(name)
-                self._counts.update(note["totals"]["counts"])
-        return sum("shard-" in name for name in notes)
-
-    def _total(self, count: str) -> int:
-        return sum(number for name, number in self._counts.items() if name.startswith(f"{count}/"))
-
-    def line(self, seconds: float) -> str:
-        """What there is to tell after so many seconds."""
-        built, job = self._look(), self._job
-        skipped = self._total("skipped")
-        rate = (self._total("characters") - self._characters_before) / 1e6 / seconds
-        minutes, rest = divmod(int(seconds), 60)
-        shards = job.layout.train_shards + job.layout.validation_shards
-        return (
-            f"{minutes}:{rest:02d}  read {len(self._parts)}/{job.units} parts, "
-            f"{self._total('kept') + skipped:,} documents ({skipped:,} skipped), {rate:.2f} M characters/s; "
-            f"built {built}/{shards} shards"
-        )
-
-
-def summary(output: str, inputs: Sequence[Input], seconds: float) -> str:
-    """What a finished job says: what was read, what was dropped, what was made."""
-    manifest = Manifest.from_json(files.read_text(files.join(output, MANIFEST)) or "", output)
-    statistics, documents = manifest.statistics, manifest.statistics["documents"]
-    size = sum(entry.bytes for entry in manifest.shards)
-    counts = {split: len(manifest.split(split)) for split in ("train", "validation")}  # type: ignore[arg-type]
-    characters = sum(source["characters"] for source in statistics["sources"].values())
-    lines = [
-        f"{output}: done in {seconds:.1f} s",
-        f"  inputs     {len(inputs):,} files, {sum(file.bytes for file in inputs) / 1e6:,.1f} MB",
-        f"  documents  {documents['in_shards']:,} ({documents['skipped']:,} skipped, "
-        f"{documents['collisions']:,} older versions of a document (same id) dropped)",
-        f"  text       {statistics['sentences']:,} sentences, {characters / 1e6:,.1f} M characters "
-        f"({characters / 1e6 / seconds:.2f} M/s)",
-        f"  tokens     {statistics['tokens']:,}, {statistics['unknown_rate']:.3%} unknown",
-    ]
-    if rule := manifest.options["train_vocabulary"]:
-        entries, wanted = manifest.vocabulary.size, rule["size"]
-        fewer = f" ({wanted:,} wanted; the corpus has no more)" if entries < wanted else ""
-        lines.append(f"  vocabulary {entries:,} entries{fewer}")
-    for length, splits in statistics["pairs"].items():
-        next_rate = " ({:.1%} next)" if manifest.options["pairs"]["next_sentence"] else ", single segments"
-        told = ", ".join(f"{n['pairs']:,} {split}{next_rate.format(n['is_next_rate'])}" for split, n in splits.items())
-        unreached = sum(n["unreached_tokens"] for n in splits.values()) / max(1, statistics["tokens"])
-        lines.append(f"  pairs {length:>4} {told}; {unreached:.1%} of tokens in no pair")
-    skipped = [source["skipped"] for source in statistics["sources"].values()]
-    if manifest.options["validation_fraction"] and not manifest.split("validation"):
-        lines.append("  no validation split: it needs at least four documents")
-    reasons = [f"{count:,} {reason}" for source in skipped for reason, count in source.items()]
-    if reasons:
-        lines.append(f"  skipped    {', '.join(reasons)}")
-    if replaced := sum(source["replaced"] for source in statistics["sources"].values()):
-        lines.append(f"  replaced   {replaced:,} places that were not UTF-8")
-    repeated = Counter[str]()
-    for source in statistics["sources"].values():
-        repeated.update(source["repeated"])
-    if repeated["lines"]:
-        lines.append(f"  repeated   {repeated['lines']:,} lines dropped, {repeated['tokens']:,} tokens")
-    for name, told in statistics.get("contamination", {}).items():
-        lines.append(f"  benchmark  {name}: {told['in_corpus']:,} of {told['texts']:,} texts are in the corpus")
-    lines.append(
-        f"  shards     {counts['train']} train, {counts['validation']} validation, {size / 1e6:,.1f} MB, "
-        f"{size / max(1, statistics['tokens']):.2f} bytes a token"
-    )
-    if statistics["unknown_rate"] > STRANGE_UNKNOWN_RATE:
-        lines.append("  this many unknown tokens suggest the wrong vocabulary, or a wrong --cased")
-    return "\n".join(lines)

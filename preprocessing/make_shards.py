@@ -8,12 +8,12 @@ What happens is in preprocessing.transforms; this file is run as a script, so no
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 # Python puts a script's own folder first on the module path, where our inspect.py would hide the standard library's.
-if sys.path and sys.path[0].endswith("preprocessing"):
-    sys.path[0] = sys.path[0].removesuffix("preprocessing") or "."
-
-from collections.abc import Sequence
+if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from preprocessing import launch, options
 from preprocessing.encoder import EncoderError
@@ -22,7 +22,9 @@ from preprocessing.job import JobError
 from preprocessing.schema import ShardError
 from preprocessing.shards import ShardingError
 from preprocessing.sources import SourceError, StorageError
+from preprocessing.summary import summary
 from preprocessing.tokenization import VocabularyError
+from preprocessing.watchdog import STUCK_CODE
 
 
 def run(argv: Sequence[str]) -> None:
@@ -41,8 +43,8 @@ def run(argv: Sequence[str]) -> None:
     if benchmark:
         launch.place_benchmark(job, benchmark)
     job = launch.provide_vocabulary(job, inputs, arguments.beam)
-    seconds = launch.execute(job, inputs, arguments.beam)
-    print(launch.summary(output, inputs, seconds))
+    manifest, seconds = launch.execute(job, inputs, arguments.beam)
+    print(summary(manifest, output, inputs, seconds))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(2) from error
     except launch.StuckError as error:
         print(f"make_shards: error: {error}", file=sys.stderr)
-        raise SystemExit(launch.STUCK_CODE) from error
+        raise SystemExit(STUCK_CODE) from error
     except KeyboardInterrupt:
         print("make_shards: interrupted; the same command goes on with this job", file=sys.stderr)
         raise SystemExit(130) from None

@@ -1,5 +1,7 @@
 """Next-sentence prediction: the pairs of one document; pure.
 
+This is the definition: nsp_lanes draws many passes at once, the same pairs.
+
 The meaning is that of create_instances_from_document in google-research/bert. A document is cut into chunks of whole
 sentences that reach a target length. A chunk's first sentences, a random number of them, are segment A; segment B is
 the rest of the chunk, or with probability 1/2 (always, where the chunk is one sentence) sentences of another

@@ -197,6 +197,58 @@ def add_sample_bytes(group: argparse._ArgumentGroup, option: str) -> None:
     )
 
 
+def parser() -> OneLineParser:
+    """The parser of our own options."""
+    parser = OneLineParser(
+        prog="make_shards",
+        usage="beam run preprocessing/make_shards.py INPUTS (--vocab FILE | --train-vocab N) --output DIR [options]",
+        description="Turn Wikipedia dumps, books and other texts into shards of tokenized documents with next-sentence "
+        "pairs, for pretraining BERT.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_input_arguments(parser)
+    _add_tokens(parser)
+    _add_repeats(parser)
+    _add_pairs(parser)
+    _add_output(parser)
+    return parser
+
+
+def _add_tokens(parser: argparse.ArgumentParser) -> None:
+    """The options that say how text becomes tokens."""
+    tokens = parser.add_argument_group("tokens")
+    vocabulary = tokens.add_mutually_exclusive_group(required=True)
+    vocabulary.add_argument("--vocab", metavar="FILE", help="WordPiece vocabulary, one token a line")
+    vocabulary.add_argument(
+        "--train-vocab", type=whole_number(1), metavar="N", help="first train a vocabulary of N entries on the inputs"
+    )
+    add_sample_bytes(tokens, "--vocab-sample-bytes")
+    tokens.add_argument("--cased", action="store_true", help="keep case and accents, for a cased vocabulary")
+    tokens.add_argument(
+        "--language",
+        type=_language,
+        default="en",
+        metavar="CODE",
+        help="whose rules split sentences (default: %(default)s)",
+    )
+    tokens.add_argument(
+        "--min-tokens",
+        type=whole_number(1),
+        default=1,
+        metavar="N",
+        help="pass over shorter documents (default: %(default)s, which passes over empty ones)",
+    )
+    tokens.add_argument(
+        "--encoder",
+        choices=["auto", "nanotoken", "words"],
+        default="auto",
+        help="what makes the ids: nanotoken, or words and their ids remembered; both give the ids of `tokenizers`, "
+        "which is checked (default: nanotoken where it is installed)",
+    )
+
+
 def _add_repeats(parser: argparse.ArgumentParser) -> None:
     """The options that say which repetitions are dropped."""
     repeats = parser.add_argument_group("what is dropped because the corpus has it twice")
@@ -230,48 +282,8 @@ def _add_repeats(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def parser() -> OneLineParser:
-    """The parser of our own options."""
-    parser = OneLineParser(
-        prog="make_shards",
-        usage="beam run preprocessing/make_shards.py INPUTS (--vocab FILE | --train-vocab N) --output DIR [options]",
-        description="Turn Wikipedia dumps, books and other texts into shards of tokenized documents with next-sentence "
-        "pairs, for pretraining BERT.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add_input_arguments(parser)
-    tokens = parser.add_argument_group("tokens")
-    vocabulary = tokens.add_mutually_exclusive_group(required=True)
-    vocabulary.add_argument("--vocab", metavar="FILE", help="WordPiece vocabulary, one token a line")
-    vocabulary.add_argument(
-        "--train-vocab", type=whole_number(1), metavar="N", help="first train a vocabulary of N entries on the inputs"
-    )
-    add_sample_bytes(tokens, "--vocab-sample-bytes")
-    tokens.add_argument("--cased", action="store_true", help="keep case and accents, for a cased vocabulary")
-    tokens.add_argument(
-        "--language",
-        type=_language,
-        default="en",
-        metavar="CODE",
-        help="whose rules split sentences (default: %(default)s)",
-    )
-    tokens.add_argument(
-        "--min-tokens",
-        type=whole_number(1),
-        default=1,
-        metavar="N",
-        help="pass over shorter documents (default: %(default)s, which passes over empty ones)",
-    )
-    tokens.add_argument(
-        "--encoder",
-        choices=["auto", "nanotoken", "words"],
-        default="auto",
-        help="what makes the ids: nanotoken, or words and their ids remembered; both give the ids of `tokenizers`, "
-        "which is checked (default: nanotoken where it is installed)",
-    )
-    _add_repeats(parser)
+def _add_pairs(parser: argparse.ArgumentParser) -> None:
+    """The options that say how pairs are drawn."""
     pairs = parser.add_argument_group("pairs")
     pairs.add_argument(
         "--sequence-lengths",
@@ -306,6 +318,10 @@ def parser() -> OneLineParser:
         action="store_true",
         help="draw single segments with no next sentence, for training without that task",
     )
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    """The options of the shards as a whole, and of the job that writes them."""
     output = parser.add_argument_group("output")
     output.add_argument("--output", required=True, metavar="DIR", help="the shard directory")
     output.add_argument(
@@ -334,7 +350,6 @@ def parser() -> OneLineParser:
     output.add_argument(
         "--overwrite", action="store_true", help="first remove the shards that an earlier job left in DIR"
     )
-    return parser
 
 
 def parse(argv: Sequence[str]) -> Arguments:

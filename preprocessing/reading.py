@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from preprocessing import files
-from preprocessing.job import Input
+from preprocessing.inputs import Input
 from preprocessing.sources import (
     DEFAULTS,
     MAX_DOCUMENT,

@@ -9,11 +9,12 @@ import apache_beam as beam
 import pyarrow as pa
 
 from preprocessing import files
-from preprocessing.job import Job, Unit
+from preprocessing.inputs import Unit
+from preprocessing.job import Job
 from preprocessing.reading import read_inputs
 from preprocessing.sources import Document, Skipped
 from preprocessing.train_vocab import hashed_texts, lowest, sample_hash
-from preprocessing.transforms import publish_arrow, reporting
+from preprocessing.transforms import reporting
 from preprocessing.watchdog import Watchdog, watching
 
 ALL = 1 << 64  # no hash is as high
@@ -28,22 +29,21 @@ def first_cutoff(budget: int, text_bytes: float) -> int:
 
 
 class SampleUnit(beam.DoFn):
-    """Unit -> the bytes of text in its file of sampled documents."""
+    """Unit -> its file of sampled documents."""
 
     def __init__(self, job: Job, budget: int, cutoff: int):
         self._job, self._budget, self._cutoff = job, budget, cutoff
 
-    def process(self, unit: Unit) -> Iterator[int]:
+    def process(self, unit: Unit) -> None:
         """One unit."""
         job = self._job
         with reporting(job, f"unit-{unit.number:05d}"), watching(job.work, job.patience) as dog:
             sample = lowest(hashed_texts(self._documents(unit, dog), job.options.seed), self._budget)
-            with publish_arrow(job, job.sample_file(unit.number), SAMPLE) as writer:
+            with files.publish_arrow(job.sample_file(unit.number), job.work, SAMPLE) as writer:
                 for begin in range(0, len(sample), ROWS):
                     hashes, texts = zip(*sample[begin : begin + ROWS], strict=True)
                     arrays = [pa.array(hashes, pa.uint64()), pa.array(texts, pa.large_string())]
                     writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=SAMPLE))
-        yield sum(len(text.encode()) for _, text in sample)
 
     def _documents(self, unit: Unit, dog: Watchdog) -> Iterator[Document | Skipped]:
         seed, cutoff = self._job.options.seed, self._cutoff

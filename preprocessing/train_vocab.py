@@ -104,7 +104,8 @@ def run(argv: Sequence[str]) -> None:
         StorageError: an input whose storage fails.
         VocabularyError: too little text, too small a size, or a vocabulary that can't be written.
     """
-    from preprocessing import files, job
+    from preprocessing import files
+    from preprocessing.inputs import find_inputs
     from preprocessing.options import SAMPLE_BYTES, inputs_of, read_options
     from preprocessing.reading import read_inputs
 
@@ -114,7 +115,7 @@ def run(argv: Sequence[str]) -> None:
     if found.output.endswith("/") or (not files.is_remote(output) and Path(output).is_dir()):
         ours.error(f"--output {found.output} is a folder; name the file to write in it")
     options = read_options(found)
-    inputs = job.find_inputs(inputs_of(ours, found), note=partial(print, file=sys.stderr), options=options)
+    inputs = find_inputs(inputs_of(ours, found), note=partial(print, file=sys.stderr), options=options)
     documents = read_inputs(inputs, options)
     texts = sample_texts(documents, found.sample_bytes or SAMPLE_BYTES, found.seed)
     vocabulary = train_vocabulary(texts, found.size, lowercase=not found.cased)

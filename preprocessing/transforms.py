@@ -1,11 +1,11 @@
 """The Beam transforms of the preprocessing job.
 
-    units -> Tokenize -> unit notes -> FindDrops -> Settle -> one settlement
-                             |                                     |
-                             +------------- Build -----------------+-> shard notes -> Commit
+    units -> Tokenize -> unit notes -> Settle -> one settlement
+                             |                        |
+                             +-------- Build ---------+-> shard notes -> Commit
 
-FindDrops finds what is repeated: by one worker, in files of hashes that the first pass leaves. It takes
-seconds where the passes take hours (a million lines a second), so spreading it would gain nothing.
+Settle finds what is repeated, in files of hashes that the first pass leaves, and then decides the split: by one worker.
+It takes seconds where the passes take hours (a million lines a second), so spreading it would gain nothing.
 
 Tokens never travel through Beam: the first pass leaves them in files, ordered by shard, and what is grouped by shard
 are spans of rows in these files. So memory is bounded by one shard, whatever the engine's shuffle does.
@@ -37,7 +37,8 @@ from preprocessing.contamination import FOUND, Search, shares
 from preprocessing.dedup import LOST, REPEATS, Drops, Run, review
 from preprocessing.encoder import Encoder, EncoderError, Engine
 from preprocessing.fingerprints import fingerprint
-from preprocessing.job import STORAGE, Job, Unit, clear_work, versions
+from preprocessing.inputs import Unit
+from preprocessing.job import STORAGE, Job, clear_work, versions
 from preprocessing.options import Options
 from preprocessing.reading import read_inputs
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardEntry, Vocabulary, token_type
@@ -61,6 +62,7 @@ from preprocessing.shards import (
     tokens_schema,
 )
 from preprocessing.sources import Document, Skipped, SourceError, StorageError
+from preprocessing.summary import tell_statistics
 from preprocessing.text import clean, split_lines
 from preprocessing.tokenization import (
     parse_vocabulary,
@@ -166,7 +168,7 @@ def tokenize_unit(job: Job, unit: Unit) -> UnitNote:
         dog = open_files.enter_context(watching(job.work, job.patience))
         writers = Batch(
             *(
-                open_files.enter_context(publish_arrow(job, path, schema))
+                open_files.enter_context(files.publish_arrow(path, job.work, schema))
                 for path, schema in zip(job.unit_files(unit.number), unit_schemas(job), strict=True)
             )
         )
@@ -190,13 +192,6 @@ def unit_schemas(job: Job) -> Batch:
 def _write(writers: Batch, batch: Batch) -> None:
     for writer, records in zip(writers, batch, strict=True):
         writer.write_batch(records)
-
-
-@contextmanager
-def publish_arrow(job: Job, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatchFileWriter]:
-    """Write an Arrow file that appears whole or not at all."""
-    with files.publish(path, job.work) as sink, pa.ipc.new_file(sink, schema) as writer:
-        yield writer
 
 
 def _encoded(job: Job, unit: Unit, counts: Counts, dog: Watchdog) -> Iterator[EncodedDocument]:
@@ -242,7 +237,7 @@ def _searched(job: Job, unit: Unit, documents: Iterable[Document]) -> Iterator[D
     for document in documents:
         search.look_in(document.text)
         yield document
-    with publish_arrow(job, job.found_file(unit.number), FOUND) as writer:
+    with files.publish_arrow(job.found_file(unit.number), job.work, FOUND) as writer:
         writer.write_batch(search.positions())
 
 
@@ -309,10 +304,10 @@ def find_drops(job: Job) -> DropsNote:
     """Between the passes, once every unit is done: write which documents and lines are dropped."""
     with TemporaryDirectory() as folder:
         found = review(list(_runs(job, folder)), job.options.repeats)
-        with publish_arrow(job, job.repeats_file, REPEATS) as writer:
+        with files.publish_arrow(job.repeats_file, job.work, REPEATS) as writer:
             for batch in found.drop_lines(job.options.min_tokens):
                 writer.write_batch(batch)
-        with publish_arrow(job, job.lost_file, LOST) as writer:
+        with files.publish_arrow(job.lost_file, job.work, LOST) as writer:
             writer.write_batch(found.lost_documents())
         return DropsNote(found.counts(), found.edges())
 
@@ -327,13 +322,13 @@ def _runs(job: Job, folder: str) -> Iterator[Run]:
                 yield Run(unit, batch, documents.get_batch(batch), lines.get_batch(batch))
 
 
-class FindDrops(beam.DoFn):
-    """Totals -> (totals, edges). Where the note is there, this has been done by an earlier run."""
+class Settle(beam.DoFn):
+    """Totals -> Settlement. Where the note of what is dropped is there, an earlier run has searched for it."""
 
     def __init__(self, job: Job):
         self._job = job
 
-    def process(self, totals: Totals) -> Iterator[tuple[Totals, list[Edge]]]:
+    def process(self, totals: Totals) -> Iterator[Settlement]:
         """The totals of the whole corpus, which are there once every unit is done."""
         job = self._job
         note = finished(job.drops_note, job.lost_file, job.repeats_file)
@@ -341,22 +336,12 @@ class FindDrops(beam.DoFn):
             with reporting(job, "drops"):
                 note = find_drops(job)
             files.write_text(job.drops_note, json.dumps(note), job.work)
-        counts, edges = note
+        counts, noted = note
         known = Totals(counts=Counter(counts)).add(totals)
-        yield known, [Edge(split_hash, doc_id, Span(*span)) for split_hash, doc_id, span in edges]
-
-
-class SettleSplit(beam.DoFn):
-    """(totals, edges) -> Settlement."""
-
-    def __init__(self, job: Job):
-        self._job = job
-
-    def process(self, element: tuple[Totals, list[Edge]]) -> Iterator[Settlement]:
-        """What is known of the whole corpus."""
-        totals, edges = element
-        with reporting(self._job, "settle"):
-            yield settle(self._job.layout, totals, edges)
+        edges = [Edge(split_hash, doc_id, Span(*span)) for split_hash, doc_id, span in noted]
+        with reporting(job, "settle"):
+            settlement = settle(job.layout, known, edges)
+        yield settlement
 
 
 def by_shard(spans: dict[str, list[Span]]) -> Iterator[tuple[str, Span]]:
@@ -456,74 +441,21 @@ def make_manifest(job: Job, notes: Iterable[ShardNote], settlement: Settlement) 
     )
 
 
-def _under(counts: Counts, prefix: str) -> dict[str, int]:
-    """The counts whose names begin with prefix/, without it."""
-    return {name.removeprefix(f"{prefix}/"): count for name, count in counts.items() if name.startswith(f"{prefix}/")}
-
-
-def tell_statistics(counts: Counts, lengths: Iterable[int]) -> dict[str, Any]:
-    """The statistics of a manifest, from the counts of both passes."""
-    totals = {name: sum(_under(counts, name).values()) for name in ("kept", "skipped", "documents", "dropped")}
-    collisions = sum(count for name, count in _under(counts, "dropped").items() if name.endswith("/collision"))
-    tokens, unknown = (sum(_under(counts, name).values()) for name in ("tokens", "unknown"))
-    sources = sorted({name.split("/")[1] for name in counts if name.startswith(("kept/", "skipped/"))})
-    return {
-        "documents": {
-            "read": totals["kept"] + totals["skipped"],
-            "in_shards": totals["documents"],
-            "collisions": collisions,
-            "skipped": totals["skipped"] + totals["dropped"] - collisions,
-        },
-        "sentences": sum(_under(counts, "sentences").values()),
-        "tokens": tokens,
-        "unknown_tokens": unknown,
-        "unknown_rate": unknown / max(1, tokens),
-        "pairs": {str(length): _pair_statistics(counts, length) for length in lengths},
-        "sources": {source: _source_statistics(counts, source) for source in sources},
-    }
-
-
-def _pair_statistics(counts: Counts, length: int) -> dict[str, Any]:
-    pairs, true_next, unreached = (_under(counts, f"{name}/{length}") for name in ("pairs", "next", "unreached"))
-    return {
-        split: {
-            "pairs": pairs[split],
-            "is_next": true_next[split],
-            "is_next_rate": true_next[split] / pairs[split],
-            "unreached_tokens": unreached[split],
-        }
-        for split in sorted(pairs)
-    }
-
-
-def _source_statistics(counts: Counts, source: str) -> dict[str, Any]:
-    names = ("documents", "one_sentence", "sentences", "characters", "replaced", "tokens", "unknown")
-    own: dict[str, Any] = {name: counts[f"{name}/{source}"] for name in names}
-    dropped = _under(counts, f"dropped/{source}")
-    return own | {
-        "collisions": dropped.pop("collision", 0),
-        "skipped": dict(sorted((_under(counts, f"skipped/{source}") | dropped).items())),
-        "repeated": {name: counts[f"repeated/{source}/{name}"] for name in ("lines", "sentences", "tokens")},
-    }
-
-
 class WriteManifest(beam.DoFn):
-    """All shard notes -> the manifest, written last; yields its path."""
+    """All shard notes -> the manifest, written last."""
 
     def __init__(self, job: Job):
         self._job = job
 
-    def process(self, notes: list[ShardNote], settlement: Settlement) -> Iterator[str]:
+    def process(self, notes: list[ShardNote], settlement: Settlement) -> None:
         """The notes of every shard."""
         job = self._job
         manifest = make_manifest(job, notes, settlement)
         for name, content in tokenizer_files(_job_vocabulary(job), job.vocabulary.lowercase).items():
             with files.publish(files.join(job.output, TOKENIZER, name), job.work) as sink:
                 sink.write(content)
-        path = files.join(job.output, MANIFEST)
-        files.write_text(path, manifest.to_json(), job.work)
+        files.write_text(files.join(job.output, MANIFEST), manifest.to_json(), job.work)
         clear_work(job.output)
-        yield path
 
 
 def build_pipeline(pipeline: beam.Pipeline, job: Job, units: Iterable[Unit]) -> None:
@@ -538,8 +470,7 @@ def build_pipeline(pipeline: beam.Pipeline, job: Job, units: Iterable[Unit]) -> 
         notes
         | "Totals" >> beam.Map(lambda note: note.totals)
         | "Add" >> beam.CombineGlobally(add_totals)
-        | "FindDrops" >> beam.ParDo(FindDrops(job))
-        | "Settle" >> beam.ParDo(SettleSplit(job))
+        | "Settle" >> beam.ParDo(Settle(job))
     )
     spans = notes | "Spans" >> beam.Map(lambda note: note.spans)
     moved = settlement | "Moved" >> beam.Map(lambda settled: settled.moved)

@@ -128,7 +128,7 @@ def run_ranks(node: Node, command: list[str]) -> int | None:
 
     first_failure = None
     while ranks:
-        pid, status = os.wait()  # for orphans of the ranks too, since this is the Pod's first process
+        pid, status = os.wait()  # an orphan of a rank too, in Pods of others that lack our shareProcessNamespace
         if pid not in ranks:
             continue
         ranks.remove(pid)

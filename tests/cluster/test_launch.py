@@ -19,8 +19,9 @@ import pytest
 import tomli_w
 import yaml
 
+from cluster.checks import check_reads
 from cluster.launch import main
-from cluster.programs import READERS
+from cluster.programs import READERS, read_chain
 from cluster.settings import load_settings
 from cluster.slurm import visible
 from cluster.snapshot import PACKAGES, take_snapshot
@@ -603,6 +604,17 @@ def test_bad_arguments_of_the_programs(here, slurm, capsys, command, message):
     assert main(command) == 2
     assert message in capsys.readouterr().err
     assert not (here / "run").exists()
+
+
+def test_what_a_chain_lacks_is_named_in_the_order_of_the_step(here):
+    others = ["later", "books", "wiki", "again"]
+    pretrain = ["--config", "tiny.toml", "--shards", "made", *others, "--output", "run", "--init-from", "old"]
+    chain = read_chain({"preprocess": ["--output", "made"], "pretrain": pretrain, "eval": ["--output", "results"]})
+    assert chain[1].reads == (*(here / name / "manifest.json" for name in others), here / "old")
+    (here / "later").mkdir()
+    (here / "later" / "manifest.json").touch()
+    with pytest.raises(ConfigError, match=r"^pretrain: .*/books/manifest\.json: not there"):
+        check_reads(chain)
 
 
 def test_without_a_partition_slurm_chooses_and_judges(here, slurm):

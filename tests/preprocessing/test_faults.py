@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from preprocessing import files, transforms
-from preprocessing.job import Input
+from preprocessing.inputs import Input
 from preprocessing.reading import read_inputs
 from preprocessing.schema import ShardDirectory
 from preprocessing.sources import MAX_DOCUMENT, Document, Part, ReadOptions, Skipped, SourceError, StorageError
@@ -41,7 +41,7 @@ def skipped(output: Path, source: str) -> dict[str, int]:
 @pytest.fixture
 def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A multistream dump, read in parts, of which one stream is damaged."""
-    monkeypatch.setattr("preprocessing.job.PART_BYTES", 4000)
+    monkeypatch.setattr("preprocessing.inputs.PART_BYTES", 4000)
     data = multistream(SITEINFO, PAGES)
     path = tmp_path / "dump.xml.bz2"
     path.write_bytes(damage(data, len(data) // 2))
@@ -185,7 +185,7 @@ def fails(patch: pytest.MonkeyPatch, name: str, after: int) -> None:
 def test_storage_that_fails_is_told_and_what_is_done_stays(
     make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    monkeypatch.setattr("preprocessing.job.UNIT_BYTES", 1)
+    monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1)
     arguments = ("--books", books / "*.txt", "--num-shards", 2, "--on-error", "skip")
     make(tmp_path / "whole", *arguments)
     with pytest.MonkeyPatch.context() as patch:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from preprocessing.job import find_inputs, units_of
+from preprocessing.inputs import Input, find_inputs, group_units, units_of
 from preprocessing.schema import ShardDirectory, pairs_column
 from preprocessing.sources import Part, ReadOptions, SourceError
 from preprocessing.sources.registry import SOURCES
@@ -38,8 +38,8 @@ def text(seed: int, sentences: int = 40) -> str:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("preprocessing.job.PART_BYTES", 3000)
-    monkeypatch.setattr("preprocessing.job.UNIT_BYTES", 1)
+    monkeypatch.setattr("preprocessing.inputs.PART_BYTES", 3000)
+    monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1)
 
 
 @pytest.fixture
@@ -59,9 +59,9 @@ def test_a_multistream_dump_in_parts_gives_the_shards_of_the_single_stream(
     whole = bz2.decompress((dumps / f"{DATABASE}.xml.bz2").read_bytes())
     (tmp_path / "single.xml.bz2").write_bytes(bz2.compress(whole))
     make(tmp_path / "single", "--wikipedia", tmp_path / "single.xml.bz2", "--num-shards", 2)
-    monkeypatch.setattr("preprocessing.job.UNIT_BYTES", 1)
+    monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1)
     for size in (1000, 3000, 7777):
-        monkeypatch.setattr("preprocessing.job.PART_BYTES", size)
+        monkeypatch.setattr("preprocessing.inputs.PART_BYTES", size)
         inputs = find_inputs({"wikipedia": [f"{dumps}/*.bz2"]}, print)
         units = units_of(inputs)
         assert len(units) == -(-inputs[0].bytes // size) > 2
@@ -301,3 +301,11 @@ def test_a_vocabulary_above_65536_entries_makes_wide_tokens(make: Maker, real_da
         assert shard.table.schema.field("tokens").type.value_type == pa.uint32()
         assert shard.table.schema.names[-1] == pairs_column(128)
     assert max(int(opened.shard(entry).tokens.max()) for entry in opened.manifest.shards) > 1 << 16
+
+
+def test_small_inputs_are_read_together() -> None:
+    inputs = [Input("books", f"{number}.txt", 1 << 20, "/x") for number in range(10)]
+    inputs.append(Input("wikipedia", "w.xml", 1 << 30, "/x"))
+    units = group_units(inputs)
+    assert [len(unit.inputs) for unit in units] == [4, 4, 2, 1]
+    assert [unit.number for unit in units] == [0, 1, 2, 3]

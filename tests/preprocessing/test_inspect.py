@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from preprocessing import inspect
-from preprocessing.inspect import DOCUMENTS, LENGTH_BINS, PAIRS, UNKNOWN, count_all, sample
+from preprocessing.histograms import DOCUMENTS, LENGTH_BINS, PAIRS, UNKNOWN, count_all
+from preprocessing.inspect import sample
 from preprocessing.make_shards import main as make_shards
 from preprocessing.schema import ShardDirectory
 from tests.conftest import ROOT
@@ -83,6 +84,18 @@ def test_histograms_count_everything_and_are_drawn(shards: Path, said: Said, tmp
     said(shards, "--histograms", tmp_path / "figures")
     for name in (DOCUMENTS, PAIRS, UNKNOWN):
         assert (tmp_path / "figures" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_histograms_without_matplotlib_say_how_to_get_it(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "preprocessing.histograms")
+    inspect.main([str(shards)])
+    with pytest.raises(SystemExit) as caught:
+        inspect.main([str(shards), "--histograms", str(tmp_path)])
+    assert caught.value.code == 2
+    assert "matplotlib is missing: pip install -e '.[preprocess]'" in capsys.readouterr().err
 
 
 def test_verify_names_a_shard_that_was_changed(

@@ -4,7 +4,9 @@ import bz2
 import contextlib
 import gzip
 import json
+import runpy
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,11 +14,13 @@ import numpy as np
 import pytest
 
 from preprocessing import files, launch, transforms
-from preprocessing.job import Input, choose_layout, clear, difference, group_units
+from preprocessing.inputs import Input
+from preprocessing.job import choose_layout, clear, difference
 from preprocessing.make_shards import main
 from preprocessing.options import Arguments, parse
 from preprocessing.schema import Shard, ShardDirectory
 from preprocessing.shards import shard_sentences
+from tests.conftest import ROOT
 from tests.preprocessing.maker import Maker, contents
 
 TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
@@ -25,7 +29,7 @@ Books = Callable[[Path, int], Path]
 
 @pytest.fixture
 def one_book_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("preprocessing.job.UNIT_BYTES", 1)
+    monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1)
 
 
 @contextlib.contextmanager
@@ -122,7 +126,7 @@ def test_the_same_bytes_in_other_processes_order_places_and_batches(
     shutil.copytree(books, elsewhere)
     backwards = sorted(elsewhere.iterdir(), reverse=True)
     make(tmp_path / "two", "--books", *backwards[:5], "--books", *backwards[5:], "--num-shards", 2, *TWO_PROCESSES)
-    monkeypatch.setattr("preprocessing.job.UNIT_BYTES", 1 << 30)
+    monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1 << 30)
     monkeypatch.setattr("preprocessing.transforms.BATCH_TOKENS", 500)
     make(tmp_path / "three", "--books", books / "*.txt", "--num-shards", 2)
     assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(tmp_path / "three")
@@ -410,14 +414,6 @@ def test_the_number_of_shards_is_a_function_of_sizes() -> None:
     assert choose_layout([dump], parsed("--num-shards", "7").options, 30522).train_shards == 7
 
 
-def test_small_inputs_are_read_together() -> None:
-    inputs = [Input("books", f"{number}.txt", 1 << 20, "/x") for number in range(10)]
-    inputs.append(Input("wikipedia", "w.xml", 1 << 30, "/x"))
-    units = group_units(inputs)
-    assert [len(unit.inputs) for unit in units] == [4, 4, 2, 1]
-    assert [unit.number for unit in units] == [0, 1, 2, 3]
-
-
 def test_lost_documents_are_noticed(make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = transforms.write_shard
 
@@ -443,6 +439,16 @@ def test_an_interruption_says_how_to_go_on(
         make(tmp_path / "out", "--books", books / "*.txt")
     assert caught.value.code == 130
     assert "goes on" in capsys.readouterr().err
+
+
+def test_of_the_module_path_only_the_script_s_own_folder_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder, checkout = ROOT / "preprocessing", tmp_path / "bert-preprocessing"
+    for first, then in ((folder, ROOT), (checkout, checkout)):
+        monkeypatch.setattr(sys, "path", [str(first), *sys.path])
+        runpy.run_path(str(folder / "make_shards.py"))
+        assert sys.path[0] == str(then)
 
 
 def test_differences_are_told_in_words() -> None:

@@ -98,12 +98,12 @@ def test_the_same_bytes_whatever_the_order_the_processes_and_the_batches(
 ) -> None:
     asked = ("--num-shards", 2, "--near-duplicates", 0.8)
     make(tmp_path / "one", "--books", repetitive / "*.txt", *asked)
-    monkeypatch.setattr("preprocessing.job.UNIT_BYTES", 1)  # a book a unit
+    monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1)  # a book a unit
     shuffled = random.Random(1).sample(sorted(repetitive.iterdir()), 16)
     make(tmp_path / "two", "--books", *shuffled, *asked, *TWO_PROCESSES)
     monkeypatch.setattr("preprocessing.transforms.BATCH_TOKENS", 300)
     monkeypatch.setattr("preprocessing.dedup.RANGE_RECORDS", 16)
-    monkeypatch.setattr("preprocessing.job.UNIT_BYTES", 1 << 30)
+    monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1 << 30)
     make(tmp_path / "three", "--books", *shuffled, *asked)
     manifests = {(tmp_path / name / "manifest.json").read_bytes() for name in ("one", "two", "three")}
     assert len(manifests) == 1  # it has every shard's checksum

@@ -24,7 +24,7 @@ def make(output: Path, *arguments: object) -> None:
 @pytest.fixture
 def sampled(books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
     """Inputs of several units, and a sample of some of their documents."""
-    monkeypatch.setattr("preprocessing.job.UNIT_BYTES", 1)
+    monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1)
     return ("--books", books / "*.txt", "--seed", 3)
 
 
@@ -59,7 +59,7 @@ def test_inputs_that_hold_less_than_it_seemed_are_read_again(
         build(*arguments, cutoff=cutoff, **others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(launch, "build_sampling", watched)
-    monkeypatch.setattr("preprocessing.job.text_bytes", lambda file: 100 * file.bytes)
+    monkeypatch.setattr("preprocessing.launch.text_bytes", lambda file: 100 * file.bytes)
     make(tmp_path / "wrong", *sampled, "--train-vocab", 70, "--vocab-sample-bytes", 20_000)
     assert contents(tmp_path / "wrong") == contents(tmp_path / "right")
     assert len(cutoffs) == 2

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from preprocessing.job import Job
-from preprocessing.launch import Progress
 from preprocessing.options import parse
+from preprocessing.progress import Progress
 from preprocessing.schema import Vocabulary
 from preprocessing.shards import Layout
 

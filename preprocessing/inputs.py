@@ -1,0 +1,120 @@
+"""What a job reads: the files of a corpus, and the units and parts in which they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from preprocessing import files
+from preprocessing.sources import DEFAULTS, Part, ReadOptions, SourceError
+from preprocessing.sources.registry import SOURCES, Source, numbers_rows
+
+UNIT_BYTES = 4 << 20  # inputs this small are read together, so that a thousand books are not a thousand tasks
+PART_BYTES = 32 << 20  # of a file, as it lies, that can be read in parts
+# Plain bytes to a compressed one: rough figures, good enough to choose how much is read at once and how many shards.
+COMPRESSION = {".bz2": 4.5, ".gz": 3.0, ".xz": 5.0, ".zst": 3.5, ".parquet": 1.8}
+
+
+class Input(NamedTuple):
+    """A file of a corpus."""
+
+    source: str  # which reader
+    name: str  # relative to the corpus: the same wherever that lies
+    bytes: int
+    path: str
+    part: Part | None = None  # what is to be read of it; None: all
+
+
+class Unit(NamedTuple):
+    """What one task of the first pass reads."""
+
+    number: int
+    inputs: tuple[Input, ...]
+
+
+def find_inputs(
+    patterns: dict[str, list[str]], note: Callable[[str], None], options: ReadOptions = DEFAULTS
+) -> list[Input]:
+    """The files to read, sorted, each once.
+
+    Args:
+        patterns: source -> paths and globs.
+        note: told of files that are passed over.
+        options: how they will be read.
+
+    Raises:
+        SourceError: a pattern matches nothing of use, or the documents of two files would have the same ids.
+    """
+    found: dict[tuple[str, str], Input] = {}
+    for source, globs in patterns.items():
+        for file in (file for pattern in globs for file in files.expand(pattern)):
+            _check_name(file)
+            if (passed_over := SOURCES[source].passed_over) and passed_over.search(file.name):
+                note(f"{file.name}: passed over, the index of a dump is not needed")
+                continue
+            new = Input(source, file.name, file.bytes, file.path)
+            old = found.setdefault((source, file.name), new)
+            if old.path != new.path:
+                raise SourceError(
+                    f"{old.path} and {new.path}: both are called {file.name!r}, which must be unique among --{source}; "
+                    "name both by one glob, such as 'FOLDER/**/*.txt'"
+                )
+        if not any(file.source == source for file in found.values()):
+            raise SourceError(f"--{source} {' '.join(globs)}: nothing but the index of a dump; give the dump")
+    _check_rows(file for file in found.values() if numbers_rows(file.source, options))
+    return sorted(found.values(), key=lambda file: file[:2])
+
+
+def _check_name(file: files.Found) -> None:
+    try:
+        file.name.encode()
+    except UnicodeEncodeError as error:
+        raise SourceError(f"{file.path!r}: the name is not UTF-8, so it can't be a document's id; rename it") from error
+
+
+def _check_rows(numbered: Iterable[Input]) -> None:
+    """Refuse files of two sources whose documents would have the same ids, FILE#ROW."""
+    named: dict[str, Input] = {}
+    for file in numbered:
+        other = named.setdefault(file.name, file)
+        if other.source != file.source:
+            raise SourceError(
+                f"{other.path} of --{other.source} and {file.path} of --{file.source}: both are called {file.name!r}, "
+                "and so their documents would have the same ids; rename one of them"
+            )
+
+
+def units_of(inputs: Sequence[Input]) -> list[Unit]:
+    """What the tasks of the first pass read: small inputs together, large ones in parts."""
+    return group_units(list(chain.from_iterable(cut(file, SOURCES[file.source]) for file in inputs)))
+
+
+def cut(file: Input, source: Source) -> list[Input]:
+    """The parts in which a file is read: a function of its size, its first bytes and nothing else."""
+    if source.read_part is None:
+        return [file]
+    if source.read is not None and (file.bytes <= PART_BYTES or not files.begins_with(file.path, source.part_magic)):
+        return [file]
+    begins = range(0, file.bytes or 1, PART_BYTES)
+    return [file._replace(part=Part(begin, min(begin + PART_BYTES, file.bytes))) for begin in begins]
+
+
+def group_units(inputs: Sequence[Input]) -> list[Unit]:
+    """Neighbouring small inputs of a source together, every other one alone."""
+    groups: list[list[Input]] = []
+    room = 0.0
+    for file in inputs:
+        if not groups or file.source != groups[-1][0].source or text_bytes(file) > room:
+            groups.append([])
+            room = UNIT_BYTES
+        groups[-1].append(file)
+        room -= text_bytes(file)
+    return [Unit(number, tuple(group)) for number, group in enumerate(groups)]
+
+
+def text_bytes(file: Input) -> float:
+    """About how much plain text an input holds."""
+    ending = next((ending for ending in COMPRESSION if file.name.endswith(ending)), "")
+    size = file.part.end - file.part.begin if file.part else file.bytes
+    return size * COMPRESSION.get(ending, 1.0) * SOURCES[file.source].text_share

@@ -1,0 +1,88 @@
+"""How far a job is, told on the terminal while it runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from preprocessing import files
+from preprocessing.job import Job
+from preprocessing.watchdog import STUCK, STUCK_CODE
+
+LIVE_SECONDS = 1.0  # between two looks at the work folder
+QUIET_SECONDS = 3.0  # the same where stderr is no terminal
+LINE_SECONDS = 30.0  # between two lines where stderr is no terminal
+
+
+@contextmanager
+def show_progress(job: Job, terminal: IO[str]) -> Iterator[None]:
+    """Say on the terminal how far the job is, from the notes in its work folder: any engine, any worker."""
+    done = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(job, terminal, done), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _watch(job: Job, terminal: IO[str], done: threading.Event) -> None:
+    begun = told = time.monotonic()
+    live, progress = terminal.isatty(), Progress(job)
+    while not done.wait(LIVE_SECONDS if live else QUIET_SECONDS):
+        if reason := job.left_error(STUCK):
+            # The worker is dead, and not every engine notices.
+            terminal.write(f"make_shards: error: {reason}\n")
+            terminal.flush()
+            os._exit(STUCK_CODE)
+        now = time.monotonic()
+        if live or now - told >= LINE_SECONDS:
+            told = now
+            line = progress.line(now - begun)
+            terminal.write(f"\r\033[K{line}" if live else f"{line}\n")
+            terminal.flush()
+    if live:
+        terminal.write("\r\033[K")
+
+
+class Progress:
+    """How far a job is, by the notes in its work folder; each is read once."""
+
+    def __init__(self, job: Job):
+        self._job = job
+        self._parts: set[str] = set()
+        self._counts: Counter[str] = Counter()
+        self._look()
+        self._characters_before = self._total("characters")  # an earlier run's, which took none of this one's time
+
+    def _look(self) -> int:
+        """Read the new notes of parts; returns how many shards are built."""
+        notes = [name for name in files.names_below(self._job.work) if name.endswith(".json")]
+        for name in {name for name in notes if name.startswith("tokens-")} - self._parts:
+            # At its very end a job removes its notes.
+            if (note := files.read_json(files.join(self._job.work, name))) is not None:
+                self._parts.add(name)
+                self._counts.update(note["totals"]["counts"])
+        return sum("shard-" in name for name in notes)
+
+    def _total(self, count: str) -> int:
+        return sum(number for name, number in self._counts.items() if name.startswith(f"{count}/"))
+
+    def line(self, seconds: float) -> str:
+        """What there is to tell after so many seconds."""
+        built, job = self._look(), self._job
+        skipped = self._total("skipped")
+        rate = (self._total("characters") - self._characters_before) / 1e6 / seconds
+        minutes, rest = divmod(int(seconds), 60)
+        shards = job.layout.train_shards + job.layout.validation_shards
+        return (
+            f"{minutes}:{rest:02d}  read {len(self._parts)}/{job.units} parts, "
+            f"{self._total('kept') + skipped:,} documents ({skipped:,} skipped), {rate:.2f} M characters/s; "
+            f"built {built}/{shards} shards"
+        )

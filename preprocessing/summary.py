@@ -1,0 +1,111 @@
+"""What a job counted, as the statistics of its manifest, and these as a few lines for its user."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from preprocessing.inputs import Input
+from preprocessing.schema import Manifest
+from preprocessing.shards import Counts
+
+STRANGE_UNKNOWN_RATE = 0.05
+
+
+def tell_statistics(counts: Counts, lengths: Iterable[int]) -> dict[str, Any]:
+    """The statistics of a manifest, from the counts of both passes."""
+    totals = {name: sum(_under(counts, name).values()) for name in ("kept", "skipped", "documents", "dropped")}
+    collisions = sum(count for name, count in _under(counts, "dropped").items() if name.endswith("/collision"))
+    tokens, unknown = (sum(_under(counts, name).values()) for name in ("tokens", "unknown"))
+    sources = sorted({name.split("/")[1] for name in counts if name.startswith(("kept/", "skipped/"))})
+    return {
+        "documents": {
+            "read": totals["kept"] + totals["skipped"],
+            "in_shards": totals["documents"],
+            "collisions": collisions,
+            "skipped": totals["skipped"] + totals["dropped"] - collisions,
+        },
+        "sentences": sum(_under(counts, "sentences").values()),
+        "tokens": tokens,
+        "unknown_tokens": unknown,
+        "unknown_rate": unknown / max(1, tokens),
+        "pairs": {str(length): _pair_statistics(counts, length) for length in lengths},
+        "sources": {source: _source_statistics(counts, source) for source in sources},
+    }
+
+
+def _pair_statistics(counts: Counts, length: int) -> dict[str, Any]:
+    pairs, true_next, unreached = (_under(counts, f"{name}/{length}") for name in ("pairs", "next", "unreached"))
+    return {
+        split: {
+            "pairs": pairs[split],
+            "is_next": true_next[split],
+            "is_next_rate": true_next[split] / pairs[split],
+            "unreached_tokens": unreached[split],
+        }
+        for split in sorted(pairs)
+    }
+
+
+def _source_statistics(counts: Counts, source: str) -> dict[str, Any]:
+    names = ("documents", "one_sentence", "sentences", "characters", "replaced", "tokens", "unknown")
+    own: dict[str, Any] = {name: counts[f"{name}/{source}"] for name in names}
+    dropped = _under(counts, f"dropped/{source}")
+    return own | {
+        "collisions": dropped.pop("collision", 0),
+        "skipped": dict(sorted((_under(counts, f"skipped/{source}") | dropped).items())),
+        "repeated": {name: counts[f"repeated/{source}/{name}"] for name in ("lines", "sentences", "tokens")},
+    }
+
+
+def _under(counts: Counts, prefix: str) -> dict[str, int]:
+    """The counts whose names begin with prefix/, without it."""
+    return {name.removeprefix(f"{prefix}/"): count for name, count in counts.items() if name.startswith(f"{prefix}/")}
+
+
+def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: float) -> str:
+    """What a finished job says: what was read, what was dropped, what was made."""
+    statistics, documents = manifest.statistics, manifest.statistics["documents"]
+    size = sum(entry.bytes for entry in manifest.shards)
+    counts = {split: len(manifest.split(split)) for split in ("train", "validation")}  # type: ignore[arg-type]
+    characters = sum(source["characters"] for source in statistics["sources"].values())
+    lines = [
+        f"{output}: done in {seconds:.1f} s",
+        f"  inputs     {len(inputs):,} files, {sum(file.bytes for file in inputs) / 1e6:,.1f} MB",
+        f"  documents  {documents['in_shards']:,} ({documents['skipped']:,} skipped, "
+        f"{documents['collisions']:,} older versions of a document (same id) dropped)",
+        f"  text       {statistics['sentences']:,} sentences, {characters / 1e6:,.1f} M characters",
+        f"  tokens     {statistics['tokens']:,}, {statistics['unknown_rate']:.3%} unknown",
+    ]
+    if rule := manifest.options["train_vocabulary"]:
+        entries, wanted = manifest.vocabulary.size, rule["size"]
+        fewer = f" ({wanted:,} wanted; the corpus has no more)" if entries < wanted else ""
+        lines.append(f"  vocabulary {entries:,} entries{fewer}")
+    for length, splits in statistics["pairs"].items():
+        next_rate = " ({:.1%} next)" if manifest.options["pairs"]["next_sentence"] else ", single segments"
+        told = ", ".join(f"{n['pairs']:,} {split}{next_rate.format(n['is_next_rate'])}" for split, n in splits.items())
+        unreached = sum(n["unreached_tokens"] for n in splits.values()) / max(1, statistics["tokens"])
+        lines.append(f"  pairs {length:>4} {told}; {unreached:.1%} of tokens in no pair")
+    skipped = [source["skipped"] for source in statistics["sources"].values()]
+    if manifest.options["validation_fraction"] and not manifest.split("validation"):
+        lines.append("  no validation split: it needs at least four documents")
+    reasons = [f"{count:,} {reason}" for source in skipped for reason, count in source.items()]
+    if reasons:
+        lines.append(f"  skipped    {', '.join(reasons)}")
+    if replaced := sum(source["replaced"] for source in statistics["sources"].values()):
+        lines.append(f"  replaced   {replaced:,} places that were not UTF-8")
+    repeated = Counter[str]()
+    for source in statistics["sources"].values():
+        repeated.update(source["repeated"])
+    if repeated["lines"]:
+        lines.append(f"  repeated   {repeated['lines']:,} lines dropped, {repeated['tokens']:,} tokens")
+    for name, told in statistics.get("contamination", {}).items():
+        lines.append(f"  benchmark  {name}: {told['in_corpus']:,} of {told['texts']:,} texts are in the corpus")
+    lines.append(
+        f"  shards     {counts['train']} train, {counts['validation']} validation, {size / 1e6:,.1f} MB, "
+        f"{size / max(1, statistics['tokens']):.2f} bytes a token"
+    )
+    if statistics["unknown_rate"] > STRANGE_UNKNOWN_RATE:
+        lines.append("  this many unknown tokens suggest the wrong vocabulary, or a wrong --cased")
+    return "\n".join(lines)
