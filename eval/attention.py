@@ -21,21 +21,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-import matplotlib as mpl
-import numpy as np
-import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from tokenizers import Encoding
-from torch import Tensor
+from preprocessing.extras import needs
 
-from eval.errors import UsageError
-from eval.pages import render_page
-from eval.pictures import save_picture
-from eval.pretrained import load_pretrained, pack
-from trainer.files import write_atomically
-from trainer.model import BertModel, Layer
-from trainer.packing import PackedTokens
+with needs("eval"):
+    import matplotlib as mpl
+    import numpy as np
+    import torch
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from tokenizers import Encoding
+    from torch import Tensor
+
+    from eval.errors import UsageError
+    from eval.pages import render_page
+    from eval.pictures import save_picture
+    from eval.pretrained import load_pretrained, pack
+    from trainer.files import write_atomically
+    from trainer.model import BertModel, Layer
+    from trainer.packing import PackedTokens
 
 _TOP = 65535  # a weight of 1 on the page, where weights are whole numbers of 16 bits
 _LARGEST_PAGE = 64 << 20  # bytes: browsers take more, readers don't

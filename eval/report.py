@@ -22,20 +22,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from markdown_it import MarkdownIt
-from markupsafe import Markup
 
-from eval.comparison import Export, compare, exports_of
-from eval.curves import WINDOWS, History, baselines, column, draw, draw_scores, measured_scores, read_histories
-from eval.errors import UsageError
-from eval.evaluated import Evaluated, find_results, prevailing, read_evaluations
-from eval.markdown import markdown_table
-from eval.pages import render_page
-from eval.paper import TABLES
-from eval.pictures import save_picture
-from eval.results import RESULTS, check_output, figures_table, filled_table
-from preprocessing.schema import checksum
-from trainer.files import write_atomically
+from preprocessing.extras import needs
+
+with needs("eval"):
+    from markdown_it import MarkdownIt
+    from markupsafe import Markup
+
+    from eval.comparison import Export, compare, exports_of
+    from eval.curves import WINDOWS, History, baselines, column, draw, draw_scores, measured_scores, read_histories
+    from eval.errors import UsageError
+    from eval.evaluated import Evaluated, find_results, prevailing, read_evaluations
+    from eval.markdown import markdown_table
+    from eval.pages import render_page
+    from eval.paper import TABLES
+    from eval.pictures import save_picture
+    from eval.results import RESULTS, check_output, figures_table, filled_table
+    from preprocessing.schema import checksum
+    from trainer.files import write_atomically
 
 CURVES, SCORES, REPORT, PAGE = "curves.png", "scores.png", "report.md", "report.html"
 _BESIDE = (

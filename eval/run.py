@@ -26,35 +26,38 @@ from typing import Any
 
 import torch
 
-from eval.errors import UsageError
-from eval.experiment import Experiment
-from eval.locks import locked
-from eval.options import SUBMISSION, parse
-from eval.plan import Plan, prepare
-from eval.readers.glue import GLUE
-from eval.results import (
-    FORMAT_VERSION,
-    PREDICTED,
-    RESULTS,
-    STATES,
-    check_output,
-    figures_table,
-    filled_table,
-    read_results,
-    sentences_of,
-    tags_of,
-    write_results,
-)
-from eval.submission import write_glue_submission
-from eval.tasks import Task
-from eval.tasks.finetuned import FineTuned
-from eval.tasks.intrinsic import Subject
-from eval.tasks.result import Result
-from eval.workers import describe, exit_on_sigterm, run_points, run_side_by_side, share
-from preprocessing.schema import ShardError
-from trainer.checkpoint import CheckpointError
-from trainer.leases import hold_export
-from trainer.lineage import code_version
+from preprocessing.extras import needs
+
+with needs("eval"):
+    from eval.errors import UsageError
+    from eval.experiment import Experiment
+    from eval.locks import locked
+    from eval.options import SUBMISSION, parse
+    from eval.plan import Plan, prepare
+    from eval.readers.glue import GLUE
+    from eval.results import (
+        FORMAT_VERSION,
+        PREDICTED,
+        RESULTS,
+        STATES,
+        check_output,
+        figures_table,
+        filled_table,
+        read_results,
+        sentences_of,
+        tags_of,
+        write_results,
+    )
+    from eval.submission import write_glue_submission
+    from eval.tasks import Task
+    from eval.tasks.finetuned import FineTuned
+    from eval.tasks.intrinsic import Subject
+    from eval.tasks.result import Result
+    from eval.workers import describe, exit_on_sigterm, run_points, run_side_by_side, share
+    from preprocessing.schema import ShardError
+    from trainer.checkpoint import CheckpointError
+    from trainer.leases import hold_export
+    from trainer.lineage import code_version
 
 _log = logging.getLogger("eval")
 

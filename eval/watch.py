@@ -24,20 +24,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.errors import UsageError
-from eval.evaluated import EVALUATIONS
-from eval.locks import claimed
-from eval.options import parse as parse_evaluation
-from eval.options import split_words
-from eval.plan import check_source
-from eval.results import RESULTS, check_output, read_results
-from eval.tasks import select
-from eval.tasks.finetuned import FineTuned
-from eval.tasks.intrinsic import Intrinsic
-from eval.workers import exit_on_sigterm
-from preprocessing.schema import checksum
-from trainer.checkpoint import Ending, RunDirectory, step_folders
-from trainer.hugging_face import WEIGHTS
+from preprocessing.extras import needs
+
+with needs("eval"):
+    from eval.errors import UsageError
+    from eval.evaluated import EVALUATIONS
+    from eval.locks import claimed
+    from eval.options import parse as parse_evaluation
+    from eval.options import split_words
+    from eval.plan import check_source
+    from eval.results import RESULTS, check_output, read_results
+    from eval.tasks import select
+    from eval.tasks.finetuned import FineTuned
+    from eval.tasks.intrinsic import Intrinsic
+    from eval.workers import exit_on_sigterm
+    from preprocessing.schema import checksum
+    from trainer.checkpoint import Ending, RunDirectory, step_folders
+    from trainer.hugging_face import WEIGHTS
 
 CHEAP = ("mlm", "nsp", "fill_mask")
 FINAL = "-final"  # after the name of an export: the folder of the final tasks

@@ -10,7 +10,6 @@ import logging
 import runpy
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 EPILOG = """\
@@ -47,8 +46,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         ours.error(f"{file}: no such file; run this from the root of the repository or give the whole path")
     if file.suffix != ".py":
         ours.error(f"{file}: not a Python file (.py)")
-    if find_spec("apache_beam") is None:
-        ours.error("Apache Beam is not installed: pip install 'bert-pretraining[preprocess]'")
     # Beam warns at its import that Google's client libraries are missing, whether or not they are wanted.
     logging.getLogger().setLevel(logging.ERROR)
     sys.argv = [str(file), *found.arguments]

@@ -120,7 +120,7 @@ def available_engine(wanted: Engine) -> Engine:
     """
     installed = find_spec("nanotoken") is not None
     if wanted == "nanotoken" and not installed:
-        raise EncoderError("nanotoken is not installed: pip install nanotoken, or leave --encoder out")
+        raise EncoderError("nanotoken is not installed: pip install 'bert-pretraining[fast]', or leave --encoder out")
     return ("nanotoken" if installed else "words") if wanted == "auto" else wanted
 
 

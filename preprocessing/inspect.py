@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from preprocessing.extras import needs
 from preprocessing.schema import MANIFEST, Manifest, Pairs, Shard, ShardDirectory, ShardError, Split
 from preprocessing.tokenization import VocabularyError, load_tokenizer
 
@@ -204,8 +205,8 @@ def run(argv: Sequence[str]) -> None:
         print()
         print(*tell_pairs(sample(shards, found.sample, found.split, found.seed), tokenizer), sep="\n")
     if found.histograms:
-        from preprocessing.histograms import count_all, draw  # only here is matplotlib needed
-
+        with needs("preprocess"):
+            from preprocessing.histograms import count_all, draw  # only here is matplotlib needed
         try:
             print("\nDrawn:", *draw(count_all(shards), found.histograms), sep="\n  ")
         except OSError as error:
@@ -221,9 +222,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         run(sys.argv[1:] if argv is None else argv)
     except (ShardError, VocabularyError) as error:
         print(f"inspect: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
-    except ModuleNotFoundError as error:
-        print(f"inspect: error: {error.name} is missing: pip install -e '.[preprocess]'", file=sys.stderr)
         raise SystemExit(2) from error
 
 

@@ -15,16 +15,19 @@ from pathlib import Path
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from preprocessing import launch, options
-from preprocessing.encoder import EncoderError
-from preprocessing.files import absolute
-from preprocessing.job import JobError
-from preprocessing.schema import ShardError
-from preprocessing.shards import ShardingError
-from preprocessing.sources import SourceError, StorageError
-from preprocessing.summary import summary
-from preprocessing.tokenization import VocabularyError
-from preprocessing.watchdog import STUCK_CODE
+from preprocessing.extras import needs
+
+with needs("preprocess"):
+    from preprocessing import launch, options
+    from preprocessing.encoder import EncoderError
+    from preprocessing.files import absolute
+    from preprocessing.job import JobError
+    from preprocessing.schema import ShardError
+    from preprocessing.shards import ShardingError
+    from preprocessing.sources import SourceError, StorageError
+    from preprocessing.summary import summary
+    from preprocessing.tokenization import VocabularyError
+    from preprocessing.watchdog import STUCK_CODE
 
 
 def run(argv: Sequence[str]) -> None:

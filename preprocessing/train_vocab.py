@@ -16,9 +16,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from preprocessing.sources import Document, Skipped, SourceError, StorageError
-from preprocessing.text import clean
-from preprocessing.tokenization import VocabularyError, train_vocabulary, vocabulary_text
+from preprocessing.extras import needs
+
+with needs("preprocess"):
+    from preprocessing.sources import Document, Skipped, SourceError, StorageError
+    from preprocessing.text import clean
+    from preprocessing.tokenization import VocabularyError, train_vocabulary, vocabulary_text
 
 
 def sample_hash(doc_id: str, seed: int) -> int:

@@ -26,7 +26,7 @@ def draw(title: str, scaling: Sequence[tuple[int, float]], path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PlanError("a figure needs matplotlib: pip install matplotlib") from error
+        raise PlanError("a figure needs matplotlib: pip install 'bert-pretraining[eval]'") from error
     figure = Figure(figsize=_INCHES, layout="constrained")
     FigureCanvasAgg(figure)
     time, work = figure.subplots(1, 2)

@@ -39,15 +39,6 @@ def test_what_cannot_be_run_is_named(arguments: list[str], told: str, capsys: py
     assert told in capsys.readouterr().err
 
 
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A GPU node has no Beam."""
-    monkeypatch.setitem(sys.modules, "apache_beam", None)
-    with pytest.raises(SystemExit) as caught:
-        main(["run", str(ROOT / "preprocessing/make_shards.py"), "--help"])
-    assert caught.value.code == 2
-    assert "pip install 'bert-pretraining[preprocess]'" in capsys.readouterr().err
-
-
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--help"])

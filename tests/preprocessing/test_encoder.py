@@ -134,7 +134,7 @@ def test_an_engine_that_is_wrong_ends_the_job(vocabulary: list[str]) -> None:
 def test_nanotoken_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoders, "find_spec", lambda name: None)
     assert available_engine("auto") == "words"
-    with pytest.raises(EncoderError, match="pip install nanotoken"):
+    with pytest.raises(EncoderError, match=r"pip install .bert-pretraining\[fast\]"):
         available_engine("nanotoken")
 
 

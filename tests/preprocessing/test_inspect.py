@@ -95,7 +95,7 @@ def test_histograms_without_matplotlib_say_how_to_get_it(
     with pytest.raises(SystemExit) as caught:
         inspect.main([str(shards), "--histograms", str(tmp_path)])
     assert caught.value.code == 2
-    assert "matplotlib is missing: pip install -e '.[preprocess]'" in capsys.readouterr().err
+    assert "matplotlib is not installed: pip install 'bert-pretraining[preprocess]'" in capsys.readouterr().err
 
 
 def test_verify_names_a_shard_that_was_changed(
