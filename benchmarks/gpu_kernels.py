@@ -1,11 +1,11 @@
-"""What torch.compile writes for a layer of BERT-LARGE on a GPU, without one: its kernels and what they read and write.
+"""What torch.compile writes for a layer of BERT-LARGE on a GPU, without one: its kernels and what they cost.
 
     python benchmarks/gpu_kernels.py                     # a minute or two on a CPU; a torch that has triton
 
 A layer's forward and backward pass are traced on the CPU. Then their graphs are told that they lie on a GPU of compute
 capability 9.0, Inductor writes its kernels for that, and triton builds each of them. Nothing is run. Inductor itself
 counts what a kernel reads and writes; here it is given in widths: elements of 16 bits a token, divided by the width of
-the model. benchmarks/gpu_predictions.py takes its figures from here.
+the model. Instructions are read off the machine's code. benchmarks/gpu_predictions.py takes its figures from here.
 
 This reaches into torch: the names that are patched below are those of 2.11 to 2.13.
 """

@@ -1,8 +1,10 @@
-"""What a step on a GPU should take: operations at the rate of a large product, bytes at the rate of a large copy.
+"""What a step on a GPU should take: operations, bytes and instructions at the rates at which it does nothing else.
 
     python benchmarks/gpu_predictions.py [--tflops 790 --gbs 4000]      # an H200's, as measured; no GPU is needed
 
-benchmarks/gpu_pretrain.py prints these beside what it measures, with the rates of its own run.
+Operations go at the rate of a large product, bytes at that of a large copy; and where a kernel has more instructions
+than fit into that time, at the rate at which an H200 begins them. benchmarks/gpu_pretrain.py prints these beside what
+it measures, with the first two rates of its own run.
 """
 
 from __future__ import annotations

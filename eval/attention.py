@@ -183,7 +183,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("a", type=_sentence, metavar="SENTENCE")
     parser.add_argument("b", type=_sentence, metavar="SENTENCE", nargs="?", help="a second one, for a pair")
     parser.add_argument(
-        "--output", type=Path, default=Path("attention.html"), metavar="FILE", help="default: %(default)s"
+        "--output", type=_file, default=Path("attention.html"), metavar="FILE", help="default: %(default)s"
     )
     parser.add_argument(
         "--png", type=_head, action="append", default=[], metavar="LAYER.HEAD",
@@ -198,6 +198,12 @@ def _sentence(text: str) -> str:
     except UnicodeEncodeError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8; set the terminal's encoding to it") from error
     return text
+
+
+def _file(text: str) -> Path:
+    if not Path(text).name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a file")
+    return Path(text)
 
 
 def _head(text: str) -> tuple[int, int]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,6 @@ class Checkpoint:
         path: its folder.
         export: the pretrained model.
         tokenizer: neither truncates nor pads.
-        lineage: where it comes from; empty for one that another program wrote.
         weights_blake2b: checksum of its weights' file.
         blake2b: of weights and tokenizer.
     """
@@ -49,7 +49,6 @@ class Checkpoint:
     path: Path
     export: Export
     tokenizer: Tokenizer
-    lineage: Mapping[str, Any]
     weights_blake2b: str
     blake2b: str
 
@@ -57,6 +56,15 @@ class Checkpoint:
     def positions(self) -> int:
         """Tokens of the longest sequence that the model reads."""
         return self.export.config.max_position_embeddings
+
+    @cached_property
+    def lineage(self) -> dict[str, Any]:
+        """Where it comes from; empty for one that another program wrote.
+
+        Raises:
+            UsageError: the file that says so is not JSON, or of another kind.
+        """
+        return _read_lineage(self.path)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -75,7 +83,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     _check_tokenizer(path, tokenizer, export.config)
     weights = checksum(path / WEIGHTS)
     both = hashlib.blake2b(f"{weights} {tokenizer.to_str()}".encode(), digest_size=16).hexdigest()
-    return Checkpoint(path, export, tokenizer, _read_lineage(path), weights, both)
+    return Checkpoint(path, export, tokenizer, weights, both)
 
 
 @contextmanager

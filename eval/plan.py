@@ -48,6 +48,7 @@ def prepare(arguments: argparse.Namespace) -> Plan:
     """
     selected = select(arguments.tasks)
     checkpoint = open_checkpoint(arguments.checkpoint)
+    _ = checkpoint.lineage  # which the results will hold: a damaged one is refused now
     tasks = [_adapt(task, arguments, checkpoint.positions) for task in selected]
     subject = _subject([task for task in tasks if isinstance(task, Intrinsic)], arguments, checkpoint)
     settings = Settings(optimizer=arguments.optimizer, precision=arguments.precision, max_tokens=arguments.max_tokens)

@@ -91,7 +91,11 @@ def register(
     pretrained = load_pretrained(export)
     mlflow.set_tracking_uri(store.tracking_uri)
     mlflow.set_registry_uri(store.tracking_uri)
-    mlflow.set_experiment(experiment_id=experiment_id(MlflowClient(), store.experiment, store.tracking_uri))
+    try:
+        experiment = experiment_id(MlflowClient(), store.experiment, store.tracking_uri)
+    except ValueError as error:  # not MLflow's own, but of what reads the address
+        raise UsageError(f"MLFLOW_TRACKING_URI is not the address of a store ({error}); mend it") from error
+    mlflow.set_experiment(experiment_id=experiment)
     with tempfile.TemporaryDirectory() as folder:
         artifacts = {EXPORT: str(export.resolve())}
         if corpus is not None:

@@ -5,6 +5,7 @@ There is no dev split: what is published for it is measured on "test". Reviews k
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from eval.readers.examples import DatasetError, TextExample
@@ -12,6 +13,7 @@ from eval.readers.files import find, read_text
 
 LABELS = ("neg", "pos")
 _SPLITS = ("train", "test")
+_NAME = re.compile(r"[0-9]+_[0-9]+\.txt")
 
 
 def read(data: Path, split: str) -> list[TextExample]:
@@ -33,7 +35,8 @@ def read(data: Path, split: str) -> list[TextExample]:
 
 
 def _reviews(folder: Path, label: int) -> list[TextExample]:
-    paths = sorted(folder.glob("[0-9]*_[0-9]*.txt"), key=lambda path: (int(path.stem.split("_")[0]), path.stem))
+    paths = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
     if not paths:
         raise DatasetError(f"{folder}: no reviews (ID_RATING.txt) in it; unpack the archive anew")
+    paths.sort(key=lambda path: (int(path.stem.split("_")[0]), path.stem))
     return [TextExample(path.stem, read_text(path), None, label) for path in paths]

@@ -260,3 +260,9 @@ def test_an_export_whose_parts_do_not_fit(export: Path, tmp_path: Path, capsys: 
 def test_what_is_no_head(text: str) -> None:
     with pytest.raises(SystemExit):
         main(["export", "w10", "--png", text])
+
+
+@pytest.mark.parametrize("text", ["", ".", "/"])
+def test_what_is_no_file(text: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["export", "w10", "--output", text])

@@ -16,7 +16,9 @@ def write(folder, *names):
 
 
 def test_reviews(tmp_path):
-    write(tmp_path / "imdb" / "aclImdb" / "test" / "pos", "2_7.txt", "10_10.txt", "._2_7.txt", "urls_pos.txt")
+    write(
+        tmp_path / "imdb" / "aclImdb" / "test" / "pos", "2_7.txt", "10_10.txt", "._2_7.txt", "1x_2.txt", "urls_pos.txt"
+    )
     write(tmp_path / "imdb" / "aclImdb" / "test" / "neg", "1_1.txt")
     expected = [
         TextExample("1_1", "review 1_1.txt<br />", None, 0),

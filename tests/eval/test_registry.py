@@ -234,6 +234,15 @@ def test_a_server_that_is_away(
     assert error.count("\n") == 1
 
 
+def test_an_address_that_is_none(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.tracking.unlink()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://user:pass@word@host:port/name")
+    assert main([str(run.path), "--metric", "mrpc.f1"]) == 2
+    assert capsys.readouterr().err.startswith("error: MLFLOW_TRACKING_URI is not the address of a store (")
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
