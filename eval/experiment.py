@@ -185,7 +185,7 @@ class Experiment:
         error = None
         try:
             learn(model, self._samples["train"], task.kind.collate, point, bench.settings, bench.device, after_epoch)
-            outcomes.update(self._judge(model, [part for part in self._parts if part.startswith("test")]))
+            outcomes.update(self._judge(model, [part for part in task.test_splits if part in self._parts]))
         except DivergedError as diverged:
             error = str(diverged)
             outcomes.clear()

@@ -26,7 +26,7 @@ def read_parts(task: FineTuned, data: Path | None, with_test: bool, limit: int |
     Raises:
         DatasetError: something is missing, malformed or empty.
     """
-    splits = task.splits if with_test else {part: s for part, s in task.splits.items() if part not in task.test_splits}
+    splits = task.splits if with_test else {"train": task.train, **task.dev_splits}
     return {part: _some(task.read(*split, data), limit) for part, split in splits.items()}
 
 

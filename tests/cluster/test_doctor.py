@@ -112,6 +112,19 @@ def test_other_versions_than_the_projects(monkeypatch):
 H200 = "NVIDIA H200, 570.86.15, 143771, 0, 0, Not Active, 31"
 
 
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """Puts a shell script in the place of nvidia-smi."""
+
+    def write(script):
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    return write
+
+
 @pytest.mark.parametrize(
     ("script", "check", "state", "words"),
     [
@@ -124,11 +137,8 @@ H200 = "NVIDIA H200, 570.86.15, 143771, 0, 0, Not Active, 31"
         ("echo 'NVIDIA-SMI has failed: no driver'; exit 9", "gpus", "wrong", "no driver"),
     ],
 )
-def test_what_nvidia_smi_says(script, check, state, words, tmp_path, monkeypatch):
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+def test_what_nvidia_smi_says(script, check, state, words, nvidia_smi, monkeypatch):
+    nvidia_smi(script)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     found = state_of(check_gpus(), check)
     assert found.state == state
@@ -139,11 +149,8 @@ def test_what_nvidia_smi_says(script, check, state, words, tmp_path, monkeypatch
     ("nccl", "machine", "state"),
     [((2, 28, 9), "aarch64", "warning"), ((2, 29, 7), "aarch64", "ok"), ((2, 28, 9), "x86_64", "ok")],
 )
-def test_an_nccl_that_hangs_on_arm(nccl, machine, state, tmp_path, monkeypatch):
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\necho '{H200}'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+def test_an_nccl_that_hangs_on_arm(nccl, machine, state, nvidia_smi, monkeypatch):
+    nvidia_smi(f"echo '{H200}'")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.nccl.version", lambda: nccl)

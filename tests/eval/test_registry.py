@@ -223,24 +223,24 @@ def test_mistakes_end_with_one_line(run: RunDirectory, tmp_path: Path, capsys: p
     assert "it is gone" in refused("--metric", "mrpc.f1")
 
 
-def test_a_server_that_is_away(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(
+    ("address", "code", "told"),
+    [
+        ("http://127.0.0.1:1", 1, "http://127.0.0.1:1: "),
+        ("postgresql://user:pass@word@host:port/name", 2, "MLFLOW_TRACKING_URI is not the address of a store ("),
+    ],
+    ids=["a server that is away", "no address"],
+)
+def test_a_store_that_is_not_reached(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    address: str, code: int, told: str,
+) -> None:  # fmt: skip
     run.tracking.unlink()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
-    assert main([str(run.path), "--metric", "mrpc.f1"]) == 1
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    assert main([str(run.path), "--metric", "mrpc.f1"]) == code
     error = capsys.readouterr().err
-    assert error.startswith("error: http://127.0.0.1:1: ")
+    assert error.startswith(f"error: {told}")
     assert error.count("\n") == 1
-
-
-def test_an_address_that_is_none(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run.tracking.unlink()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://user:pass@word@host:port/name")
-    assert main([str(run.path), "--metric", "mrpc.f1"]) == 2
-    assert capsys.readouterr().err.startswith("error: MLFLOW_TRACKING_URI is not the address of a store (")
 
 
 def free_port() -> int:
