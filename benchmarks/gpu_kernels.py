@@ -39,6 +39,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from eval.markdown import markdown_table
+from trainer.determinism import use_deterministic_kernels
 from trainer.model import BertConfig, Layer
 from trainer.packing import PackedTokens
 
@@ -250,7 +251,10 @@ def write_layer(hidden_dropout: float) -> Writer:
 
 
 def main() -> None:
-    """The kernels of a layer, one in each line, and what dropout's random numbers cost."""
+    """The kernels of a layer, one in each line, and what dropout's random numbers and an order of sums cost."""
+    use_deterministic_kernels(False, GPU)
+    in_any_order = write_layer(0.1)
+    use_deterministic_kernels(True, GPU)
     writer, without = write_layer(0.1), write_layer(0.0)
     width = 2 * TOKENS * BertConfig(30522).hidden_size
     rows = [
@@ -259,7 +263,10 @@ def main() -> None:
         if kernel.bytes / width >= 0.05
     ]
     total = sum(kernel.bytes for kernel in writer.kernels) / width
-    print(f"torch {torch.__version__}; all kernels build for compute capability 9.0\n")
+    bodies = [[source.partition("@triton.jit")[2] for source in each.sources] for each in (writer, in_any_order)]
+    same = "the same" if bodies[0] == bodies[1] else "others"
+    print(f"torch {torch.__version__}; all kernels build for compute capability 9.0")
+    print(f"train.deterministic = false: {same}\n")
     print(markdown_table([["pass", "operations", "widths"], *rows, ["both", "all", f"{total:.1f}"]], [2]))
     for what, each in (("with", writer), ("without", without)):
         counts = [[name, f"{count:.0f}"] for name, count in build(each.sources).items()]

@@ -52,6 +52,7 @@ from preprocessing.schema import ShardDirectory
 from trainer.attention import attention
 from trainer.config import Recipe
 from trainer.data import Batch
+from trainer.determinism import use_deterministic_kernels
 from trainer.engine import Engine, join_world
 from trainer.fp8 import why_not_fp8
 from trainer.loading import StepReader, Steps
@@ -162,6 +163,7 @@ def dropout_in_effect(device: torch.device, probability: float = 0.1) -> list[di
     All scores are equal and the values are the identity, so that the weights themselves come out, and zeros can be
     counted: of 4 million weights, which tells 0.1 from 1/16 and from 1/8. Their mean, times their number, should be 1.
     """
+    use_deterministic_kernels(False, device)  # cuDNN's kernel is none of those
     size, heads, width = 64, 16, 64
     query = torch.zeros(size, heads, width, width, dtype=torch.bfloat16, device=device, requires_grad=True)
     value = torch.eye(width, dtype=torch.bfloat16, device=device).expand(size, heads, width, width)
@@ -194,6 +196,7 @@ def compare_with_float32(length: int, bench: Bench) -> dict[str, Any]:
     """
     batch_size = min(COMPARED, bench.batches[length])
     recipe = bench.recipe(BEST, length, "model.hidden_dropout_prob=0.0", batch=batch_size)
+    use_deterministic_kernels(recipe.train.deterministic, bench.world.device)
     batch = bench.steps(BEST, recipe)[0][0].to(bench.world.device)
     model = BertForPreTraining(recipe.model, seed=3).to(bench.world.device)
     with torch.no_grad():
@@ -345,6 +348,7 @@ class Peer:
     def __init__(self, recipe: Recipe, compiled: bool, world: World) -> None:
         import deepspeed
 
+        use_deterministic_kernels(False, world.device)  # as torch has them
         torch.backends.cuda.enable_cudnn_sdp(False)  # as the trainer, for it may drop 1/16 where 0.1 is asked for
         model = transformers_model.build(recipe.model, recipe.train.seed)
         self._recipe, self._device = recipe, world.device

@@ -56,6 +56,7 @@ with needs("eval"):
     from eval.workers import describe, exit_on_sigterm, run_points, run_side_by_side, share
     from preprocessing.schema import ShardError
     from trainer.checkpoint import CheckpointError
+    from trainer.determinism import use_deterministic_kernels
     from trainer.leases import hold_export
     from trainer.lineage import code_version
 
@@ -88,6 +89,7 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    use_deterministic_kernels(True, plan.bench.device)
     began = time.perf_counter()
     failed = learn(arguments, words, list(plan.experiments.values()))
     if _is_mine_to_collect(arguments, plan):

@@ -7,6 +7,7 @@ the longest, Q queries at most.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -209,32 +210,76 @@ def _sdpa(
     query: Tensor, key: Tensor, value: Tensor, tokens: PackedTokens, queries: _Queries, probability: float, causal: bool
 ) -> Tensor:
     """Torch's fused kernels, which never store the [S, S] weights, on sequences padded to the longest."""
-    size, longest = len(tokens.bounds) - 1, tokens.longest
-    asked = _places(key, tokens.bounds, longest)
-    asking = asked if queries is tokens else _places(query, queries.bounds, longest)
-    query, key, value = (
-        _pad(x, places, size, longest) for x, places in ((query, asking), (key, asked), (value, asked))
-    )
-    hidden = tokens.lengths[:, None] <= torch.arange(longest, device=query.device)  # [B, S]
-    hidden = hidden[:, None, None, :]
+    asked = _Rows.of(tokens.bounds, tokens.longest, len(key))
+    asking = asked if queries is tokens else _Rows.of(queries.bounds, tokens.longest, len(query))
+    query, key, value = (rows.pad(x) for x, rows in ((query, asking), (key, asked), (value, asked)))
+    hidden = ~asked.real[:, None, None, :]  # [B, 1, 1, S]
     if causal:
-        hidden = hidden | _future(longest, query.device)
+        hidden = hidden | _future(tokens.longest, query.device)
     with sdpa_kernel(_KERNELS):
         gathered = F.scaled_dot_product_attention(query, key, value, _bias(hidden, query.dtype), probability)
-    return gathered.transpose(1, 2).flatten(0, 1).index_select(0, asking)  # [B, N, Q, H] -> [B*Q, N, H] -> [R, N, H]
+    return asking.unpad(gathered)
 
 
-def _places(x: Tensor, bounds: Tensor, longest: int) -> Tensor:
-    """int64 [R], where each row of ``x`` is among the B*S places of a padded table; the host waits for no length."""
-    rows = torch.arange(len(x), device=x.device, dtype=bounds.dtype)
-    sequences = torch.searchsorted(bounds[1:], rows, right=True)
-    return sequences * longest + rows - bounds[sequences]
+@dataclass(frozen=True)
+class _Rows:
+    """Where R rows of B sequences are in a padded table, and the other way round; the host waits for no length.
+
+    Attributes:
+        places: int64 [R], which of the B*S places of the table each row has.
+        rows: int64 [B*S], which row each place has; some other one for padding.
+        real: bool [B, S], false for padding.
+    """
+
+    places: Tensor
+    rows: Tensor
+    real: Tensor
+
+    @classmethod
+    def of(cls, bounds: Tensor, longest: int, count: int) -> _Rows:
+        """Of int32 [B + 1] bounds among ``count`` rows."""
+        rows = torch.arange(count, device=bounds.device, dtype=bounds.dtype)
+        sequences = torch.searchsorted(bounds[1:], rows, right=True)
+        table = bounds[:-1, None] + torch.arange(longest, device=bounds.device)  # [B, S]
+        return cls(
+            places=sequences * longest + rows - bounds[sequences],
+            rows=table.clamp(max=count - 1).flatten(),
+            real=table < bounds[1:, None],
+        )
+
+    def pad(self, x: Tensor) -> Tensor:
+        """[R, N, H] -> [B, N, S, H], with anything for padding: no weight is theirs, and so no gradient."""
+        table: Tensor = _Gather.apply(x, self.rows, self.places, None)
+        return table.view(*self.real.shape, *x.shape[1:]).transpose(1, 2)
+
+    def unpad(self, table: Tensor) -> Tensor:
+        """[B, N, S, H] -> [R, N, H]."""
+        flat = table.transpose(1, 2).flatten(0, 1)  # [B*S, N, H]
+        rows: Tensor = _Gather.apply(flat, self.places, self.rows, self.real.flatten())
+        return rows
 
 
-def _pad(x: Tensor, places: Tensor, size: int, longest: int) -> Tensor:
-    """[R, N, H] -> [B, N, S, H], zeros for padding. Backwards it is a gather, with nothing to add up."""
-    table = x.new_zeros(size * longest, *x.shape[1:]).index_copy(0, places, x)
-    return table.view(size, longest, *x.shape[1:]).transpose(1, 2)
+class _Gather(torch.autograd.Function):
+    """Rows by their numbers, and their gradients by the numbers that lead back.
+
+    Torch would add the gradients of rows up, in any order or, where one is asked for, after it has sorted the numbers.
+    Here each is that of one row at most.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor, back: Tensor, was_taken: Tensor | None) -> Tensor:
+        """``back`` says which of the rows taken each row of ``x`` is, where ``was_taken`` says that it is one."""
+        ctx.save_for_backward(back, was_taken)
+        return x.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """Zero for a row that was not taken."""
+        back, was_taken = ctx.saved_tensors
+        gradient = upstream[0].index_select(0, back)
+        if was_taken is not None:
+            gradient = gradient.masked_fill(~was_taken[:, None, None], 0)
+        return gradient, None, None, None
 
 
 def _varlen(

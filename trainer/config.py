@@ -64,6 +64,8 @@ class TrainConfig:
             other numbers than without it.
         fp8: multiply in eight bits in the encoder layers, on GPUs from Hopper on; half the time of a product in bf16
             where it is compiled, and coarser (trainer.fp8).
+        deterministic: on a GPU, take kernels that give the same bits at every run, so that a resume is exact; false
+            takes whatever is fastest. On a CPU they always do.
         hang_seconds: a rank whose step takes longer says where it hangs and ends, so that the run can be started again;
             0 waits for ever.
     """
@@ -74,6 +76,7 @@ class TrainConfig:
     next_sentence: bool = True
     compile: bool = False
     fp8: bool = False
+    deterministic: bool = True
     hang_seconds: int = 1800
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ from trainer.allocator import keep_freed_memory
 from trainer.config import Recipe
 from trainer.data import Batch
 from trainer.deepspeed_config import without_communication
+from trainer.determinism import use_deterministic_kernels
 from trainer.fp8 import to_fp8
 from trainer.gradients import take_norm_once, total_norm
 from trainer.loss_scale import LossScale, is_exhausted, put_loss_scale, take_loss_scale
@@ -66,6 +67,7 @@ def join_world(threads: int) -> World:
     get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))  # DeepSpeed does so only with an engine
     deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
     device = torch.device(get_accelerator().current_device_name())
+    use_deterministic_kernels(True, device)  # an engine's recipe may turn it off
     return World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
 
 
@@ -108,7 +110,7 @@ class Engine:
         """Build the model from its seed, from weights or from a checkpoint, and hand it to DeepSpeed.
 
         Args:
-            recipe: of the run: its model, optimizer, and what [train] says of seed, tasks, compilation and fp8.
+            recipe: of the run: its model, optimizer, and what [train] says of seed, tasks and kernels.
             deepspeed_config: resolved, see trainer.deepspeed_config.resolve_deepspeed.
             world: this rank's place.
             checkpoint: written by write_state, by any number of ranks under any ZeRO stage.
@@ -120,6 +122,7 @@ class Engine:
             ConfigError: DeepSpeed does not take its configuration, or lays weights out in a way that is not known here.
         """
         train = recipe.train
+        use_deterministic_kernels(train.deterministic, world.device)
         self._config = recipe.model
         self._seed = train.seed
         self._world = world

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from trainer.attention import attention, dropout
+from trainer.determinism import use_deterministic_kernels
 from trainer.packing import PackedTokens
 
 IMPLEMENTATIONS = ["reference", "grouped", "sdpa"]  # on a CPU; "varlen" is CUDA's
@@ -212,6 +213,29 @@ def test_fused_kernels_drop_the_share_asked_for(longest, dtype):
     assert share == pytest.approx(0.1, abs=0.005)  # 131,072 draws at least: six standard deviations
     kept = weights[weights != 0].double().mean().item()
     assert kept == pytest.approx(1 / longest / 0.9, rel=0.01)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA's fused kernels")
+@pytest.mark.parametrize(("implementation", "probability"), [("varlen", 0.0), ("sdpa", 0.0), ("sdpa", 0.1)])
+def test_fused_kernels_give_the_same_gradients_again(implementation, probability):
+    """Of sequences so long that several blocks add to a query's gradient, and so many that these run side by side."""
+    device = torch.device("cuda")
+    use_deterministic_kernels(True, device)
+    lengths = (512, 300, 511, 64) * 8
+    torch.manual_seed(0)
+    inputs = [torch.randn(sum(lengths), 16, 64, device=device).bfloat16().requires_grad_() for _ in range(3)]
+    tokens = packed(lengths).to(device)
+
+    def gradients():
+        torch.manual_seed(1)
+        gathered = attention(*inputs, tokens, None, probability, implementation=implementation)
+        return torch.autograd.grad(gathered.float().square().sum(), inputs)
+
+    first = gradients()
+    for _ in range(5):
+        assert all(torch.equal(one, other) for one, other in zip(first, gradients(), strict=True))
+    use_deterministic_kernels(False, device)
 
 
 class TestDropout:

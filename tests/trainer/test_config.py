@@ -209,7 +209,8 @@ def test_whatever_changes_the_numbers_is_a_difference(recipe, override):
 
 @pytest.mark.parametrize(
     "override",
-    ["train.max_steps=3", "train.threads=2", "train.hang_seconds=5", "checkpoint.every=3", "log.every=7",
+    ["train.max_steps=3", "train.threads=2", "train.hang_seconds=5", "train.deterministic=false", "checkpoint.every=3",
+     "log.every=7",
      "tracking.enabled=true", "phases.0.micro_batch_size=4", "model.activation_checkpointing=true", "data.workers=2",
      "data.verify=false", "data.cache_dir='/x'", "data.skip=[[1, 2]]"],
 )  # fmt: skip

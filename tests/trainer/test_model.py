@@ -1,7 +1,9 @@
 """The model by itself: its shape, its initial weights, its losses, and what its options may not change."""
 
+import collections
 import dataclasses
 import math
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import trainer.model as model_module
 from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, BertModel, initialize, parameter_count
@@ -386,6 +389,18 @@ class TestBfloat16:
         torch.testing.assert_close(norm(x).double(), exact, rtol=2**-8, atol=1e-3)  # only the result is rounded
 
 
+class Operations(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = collections.Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
 class TestWithoutData:
     """On tensors of shapes alone the model takes the ways that it takes on a GPU, and no GPU is needed.
 
@@ -414,6 +429,21 @@ class TestWithoutData:
         model = self.model(**options)
         self.step(model, batch(), predictions=6)
         assert all(parameter.grad.shape == parameter.shape for parameter in model.parameters())
+
+    @pytest.mark.parametrize("attention_dropout", [0.0, 0.1])
+    def test_no_layer_adds_rows_up(self, attention_dropout):
+        """Nor copies them by number: a GPU does so in any order, or asked for one order sorts the numbers first."""
+        counts = []
+        for layers in (2, 4):
+            model = self.model(num_hidden_layers=layers, attention_probs_dropout_prob=attention_dropout)
+            with Operations() as operations:
+                self.step(model, batch(), predictions=6)
+            counts.append(
+                {name: count for name, count in operations.counts.items() if re.match("index_|scatter", name)}
+            )
+        assert counts[0]["index_select"] > 0
+        added = [{name: count for name, count in each.items() if name != "index_select"} for each in counts]
+        assert added[0] == added[1] == {"index_add": 3}  # what is predicted, once a step: of a row one is not zero
 
     @pytest.mark.parametrize("attention_dropout", [0.0, 0.1])
     def test_a_compiled_layer_is_one_graph_for_all_layers_and_batches(self, attention_dropout):
