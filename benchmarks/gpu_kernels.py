@@ -1,11 +1,12 @@
-"""What torch.compile writes for a layer of BERT-LARGE on a GPU, without one: its kernels and what they cost.
+"""What torch.compile writes for a layer of BERT-LARGE on a GPU, without one, and ours: kernels and what they cost.
 
     python benchmarks/gpu_kernels.py                     # a minute or two on a CPU; a torch that has triton
 
 A layer's forward and backward pass are traced on the CPU. Then their graphs are told that they lie on a GPU of compute
 capability 9.0, Inductor writes its kernels for that, and triton builds each of them. Nothing is run. Inductor itself
 counts what a kernel reads and writes; here it is given in widths: elements of 16 bits a token, divided by the width of
-the model. Instructions are read off the machine's code. benchmarks/gpu_predictions.py takes its figures from here.
+the model. Instructions are read off the machine's code. The kernels of trainer.fused are built and counted as well.
+benchmarks/gpu_predictions.py takes its figures from here.
 
 This reaches into torch: the names that are patched below are those of 2.11 to 2.13.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import re
 import subprocess
 import tempfile
@@ -36,9 +38,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _triton
 from torch.utils._pytree import tree_map
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from triton.runtime import driver
 
 from eval.markdown import markdown_table
+from trainer import fused, kernels
 from trainer.determinism import use_deterministic_kernels
 from trainer.model import BertConfig, Layer
 from trainer.packing import PackedTokens
@@ -219,11 +223,53 @@ def build(sources: dict[str, str]) -> dict[str, float]:
 
 def _instructions(program: bytes) -> int:
     """Of a thread."""
+    return len(_addresses_and_jumps(program))
+
+
+def _of_the_loop(program: bytes) -> int:
+    """Of a thread, in a round of the longest loop; all where there is none."""
+    code = _addresses_and_jumps(program)
+    rounds = [sum(target <= address <= end for address, _ in code) for end, target in code if -1 < target < end]
+    return max(rounds, default=len(code))
+
+
+def _addresses_and_jumps(program: bytes) -> list[tuple[int, int]]:
+    """Of each instruction, where it is and where it jumps to; -1 where it goes on with the next."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(program)
         file.flush()
         listing = subprocess.run([CUOBJDUMP, "-sass", file.name], capture_output=True, text=True, check=True).stdout
-    return len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?!NOP)", listing, re.MULTILINE))
+    found = re.finditer(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?!NOP)(?:.*?\bBRA\b.*?0x([0-9a-f]+))?", listing, re.MULTILINE)
+    return [(int(at, 16), int(to, 16) if to else -1) for at, to in (match.groups() for match in found)]
+
+
+def build_ours(bert: BertConfig) -> dict[str, tuple[float, float]]:
+    """Have triton build the kernels of trainer.fused.
+
+    Returns:
+        Widths that each reads and writes for a token, and its instructions an element of what it goes through.
+    """
+    d, f = bert.hidden_size, bert.intermediate_size
+    by_erf = fused._BY_ERF[bert.hidden_act]
+    plan = {  # kernel: widths, constants and elements that a program has at once
+        "add_norm": (4, {"DROPS": True, **fused._row(d)}, d),
+        "add_norm_backward": (4, {"DROPS": True, **fused._row(d)}, d),
+        "gelu": (2 * f / d, {"BY_ERF": by_erf, "BLOCK": fused._FLAT}, fused._FLAT),
+        "gelu_backward": (3 * f / d, {"BY_ERF": by_erf, "WIDTH": f, **fused._TILE}, math.prod(fused._TILE.values())),
+        "join": (6, {"WIDTH": d, **fused._TILE}, math.prod(fused._TILE.values())),
+    }
+    types = dict.fromkeys(("means", "deviations", "sums"), "*fp32")
+    types |= {"seed": "i64", **dict.fromkeys(("probability", "kept", "eps"), "fp32")}
+    types |= dict.fromkeys(("count", "rows_each", "size"), "i32")
+    built = {}
+    for name, (widths, constants, elements) in plan.items():
+        kernel, warps = getattr(kernels, name), constants.pop("num_warps", 4)
+        signature = {key: "constexpr" if key in constants else types.get(key, "*bf16") for key in kernel.arg_names}
+        aligned = {(i,): [["tt.divisibility", 16]] for i, of in enumerate(signature.values()) if of.startswith("*")}
+        source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+        program = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+        built[name] = widths, 32 * warps * _of_the_loop(program.asm["cubin"]) / elements
+    return built
 
 
 def write_layer(hidden_dropout: float) -> Writer:
@@ -271,6 +317,8 @@ def main() -> None:
     for what, each in (("with", writer), ("without", without)):
         counts = [[name, f"{count:.0f}"] for name, count in build(each.sources).items()]
         print(markdown_table([[f"{what} dropout", "instructions an element"], *counts], [1]))
+    ours = [[name, f"{widths:.0f}", f"{count:.0f}"] for name, (widths, count) in build_ours(BertConfig(30522)).items()]
+    print(markdown_table([["trainer.fused", "widths", "instructions an element"], *ours], [1, 2]))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ from common import (
     wait_for,
 )
 from eval.markdown import markdown_table
-from gpu_predictions import BEST, LADDER, PEER, Row, predict
+from gpu_predictions import BEST, BEST_BY_TORCH, LADDER, PEER, Row, predict
 from preprocessing.schema import ShardDirectory
 from trainer.attention import attention
 from trainer.config import Recipe
@@ -114,6 +114,16 @@ class Bench:
         """The batches of a row."""
         return steps_of(recipe, self.shards, padded=row.peer)
 
+    @property
+    def ladder(self) -> list[Row]:
+        """The rows; kernels of our own are for GPUs."""
+        return [row for row in LADDER if self.world.device.type == "cuda" or not row.fused]
+
+    @property
+    def best(self) -> Row:
+        """The one that should be the fastest with the recipe's dropout, in 16 bits."""
+        return BEST if BEST in self.ladder else BEST_BY_TORCH
+
 
 def main() -> None:
     """Measure part after part."""
@@ -144,13 +154,13 @@ def all_parts(bench: Bench) -> Iterator[tuple[str, str, Callable[[], Any]]]:
     """Kind, name and function of each part; what matters most comes first."""
     yield "dropout", "of attention", partial(dropout_in_effect, bench.world.device)
     for length in bench.batches:
-        for row in (BEST, PEER):
+        for row in (bench.best, PEER):
             yield "row", f"{row.name}, {length} tokens", partial(train, row, length, bench)
-        for row in (BEST, PEER):
+        for row in (bench.best, PEER):
             yield "profile", f"{row.name}, {length} tokens", partial(profile, row, length, bench)
         yield "error", f"{length} tokens", partial(compare_with_float32, length, bench)
-        for row in LADDER:
-            if row not in (BEST, PEER):
+        for row in bench.ladder:
+            if row not in (bench.best, PEER):
                 yield "row", f"{row.name}, {length} tokens", partial(train, row, length, bench)
 
 
@@ -195,9 +205,9 @@ def compare_with_float32(length: int, bench: Bench) -> dict[str, Any]:
     Dropout is off, weights are random and large enough for every term to count, the batch is real text.
     """
     batch_size = min(COMPARED, bench.batches[length])
-    recipe = bench.recipe(BEST, length, "model.hidden_dropout_prob=0.0", batch=batch_size)
+    recipe = bench.recipe(bench.best, length, "model.hidden_dropout_prob=0.0", batch=batch_size)
     use_deterministic_kernels(recipe.train.deterministic, bench.world.device)
-    batch = bench.steps(BEST, recipe)[0][0].to(bench.world.device)
+    batch = bench.steps(bench.best, recipe)[0][0].to(bench.world.device)
     model = BertForPreTraining(recipe.model, seed=3).to(bench.world.device)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -207,12 +217,18 @@ def compare_with_float32(length: int, bench: Bench) -> dict[str, Any]:
         plain = _loss_and_gradient(model.bfloat16(), batch)
     with mock.patch("trainer.attention._fastest", return_value="sdpa"):
         padded = _loss_and_gradient(model, batch)
-    fast = _loss_and_gradient(model, batch)
+    ways = {"the formula, bfloat16": plain, "SDPA with dropout 0, bfloat16": padded,
+            "packed sequences": _loss_and_gradient(model, batch)}  # fmt: skip
+    if recipe.train.fused:
+        from trainer.fused import fuse  # its kernels want triton
+
+        fuse(model.bert.layers, recipe.model)
+        ways["packed sequences, kernels of our own"] = _loss_and_gradient(model, batch)
+        for layer in model.bert.layers:
+            del layer.forward  # fuse's: the class's is back
     for layer in model.bert.layers:
         layer.compile()
-    compiled = _loss_and_gradient(model, batch, torch.compile(pretraining_losses))
-    ways = {"fast path, bfloat16": fast, "fast path, compiled": compiled, "SDPA with dropout 0, bfloat16": padded,
-            "the formula, bfloat16": plain}  # fmt: skip
+    ways["packed sequences, compiled"] = _loss_and_gradient(model, batch, torch.compile(pretraining_losses))
     errors = {
         way: {
             "loss": abs(float(loss) / float(exact[0]) - 1),

@@ -62,6 +62,8 @@ class TrainConfig:
         next_sentence: train the second task of BERT too; false is the paper's "No NSP" (section 5.1).
         compile: let torch.compile fuse each encoder layer: minutes at the start, faster steps on a GPU. Dropout draws
             other numbers than without it.
+        fused: compute the encoder layers by kernels of our own, on GPUs: less memory is read and written than where
+            torch.compile fuses them, which then has the losses only. Dropout draws other numbers (trainer.fused).
         fp8: multiply in eight bits in the encoder layers, on GPUs from Hopper on; half the time of a product in bf16
             where it is compiled, and coarser (trainer.fp8).
         deterministic: on a GPU, take kernels that give the same bits at every run, so that a resume is exact; false
@@ -75,6 +77,7 @@ class TrainConfig:
     threads: int = 0
     next_sentence: bool = True
     compile: bool = False
+    fused: bool = False
     fp8: bool = False
     deterministic: bool = True
     hang_seconds: int = 1800
@@ -164,6 +167,11 @@ class Recipe:
                 "model.is_decoder: a left-to-right model predicts every next token and sees nothing of a second "
                 "segment where it would judge it; set train.next_sentence=false and leave [masking] out"
             )
+        if self.train.fused and (self.train.fp8 or self.model.pre_layer_norm or self.model.hidden_act == "relu"):
+            raise ValueError(
+                "train.fused has kernels for layers that end in LayerNorm, with gelu or gelu_new, in 16 or 32 bits; "
+                "leave it out with train.fp8, model.pre_layer_norm or relu: train.compile=true takes all of them"
+            )
         longest = max(phase.sequence_length for phase in self.phases)
         if longest > self.model.max_position_embeddings:
             raise ValueError(
@@ -206,6 +214,7 @@ _IDENTITY = (
     "train.seed",
     "train.next_sentence",
     "train.compile",
+    "train.fused",
     "train.fp8",
     "data.shuffle_bytes",
     "data.weights",

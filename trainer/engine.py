@@ -142,6 +142,11 @@ class Engine:
         self._losses_of = torch.compile(pretraining_losses) if train.compile else pretraining_losses
         if train.compile:  # fuses each encoder layer, which keeps its parameters and their names, and the losses
             torch._dynamo.reset()  # what it keeps of one phase would count against its limit of ways in the next
+        if train.fused:
+            from trainer.fused import fuse  # its kernels want triton
+
+            fuse(model.bert.layers, recipe.model)
+        elif train.compile:
             for layer in model.bert.layers:
                 layer.compile()
         if world.size == 1:

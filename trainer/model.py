@@ -119,7 +119,7 @@ class Embeddings(nn.Module):
         return dropout(embedded, self.dropout if self.training else 0.0)
 
 
-def _query_key_value(hidden: Tensor, selected: Selection | None, qkv: nn.Linear) -> tuple[Tensor, Tensor, Tensor]:
+def project(hidden: Tensor, selected: Selection | None, qkv: nn.Linear) -> tuple[Tensor, Tensor, Tensor]:
     """One product for all three, rows in the order Q, K, V; two where only some tokens ask.
 
     [T, D] -> [T, D] or, of selected tokens, [R, D]; [T, D]; [T, D].
@@ -147,7 +147,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, tokens: PackedTokens, selected: Selection | None) -> Tensor:
         """[T, D] -> [T, D], or [R, D] where only some tokens are selected."""
-        projected = _query_key_value(hidden, selected, self.qkv)
+        projected = project(hidden, selected, self.qkv)
         query, key, value = (x.unflatten(-1, (self.heads, -1)) for x in projected)  # [T, D] -> [T, N, H]
         probability = self.attention_dropout if self.training else 0.0
         gathered = attention(query, key, value, tokens, selected, probability, self.causal)

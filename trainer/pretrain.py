@@ -17,8 +17,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
+
+import torch
 
 # `deepspeed trainer/pretrain.py` puts trainer/ first on the module path, where our names would hide others'.
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
@@ -196,6 +199,15 @@ def _check_precision(recipe: Recipe, config: dict[str, Any]) -> None:
         raise ConfigError("fp16: this machine's processor can't compute in it; use bf16, or train on GPUs")
     if recipe.train.fp8 and (reason := why_not_fp8(device_kind())):
         raise ConfigError(f"train.fp8: {reason}")
+    if recipe.train.fused and (reason := why_not_fused(device_kind())):
+        raise ConfigError(f"train.fused: {reason}")
+
+
+def why_not_fused(device: torch.device) -> str:
+    """What keeps this machine from the kernels of trainer.fused, or ''."""
+    if device.type != "cuda":
+        return "its kernels are for GPUs; leave it out on a CPU"
+    return "" if find_spec("triton") else "triton is not installed, which torch brings on Linux: pip install triton"
 
 
 def _check_validation(recipe: Recipe, phase: Phase, shards: Corpus) -> None:

@@ -184,7 +184,7 @@ def check_compiler() -> Finding:
     return judge(
         "compiler",
         f"no {', no '.join(missing)}" if missing else f"{compiler}, Python.h",
-        "Only train.compile needs it: install g++ and python3-dev.",
+        "Only train.compile and train.fused need it: install g++ and python3-dev.",
         warning=bool(missing),
     )
 

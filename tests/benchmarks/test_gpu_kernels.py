@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_predictions import COMPILED
+from gpu_predictions import COMPILED, INSTRUCTION_RATE
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_kernels.py"
+BANDWIDTH = 4e12  # bytes a second of an H200
 ATTENTION = 12.0  # widths a token, forward and backward, of kernels that are no triton's
 
 
@@ -26,3 +27,8 @@ def test_kernels_of_a_layer():
     assert drawing == ["forward", "forward"]  # once for each dropout, so that both passes have the same masks
     (total,) = (line[2] for line in lines if line[:2] == ["both", "all"])
     assert float(total) + ATTENTION == pytest.approx(COMPILED, abs=0.5)
+    ours = lines[lines.index(["trainer.fused", "widths", "instructions an element"]) + 2 :][:5]
+    elements = {"add_norm": 1, "add_norm_backward": 1, "gelu": 4, "gelu_backward": 4, "join": 3}  # in widths, a token
+    assert [name for name, *_ in ours] == list(elements)
+    for name, widths, instructions in ours:  # they wait for memory, and nothing else
+        assert elements[name] * float(instructions) / INSTRUCTION_RATE < 2 * float(widths) / BANDWIDTH

@@ -22,7 +22,7 @@ from trainer.settings import ConfigError
 from trainer.world import World
 
 ABOUT = {"machine": "a GPU", "torch": "2", "ceiling": 8e14, "bandwidth": 4e12}
-BENCH = gpu_pretrain.Bench(None, World(0, 1, torch.device("cpu")), 8e14, 4e12, {128: 8}, "demo", 0.0, 0)
+BENCH = gpu_pretrain.Bench(None, World(0, 1, torch.device("cuda")), 8e14, 4e12, {128: 8}, "demo", 0.0, 0)
 
 # As torch 2.11's own libraries and profiles have them.
 KERNELS = {
@@ -111,9 +111,11 @@ def test_a_row_that_fails_is_named_and_loses_no_other(tmp_path: Path):
         in_table = [line for line in lines if line.startswith(f"| {row.name} ")]
         assert len(in_table) == (0 if row.fp8 else 1), row.name
     (failed,) = (line for line in lines if "CUDA out of memory. Tried to allocate 1 GiB" in line)
-    assert "the same in eight bits, 128 tokens" in failed
+    assert "layers by torch.compile in eight bits, 128 tokens" in failed
     found = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
-    assert [record["name"] for record in found["parts"] if "error" in record] == ["the same in eight bits, 128 tokens"]
+    assert [record["name"] for record in found["parts"] if "error" in record] == [
+        "layers by torch.compile in eight bits, 128 tokens"
+    ]
     assert "| difference " in page  # what is left of the step, where kernels overlap as a negative number
     assert "-1.0" in page
 

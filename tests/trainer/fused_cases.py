@@ -1,0 +1,195 @@
+"""The kernels of trainer.fused against the formulas, on a GPU or, by Triton's interpreter, on a CPU.
+
+tests/trainer/test_fused.py runs this in a process of its own: whether kernels are interpreted is decided at import.
+"""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.ranks import free_port
+from tests.trainer.conftest import ROOT
+from trainer.fused import _AddNorm, _Up, fuse
+from trainer.model import BertConfig, BertForPreTraining, Layer, initialize, pretraining_losses
+from trainer.packing import PackedTokens, Selection
+
+DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") else "cuda")
+LENGTHS = (9, 4, 1, 7)
+TOKENS = sum(LENGTHS)
+
+
+@pytest.fixture(autouse=True)
+def _float32_is_float32():
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def config(**options: object) -> BertConfig:
+    """A layer whose widths are no powers of two, with more columns than a program has at once."""
+    shape = {"hidden_size": 24, "intermediate_size": 300, "num_attention_heads": 3, "num_hidden_layers": 2}
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return BertConfig(53, **{"max_position_embeddings": 20, **shape, **no_dropout, **options})
+
+
+def tokens() -> PackedTokens:
+    ids = torch.zeros(TOKENS, dtype=torch.int64)
+    return PackedTokens.from_flat(ids, ids, torch.tensor(LENGTHS)).to(DEVICE)
+
+
+def selection() -> Selection:
+    return tokens().select(torch.tensor([0, 3, 9, 13, 15], device=DEVICE))
+
+
+def layers_of(model: BertConfig, dtype: torch.dtype) -> tuple[Layer, Layer]:
+    """The same layer twice, one of them fused; no parameter is zero or one."""
+    torch.manual_seed(1)
+    plain = Layer(model)
+    initialize(plain, 0.2, seed=1)
+    for parameter in plain.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    plain = plain.to(DEVICE, dtype)
+    fused = copy.deepcopy(plain)
+    fuse(nn.ModuleList([fused]), model)
+    return plain, fused
+
+
+def result_and_gradients(layer: Layer, selected: Selection | None, dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    hidden = torch.randn(TOKENS, 24, generator=generator).to(DEVICE, dtype).requires_grad_()
+    result = layer(hidden, tokens(), selected)
+    weight = torch.randn(result.shape, generator=generator).to(DEVICE, dtype)
+    return [result.detach(), *torch.autograd.grad((result * weight).sum(), [hidden, *layer.parameters()])]
+
+
+@pytest.mark.parametrize("some", [False, True], ids=["all tokens", "some tokens"])
+@pytest.mark.parametrize("options", [{}, {"hidden_act": "gelu_new"}, {"is_decoder": True}])
+def test_a_layer_and_its_gradients_are_the_formula_s(options, some):
+    if some and options.get("is_decoder"):
+        pytest.skip("in a left-to-right model all tokens ask")
+    selected = selection() if some else None
+    plain, fused = layers_of(config(**options), torch.float32)
+    for name, ours, theirs in zip(
+        ["result", "hidden", *(name for name, _ in plain.named_parameters())],
+        result_and_gradients(fused, selected, torch.float32),
+        result_and_gradients(plain, selected, torch.float32),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=3e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_in_bfloat16_the_errors_are_no_larger_than_those_of_torch_s_kernels():
+    plain, fused = layers_of(config(), torch.bfloat16)
+    exact = result_and_gradients(copy.deepcopy(plain).double(), None, torch.float64)
+    ours, theirs = (result_and_gradients(layer, None, torch.bfloat16) for layer in (fused, plain))
+    errors = [
+        [(one - other).norm() / other.norm() for one, other in zip(each, exact, strict=True)] for each in (ours, theirs)
+    ]
+    assert sum(errors[0]) < 1.05 * sum(errors[1])
+    assert max(errors[0]) < 0.05
+
+
+@pytest.mark.parametrize("by_erf", [True, False], ids=["gelu", "gelu_new"])
+def test_gelu_and_its_slope_far_below_the_rounding_of_16_bits(by_erf):
+    x = torch.linspace(-12, 12, 4096, device=DEVICE).view(-1, 1)
+    weight, bias = torch.ones(1, 1, device=DEVICE), torch.zeros(1, device=DEVICE, requires_grad=True)
+    x.requires_grad_()
+    ours, _ = _Up.apply(x, weight, bias, by_erf)
+    exact_x = x.detach().double().requires_grad_()
+    exact = F.gelu(exact_x, approximate="none" if by_erf else "tanh")
+    assert (ours - exact).abs().max() < 1e-6
+    (slope,) = torch.autograd.grad(exact.sum(), exact_x)
+    (to_bias,) = torch.autograd.grad(_Up.apply(x, weight, bias, by_erf)[0].sum(), bias)
+    assert to_bias.item() == pytest.approx(slope.sum().item(), abs=0.05)  # 4,096 errors
+    before = x.detach().requires_grad_()
+    (ours_slope,) = torch.autograd.grad(_Up.apply(before, weight, bias, by_erf)[0].sum(), before)
+    assert (ours_slope - slope).abs().max() < 1e-5
+
+
+class TestDropout:
+    WIDTH = 96
+
+    def holes(self, seed: int, probability: float = 0.1, rows: int = 64) -> Tensor:
+        """Which elements are dropped: without a residual they are zero, others are more, and LayerNorm keeps that."""
+        x = torch.ones(rows, 1, device=DEVICE)
+        weight = torch.linspace(1, 2, self.WIDTH, device=DEVICE).view(-1, 1)
+        none, one = torch.zeros(self.WIDTH, device=DEVICE), torch.ones(self.WIDTH, device=DEVICE)
+        normed = _AddNorm.apply(
+            x, weight, none, torch.zeros(rows, self.WIDTH, device=DEVICE), one, none, 1e-12, probability, seed
+        )
+        return normed <= normed.min(dim=1, keepdim=True).values
+
+    def test_drops_the_share_asked_for_anew_in_every_row_and_for_every_seed(self):
+        for probability in (0.1, 0.5):
+            holes = self.holes(2**62, probability, rows=200)
+            assert holes.double().mean().item() == pytest.approx(probability, abs=0.015)  # four standard deviations
+        halves = torch.stack([self.holes(2**62 + seed, 0.5).flatten() for seed in (0, 0, 1)]).double()
+        assert halves[0].equal(halves[1])
+        assert abs(torch.corrcoef(halves)[0, 2]) < 0.06
+        rows = torch.corrcoef(self.holes(2**62, 0.5).double()) - torch.eye(64, device=DEVICE)
+        assert rows.abs().max() < 0.5  # 96 numbers each
+        columns = torch.corrcoef(self.holes(2**62, 0.5, rows=1000).double().T) - torch.eye(self.WIDTH, device=DEVICE)
+        assert columns.abs().max() < 0.16  # five standard deviations: the four of a draw too are independent
+
+    def test_the_backward_pass_has_the_holes_of_the_forward_pass(self):
+        seed, probability, rows = 2**62 + 7, 0.3, 37
+        torch.manual_seed(3)
+        x, weight, bias, residual, scale, shift = (
+            torch.randn(size, device=DEVICE, requires_grad=True)
+            for size in ((rows, 5), (self.WIDTH, 5), (self.WIDTH,), (rows, self.WIDTH), (self.WIDTH,), (self.WIDTH,))
+        )
+        inputs = [x, weight, bias, residual, scale, shift]
+        ours = _AddNorm.apply(*inputs, 1e-12, probability, seed)
+        kept = F.linear(x, weight, bias).masked_fill(self.holes(seed, probability, rows), 0) / (1 - probability)
+        theirs = F.layer_norm(residual + kept, (self.WIDTH,), scale, shift, 1e-12)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        upstream = torch.randn(ours.shape, device=DEVICE)
+        for one, other in zip(*(torch.autograd.grad(y, inputs, upstream) for y in (ours, theirs)), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+    def test_a_seed_of_torch_decides_and_a_layer_computed_twice_has_the_same(self):
+        """Activation checkpointing computes a layer anew in the backward pass."""
+
+        def gradients(seed: int, checkpointing: bool) -> list[Tensor]:
+            model = config(hidden_dropout_prob=0.2, activation_checkpointing=checkpointing)
+            bert = BertForPreTraining(model, seed=4).to(DEVICE)
+            fuse(bert.bert.layers, model)
+            torch.manual_seed(seed)
+            words, sentences = bert(tokens(), torch.tensor([2, 5, 12], device=DEVICE))
+            losses = pretraining_losses(
+                words, torch.tensor([1, 2, 3], device=DEVICE), sentences, torch.zeros(4, device=DEVICE).long()
+            )
+            return list(torch.autograd.grad(losses.mlm_loss + losses.nsp_loss, list(bert.parameters())))
+
+        first, again, other = gradients(5, False), gradients(5, True), gradients(6, False)
+        assert all(one.equal(two) for one, two in zip(first, again, strict=True))
+        assert not all(one.equal(two) for one, two in zip(first, other, strict=True))
+
+
+def test_the_trainer_learns_as_it_does_without(recipe, shards, deepspeed_config, tmp_path):
+    """In float32 without dropout: the same losses, gradient norms and validation."""
+    plain = {"bf16": None, "data_types": None, "zero_optimization": {"stage": 0}}
+    given = {"config": recipe, "deepspeed_config": deepspeed_config(**plain), "shards": shards}
+    settings = ["model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0", "train.max_steps=3",
+                "log.validate_every=3", "phases.0.micro_batch_size=8"]  # fmt: skip
+    program = (
+        "import sys; from trainer import pretrain; pretrain.why_not_fused = lambda device: '';"  # a CPU interprets
+        "sys.exit(pretrain.main(sys.argv[1:]))"
+    )
+    curves = []
+    for fused in ("true", "false"):
+        run = tmp_path / fused
+        words = [word for name, value in {**given, "output": run}.items() for word in (f"--{name}", str(value))]
+        place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}  # fmt: skip
+        command = [sys.executable, "-c", program, *words, *settings, f"train.fused={fused}"]
+        subprocess.run(command, cwd=ROOT, env={**os.environ, **place}, check=True)
+        steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        held_out = json.loads((run / "validation.jsonl").read_text())
+        curves.append([held_out["loss"], *(step[name] for step in steps for name in ("loss", "grad_norm"))])
+    torch.testing.assert_close(torch.tensor(curves[0]), torch.tensor(curves[1]), rtol=1e-5, atol=0)

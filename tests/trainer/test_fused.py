@@ -1,0 +1,55 @@
+"""Encoder layers by kernels of our own: what they compute, and where they are refused."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.trainer.conftest import ROOT
+from trainer import pretrain
+from trainer.config import load_recipe
+from trainer.pretrain import why_not_fused
+from trainer.settings import ConfigError
+
+
+def run_cases(**environment: str) -> None:
+    """Run tests/trainer/fused_cases.py in a process of its own, where kernels are interpreted or not."""
+    cases = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/trainer/fused_cases.py"]
+    run = subprocess.run(cases, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout
+
+
+def test_kernels_compute_the_formulas():
+    pytest.importorskip("triton", reason="needs triton, which torch has on Linux for x86 and NVIDIA's GPUs")
+    run_cases(TRITON_INTERPRET="1", DS_ACCELERATOR="cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels as a GPU runs them")
+def test_kernels_compute_the_formulas_on_a_gpu():
+    run_cases(TRITON_INTERPRET="0", DS_ACCELERATOR="cuda")
+
+
+def test_what_a_machine_lacks_is_named(monkeypatch):
+    assert why_not_fused(torch.device("cpu")) == "its kernels are for GPUs; leave it out on a CPU"
+    gpu = torch.device("cuda")
+    assert why_not_fused(gpu) == ""
+    monkeypatch.setattr(pretrain, "find_spec", lambda name: None)
+    assert "pip install triton" in why_not_fused(gpu)
+
+
+def test_on_a_cpu_nothing_is_written(capsys, recipe, shards, deepspeed_config, tmp_path):
+    given = {"config": recipe, "deepspeed_config": deepspeed_config(), "shards": shards, "output": tmp_path / "run"}
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    assert pretrain.main([*words, "train.fused=true"]) == 2
+    assert "error: train.fused: its kernels are for GPUs" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("other", ["train.fp8=true", "model.pre_layer_norm=true", "model.hidden_act=relu"])
+def test_what_there_are_no_kernels_for_is_refused(recipe, other):
+    load_recipe(recipe, [other])
+    with pytest.raises(ConfigError, match=r"train\.fused has kernels for layers that end in LayerNorm, with gelu"):
+        load_recipe(recipe, [other, "train.fused=true"])

@@ -1,0 +1,187 @@
+"""An encoder layer by kernels of our own (trainer.kernels): an option for GPUs.
+
+What there is between the matrix products of a layer reads and writes memory and does little else. These kernels read
+and write less than torch.compile's of the same formulas: a bias's gradient is added up where the gradient is written
+that it is the sum of, a residual's gradient is added to by the product that has the other part of it, and dropout's
+masks are not kept but drawn anew, four elements at a time (docs/results/gpu.md counts it). Every sum has one order.
+
+T tokens, D width of the model, F of the feed-forward layer.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainer import kernels
+from trainer.attention import attention
+from trainer.model import BertConfig, Layer, project
+from trainer.packing import PackedTokens, Selection
+
+_TILE = {"COLUMNS": 256, "ROWS": 8}  # of a program that adds up over rows
+_FLAT = 1024  # elements of a program that adds up nothing
+_PER_PROCESSOR = 6  # programs that each multiprocessor of a GPU has registers for at once
+_BY_ERF = {"gelu": True, "gelu_new": False}
+
+
+def fuse(layers: nn.ModuleList, config: BertConfig) -> None:
+    """Have the layers of an encoder compute by kernels of this module, forward and backward; parameters stay.
+
+    Dropout draws other numbers than without it: by Philox, from seeds of torch's CPU generator. Of the last layer the
+    products for queries, keys and values are torch's, where few tokens ask.
+
+    Args:
+        layers: of the encoder, each a trainer.model.Layer that ends in LayerNorm.
+        config: of the model.
+    """
+    for layer in layers:
+        assert isinstance(layer, Layer)
+        layer.forward = partial(_layer, layer, config)  # type: ignore[method-assign]
+
+
+def _layer(
+    layer: Layer, config: BertConfig, hidden: Tensor, tokens: PackedTokens, selected: Selection | None = None
+) -> Tensor:
+    """As Layer.forward, [T, D] -> [T, D], or [R, D] where only some tokens are selected."""
+    ours, training = layer.attention, layer.training
+    if selected is None:
+        query, key, value, residual = _QueryKeyValue.apply(hidden, ours.qkv.weight, ours.qkv.bias)
+    else:
+        query, key, value = project(hidden, selected, ours.qkv)
+        residual = hidden.index_select(0, selected.rows)
+    query, key, value = (x.unflatten(-1, (ours.heads, -1)) for x in (query, key, value))
+    probability = ours.attention_dropout if training else 0.0
+    gathered = attention(query, key, value, tokens, selected, probability, ours.causal).flatten(-2)
+
+    probability = config.hidden_dropout_prob if training else 0.0
+    hidden = _add_norm(gathered, ours.out, residual, layer.attention_norm, probability)
+    up = layer.feed_forward.up
+    active, residual = _Up.apply(hidden, up.weight, up.bias, _BY_ERF[config.hidden_act])
+    return _add_norm(active, layer.feed_forward.down, residual, layer.feed_forward_norm, probability)
+
+
+def _add_norm(x: Tensor, linear: nn.Linear, residual: Tensor, norm: nn.LayerNorm, probability: float) -> Tensor:
+    """LayerNorm(residual + dropout(linear(x)))."""
+    # Always of 63 bits, for which Triton builds one kernel; of the CPU's generator, so that nothing waits for the GPU.
+    seed = 2**62 + int(torch.randint(2**62, (), device="cpu")) if probability else 2**62
+    result: Tensor = _AddNorm.apply(
+        x, linear.weight, linear.bias, residual, norm.weight, norm.bias, norm.eps, probability, seed
+    )
+    return result
+
+
+class _QueryKeyValue(torch.autograd.Function):
+    """Queries, keys and values, and the hidden states themselves, which go on as the residual."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        """[T, D], [3D, D], [3D] -> [T, D], four times."""
+        ctx.save_for_backward(hidden, weight)
+        return *F.linear(hidden, weight, bias).chunk(3, dim=-1), hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """The residual's gradient becomes that of the hidden states, by the product that adds to it."""
+        hidden, weight = ctx.saved_tensors
+        *parts, to_residual = (x.contiguous() for x in upstream)
+        count, width = hidden.shape
+        joint = hidden.new_empty(count, 3 * width)
+        blocks = triton.cdiv(width, _TILE["COLUMNS"])
+        shares, rows = _shares(3 * blocks, count, hidden.device)
+        sums = hidden.new_empty(shares, 3 * width, dtype=torch.float32)
+        kernels.join[(3 * blocks, shares)](*parts, joint, sums, count, rows, WIDTH=width, **_TILE)
+        return to_residual.addmm_(joint, weight), joint.t() @ hidden, sums.sum(dim=0).to(weight.dtype)
+
+
+class _Up(torch.autograd.Function):
+    """The first product of the feed-forward layer with its activation, and what goes on as the residual."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, by_erf: bool) -> tuple[Tensor, Tensor]:
+        """[T, D], [F, D], [F] -> [T, F], [T, D]."""
+        before = F.linear(hidden, weight, bias)
+        after = torch.empty_like(before)
+        kernels.gelu[(triton.cdiv(before.numel(), _FLAT),)](before, after, before.numel(), BY_ERF=by_erf, BLOCK=_FLAT)
+        ctx.save_for_backward(hidden, weight, before)
+        ctx.by_erf = by_erf
+        return after, hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """As _QueryKeyValue."""
+        hidden, weight, before = ctx.saved_tensors
+        to_after, to_residual = (x.contiguous() for x in upstream)
+        count, width = before.shape
+        blocks = triton.cdiv(width, _TILE["COLUMNS"])
+        shares, rows = _shares(blocks, count, hidden.device)
+        to_before = torch.empty_like(before)
+        sums = before.new_empty(shares, width, dtype=torch.float32)
+        kernels.gelu_backward[(blocks, shares)](
+            to_after, before, to_before, sums, count, rows, WIDTH=width, **_TILE, BY_ERF=ctx.by_erf
+        )
+        to_bias = sums.sum(dim=0).to(weight.dtype)
+        return to_residual.addmm_(to_before, weight), to_before.t() @ hidden, to_bias, None
+
+
+class _AddNorm(torch.autograd.Function):
+    """A product, dropout, the residual and LayerNorm."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, scale: Tensor, shift: Tensor, eps: float,
+        probability: float, seed: int,
+    ) -> Tensor:  # fmt: skip
+        """[T, K], [D, K], [D], [T, D], [D], [D] -> [T, D]."""
+        projected = F.linear(x, weight, bias)
+        count, width = projected.shape
+        total, normed = torch.empty_like(projected), torch.empty_like(projected)
+        means, deviations = (x.new_empty(count, dtype=torch.float32) for _ in range(2))
+        kernels.add_norm[(count,)](
+            projected, residual.contiguous(), scale, shift, total, normed, means, deviations, seed, probability,
+            1 / (1 - probability), eps, DROPS=probability > 0, **_row(width),
+        )  # fmt: skip
+        ctx.save_for_backward(x, weight, scale, total, means, deviations)
+        ctx.probability, ctx.seed = probability, seed
+        return normed
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """Gradients of all tensors, the sums over tokens among them."""
+        x, weight, scale, total, means, deviations = ctx.saved_tensors
+        count, width = total.shape
+        drops = ctx.probability > 0
+        to_total = torch.empty_like(total)
+        to_projected = torch.empty_like(total) if drops else to_total
+        sums = total.new_empty(min(_programs(x.device), count), 3, width, dtype=torch.float32)
+        kernels.add_norm_backward[(len(sums),)](
+            upstream[0].contiguous(), total, scale, means, deviations, to_total, to_projected, sums, ctx.seed,
+            ctx.probability, 1 / (1 - ctx.probability), count, DROPS=drops, **_row(width),
+        )  # fmt: skip
+        to_scale, to_shift, to_bias = sums.sum(dim=0).to(weight.dtype)
+        to_weight = to_projected.t() @ x
+        return to_projected @ weight, to_weight, to_bias, to_total, to_scale, to_shift, None, None, None
+
+
+@cache
+def _programs(device: torch.device) -> int:
+    """Programs that a GPU has work for at once; on a CPU, where Triton interprets, some."""
+    if device.type == "cpu":
+        return 4
+    return _PER_PROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _shares(blocks: int, count: int, device: torch.device) -> tuple[int, int]:
+    """How many shares of how many rows make up ``count`` rows, where a share has so many blocks of columns."""
+    rows = -(-count // max(1, _programs(device) // blocks))
+    return -(-count // rows), rows
+
+
+def _row(width: int) -> dict[str, int]:
+    """How a program has a row: with 8 elements for each of its threads."""
+    block = triton.next_power_of_2(width)
+    return {"WIDTH": width, "BLOCK": block, "num_warps": min(16, max(1, block // 256))}
