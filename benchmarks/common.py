@@ -9,6 +9,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -31,6 +32,19 @@ from trainer.world import World
 from transformers_pretraining import PaddedSteps
 
 ROOT = Path(__file__).resolve().parent.parent
+# A model for a CPU, to show that a script works.
+DEMO = ("model.hidden_size=128", "model.num_hidden_layers=2", "model.num_attention_heads=2",
+        "model.intermediate_size=512")  # fmt: skip
+
+
+def be_the_only_rank() -> None:
+    """Have the environment that a launcher of one rank would give, unless there is a launcher's."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**one, "MASTER_PORT": port}.items():
+        os.environ.setdefault(name, value)
 
 
 def seconds_since_start() -> float:

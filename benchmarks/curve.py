@@ -107,14 +107,8 @@ def train_peer(arguments: argparse.Namespace) -> None:
             if arguments.seconds and step + 1 == MEASURED.start:
                 first = seconds
             if arguments.seconds and step + 1 == MEASURED.stop:
-                left = max(1, int((arguments.seconds - seconds) / (seconds - first) * len(MEASURED)))
-                every = -(-(step + 1 + left) // VALIDATIONS)
-                recipe = replace(
-                    recipe,
-                    phases=(replace(phase, steps=VALIDATIONS * every),),
-                    log=replace(recipe.log, validate_every=every),
-                )
-                plan = {"steps": recipe.last_step, "validate_every": every}
+                recipe = _planned(recipe, step + 1, arguments.seconds - seconds, (seconds - first) / len(MEASURED))
+                plan = {"steps": recipe.last_step, "validate_every": recipe.log.validate_every}
                 write_atomically(arguments.output / "peer.steps.json", json.dumps(plan))
             if (step + 1) % recipe.log.validate_every == 0 or step + 1 == recipe.last_step:
                 figures = held_out(model, shards, recipe, device)
@@ -123,6 +117,15 @@ def train_peer(arguments: argparse.Namespace) -> None:
                 break
     reader.close()
     _write_cpu_time(arguments.output / "peer.cpu.json", resource.RUSAGE_SELF)
+
+
+def _planned(recipe: Recipe, done: int, seconds_left: float, seconds_a_step: float) -> Recipe:
+    """The recipe with as many steps as there is time for, in VALIDATIONS equal parts."""
+    (phase,) = recipe.phases
+    left = max(1, int(seconds_left / seconds_a_step))
+    every = -(-(done + left) // VALIDATIONS)
+    phases = [replace(phase, steps=VALIDATIONS * every)]
+    return replace(recipe, phases=phases, log=replace(recipe.log, validate_every=every))
 
 
 def _adamw(model: Any, recipe: Recipe) -> torch.optim.AdamW:

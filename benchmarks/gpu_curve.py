@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from common import ROOT, Parts, found_by, missing, open_shards, run_programs
+from common import DEMO, ROOT, Parts, found_by, missing, open_shards, run_programs
 from eval.markdown import markdown_table
 from trainer.checkpoint import step_folders
 from trainer.config import load_recipe
@@ -37,11 +37,7 @@ from trainer.hugging_face import save_export
 from trainer.model import BertForPreTraining, parameter_count
 
 RECIPE = ROOT / "trainer" / "recipes" / "bert_base.toml"
-SIZES = {
-    "base": ("256", []),
-    "demo": ("16", ["model.hidden_size=128", "model.num_hidden_layers=2", "model.num_attention_heads=2",
-                    "model.intermediate_size=512"]),
-}  # fmt: skip
+SIZES = {"base": ("256", ()), "demo": ("16", DEMO)}  # sequences of a step, settings
 # The paper's recipe wants a hundred times these steps: a higher rate and a short warm-up, and no dropout of attention's
 # weights, which the kernel for packed sequences does not have; the peer goes without it too.
 COMMON = (

@@ -36,7 +36,9 @@ from torch.nn.attention import SDPBackend
 
 import transformers_pretraining as transformers_model
 from common import (
+    DEMO,
     Parts,
+    be_the_only_rank,
     copy_bandwidth,
     deepspeed_config,
     found_by,
@@ -63,11 +65,7 @@ from trainer.packing import PackedTokens
 from trainer.settings import ConfigError
 from trainer.world import World, leave_world
 
-SIZES = {
-    "large": [],
-    "demo": ["model.hidden_size=128", "model.num_hidden_layers=2", "model.num_attention_heads=2",
-             "model.intermediate_size=512"],
-}  # fmt: skip
+SIZES = {"large": (), "demo": DEMO}
 WARM_UP = 5  # steps, in which kernels are compiled and chosen
 TIMED = 5  # steps beside a profile
 COMPARED = 32  # samples at most of the comparison with float32, whose formula stores all
@@ -128,9 +126,7 @@ class Bench:
 def main() -> None:
     """Measure part after part."""
     arguments = _parse()
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1"),
-                        ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29655")):  # fmt: skip
-        os.environ.setdefault(name, value)
+    be_the_only_rank()
     if arguments.device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     arguments.output.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from common import deepspeed_config, recipe_of, steps_of
+from common import be_the_only_rank, deepspeed_config, recipe_of, steps_of
 from eval.markdown import markdown_table
 from preprocessing.schema import ShardDirectory
 from trainer.engine import Engine, join_world
@@ -37,8 +37,8 @@ def main() -> None:
     arguments = parser.parse_args()
     shards = ShardDirectory(arguments.shards)
     widths, steps = ((), WARM_UP + 4) if arguments.large else (NARROW, STEPS)
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
-                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29677", "DS_ACCELERATOR": "cpu"}  # fmt: skip
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    be_the_only_rank()
     world = join_world(threads=1)
     table = [["", "forward", "backward", "update"]]
     for name, change in (("DeepSpeed's norms", _no_change), ("one norm", take_norm_once)):

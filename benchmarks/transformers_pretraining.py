@@ -43,7 +43,9 @@ def inputs(batch: Batch, width: int) -> dict[str, Tensor]:
         "attention_mask": (torch.arange(tokens.longest) < tokens.lengths[:, None]).long(),
         "labels": tokens.pad(labels, EMPTY_SLOT),
     }
-    return {**{name: x[:, :width] for name, x in padded.items()}, "next_sentence_label": batch.nsp_labels}
+    # Its loss wants labels that lie in one piece.
+    narrow = {name: x[:, :width].contiguous() for name, x in padded.items()}
+    return {**narrow, "next_sentence_label": batch.nsp_labels}
 
 
 @dataclass(frozen=True)
