@@ -258,14 +258,15 @@ def build_ours(bert: BertConfig) -> dict[str, tuple[float, float]]:
         "gelu_backward": (3 * f / d, {"BY_ERF": by_erf, "WIDTH": f, **fused._TILE}, math.prod(fused._TILE.values())),
         "join": (6, {"WIDTH": d, **fused._TILE}, math.prod(fused._TILE.values())),
     }
-    types = dict.fromkeys(("means", "deviations", "sums"), "*fp32")
+    types = dict.fromkeys(("means", "inverses", "sums"), "*fp32")
     types |= {"seed": "i64", **dict.fromkeys(("probability", "kept", "eps"), "fp32")}
     types |= dict.fromkeys(("count", "rows_each", "size"), "i32")
     built = {}
     for name, (widths, constants, elements) in plan.items():
         kernel, warps = getattr(kernels, name), constants.pop("num_warps", 4)
         signature = {key: "constexpr" if key in constants else types.get(key, "*bf16") for key in kernel.arg_names}
-        aligned = {(i,): [["tt.divisibility", 16]] for i, of in enumerate(signature.values()) if of.startswith("*")}
+        multiples = [name for name, of in signature.items() if of.startswith("*") or name == "size"]  # of 16
+        aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in multiples}
         source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
         program = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
         built[name] = widths, 32 * warps * _of_the_loop(program.asm["cubin"]) / elements

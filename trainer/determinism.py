@@ -12,8 +12,8 @@ def use_deterministic_kernels(wanted: bool, device: torch.device) -> None:
 
     On a CPU all of the trainer's do. On a GPU the exception is attention's backward pass, whose parts of a gradient are
     added up as they come unless one order is asked for; and torch.compile, which may choose among ways to add up by
-    trying how long each takes. Not before the first product of a process can it be turned on: cuBLAS's memory is chosen
-    then, and torch wants it to be of a fixed size.
+    trying how long each takes. To be turned on before the first product of a process: cuBLAS's memory is chosen then,
+    and torch wants it to be of a fixed size.
 
     An operation that has no such kernel raises RuntimeError from now on. The trainer's have, and eval's;
     torch.use_deterministic_algorithms lists those that have none.

@@ -86,7 +86,10 @@ class _QueryKeyValue(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """The residual's gradient becomes that of the hidden states, by the product that adds to it."""
+        """The residual's gradient becomes that of the hidden states, by the product that adds to it.
+
+        In its place: _AddNorm, from whose residual it comes, made it for this alone.
+        """
         hidden, weight = ctx.saved_tensors
         *parts, to_residual = (x.contiguous() for x in upstream)
         count, width = hidden.shape
@@ -140,26 +143,26 @@ class _AddNorm(torch.autograd.Function):
         projected = F.linear(x, weight, bias)
         count, width = projected.shape
         total, normed = torch.empty_like(projected), torch.empty_like(projected)
-        means, deviations = (x.new_empty(count, dtype=torch.float32) for _ in range(2))
+        means, inverses = (x.new_empty(count, dtype=torch.float32) for _ in range(2))
         kernels.add_norm[(count,)](
-            projected, residual.contiguous(), scale, shift, total, normed, means, deviations, seed, probability,
+            projected, residual.contiguous(), scale, shift, total, normed, means, inverses, seed, probability,
             1 / (1 - probability), eps, DROPS=probability > 0, **_row(width),
         )  # fmt: skip
-        ctx.save_for_backward(x, weight, scale, total, means, deviations)
+        ctx.save_for_backward(x, weight, scale, total, means, inverses)
         ctx.probability, ctx.seed = probability, seed
         return normed
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Gradients of all tensors, the sums over tokens among them."""
-        x, weight, scale, total, means, deviations = ctx.saved_tensors
+        x, weight, scale, total, means, inverses = ctx.saved_tensors
         count, width = total.shape
         drops = ctx.probability > 0
         to_total = torch.empty_like(total)
         to_projected = torch.empty_like(total) if drops else to_total
         sums = total.new_empty(min(_programs(x.device), count), 3, width, dtype=torch.float32)
         kernels.add_norm_backward[(len(sums),)](
-            upstream[0].contiguous(), total, scale, means, deviations, to_total, to_projected, sums, ctx.seed,
+            upstream[0].contiguous(), total, scale, means, inverses, to_total, to_projected, sums, ctx.seed,
             ctx.probability, 1 / (1 - ctx.probability), count, DROPS=drops, **_row(width),
         )  # fmt: skip
         to_scale, to_shift, to_bias = sums.sum(dim=0).to(weight.dtype)

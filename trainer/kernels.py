@@ -21,13 +21,14 @@ def _kept(seed, row, probability, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["seed"])
 def add_norm(
-    x, residual, scale, shift, total, normed, means, deviations, seed, probability, kept, eps,
+    x, residual, scale, shift, total, normed, means, inverses, seed, probability, kept, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
-    """LayerNorm(residual + dropout(x)), one row.
+    """LayerNorm(residual + dropout(x)), one row of T.
 
-    It is the norm of the sum as that is stored, which is what the backward pass has of it. ``kept`` is what dropout
-    multiplies by, 1 / (1 - probability).
+    Of [T, WIDTH] are x, residual and, written, total, which is the sum, and normed; scale and shift are [WIDTH].
+    Written in float32 are means and inverses, [T], the latter of standard deviations. It is the norm of the sum as that
+    is stored, which is what the backward pass has of it. ``kept`` is what dropout multiplies by, 1 / (1 - probability).
     """
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
@@ -42,21 +43,25 @@ def add_norm(
     value = stored.to(tl.float32)
     mean = tl.sum(value, axis=0) / WIDTH
     centred = tl.where(inside, value - mean, 0.0)
-    deviation = tl.rsqrt(tl.sum(centred * centred, axis=0) / WIDTH + eps)
+    inverse = tl.rsqrt(tl.sum(centred * centred, axis=0) / WIDTH + eps)
     tl.store(means + row, mean)
-    tl.store(deviations + row, deviation)
+    tl.store(inverses + row, inverse)
     weight = tl.load(scale + columns, mask=inside, other=0.0).to(tl.float32)
     bias = tl.load(shift + columns, mask=inside, other=0.0).to(tl.float32)
-    result = centred * deviation * weight + bias
+    result = centred * inverse * weight + bias
     tl.store(normed + begin + columns, result.to(normed.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["seed", "count"])
 def add_norm_backward(
-    gradient, total, scale, means, deviations, to_total, to_x, sums, seed, probability, kept, count,
+    gradient, total, scale, means, inverses, to_total, to_x, sums, seed, probability, kept, count,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
-    """Of each of P programs every P-th row; ``sums``, [P, 3, WIDTH], has what scale, shift and a bias in x get."""
+    """Gradients of add_norm, of each of P programs every P-th of ``count`` rows.
+
+    Of [count, WIDTH] are gradient, of normed, and, written, to_total, which is the residual's too, and to_x. Written in
+    float32 is sums, [P, 3, WIDTH]: what scale, shift and a bias in x get.
+    """
     program = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -69,13 +74,13 @@ def add_norm_backward(
         begin = row * stride
         upstream = tl.load(gradient + begin + columns, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(total + begin + columns, mask=inside, other=0.0).to(tl.float32)
-        deviation = tl.load(deviations + row)
-        normal = tl.where(inside, (value - tl.load(means + row)) * deviation, 0.0)
+        inverse = tl.load(inverses + row)
+        normal = tl.where(inside, (value - tl.load(means + row)) * inverse, 0.0)
         to_scale += upstream * normal
         to_shift += upstream
         to_normal = upstream * weight
         along = tl.sum(to_normal * normal, axis=0) / WIDTH
-        result = (to_normal - tl.sum(to_normal, axis=0) / WIDTH - normal * along) * deviation
+        result = (to_normal - tl.sum(to_normal, axis=0) / WIDTH - normal * along) * inverse
         tl.store(to_total + begin + columns, result.to(to_total.dtype.element_ty), mask=inside)
         if DROPS:
             result = tl.where(_kept(seed, row, probability, BLOCK), result * kept, 0.0)
@@ -89,7 +94,7 @@ def add_norm_backward(
 
 @triton.jit
 def _normal_cdf(x):
-    """Of the standard normal distribution; the error is 2e-6 at most, and that of x times it 7e-7.
+    """Of the standard normal distribution; the error is 2e-6 at most, and that of x times it 7e-7 up to an x of 500.
 
     In half the instructions of erf's: the logarithm of the tail is close to a polynomial, here one fitted on [0, 6].
     """
@@ -109,7 +114,10 @@ def _tanh_of_cubic(x):
 
 @triton.jit
 def gelu(x, y, size, BY_ERF: tl.constexpr, BLOCK: tl.constexpr):
-    """Of ``size`` elements: x by the normal distribution's share below it, or google-research/bert's approximation."""
+    """X by the normal distribution's share below it, or google-research/bert's approximation; x and y have ``size``.
+
+    That it is a multiple of 16 is told when the kernel is built, or else a mask would keep loads from being wide.
+    """
     begin = tl.program_id(0).to(tl.int64) * BLOCK
     places = tl.arange(0, BLOCK)
     inside = places < size - begin
@@ -123,7 +131,11 @@ def gelu_backward(
     gradient, x, to_x, sums, count, rows_each,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BY_ERF: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of ``rows_each`` rows; ``sums``, [shares of the rows, WIDTH], has what a bias in x gets."""
+    """Gradients of gelu, some columns of ``rows_each`` of ``count`` rows.
+
+    Of [count, WIDTH] are gradient, of y, x and, written, to_x. Written in float32 is sums, [shares of the rows, WIDTH]:
+    what a bias in x gets.
+    """
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < WIDTH
     first = tl.program_id(1) * rows_each
@@ -153,7 +165,7 @@ def gelu_backward(
 def join(
     query, key, value, joint, sums, count, rows_each, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr
 ):
-    """Three of WIDTH side by side in ``joint``, and the sums of its columns as in gelu_backward."""
+    """Three of [count, WIDTH] side by side in joint, [count, 3 * WIDTH], and its sums as in gelu_backward."""
     blocks = tl.cdiv(WIDTH, COLUMNS)
     part = tl.program_id(0) // blocks
     columns = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)

@@ -170,7 +170,7 @@ def _number(text: str) -> float:
 
 
 def check_compiler() -> Finding:
-    """What torch.compile makes kernels with."""
+    """What torch.compile and Triton make kernels with."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     missing = [

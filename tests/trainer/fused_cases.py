@@ -9,8 +9,10 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
+import triton
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,7 +22,7 @@ from trainer.fused import _AddNorm, _Up, fuse
 from trainer.model import BertConfig, BertForPreTraining, Layer, initialize, pretraining_losses
 from trainer.packing import PackedTokens, Selection
 
-DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") else "cuda")
+DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
 LENGTHS = (9, 4, 1, 7)
 TOKENS = sum(LENGTHS)
 
@@ -133,8 +135,8 @@ class TestDropout:
         assert abs(torch.corrcoef(halves)[0, 2]) < 0.06
         rows = torch.corrcoef(self.holes(2**62, 0.5).double()) - torch.eye(64, device=DEVICE)
         assert rows.abs().max() < 0.5  # 96 numbers each
-        columns = torch.corrcoef(self.holes(2**62, 0.5, rows=1000).double().T) - torch.eye(self.WIDTH, device=DEVICE)
-        assert columns.abs().max() < 0.16  # five standard deviations: the four of a draw too are independent
+        columns = torch.corrcoef(self.holes(2**62, 0.5, rows=400).double().T) - torch.eye(self.WIDTH, device=DEVICE)
+        assert columns.abs().max() < 0.25  # five standard deviations: the four of a draw too are independent
 
     def test_the_backward_pass_has_the_holes_of_the_forward_pass(self):
         seed, probability, rows = 2**62 + 7, 0.3, 37
@@ -171,25 +173,48 @@ class TestDropout:
         assert not all(one.equal(two) for one, two in zip(first, other, strict=True))
 
 
-def test_the_trainer_learns_as_it_does_without(recipe, shards, deepspeed_config, tmp_path):
-    """In float32 without dropout: the same losses, gradient norms and validation."""
-    plain = {"bf16": None, "data_types": None, "zero_optimization": {"stage": 0}}
-    given = {"config": recipe, "deepspeed_config": deepspeed_config(**plain), "shards": shards}
-    settings = ["model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0", "train.max_steps=3",
-                "log.validate_every=3", "phases.0.micro_batch_size=8"]  # fmt: skip
+@pytest.fixture
+def train(recipe, shards, tmp_path):
+    """Run the trainer with some settings; returns the last held-out loss, and losses and gradient norms of all steps.
+
+    A CPU may interpret kernels, and torch.compile traces and differentiates without the minutes of a C++ compiler.
+    """
     program = (
-        "import sys; from trainer import pretrain; pretrain.why_not_fused = lambda device: '';"  # a CPU interprets
+        "import functools, sys, torch; torch.compile = functools.partial(torch.compile, backend='aot_eager');"
+        "from trainer import pretrain; pretrain.why_not_fused = lambda device: '';"
         "sys.exit(pretrain.main(sys.argv[1:]))"
     )
-    curves = []
-    for fused in ("true", "false"):
-        run = tmp_path / fused
-        words = [word for name, value in {**given, "output": run}.items() for word in (f"--{name}", str(value))]
+
+    def run(name, deepspeed_config, *settings):
         place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
                  "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}  # fmt: skip
-        command = [sys.executable, "-c", program, *words, *settings, f"train.fused={fused}"]
+        command = [sys.executable, "-c", program, "--config", recipe, "--deepspeed_config", deepspeed_config,
+                   "--shards", shards, "--output", tmp_path / name, *settings]  # fmt: skip
         subprocess.run(command, cwd=ROOT, env={**os.environ, **place}, check=True)
-        steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        held_out = json.loads((run / "validation.jsonl").read_text())
-        curves.append([held_out["loss"], *(step[name] for step in steps for name in ("loss", "grad_norm"))])
-    torch.testing.assert_close(torch.tensor(curves[0]), torch.tensor(curves[1]), rtol=1e-5, atol=0)
+        steps, held_out = (
+            [json.loads(line) for line in (tmp_path / name / f"{file}.jsonl").read_text().splitlines()]
+            for file in ("metrics", "validation")
+        )
+        return [held_out[-1]["loss"], *(step[key] for step in steps for key in ("loss", "grad_norm"))]
+
+    return run
+
+
+def test_the_trainer_learns_as_it_does_without(train, deepspeed_config):
+    """In float32 without dropout."""
+    config = deepspeed_config(bf16=None, data_types=None, zero_optimization={"stage": 0})
+    settings = ["model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0", "train.max_steps=3",
+                "phases.0.micro_batch_size=8", "log.validate_every=3"]  # fmt: skip
+    ours, theirs = (train(fused, config, *settings, f"train.fused={fused}") for fused in ("true", "false"))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    assert ours != theirs, "other kernels round otherwise"
+
+
+def test_a_resume_has_the_bits_of_a_run_that_was_not_stopped(train, deepspeed_config):
+    """In bfloat16 with dropout, under ZeRO, two micro-batches a step, the losses compiled."""
+    settings = ["train.fused=true", "train.compile=true", "model.num_hidden_layers=1", "log.validate_every=3",
+                "phases.0.global_batch_size=4", "log.validation_samples=2"]  # fmt: skip
+    whole = train("whole", deepspeed_config(), *settings, "train.max_steps=3")
+    train("stopped", deepspeed_config(), *settings, "train.max_steps=2")
+    assert train("stopped", deepspeed_config(), *settings, "train.max_steps=3") == whole
+    assert len(whole) == 7

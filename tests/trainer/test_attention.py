@@ -1,5 +1,7 @@
 """Every implementation of attention computes the formula, no sequence sees another, and dropout is what it says."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -218,9 +220,11 @@ def test_fused_kernels_drop_the_share_asked_for(longest, dtype):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA's fused kernels")
 @pytest.mark.parametrize(("implementation", "probability"), [("varlen", 0.0), ("sdpa", 0.0), ("sdpa", 0.1)])
-def test_fused_kernels_give_the_same_gradients_again(implementation, probability):
+def test_fused_kernels_give_the_same_gradients_again(implementation, probability, request, monkeypatch):
     """Of sequences so long that several blocks add to a query's gradient, and so many that these run side by side."""
     device = torch.device("cuda")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    request.addfinalizer(partial(use_deterministic_kernels, False, device))
     use_deterministic_kernels(True, device)
     lengths = (512, 300, 511, 64) * 8
     torch.manual_seed(0)
@@ -235,7 +239,6 @@ def test_fused_kernels_give_the_same_gradients_again(implementation, probability
     first = gradients()
     for _ in range(5):
         assert all(torch.equal(one, other) for one, other in zip(first, gradients(), strict=True))
-    use_deterministic_kernels(False, device)
 
 
 class TestDropout:

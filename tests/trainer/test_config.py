@@ -200,7 +200,7 @@ def test_phases_follow_one_another(tmp_path):
     "override",
     ["model.hidden_dropout_prob=0.2", "phases.0.max_predictions=3", "optimizer.beta1=0.8", "schedule.power=0.5",
      "masking.probability=0.2", "train.seed=9", "train.next_sentence=false", "train.compile=true", "train.fused=true",
-     "train.fp8=true",     "data.shuffle_bytes=5", "data.weights=[1.0, 2.0]", "data.token_multiple=64"],
+     "train.fp8=true", "data.shuffle_bytes=5", "data.weights=[1.0, 2.0]", "data.token_multiple=64"],
 )  # fmt: skip
 def test_whatever_changes_the_numbers_is_a_difference(recipe, override):
     [found] = differences(load_recipe(recipe), load_recipe(recipe, [override]))

@@ -58,7 +58,8 @@ class TestKernels:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a resume on a GPU")
 @pytest.mark.parametrize("settings", [
     [], ["model.attention_probs_dropout_prob=0"], ["model.attention_probs_dropout_prob=0", "train.compile=true"],
-], ids=["dropout everywhere", "packed sequences", "compiled"])  # fmt: skip
+    ["model.attention_probs_dropout_prob=0", "train.compile=true", "train.fused=true"],
+], ids=["dropout everywhere", "packed sequences", "compiled", "kernels of our own"])  # fmt: skip
 def test_a_run_that_was_stopped_has_the_bits_of_one_that_was_not(recipe, shards, tmp_path, settings):
     def start(run, *more):
         place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
