@@ -5,7 +5,9 @@
 1. The peer (benchmarks/curve.py: transformers' model by torch.compile, autocast, torch's fused AdamW) trains for
    --seconds; how many steps that makes, its own rate in the warm-up tells.
 2. `deepspeed trainer/pretrain.py` trains the same model for the same steps: same weights, samples, masks and rates.
-   Both are evaluated on held-out text eight times.
+   Both are evaluated on held-out text eight times. With --also train.fp8=true, or other settings, ours trains once
+   more, with these: the loss curve of eight bits, or of kernels of our own, beside that of 16 bits (--seconds 90 leaves
+   time for fine-tuning then).
 3. Our export and the same model untrained are fine-tuned by `python -m eval.run`, task after task, until --end.
 
 --seconds is training alone; imports, torch.compile and validation come on top. Everything has ended --end seconds after
@@ -95,14 +97,18 @@ def pretrain(parts: Parts, arguments: argparse.Namespace, settings: list[str]) -
     same = [f"phases.0.steps={plan['steps']}", f"log.validate_every={plan['validate_every']}"]
     parts.run("training", "ours", partial(train, "ours", arguments, [*settings, *same], 1.0))
     parts.run("curve", "ours", partial(read_curve, work, "ours"))
+    if also := arguments.also:
+        name, work = f"ours, {' '.join(also)}", work / "also"
+        parts.run("training", name, partial(train, "ours", arguments, [*settings, *same, *also], 1.0, "also"))
+        parts.run("curve", name, partial(read_curve, work, "ours"))
     curves = found_by(parts.records, "curve")
     parts.run("picture", "of the curves", partial(draw, curves, arguments.output / "gpu_curve.png"))
 
 
-def train(part: str, arguments: argparse.Namespace, options: list[str], share: float) -> str:
+def train(part: str, arguments: argparse.Namespace, options: list[str], share: float, folder: str = "") -> str:
     """One part of benchmarks/curve.py, in a process of its own, until a share of all time has passed."""
     command = [sys.executable, ROOT / "benchmarks" / "curve.py", part, "--shards", arguments.shards.path, "--output",
-               arguments.work, "--recipe", RECIPE, "--device", arguments.device, *options]  # fmt: skip
+               arguments.work / folder, "--recipe", RECIPE, "--device", arguments.device, *options]  # fmt: skip
     run_programs({part: command}, arguments.work, min(share * arguments.end, arguments.end - MARGIN))
     return "done"
 
@@ -208,7 +214,7 @@ def draw(curves: dict[str, dict[str, list[float]]], path: Path) -> str:
     from matplotlib import pyplot as plt
 
     figure, panels = plt.subplots(1, 3, figsize=(14, 4), layout="constrained")
-    for (name, curve), style in zip(curves.items(), ("--", "-"), strict=False):
+    for (name, curve), style in zip(curves.items(), ("--", "-", "-."), strict=False):
         window = min(50, len(curve["loss"]))
         smooth = torch.tensor(curve["loss"]).unfold(0, window, 1).mean(dim=1).tolist()
         millions = [tokens / 1e6 for tokens in curve["tokens"]]
@@ -237,6 +243,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--seconds", type=float, default=150.0, help="of the peer's training")
     parser.add_argument("--end", type=float, default=570.0, help="seconds after the start when all has ended")
+    parser.add_argument("--also", nargs="+", metavar="section.key=value", help="train ours once more, with these")
     parser.add_argument("--limit", type=int, help="take so many examples of each task, to try it out")
     arguments = parser.parse_args()
     arguments.work = (arguments.work or arguments.output) / "gpu_curve_work"

@@ -24,7 +24,7 @@ def write_peer(work: Path, steps: int) -> None:
 @pytest.fixture
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parts:
     """The peer's training is killed after four steps, ours fails before the first."""
-    arguments = gpu_curve.argparse.Namespace(work=tmp_path, output=tmp_path, seconds=1.0, end=9.0)
+    arguments = gpu_curve.argparse.Namespace(work=tmp_path, output=tmp_path, seconds=1.0, end=9.0, also=None)
 
     def train(part: str, *_: Any) -> str:
         if part == "peer":
@@ -47,6 +47,36 @@ def test_what_failed_is_named_and_the_rest_kept(parts: Parts, tmp_path: Path):
     (curve,) = (record["found"] for record in records if record["kind"] == "curve" and "found" in record)
     assert curve["tokens"] == [100, 200, 300, 400]
     assert (tmp_path / "gpu_curve.png").stat().st_size
+
+
+def test_another_training_of_ours_has_a_curve_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    arguments = gpu_curve.argparse.Namespace(
+        work=tmp_path, output=tmp_path, seconds=1.0, end=9.0, also=["train.fp8=true"]
+    )
+
+    def train(part: str, _: Any, settings: list[str], share: float, folder: str = "") -> str:
+        if part == "peer":
+            write_peer(tmp_path, 4)
+            return "done"
+        run = tmp_path / folder / "ours"
+        run.mkdir(parents=True)
+        seconds = 0.25 if "train.fp8=true" in settings else 0.5
+        lines = [
+            {"loss": 9.0 - i, "data_seconds": 0.0, "compute_seconds": seconds, "tokens_per_second": 100 / seconds}
+            for i in range(4)
+        ]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+        (run / "validation.jsonl").write_text("", "utf-8")
+        return "done"
+
+    monkeypatch.setattr(gpu_curve, "train", train)
+    parts = Parts(tmp_path / "gpu_curve", ABOUT, lambda records: gpu_curve.page(ABOUT, records))
+    gpu_curve.pretrain(parts, arguments, [])
+    assert parts.complete
+    curves = {record["name"]: record["found"] for record in parts.records if record["kind"] == "curve"}
+    assert {name: curve["seconds"][-1] for name, curve in curves.items()} == {
+        "transformers": 2.0, "ours": 2.0, "ours, train.fp8=true": 1.0,
+    }  # fmt: skip
 
 
 def test_without_an_export_there_is_nothing_to_fine_tune(tmp_path: Path):
