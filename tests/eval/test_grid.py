@@ -93,6 +93,17 @@ def test_points_that_differ_in_anything_lie_in_different_places(tmp_path: Path) 
     assert [disk.failure(point) for point in others] == list(map(str, others))
 
 
+def test_word_of_a_failure_is_there_until_it_is_taken_away(tmp_path: Path) -> None:
+    disk = points(tmp_path)
+    disk.lock(POINT)  # makes the folder
+    disk.set_failure(POINT, None)
+    assert disk.failure(POINT) is None
+    disk.set_failure(POINT, "no memory")
+    assert disk.failure(POINT) == "no memory"
+    disk.set_failure(POINT, None)
+    assert disk.failure(POINT) is None
+
+
 @pytest.mark.parametrize("changed", ["export", "data"])
 def test_a_point_of_another_origin(tmp_path: Path, changed: str) -> None:
     points(tmp_path).write(POINT, FOUND, {})

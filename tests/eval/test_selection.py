@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from eval.selection import best_of, restarts
+from eval.metrics import half_width
+from eval.readers.examples import TextExample
+from eval.selection import best_of, conclude, restarts
+from eval.tasks.finetuned import FINE_TUNED
+from eval.tasks.result import Measurement
 
 
 def result(rate: float, seed: int, f1: float | None) -> dict:
@@ -29,3 +33,23 @@ def test_all_diverged() -> None:
         ValueError, match=r"^every point diverged \(the loss of step 3 is nan\); try lower learning rates$"
     ):
         best_of([result(1.0, 0, None)], "f1")
+
+
+def test_every_part_has_its_own_figures_and_shares_alone_have_intervals() -> None:
+    """Of three in four of MNLI's examples the class is the second, and so it is of two in four of the dev set."""
+    examples = [TextExample(str(number), "a", "b", int(number % 4 > 0)) for number in range(100)]
+    parts = {"train": examples, "dev": examples[:2] + examples[4:6], "dev_mm": examples[:40]}
+    metrics = {"dev": {"accuracy": 75.0, "f1": 60.0}, "dev_mm": {"accuracy": 50.0, "f1": 40.0}}
+    found = {**result(5e-5, 0, 0.0), "metrics": metrics, "seconds": 1.0, "device": "cpu", "details": {"steps": 9}}
+    concluded = conclude(FINE_TUNED["mnli"], parts, [found], {"export": "e0"})
+    assert concluded.metrics == {
+        "accuracy": Measurement(75.0, half_width(75.0, 4), 50.0, "percent"),
+        "f1": Measurement(60.0, None, None, "percent"),
+        "mm_accuracy": Measurement(50.0, half_width(50.0, 40), None, "percent"),
+        "mm_f1": Measurement(40.0, None, None, "percent"),
+    }
+    assert concluded.details["splits"] == {
+        "train": ["MNLI", "train"], "dev": ["MNLI", "dev"], "dev_mm": ["MNLI-mm", "dev"]
+    }  # fmt: skip
+    assert concluded.details["seeds"] == {"accuracy": [75.0], "f1": [60.0], "mm_accuracy": [50.0], "mm_f1": [40.0]}
+    assert concluded.details["export"] == "e0"

@@ -223,23 +223,28 @@ def perturbed(words: Sequence[str], share: float, seed: int) -> str:
     return " ".join(word if chance.random() > share else "other" for word in words)
 
 
-def near(texts: dict[str, str], threshold: float, units: int, order: int) -> set[str]:
-    """The documents that are dropped as near duplicates."""
+def signed(texts: Sequence[tuple[str, str]], threshold: float, units: int = 1) -> Review:
+    """A review of (id, text); of one id each text is a newer revision."""
     rule = RepeatRule(False, False, 1, near_duplicates=threshold)
-    names = random.Random(order).sample(sorted(texts), len(texts))
     runs = []
     for unit in range(units):
         buffer = TokenBuffer(LAYOUT, 1000)
-        for name in names[unit::units]:
+        for revision, (name, text) in list(enumerate(texts))[unit::units]:
             ends, tokens = np.array([2], np.int32), np.zeros(2, np.uint16)
-            print_ = fingerprint(texts[name], [1], ends, rule)
-            buffer.add(EncodedDocument(Document(name, "books", None, ""), tokens, ends, print_))
+            print_ = fingerprint(text, [1], ends, rule)
+            buffer.add(EncodedDocument(Document(name, "books", None, "", revision), tokens, ends, print_))
         made = buffer.flush(unit, 0, UnitNote())
         runs.append(Run(unit, 0, made.documents, made.lines))
-    found = review(runs, rule)
-    ids = pa.Table.from_batches([run.documents for run in runs])["doc_id"].to_pylist()
-    assert set(found.lost.tolist()) <= {0, Reason.NEAR_DUPLICATE}
-    return {name for name, lost in zip(ids, found.lost.tolist(), strict=True) if lost}
+    return review(runs, rule)
+
+
+def near(texts: dict[str, str], threshold: float, units: int, order: int) -> set[str]:
+    """The documents that are dropped as near duplicates."""
+    names = random.Random(order).sample(sorted(texts), len(texts))
+    lost = signed([(name, texts[name]) for name in names], threshold, units).lost.tolist()
+    ids = [name for unit in range(units) for name in names[unit::units]]
+    assert set(lost) <= {0, Reason.NEAR_DUPLICATE}
+    return {name for name, reason in zip(ids, lost, strict=True) if reason}
 
 
 def test_near_duplicates_are_found_and_the_smallest_id_stays_in_any_order() -> None:
@@ -253,3 +258,28 @@ def test_near_duplicates_are_found_and_the_smallest_id_stays_in_any_order() -> N
     dropped = near(texts, 0.8, units=1, order=0)
     assert dropped == {name for name in texts if name.endswith("-near")}
     assert near(texts, 0.8, units=3, order=1) == near(texts, 0.8, units=7, order=2) == dropped
+
+
+def test_of_near_duplicates_in_a_chain_the_smallest_id_stays() -> None:
+    """The first and the second are far from each other, and both near the third."""
+    words = [f"w{number}" for number in range(1000)]
+    others = [f"v{number}" for number in range(80)]
+    texts = {"0": others + words[80:], "1": words[:-80] + others, "2": words}
+    joined = {name: " ".join(text) for name, text in texts.items()}
+    assert near({name: joined[name] for name in "01"}, 0.8, units=1, order=0) == set()
+    assert near(joined, 0.8, units=1, order=0) == {"1", "2"}
+
+
+def test_no_document_is_dropped_for_a_near_one_that_is_dropped_itself() -> None:
+    """b is near what a was before, and not near what a is now."""
+    before, now = ([f"{letter}{number}" for number in range(300)] for letter in "vw")
+    found = signed([("a", " ".join(before)), ("a", " ".join(now)), ("b", perturbed(before, 0.005, 0))], 0.8)
+    assert found.lost.tolist() == [Reason.COLLISION, 0, 0]
+
+
+def test_any_number_of_pairs_may_be_compared() -> None:
+    found = signed([("a", "one two three four five six"), ("b", "seven eight nine ten eleven twelve")], 0.8)
+    same, different = [0, 0], [0, 1]
+    shared = found._shared(np.array([same, different] * 20_000))
+    assert (shared[0::2] == 1).all()
+    assert (shared[1::2] < 0.1).all()

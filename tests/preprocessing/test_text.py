@@ -60,6 +60,7 @@ def test_a_long_line_is_split_in_windows_as_it_is_as_a_whole(
     pieces: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = clean("".join(random.Random(1).choices(pieces, k=2000)))
+    monkeypatch.setattr("preprocessing.text.LONG", len(line))
     whole = split_sentences(line, "en")
     monkeypatch.setattr("preprocessing.text.LONG", 0)
     for window in (500, 1000, 4096):

@@ -77,6 +77,7 @@ def test_a_batch_is_the_masked_sample_with_googles_labels(shards):
     others = torch.ones(len(unmasked), dtype=torch.bool).index_fill_(0, batch.positions, False)
     assert torch.equal(batch.tokens.input_ids[others], unmasked[others])
     assert torch.equal(batch.tokens.token_type_ids, torch.from_numpy(plain.token_types[real]))
+    assert batch.tokens.position_ids.tolist() == [place for length in plain.lengths for place in range(length)]
     assert batch.lengths.tolist() == plain.lengths.tolist()
     assert batch.nsp_labels.tolist() == [0 if is_next else 1 for is_next in plain.is_next]
     assert not set(batch.mlm_labels.tolist()) & {CLS, SEP, PAD}

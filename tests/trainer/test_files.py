@@ -38,3 +38,17 @@ def test_a_line_that_finds_no_room_leaves_none_of_itself(tmp_path):
         append_line(path, {"step": 2, "words": "x" * 100})
     append_line(path, {"step": 2})
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_first_line_that_finds_no_room_leaves_an_empty_file(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with room_for(40), pytest.raises(OSError, match="File too large"):
+        append_line(path, {"words": "x" * 100})
+    assert path.read_bytes() == b""
+
+
+def test_a_missing_file_has_no_lines_and_one_cut_by_a_crash_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert list(read_lines(path)) == []
+    path.write_text('{"step": 1}\n{"step": 2}')
+    assert list(read_lines(path)) == [{"step": 1}]

@@ -155,6 +155,7 @@ def test_other_shares(shares):
 @pytest.mark.parametrize(
     "bad",
     [
+        {"span_probability": 0.0},
         {"span_probability": 1.0},
         {"longest_span": 0},
         {"probability": 0.0},

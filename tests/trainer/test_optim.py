@@ -140,6 +140,21 @@ def test_lamb_s_ratio_is_1_where_there_is_none():
     assert not lamb_step(gradients(98, (5,)), zeros, adapt_undecayed=True).any()
 
 
+def test_lamb_moves_a_single_number_by_its_own_size_however_small():
+    """The ratio is |w| / |u| and the step u, whose size is about 1; so what is left of it is its sign."""
+    start = torch.tensor([1e-3], dtype=torch.float64)
+    moved = lamb_step(start, torch.tensor([7.0], dtype=torch.float64), adapt_undecayed=True)
+    torch.testing.assert_close(moved, -0.5 * start, rtol=1e-12, atol=0)
+
+
+def test_lamb_without_bias_correction_takes_the_moments_as_they_are():
+    """After one step they are 0.1 g and 0.001 g^2."""
+    start, gradient = gradients(98, (5,)), gradients(1, (5,))
+    expected = -0.5 * 0.1 * gradient / ((0.001 * gradient**2).sqrt() + 1e-6)
+    moved = lamb_step(start, gradient, bias_correction=False)
+    torch.testing.assert_close(moved, expected, rtol=1e-12, atol=0)
+
+
 def test_a_parameter_in_fragments_has_the_ratio_of_the_whole():
     """Two ranks hold a flat tensor of two parameters, cut in the middle of the second; each sees only its half."""
     config = OptimizerConfig(name="lamb")

@@ -7,11 +7,11 @@ from preprocessing.schema import ShardEntry
 from trainer.order import PairOrder
 
 
-def order_of(pairs=(40,), *, seed=1, length=32, group_bytes=1 << 30):
-    """Of shards of 100 bytes with so many pairs each."""
+def order_of(pairs=(40,), *, sizes=None, seed=1, length=32, group_bytes=1 << 30):
+    """Of shards with so many pairs each, of 100 bytes if nothing else is said."""
     entries = [
-        ShardEntry(file=f"s{i}", split="train", rows=2, tokens=9, pairs={"32": n, "64": n}, bytes=100, blake2b="")
-        for i, n in enumerate(pairs)
+        ShardEntry(file=f"s{i}", split="train", rows=2, tokens=9, pairs={"32": n, "64": n}, bytes=size, blake2b="")
+        for i, (n, size) in enumerate(zip(pairs, sizes or [100] * len(pairs), strict=True))
     ]
     return PairOrder(entries, length, (seed,), group_bytes)
 
@@ -47,6 +47,13 @@ def test_pairs_are_shuffled_among_as_many_shards_as_fit(group_bytes, shards):
         group = found[first : first + 50 * shards]
         assert len({shard for shard, _ in group}) == shards
         assert len({shard for shard, _ in group[:25]}) == shards, "not mixed"
+
+
+def test_a_shard_that_fills_a_group_is_mixed_with_no_other_wherever_it_comes():
+    order = order_of((20,) * 5, sizes=(200, 50, 50, 50, 50), group_bytes=200)
+    places = [[i for i, (shard, _) in enumerate(epoch(order, number)) if shard == 0] for number in range(10)]
+    assert all(found == list(range(found[0], found[0] + 20)) for found in places)
+    assert len({found[0] for found in places}) > 1
 
 
 def test_each_group_has_an_order_of_its_own():

@@ -1,6 +1,7 @@
 """Sequences laid end to end: nothing lost, nothing added but what fills up, and tables that hold every token once."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from hypothesis import given
@@ -43,6 +44,8 @@ def test_groups_hold_every_token_once_and_little_padding(lengths):
         for row in rows_by_sequence(table):
             assert row == list(range(row[0], row[0] + len(row)))
             assert len(row) >= 0.8 * table.rows.shape[1]
+    widths = [table.rows.shape[1] for table in tokens.tables]
+    assert all(after < 0.8 * before for before, after in pairwise(widths)), "two tables where one would do"
 
 
 @given(LENGTHS, st.data())
@@ -74,7 +77,8 @@ def test_rounding_up_adds_what_is_missing_and_as_many_sequences_in_any_case(leng
     size = len(rounded.input_ids)
     assert size % multiple == 0
     assert size - sum(lengths) < multiple
-    assert torch.equal(rounded.input_ids[: sum(lengths)], tokens.input_ids)
+    for name in ("input_ids", "token_type_ids", "position_ids"):
+        assert torch.equal(getattr(rounded, name)[: sum(lengths)], getattr(tokens, name))
     assert len(rounded.lengths) == len(lengths) + -(-(multiple - 1) // 40)
     assert rounded.lengths.tolist()[: len(lengths)] == lengths
     assert int(rounded.bounds[-1]) == size
