@@ -25,7 +25,7 @@ from trainer.packing import PackedTokens, Selection
 
 _TILE = {"COLUMNS": 256, "ROWS": 8}  # of a program that adds up over rows
 _FLAT = 1024  # elements of a program that adds up nothing
-_PER_PROCESSOR = 6  # programs that each multiprocessor of a GPU has registers for at once
+_WARPS = 24  # for which each multiprocessor of a GPU has registers at once, 72 a thread and some to spare
 _BY_ERF = {"gelu": True, "gelu_new": False}
 
 
@@ -160,10 +160,11 @@ class _AddNorm(torch.autograd.Function):
         drops = ctx.probability > 0
         to_total = torch.empty_like(total)
         to_projected = torch.empty_like(total) if drops else to_total
-        sums = total.new_empty(min(_programs(x.device), count), 3, width, dtype=torch.float32)
+        row = _row(width)
+        sums = total.new_empty(min(_programs(x.device, row["num_warps"]), count), 3, width, dtype=torch.float32)
         kernels.add_norm_backward[(len(sums),)](
             upstream[0].contiguous(), total, scale, means, inverses, to_total, to_projected, sums, ctx.seed,
-            ctx.probability, 1 / (1 - ctx.probability), count, DROPS=drops, **_row(width),
+            ctx.probability, 1 / (1 - ctx.probability), count, DROPS=drops, **row,
         )  # fmt: skip
         to_scale, to_shift, to_bias = sums.sum(dim=0).to(weight.dtype)
         to_weight = to_projected.t() @ x
@@ -171,11 +172,11 @@ class _AddNorm(torch.autograd.Function):
 
 
 @cache
-def _programs(device: torch.device) -> int:
-    """Programs that a GPU has work for at once; on a CPU, where Triton interprets, some."""
+def _programs(device: torch.device, warps: int = 4) -> int:
+    """Programs of so many warps that a GPU runs at once; on a CPU, where Triton interprets, some."""
     if device.type == "cpu":
         return 4
-    return _PER_PROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return _WARPS // warps * int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _shares(blocks: int, count: int, device: torch.device) -> tuple[int, int]:
