@@ -200,6 +200,7 @@ def train(recipe, shards, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_the_trainer_learns_as_it_does_without(train, deepspeed_config):
     """In float32 without dropout."""
     config = deepspeed_config(bf16=None, data_types=None, zero_optimization={"stage": 0})
@@ -210,6 +211,7 @@ def test_the_trainer_learns_as_it_does_without(train, deepspeed_config):
     assert ours != theirs, "other kernels round otherwise"
 
 
+@pytest.mark.slow
 def test_a_resume_has_the_bits_of_a_run_that_was_not_stopped(train, deepspeed_config):
     """In bfloat16 with dropout, under ZeRO, two micro-batches a step, the losses compiled."""
     settings = ["train.fused=true", "train.compile=true", "model.num_hidden_layers=1", "log.validate_every=3",

@@ -14,22 +14,33 @@ from trainer.pretrain import why_not_fused
 from trainer.settings import ConfigError
 
 
-def run_cases(**environment: str) -> None:
+def run_cases(which: str, **environment: str) -> None:
     """Run tests/trainer/fused_cases.py in a process of its own, where kernels are interpreted or not."""
-    cases = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/trainer/fused_cases.py"]
+    cases = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        which,
+        "tests/trainer/fused_cases.py",
+    ]
     run = subprocess.run(cases, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout
 
 
-def test_kernels_compute_the_formulas():
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_kernels_compute_the_formulas(which):
     pytest.importorskip("triton", reason="needs triton, which torch has on Linux for x86 and NVIDIA's GPUs")
-    run_cases(TRITON_INTERPRET="1", DS_ACCELERATOR="cpu")
+    run_cases(which, TRITON_INTERPRET="1", DS_ACCELERATOR="cpu")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels as a GPU runs them")
 def test_kernels_compute_the_formulas_on_a_gpu():
-    run_cases(TRITON_INTERPRET="0", DS_ACCELERATOR="cuda")
+    run_cases("slow or not slow", TRITON_INTERPRET="0", DS_ACCELERATOR="cuda")
 
 
 def test_what_a_machine_lacks_is_named(monkeypatch):
