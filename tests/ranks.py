@@ -26,6 +26,14 @@ _PATIENCE = 240.0  # seconds; a hang is a failure, not a wait
 _AFTER_ONE = 30.0  # seconds that a launcher gives the other ranks
 
 
+def launched(rank: int = 0, world: int = 1, port: int | None = None) -> dict[str, str]:
+    """What a launcher tells a rank by its environment; without a port, a free one."""
+    return {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port()),
+    }  # fmt: skip
+
+
 def is_there(process: psutil.Process | int) -> bool:
     """Whether it, or who has this number, has not ended, reaped or not."""
     try:
@@ -130,10 +138,7 @@ def _rank(
     task: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world),
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1",
-    )  # fmt: skip
+    os.environ.update(launched(rank, world, port), OMP_NUM_THREADS="1")
     with Path(log or os.devnull).open("ab") as sink:
         os.dup2(sink.fileno(), 1)  # below Python: compilers and launchers that DeepSpeed calls print there too
         os.dup2(sink.fileno(), 2)

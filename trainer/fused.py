@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer import kernels
-from trainer.attention import attention
 from trainer.model import BertConfig, Layer, project
 from trainer.packing import PackedTokens, Selection
 
@@ -48,18 +47,14 @@ def _layer(
     layer: Layer, config: BertConfig, hidden: Tensor, tokens: PackedTokens, selected: Selection | None = None
 ) -> Tensor:
     """As Layer.forward, [T, D] -> [T, D], or [R, D] where only some tokens are selected."""
-    ours, training = layer.attention, layer.training
+    qkv = layer.attention.qkv
     if selected is None:
-        query, key, value, residual = _QueryKeyValue.apply(hidden, ours.qkv.weight, ours.qkv.bias)
+        *projected, residual = _QueryKeyValue.apply(hidden, qkv.weight, qkv.bias)
     else:
-        query, key, value = project(hidden, selected, ours.qkv)
-        residual = hidden.index_select(0, selected.rows)
-    query, key, value = (x.unflatten(-1, (ours.heads, -1)) for x in (query, key, value))
-    probability = ours.attention_dropout if training else 0.0
-    gathered = attention(query, key, value, tokens, selected, probability, ours.causal).flatten(-2)
-
-    probability = config.hidden_dropout_prob if training else 0.0
-    hidden = _add_norm(gathered, ours.out, residual, layer.attention_norm, probability)
+        projected, residual = project(hidden, selected, qkv), hidden.index_select(0, selected.rows)
+    gathered = layer.attention.gather(projected, tokens, selected)
+    probability = config.hidden_dropout_prob if layer.training else 0.0
+    hidden = _add_norm(gathered, layer.attention.out, residual, layer.attention_norm, probability)
     up = layer.feed_forward.up
     active, residual = _Up.apply(hidden, up.weight, up.bias, _BY_ERF[config.hidden_act])
     return _add_norm(active, layer.feed_forward.down, residual, layer.feed_forward_norm, probability)

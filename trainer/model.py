@@ -6,7 +6,7 @@ F feed-forward, V vocabulary, P predictions.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -147,12 +147,14 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, tokens: PackedTokens, selected: Selection | None) -> Tensor:
         """[T, D] -> [T, D], or [R, D] where only some tokens are selected."""
-        projected = project(hidden, selected, self.qkv)
+        hidden = self.out(self.gather(project(hidden, selected, self.qkv), tokens, selected))
+        return dropout(hidden, self.hidden_dropout if self.training else 0.0)
+
+    def gather(self, projected: Iterable[Tensor], tokens: PackedTokens, selected: Selection | None) -> Tensor:
+        """Queries, keys and values, as ``project`` gives them -> [T, D], or [R, D] where only some are selected."""
         query, key, value = (x.unflatten(-1, (self.heads, -1)) for x in projected)  # [T, D] -> [T, N, H]
         probability = self.attention_dropout if self.training else 0.0
-        gathered = attention(query, key, value, tokens, selected, probability, self.causal)
-        hidden = self.out(gathered.flatten(-2))  # [T, N, H] -> [T, D]
-        return dropout(hidden, self.hidden_dropout if self.training else 0.0)
+        return attention(query, key, value, tokens, selected, probability, self.causal).flatten(-2)
 
 
 class FeedForward(nn.Module):

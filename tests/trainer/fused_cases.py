@@ -16,7 +16,7 @@ import triton
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.ranks import free_port
+from tests.ranks import launched
 from tests.trainer.conftest import ROOT
 from trainer.fused import _AddNorm, _Up, fuse
 from trainer.model import BertConfig, BertForPreTraining, Layer, initialize, pretraining_losses
@@ -186,11 +186,9 @@ def train(recipe, shards, tmp_path):
     )
 
     def run(name, deepspeed_config, *settings):
-        place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
-                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}  # fmt: skip
         command = [sys.executable, "-c", program, "--config", recipe, "--deepspeed_config", deepspeed_config,
                    "--shards", shards, "--output", tmp_path / name, *settings]  # fmt: skip
-        subprocess.run(command, cwd=ROOT, env={**os.environ, **place}, check=True)
+        subprocess.run(command, cwd=ROOT, env={**os.environ, **launched()}, check=True)
         steps, held_out = (
             [json.loads(line) for line in (tmp_path / name / f"{file}.jsonl").read_text().splitlines()]
             for file in ("metrics", "validation")

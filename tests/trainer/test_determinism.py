@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.ranks import free_port
+from tests.ranks import launched
 from tests.trainer.conftest import ROOT
 from trainer.checkpoint import RunDirectory
 from trainer.determinism import use_deterministic_kernels
@@ -62,11 +62,9 @@ class TestKernels:
 ], ids=["dropout everywhere", "packed sequences", "compiled", "kernels of our own"])  # fmt: skip
 def test_a_run_that_was_stopped_has_the_bits_of_one_that_was_not(recipe, shards, tmp_path, settings):
     def start(run, *more):
-        place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
-                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "DS_ACCELERATOR": GPU.type}  # fmt: skip
         command = [sys.executable, "trainer/pretrain.py", "--config", str(recipe), "--shards", str(shards),
                    "--output", str(run), *settings, *more]  # fmt: skip
-        subprocess.run(command, cwd=ROOT, env={**os.environ, **place}, check=True)
+        subprocess.run(command, cwd=ROOT, env={**os.environ, **launched(), "DS_ACCELERATOR": GPU.type}, check=True)
 
     start(tmp_path / "whole")
     start(tmp_path / "stopped", "train.max_steps=4")
