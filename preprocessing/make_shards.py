@@ -21,6 +21,7 @@ with needs("preprocess"):
     from preprocessing import launch, options
     from preprocessing.encoder import EncoderError
     from preprocessing.files import absolute
+    from preprocessing.interruption import end_when_interrupted
     from preprocessing.job import JobError
     from preprocessing.schema import ShardError
     from preprocessing.shards import ShardingError
@@ -60,10 +61,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except launch.StuckError as error:
         print(f"make_shards: error: {error}", file=sys.stderr)
         raise SystemExit(STUCK_CODE) from error
-    except KeyboardInterrupt:
-        print("make_shards: interrupted; the same command goes on with this job", file=sys.stderr)
-        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":
+    end_when_interrupted("make_shards: interrupted; the same command goes on with this job")
     main()

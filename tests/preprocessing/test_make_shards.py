@@ -428,19 +428,6 @@ def test_lost_documents_are_noticed(make: Maker, books: Path, tmp_path: Path, mo
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_an_interruption_says_how_to_go_on(
-    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupt(*_: object) -> float:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(launch, "execute", interrupt)
-    with pytest.raises(SystemExit) as caught:
-        make(tmp_path / "out", "--books", books / "*.txt")
-    assert caught.value.code == 130
-    assert "goes on" in capsys.readouterr().err
-
-
 def test_of_the_module_path_only_the_script_s_own_folder_is_replaced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,0 +1,96 @@
+"""Ctrl-C: a terminal sends SIGINT to a job and to all that it has started, as SLURM does near a time limit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from preprocessing.interruption import INTERRUPTED_CODE
+from tests.conftest import ROOT
+
+# Nothing that Python could interrupt: one call of C, which takes minutes.
+IN_C = """
+import hashlib, sys
+from preprocessing.interruption import end_when_interrupted
+end_when_interrupted("told")
+print("begun", flush=True)
+hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+"""
+
+
+def start(*command: object, ignored: bool = False) -> subprocess.Popen[str]:
+    """A command in a group of its own, which does or does not ignore SIGINT from its start."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            [str(part) for part in command], cwd=ROOT, start_new_session=True, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def commands_below(pid: int) -> Iterator[str]:
+    """The command lines of all that a process has started."""
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield " ".join(process.cmdline())
+
+
+@pytest.mark.parametrize(
+    ("workers", "moment"), [(1, "preprocessing.watchdog"), (2, "sdk_worker_main"), (2, "preprocessing.watchdog")]
+)
+def test_a_job_ends_at_once_whatever_it_is_at(
+    books: Path, vocabulary_file: Path, tmp_path: Path, workers: int, moment: str
+) -> None:
+    """Its workers begin, or units of text are tokenized: there is a process that watches over it then."""
+    text = "\n\n".join(book.read_text() for book in books.glob("*.txt")) * 20
+    for number in range(40):  # half a minute's work
+        (tmp_path / f"book-{number:02d}.txt").write_text(text)
+    options = ("--vocab", vocabulary_file, "--output", tmp_path / "out", f"--direct_num_workers={workers}")
+    process = start("beam", "run", "preprocessing/make_shards.py", "--books", tmp_path / "*.txt", *options)
+    while process.poll() is None and not any(moment in command for command in commands_below(process.pid)):
+        time.sleep(0.01)
+    below = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == "make_shards: interrupted; the same command goes on with this job\n"
+    assert process.returncode == INTERRUPTED_CODE
+    assert psutil.wait_procs(below, timeout=60)[1] == []
+
+
+def test_code_in_c_is_ended_too() -> None:
+    process = start(sys.executable, "-c", IN_C)
+    assert process.stdout
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == "told\n"
+    assert process.returncode == INTERRUPTED_CODE
+
+
+def test_nobody_need_be_there_to_read_it() -> None:
+    """As in `beam run ... 2>&1 | tee log`: tee dies of the same Ctrl-C."""
+    process = start(sys.executable, "-c", IN_C)
+    assert process.stdout
+    assert process.stderr
+    assert process.stdout.readline() == "begun\n"
+    process.stderr.close()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == INTERRUPTED_CODE
+
+
+def test_a_job_in_the_background_of_a_script_is_not_interrupted() -> None:
+    process = start(sys.executable, "-c", IN_C.replace("2**31 - 1", "2**20"), ignored=True)
+    assert process.stdout
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == ""
+    assert process.returncode == 0
