@@ -227,4 +227,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads may have seen enough, as `head` has
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a letter that a terminal lacks
     main()

@@ -1,8 +1,8 @@
-"""SIGINT, from Ctrl-C or from a scheduler whose time limit is near, ends a job there and then.
+"""SIGINT and SIGTERM, from a user or a scheduler whose time limit is near, end a job there and then.
 
-Python's own answer, a KeyboardInterrupt in the main thread, serves a job badly: Beam makes a RuntimeError of one that
-comes while a transform works, waits for ever for worker processes that the same signal has ended, and code in C does
-not hear it at all. Nothing has to be unwound here: what is finished is under its final name, and the rest is made anew.
+Python's own answer to Ctrl-C, a KeyboardInterrupt in the main thread, serves a job badly: Beam makes a RuntimeError of
+one that comes while a transform works, waits for ever for worker processes that the same signal has ended, and code in
+C does not hear it at all. Nothing has to be unwound: what is finished is under its final name, the rest is made anew.
 """
 
 from __future__ import annotations
@@ -11,38 +11,48 @@ import contextlib
 import os
 import signal
 import threading
+from typing import NoReturn
 
 import psutil
 
-INTERRUPTED_CODE = 130  # exit code, as a shell gives to what SIGINT has ended
-
 
 def end_when_interrupted(message: str) -> None:
-    """From now on SIGINT ends this process and all that it starts, with a message and INTERRUPTED_CODE.
+    """From now on these signals end this process and all that it starts, with a message, and 130 or 143 as exit code.
 
-    To be called before anything is started: SIGINT is blocked in all later threads and processes, so that no worker
-    answers to it by itself. Where it is ignored, as in what a shell's script runs in the background, it stays so.
+    To be called before anything is started: SIGINT, which a terminal sends to all, is blocked in later threads and
+    processes, so that no worker answers to it by itself. Where it is ignored, as in what a shell's script runs in the
+    background, it stays so.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        return
     # Python runs a handler in the main thread, when that comes round to it; these bytes come from whichever thread the
     # signal has hit, a library's that was there before among them, at once.
     signals, hears = os.pipe()
     os.set_blocking(hears, False)
     signal.set_wakeup_fd(hears)
-    signal.signal(signal.SIGINT, lambda *_: None)
-    terminal = os.dup(2)  # while Beam works, 2 is a file
-    threading.Thread(target=_end_at, args=(signals, message, terminal), daemon=True).start()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    threading.Thread(target=_wait, args=(signals, message, os.dup(2)), daemon=True).start()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
-def _end_at(signals: int, message: str, terminal: int) -> None:
-    while signal.SIGINT not in os.read(signals, 1):
-        pass
+def _wait(signals: int, message: str, terminal: int) -> NoReturn:
+    """End with the first signal; ``terminal`` is stderr as it was, for while Beam works 2 is a file."""
+    [number] = os.read(signals, 1)
+    end(128 + number, message, terminal)
+
+
+def end(code: int, message: str, terminal: int) -> NoReturn:
+    """End this process and all that it has started, whatever they are at.
+
+    Args:
+        code: exit code.
+        message: for the user.
+        terminal: a descriptor to tell it on.
+    """
     line = "\r\033[K" if os.isatty(terminal) else ""  # where the progress stands
     with contextlib.suppress(OSError):  # whoever read it, `tee` perhaps, has been interrupted too
         os.write(terminal, f"{line}{message}\n".encode())
-    for worker in psutil.Process().children(recursive=True):
+    for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(worker.pid, signal.SIGKILL)
-    os._exit(INTERRUPTED_CODE)
+            os.kill(process.pid, signal.SIGKILL)
+    os._exit(code)

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
@@ -27,7 +26,7 @@ from preprocessing.encoder import available_engine
 from preprocessing.inputs import Input, find_inputs, text_bytes, units_of
 from preprocessing.job import Job
 from preprocessing.options import Arguments, VocabularyRule
-from preprocessing.progress import show_progress
+from preprocessing.progress import show_progress, tell
 from preprocessing.sampling import ALL, build_sampling, first_cutoff, sampled_texts
 from preprocessing.schema import MANIFEST, Manifest, ShardDirectory, Vocabulary
 from preprocessing.sources import SourceError
@@ -40,6 +39,7 @@ from preprocessing.tokenization import (
 )
 from preprocessing.transforms import build_pipeline
 from preprocessing.watchdog import STUCK, Watchdog
+from preprocessing.workers import deaths_noticed, reach_by_no_proxy
 
 LOG_TAIL = 4000  # bytes of Beam's noise that are shown when a job fails
 CASE_SHARE = 0.01  # of a vocabulary's entries: uncased ones have a stray few with upper case
@@ -47,6 +47,10 @@ CASE_SHARE = 0.01  # of a vocabulary's entries: uncased ones have a stray few wi
 
 class StuckError(RuntimeError):
     """A document takes for ever, which is a bug of this program. The message names it."""
+
+
+class WorkerError(RuntimeError):
+    """A worker process has died. The message says how."""
 
 
 def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[str] | None]:
@@ -214,6 +218,7 @@ def execute(job: Job, inputs: Sequence[Input], beam_options: Sequence[str]) -> t
         SourceError: an input that can't be read, or a corpus that can't be sharded as asked, wherever that was found.
         JobError: nothing can be written any more, or an input not be read, or the engine made no manifest.
         StuckError: a document takes for ever.
+        WorkerError: a worker process has died.
     """
     begun = time.monotonic()
     _run_pipeline(job, beam_options, partial(build_pipeline, job=job, units=units_of(inputs)))
@@ -228,10 +233,11 @@ def _run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.P
     if options.view_as(DirectOptions).direct_running_mode == "multi_processing":
         # One thread a worker process: there are as many processes as the user wants cores busy.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    reach_by_no_proxy()
     # A timed flush of Beam's data channel races with its writer and drops elements; 0 turns it off.
     worker_handlers.DATA_BUFFER_TIME_LIMIT_MS = 0
     embedded = options.view_as(StandardOptions).runner == "FnApiRunner"
-    with _quiet(embedded) as terminal, show_progress(job, terminal):
+    with _quiet(embedded) as terminal, show_progress(job, terminal), deaths_noticed(terminal) as why_a_worker_died:
         try:
             pipeline = beam.Pipeline(options=options)
             build(pipeline)
@@ -247,37 +253,40 @@ def _run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.P
                 # What is wrong with the inputs or the options changes with them, and so what was made is of no use.
                 jobs.clear(job.output)
                 raise SourceError(reason) from error
+            if reason := why_a_worker_died():
+                raise WorkerError(reason) from error
             raise
 
 
 @contextmanager
-def _quiet(embedded: bool) -> Iterator[IO[str]]:
+def _quiet(embedded: bool) -> Iterator[int]:
     """Keep what Beam and its worker processes write to stderr in a file, shown only if the job fails.
 
     Worker processes inherit the descriptor, so it is the descriptor that is turned aside.
 
     Yields:
-        The terminal (or whatever stderr was), to tell the user something.
+        A descriptor of the terminal (or whatever stderr was), to tell the user something.
     """
     if not embedded:
-        yield sys.stderr
+        yield 2
         return
     sys.stderr.flush()
-    saved = os.dup(2)
-    with tempfile.TemporaryFile() as log, os.fdopen(saved, "w", buffering=1) as terminal:
+    terminal = os.dup(2)
+    with tempfile.TemporaryFile() as log:
         os.dup2(log.fileno(), 2)
-        Watchdog.terminal = terminal.fileno()
+        Watchdog.terminal = terminal
         level = logging.getLogger("apache_beam").level
         logging.getLogger("apache_beam").setLevel(logging.ERROR)
         try:
             yield terminal
-        except (jobs.JobError, SourceError, StuckError):
+        except (jobs.JobError, SourceError, StuckError, WorkerError):
             raise  # a worker's noise about it adds nothing
         except Exception:
             log.seek(max(0, log.tell() - LOG_TAIL))
-            terminal.write(log.read().decode(errors="replace"))
+            tell(terminal, log.read().decode(errors="replace"))
             raise
         finally:
             logging.getLogger("apache_beam").setLevel(level)
             Watchdog.terminal = None
-            os.dup2(saved, 2)
+            os.dup2(terminal, 2)
+            os.close(terminal)

@@ -27,6 +27,7 @@ with needs("preprocess"):
     from preprocessing.shards import ShardingError
     from preprocessing.sources import SourceError, StorageError
     from preprocessing.summary import summary
+    from preprocessing.terminal import show
     from preprocessing.tokenization import VocabularyError
     from preprocessing.watchdog import STUCK_CODE
 
@@ -42,13 +43,13 @@ def run(argv: Sequence[str]) -> None:
     job, inputs, vocabulary = launch.prepare(arguments, output)
     job, benchmark = launch.with_benchmark(job, arguments.contamination)
     if launch.begin(job, inputs, vocabulary, arguments) == "finished":
-        print(f"{output}: these shards are finished already; nothing to do")
+        show(f"{output}: these shards are finished already; nothing to do")
         return
     if benchmark:
         launch.place_benchmark(job, benchmark)
     job = launch.provide_vocabulary(job, inputs, arguments.beam)
     manifest, seconds = launch.execute(job, inputs, arguments.beam)
-    print(summary(manifest, output, inputs, seconds))
+    show(summary(manifest, output, inputs, seconds))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (EncoderError, JobError, ShardError, ShardingError, SourceError, StorageError, VocabularyError) as error:
         print(f"make_shards: error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
-    except launch.StuckError as error:
+    except (launch.StuckError, launch.WorkerError) as error:
         print(f"make_shards: error: {error}", file=sys.stderr)
         raise SystemExit(STUCK_CODE) from error
 

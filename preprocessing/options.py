@@ -20,7 +20,8 @@ from preprocessing.sources.registry import SOURCES
 
 # Ours alone: the runners that work inside this process (and its worker processes).
 EMBEDDED_RUNNERS = ("FnApiRunner", "DirectRunner", "BundleBasedDirectRunner", "SwitchingDirectRunner")
-MIN_SEQUENCE_LENGTH = 8
+MIN_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH = 8, 65_536
+MAX_VOCABULARY = 2**31 - 1
 TYPO = 0.8  # how alike, by difflib, an unknown option is one of ours; of Beam's own options none reaches 0.71
 SAMPLE_BYTES = 200_000_000  # of text to train a vocabulary on
 LINE_CHARACTERS = 100  # a line of fewer may repeat
@@ -222,7 +223,10 @@ def _add_tokens(parser: argparse.ArgumentParser) -> None:
     vocabulary = tokens.add_mutually_exclusive_group(required=True)
     vocabulary.add_argument("--vocab", metavar="FILE", help="WordPiece vocabulary, one token a line")
     vocabulary.add_argument(
-        "--train-vocab", type=whole_number(1), metavar="N", help="first train a vocabulary of N entries on the inputs"
+        "--train-vocab",
+        type=whole_number(1, MAX_VOCABULARY),
+        metavar="N",
+        help="first train a vocabulary of N entries on the inputs",
     )
     add_sample_bytes(tokens, "--vocab-sample-bytes")
     tokens.add_argument("--cased", action="store_true", help="keep case and accents, for a cased vocabulary")
@@ -287,7 +291,7 @@ def _add_pairs(parser: argparse.ArgumentParser) -> None:
     pairs = parser.add_argument_group("pairs")
     pairs.add_argument(
         "--sequence-lengths",
-        type=whole_number(MIN_SEQUENCE_LENGTH),
+        type=whole_number(MIN_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH),
         nargs="+",
         default=[128, 512],
         metavar="L",
@@ -440,6 +444,8 @@ def _beam_options(ours: OneLineParser, rest: list[str]) -> list[str]:
         )
     if not embedded:
         return rest
+    if known.direct_num_workers < 0:
+        ours.error("--direct_num_workers must be 0, for as many as there are cores, or more")
     several = known.direct_num_workers != 1
     if several and known.direct_running_mode == "in_memory":
         ours.error("--direct_running_mode=in_memory is one process; use multi_processing with --direct_num_workers")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO
 
 from preprocessing import files
 from preprocessing.job import Job
@@ -20,8 +20,8 @@ LINE_SECONDS = 30.0  # between two lines where stderr is no terminal
 
 
 @contextmanager
-def show_progress(job: Job, terminal: IO[str]) -> Iterator[None]:
-    """Say on the terminal how far the job is, from the notes in its work folder: any engine, any worker."""
+def show_progress(job: Job, terminal: int) -> Iterator[None]:
+    """Say on a descriptor's terminal how far the job is, from the notes in its work folder: any engine, any worker."""
     done = threading.Event()
     watcher = threading.Thread(target=_watch, args=(job, terminal, done), daemon=True)
     watcher.start()
@@ -32,23 +32,27 @@ def show_progress(job: Job, terminal: IO[str]) -> Iterator[None]:
         watcher.join()
 
 
-def _watch(job: Job, terminal: IO[str], done: threading.Event) -> None:
+def tell(terminal: int, text: str) -> None:
+    """Write to a terminal, or one that was: the job goes on when whoever looked has gone."""
+    with contextlib.suppress(OSError):
+        os.write(terminal, text.encode(errors="replace"))
+
+
+def _watch(job: Job, terminal: int, done: threading.Event) -> None:
     begun = told = time.monotonic()
-    live, progress = terminal.isatty(), Progress(job)
+    live, progress = os.isatty(terminal), Progress(job)
     while not done.wait(LIVE_SECONDS if live else QUIET_SECONDS):
         if reason := job.left_error(STUCK):
             # The worker is dead, and not every engine notices.
-            terminal.write(f"make_shards: error: {reason}\n")
-            terminal.flush()
+            tell(terminal, f"make_shards: error: {reason}\n")
             os._exit(STUCK_CODE)
         now = time.monotonic()
         if live or now - told >= LINE_SECONDS:
             told = now
             line = progress.line(now - begun)
-            terminal.write(f"\r\033[K{line}" if live else f"{line}\n")
-            terminal.flush()
+            tell(terminal, f"\r\033[K{line}" if live else f"{line}\n")
     if live:
-        terminal.write("\r\033[K")
+        tell(terminal, "\r\033[K")
 
 
 class Progress:

@@ -72,6 +72,7 @@ def sample_texts(documents: Iterable[Document | Skipped], budget: int, seed: int
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     from preprocessing.options import (
+        MAX_VOCABULARY,
         OneLineParser,
         add_input_arguments,
         add_sample_bytes,
@@ -88,7 +89,11 @@ def parser() -> argparse.ArgumentParser:
     add_input_arguments(parser)
     options = parser.add_argument_group("vocabulary")
     options.add_argument(
-        "--size", type=whole_number(1), default=30522, metavar="N", help="entries wanted (default: %(default)s)"
+        "--size",
+        type=whole_number(1, MAX_VOCABULARY),
+        default=30522,
+        metavar="N",
+        help="entries wanted (default: %(default)s)",
     )
     options.add_argument("--cased", action="store_true", help="keep case and accents")
     add_sample_bytes(options, "--sample-bytes")
@@ -117,6 +122,8 @@ def run(argv: Sequence[str]) -> None:
     output = files.absolute(found.output)
     if found.output.endswith("/") or (not files.is_remote(output) and Path(output).is_dir()):
         ours.error(f"--output {found.output} is a folder; name the file to write in it")
+    if not files.is_remote(output) and Path(output).exists() and not Path(output).is_file():
+        ours.error(f"--output {found.output} is there, and no file; give the vocabulary another name")
     options = read_options(found)
     inputs = find_inputs(inputs_of(ours, found), note=partial(print, file=sys.stderr), options=options)
     documents = read_inputs(inputs, options)

@@ -1,4 +1,4 @@
-"""Ctrl-C: a terminal sends SIGINT to a job and to all that it has started, as SLURM does near a time limit."""
+"""Ctrl-C: a terminal sends SIGINT to a job and to all that it has started, as SLURM does near a time limit; SIGTERM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from preprocessing.interruption import INTERRUPTED_CODE
 from tests.conftest import ROOT
 
 # Nothing that Python could interrupt: one call of C, which takes minutes.
@@ -63,8 +62,19 @@ def test_a_job_ends_at_once_whatever_it_is_at(
     below = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)
     assert process.communicate(timeout=60)[1] == "make_shards: interrupted; the same command goes on with this job\n"
-    assert process.returncode == INTERRUPTED_CODE
+    assert process.returncode == 128 + signal.SIGINT
     assert psutil.wait_procs(below, timeout=60)[1] == []
+
+
+def test_sigterm_ends_workers_that_have_hardly_begun(books: Path, vocabulary_file: Path, tmp_path: Path) -> None:
+    """They would live on, and hold the pipe that `tee` reads."""
+    options = ("--vocab", vocabulary_file, "--output", tmp_path / "out", "--direct_num_workers=2")
+    process = start("beam", "run", "preprocessing/make_shards.py", "--books", books / "*.txt", *options)
+    while process.poll() is None and not any("sdk_worker_main" in command for command in commands_below(process.pid)):
+        time.sleep(0.01)
+    process.terminate()
+    assert process.communicate(timeout=60)[1] == "make_shards: interrupted; the same command goes on with this job\n"
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_code_in_c_is_ended_too() -> None:
@@ -73,7 +83,7 @@ def test_code_in_c_is_ended_too() -> None:
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60)[1] == "told\n"
-    assert process.returncode == INTERRUPTED_CODE
+    assert process.returncode == 128 + signal.SIGINT
 
 
 def test_nobody_need_be_there_to_read_it() -> None:
@@ -84,7 +94,7 @@ def test_nobody_need_be_there_to_read_it() -> None:
     assert process.stdout.readline() == "begun\n"
     process.stderr.close()
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == INTERRUPTED_CODE
+    assert process.wait(timeout=60) == 128 + signal.SIGINT
 
 
 def test_a_job_in_the_background_of_a_script_is_not_interrupted() -> None:
