@@ -158,8 +158,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         page = render(shown, f"Attention of {arguments.export.resolve().name}")
         for layer, head in arguments.png:
             _check_head(shown, layer, head)
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(arguments.output, page)
+        output = _replaceable(arguments.output)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(output, page)
         print(arguments.output)
         for layer, head in arguments.png:
             file = arguments.output.with_name(f"{arguments.output.stem}-{layer}.{head}.png")
@@ -169,6 +170,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _replaceable(path: Path) -> Path:
+    """What a path leads to: a file or nothing. Root could replace a device by a page, too."""
+    found = path.resolve()
+    if found.exists() and not found.is_file():
+        raise UsageError(f"{path}: there, and no file; give the page another name")
+    return found
 
 
 def _check_head(shown: Picture, layer: int, head: int) -> None:

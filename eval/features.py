@@ -141,9 +141,10 @@ class FeatureTags(Kind):
     def _layers(self, config: BertConfig) -> range:
         """The numbers of the states that are read."""
         count = config.num_hidden_layers + 1
-        if max(-self.first, self.last + 1) > count:
+        if (wanted := max(-self.first, self.last + 1)) > count:
             raise UsageError(
-                f"a model of {config.num_hidden_layers} layers has too few for {self}; leave this task out"
+                f"{wanted} states of a token are read, and a model of {config.num_hidden_layers} layers has {count}; "
+                "leave this task out"
             )
         return range(self.first % count, self.last % count + 1)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from trainer.tracking.store import experiment_id, first_line, one_writer
 import mlflow  # after trainer.tracking, which says how patient it is and that it reports to nobody
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, ErrorCode
 from mlflow.tracking import MlflowClient
 from mlflow.types.schema import Array, ColSpec, DataType, Object, ParamSchema, ParamSpec, Property, Schema
 
@@ -178,14 +180,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             store = _with_source(store, chosen.tags["export_blake2b"])
             version = register(store, chosen.export, arguments.name, chosen.tags, corpus, arguments.k1, arguments.b)
     except MlflowException as error:
+        if error.error_code == ErrorCode.Name(INVALID_PARAMETER_VALUE):
+            print(f"error: {first_line(error)}", file=sys.stderr)
+            return 2
         print(f"error: {store.tracking_uri}: {first_line(error)}; try again later", file=sys.stderr)
         return 1
     except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{chosen.export} is version {version} of {arguments.name} in {store.tracking_uri}; to serve it:")
-    print(f"MLFLOW_TRACKING_URI={store.tracking_uri} mlflow models serve --env-manager local \\")
-    print(f"    --model-uri models:/{arguments.name}/{version}")
+    print(f"MLFLOW_TRACKING_URI={shlex.quote(store.tracking_uri)} mlflow models serve --env-manager local \\")
+    print(f"    --model-uri {shlex.quote(f'models:/{arguments.name}/{version}')}")
     return 0
 
 

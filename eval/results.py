@@ -229,4 +229,4 @@ def _figure(metric: str, value: float | None, unit: str) -> str:
         return ""
     if unit:
         return f"{100 * value if unit == 'share' else value:.2f} %"
-    return f"{value:,.1f}" if metric == "perplexity" else f"{value:.4f}"
+    return f"{value:,.1f}" if metric == "perplexity" else f"{value:z.4f}"

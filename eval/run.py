@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import json
 import logging
 import shutil
@@ -55,6 +56,7 @@ with needs("eval"):
     from eval.tasks.result import Result
     from eval.workers import describe, exit_on_sigterm, run_points, run_side_by_side, share
     from preprocessing.schema import ShardError
+    from preprocessing.terminal import show
     from trainer.checkpoint import CheckpointError
     from trainer.determinism import use_deterministic_kernels
     from trainer.leases import hold_export
@@ -74,13 +76,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with hold_export(arguments.checkpoint):
             return evaluate(arguments, words)
-    except CheckpointError as error:
+    except (CheckpointError, UsageError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(
+            f"error: {arguments.output}: no room left there; make some, and run the same command again", file=sys.stderr
+        )
+        return 1
 
 
 def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
-    """What main does with an export that no retention deletes meanwhile."""
+    """What main does with an export that no retention deletes meanwhile.
+
+    Raises:
+        UsageError: a process that evaluates something else has written to the same output meanwhile.
+        OSError: the results can't be written.
+    """
     before = _stamp(arguments.output / RESULTS)
     try:
         check_output(arguments.output)
@@ -122,8 +136,9 @@ def learn(arguments: argparse.Namespace, words: Sequence[str], experiments: Sequ
 
 def _is_mine_to_collect(arguments: argparse.Namespace, plan: Plan) -> bool:
     """Whether to gather results: of processes that share a grid, those do that find it finished."""
-    finished = not any(experiment.missing() for experiment in plan.experiments.values())
-    return not arguments.points_only and (arguments.grid_count == 1 or finished)
+    if arguments.points_only or arguments.grid_count == 1:
+        return not arguments.points_only
+    return not any(experiment.missing() for experiment in plan.experiments.values())
 
 
 def _is_collected(arguments: argparse.Namespace, plan: Plan) -> bool:
@@ -183,11 +198,10 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
     }
     write_results(output / RESULTS, results)
     shutil.rmtree(output / STATES, ignore_errors=True)
-    print("\n".join(_shown(results)))
+    tracked = _track(output / RESULTS, results) if arguments.tracking else None
+    show("\n".join([*_shown(results), *([f"\n{tracked}"] if tracked else [])]))
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
-    if arguments.tracking:
-        _track(output / RESULTS, results)
 
 
 def _content(task: Task, result: Result) -> dict[str, Any]:
@@ -269,8 +283,12 @@ def _shown(results: dict[str, Any]) -> Iterator[str]:
             yield "\n" + table.rstrip("\n")
 
 
-def _track(file: Path, results: dict[str, Any]) -> None:
-    """Record results in MLflow; whatever goes wrong there is a warning, as the results are on disk."""
+def _track(file: Path, results: dict[str, Any]) -> str | None:
+    """Record results in MLflow; whatever goes wrong there is a warning, as the results are on disk.
+
+    Returns:
+        Where they are now; None where they are not.
+    """
     checkpoint = Path(results["checkpoint"]["path"])
     # The run's directory as it was, and where it is now if it was moved with its exports.
     runs = [Path(results["checkpoint"]["lineage"].get("run", checkpoint.parent.parent)), checkpoint.parent.parent]
@@ -283,10 +301,10 @@ def _track(file: Path, results: dict[str, Any]) -> None:
         run_id = log_evaluation(store, name, tracked_metrics(results), tracked_tags(results), files)
     except Exception as error:
         print(f"warning: not in MLflow: {describe(error)}", file=sys.stderr)
-    else:
-        where = f"child of run {store.parent}" if store.parent else "a run of its own"
-        when = "" if run_id else f", by the training's own writer: it waits in {store.pending}"
-        print(f"\nMLflow: {store.tracking_uri}, {where}{when}")
+        return None
+    where = f"child of run {store.parent}" if store.parent else "a run of its own"
+    when = "" if run_id else f", by the training's own writer: it waits in {store.pending}"
+    return f"MLflow: {store.tracking_uri}, {where}{when}"
 
 
 def tracked_metrics(results: dict[str, Any]) -> dict[str, float]:

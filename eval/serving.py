@@ -60,9 +60,11 @@ class ServedModel(PythonModel):
         """
         assert self._pretrained is not None
         asked: dict[str, Any] = {"task": "embed", "layer": -1, "pooling": "mean", "top": 5} | (params or {})
-        texts = [str(text) for text in model_input["text"]]
+        texts = model_input["text"]
+        if texts.isna().any():
+            raise MlflowException.invalid_parameter_value("a text is null; leave the row out")
         try:
-            return _answer(self._pretrained, self._terms, texts, **asked)
+            return _answer(self._pretrained, self._terms, [str(text) for text in texts], **asked)
         except UsageError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error
 

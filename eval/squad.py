@@ -90,7 +90,8 @@ def windows(examples: Sequence[QuestionExample], encoder: Encoder) -> list[Windo
     if encoder.max_length < LONGEST_QUESTION + 4:
         raise UsageError(
             f"sequences of {encoder.max_length} tokens have no room for a text beside a question of "
-            f"{LONGEST_QUESTION} tokens; give {LONGEST_QUESTION + 4} or more by --max-length"
+            f"{LONGEST_QUESTION} tokens; give {LONGEST_QUESTION + 4} or more by --max-length, "
+            "to a model with as many positions"
         )
     contexts = list(dict.fromkeys(example.context for example in examples))
     encoded = dict(zip(contexts, encoder.pieces(contexts), strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -56,18 +57,19 @@ def _run_if_free(experiment: Experiment, point: Hyperparameters, failed: dict[st
 
 
 def _run(experiment: Experiment, point: Hyperparameters, failed: dict[str, str]) -> None:
-    if experiment.is_finished(point):
-        return
-    if reason := failed.get(experiment.task.name):
-        experiment.set_failure(point, reason)
-        return
+    task = experiment.task.name
     try:
-        experiment.set_failure(point, None)
-        experiment.run(point)
+        if experiment.is_finished(point):
+            return
+        if task not in failed:
+            experiment.set_failure(point, None)
+            experiment.run(point)
     except Exception as error:  # of one task, whatever it is: the others must not be lost
-        failed[experiment.task.name] = describe(error)
-        experiment.set_failure(point, describe(error))
-        _log.exception("%s failed", experiment.task.name)
+        failed[task] = describe(error)
+        _log.exception("%s failed", task)
+    if task in failed:
+        with contextlib.suppress(OSError):  # of a full disk: nobody hears why then, and the point is missing
+            experiment.set_failure(point, failed[task])
 
 
 def describe(error: Exception) -> str:

@@ -212,6 +212,13 @@ def test_in_the_dark_the_page_is_dark(browser: webdriver.Chrome, tmp_path: Path)
     assert (light[0], dark[0]) == ("rgb(255, 255, 255)", "rgb(18, 22, 28)")
 
 
+@pytest.mark.parametrize("place", ["/dev/null", "/tmp"])
+def test_only_a_file_is_replaced(export: Path, capsys: pytest.CaptureFixture[str], place: str) -> None:
+    assert main([str(export), "w10", "--output", place]) == 2
+    assert capsys.readouterr().err == f"error: {place}: there, and no file; give the page another name\n"
+    assert Path("/dev/null").is_char_device()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

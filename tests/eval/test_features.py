@@ -136,7 +136,7 @@ def test_the_size_of_the_papers() -> None:
 def test_a_model_with_too_few_layers() -> None:
     FeatureTags(-3, -1).check(CONFIG)
     for kind in (FeatureTags(-4, -1), FeatureTags(3, 3)):
-        with pytest.raises(ValueError, match=r"^a model of 2 layers has too few for FeatureTags\(first=.*; leave this"):
+        with pytest.raises(ValueError, match=r"^4 states of a token are read, and a model of 2 layers has 3; leave"):
             kind.check(CONFIG)
 
 

@@ -192,6 +192,11 @@ def test_what_a_loaded_version_refuses(registered: str, params: dict[str, Any], 
         ask(load(registered), ["w10"], **params)
 
 
+def test_a_text_that_lacks_is_refused(registered: str) -> None:
+    with pytest.raises(MlflowException, match="a text is null"):
+        ask(load(registered), ["w10", None])
+
+
 @pytest.fixture(scope="module")
 def registered(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> str:
     """The store of a registered version, for tests that only read it."""
@@ -217,6 +222,7 @@ def test_mistakes_end_with_one_line(run: RunDirectory, tmp_path: Path, capsys: p
     (tmp_path / "empty.txt").write_text("\n \n")
     assert "can't read" in refused("--metric", "mrpc.f1", "--corpus", str(tmp_path / "gone.txt"))
     assert "holds no words" in refused("--metric", "mrpc.f1", "--corpus", str(tmp_path / "empty.txt"))
+    assert "a/b" in refused("--metric", "mrpc.f1", "--name", "a/b")
     (run.export(7) / "model.safetensors").write_bytes(b"")
     assert "not the weights that" in refused("--metric", "mrpc.f1")
     shutil.rmtree(run.export(7))

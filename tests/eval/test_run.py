@@ -1,7 +1,10 @@
 """The command: what it writes, what it refuses, and what MLflow gets."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from eval.inputs import choose_length
 from eval.run import main
 from preprocessing.schema import ShardDirectory, checksum
 from preprocessing.tokenization import load_tokenizer
+from tests.conftest import ROOT
 from tests.eval.conftest import STEP
 from tests.trainer.mlflow_store import empty_store
 from tests.trainer.shard_factory import write_shards
@@ -375,6 +379,37 @@ def test_a_run_of_its_own(export: Path, tmp_path: Path, store: str, capsys: pyte
     assert run(export, tmp_path / "runs" / "results", None, tasks="fill_mask", track=True) == 0
     assert "mlflow.parentRunId" not in only_other(store, "bert-pretraining").data.tags
     assert f"MLflow: {store}, a run of its own" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("stdout", "encoding"), [("/dev/full", "utf-8"), ("letters", "ascii")], ids=["nobody reads", "letters that lack"]
+)
+def test_what_cannot_be_shown_is_not_lost(export: Path, tmp_path: Path, store: str, stdout: str, encoding: str) -> None:
+    command = [sys.executable, "-m", "eval.run", "--checkpoint", export, "--tasks", "fill_mask", "--output", "runs/new"]
+    (tmp_path / "sentence").write_text("“[MASK]”")
+    with (tmp_path / stdout).open("w") as out:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding}
+        options = {"cwd": tmp_path, "env": environment, "stdout": out, "stderr": subprocess.PIPE, "text": True}
+        done = subprocess.run([*command, "--sentences", "sentence"], **options)
+    assert (done.returncode, done.stderr) == (0, "")
+    if stdout == "letters":
+        assert "?[MASK]?" in (tmp_path / stdout).read_text()
+    assert only_other(store, "bert-pretraining").info.run_name == f"eval step-{STEP:06d}"
+
+
+def test_a_store_of_a_relative_path_is_found_from_everywhere(
+    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty_store(tmp_path / "runs" / "tracked.db")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///runs/tracked.db")
+    parent = tracked(export)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert run(export, tmp_path / "results", None, tasks="fill_mask", track=True) == 0
+    child = only_other(f"sqlite:///{tmp_path}/runs/tracked.db", "tests", parent)
+    assert child.data.tags["mlflow.parentRunId"] == parent
 
 
 def test_mlflow_out_of_reach(

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -461,6 +462,38 @@ def test_a_task_that_fails_in_one_of_several_processes_does_not_lose_the_others(
     assert list(results_of(tmp_path / "out")["tasks"]) == ["mrpc", "stsb"]
 
 
+def test_what_another_command_leaves_in_the_output_meanwhile_costs_its_task_alone(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mrpc(data)
+    write_stsb(data)
+    learn, output = experiment.learn, tmp_path / "out"
+
+    def meanwhile(*arguments: Any) -> None:
+        monkeypatch.setattr(experiment, "learn", learn)
+        assert run(export, data, output, "stsb", "--limit", "20") == 0
+        learn(*arguments)
+
+    monkeypatch.setattr(experiment, "learn", meanwhile)
+    assert run(export, data, output, "mrpc,stsb") == 1
+    results = results_of(output)
+    assert (list(results["tasks"]), list(results["failed"])) == (["mrpc"], ["stsb"])
+    assert "choose another --output" in results["failed"]["stsb"]
+
+
+def test_a_full_disk_loses_nothing_that_was_learned(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(data)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with monkeypatch.context() as patch:
+        patch.setattr("eval.run.write_results", mock.Mock(side_effect=full))
+        assert run(export, data, tmp_path / "out", "mrpc") == 1
+    assert "out: no room left there; make some, and run the same command again" in capsys.readouterr().err
+    monkeypatch.setattr(experiment, "learn", None)  # would fail if it were called again
+    assert run(export, data, tmp_path / "out", "mrpc") == 0
+
+
 def test_a_point_that_diverges_is_a_result_and_the_others_decide(
     export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -728,7 +761,8 @@ def test_a_model_too_short_for_questions(
     write_squad(data, "v1.1")
     found = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "squad_v1"))
     assert found == (
-        "sequences of 48 tokens have no room for a text beside a question of 64 tokens; give 68 or more by --max-length"
+        "sequences of 48 tokens have no room for a text beside a question of 64 tokens; give 68 or more by "
+        "--max-length, to a model with as many positions"
     )
 
 
@@ -737,7 +771,7 @@ def test_a_model_too_shallow_for_features(
 ) -> None:
     write_conll(data)
     found = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "conll2003_concat_last_four"))
-    assert found.startswith("a model of 2 layers has too few for FeatureTags(first=-4, last=-1, combine='concatenated'")
+    assert found == "4 states of a token are read, and a model of 2 layers has 3; leave this task out"
 
 
 @pytest.mark.parametrize(
