@@ -91,7 +91,7 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
     parser = _Parser("pretrain", add_help=False, allow_abbrev=False)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--deepspeed_config", type=Path, default=Path("ds_config.json"))
-    parser.add_argument("--shards", nargs="+", required=True)
+    parser.add_argument("--shards", nargs="+", action="extend", required=True)
     parser.add_argument("--output", type=_resolved, required=True)
     parser.add_argument("--init-from", type=_resolved)
     overrides = [argument for argument in arguments if is_override(argument)]
@@ -117,9 +117,15 @@ def read_eval(arguments: Sequence[str]) -> Program:
     parser = _Parser("eval", add_help=False, allow_abbrev=False)
     parser.add_argument("--checkpoint", type=_resolved, required=True)
     parser.add_argument("--output", type=_resolved, required=True)
+    parser.add_argument("--tasks", default="")
+    for option in ("--shards", "--data", "--sentences"):
+        parser.add_argument(option, type=_resolved)
     found, rest = parser.parse_known_args(arguments)
-    given = ("--checkpoint", str(found.checkpoint), "--output", str(found.output))
-    return Program("eval", found.output, (*rest, *given), reads=(found.checkpoint,))
+    tasks = [_resolved(task) if task.endswith(".toml") else task for task in found.tasks.split(",")]
+    given = {**vars(found), "tasks": ",".join(map(str, tasks))}
+    words = [word for name, value in given.items() if value for word in (f"--{name}", str(value))]
+    reads = [found.checkpoint, found.shards and found.shards / MANIFEST, found.data, found.sentences, *tasks]
+    return Program("eval", found.output, (*rest, *words), reads=tuple(path for path in reads if isinstance(path, Path)))
 
 
 READERS = {"preprocess": read_preprocess, "pretrain": read_pretrain, "eval": read_eval}

@@ -9,8 +9,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -345,11 +347,56 @@ def test_all_on_this_machine_is_three_scripts_one_after_the_other(here, capsys):
     scripts = [job / f"{name}.sh" for name in ("preprocess", "pretrain", "eval")]
     check_shell(*scripts, job / "all.sh")
     assert capsys.readouterr().out == f"to run: bash {job}/all.sh\n"
-    assert (job / "all.sh").read_text().splitlines()[-3:] == [f"bash {script}" for script in scripts]
+    assert f"for script in {' '.join(map(str, scripts))}; do\n" in (job / "all.sh").read_text()
     training = scripts[1].read_text()
     assert "--nproc-per-node=4" in training
     assert "export OMP_NUM_THREADS=3" in training
     assert "export DS_ACCELERATOR=cpu" in training
+
+
+@pytest.mark.parametrize("signalled", ["TERM", "INT", None])
+def test_a_signal_to_all_reaches_the_job_that_runs_and_ends_all_when_that_has_ended(here, signalled):
+    """Once, though the job hears of it from the terminal's group, too, and takes its time to save what it has."""
+    settings = [
+        'preprocess.arguments=["--books", "*.txt", "--output", "made"]',
+        'pretrain.arguments=["--config", "tiny.toml", "--output", "run"]',
+        'eval.arguments=["--tasks", "mlm", "--output", "results"]',
+    ]
+    assert main(["all", "--on", "local", "--dry-run", *settings]) == 0
+    job = here / "run" / "job"
+    (job / "preprocess.sh").write_text("echo made >> heard")
+    (job / "pretrain.sh").write_text(f"""exec {sys.executable} -c '
+import signal, time
+def hear(number, frame):
+    global heard
+    heard = True
+    print(signal.Signals(number).name, file=open("heard", "a"))
+heard = False
+signal.signal(signal.SIGTERM, hear)
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, hear)
+print("trains", file=open("heard", "a"))
+while not heard and {signalled is not None}:
+    time.sleep(0.01)
+time.sleep(0.5)
+print("saved", file=open("heard", "a"))
+'""")
+    (job / "eval.sh").write_text("echo evaluated >> heard; exit 3")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
+    process = subprocess.Popen(["bash", job / "all.sh"], start_new_session=True)
+    signal.signal(signal.SIGINT, before)
+    heard = here / "heard"
+    while signalled and not (heard.exists() and "trains" in heard.read_text()):
+        time.sleep(0.01)
+    if signalled:
+        os.killpg(process.pid, signal.Signals[f"SIG{signalled}"])
+    code = process.wait(60)
+    if signalled:
+        assert code == 128 + signal.Signals[f"SIG{signalled}"]
+        assert heard.read_text().split() == ["made", "trains", f"SIG{signalled}", "saved"]
+    else:
+        assert code == 3
+        assert heard.read_text().split() == ["made", "trains", "saved", "evaluated"]
 
 
 @pytest.mark.parametrize("mounted", [True, False])
@@ -595,6 +642,12 @@ def test_bad_input_is_told_in_one_line_before_anything_is_submitted(here, slurm,
          "run' is not in the shared volume; give a whole path below /shared"),
         (["eval", "--on", "kubernetes", "--", "--checkpoint", "shards", "--output", "/shared/results"],
          "shards' is not in the shared volume"),
+        (["eval", "--on", "kubernetes", "--", "--checkpoint", "/shared/e", "--output", "/shared/r", "--data", "data"],
+         "data' is not in the shared volume"),
+        (["eval", "--on", "kubernetes", "--", "--checkpoint", "/shared/e", "--output", "/shared/r",
+          "--tasks", "glue,tickets.toml"], "tickets.toml' is not in the shared volume"),
+        (["eval", "--on", "slurm", "--", "--checkpoint", "shards", "--output", "run", "--data", "nowhere"],
+         "nowhere: not there; make it first"),
         (["preprocess", "--on", "kubernetes", "--", "--output", "run"], "run' is not in the shared volume"),
         (["pretrain", "--on", "local", "local.ranks=3", "local.gpus=2", "--", "--output", "run"], "3 ranks on 2 GPUs"),
         (["eval", "--on", "slurm", "--", "--checkpoint", "shards", "--output", "a\nb"], "holds characters that"),
