@@ -171,10 +171,17 @@ class RunDirectory:
         return outcome.ending if outcome else None
 
     def read_initial_weights(self) -> dict[str, str] | None:
-        """Directory and checksum of the weights that the run began with; None where they were new ones."""
+        """Directory and checksum of the weights that the run began with; None where they were new ones.
+
+        Raises:
+            CheckpointError: the file is damaged.
+        """
         if not self.initial_weights.is_file():
             return None
-        told: dict[str, str] = json.loads(self.initial_weights.read_text(encoding="utf-8"))
+        try:
+            told: dict[str, str] = json.loads(self.initial_weights.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise CheckpointError(f"{self.initial_weights}: damaged ({error}); choose another --output") from error
         return told
 
     def set_outcome(self, ending: Ending | None, reason: str = "") -> None:

@@ -84,8 +84,8 @@ class TrainConfig:
     hang_seconds: int = 1800
 
     def __post_init__(self) -> None:
-        if min(self.max_steps, self.threads, self.hang_seconds) < 0:
-            raise ValueError("max_steps, threads and hang_seconds must be 0 or more")
+        if not (self.max_steps >= 0 and 0 <= self.threads <= 4096 and 0 <= self.hang_seconds <= 10**7):
+            raise ValueError("max_steps must be 0 or more, threads 0 to 4096, hang_seconds 0 to 10000000")
         if not 0 <= self.seed < 2**63:  # what torch's generators take
             raise ValueError("seed must be 0 or more and below 2^63")
 

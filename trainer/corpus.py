@@ -93,11 +93,18 @@ def open_corpus(sources: Sequence[str], cache_dir: str = "", verify: bool = True
 
 
 def directory_checksums(manifest: Path) -> list[str]:
-    """The checksum of each directory's own manifest, from a file that holds a Corpus's ``manifest``."""
-    told = json.loads(manifest.read_bytes())
-    if "directories" not in told:
-        return [checksum(manifest)]
-    return [directory["manifest_blake2b"] for directory in told["directories"]]
+    """The checksum of each directory's own manifest, from a file that holds a Corpus's ``manifest``.
+
+    Raises:
+        ShardError: the file is damaged.
+    """
+    try:
+        told = json.loads(manifest.read_bytes())
+        if "directories" not in told:
+            return [checksum(manifest)]
+        return [directory["manifest_blake2b"] for directory in told["directories"]]
+    except (ValueError, TypeError, LookupError) as error:
+        raise ShardError(f"{manifest}: damaged ({error}); put the manifest of the run's shards there") from error
 
 
 def _open(source: str, cache_dir: str, verify: bool) -> ShardDirectory:

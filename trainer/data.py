@@ -28,6 +28,7 @@ from trainer.packing import PackedTokens, send
 from trainer.sources import open_sources, read_segments
 
 _NO_WORDS = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))  # segments of a sample that is skipped
+MAX_TOKEN_MULTIPLE = 1 << 16  # what fills up is computed on
 VALIDATION_SEED = 0  # of its own, so that perplexities compare between runs of other seeds
 
 
@@ -59,12 +60,14 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.workers < 0 or self.shuffle_bytes <= 0:
             raise ValueError("data.workers must be 0 or more and data.shuffle_bytes positive")
-        if not all(math.isfinite(weight) and weight > 0 for weight in self.weights):
+        if not 1 <= self.token_multiple <= MAX_TOKEN_MULTIPLE:
+            raise ValueError(f"data.token_multiple must be 1 to {MAX_TOKEN_MULTIPLE:,}")
+        if not (all(weight > 0 for weight in self.weights) and math.isfinite(sum(self.weights))):
             raise ValueError(
                 "data.weights must be positive numbers; leave a directory that is not wanted out of --shards"
             )
-        if not all(0 <= first < end for first, end in self.skip):
-            raise ValueError("data.skip must be pairs [first, end] of sample indices with 0 <= first < end")
+        if not all(0 <= first < end < 2**63 for first, end in self.skip):
+            raise ValueError("data.skip must be pairs [first, end] of sample indices with 0 <= first < end < 2^63")
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,12 @@ def _refuse(raw: dict[str, Any], path: Path | str) -> None:
             near = difflib.get_close_matches(key, (*_SECTIONS, *_VALUES), n=1)
             advice = f"did you mean {near[0]}?" if near else "remove it: it has no effect on this trainer"
             raise ConfigError(f"{path}: unknown key {key}; {advice}")
+    for key in _look_up(raw, "data_types") or {}:
+        if key != "grad_accum_dtype":
+            raise ConfigError(f"{path}: data_types.{key} has no effect here, only grad_accum_dtype has; remove it")
+    steps = raw.get("steps_per_print")
+    if steps is not None and not (isinstance(steps, int) and steps > 0):
+        raise ConfigError(f"{path}: steps_per_print is {json.dumps(steps)}; give a number of steps, or leave it out")
     bf16, fp16 = (_look_up(raw, f"{precision}.enabled") for precision in ("bf16", "fp16"))
     if bf16 and fp16:
         raise ConfigError(f"{path}: bf16 and fp16 are both enabled; choose one")

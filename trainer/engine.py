@@ -60,7 +60,8 @@ def join_world(threads: int) -> World:
     _silence_deepspeed()
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or os.environ["WORLD_SIZE"])
     cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads or int(os.environ.get("OMP_NUM_THREADS") or max(1, cores // local_ranks)))
+    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # of the outermost of nested regions
+    torch.set_num_threads(threads or (int(told) if told.isdecimal() else 0) or max(1, cores // local_ranks))
     if get_accelerator().device_name() == "cpu":
         keep_freed_memory()
     _backend.build_shm_op = lambda: None  # compiled at the first start, for inference alone

@@ -63,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _export(checkpoint: Path, output: Path) -> RunState:
     if output.exists():
         raise CheckpointError(f"{output}: is there already; choose another directory")
+    if not checkpoint.is_dir():
+        raise CheckpointError(f"{checkpoint}: no such checkpoint; give a RUN/checkpoints/step-...")
+    if output.resolve().is_relative_to(checkpoint):
+        raise CheckpointError(f"{output}: in the checkpoint, and would go with it; choose another directory")
     run = RunDirectory(checkpoint.parent.parent)
     recipe, state = load_recipe(run.config), read_run_state(checkpoint)
     verify_state(checkpoint)

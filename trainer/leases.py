@@ -70,13 +70,17 @@ def hold_export(export: Path) -> Iterator[None]:
     """Keep an export from being deleted while it is read. What has no config.json is no export, and nothing is held.
 
     Raises:
-        CheckpointError: it was being deleted when it was asked for.
+        CheckpointError: it was being deleted when it was asked for, or can't be read.
     """
     path = export / _FILE
-    if not path.is_file():
+    try:
+        opened = path.open("rb") if path.is_file() else None
+    except OSError as error:
+        raise CheckpointError(f"{path}: can't be read ({error.strerror}); get permission, or take another") from error
+    if opened is None:
         yield
         return
-    with path.open("rb") as file:
+    with opened as file:
         if try_lock(file.fileno(), shared=True) is False:
             raise CheckpointError(f"{export}: is being deleted; take a newer one")
         if not path.exists():

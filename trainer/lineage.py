@@ -55,6 +55,6 @@ def _git(*arguments: str) -> str | None:
         return None
     try:
         command = ["git", "-C", str(_ROOT), *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603  fixed words
+        return subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace").stdout  # noqa: S603
     except (OSError, subprocess.CalledProcessError):
         return None

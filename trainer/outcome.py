@@ -31,7 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the trainer's --output")
     run: Path = parser.parse_args(argv).run
-    outcome = RunDirectory(run).outcome
+    try:
+        outcome = RunDirectory(run).outcome
+    except OSError as error:
+        print(f"error: {run}: not a run directory ({error.strerror})", file=sys.stderr)
+        return MISTAKE
     word, reason = outcome or ("crashed", "it left no word of how it ended" if run.is_dir() else "no such directory")
     print(word)
     if reason:

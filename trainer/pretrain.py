@@ -172,7 +172,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="DeepSpeed's own knobs: ZeRO, precision, offload, communication (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--shards", nargs="+", required=True, metavar="DIR",
+        "--shards", nargs="+", action="extend", required=True, metavar="DIR",
         help="made by preprocessing/make_shards.py; several are mixed by data.weights, or else by their numbers of "
         "pairs; with data.cache_dir also URLs that fsspec opens",
     )  # fmt: skip
@@ -185,7 +185,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # the launcher's; LOCAL_RANK says the same
     parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings that replace the recipe's")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)
     taken = [text for text in arguments.shards if is_override(text)]  # by the open-ended --shards
     arguments.shards = [text for text in arguments.shards if text not in taken]
     arguments.settings = [*taken, *arguments.settings]

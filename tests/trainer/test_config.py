@@ -177,6 +177,22 @@ def test_a_number_that_is_too_small_is_refused(recipe, override):
         load_recipe(recipe, [override])
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.hang_seconds=10000000000000", "hang_seconds 0 to 10000000"),
+        ("train.threads=100000", "threads 0 to 4096"),
+        ("data.token_multiple=0", "token_multiple must be 1 to 65,536"),
+        ("data.token_multiple=1000000007", "token_multiple must be 1 to 65,536"),
+        ("data.weights=[1e308, 1e308]", "data.weights must be positive numbers"),
+        ("data.skip=[[0, 99999999999999999999999]]", "data.skip must be pairs"),
+    ],
+)
+def test_a_number_that_no_machine_takes_is_refused(recipe, override, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(recipe, [override])
+
+
 def test_a_recipe_that_is_not_there_or_not_toml(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.toml: can't read"):
         load_recipe(tmp_path / "nowhere.toml")

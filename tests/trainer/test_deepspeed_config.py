@@ -84,6 +84,9 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
         ({"zero_optimisation": {"stage": 3}}, r"unknown key zero_optimisation; did you mean zero_optimization\?"),
         ({"prescale_gradient": True}, r"unknown key prescale_gradient; did you mean prescale_gradients\?"),
         ({"bfloat16": {"enabled": True}}, r"unknown key bfloat16; did you mean bf16\?"),
+        ({"data_types": {"grad_accum_dtyp": "fp32"}}, "data_types.grad_accum_dtyp has no effect here"),
+        ({"steps_per_print": 0}, "steps_per_print is 0; give a number of steps"),
+        ({"steps_per_print": "auto"}, 'steps_per_print is "auto"; give a number of steps'),
         ({"pipeline": {"stages": 2}}, "unknown key pipeline; remove it: it has no effect on this trainer"),
     ],
 )

@@ -36,10 +36,15 @@ def test_mistakes(run, tmp_path, capsys):
     checkpoint = run / "checkpoints" / "step-000008"
     (tmp_path / "file").touch()
     untokenized = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("tokenizer"))
+    damaged = shutil.copytree(run, tmp_path / "damaged")
+    (damaged / "initial_weights.json").write_text("{")
     for arguments, message in (
         ([str(checkpoint), str(tmp_path)], "is there already; choose another directory"),
-        ([str(tmp_path / "nowhere" / "step-000001"), str(tmp_path / "out")], "can't read the recipe"),
-        ([str(run / "checkpoints" / "step-000099"), str(tmp_path / "out")], "not a run state"),
+        ([str(run / "checkpoints" / "step-000099"), str(tmp_path / "out")], "step-000099: no such checkpoint"),
+        ([str(run / "exports" / "step-000008"), str(tmp_path / "out")], "not a run state"),
+        ([str(run), str(tmp_path / "out")], "can't read the recipe"),
+        ([str(checkpoint), str(checkpoint / "out")], "in the checkpoint, and would go with it"),
+        ([str(damaged / "checkpoints" / "step-000008"), str(tmp_path / "out")], "initial_weights.json: damaged ("),
         ([str(checkpoint), str(tmp_path / "file" / "out")], f"{tmp_path / 'file'}: File exists"),
         ([str(untokenized / "checkpoints" / "step-000008"), str(tmp_path / "out")], "no tokenizer there"),
     ):

@@ -105,6 +105,14 @@ def test_holding_needs_no_permission_to_write(exports):
         pass
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_one_may_not_read_is_refused(exports):
+    (exports / "step-000001").chmod(0)
+    with pytest.raises(CheckpointError, match="can't be read"), hold_export(exports / "step-000001"):
+        pass
+    (exports / "step-000001").chmod(0o755)
+
+
 def test_what_is_no_export_is_not_held(tmp_path):
     with hold_export(tmp_path):
         assert names(tmp_path) == []

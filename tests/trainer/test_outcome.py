@@ -33,6 +33,12 @@ def test_a_run_that_never_began_has_crashed(tmp_path, capsys):
     assert "nowhere: no such directory" in capsys.readouterr().err
 
 
+def test_a_file_is_no_run(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert outcome.main([str(tmp_path / "file")]) == 2
+    assert "file: not a run directory" in capsys.readouterr().err
+
+
 def test_asking_needs_no_torch():
     """A job script asks on a login node, or in the seconds that are left of a preempted job."""
     code = "import sys, trainer.outcome; print(sorted({'torch', 'numpy', 'pyarrow', 'deepspeed'} & set(sys.modules)))"

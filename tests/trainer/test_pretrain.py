@@ -180,6 +180,19 @@ def test_two_phases_in_one_command_and_a_resume_in_the_second(call, tmp_path):
     assert rates[5:] == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
 
 
+def test_options_and_settings_in_any_order(shards, recipe, deepspeed_config, tmp_path):
+    """Shards of a second --shards count too, and settings wherever they stand."""
+    others = write_shards(tmp_path / "others", seed=2)
+    words = ["train.max_steps=4", "--config", recipe, "--shards", shards, "log.every=1", "--output", tmp_path / "run",
+             "--shards", others, "log.validate_every=0", "--deepspeed_config", deepspeed_config(),
+             "checkpoint.every=4"]  # fmt: skip
+    assert run_ranks(1, run_pretrain, [str(word) for word in words], log=tmp_path / "log") == [0]
+    run = tmp_path / "run"
+    assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert len(json.loads((run / "manifest.json").read_text())["directories"]) == 2
+    assert not (run / "validation.jsonl").exists()
+
+
 def damaged_shards(shards, tmp_path):
     copy = tmp_path / "damaged"
     shutil.copytree(shards, copy)

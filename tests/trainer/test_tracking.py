@@ -71,6 +71,14 @@ def test_everything_is_carried_over(run: RunDirectory, store: str) -> None:
     assert tags["mlflow.experimentKind"] == "custom_model_development"  # the page shows runs, not chats
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff", b"tracking = 3"])
+def test_the_settings_of_a_run_that_are_damaged(run, capsys, content):
+    """Not MLflow's fault: to try again later would not help."""
+    run.config.write_bytes(content)
+    assert main(["sync", str(run.path)]) == 2
+    assert "config.toml: damaged (" in capsys.readouterr().err
+
+
 def test_times_are_those_of_the_steps(run: RunDirectory, store: str) -> None:
     main(["sync", str(run.path)])
     entries = MlflowClient(store).get_metric_history(only_run(store).info.run_id, "loss")

@@ -23,8 +23,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not run.config.is_file():
         print(f"error: {run.path}: not a run directory (no {run.config.name})", file=sys.stderr)
         return 2
-    settings = tomllib.loads(run.config.read_text(encoding="utf-8"))
-    prepare(run, settings["tracking"]["experiment"])  # for a run that trained with tracking.enabled=false
+    try:
+        experiment = tomllib.loads(run.config.read_text(encoding="utf-8"))["tracking"]["experiment"]
+    except (ValueError, LookupError, TypeError) as error:
+        print(f"error: {run.config}: damaged ({error})", file=sys.stderr)
+        return 2
+    prepare(run, experiment)  # for a run that trained with tracking.enabled=false
     try:
         run_id = sync(run, status_of(run))
     except LostRunError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import threading
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from trainer.checkpoint import RunDirectory
 from trainer.tracking.evaluations import carry_over_pending
 from trainer.tracking.store import (
     Cursor,
+    chosen_tracking_uri,
     default_tracking_uri,
     experiment_id,
     first_line,
@@ -206,7 +206,7 @@ def _destination(run: RunDirectory) -> Cursor:
         ) from error
     if not cursor.run_id:
         # Nothing lies anywhere yet, so another store may be chosen, such as a server for a run without network.
-        cursor.tracking_uri = os.environ.get("MLFLOW_TRACKING_URI") or cursor.tracking_uri
+        cursor.tracking_uri = chosen_tracking_uri() or cursor.tracking_uri
     return cursor
 
 

@@ -55,8 +55,15 @@ def write_cursor(run: RunDirectory, cursor: Cursor) -> None:
 
 
 def default_tracking_uri(run: Path) -> str:
-    """MLFLOW_TRACKING_URI, or an SQLite store beside the run directory."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run.resolve().parent / 'mlflow.db'}"
+    """The one that was chosen, or an SQLite store beside the run directory."""
+    return chosen_tracking_uri() or f"sqlite:///{run.resolve().parent / 'mlflow.db'}"
+
+
+def chosen_tracking_uri() -> str | None:
+    """MLFLOW_TRACKING_URI; an SQLite store's path is made whole, since a run stays in it wherever commands start."""
+    given = os.environ.get("MLFLOW_TRACKING_URI") or None
+    database = database_of(given) if given else None
+    return f"sqlite:///{database.resolve()}" if database else given
 
 
 def experiment_id(client: MlflowClient, name: str, tracking_uri: str) -> str:
