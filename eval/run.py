@@ -131,6 +131,8 @@ def learn(arguments: argparse.Namespace, words: Sequence[str], experiments: Sequ
         run_side_by_side(words, arguments.workers, arguments.grid_index, arguments.grid_count)
         return {}  # what failed there is missing
     work = share(experiments, arguments.grid_index, arguments.grid_count)
+    if experiments and not work:
+        _log.info("there are fewer grid points than the %d processes; none is this one's", arguments.grid_count)
     return run_points(work, wait=arguments.grid_count == 1)
 
 

@@ -298,12 +298,19 @@ def read_json(path: str) -> Any:
 
 
 def names_below(folder: str) -> dict[str, int]:
-    """Every file below a folder: path relative to it, with / -> size in bytes. Empty when there is no such folder."""
+    """Every file below a folder: path relative to it, with / -> size in bytes. Empty when there is no such folder.
+
+    Raises:
+        OSError: storage that can't be reached.
+    """
     if not is_remote(folder):
         found = (path for path in Path(folder).rglob("*") if path.is_file())
         return {path.relative_to(folder).as_posix(): path.stat().st_size for path in found}
     root = folder.rstrip("/") + "/"
-    return {path.removeprefix(root): size for path, size in _match(root + "**").items()}
+    try:
+        return {path.removeprefix(root): size for path, size in _match(root + "**").items()}
+    except (BeamIOError, ValueError) as error:  # Beam's own, and of an address that no file system of its knows
+        raise OSError(errno.EIO, str(error)) from error
 
 
 def remove(folder: str, names: Iterable[str]) -> None:

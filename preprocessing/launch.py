@@ -139,18 +139,18 @@ def begin(job: Job, inputs: Sequence[Input], vocabulary: Sequence[str] | None, a
         ShardError: a finished job whose files have been lost since.
     """
     description = jobs.describe(job, inputs)
-    if arguments.overwrite:
-        names = job.layout.names("train") + job.layout.names("validation")
-        jobs.clear(job.output, names, needed=arguments.vocabulary)
-        state: jobs.State = "new"
-    else:
-        state = jobs.inspect(job.output, description)
-    if state == "finished":
-        if not files.is_remote(job.output):
-            ShardDirectory(job.output)
-        jobs.clear_work(job.output)
-        return state
     try:
+        if arguments.overwrite:
+            names = job.layout.names("train") + job.layout.names("validation")
+            jobs.clear(job.output, names, needed=arguments.vocabulary)
+            state: jobs.State = "new"
+        else:
+            state = jobs.inspect(job.output, description)
+        if state == "finished":
+            if not files.is_remote(job.output):
+                ShardDirectory(job.output)
+            jobs.clear_work(job.output)
+            return state
         if state == "new":
             jobs.clear_work(job.output)
             text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"

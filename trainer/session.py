@@ -67,7 +67,8 @@ class Session:
                     is_saved = self.saver.last == step
                     problem = "" if is_saved else f", whose checkpoint can't be written ({self.saver.problem})"
                     return "requeue", f"asked to stop after step {step}{problem}"
-        _log.info("done: %d steps; the newest export is %s", step, self.run.export(step))
+        export = self.run.export(step)
+        _log.info("done: %d steps%s", step, f"; the newest export is {export}" if export.is_dir() else "")
         return "done", ""
 
     def _train_phase(self, phase: Phase, config: dict[str, Any], begin: int, step: int, end: int) -> tuple[int, bool]:

@@ -17,12 +17,12 @@ class Maker:
     def __init__(self, vocabulary: Path, capsys: pytest.CaptureFixture[str]):
         self.vocabulary, self.capsys = vocabulary, capsys
 
-    def __call__(self, output: Path, *arguments: object) -> str:
+    def __call__(self, output: Path | str, *arguments: object) -> str:
         shared = ["--vocab", self.vocabulary, "--sequence-lengths", 32, 64, "--duplicates", 2, "--output", output]
         main([str(argument) for argument in (*shared, *arguments)])
         return self.capsys.readouterr().out
 
-    def error(self, output: Path, *arguments: object) -> str:
+    def error(self, output: Path | str, *arguments: object) -> str:
         """The one line that a refused command says."""
         with pytest.raises(SystemExit) as caught:
             self(output, *arguments)

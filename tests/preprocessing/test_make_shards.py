@@ -258,6 +258,8 @@ def test_unusable_inputs_are_told_in_a_line(make: Maker, books: Path, tmp_path: 
     assert "none.txt: can't read" in make.error(output, "--books", books / "*.txt", "--vocab", tmp_path / "none.txt")
     (tmp_path / "file").write_text("")
     assert "can't write there" in make.error(tmp_path / "file" / "out", "--books", books / "*.txt")
+    assert "nowhere://x: can't write there" in make.error("nowhere://x", "--books", books / "*.txt")
+    assert "--direct_num_workers must be 0" in make.error(output, "--books", books / "*.txt", "--direct_num_workers=-1")
     assert not output.exists()
 
 

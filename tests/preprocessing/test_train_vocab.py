@@ -74,6 +74,7 @@ def test_an_output_that_cannot_be_written_is_told_in_a_line(
     assert "file/vocab.txt: can't be written" in error(capsys, *arguments, tmp_path / "file" / "vocab.txt")
     assert "is a folder; name the file" in error(capsys, "--books", tmp_path / "none", "--output", tmp_path)
     assert "is a folder; name the file" in error(capsys, *arguments, f"{tmp_path}/new/")
+    assert "is there, and no file" in error(capsys, *arguments, "/dev/null")  # root could replace it
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
