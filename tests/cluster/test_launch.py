@@ -376,7 +376,8 @@ signal.signal(signal.SIGTERM, hear)
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, hear)
 print("trains", file=open("heard", "a"))
-while not heard and {signalled is not None}:
+until = time.monotonic() + 60 * {signalled is not None}
+while not heard and time.monotonic() < until:
     time.sleep(0.01)
 time.sleep(0.5)
 print("saved", file=open("heard", "a"))
