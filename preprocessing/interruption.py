@@ -15,6 +15,8 @@ from typing import NoReturn
 
 import psutil
 
+from preprocessing.terminal import tell
+
 
 def end_when_interrupted(message: str) -> None:
     """From now on these signals end this process and all that it starts, with a message, and 130 or 143 as exit code.
@@ -50,8 +52,7 @@ def end(code: int, message: str, terminal: int) -> NoReturn:
         terminal: a descriptor to tell it on.
     """
     line = "\r\033[K" if os.isatty(terminal) else ""  # where the progress stands
-    with contextlib.suppress(OSError):  # whoever read it, `tee` perhaps, has been interrupted too
-        os.write(terminal, f"{line}{message}\n".encode())
+    tell(terminal, f"{line}{message}\n")
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)

@@ -26,10 +26,11 @@ from preprocessing.encoder import available_engine
 from preprocessing.inputs import Input, find_inputs, text_bytes, units_of
 from preprocessing.job import Job
 from preprocessing.options import Arguments, VocabularyRule
-from preprocessing.progress import show_progress, tell
+from preprocessing.progress import show_progress
 from preprocessing.sampling import ALL, build_sampling, first_cutoff, sampled_texts
 from preprocessing.schema import MANIFEST, Manifest, ShardDirectory, Vocabulary
 from preprocessing.sources import SourceError
+from preprocessing.terminal import tell
 from preprocessing.tokenization import (
     VocabularyError,
     load_vocabulary,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -11,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from preprocessing import files
+from preprocessing.interruption import end
 from preprocessing.job import Job
+from preprocessing.terminal import tell
 from preprocessing.watchdog import STUCK, STUCK_CODE
 
 LIVE_SECONDS = 1.0  # between two looks at the work folder
@@ -32,20 +33,12 @@ def show_progress(job: Job, terminal: int) -> Iterator[None]:
         watcher.join()
 
 
-def tell(terminal: int, text: str) -> None:
-    """Write to a terminal, or one that was: the job goes on when whoever looked has gone."""
-    with contextlib.suppress(OSError):
-        os.write(terminal, text.encode(errors="replace"))
-
-
 def _watch(job: Job, terminal: int, done: threading.Event) -> None:
     begun = told = time.monotonic()
     live, progress = os.isatty(terminal), Progress(job)
     while not done.wait(LIVE_SECONDS if live else QUIET_SECONDS):
         if reason := job.left_error(STUCK):
-            # The worker is dead, and not every engine notices.
-            tell(terminal, f"make_shards: error: {reason}\n")
-            os._exit(STUCK_CODE)
+            end(STUCK_CODE, f"make_shards: error: {reason}", terminal)  # a worker is dead, and not every engine notices
         now = time.monotonic()
         if live or now - told >= LINE_SECONDS:
             told = now

@@ -1,14 +1,21 @@
-"""What a command shows at its end, when all it has made is safe."""
+"""What is shown to whoever may or may not be there to see it."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
 
 
+def tell(terminal: int, text: str) -> None:
+    """Write to a descriptor: who read it may have gone with the terminal, or like `tee` by the same Ctrl-C."""
+    with contextlib.suppress(OSError):
+        os.write(terminal, text.encode(errors="replace"))
+
+
 def show(text: str) -> None:
-    """Print as much as can be shown: whoever reads may lack a letter, or be gone as `head` is."""
+    """Print what a command has to show at its end: who reads may lack a letter, or have seen enough as `head` has."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:

@@ -16,8 +16,8 @@ _THREAD = "run_worker"  # Beam's name of the one that waits for a worker's end
 def reach_by_no_proxy() -> None:
     """Have workers and this process speak to each other directly; gRPC would ask http_proxy even for localhost."""
     name = "no_grpc_proxy"  # in small letters alone
-    known = os.environ.get(name) or os.environ.get("no_proxy")
-    os.environ[name] = ",".join([*([known] if known else []), "localhost", "127.0.0.1"])
+    known = (os.environ.get(name) or os.environ.get("no_proxy") or "").split(",")
+    os.environ[name] = ",".join(dict.fromkeys(filter(None, [*known, "localhost", "127.0.0.1"])))
 
 
 @contextmanager
