@@ -138,9 +138,9 @@ def learn(arguments: argparse.Namespace, words: Sequence[str], experiments: Sequ
 
 def _is_mine_to_collect(arguments: argparse.Namespace, plan: Plan) -> bool:
     """Whether to gather results: of processes that share a grid, those do that find it finished."""
-    if arguments.points_only or arguments.grid_count == 1:
-        return not arguments.points_only
-    return not any(experiment.missing() for experiment in plan.experiments.values())
+    if arguments.points_only:
+        return False
+    return arguments.grid_count == 1 or not any(experiment.missing() for experiment in plan.experiments.values())
 
 
 def _is_collected(arguments: argparse.Namespace, plan: Plan) -> bool:

@@ -42,9 +42,11 @@ def deaths_noticed(terminal: int) -> Iterator[Callable[[], str | None]]:
             f"a worker process has died ({told.exc_value}), for lack of memory perhaps; "
             "the same command goes on with this job"
         )
-        timers.append(threading.Timer(SECONDS, end, (1, f"make_shards: error: {deaths[0]}", terminal)))
-        timers[-1].daemon = True
-        timers[-1].start()
+        if len(deaths) == 1:  # one tells for all
+            timer = threading.Timer(SECONDS, end, (1, f"make_shards: error: {deaths[0]}", terminal))
+            timer.daemon = True
+            timers.append(timer)
+            timer.start()
 
     threading.excepthook = hear
     try:

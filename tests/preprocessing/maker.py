@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from preprocessing.make_shards import main
@@ -31,6 +33,16 @@ class Maker:
         assert said.out == ""
         (line,) = said.err.strip().split("\n")
         return line
+
+
+def started_by(pid: int, word: str) -> list[psutil.Process]:
+    """The processes below one that have a word in their command line."""
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if word in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def contents(output: Path) -> dict[str, str]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.conftest import ROOT
+from tests.preprocessing.maker import started_by
 
 # Nothing that Python could interrupt: one call of C, which takes minutes.
 IN_C = """
@@ -38,13 +37,6 @@ def start(*command: object, ignored: bool = False) -> subprocess.Popen[str]:
         signal.signal(signal.SIGINT, before)
 
 
-def commands_below(pid: int) -> Iterator[str]:
-    """The command lines of all that a process has started."""
-    for process in psutil.Process(pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            yield " ".join(process.cmdline())
-
-
 @pytest.mark.parametrize(
     ("workers", "moment"), [(1, "preprocessing.watchdog"), (2, "sdk_worker_main"), (2, "preprocessing.watchdog")]
 )
@@ -57,7 +49,7 @@ def test_a_job_ends_at_once_whatever_it_is_at(
         (tmp_path / f"book-{number:02d}.txt").write_text(text)
     options = ("--vocab", vocabulary_file, "--output", tmp_path / "out", f"--direct_num_workers={workers}")
     process = start("beam", "run", "preprocessing/make_shards.py", "--books", tmp_path / "*.txt", *options)
-    while process.poll() is None and not any(moment in command for command in commands_below(process.pid)):
+    while process.poll() is None and not started_by(process.pid, moment):
         time.sleep(0.01)
     below = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)
@@ -70,7 +62,7 @@ def test_sigterm_ends_workers_that_have_hardly_begun(books: Path, vocabulary_fil
     """They would live on, and hold the pipe that `tee` reads."""
     options = ("--vocab", vocabulary_file, "--output", tmp_path / "out", "--direct_num_workers=2")
     process = start("beam", "run", "preprocessing/make_shards.py", "--books", books / "*.txt", *options)
-    while process.poll() is None and not any("sdk_worker_main" in command for command in commands_below(process.pid)):
+    while process.poll() is None and not started_by(process.pid, "sdk_worker_main"):
         time.sleep(0.01)
     process.terminate()
     assert process.communicate(timeout=60)[1] == "make_shards: interrupted; the same command goes on with this job\n"

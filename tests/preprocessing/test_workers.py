@@ -13,6 +13,7 @@ import pytest
 
 from preprocessing.schema import ShardDirectory
 from tests.conftest import ROOT
+from tests.preprocessing.maker import started_by
 
 
 @pytest.fixture
@@ -32,11 +33,7 @@ def test_workers_that_die_before_anyone_knows_them_end_the_job(command: list[str
     """Beam would wait for ever for what they say."""
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     workers: list[psutil.Process] = []
-    while process.poll() is None and not workers:
-        for found in psutil.Process(process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if any("sdk_worker_main" in word for word in found.cmdline()):
-                    workers.append(found)
+    while process.poll() is None and not (workers := started_by(process.pid, "sdk_worker_main")):
         time.sleep(0.005)
     for worker in workers:
         with contextlib.suppress(psutil.NoSuchProcess):
