@@ -146,6 +146,12 @@ class Manifest:
         """How many pairs a split holds for a sequence length."""
         return sum(entry.pairs[str(sequence_length)] for entry in self.split(split))
 
+    @property
+    def next_sentence(self) -> bool:
+        """Whether samples have second segments; false is make_shards' --no-nsp."""
+        pairs = self.options.get("pairs")
+        return not isinstance(pairs, dict) or pairs.get("next_sentence") is not False
+
 
 def _read_manifest(raw: dict[str, Any], where: str) -> Manifest:
     """Manifest.from_json of what the JSON holds; of types that are other than they should be Python complains too."""

@@ -100,6 +100,7 @@ _REFUSED: list[tuple[str, Any, str]] = [
     ("fp16.fp16_master_weights_and_grads", True, _FLOAT32),
     ("torch_autocast.enabled", True, "use bf16 or fp16"),
     ("zero_optimization.offload_optimizer.device", "nvme", "use cpu: checkpoints don't find what lies on a disk"),
+    ("zero_optimization.offload_param.device", "nvme", "use cpu: checkpoints don't find what lies on a disk"),
     ("zero_optimization.offload_optimizer.super_offload", True, _UNKNOWN_TENSORS),
     ("zero_optimization.zenflow", None, _UNKNOWN_TENSORS),
     (
@@ -140,10 +141,13 @@ def _refuse(raw: dict[str, Any], path: Path | str) -> None:
     steps = raw.get("steps_per_print")
     if steps is not None and not (isinstance(steps, int) and steps > 0):
         raise ConfigError(f"{path}: steps_per_print is {json.dumps(steps)}; give a number of steps, or leave it out")
+    stage = _look_up(raw, "zero_optimization.stage")
+    if stage is not None and (type(stage) is not int or stage not in range(4)):
+        raise ConfigError(f"{path}: zero_optimization.stage is {json.dumps(stage)}; choose 0, 1, 2 or 3")
     bf16, fp16 = (_look_up(raw, f"{precision}.enabled") for precision in ("bf16", "fp16"))
     if bf16 and fp16:
         raise ConfigError(f"{path}: bf16 and fp16 are both enabled; choose one")
-    if (bf16 or fp16) and not _look_up(raw, "zero_optimization.stage"):
+    if (bf16 or fp16) and not stage:
         raise ConfigError(
             f"{path}: mixed precision needs zero_optimization.stage 1, 2 or 3; use one or train in float32"
         )

@@ -114,7 +114,9 @@ class Embeddings(nn.Module):
             raise ValueError(
                 f"a sequence of {tokens.longest} tokens, but max_position_embeddings is {longest}: shorten it"
             )
-        embedded = self.word(tokens.input_ids) + self.token_type(tokens.token_type_ids)  # [T] -> [T, D]
+        known = self.token_type.num_embeddings > 1  # with one type, as RoBERTa's, [SEP] alone tells segments apart
+        types = tokens.token_type_ids if known else torch.zeros_like(tokens.token_type_ids)
+        embedded = self.word(tokens.input_ids) + self.token_type(types)  # [T] -> [T, D]
         embedded = self.norm(embedded + self.position(tokens.position_ids))
         return dropout(embedded, self.dropout if self.training else 0.0)
 

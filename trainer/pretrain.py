@@ -131,6 +131,7 @@ def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
         _check_validation(recipe, phase, shards)
     _check_precision(recipe, configs[0])  # which is the same in all phases
     _check_vocabulary(recipe, shards)
+    _check_segments(recipe, shards)
     _check_run(run, recipe, shards)
     if arguments.init_from and not run.step:
         _check_initial_vocabulary(arguments.init_from, shards)
@@ -225,6 +226,21 @@ def _check_vocabulary(recipe: Recipe, shards: Corpus) -> None:
             f"{shards.name}: made with a vocabulary of {found} entries, but model.vocab_size is {wanted}; "
             f"set model.vocab_size={found} or make shards with the model's vocabulary"
         )
+
+
+def _check_segments(recipe: Recipe, shards: Corpus) -> None:
+    """See that there are next sentences to judge, and that the model knows the second of two segments."""
+    for directory in shards.directories:
+        if recipe.train.next_sentence and not directory.manifest.next_sentence:
+            raise ConfigError(
+                f"{directory.path}: made with --no-nsp, so there are no next sentences to learn from; "
+                "set train.next_sentence=false, or make shards without --no-nsp"
+            )
+        if recipe.model.type_vocab_size < 2 and directory.manifest.next_sentence:
+            raise ConfigError(
+                f"{directory.path}: samples have two segments, but model.type_vocab_size is "
+                f"{recipe.model.type_vocab_size}; set it to 2, or make shards with --no-nsp"
+            )
 
 
 def _check_initial_vocabulary(directory: Path, shards: Corpus) -> None:

@@ -37,7 +37,9 @@ def test_workers_that_die_before_anyone_knows_them_end_the_job(command: list[str
         time.sleep(0.005)
     for worker in workers:
         with contextlib.suppress(psutil.NoSuchProcess):
-            worker.kill()
+            worker.suspend()  # a shell, which could start the worker itself after a look at what it has started
+            for one in [*worker.children(recursive=True), worker]:
+                one.kill()
     _, told = process.communicate(timeout=300)
     assert process.returncode == 1
     assert told == (

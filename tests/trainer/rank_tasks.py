@@ -234,6 +234,7 @@ def device_of_this_rank(_: None) -> tuple[list[int], str]:
     told: list[int] = []
     get_accelerator().set_device = told.append  # type: ignore[method-assign, assignment]
     world = join_world(threads=1)
+    world.gather(None)  # the first rank keeps the others' meeting place: none leaves while another still joins
     return told, os.environ["LOCAL_RANK"] if world.device.type == "cpu" else str(world.device.index)
 
 

@@ -247,6 +247,13 @@ class TestForward:
         assert torch.equal(states[0], model.embeddings(batch()))
         assert torch.equal(states[-1], model(batch()))
 
+    def test_a_model_of_one_type_tells_segments_apart_by_what_stands_between_them(self):
+        model = BertForPreTraining(tiny(type_vocab_size=1)).eval()
+        tokens = batch()
+        first = dataclasses.replace(tokens, token_type_ids=torch.zeros_like(tokens.token_type_ids))
+        assert tokens.token_type_ids.any()
+        assert torch.equal(model(tokens, POSITIONS)[0], model(first, POSITIONS)[0])
+
     def test_refuses_more_tokens_than_positions(self):
         with pytest.raises(ValueError, match="a sequence of 21 tokens, but max_position_embeddings is 20"):
             BertForPreTraining(TINY)(batch(torch.tensor([21])), POSITIONS)

@@ -1,5 +1,6 @@
 """The trainer as its users meet it: outcomes, messages and what stands in the run directory."""
 
+import dataclasses
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 from transformers import BertForPreTraining as TheirBert
 
-from preprocessing.schema import MANIFEST, checksum
+from preprocessing.schema import MANIFEST, Manifest, checksum
 from tests.ranks import run_ranks
 from tests.trainer.conftest import TINY
 from tests.trainer.rank_tasks import (
@@ -199,6 +200,15 @@ def damaged_shards(shards, tmp_path):
     return copy
 
 
+def without_next_sentences(shards, tmp_path):
+    copy = tmp_path / "single"
+    shutil.copytree(shards, copy)
+    manifest = Manifest.from_json((copy / MANIFEST).read_bytes())
+    options = {"pairs": {"next_sentence": False}}
+    (copy / MANIFEST).write_text(dataclasses.replace(manifest, options=options).to_json())
+    return copy
+
+
 BAD_INPUT = {
     "no such shards": (lambda s, t: {"shards": t / "nowhere"}, [], r"nowhere: no such directory; make shards with"),
     "shards without a manifest": (
@@ -215,6 +225,16 @@ BAD_INPUT = {
         lambda s, t: {},
         ["model.vocab_size=100"],
         "made with a vocabulary of 64 entries, but model.vocab_size is 100; set model.vocab_size=64",
+    ),
+    "shards without next sentences": (
+        lambda s, t: {"shards": without_next_sentences(s, t)},
+        [],
+        r"made with --no-nsp, so there are no next sentences to learn from; set train.next_sentence=false",
+    ),
+    "second segments that the model does not know": (
+        lambda s, t: {},
+        ["model.type_vocab_size=1", "train.next_sentence=false"],
+        r"samples have two segments, but model.type_vocab_size is 1; set it to 2",
     ),
     "an unknown setting": (lambda s, t: {}, ["model.hiden_size=3"], "unknown setting model.hiden_size; did you mean"),
     "a recipe that is not there": (lambda s, t: {"config": t / "x.toml"}, [], "x.toml: can't read the recipe"),
@@ -266,7 +286,6 @@ def test_bad_input_gets_one_line_and_exit_code_2_and_leaves_nothing(call, shards
 
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize(("changes", "words"), [
-    ({"zero_optimization": {"stage": 7}}, "stage"),
     ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "overlap_com"),
     ({"zero_optimization": {"stage": 3, "mics_shard_size": 1}}, "MiCS ZeRO-3 sharding has been removed"),
     ({"zero_optimization": {"stage": 2, "offload_optimizer": True}}, "offload_optimizer"),
