@@ -17,7 +17,7 @@ from torch import Tensor
 from eval.errors import UsageError
 from preprocessing.tokenization import CLS, SEP, UNKNOWN
 from trainer.model import EMPTY_SLOT
-from trainer.packing import PackedTokens
+from trainer.packing import PackedTokens, send
 
 LongText = Literal["head", "tail", "head+tail"]
 _SHORTEST = 4  # [CLS], a token, [SEP] and, of a pair, another [SEP]
@@ -73,7 +73,7 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same on a device."""
-        return replace(self, tokens=self.tokens.to(device), targets=self.targets.to(device))
+        return replace(self, tokens=self.tokens.to(device), targets=send(self.targets, device))
 
 
 def collate(samples: Sequence[Sample]) -> Batch:

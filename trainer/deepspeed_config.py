@@ -49,8 +49,10 @@ def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int
     for key, value in ruled.items():
         if raw.get(key, "auto") not in ("auto", value):
             raise ConfigError(f'{path}: {key} is {raw[key]}, but the recipe says {value}; write "auto"')
+    # DeepSpeed's measurement of throughput waits for the device twice in every micro-batch (utils/timer.py).
+    quiet = {"timers": {"throughput": {"enabled": False}}}
     # Our optimizers are plain torch optimizers, which DeepSpeed has not tested, and which it must not replace.
-    return {**raw, **ruled, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    return {**quiet, **raw, **ruled, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
 
 
 def without_communication(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -110,8 +110,9 @@ class Adam(torch.optim.Optimizer):
         states = [_counted_state(self, parameter) for parameter in parameters]
         device = parameters[0].device
         # A step so large that beta^step is 0 turns the bias correction off.
-        steps = [state["step"].to(device) if self._bias_correction else torch.tensor(2.0**40, device=device)
-                 for state in states]  # fmt: skip
+        counts = [float(state["step"]) if self._bias_correction else 2.0**40 for state in states]
+        filled = {count: torch.full((), count, device=device) for count in set(counts)}  # a copy would be waited for
+        steps = [filled[count] for count in counts]
         first, second = ([state[name] for state in states] for name in MOMENTS)
         beta1, beta2 = group["betas"]
         torch._fused_adamw_(

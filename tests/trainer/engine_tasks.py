@@ -11,6 +11,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from deepspeed.accelerator import get_accelerator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -71,6 +72,15 @@ def order_of_a_step(recipe: Path, shards: Path, deepspeed_config: Path) -> list[
     totals = engine.count_step([batch for _, batch in batches], stop=False)
     engine.train_step(0, batches, totals, 1e-2, meanwhile=lambda: order.append("meanwhile"))
     return order
+
+
+def waits_for_the_device(recipe: Path, shards: Path, deepspeed_config: Path) -> int:
+    """How often DeepSpeed waits for what the device computes, in four steps of two micro-batches."""
+    lesson = Lesson(join_world(1), load_recipe(recipe, _TWO_MICRO_BATCHES), shards, deepspeed_config)
+    with mock.patch.object(get_accelerator(), "synchronize") as synchronize:
+        for _ in range(4):
+            lesson.train()
+    return synchronize.call_count
 
 
 class _BytesMoved(TorchDispatchMode):

@@ -18,6 +18,7 @@ from tests.trainer.engine_tasks import (
     order_of_a_step,
     start_engine_with,
     state_of_one_rank,
+    waits_for_the_device,
 )
 from tests.trainer.rank_tasks import (
     device_of_this_rank,
@@ -268,6 +269,14 @@ def test_the_next_batch_is_asked_for_before_the_last_backward_pass(recipe, shard
     """Within that pass DeepSpeed may have the process wait for the device."""
     (order,) = run_ranks(1, order_of_a_step, recipe, shards, deepspeed_config())
     assert order == ["forward", "backward", "forward", "meanwhile", "backward"]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_deepspeed_does_not_wait_for_the_device_to_measure_it(recipe, shards, deepspeed_config, stage):
+    """As it would from the third step on, twice in every micro-batch."""
+    config = deepspeed_config(**FLOAT32, zero_optimization={"stage": stage})
+    measured = deepspeed_config(**FLOAT32, zero_optimization={"stage": stage}, timers={"throughput": {"enabled": True}})
+    assert [run_ranks(1, waits_for_the_device, recipe, shards, path) for path in (config, measured)] == [[0], [8]]
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

@@ -4,8 +4,10 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
+from packaging.version import Version
 
 from tests.trainer.conftest import ROOT
 from trainer import pretrain
@@ -24,7 +26,9 @@ def run_cases(which: str, **environment: str) -> None:
 
 @pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_kernels_compute_the_formulas(which):
-    pytest.importorskip("triton", reason="needs triton, which torch has on Linux for x86 and NVIDIA's GPUs")
+    triton = pytest.importorskip("triton", reason="needs triton, which torch has on Linux for x86 and NVIDIA's GPUs")
+    if Version(triton.__version__) < Version("3.7") and Version(np.__version__) >= Version("2.4"):
+        pytest.skip("the interpreter of Triton before 3.7, which torch before 2.12 has, needs numpy before 2.4")
     run_cases(which, TRITON_INTERPRET="1", DS_ACCELERATOR="cpu")
 
 
