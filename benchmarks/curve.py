@@ -60,7 +60,8 @@ def main() -> None:
 def train_ours(arguments: argparse.Namespace) -> None:
     """The real command, on one rank."""
     command = [
-        sys.executable, "-m", "deepspeed.launcher.runner", "--quiet", "--num_accelerators", "1", "--master_port", "29611", "trainer/pretrain.py",
+        sys.executable, "-m", "deepspeed.launcher.runner", "--quiet",
+        "--num_accelerators", "1", "--master_port", "29611", "trainer/pretrain.py",
         "--config", str(arguments.recipe), "--shards", str(arguments.shards.resolve()),
         "--output", str((arguments.output / "ours").resolve()), *arguments.settings, "tracking.enabled=false",
     ]  # fmt: skip

@@ -143,7 +143,7 @@ class Engine:
         self._losses_of = torch.compile(pretraining_losses) if train.compile else pretraining_losses
         if train.compile:  # fuses each encoder layer, which keeps its parameters and their names, and the losses
             torch._dynamo.reset()  # what it keeps of one phase would count against its limit of ways in the next
-            torch._dynamo.config.recompile_limit = 16  # of 8 ways training and validation take 7; a ninth isn't compiled
+            torch._dynamo.config.recompile_limit = 16  # training and validation have 7 ways, of 8 at first
         if train.fused:
             from trainer.fused import fuse  # its kernels want triton
 
