@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.locks import try_lock
+from preprocessing.locks import try_lock
 
 _log = logging.getLogger("eval")
 

@@ -32,11 +32,17 @@ from preprocessing import bzip2
 from preprocessing.sources import SourceError, StorageError, is_of_storage
 
 _WILDCARD = re.compile(r"[*?\[]")
-_COMPRESSIONS: tuple[tuple[bytes, Callable[[BinaryIO], Any]], ...] = (
-    (b"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file)),
-    (b"\xfd7zXZ\x00", lzma.LZMAFile),
-    (b"\x28\xb5\x2f\xfd", lambda file: pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")),
+_COMPRESSIONS: tuple[tuple[re.Pattern[bytes], Callable[[BinaryIO], Any]], ...] = (
+    (re.compile(rb"\x1f\x8b"), lambda file: gzip.GzipFile(fileobj=file)),
+    (re.compile(rb"\xfd7zXZ\x00"), lambda file: io.BufferedReader(_Pieces(_xz_streams(file)))),
+    (
+        re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # a frame, or one to skip, as pzstd writes
+        lambda file: pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd"),
+    ),
 )
+_ZIP = b"PK\x03\x04"
+_READ = 1 << 18  # bytes of a compressed file
+_PIECE = 1 << 14  # bytes of what comes out of it: when it ends within a piece, that piece is lost
 # What the decompressors raise for a file that is cut short or damaged.
 _DAMAGE = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, OSError)
 _TOO_LARGE = "too much memory"  # how Zstandard says that a frame's window is above its limit of 128 MB
@@ -62,9 +68,12 @@ def absolute(path: str) -> str:
 
 def is_same(path: str, other: str) -> bool:
     """Whether two paths lead to one file."""
-    if is_remote(path) or is_remote(other):
-        return path == other
-    return Path(path).resolve() == Path(other).resolve()
+    return resolved(path) == resolved(other)
+
+
+def resolved(path: str) -> str:
+    """The path without links and detours, for comparison."""
+    return path if is_remote(path) else str(Path(path).resolve())
 
 
 def join(folder: str, *names: str) -> str:
@@ -76,7 +85,7 @@ def expand(pattern: str) -> list[Found]:
     """The files that a path or a glob (`**/` for folders at any depth) matches, sorted by name.
 
     Raises:
-        SourceError: nothing matches, a folder was given, or the place can't be read.
+        SourceError: nothing matches, a folder or a pipe was given, or the place can't be read.
     """
     path = absolute(pattern)
     local = None if is_remote(path) else Path(path)
@@ -84,6 +93,10 @@ def expand(pattern: str) -> list[Found]:
         raise SourceError(f"{pattern}: is a folder; give the files in it, as in {join(pattern, '*.txt')!r}")
     if local and local.is_file():  # taken literally: a name may hold brackets
         return [Found(path, local.name, local.stat().st_size)]
+    if local and local.exists():
+        raise SourceError(
+            f"{pattern}: no regular file, and what is read once can't be read again; save it in one first"
+        )
     # What the user wrote is the pattern: the working directory's own name may hold brackets.
     folder = "".join(_WILDCARD.split(pattern, maxsplit=1)[0].rpartition("/")[:2])
     prefix = absolute(folder).rstrip("/") + "/"
@@ -125,6 +138,25 @@ class _Pieces(io.RawIOBase):
         return size
 
 
+def _xz_streams(file: BinaryIO) -> Iterator[bytes]:
+    """What is in an .xz file; lzma.LZMAFile takes whatever follows a stream for padding, and the rest is missing."""
+    data = file.read(_READ)
+    while data:
+        if not (data := data.lstrip(b"\0")):  # what may stand between streams
+            data = file.read(_READ)
+            continue
+        decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+        while not decompressor.eof:
+            if decompressor.needs_input:
+                data = data or file.read(_READ)
+                if not data:
+                    raise EOFError("the last stream has no end")
+            if piece := decompressor.decompress(data, _PIECE):
+                yield piece
+            data = b""
+        data = decompressor.unused_data or file.read(_READ)
+
+
 class _Intact(io.RawIOBase):
     """A decompressing stream that reports a damaged file as the user's input, not as a failure of this program."""
 
@@ -138,7 +170,7 @@ class _Intact(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Decompress up to the length of a buffer into it."""
         try:
-            data = self._stream.read(len(buffer))
+            data = self._stream.read1(min(len(buffer), _PIECE))
         except _DAMAGE as error:
             if is_of_storage(error):
                 raise
@@ -181,7 +213,7 @@ def open_input(path: str) -> Iterator[BinaryIO]:
     """Open an input file for reading, decompressed if its first bytes are those of bzip2, gzip, xz or Zstandard.
 
     Raises:
-        SourceError: the file turns out cut short or damaged while it is read.
+        SourceError: the file is a zip archive, or turns out cut short or damaged while it is read.
         StorageError: as open_raw.
     """
     with open_raw(path) as raw:
@@ -190,8 +222,10 @@ def open_input(path: str) -> Iterator[BinaryIO]:
         stream: io.RawIOBase | None = None
         if start.startswith(bzip2.MAGIC):
             stream = _Pieces(piece for _, piece in bzip2.decompress(raw, 0, path))
+        if start.startswith(_ZIP):
+            raise SourceError(f"{path}: a zip archive; extract the files in it and name these")
         for magic, decompress in _COMPRESSIONS:
-            if start.startswith(magic):
+            if magic.match(start):
                 stream = cast(io.RawIOBase, _Intact(decompress(raw), raw, path))
         yield cast(BinaryIO, io.BufferedReader(stream, buffer_size=1 << 20)) if stream else raw
 

@@ -47,9 +47,15 @@ def find_inputs(
         SourceError: a pattern matches nothing of use, or the documents of two files would have the same ids.
     """
     found: dict[tuple[str, str], Input] = {}
+    seen: dict[tuple[str, str], files.Found] = {}
+    again: list[tuple[str, str]] = []
     for source, globs in patterns.items():
         for file in (file for pattern in globs for file in files.expand(pattern)):
             _check_name(file)
+            first = seen.setdefault((source, files.resolved(file.path)), file)
+            if first is not file:
+                again += [(file.path, first.path)] if file.path != first.path else []
+                continue
             if (passed_over := SOURCES[source].passed_over) and passed_over.search(file.name):
                 note(f"{file.name}: passed over, the index of a dump is not needed")
                 continue
@@ -62,6 +68,9 @@ def find_inputs(
                 )
         if not any(file.source == source for file in found.values()):
             raise SourceError(f"--{source} {' '.join(globs)}: nothing but the index of a dump; give the dump")
+    if again:
+        path, named = again[0]
+        note(f"{len(again):,} paths passed over that lead to a file named already, such as {path} to that of {named}")
     _check_rows(file for file in found.values() if numbers_rows(file.source, options))
     return sorted(found.values(), key=lambda file: file[:2])
 

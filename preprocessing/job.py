@@ -6,20 +6,28 @@ In the output directory lie, in the order in which they are written:
     .work/          files of tokens and the notes of finished pieces, removed at the end
     shard-...       each appears whole
     manifest.json   the commit
+
+While a job is at work it holds a lock, .work/lock.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import re
-from collections.abc import Iterable, Sequence
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from preprocessing import files
 from preprocessing.encoder import Engine
 from preprocessing.inputs import Input, text_bytes
+from preprocessing.locks import try_lock
 from preprocessing.options import Options
 from preprocessing.schema import FORMAT_VERSION, MANIFEST, TOKENIZER, Manifest, ShardError, Vocabulary, token_type
 from preprocessing.shards import Layout
@@ -27,6 +35,7 @@ from preprocessing.sources.registry import SOURCES
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 
 JOB, WORK = "job.json", ".work"
+LOCK = f"{WORK}/lock"
 ERROR = "error-"  # how the name of a file begins in which a worker leaves the user's error; watchdog.STUCK is one too
 STORAGE = f"{ERROR}storage-"  # that nothing more can be written, or read
 SHARD_BYTES = 64 << 20  # tokens of a shard
@@ -199,7 +208,11 @@ def difference(old: dict[str, Any], new: dict[str, Any], at: str = "") -> str | 
             if inner:
                 return inner
         elif was != now:
-            return f"its {at}{key} differ" if isinstance(now, list) else f"{at}{key} was {was} there and is {now} here"
+            pairs = itertools.zip_longest(was, now) if isinstance(was, list) and isinstance(now, list) else ()
+            first = next((theirs or ours for theirs, ours in pairs if theirs != ours), None)
+            if isinstance(first, dict):  # one of many files
+                return f"its {at}{key} differ, first in {first.get('name')}"
+            return f"{at}{key} was {was} there and is {now} here"
     return None
 
 
@@ -237,7 +250,7 @@ def inspect(output: str, description: dict[str, Any]) -> State:
     Raises:
         JobError: another job's output, or files that no job of ours wrote.
     """
-    present = files.names_below(output)
+    present = _present(output)
     if all(_WORK_FILE.fullmatch(name) for name in present):
         return "new"  # nothing, or what is left of a command that was killed before it could write its job.json
     advice = "use --overwrite to replace it, or another directory"
@@ -273,7 +286,7 @@ def clear(output: str, wanted: Iterable[str] = (), needed: str | None = None) ->
     Raises:
         JobError: a file that is not ours has a name that the new job will write, or the needed file would go.
     """
-    present = files.names_below(output)
+    present = _present(output)
     own = _own_names(output, present)
     in_the_way = sorted({JOB, MANIFEST, *_TOKENIZER_FILES, *wanted} & (present.keys() - own))
     if in_the_way:
@@ -286,4 +299,62 @@ def clear(output: str, wanted: Iterable[str] = (), needed: str | None = None) ->
 
 def clear_work(output: str) -> None:
     """Remove the intermediate files of a finished job."""
-    files.remove(output, [name for name in files.names_below(output) if _WORK_FILE.fullmatch(name)])
+    files.remove(output, [name for name in _present(output) if _WORK_FILE.fullmatch(name)])
+
+
+@contextmanager
+def alone(output: str, note: Callable[[str], None]) -> Iterator[None]:
+    """Hold a directory: two jobs at a time would each take the other's files for its own, and mix their shards.
+
+    Remote ones have no locks. Nor is there one where nothing can be written, which is for others to tell.
+
+    Args:
+        output: the directory, absolute or a URL.
+        note: told where the file system has no locks.
+
+    Raises:
+        JobError: another job holds it.
+    """
+    with ExitStack() as held:
+        if not files.is_remote(output):
+            with suppress(OSError):
+                held.enter_context(_locked(Path(output), note))
+        yield
+
+
+@contextmanager
+def _locked(output: Path, note: Callable[[str], None]) -> Iterator[None]:
+    path = output / LOCK
+    with ExitStack() as undo:  # the last first: a file that is still open would keep its folder on NFS
+        undo.callback(_remove_empty, path.parent, *([] if output.exists() else [output]))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = undo.enter_context(path.open("a+"))
+        held = try_lock(file.fileno())
+        if held is False or not _is_open_at(path, file.fileno()):  # that of another job, which may just have ended
+            file.seek(0)
+            raise JobError(f"{output}: another job is at work there{file.read()}; wait for its end, or end it")
+        if held is None:
+            note(f"{output}: the file system has no locks; make sure that no other job works there")
+        file.truncate(0)
+        file.write(f", process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        undo.callback(files.remove, str(output), [LOCK])
+        yield
+
+
+def _is_open_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_empty(*folders: Path) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _present(output: str) -> dict[str, int]:
+    """All files in a directory but for the lock."""
+    return {name: size for name, size in files.names_below(output).items() if name != LOCK}

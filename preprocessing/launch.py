@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
@@ -73,7 +74,7 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
     vocabulary = _identity(tokens, options.lowercase) if tokens else Vocabulary(wanted, "", options.lowercase)
     if tokens:
         _check_case(tokens, options.lowercase, str(arguments.vocabulary))
-    inputs = find_inputs(arguments.inputs, _note, options.read)
+    inputs = find_inputs(arguments.inputs, note, options.read)
     job = Job(
         output=output,
         options=options,
@@ -86,7 +87,8 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
     return job, inputs, tokens
 
 
-def _note(text: str) -> None:
+def note(text: str) -> None:
+    """Tell the user something beside the job's result."""
     print(f"make_shards: {text}", file=sys.stderr)
 
 
@@ -105,7 +107,7 @@ def _check_case(tokens: Sequence[str], lowercase: bool, file: str) -> None:
             "vocabulary; add --cased"
         )
     if lower > few >= upper and not lowercase:
-        _note(f"{file}: hardly any upper-case letter in it, so it seems to be an uncased vocabulary; leave --cased out")
+        note(f"{file}: hardly any upper-case letter in it, so it seems to be an uncased vocabulary; leave --cased out")
 
 
 def _identity(tokens: Sequence[str], lowercase: bool) -> Vocabulary:
@@ -259,6 +261,15 @@ def _run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.P
             raise
 
 
+def _temporary_file() -> IO[bytes]:
+    try:
+        return tempfile.TemporaryFile()
+    except OSError as error:
+        raise jobs.JobError(
+            f"no temporary file can be made ({error.strerror}); free some space, or set TMPDIR"
+        ) from error
+
+
 @contextmanager
 def _quiet(embedded: bool) -> Iterator[int]:
     """Keep what Beam and its worker processes write to stderr in a file, shown only if the job fails.
@@ -273,7 +284,7 @@ def _quiet(embedded: bool) -> Iterator[int]:
         return
     sys.stderr.flush()
     terminal = os.dup(2)
-    with tempfile.TemporaryFile() as log:
+    with _temporary_file() as log:
         os.dup2(log.fileno(), 2)
         Watchdog.terminal = terminal
         level = logging.getLogger("apache_beam").level

@@ -22,7 +22,7 @@ with needs("preprocess"):
     from preprocessing.encoder import EncoderError
     from preprocessing.files import absolute
     from preprocessing.interruption import end_when_interrupted
-    from preprocessing.job import JobError
+    from preprocessing.job import JobError, alone
     from preprocessing.schema import ShardError
     from preprocessing.shards import ShardingError
     from preprocessing.sources import SourceError, StorageError
@@ -42,13 +42,14 @@ def run(argv: Sequence[str]) -> None:
     output = absolute(arguments.output)
     job, inputs, vocabulary = launch.prepare(arguments, output)
     job, benchmark = launch.with_benchmark(job, arguments.contamination)
-    if launch.begin(job, inputs, vocabulary, arguments) == "finished":
-        show(f"{output}: these shards are finished already; nothing to do")
-        return
-    if benchmark:
-        launch.place_benchmark(job, benchmark)
-    job = launch.provide_vocabulary(job, inputs, arguments.beam)
-    manifest, seconds = launch.execute(job, inputs, arguments.beam)
+    with alone(output, launch.note):
+        if launch.begin(job, inputs, vocabulary, arguments) == "finished":
+            show(f"{output}: these shards are finished already; nothing to do")
+            return
+        if benchmark:
+            launch.place_benchmark(job, benchmark)
+        job = launch.provide_vocabulary(job, inputs, arguments.beam)
+        manifest, seconds = launch.execute(job, inputs, arguments.beam)
     show(summary(manifest, output, inputs, seconds))
 
 

@@ -120,11 +120,23 @@ def _share(text: str) -> float:
 
 
 def _threshold(text: str) -> float:
-    """An argparse type: a number in [0.5, 1]; below, clusters of near duplicates grow together by chance."""
+    """An argparse type: a number in [0.5, 0.99]; below, clusters of near duplicates grow together by chance.
+
+    Above, datasketch finds no bands, and what is left are documents of the same words.
+    """
     number = _number(text)
-    if not 0.5 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a similarity: a number from 0.5 to 1")
+    if not 0.5 <= number <= 0.99:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a similarity: a number from 0.5 to 0.99")
     return number
+
+
+def _utf8(text: str) -> str:
+    """An argparse type: a path that Arrow can open."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8") from error
+    return text
 
 
 def _language(text: str) -> str:
@@ -327,7 +339,7 @@ def _add_pairs(parser: argparse.ArgumentParser) -> None:
 def _add_output(parser: argparse.ArgumentParser) -> None:
     """The options of the shards as a whole, and of the job that writes them."""
     output = parser.add_argument_group("output")
-    output.add_argument("--output", required=True, metavar="DIR", help="the shard directory")
+    output.add_argument("--output", required=True, type=_utf8, metavar="DIR", help="the shard directory")
     output.add_argument(
         "--validation-fraction",
         type=_share,

@@ -344,7 +344,12 @@ def settle(layout: Layout, totals: Totals, edges: Sequence[Edge]) -> Settlement:
     """
     if len(edges) < MIN_ROWS:
         found = f"a single document, {edges[0].doc_id!r}" if edges else "no document with text"
-        raise ShardingError(f"the inputs hold {found}, but a shard needs at least {MIN_ROWS}; give more inputs")
+        reasons = [
+            f"{count:,} {name.rpartition('/')[2]}" for name, count in sorted(totals.counts.items())
+            if count and name.startswith(("skipped/", "dropped/"))
+        ]  # fmt: skip
+        why = f" (passed over: {', '.join(reasons)})" if reasons else ""
+        raise ShardingError(f"the inputs hold {found}{why}, but a shard needs at least {MIN_ROWS}; give more inputs")
     threshold = _settled_threshold(layout, [edge.split_hash for edge in edges])
     moved: dict[str, list[Span]] = {}
     for edge in edges:

@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from preprocessing.locks import try_lock
 from trainer.checkpoint import CheckpointError, RunDirectory, remove_folder
-from trainer.locks import try_lock
 
 _log = logging.getLogger("pretrain")
 _FILE = "config.json"  # every export has it

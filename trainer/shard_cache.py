@@ -23,10 +23,10 @@ from typing import TypeVar
 
 from fsspec.core import url_to_fs
 
+from preprocessing.locks import try_lock
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardDirectory, ShardEntry, ShardError, checksum
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from trainer.files import sync, write_atomically
-from trainer.locks import try_lock
 
 THREADS = 4  # files that are copied or hashed at a time
 _BLOCK = 8 << 20  # bytes read at a time

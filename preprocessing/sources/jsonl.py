@@ -16,7 +16,6 @@ from preprocessing.sources import (
     Item,
     ReadOptions,
     Skipped,
-    SourceError,
     Wanted,
     every,
 )
@@ -34,9 +33,6 @@ def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wan
         name: its path relative to the corpus.
         options: the names of the fields.
         wanted: which documents.
-
-    Raises:
-        SourceError: the first object has no such field as should hold its text.
     """
     row, first = -1, True
     for row, line in enumerate(lines(file)):
@@ -46,8 +42,9 @@ def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wan
         elif not line.strip():
             yield Skipped(doc_id, SOURCE, "empty")
         elif wanted(doc_id):
-            yield _document(line, doc_id, options.jsonl, first)
-            first = False
+            item = _document(line, doc_id, options.jsonl, first)
+            first = first and isinstance(item, Damaged)
+            yield item
     if row < 0:
         yield Skipped(name, SOURCE, "empty")
 
@@ -61,11 +58,12 @@ def _document(line: bytes, doc_id: str, fields: Columns, first: bool) -> Item:
     if not isinstance(record, dict):
         return Damaged(doc_id, SOURCE, f"{doc_id}: a JSON {type(record).__name__} where an object is expected")
     if first and fields.text not in record:
-        raise SourceError(
-            f"{doc_id}: no field {fields.text!r}, but {', '.join(map(repr, record))}; use --jsonl-text-field"
-        )
+        told = f"{doc_id}: no field {fields.text!r}, but {', '.join(map(repr, record))}; use --jsonl-text-field"
+        return Damaged(doc_id, SOURCE, told)
     body, title = record.get(fields.text), record.get(fields.title)
-    if not isinstance(body, str) or not body.strip():
+    if body is not None and not isinstance(body, str):
+        return Skipped(doc_id, SOURCE, "no_text")
+    if not body or not body.strip():
         return Skipped(doc_id, SOURCE, "empty")
     if len(body) > MAX_DOCUMENT:
         return Skipped(doc_id, SOURCE, "too_large")

@@ -46,7 +46,7 @@ def read(
         SourceError: it is no Parquet file, is damaged, or has no such column of strings.
     """
     try:
-        table = pq.ParquetFile(pa.PythonFile(file, mode="r"))
+        table = pq.ParquetFile(pa.PythonFile(file, mode="r"), page_checksum_verification=True)
         columns = _columns(table.schema_arrow, options.parquet, name)
         sizes = [table.metadata.row_group(group).num_rows for group in range(table.metadata.num_row_groups)]
         for group, row in enumerate(accumulate(sizes[:-1], initial=0)):
@@ -64,12 +64,14 @@ def _columns(schema: pa.Schema, columns: Columns, name: str) -> Columns:
     """The columns that are there, the title being optional unless it was asked for by another name than usual."""
     asked = columns.title != Columns.title
     for option, column, needed in (("text", columns.text, True), ("title", columns.title, asked)):
+        if schema.names.count(column) > 1:
+            raise SourceError(f"{name}: several columns are called {column!r}; use --parquet-{option}-column")
         kind = schema.field(column).type if column in schema.names else None
         if kind is None and needed:
             raise SourceError(
                 f"{name}: no column {column!r}, but {', '.join(map(repr, schema.names))}; use --parquet-{option}-column"
             )
-        if kind is not None and not _is_text(kind):
+        if kind is not None and not (_is_text(kind) or (option == "title" and _is_plain(kind))):
             raise SourceError(f"{name}: the column {column!r} holds {kind}, not strings; use --parquet-{option}-column")
     return Columns(columns.text, columns.title if columns.title in schema.names else "")
 
@@ -79,9 +81,16 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(of) or pa.types.is_large_string(of))
 
 
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether values can be written as strings: numbers, dates, or none at all, as pandas writes a column of None."""
+    return bool(pa.types.is_primitive(kind) or pa.types.is_null(kind))
+
+
 def _raw(column: pa.Array) -> list[bytes | None]:
     """Strings as bytes: a file's need not be UTF-8, and then can't be turned into Python's."""
     plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    if not _is_text(plain.type):
+        plain = plain.cast(pa.large_string())
     raw: list[bytes | None] = pc.cast(plain, pa.large_binary()).to_pylist()
     return raw
 

@@ -36,7 +36,11 @@ def read(file: BinaryIO, name: str, _options: ReadOptions = DEFAULTS, wanted: Wa
         doc_id = f"{name}#{row}"
         row += 1
         if title is None:
-            yield Damaged(doc_id, SOURCE, f"{doc_id}: {body!r} is outside of <doc ...> ... </doc>")
+            yield Damaged(
+                doc_id,
+                SOURCE,
+                f"{doc_id}: {(body or b'').decode(errors='replace')!r} is outside of <doc ...> ... </doc>",
+            )
         elif body is None:
             yield Skipped(doc_id, SOURCE, "too_large")
         elif wanted(doc_id):

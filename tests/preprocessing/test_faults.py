@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import io
 import json
+import lzma
 import os
 import random
 import resource
@@ -12,10 +14,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from preprocessing import files, transforms
 from preprocessing.inputs import Input
@@ -80,6 +84,55 @@ def test_what_is_before_the_damage_of_a_file_is_kept(tmp_path: Path) -> None:
     assert [item for item in read_inputs(parts, SKIP) if isinstance(item, Document)] == documents
     with pytest.raises(SourceError, match=r"a\.bz2: cut short at byte"):
         list(read_inputs([file]))
+
+
+@pytest.mark.parametrize(
+    ("pack", "least"), [(gzip.compress, 900), (lzma.compress, 600), (zstandard.ZstdCompressor().compress, 600)]
+)
+def test_what_is_before_the_end_of_a_compressed_file_that_is_cut_short_is_kept(
+    pack: Callable[[bytes], bytes], least: int, tmp_path: Path
+) -> None:
+    lines = "".join(json.dumps({"text": text(number)}) + "\n" for number in range(2000)).encode()
+    packed = pack(lines)
+    (tmp_path / "whole.jsonl").write_bytes(packed)
+    whole = Input("jsonl", "a.jsonl", len(packed), str(tmp_path / "whole.jsonl"))
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(packed[: len(packed) // 2])
+    *documents, last = read_inputs([Input("jsonl", "a.jsonl", path.stat().st_size, str(path))], SKIP)
+    assert last == Skipped("a.jsonl", "jsonl", "damaged")
+    assert documents == list(read_inputs([whole]))[: len(documents)]
+    assert len(documents) > least
+
+
+def test_streams_of_xz_that_follow_each_other_are_all_read_or_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.xz"
+    first, second = (lzma.compress(part) for part in (b"one\n", b"two\n"))
+    for between, after in ((b"", b""), (b"\0" * 8, b"\0" * 4), (b"", b"\0" * (1 << 19))):
+        path.write_bytes(first + between + second + after)
+        with files.open_input(str(path)) as stream:
+            assert stream.read() == b"one\ntwo\n"
+    damaged = bytes([second[0], second[1] ^ 255, *second[2:]])
+    for rest in (damaged, b"garbage", second[:-20]):
+        path.write_bytes(first + rest)
+        with (
+            files.open_input(str(path)) as stream,
+            pytest.raises(SourceError, match=r"a\.xz: the compressed file is cut"),
+        ):
+            stream.read()
+
+
+def test_a_frame_that_zstandard_skips_may_stand_first(tmp_path: Path) -> None:
+    path = tmp_path / "a.zst"
+    path.write_bytes(b"\x50\x2a\x4d\x18\x04\0\0\0size" + zstandard.ZstdCompressor().compress(b"text"))
+    with files.open_input(str(path)) as stream:
+        assert stream.read() == b"text"
+
+
+def test_what_is_no_file_of_text_is_told(make: Maker, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    assert "no regular file, and what is read once" in make.error(tmp_path / "out", "--books", tmp_path / "pipe.txt")
+    (tmp_path / "a.txt").write_bytes(b"PK\x03\x04 and so on")
+    assert "a.txt: a zip archive; extract the files" in make.error(tmp_path / "out", "--books", tmp_path / "a.txt")
 
 
 def test_lines_after_a_damaged_one_are_read(make: Maker, tmp_path: Path) -> None:

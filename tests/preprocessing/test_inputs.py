@@ -197,6 +197,21 @@ def test_one_name_in_two_sources_is_refused_where_their_ids_would_be_the_same(
             find_inputs(patterns, print, google)
 
 
+def test_a_file_that_several_paths_lead_to_is_read_once(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    path = tmp_path / "a" / "b" / "x.txt"
+    path.write_text("x")
+    (tmp_path / "a" / "b" / "up").symlink_to(tmp_path)
+    notes: list[str] = []
+    detour = f"{tmp_path}/a/../a/b/x.txt"
+    (found,) = find_inputs(
+        {"books": [str(path), f"{tmp_path}/*/b/*.txt", detour, f"{tmp_path}/**/*.txt"]}, notes.append
+    )
+    assert (found.name, found.path) == ("x.txt", str(path))
+    (note,) = notes
+    assert f"paths passed over that lead to a file named already, such as {detour} to that of {path}" in note
+
+
 def test_a_name_in_two_sources_is_told_in_a_line(make: Maker, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "wiki_00", [text(1)])
     said = make.error(tmp_path / "out", "--jsonl", tmp_path / "wiki_00", "--wikiextractor", tmp_path / "wiki_00")

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from preprocessing.sources import Columns, Damaged, Document, Item, ReadOptions, Skipped, SourceError
+from preprocessing.sources import Columns, Damaged, Document, Item, ReadOptions, Skipped
 from preprocessing.sources.jsonl import read
 
 
@@ -27,8 +27,20 @@ def test_objects_are_documents_named_by_file_and_row() -> None:
 def test_fields_have_other_names() -> None:
     (found,) = documents('{"body": "Text.", "name": "N"}', text="body", title="name")
     assert found == Document("a/b.jsonl#0", "jsonl", "N", "Text.")
-    with pytest.raises(SourceError, match=r"a/b.jsonl#0: no field 'body', but 'text', 'x'; use --jsonl-text-field"):
-        documents('{"text": "Text.", "x": 1}', text="body")
+
+
+def test_a_field_that_no_record_has_so_far_is_another_file_than_was_meant() -> None:
+    *without, found, later = documents('[1]\n{"text": "A", "x": 1}\n{}\n{"body": "B"}\n{"text": "C"}', text="body")
+    assert [type(item) for item in without] == [Damaged] * 3
+    assert isinstance(without[1], Damaged)
+    assert without[1].message == "a/b.jsonl#1: no field 'body', but 'text', 'x'; use --jsonl-text-field"
+    assert found == Document("a/b.jsonl#3", "jsonl", None, "B")
+    assert later == Skipped("a/b.jsonl#4", "jsonl", "empty")
+
+
+def test_a_text_that_is_no_string_is_not_taken_for_an_empty_one() -> None:
+    found = documents('{"text": "A"}\n{"text": ["B"]}\n{"text": 3}')
+    assert [item.reason for item in found if isinstance(item, Skipped)] == ["no_text", "no_text"]
 
 
 def test_what_is_no_document() -> None:

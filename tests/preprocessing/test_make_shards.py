@@ -4,8 +4,10 @@ import bz2
 import contextlib
 import gzip
 import json
+import os
 import runpy
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 
 from preprocessing import files, launch, transforms
 from preprocessing.inputs import Input
-from preprocessing.job import choose_layout, clear, difference
+from preprocessing.job import alone, choose_layout, clear, difference
 from preprocessing.make_shards import main
 from preprocessing.options import Arguments, parse
 from preprocessing.schema import Shard, ShardDirectory
@@ -182,7 +184,9 @@ def test_another_jobs_output_is_refused_and_replaced_when_asked(make: Maker, boo
         assert "another job's output" in said
         assert told in said
         assert "--overwrite" in said
-    assert "its inputs differ" in make.error(output, "--books", books / "*[0-8].txt", "--num-shards", 2)
+    assert "its inputs differ, first in book-09.txt" in make.error(
+        output, "--books", books / "*[0-8].txt", "--num-shards", 2
+    )
     (output / "notes.txt").write_text("mine")
     make(output, "--books", books / "*.txt", "--overwrite")
     assert [entry.file for entry in ShardDirectory(output).manifest.split("train")] == ["shard-00000-of-00001.arrow"]
@@ -190,6 +194,24 @@ def test_another_jobs_output_is_refused_and_replaced_when_asked(make: Maker, boo
     assert len(list(output.glob("shard-*"))) == 1
     (output / "shard-00000-of-00001.arrow").unlink()
     assert "is not there" in make.error(output, "--books", books / "*.txt")
+
+
+def test_a_second_job_at_the_same_time_is_refused(make: Maker, books: Path, tmp_path: Path) -> None:
+    """With other options and --overwrite too: each would take the other's files for its own."""
+    output = tmp_path / "out"
+    notes: list[str] = []
+    with alone(str(output), notes.append):
+        for more in ((), ("--overwrite", "--seed", 2)):
+            said = make.error(output, "--books", books / "*.txt", *more)
+            told = f"another job is at work there, process {os.getpid()} on {socket.gethostname()}; wait for its end"
+            assert told in said
+    assert not output.exists()
+    output.mkdir()
+    with alone(str(output), notes.append):
+        pass
+    assert list(output.iterdir()) == notes == []
+    make(output, "--books", books / "*.txt")
+    assert not (output / ".work").exists()
 
 
 def test_foreign_files_are_never_touched(make: Maker, books: Path, tmp_path: Path) -> None:
@@ -285,10 +307,11 @@ def test_a_corpus_without_two_documents_is_told_in_a_line(make: Maker, books: Pa
         said = make.error(output, "--books", books / "book-03.txt", *more)
         assert "a single document, 'book-03.txt', but a shard needs at least 2; give more inputs" in said
     (tmp_path / "empty.txt").write_text(" \n")
-    assert "no document with text" in make.error(output, "--books", tmp_path / "empty.txt")
+    said = make.error(output, "--books", tmp_path / "empty.txt")
+    assert "hold no document with text (passed over: 1 empty), but a shard needs at least 2" in said
     said = make.error(output, "--books", books / "*.txt", "--num-shards", 9)
     assert "--num-shards" in said
-    assert list(output.iterdir()) == []  # nothing that would stand in the way of the corrected command
+    assert not output.exists()  # nothing that would stand in the way of the corrected command
 
 
 @pytest.mark.parametrize("mode", [(), TWO_PROCESSES])
@@ -443,5 +466,8 @@ def test_of_the_module_path_only_the_script_s_own_folder_is_replaced(
 def test_differences_are_told_in_words() -> None:
     assert difference({"a": 1}, {"a": 1}) is None
     assert difference({"a": {"b": 1}}, {"a": {"b": 2}}) == "a.b was 1 there and is 2 here"
-    assert difference({"a": [1]}, {"a": [2]}) == "its a differ"
+    assert difference({"a": [1]}, {"a": [2]}) == "a was [1] there and is [2] here"
+    files = [{"name": "b", "bytes": size} for size in (1, 2)]
+    assert difference({"a": [{"name": "a"}, files[0]]}, {"a": [{"name": "a"}, files[1]]}) == "its a differ, first in b"
+    assert difference({"a": files[:1]}, {"a": files}) == "its a differ, first in b"
     assert json.dumps(difference({}, {"a": 1})) == '"a was None there and is 1 here"'

@@ -100,3 +100,23 @@ def test_a_column_whose_name_is_no_text() -> None:
     data = parquet(pa.table({"text": ["Text."], "spoilt": [""]}), store_schema=False).replace(b"spoilt", b"spo\xfflt")
     with pytest.raises(SourceError, match=r"^w/0.parquet: not a readable Parquet file"):
         documents(data)
+
+
+def test_pages_are_compared_with_their_checksums() -> None:
+    data = bytearray(parquet(WIKIPEDIA, write_page_checksum=True, compression="none", use_dictionary=False))
+    place = data.index(b"Text 3. More.")
+    data[place] ^= 1
+    with pytest.raises(SourceError, match="CRC checksum verification failed"):
+        documents(bytes(data))
+
+
+@pytest.mark.parametrize(("titles", "read"), [([None, None], [None, None]), ([7, None], ["7", None])])
+def test_a_title_need_not_be_a_string(titles: list[int | None], read: list[str | None]) -> None:
+    found = documents(parquet(pa.table({"text": ["A", "B"], "title": titles})))
+    assert [item.title for item in found if isinstance(item, Document)] == read
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    table = pa.table([pa.array(["A"]), pa.array(["B"])], names=["text", "text"])
+    with pytest.raises(SourceError, match="several columns are called 'text'; use --parquet-text-column"):
+        documents(parquet(table))

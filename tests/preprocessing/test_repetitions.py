@@ -171,8 +171,9 @@ def test_a_corpus_of_one_document_and_its_copies_is_refused(
         (["--deduplicate", "none", "lines"], "none can't be combined with other values"),
         (["--deduplicate", "documents", "--min-repeated-line", "5"], "is for --deduplicate lines"),
         (["--deduplicate", "words"], "invalid choice"),
-        (["--near-duplicates", "0.2"], "'0.2' is not a similarity: a number from 0.5 to 1"),
-        (["--near-duplicates", "abc"], "'abc' is not a similarity: a number from 0.5 to 1"),
+        (["--near-duplicates", "0.2"], "'0.2' is not a similarity: a number from 0.5 to 0.99"),
+        (["--near-duplicates", "1"], "'1' is not a similarity: a number from 0.5 to 0.99"),
+        (["--near-duplicates", "abc"], "'abc' is not a similarity: a number from 0.5 to 0.99"),
         (["--contamination", "/nowhere"], "/nowhere: no such folder"),
     ],
 )

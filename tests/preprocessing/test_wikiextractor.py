@@ -30,7 +30,7 @@ def test_what_is_no_document() -> None:
     assert documents(doc("Only a title", "Only a title")) == [Skipped("AA/wiki_00#0", "wikiextractor", "empty")]
     first, second, third = documents("stray\n" + doc("A", "Text.") + '<doc title="B">\nno end')
     assert isinstance(first, Damaged)
-    assert "b'stray' is outside of <doc" in first.message
+    assert "'stray' is outside of <doc" in first.message
     assert second == Document("AA/wiki_00#1", "wikiextractor", "A", "Text.")
     assert isinstance(third, Damaged)
     assert "without its end" in third.message

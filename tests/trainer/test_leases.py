@@ -139,7 +139,7 @@ def test_where_there_are_no_locks_nothing_is_deleted(exports, monkeypatch, caplo
     def no_locks(*_):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr("trainer.locks.fcntl.flock", no_locks)
+    monkeypatch.setattr("preprocessing.locks.fcntl.flock", no_locks)
     with hold_export(exports / "step-000001"):
         assert keep_one(exports) == ["step-000001", "step-000002", "step-000003"]
     assert "stays, for this file system has no locks" in caplog.text
@@ -174,6 +174,6 @@ def test_without_locks_a_trainer_goes_on(tmp_path, monkeypatch, caplog):
     def no_locks(*_):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr("trainer.locks.fcntl.flock", no_locks)
+    monkeypatch.setattr("preprocessing.locks.fcntl.flock", no_locks)
     with hold_run(RunDirectory(tmp_path / "run")):
         assert "has no locks; start no other trainer in this run directory" in caplog.text

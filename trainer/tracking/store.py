@@ -22,9 +22,9 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
+from preprocessing.locks import try_lock
 from trainer.checkpoint import RunDirectory
 from trainer.files import write_atomically
-from trainer.locks import try_lock
 
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's page opens on trainings, not on chats
 

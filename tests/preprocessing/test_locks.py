@@ -2,7 +2,7 @@ import errno
 
 import pytest
 
-from trainer.locks import try_lock
+from preprocessing.locks import try_lock
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_a_file_system_without_locks(two, monkeypatch, code):
     def refuse(*_):
         raise OSError(code, "no locks")
 
-    monkeypatch.setattr("trainer.locks.fcntl.flock", refuse)
+    monkeypatch.setattr("preprocessing.locks.fcntl.flock", refuse)
     assert try_lock(two[0]) is None
 
 
@@ -38,6 +38,6 @@ def test_another_error_is_one(two, monkeypatch):
     def fail(*_):
         raise OSError(errno.EIO, "broken")
 
-    monkeypatch.setattr("trainer.locks.fcntl.flock", fail)
+    monkeypatch.setattr("preprocessing.locks.fcntl.flock", fail)
     with pytest.raises(OSError, match="broken"):
         try_lock(two[0])
