@@ -24,6 +24,7 @@ from cluster.checkup.findings import Finding, Placed, table
 from cluster.checkup.node import check_node
 from cluster.checkup.peers import UsageError, check_names, check_peers, collect, joined, read_launch
 from cluster.checkup.storage import check_space, check_writing
+from preprocessing.terminal import show
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,12 +78,10 @@ def _check_together(
 def _print(placed: Sequence[Placed], as_json: bool) -> None:
     if as_json:
         rows = [{"host": item.host, **dataclasses.asdict(item.finding)} for item in placed]
-        print(json.dumps(rows, indent=2))
+        show(json.dumps(rows, indent=2))
         return
-    print("\n".join(table(placed)))
-    states = [item.finding.state for item in placed]
-    if set(states) == {"ok"}:
-        print("All is well.")
+    well = {item.finding.state for item in placed} == {"ok"}
+    show("\n".join([*table(placed), *(["All is well."] if well else [])]))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -25,6 +25,7 @@ from cluster.planning.hardware import GPUS, Gpu, PlanError, change_node, find_gp
 from cluster.planning.plans import Assumptions, Cluster
 from cluster.planning.report import calibration, report
 from cluster.planning.sharding import Sharding, read_sharding
+from preprocessing.terminal import show
 from trainer.config import Recipe, load_recipe
 from trainer.deepspeed_config import resolve_deepspeed
 from trainer.settings import ConfigError
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     try:
         if arguments.calibration:
-            print("\n".join(calibration()))
+            show("\n".join(calibration()))
         else:
             _plan(arguments)
     except (PlanError, ConfigError) as error:
@@ -61,10 +62,10 @@ def _plan(arguments: argparse.Namespace) -> None:
         draw(f"{path.stem} on {gpu.name}", others, arguments.plot)
     if arguments.json:
         whole = {"recipe": path.stem, "hours": plan.hours, "gpu_hours": plan.gpu_hours, "cost": plan.cost}
-        print(json.dumps({**whole, **dataclasses.asdict(plan), "scaling": others}, indent=2))
+        show(json.dumps({**whole, **dataclasses.asdict(plan), "scaling": others}, indent=2))
     else:
         source = EFFICIENCY_SOURCE if arguments.efficiency is None else "as given"
-        print("\n".join(report(path.stem, plan, source, others)))
+        show("\n".join(report(path.stem, plan, source, others)))
 
 
 def _recipe_path(name: str) -> Path:

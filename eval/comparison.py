@@ -6,7 +6,6 @@ import statistics
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from eval.errors import UsageError
@@ -89,10 +88,9 @@ def _export(group: Sequence[Evaluated]) -> Export:
 
 
 def _settings(evaluated: Evaluated) -> dict[str, Any]:
-    """What the recipe of the run says, wherever the run lies now."""
-    runs = [evaluated.results["checkpoint"]["lineage"].get("run"), evaluated.export.parent.parent]
-    config = next((file for run in runs if run and (file := RunDirectory(Path(run)).config).is_file()), None)
-    if config is None:
+    """What the recipe of the run says."""
+    config = RunDirectory(evaluated.directory).config
+    if not config.is_file():
         return {}
     try:
         sections = tomllib.loads(config.read_text(encoding="utf-8")).items()

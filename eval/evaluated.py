@@ -9,6 +9,7 @@ from typing import Any
 
 from eval.errors import UsageError
 from eval.results import RESULTS, read_results
+from trainer.checkpoint import RunDirectory
 
 EVALUATIONS = "evaluations"  # the folder of a run directory where eval.watch leaves them
 _LOWER_IS_BETTER = ("loss", "perplexity")
@@ -21,12 +22,16 @@ class Evaluated:
     Attributes:
         file: it.
         results: its content, see eval.results.
+        directory: of the training run, see run_directory.
         run: what the training run is called, see run_names; the export's folder where another program wrote it.
+        written: when, in nanoseconds.
     """
 
     file: Path
     results: dict[str, Any]
+    directory: Path
     run: str
+    written: int
 
     @property
     def weights_blake2b(self) -> str:
@@ -48,6 +53,10 @@ class Evaluated:
         """Examples of each data set that a task took at most; None for whole data sets, and where it read none."""
         learned = "selected_by" in self.results["tasks"][task]["details"]
         return (self.results.get("data") or {}).get("limit") if learned else None
+
+    def samples(self, task: str) -> int:
+        """Held-out samples that a task was measured on; 0 where it read none."""
+        return self.results["tasks"][task]["details"].get("samples") or 0
 
     def figure(self, task: str, metric: str) -> float | None:
         """A figure; None where it was not measured."""
@@ -73,14 +82,32 @@ def read_evaluations(files: Iterable[Path], known: Mapping[Path, str] | None = N
         UsageError: one is damaged or of another version.
     """
     found = {file: read_results(file) for file in files}
-    runs = {file: _run_directory(results["checkpoint"]) for file, results in found.items()}
+    runs = {file: run_directory(results["checkpoint"], file) for file, results in found.items()}
     names = {**run_names(runs.values()), **(known or {})}
-    evaluations = [Evaluated(file, results, names[runs[file]]) for file, results in found.items()]
+    evaluations = [
+        Evaluated(file, results, runs[file], names[runs[file]], file.stat().st_mtime_ns)
+        for file, results in found.items()
+    ]
     return sorted(evaluations, key=lambda evaluated: (evaluated.run, evaluated.step or 0, str(evaluated.file)))
 
 
-def _run_directory(checkpoint: Mapping[str, Any]) -> Path:
-    return Path(checkpoint["lineage"].get("run") or checkpoint["path"])
+def run_directory(checkpoint: Mapping[str, Any], file: Path) -> Path:
+    """The run that an evaluation is of, wherever it lies now; the export where another program wrote it.
+
+    It is the run in which the results lie, or else the export: another one may have been begun under its old name,
+    which is what the export's lineage has.
+
+    Args:
+        checkpoint: of results.
+        file: the results.json.
+    """
+    export, trained_in, file = Path(checkpoint["path"]), checkpoint["lineage"].get("run"), file.resolve()
+    if trained_in and file.parent.parent.name == EVALUATIONS and RunDirectory(file.parents[2]).config.is_file():
+        return file.parents[2]
+    around = RunDirectory(export.parent.parent)
+    if export.parent == around.exports and around.config.is_file():
+        return around.path
+    return Path(trained_in or export)
 
 
 def run_names(runs: Iterable[Path]) -> dict[Path, str]:
@@ -97,23 +124,25 @@ def _shortest(path: Path, others: Sequence[Path]) -> str:
 
 
 def prevailing(evaluations: Iterable[Evaluated]) -> dict[str, Evaluated]:
-    """Task -> the evaluation whose figures count: the last one, but none with a limit where another has none.
+    """Task -> the evaluation whose figures count: of those without a limit, and over the most samples, the newest.
 
     Args:
         evaluations: of one export.
     """
-    found: dict[str, Evaluated] = {}
+    by_task: dict[str, list[Evaluated]] = {}
     for evaluated in evaluations:
         for task in evaluated.results["tasks"]:
-            if task not in found or evaluated.limit(task) is None or found[task].limit(task) is not None:
-                found[task] = evaluated
-    return found
+            by_task.setdefault(task, []).append(evaluated)
+    return {
+        task: max(group, key=lambda e: (e.limit(task) is None, e.samples(task), e.written, str(e.file)))
+        for task, group in by_task.items()
+    }
 
 
 def best_evaluation(evaluations: Sequence[Evaluated], task: str, metric: str) -> Evaluated:
     """The evaluation with the best figure, the earliest of several; a loss or perplexity is best when it is low.
 
-    Figures of a trial with --limit don't count.
+    Figures of a trial don't count: with --limit, or over fewer samples than another evaluation of the task has.
 
     Raises:
         UsageError: none has that figure, or only trials have.
@@ -127,5 +156,6 @@ def best_evaluation(evaluations: Sequence[Evaluated], task: str, metric: str) ->
     whole = [(figure, e) for figure, e in figures if e.limit(task) is None]
     if not whole:
         raise UsageError(f"{task}.{metric} was only tried out, with --limit; evaluate {task} without it")
+    most = max(e.samples(task) for _, e in whole)
     sign = -1 if metric in _LOWER_IS_BETTER else 1
-    return max(whole, key=lambda pair: sign * pair[0])[1]
+    return max((pair for pair in whole if pair[1].samples(task) == most), key=lambda pair: sign * pair[0])[1]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import string
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +22,7 @@ from preprocessing.tokenization import (
     SPECIAL_TOKENS,
     TOKENIZER_FILE,
     VOCABULARY_FILE,
+    case_of,
     load_tokenizer,
     load_vocabulary,
 )
@@ -31,7 +31,6 @@ from trainer.hugging_face import LINEAGE, WEIGHTS, Export, load_export
 from trainer.model import BertConfig
 
 FEWEST = 2  # samples: one alone says nothing about its error
-_CASED = 0.01  # a vocabulary with this share of pieces that hold a letter of one case knows that case
 
 
 @dataclass(frozen=True)
@@ -112,21 +111,16 @@ def _check_tokenizer(path: Path, tokenizer: Tokenizer, config: BertConfig) -> No
     _check_case(file, tokenizer, vocabulary)
 
 
-def _check_case(file: Path, tokenizer: Tokenizer, vocabulary: Iterable[str]) -> None:
+def _check_case(file: Path, tokenizer: Tokenizer, vocabulary: Collection[str]) -> None:
     """See that a tokenizer lowers the case of words if, and only if, its vocabulary has no upper case."""
-    words = [token for token in vocabulary if not token.startswith("[")]
-    upper, lower = (_share(words, letters) for letters in (string.ascii_uppercase, string.ascii_lowercase))
+    case = case_of(vocabulary)
     lowers = tokenizer.normalizer is not None and tokenizer.normalizer.normalize_str("A") == "a"
-    if lowers and upper > _CASED:
+    if lowers and case == "cased":
         raise UsageError(f"{file}: lowers the case of words, but its vocabulary is cased; set lowercase to false there")
-    if not lowers and lower > _CASED and upper == 0:
+    if not lowers and case == "uncased":
         raise UsageError(
             f"{file}: keeps the case of words, but its vocabulary has no upper case; set lowercase to true there"
         )
-
-
-def _share(words: Sequence[str], letters: str) -> float:
-    return sum(not set(letters).isdisjoint(word) for word in words) / max(1, len(words))
 
 
 def check_heads(checkpoint: Checkpoint, task: str, heads: tuple[str, ...]) -> None:

@@ -15,7 +15,9 @@ import argparse
 import itertools
 import json
 import math
+import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -184,7 +186,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(scores, indent=2))
+    return _print(json.dumps(scores, indent=2))
+
+
+def _print(text: str) -> int:
+    """Print what is the program's whole work; the exit code is 2 where it is lost, but not where nobody reads on."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails once more at its end
+        if not isinstance(error, BrokenPipeError):
+            print(f"error: standard output: {error.strerror}; send it elsewhere", file=sys.stderr)
+            return 2
     return 0
 
 
@@ -210,7 +223,11 @@ def _score_glue(arguments: argparse.Namespace) -> Scores:
     key = "id" if read_text(file).startswith("id\t") else "index"
     scale = table.scale and (-math.inf, math.inf)  # a regression may well leave the labels' scale
     submitted = TextTable(folders=(), a=key, label="prediction", labels=table.labels, scale=scale, id=key)
-    predictions = {row.id: row.label for row in tables.read(submitted, file, "dev")}
+    rows = tables.read(submitted, file, "dev")
+    index, times = Counter(row.id for row in rows).most_common(1)[0]
+    if times > 1:
+        raise DatasetError(f"{file}: index {index} has {times} predictions; give one")
+    predictions = {row.id: row.label for row in rows}
     missing = [example.id for example in examples if example.id not in predictions]
     if missing:
         raise DatasetError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -17,6 +19,7 @@ from preprocessing.tokenization import MASK
 from trainer.checkpoint import RunDirectory
 
 SUBMISSION = "glue_submission.zip"
+_LONGEST = 128  # bytes of a folder's name that are told; file systems take 255
 T = TypeVar("T", int, float)
 
 
@@ -54,7 +57,12 @@ def default_output(export: Path, tasks: Sequence[str]) -> Path:
     export = export.resolve()
     of_a_run = export.parent.name == RunDirectory(export.parent.parent).exports.name
     folder = export.parent.parent / EVALUATIONS if of_a_run else export.with_name(f"{export.name}-{EVALUATIONS}")
-    return folder / "-".join([export.name, *(Path(task).stem for task in tasks)])
+    name = "-".join([export.name, *(Path(task).stem for task in tasks)])
+    whole = os.fsencode(name)
+    if len(whole) > _LONGEST:
+        begin = whole[:_LONGEST].decode(errors="ignore")  # a letter that is cut
+        name = f"{begin}-{hashlib.blake2b(whole, digest_size=8).hexdigest()}"
+    return folder / name
 
 
 def _add_held_out(group: argparse._ArgumentGroup) -> None:

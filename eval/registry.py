@@ -39,6 +39,7 @@ from eval.readers.files import read_text, split_lines
 from eval.results import tags_of
 from eval.serving import EXPORT, TERMS
 from preprocessing.schema import checksum
+from preprocessing.terminal import show
 from trainer.checkpoint import RunDirectory
 from trainer.hugging_face import WEIGHTS
 
@@ -138,8 +139,10 @@ def choose(run: RunDirectory, task: str, metric: str) -> Choice:
     """The export with the best figure of a run's evaluations.
 
     Raises:
-        UsageError: nothing was evaluated on that, or the export is gone or not the one that was evaluated.
+        UsageError: no such run, nothing evaluated on that, or an export that is gone or not the one that was evaluated.
     """
+    if not run.path.is_dir():
+        raise UsageError(f"{run.path}: no such directory; give a run directory")
     best = best_evaluation(read_evaluations(find_results([run.path])), task, metric)
     moved = run.exports / best.export.name  # with its run
     export = moved if moved.is_dir() else best.export
@@ -155,17 +158,25 @@ def choose(run: RunDirectory, task: str, metric: str) -> Choice:
     return Choice(export, tags | {"metric": f"{task}.{metric}", "figure": repr(figure)})
 
 
-def _with_source(store: Store, export_blake2b: str) -> Store:
-    """The store with the run of the export's evaluation in the place of the training run, where MLflow has one."""
+def _with_source(store: Store, tags: dict[str, str]) -> Store:
+    """The store with the run of the export's evaluation in the place of the training run, where MLflow has one.
+
+    Of several it is the newest that has the figure; where none has, the newest.
+
+    Args:
+        store: of the training run.
+        tags: of a choice.
+    """
     if store.parent is None:
         return store
     client = MlflowClient(store.tracking_uri)
     found = client.search_runs(
         [client.get_run(store.parent).info.experiment_id],
-        f"tags.`mlflow.parentRunId` = '{store.parent}' and tags.export_blake2b = '{export_blake2b}'",
-        max_results=1,
+        f"tags.`mlflow.parentRunId` = '{store.parent}' and tags.export_blake2b = '{tags['export_blake2b']}'",
     )
-    return dataclasses.replace(store, parent=found[0].info.run_id) if found else store
+    name, figure = tags["metric"].replace(".", "_", 1), float(tags["figure"])
+    source = next((run for run in found if run.data.metrics.get(name) == figure), found[0] if found else None)
+    return dataclasses.replace(store, parent=source.info.run_id) if source else store
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -177,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         corpus = _read_corpus(arguments.corpus) if arguments.corpus else None
         store = evaluation_store([run.path], run.path)
         with one_writer(store.tracking_uri, run.path):
-            store = _with_source(store, chosen.tags["export_blake2b"])
+            store = _with_source(store, chosen.tags)
             version = register(store, chosen.export, arguments.name, chosen.tags, corpus, arguments.k1, arguments.b)
     except MlflowException as error:
         if error.error_code == ErrorCode.Name(INVALID_PARAMETER_VALUE):
@@ -188,9 +199,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{chosen.export} is version {version} of {arguments.name} in {store.tracking_uri}; to serve it:")
-    print(f"MLFLOW_TRACKING_URI={shlex.quote(store.tracking_uri)} mlflow models serve --env-manager local \\")
-    print(f"    --model-uri {shlex.quote(f'models:/{arguments.name}/{version}')}")
+    show(
+        f"{chosen.export} is version {version} of {arguments.name} in {store.tracking_uri}; to serve it:\n"
+        f"MLFLOW_TRACKING_URI={shlex.quote(store.tracking_uri)} mlflow models serve --env-manager local \\\n"
+        f"    --model-uri {shlex.quote(f'models:/{arguments.name}/{version}')}"
+    )
     return 0
 
 

@@ -39,6 +39,7 @@ with needs("eval"):
     from eval.pictures import save_picture
     from eval.results import RESULTS, check_output, figures_table, filled_table
     from preprocessing.schema import checksum
+    from preprocessing.terminal import show
     from trainer.files import write_atomically
 
 CURVES, SCORES, REPORT, PAGE = "curves.png", "scores.png", "report.md", "report.html"
@@ -67,17 +68,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"note: {path} is left out: no run that has begun to train", file=sys.stderr)
     try:
         output.mkdir(parents=True, exist_ok=True)
-        write_report(output, histories, evaluations, exports)
+        written = write_report(output, histories, evaluations, exports)
     except OSError as error:
         print(f"error: the report can't be written: {error}", file=sys.stderr)
         return 2
+    show("\n".join(map(str, written)))
     return 0
 
 
 def write_report(
     output: Path, histories: Sequence[History], evaluations: Sequence[Evaluated], exports: Sequence[Export]
-) -> None:
-    """Write pictures, report.md and report.html, and print their names."""
+) -> list[Path]:
+    """Write pictures, report.md and report.html; returns the files."""
     save_picture(draw(histories, baselines([e.results for e in evaluations])), output / CURVES)
     stepped = [export for export in exports if export.step is not None]
     pictures = [CURVES]
@@ -87,7 +89,7 @@ def write_report(
     text = "\n".join(report(histories, evaluations, exports, SCORES in pictures)) + "\n"
     write_atomically(output / REPORT, text)
     write_atomically(output / PAGE, page(text, output, pictures))
-    print(*(output / name for name in (*pictures, REPORT, PAGE)), sep="\n")
+    return [output / name for name in (*pictures, REPORT, PAGE)]
 
 
 def page(text: str, folder: Path, pictures: Sequence[str]) -> str:

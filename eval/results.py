@@ -59,6 +59,7 @@ class _Sentence(pydantic.BaseModel):
 
 
 class _Details(pydantic.BaseModel):
+    samples: int | None = None
     selected_by: str | None = None
     seeds: dict[str, list[float]] = {}
     sentences: list[_Sentence] = []

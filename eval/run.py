@@ -31,6 +31,7 @@ from preprocessing.extras import needs
 
 with needs("eval"):
     from eval.errors import UsageError
+    from eval.evaluated import run_directory
     from eval.experiment import Experiment
     from eval.locks import locked
     from eval.options import SUBMISSION, parse
@@ -291,15 +292,12 @@ def _track(file: Path, results: dict[str, Any]) -> str | None:
     Returns:
         Where they are now; None where they are not.
     """
-    checkpoint = Path(results["checkpoint"]["path"])
-    # The run's directory as it was, and where it is now if it was moved with its exports.
-    runs = [Path(results["checkpoint"]["lineage"].get("run", checkpoint.parent.parent)), checkpoint.parent.parent]
     try:
         from trainer.tracking import evaluation_store, log_evaluation  # seconds to import
 
-        store = evaluation_store(dict.fromkeys(runs), file.parent)
+        store = evaluation_store([run_directory(results["checkpoint"], file)], file.parent)
         files = [file, *(file.parent / name for name in results["files"])]
-        name = f"eval {checkpoint.name}"
+        name = f"eval {Path(results['checkpoint']['path']).name}"
         run_id = log_evaluation(store, name, tracked_metrics(results), tracked_tags(results), files)
     except Exception as error:
         print(f"warning: not in MLflow: {describe(error)}", file=sys.stderr)

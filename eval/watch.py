@@ -14,6 +14,7 @@ has failed; a run that was stopped to go on later is waited for.
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from preprocessing.extras import needs
 
@@ -38,7 +40,7 @@ with needs("eval"):
     from eval.tasks.finetuned import FineTuned
     from eval.tasks.intrinsic import Intrinsic
     from eval.workers import exit_on_sigterm
-    from preprocessing.schema import checksum
+    from preprocessing.schema import ShardDirectory, ShardError, checksum
     from trainer.checkpoint import Ending, RunDirectory, step_folders
     from trainer.hugging_face import WEIGHTS
 
@@ -76,6 +78,7 @@ class Watch:
         self._tasks = tuple(tasks)
         self._final_tasks = tuple(final_tasks)
         self._options = options
+        self._asked = parse_evaluation([*evaluation_words(Job(run.path, self._tasks, run.path)), *options])
         # Now: a file that describes a task may change while a run is followed.
         self._names = {
             words: {task.name for task in select(words)} for words in (self._tasks, self._final_tasks) if words
@@ -120,10 +123,19 @@ class Watch:
         return jobs
 
     def _is_settled(self, job: Job) -> bool:
-        return job.output in self.failed or self._has_results(job)
+        """Whether nothing is to be done: there are results, or it failed, as it does with results made otherwise."""
+        if job.output in self.failed:
+            return True
+        results = self._results(job)
+        if results is None:
+            return False
+        if otherwise := self._made_otherwise(job, results):
+            self.failed.add(job.output)
+            _log.error("%s: made %s; delete the folder to have it evaluated anew", job.output, otherwise)
+        return True
 
-    def _has_results(self, job: Job) -> bool:
-        """Whether all tasks were evaluated on these very weights: a run that went back writes a step anew.
+    def _results(self, job: Job) -> dict[str, Any] | None:
+        """Those of all tasks on these very weights, as a run that went back writes a step anew; None without.
 
         What failed is none of them, so a watcher that is started again tries it once more.
         """
@@ -131,9 +143,35 @@ class Watch:
             results = read_results(job.output / RESULTS)
             weights = self._checksum(job.export / WEIGHTS)
         except (UsageError, OSError):
-            return False
-        same: bool = results["checkpoint"]["weights_blake2b"] == weights
-        return same and self._names[job.tasks] <= results["tasks"].keys()
+            return None
+        same = results["checkpoint"]["weights_blake2b"] == weights
+        return results if same and self._names[job.tasks] <= results["tasks"].keys() else None
+
+    def _made_otherwise(self, job: Job, results: dict[str, Any]) -> str | None:
+        """What results were made with that is not what is asked for now; None where they are as asked."""
+        of_tasks = [results["tasks"][name]["details"] for name in self._names[job.tasks]]
+        limit, shards = (results.get("data") or {}).get("limit"), results["shards"]
+        if any("selected_by" in details for details in of_tasks) and limit != self._asked.limit:
+            return f"with --limit {limit}" if limit else "without --limit"
+        if shards and any("samples" in details for details in of_tasks):
+            samples = shards["samples"]
+            if samples > self._asked.samples or (samples < self._asked.samples and samples != self._all_of(shards)):
+                return f"with --samples {samples}"
+        return None
+
+    def _all_of(self, shards: dict[str, Any]) -> int:
+        """How many samples there are where results had some of; those where it can't be told, as of other shards."""
+        known = self._shards
+        if known is None or known.manifest_blake2b != shards["manifest_blake2b"]:
+            return int(shards["samples"])
+        return known.manifest.pairs("validation", shards["sequence_length"])
+
+    @functools.cached_property
+    def _shards(self) -> ShardDirectory | None:
+        try:
+            return ShardDirectory(self._asked.shards) if self._asked.shards else None
+        except (ShardError, OSError):
+            return None
 
     def _checksum(self, weights: Path) -> str:
         key = weights, weights.stat().st_mtime_ns
@@ -144,7 +182,7 @@ class Watch:
     def _evaluate(self, job: Job, claim: int) -> None:
         _log.info("%s: %s", job.export.name, ",".join(job.tasks))
         code = _run_evaluation([*evaluation_words(job), *self._options], claim)
-        if code == 0 and self._has_results(job):
+        if code == 0 and self._results(job):
             _log.info("%s: evaluated, %s", job.export.name, job.output / RESULTS)
         elif not job.export.is_dir():
             _log.warning("%s: deleted before it was evaluated; keep more by checkpoint.keep_exports", job.export.name)
@@ -194,6 +232,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     exit_on_sigterm()
+    if not (run.config.is_file() or run.exports.is_dir()):
+        _log.warning("%s: no run is there%s", run.path, "" if arguments.once else " yet; waiting for one")
     watch = Watch(run, arguments.tasks, arguments.final_tasks, options)
     if arguments.once:
         watch.evaluate(run.ending)

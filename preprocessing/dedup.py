@@ -2,7 +2,8 @@
 
 The first pass leaves, beside every batch of tokens, a record of each document and of each long line. Of all copies
 the one in the document of the smallest id stays, and within a document the first: a rule that knows no order of
-arrival. Documents are decided upon first, so that no line is dropped for a copy that is dropped itself.
+arrival. Documents are decided upon first, so that no line is dropped for a copy that is dropped itself. Only a document
+that keeps fewer tokens than are wanted (min_tokens) goes afterwards, with the copies that had stayed in it.
 
 Records are read where they lie, in mapped files; what is held in memory is some 60 bytes a document, and the lines of
 one range of hashes at a time.

@@ -17,6 +17,7 @@ import lzma
 import os
 import re
 import shutil
+import stat
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -45,6 +46,7 @@ _READ = 1 << 18  # bytes of a compressed file
 _PIECE = 1 << 14  # bytes of what comes out of it: when it ends within a piece, that piece is lost
 # What the decompressors raise for a file that is cut short or damaged.
 _DAMAGE = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, OSError)
+_NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # gone, or a link that leads nowhere
 _TOO_LARGE = "too much memory"  # how Zstandard says that a frame's window is above its limit of 128 MB
 
 
@@ -334,17 +336,30 @@ def read_json(path: str) -> Any:
 def names_below(folder: str) -> dict[str, int]:
     """Every file below a folder: path relative to it, with / -> size in bytes. Empty when there is no such folder.
 
+    A file that another process renames or removes meanwhile may be missing.
+
     Raises:
         OSError: storage that can't be reached.
     """
     if not is_remote(folder):
-        found = (path for path in Path(folder).rglob("*") if path.is_file())
-        return {path.relative_to(folder).as_posix(): path.stat().st_size for path in found}
+        sizes = ((path, _size(path)) for path in Path(folder).rglob("*"))
+        return {path.relative_to(folder).as_posix(): size for path, size in sizes if size is not None}
     root = folder.rstrip("/") + "/"
     try:
         return {path.removeprefix(root): size for path, size in _match(root + "**").items()}
     except (BeamIOError, ValueError) as error:  # Beam's own, and of an address that no file system of its knows
         raise OSError(errno.EIO, str(error)) from error
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of a regular file, by a single look at it; None for anything else, or nothing."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def remove(folder: str, names: Iterable[str]) -> None:

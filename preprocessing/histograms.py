@@ -19,6 +19,7 @@ from preprocessing.shards import count_by_row
 from preprocessing.tokenization import VOCABULARY_FILE, load_vocabulary, special_ids
 
 LENGTH_BINS = np.geomspace(1, 2**31, 31 * 4 + 1)  # of documents: four to each doubling
+PAIR_BINS = 32
 UNKNOWN_BINS = np.array([0, 1e-10, 1e-4, 1e-3, 1e-2, 1e-1, 1])
 UNKNOWN_LABELS = ("none", "to 0.01%", "to 0.1%", "to 1%", "to 10%", "more")
 DOCUMENTS, PAIRS, UNKNOWN = "document_length.png", "pair_length.png", "unknown_share.png"
@@ -132,13 +133,18 @@ def _draw_documents(axes: Axes, histograms: Histograms) -> None:
     _percent(axes)
 
 
+def in_pair_bins(counts: np.ndarray) -> np.ndarray:
+    """Pairs by number of tokens, [sequence length + 1] -> [PAIR_BINS] of equal width; each counts once."""
+    bins, _ = np.histogram(np.arange(len(counts)), PAIR_BINS, range=(0, len(counts)), weights=counts)
+    return bins
+
+
 def _draw_pairs(axes: Axes, histograms: Histograms) -> None:
     series = {}
     for length, counts in sorted(histograms.pair_lengths.items()):
-        bins = np.add.reduceat(counts, np.linspace(0, length + 1, 33).astype(int)[:-1])
         label = f"for {length}\n{counts.sum():,} pairs,\n{counts[-1] / max(1, counts.sum()):.0%} of full length"
-        series[label] = bins
-    _steps(axes, np.linspace(0, 1, 33), series)
+        series[label] = in_pair_bins(counts)
+    _steps(axes, np.linspace(0, 1, PAIR_BINS + 1), series)
     axes.set_yscale("log")
     axes.set(title="Length of pairs", xlabel="length, as a share of the sequence length", ylabel="share of the pairs")
     _percent(axes)

@@ -34,6 +34,7 @@ from preprocessing.sources import SourceError
 from preprocessing.terminal import tell
 from preprocessing.tokenization import (
     VocabularyError,
+    case_of,
     load_vocabulary,
     parse_vocabulary,
     train_vocabulary,
@@ -44,7 +45,6 @@ from preprocessing.watchdog import STUCK, Watchdog
 from preprocessing.workers import deaths_noticed, reach_by_no_proxy
 
 LOG_TAIL = 4000  # bytes of Beam's noise that are shown when a job fails
-CASE_SHARE = 0.01  # of a vocabulary's entries: uncased ones have a stray few with upper case
 
 
 class StuckError(RuntimeError):
@@ -64,7 +64,7 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
 
     Raises:
         SourceError: inputs that are not there.
-        VocabularyError: a vocabulary that can't be used, or not without --cased.
+        VocabularyError: a vocabulary that can't be used, or is of the other case than --cased says.
         EncoderError: an encoder that is not installed.
     """
     available_engine(arguments.encoder)
@@ -96,18 +96,13 @@ def _check_case(tokens: Sequence[str], lowercase: bool, file: str) -> None:
     """See that a vocabulary is of the case that is asked for: shards of the other one look right, and learn badly.
 
     Raises:
-        VocabularyError: a cased vocabulary, and all text would be lower-cased.
+        VocabularyError: it is not. The evaluation would refuse a model that was trained with it.
     """
-    words = [token for token in tokens if not (token.startswith("[") and token.endswith("]"))]
-    upper, lower = (sum(any(map(has, word)) for word in words) for has in (str.isupper, str.islower))
-    few = CASE_SHARE * len(words)
-    if upper > few and lowercase:
-        raise VocabularyError(
-            f"{file}: {upper:,} of its {len(tokens):,} entries contain upper-case letters, so it is a cased "
-            "vocabulary; add --cased"
-        )
-    if lower > few >= upper and not lowercase:
-        note(f"{file}: hardly any upper-case letter in it, so it seems to be an uncased vocabulary; leave --cased out")
+    case = case_of(tokens)
+    if case == "cased" and lowercase:
+        raise VocabularyError(f"{file}: has upper-case letters, so it is a cased vocabulary; add --cased")
+    if case == "uncased" and not lowercase:
+        raise VocabularyError(f"{file}: has no upper-case letter, so it is an uncased vocabulary; leave --cased out")
 
 
 def _identity(tokens: Sequence[str], lowercase: bool) -> Vocabulary:

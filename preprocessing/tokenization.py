@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -20,6 +20,7 @@ SPECIAL_TOKENS = (PAD, UNKNOWN, CLS, SEP, MASK)
 CONTINUATION = "##"  # begins every piece that does not begin a word
 VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE = "vocab.txt", "tokenizer.json", "tokenizer_config.json"
 MIN_FREQUENCY = 2  # a piece seen once in the sample says nothing about the language
+CASE_SHARE = 0.01  # of a vocabulary's entries: with as many that hold letters of a case, it knows that case
 ALPHABET_SHARE = 8  # at most one entry in this many is a single character
 
 
@@ -99,6 +100,22 @@ def load_words(directory: Path | str) -> list[str]:
     if any(ids[word] != place for place, word in enumerate(words)):
         raise VocabularyError(f"{where}: its ids are not those from 0 to {len(ids) - 1}; give a vocab.txt beside it")
     return words
+
+
+def case_of(vocabulary: Collection[str]) -> Literal["cased", "uncased"] | None:
+    """Whether a vocabulary has upper case, of any alphabet; None where it doesn't tell.
+
+    A stray few entries with upper case make it neither. Letters without a counterpart, such as bert-base-uncased's
+    U+211D, have no case.
+    """
+    words = [token for token in vocabulary if not (token.startswith("[") and token.endswith("]"))]
+    upper = sum(word != word.lower() for word in words)
+    # By title case: Georgian letters have capitals, but no text is written in these.
+    lower = sum(any(letter != letter.title() for letter in word) for word in words)
+    few = CASE_SHARE * len(words)
+    if upper > few:
+        return "cased"
+    return "uncased" if lower > few and not upper else None
 
 
 def special_ids(vocabulary: Sequence[str]) -> SpecialIds:

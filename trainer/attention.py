@@ -23,6 +23,7 @@ _Queries = PackedTokens | Selection
 # #174245), and with a mask its gradients are NaN for 64 tokens more than a multiple of 128 (#196678). Kept out where
 # attention is computed, and not once for the process: whoever imports the model has it right, and others their default.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_FLASH_CAPABILITY = (8, 0)  # of the oldest GPUs that the kernel for packed sequences runs on: Ampere
 
 
 def attention(
@@ -63,8 +64,22 @@ def attention(
 def _fastest(query: Tensor, dropout_probability: float) -> Implementation:
     if query.is_cpu:
         return "grouped"
-    half = query.dtype in (torch.float16, torch.bfloat16)
-    return "varlen" if half and dropout_probability == 0.0 else "sdpa"
+    return fastest_on_gpu(query.element_size(), dropout_probability, _capability(query.device))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # no question for torch.compile's graph
+def _capability(device: torch.device) -> tuple[int, int]:
+    if device.type != "cuda" or not torch.cuda.is_available():  # tensors that only know their shape, for a plan
+        return _FLASH_CAPABILITY
+    return torch.cuda.get_device_capability(device)
+
+
+def fastest_on_gpu(
+    element_bytes: int, dropout_probability: float, capability: tuple[int, int] = _FLASH_CAPABILITY
+) -> Literal["sdpa", "varlen"]:
+    """The fastest way on a GPU of a compute capability, for floating-point numbers of so many bytes."""
+    packed = element_bytes == 2 and dropout_probability == 0.0 and capability >= _FLASH_CAPABILITY
+    return "varlen" if packed else "sdpa"
 
 
 def dropout(x: Tensor, probability: float) -> Tensor:

@@ -72,7 +72,7 @@ def open_corpus(sources: Sequence[str], cache_dir: str = "", verify: bool = True
     Args:
         sources: directories; with a cache, URLs of any kind that fsspec knows too.
         cache_dir: see trainer.shard_cache.cached; empty for none.
-        verify: compare the checksums of shards that the cache has from before.
+        verify: compare the checksums of shards that the cache has from before; see trainer.shard_cache.cached.
 
     Raises:
         ShardError: a directory can't be opened or copied, has another vocabulary than the first, or is named twice.

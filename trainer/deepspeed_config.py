@@ -147,6 +147,9 @@ def _refuse(raw: dict[str, Any], path: Path | str) -> None:
     if stage is not None and (type(stage) is not int or stage not in range(4)):
         raise ConfigError(f"{path}: zero_optimization.stage is {json.dumps(stage)}; choose 0, 1, 2 or 3")
     bf16, fp16 = (_look_up(raw, f"{precision}.enabled") for precision in ("bf16", "fp16"))
+    for precision, enabled in (("bf16", bf16), ("fp16", fp16)):
+        if enabled is not None and not isinstance(enabled, bool):  # DeepSpeed takes "auto" for false
+            raise ConfigError(f"{path}: {precision}.enabled is {json.dumps(enabled)}; write true or false")
     if bf16 and fp16:
         raise ConfigError(f"{path}: bf16 and fp16 are both enabled; choose one")
     if (bf16 or fp16) and not stage:

@@ -28,7 +28,7 @@ from trainer.deepspeed_config import without_communication
 from trainer.determinism import use_deterministic_kernels
 from trainer.fp8 import to_fp8
 from trainer.gradients import take_norm_once, total_norm
-from trainer.loss_scale import LossScale, is_exhausted, put_loss_scale, take_loss_scale
+from trainer.loss_scale import LossScale, is_exhausted, put_loss_scale, scale_after_updates, take_loss_scale
 from trainer.metrics import Laps, training_flops
 from trainer.model import EMPTY_SLOT, BertForPreTraining, Losses, parameter_shapes, pretraining_losses
 from trainer.non_finite import Suspect, bad_gradient, bad_loss
@@ -37,7 +37,7 @@ from trainer.ownership import find_owned, first_misplaced
 from trainer.philox import derive_seed
 from trainer.settings import ConfigError
 from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, StateReader
-from trainer.world import World
+from trainer.world import PortInUseError, World
 
 _FROM_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _backend: Any = importlib.import_module("deepspeed.comm.torch")  # deepspeed.comm.torch is torch itself
@@ -66,14 +66,25 @@ def join_world(threads: int) -> World:
         keep_freed_memory()
     _backend.build_shm_op = lambda: None  # compiled at the first start, for inference alone
     get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))  # DeepSpeed does so only with an engine
-    deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
+    try:
+        deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
+    except torch.distributed.DistNetworkError as error:
+        if "EADDRINUSE" in str(error):
+            raise PortInUseError(
+                f"port {os.environ['MASTER_PORT']} is taken, by another training on this machine perhaps; give another "
+                "one: deepspeed --master_port N, or torchrun's --master-port"
+            ) from None
+        raise
     device = torch.device(get_accelerator().current_device_name())
     use_deterministic_kernels(True, device)  # an engine's recipe may turn it off
     return World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
 
 
 # How DeepSpeed says that it does not take its configuration.
-_REFUSALS = (DeepSpeedConfigError, ValueError, TypeError, KeyError, AssertionError, NotImplementedError)
+_REFUSALS = (
+    *(DeepSpeedConfigError, ValueError, TypeError, KeyError, AssertionError, NotImplementedError),
+    ImportError,  # of what it can report to
+)
 
 
 @dataclass(frozen=True)
@@ -172,6 +183,8 @@ class Engine:
         self._copies = [flat.room() for flat in self._flats()] if has_parts else []
         self._scaler: Any = getattr(self._engine.optimizer, "loss_scaler", None)
         put_loss_scale(self._scaler, loss_scale)
+        is_dynamic = getattr(self._scaler, "dynamic", False)
+        self._change_scale = scale_after_updates(self._engine.optimizer) if is_dynamic else lambda: None
 
     def train_step(
         self, step: int, batches: Sequence[tuple[int, Batch]], totals: GlobalCounts, learning_rate: float,
@@ -382,6 +395,7 @@ class Engine:
         scale, exhausted = self.loss_scale, is_exhausted(self._scaler)
         if self._engine.zero_optimization():
             self._engine.step()
+            self._change_scale()
             finite, norm = not self._engine.optimizer.overflow, self._engine.get_global_grad_norm()
         else:
             norm = total_norm([p.grad for p in self._engine.module.parameters() if p.grad is not None])

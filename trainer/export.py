@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _export(checkpoint: Path, output: Path) -> RunState:
     if output.exists():
         raise CheckpointError(f"{output}: is there already; choose another directory")
-    if not checkpoint.is_dir():
+    if not checkpoint.is_dir() or checkpoint.parent.name != "checkpoints":
         raise CheckpointError(f"{checkpoint}: no such checkpoint; give a RUN/checkpoints/step-...")
     if output.resolve().is_relative_to(checkpoint):
         raise CheckpointError(f"{output}: in the checkpoint, and would go with it; choose another directory")

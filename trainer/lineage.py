@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from importlib import metadata
@@ -11,6 +12,8 @@ from typing import Any
 _ROOT = Path(__file__).resolve().parent.parent
 # In a snapshot of the code (cluster.snapshot) these files stand for the checkout that it was taken from.
 COMMIT, DIFF = "code.commit", "code.diff"
+_NEW_MODULES = ("preprocessing/*.py", "trainer/*.py", "eval/*.py", "cluster/*.py")  # git's *: at any depth
+_ROOM = 1 << 20  # characters of the patch for such modules; those that have no room in it are named
 _LIBRARIES = ("torch", "deepspeed", "pyarrow", "tokenizers", "numpy", "mlflow")
 
 
@@ -31,8 +34,21 @@ def code_version() -> dict[str, Any]:
 
 
 def uncommitted_changes() -> str:
-    """What differs from the commit, as a patch; empty where the project is not a git checkout."""
-    return _noted(DIFF) or _git("diff", "HEAD") or ""
+    """What differs from the commit, modules that git doesn't know yet too, as a patch; empty without a git checkout."""
+    return _noted(DIFF) or (_git("diff", "HEAD") or "") + _new_modules()
+
+
+def _new_modules() -> str:
+    """A patch that adds the modules that are neither in the commit nor ignored."""
+    names = (_git("ls-files", "-z", "--others", "--exclude-standard", "--", *_NEW_MODULES) or "").split("\0")[:-1]
+    patches, room = [], _ROOM
+    for name in names:
+        patch = _git("diff", "--no-index", "--", os.devnull, name, differ=True) or ""
+        if len(patch) > room:
+            patch = f"new, but too large for this patch: {name}\n"  # git apply skips such a line
+        room -= len(patch)
+        patches.append(patch)
+    return "".join(patches)
 
 
 def installed_version(package: str) -> str | None:
@@ -49,12 +65,16 @@ def _noted(name: str) -> str | None:
     return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
-def _git(*arguments: str) -> str | None:
-    """The output of a git command in the project's checkout; None where there is no checkout or no git."""
+def _git(*arguments: str, differ: bool = False) -> str | None:
+    """The output of a git command in the project's checkout; None where there is no checkout or no git.
+
+    ``differ``: whether the command ends with 1 for files that differ.
+    """
     if not (_ROOT / ".git").exists():
         return None
     try:
         command = ["git", "-C", str(_ROOT), *arguments]
-        return subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace").stdout  # noqa: S603
-    except (OSError, subprocess.CalledProcessError):
+        done = subprocess.run(command, check=False, capture_output=True, encoding="utf-8", errors="replace")  # noqa: S603
+    except OSError:
         return None
+    return done.stdout if done.returncode in (0, int(differ)) else None

@@ -9,6 +9,7 @@ Its scaler lives in memory only and counts all updates of its process. What it d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,28 @@ def put_loss_scale(scaler: Any, state: LossScale | None) -> None:
     if state is not None:
         scaler.cur_scale, scaler.cur_hysteresis = state.scale, state.hysteresis
         scaler.cur_iter, scaler.last_overflow_iter = state.good_updates, -1
+
+
+def scale_after_updates(zero: Any) -> Callable[[], None]:
+    """Have a ZeRO optimizer of DeepSpeed change its loss scale after an update, not in the midst of it.
+
+    DeepSpeed 0.19 doubles the scale before it divides the gradients by it (``step`` in zero/stage_1_and_2.py, likewise
+    stage3.py): where the scale grows, gradients would be halved that are not clipped.
+
+    Args:
+        zero: with a dynamic loss scaler.
+
+    Returns:
+        What changes the scale, to be called after each step.
+    """
+    overflows: list[bool] = []
+    zero._update_scale = overflows.append
+
+    def change() -> None:
+        while overflows:
+            zero.loss_scaler.update_scale(overflows.pop())
+
+    return change
 
 
 def is_exhausted(scaler: Any) -> bool:

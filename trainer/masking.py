@@ -17,6 +17,7 @@ from trainer.philox import below, derive_key, random_words, random_words_at
 
 _CHOICE, _REPLACEMENT, _SPANS = 0, 1, 2  # independent streams of random words for one sample
 _TRIES = 8  # spans that are drawn for each token to predict, before what is missing is left out
+_FEWEST_TRIES = 64  # for a sample: of few words, most may be too long for the little that is to be predicted
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,17 @@ def mask_tokens(
     else:
         assert continues is not None
         choose = _choose_words if config.unit == "word" else _choose_spans
+        used = np.full(batch, width)
         if config.unit == "span":
-            words = random_words(key, indices, 2 * _TRIES * max(1, int(wanted.max())), _SPANS)
+            # Of a row's own number: others of its batch, which resuming on other GPUs changes, give it no more tries.
+            used = 2 * np.maximum(_FEWEST_TRIES, _TRIES * wanted)
+            words = random_words(key, indices, int(used.max()), _SPANS)
         chosen = [
             place
             for row in range(batch)
-            for place in choose(words[row], maskable[row], continues[row], int(wanted[row]), row * width, config)
+            for place in choose(
+                words[row, : used[row]], maskable[row], continues[row], int(wanted[row]), row * width, config
+            )
         ]
         positions, decides = np.array(sorted(chosen), dtype=np.int64).reshape(-1, 2).T
 

@@ -31,7 +31,7 @@ _POSITIVE = (
 )
 # Matrix kernels of GPUs want rows of such a multiple, and a vocabulary of 30,522 isn't one. Rows of zeros are added for
 # the product and taken off its result, so that the parameters, and with them exports, know nothing of it.
-_VOCABULARY_MULTIPLES = {"cuda": 64}
+VOCABULARY_MULTIPLES = {"cuda": 64}
 # oneMKL chooses a function's kernel at its first call, and of several threads in that call some may get one of low
 # accuracy (pytorch #188792): initial weights, or a step of LAMB, that differ from run to run. So the first is alone.
 for _function in (torch.erfinv, torch.sqrt, torch.tanh):
@@ -275,7 +275,7 @@ class MaskedLanguageModel(nn.Module):
     def forward(self, hidden: Tensor, words: Tensor) -> Tensor:
         """Hidden states where something is predicted, [P, D], and word embeddings [V, D] -> [P, V]."""
         hidden = self.norm(self.activation(self.dense(hidden)))
-        missing = -len(words) % _VOCABULARY_MULTIPLES.get(hidden.device.type, 1)
+        missing = -len(words) % VOCABULARY_MULTIPLES.get(hidden.device.type, 1)
         if not missing:
             return F.linear(hidden, words, self.bias)  # [P, D] x [V, D] -> [P, V]
         return F.linear(hidden, F.pad(words, (0, 0, 0, missing)), F.pad(self.bias, (0, missing)))[:, : len(words)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import itertools
 import json
 import logging
@@ -54,7 +55,7 @@ from trainer.session import Session, initial_weights, train_stream
 from trainer.settings import ConfigError, is_override
 from trainer.sharded_state import StateError, verify_state
 from trainer.stopping import StopRequests, end_at_once, wait_for_first
-from trainer.world import World, has_joined, leave_world
+from trainer.world import PortInUseError, World, has_joined, leave_world
 
 _log = logging.getLogger("pretrain")
 _Result = TypeVar("_Result")
@@ -74,11 +75,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = _parse(argv)
     first = os.environ.get("RANK", "0") == "0"
+    nowhere = Path(os.devnull).open("w")  # noqa: SIM115  for streams that the caller has closed, as by `2>&-`
+    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     logging.basicConfig(level=logging.INFO if first else logging.ERROR, format="%(message)s", force=True)
     with contextlib.ExitStack() as held:  # let go when the end is told: MLflow may take a minute
         try:
             pretrain(arguments, held)
-        except (LoaderError, RunInUseError) as error:  # of all ranks, and nothing that must come again
+        except (LoaderError, RunInUseError, PortInUseError) as error:  # of all ranks, and nothing that must come again
             if first:
                 print(f"error: {error}", file=sys.stderr)
             return 1
@@ -311,7 +314,9 @@ def _take_over(
 
 
 def _unwritable(run: RunDirectory, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{run.path}: can't be written ({error.strerror}); choose another --output")
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    advice = "make room, and give the same command" if full else "choose another --output"
+    return CheckpointError(f"{run.path}: can't be written ({error.strerror}); {advice}")
 
 
 def _check_initial_weights(run: RunDirectory, init_from: Path | None) -> None:
@@ -326,8 +331,13 @@ def _check_initial_weights(run: RunDirectory, init_from: Path | None) -> None:
 
 
 def _newest_good_step(run: RunDirectory) -> int:
-    """The step of the newest checkpoint whose checksums are right; a damaged one is skipped with a warning."""
-    for checkpoint in run.candidates():
+    """The step of the newest checkpoint whose checksums are right; a damaged one is skipped with a warning.
+
+    Raises:
+        CheckpointError: all are damaged. To begin anew is not for this program to decide.
+    """
+    candidates = run.candidates()
+    for checkpoint in candidates:
         try:
             read_run_state(checkpoint)
             verify_state(checkpoint)
@@ -335,6 +345,11 @@ def _newest_good_step(run: RunDirectory) -> int:
             _log.warning("skipped a damaged checkpoint: %s", error)
         else:
             return step_number(checkpoint)
+    if candidates:
+        raise CheckpointError(
+            f"{run.path}: no checkpoint is whole ({', '.join(path.name for path in candidates)}); put a good copy "
+            "back, or move checkpoints/ away to begin with step 0"
+        )
     return 0
 
 

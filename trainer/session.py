@@ -46,6 +46,10 @@ class Session:
     stop: StopRequests
     saver: Saver
     unwritten: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)  # lines of metrics
+    _config_blake2b: str = field(init=False)  # of the file as this start has written it, whatever becomes of that
+
+    def __post_init__(self) -> None:
+        self._config_blake2b = checksum(self.run.config)
 
     def train(self, step: int) -> tuple[Ending, str]:
         """Train the phases that are left after ``step``; "requeue" and why where something asked for an end earlier."""
@@ -130,9 +134,10 @@ class Session:
         totals = engine.count_step(batches, self.stop.received, self.saver.writing, unreadable=error is not None)
         clock.lap("compute_seconds")
         if totals.unreadable:
-            if trained:
-                self.saver.begin(self._state(trained, engine), engine)
             self.saver.finish()
+            if trained and self.saver.last != trained:  # what is complete is not written again: a kill could take both
+                self.saver.begin(self._state(trained, engine), engine)
+                self.saver.finish()
             raise next(filter(None, self.world.gather(error)))
         if not totals.writing:
             self._write_lines()  # no resume from this checkpoint would train their steps again
@@ -218,7 +223,7 @@ class Session:
             world_size=self.world.size,
             threads=torch.get_num_threads(),
             manifest_blake2b=self.shards.manifest_blake2b,
-            config_blake2b=checksum(self.run.config),
+            config_blake2b=self._config_blake2b,
             loss_scale=engine.loss_scale,
         )
 
@@ -253,9 +258,13 @@ def initial_weights(directory: Path, recipe: Recipe) -> dict[str, torch.Tensor]:
     for name in sizes:
         found, wanted = getattr(export.config, name), getattr(recipe.model, name)
         if found != wanted:
-            raise ConfigError(
-                f"--init-from: {directory} has {name} {found}, the recipe {wanted}; set model.{name}={found}"
-            )
+            advice = f"set model.{name}={found}"
+            if name == "vocab_size":  # that of the shards, as has been seen
+                advice = "give it the shards' words by trainer.new_vocabulary, or make shards with its own"
+            raise ConfigError(f"--init-from: {directory} has {name} {found}, the recipe {wanted}; {advice}")
+    for name, tensor in export.state.items():
+        if not torch.isfinite(tensor).all():
+            raise ConfigError(f"--init-from: {directory}: {name} is not finite; take weights from before that")
     if export.initialized:
         _log.info("%s has no %s: newly initialised", directory, ", ".join(export.initialized))
     return export.state

@@ -41,7 +41,8 @@ def cached(source: str, cache: Path, verify: bool) -> ShardDirectory:
     Args:
         source: a directory, or a URL of one that fsspec can open.
         cache: on the node's own disk.
-        verify: compare the checksums of shards that are there from before; their sizes are compared in any case.
+        verify: compare the checksums of shards that are there from before; their sizes are compared in any case. Of
+            a node's ranks the first one does, so before ranks map any shard all must have met.
 
     Raises:
         ShardError: the source can't be read or differs from its manifest, or the cache has no room or can't be written.
@@ -52,7 +53,7 @@ def cached(source: str, cache: Path, verify: bool) -> ShardDirectory:
     directory = cache / hashlib.blake2b(text, digest_size=16).hexdigest()
     try:
         with _locked(directory.with_suffix(".lock")):
-            _complete(directory, remote, manifest, verify)
+            _complete(directory, remote, manifest, verify and os.environ.get("LOCAL_RANK", "0") == "0")
             _write(directory / MANIFEST, text)
     except OSError as error:
         raise ShardError(f"{directory}: can't be used as a cache ({error.strerror or error})") from error

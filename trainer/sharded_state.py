@@ -123,7 +123,7 @@ def verify_state(directory: Path) -> None:
             expected = path.with_suffix(_CHECKSUM).read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise StateError(f"{path}: its checksum is missing ({error})") from error
-        if checksum(path) != expected:
+        if not path.is_file() or checksum(path) != expected:
             raise StateError(f"{path}: not the bytes that were written")
 
 

@@ -10,6 +10,10 @@ import torch
 import torch.distributed
 
 
+class PortInUseError(RuntimeError):
+    """Another program listens where the ranks were to meet. The message says what to do."""
+
+
 @dataclass(frozen=True)
 class World:
     """The ranks of a run as one of them sees them."""

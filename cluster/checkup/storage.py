@@ -14,7 +14,7 @@ from cluster.checkup.findings import Finding, judge
 _SYNCS, _SYNC_SECONDS = 50, 2.0  # at most so many, for at most so long
 _SLOW_SYNCS = 10  # a second
 _BLOCK = b"\0" * 4096
-_UNMOUNTED = "Mount the shared file system on this node, or take a directory on it."
+_UNMOUNTED = "Make it, or mount the shared file system on this node."
 
 
 def check_space(directory: Path, needed: float) -> Finding:

@@ -97,6 +97,8 @@ def _make_folders(folder: Path, outputs: Sequence[Path]) -> None:
         OSError: one can't be made.
     """
     for output in outputs:
+        if not output.exists() and any(other in output.parents for other in outputs):
+            continue  # the Pods make it; a run directory in which there is something already is taken for no new one
         for path in (*reversed(output.parents), output):  # one after the other: each hands its group down
             missing = not path.exists()
             path.mkdir(exist_ok=True)

@@ -11,11 +11,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from trainer.model import BertConfig
+from trainer.attention import fastest_on_gpu
+from trainer.model import VOCABULARY_MULTIPLES, BertConfig
 
 Kernel = Literal["grouped", "sdpa", "varlen"]  # of trainer.attention
 _FLOAT32, _INT64 = 4, 8
-_WORDS = 64  # the vocabulary is filled up to a multiple of it (trainer.model)
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class MicroBatch:
 
 
 def fastest_kernel(config: BertConfig, width: int) -> Kernel:
-    """The one that trainer.attention takes on a GPU, for elements of ``width`` bytes."""
-    return "varlen" if width == 2 and config.attention_probs_dropout_prob == 0 else "sdpa"
+    """The one that trainer.attention takes on a GPU of this decade, for elements of ``width`` bytes."""
+    return fastest_on_gpu(width, config.attention_probs_dropout_prob)
 
 
 def kept_bytes(config: BertConfig, batch: MicroBatch, width: int, kernel: Kernel, checkpointing: bool) -> float:
@@ -127,8 +127,9 @@ def _heads(config: BertConfig, batch: MicroBatch, width: int, kernel: Kernel) ->
     GPUs multiply by a copy of the word embeddings with rows of zeros at its end.
     """
     vectors = (batch.read + 3 * batch.predictions + batch.sequences) * config.hidden_size * width
-    filled = 0 if kernel == "grouped" else math.ceil(config.vocab_size / _WORDS) * _WORDS * config.hidden_size * width
-    return vectors + filled + batch.predictions * (config.vocab_size + 2) * _FLOAT32
+    multiple = VOCABULARY_MULTIPLES["cuda"]
+    rows = 0 if kernel == "grouped" else math.ceil(config.vocab_size / multiple) * multiple
+    return vectors + rows * config.hidden_size * width + batch.predictions * (config.vocab_size + 2) * _FLOAT32
 
 
 def _mask(probability: float, elements: int, width: int, kernel: Kernel) -> float:

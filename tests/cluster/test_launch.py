@@ -457,6 +457,18 @@ def test_on_kubernetes_pods_may_write_into_every_output_of_a_chain(here, pods):
         assert (here / name).stat().st_mode & 0o2070 == 0o2070
 
 
+def test_on_kubernetes_results_in_the_run_directory_do_not_make_it_an_old_one(here, pods):
+    settings = [
+        f"kubernetes.mount_path={here}",
+        "kubernetes.pretrain.gpus=0",
+        'preprocess.arguments=["--books", "*.txt", "--output", "made"]',
+        'pretrain.arguments=["--config", "tiny.toml", "--output", "run"]',
+        'eval.arguments=["--tasks", "mlm", "--output", "run/results"]',
+    ]
+    assert main(["all", "--on", "kubernetes", *settings]) == 0
+    assert RunDirectory(here / "run").is_new
+
+
 @pytest.mark.parametrize("source", ["a umask", "a checkout"])
 def test_on_kubernetes_pods_may_read_the_code_whatever_lets_nobody(here, pods, monkeypatch, source):
     if source == "a checkout":
@@ -675,6 +687,13 @@ def test_without_a_partition_slurm_chooses_and_judges(here, slurm):
     """By constraint, account, QOS or a plugin of the site: the default one, here without GPUs, tells nothing."""
     slurm.stand_in("sinfo", "print('regular*|1:00:00|3000|(null)')")
     assert launch("slurm.pretrain.gpus_per_node=4", "slurm.constraint=gpu") == 0
+
+
+def test_a_slurm_that_does_not_answer_is_told_in_one_line(here, slurm, capsys):
+    slurm.stand_in("sinfo", "sys.exit('sinfo: error: a long story\\nsinfo: error: no controller')")
+    assert launch("slurm.partition=gpu") == 2
+    told = "error: sinfo: sinfo: error: no controller; is this a login node of the cluster?\n"
+    assert capsys.readouterr().err == told
 
 
 def test_a_hidden_partition_is_there(here, slurm):

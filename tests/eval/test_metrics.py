@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import subprocess
 import sys
@@ -563,6 +564,30 @@ def test_mistakes_in_files(tmp_path, capsys):
         (("conll", short, tags), f"{tags}: not the words of {short} at the end; give the same"),
     ):  # fmt: skip
         assert refusal(capsys, *arguments) == message
+
+
+def test_two_predictions_of_one_example(tmp_path, capsys):
+    data = text_file(tmp_path / "dev.tsv", "index\tsentence1\tsentence2\tlabel\n3\ta\tb\tentailment\n")
+    twice = text_file(tmp_path / "RTE.tsv", "index\tprediction\n3\tentailment\n3\tnot_entailment\n")
+    assert refusal(capsys, "glue", "RTE", data, twice) == f"{twice}: index 3 has 2 predictions; give one"
+
+
+@pytest.mark.parametrize(
+    ("reader", "code", "told"),
+    [("full", 2, "error: standard output: No space left on device; send it elsewhere\n"), ("gone", 0, "")],
+)
+def test_scores_that_nobody_gets(tmp_path, reader, code, told):
+    """A full disk is a failure; a pipe whose reader has gone, as of `| true`, is none."""
+    data = squad_file(tmp_path / "dev.json", a=["x"])
+    command = [sys.executable, "-m", "eval.metrics", "squad_v1", data, json_file(tmp_path / "right.json", {"a": "x"})]
+    if reader == "full":
+        out = os.open("/dev/full", os.O_WRONLY)
+    else:
+        gone, out = os.pipe()
+        os.close(gone)
+    done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True)
+    os.close(out)
+    assert (done.returncode, done.stderr) == (code, told)
 
 
 def test_the_command(tmp_path):

@@ -144,6 +144,13 @@ def test_a_trial_is_no_reason_to_register(
     )
 
 
+def test_a_trial_over_few_samples_is_no_reason_either(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    write_evaluation(run.path, 9, "trial", mlm=task({"samples": 20}, perplexity=1.0))
+    write_evaluation(run.path, 7, "whole", mlm=task({"samples": 2000}, perplexity=7.0))
+    register(run, "--metric", "mlm.perplexity")
+    assert f"{run.export(7)} is version 1 of bert-test" in capsys.readouterr().out
+
+
 def test_a_version_says_where_it_comes_from(run: RunDirectory) -> None:
     store = evaluation_store([run.path], run.path)
     file = run.path / "evaluations" / "step-000007" / "results.json"
@@ -162,6 +169,18 @@ def test_a_version_says_where_it_comes_from(run: RunDirectory) -> None:
     logged = client.get_logged_model(versions[0].source.removeprefix("models:/"))
     assert {metric.key: metric.value for metric in logged.metrics} == {"mrpc_f1": 90.5}  # the evaluation's own
     assert logged.params["num_hidden_layers"] == "2"
+
+
+@pytest.mark.parametrize(("figures", "source"), [((90.5, 89.0), 0), ((89.0, 90.5), 1), ((88.0, 89.0), 1)])
+def test_the_source_is_the_evaluation_that_has_the_figure(
+    run: RunDirectory, figures: tuple[float, ...], source: int
+) -> None:
+    store = evaluation_store([run.path], run.path)
+    file = run.path / "evaluations" / "step-000007" / "results.json"
+    tags = {"step": "7", "export_blake2b": checksum(run.export(7) / "model.safetensors")}
+    evaluations = [log_evaluation(store, "again", {"mrpc_f1": figure}, tags, [file]) for figure in figures]
+    client = MlflowClient(register(run))
+    assert client.get_model_version("bert-test", "1").run_id == evaluations[source]
 
 
 def test_the_registered_files(run: RunDirectory) -> None:
@@ -219,6 +238,8 @@ def test_mistakes_end_with_one_line(run: RunDirectory, tmp_path: Path, capsys: p
     assert refused("--metric", "rte.accuracy") == (
         "error: no evaluation has rte.accuracy; there are mlm.perplexity, mrpc.accuracy, mrpc.f1\n"
     )
+    assert main([str(tmp_path / "gone"), "--metric", "mrpc.f1"]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path / 'gone'}: no such directory; give a run directory\n"
     (tmp_path / "empty.txt").write_text("\n \n")
     assert "can't read" in refused("--metric", "mrpc.f1", "--corpus", str(tmp_path / "gone.txt"))
     assert "holds no words" in refused("--metric", "mrpc.f1", "--corpus", str(tmp_path / "empty.txt"))

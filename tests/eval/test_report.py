@@ -3,7 +3,10 @@
 import base64
 import functools
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +19,12 @@ from selenium.webdriver.common.by import By
 
 from eval.comparison import exports_of
 from eval.curves import Baselines, draw, draw_scores, read_histories, smooth
-from eval.evaluated import find_results, read_evaluations, run_names
+from eval.evaluated import find_results, read_evaluations, run_directory, run_names
 from eval.markdown import markdown_table
 from eval.report import main, page, report
 from eval.results import FORMAT_VERSION, write_results
 from tests.browser import headless_browser
+from tests.conftest import ROOT
 from tests.eval.evaluations import results, task, write_evaluation
 from tests.trainer.mlflow_store import write_run
 
@@ -376,6 +380,56 @@ def test_a_trial_leaves_figures_of_whole_data_sets_alone(run: Path) -> None:
     text = report_of(run)
     assert rows_after(text, "GLUE")["MRPC"]["demo 60 (30 examples)"] == "88.0"  # one heading for all tasks
     assert "\nwnli; at most 30 examples of each data set, so of little weight; " in text
+
+
+def test_a_trial_over_few_samples_leaves_figures_over_many_alone(run: Path) -> None:
+    """Of as many, the newest count, whatever their folder is called."""
+    files = {
+        name: write_evaluation(run, 60, name, mlm=task({"samples": samples}, loss=loss))
+        for name, samples, loss in (("a", 2000, 3.0), ("b", 2000, 2.0), ("c", 20, 1.0))
+    }
+    for name, written in (("a", 20), ("b", 10), ("c", 30)):
+        os.utime(files[name], (written, written))
+    assert rows_of(report_of(run))["mlm loss"][0] == "3.0000"
+
+
+def test_evaluations_of_a_renamed_run_stay_its_own(run: Path, tmp_path: Path) -> None:
+    """Another one was begun under the old name, which the lineages and paths of the results have."""
+    set_model(run, 24, 1024, 16)
+    write_evaluation(run, 60, rte=learned("accuracy", {}, accuracy=70.0))
+    old = run.rename(run.with_name("demo-old"))
+    set_model(write_run(run, steps=60), 12, 768, 12)
+    write_evaluation(run, 60, rte=learned("accuracy", {}, accuracy=50.0))
+    assert main([str(old), str(run), "--output", str(tmp_path / "output")]) == 0
+    rte = rows_after((tmp_path / "output" / "report.md").read_text(), "GLUE")["RTE"]
+    assert (rte["demo-old 60"], rte["minus BERT-LARGE"]) == ("70.0", "-0.1")
+    assert (rte["demo 60"], rte["minus BERT-BASE"]) == ("50.0", "-16.4")
+
+
+def test_the_run_of_an_evaluation(tmp_path: Path) -> None:
+    """That of the results, of the export, of the lineage, in this order; a model of another program has none."""
+    run, other = write_run(tmp_path / "run"), write_run(tmp_path / "other")
+    trained = {"path": str(run / "exports" / "step-7"), "lineage": {"run": "/gone"}}
+    copied, foreign = trained | {"path": "/model"}, {"path": "/model", "lineage": {}}
+    inside, outside = other / "evaluations" / "step-7" / "results.json", tmp_path / "results.json"
+    assert run_directory(trained, inside) == other
+    assert run_directory(trained, outside) == run
+    assert run_directory(copied, outside) == Path("/gone")
+    assert run_directory(foreign, outside) == run_directory(foreign, inside) == Path("/model")
+
+
+@pytest.mark.parametrize("reader", ["full", "gone"])
+def test_a_report_is_written_whoever_reads_its_files_names(run: Path, reader: str) -> None:
+    if reader == "full":
+        out = os.open("/dev/full", os.O_WRONLY)
+    else:
+        gone, out = os.pipe()
+        os.close(gone)
+    command = [sys.executable, "-m", "eval.report", str(run)]
+    done = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.PIPE, text=True)
+    os.close(out)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (run / "report" / "report.html").is_file()
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from preprocessing.schema import ShardDirectory, checksum
 from preprocessing.tokenization import load_tokenizer
 from tests.conftest import ROOT
 from tests.eval.conftest import STEP
-from tests.trainer.mlflow_store import empty_store
+from tests.trainer.mlflow_store import empty_store, write_run
 from tests.trainer.shard_factory import write_shards
 from trainer import tracking
 from trainer.checkpoint import RunDirectory
@@ -361,6 +361,15 @@ def test_a_child_run(export: Path, shards: Path, tmp_path: Path, store: str, mov
     artifact = MlflowClient(store).download_artifacts(child.info.run_id, "results.json", str(tmp_path))
     assert Path(artifact).read_bytes() == (tmp_path / "results" / "results.json").read_bytes()
     assert child.info.status == "FINISHED"
+
+
+def test_a_run_was_begun_under_the_name_that_the_trained_one_had(export: Path, tmp_path: Path, store: str) -> None:
+    parent = tracked(export)
+    export.parent.parent.rename(tmp_path / "runs" / "renamed")
+    other = tracked(write_run(export.parent.parent) / "exports" / export.name)
+    moved = tmp_path / "runs" / "renamed" / "exports" / export.name
+    assert run(moved, tmp_path / "results", None, tasks="fill_mask", track=True) == 0
+    assert only_other(store, "tests", parent, other).data.tags["mlflow.parentRunId"] == parent
 
 
 def test_while_the_run_trains_its_own_writer_takes_the_evaluation(

@@ -625,6 +625,15 @@ def test_without_an_output_results_lie_where_the_report_looks(export: Path, data
     assert default_output(alone, ["glue", "mlm"]) == tmp_path / "model-evaluations" / "model-glue-mlm"
 
 
+def test_many_tasks_have_a_folder_of_their_own_whose_name_a_file_system_takes(tmp_path: Path) -> None:
+    tasks = [f"aufgabe-über-{number}" for number in range(60)]
+    names = {default_output(tmp_path / "model", of).name for of in (tasks, tasks[:-1], tasks[::-1])}
+    assert len(names) == 3
+    for name in names:
+        assert name.startswith("model-aufgabe-über-")
+        (tmp_path / name).mkdir()
+
+
 def test_an_unknown_task(export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "mrpc,glew"))
     assert message.startswith("no task is named 'glew'; there are mlm, nsp, fill_mask, cola, sst2, mrpc, ")
@@ -705,12 +714,14 @@ def test_texts_of_another_language(
 
 LOWER = [*SPECIAL_TOKENS, *(f"word{i}" for i in range(59))]
 CASED = [*SPECIAL_TOKENS, *(f"Word{i}" for i in range(59))]
+CYRILLIC = [*SPECIAL_TOKENS, *(f"\u0416{i}" for i in range(59))]
 
 
 @pytest.mark.parametrize(
     ("vocabulary", "lowercase", "message"),
     [
         (CASED, True, "lowers the case of words, but its vocabulary is cased; set lowercase to false there"),
+        (CYRILLIC, True, "lowers the case of words, but its vocabulary is cased; set lowercase to false there"),
         (LOWER, False, "keeps the case of words, but its vocabulary has no upper case; set lowercase to true there"),
         (
             [*LOWER, "more"], True,

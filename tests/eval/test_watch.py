@@ -20,11 +20,12 @@ from mlflow.tracking import MlflowClient
 from eval import run as evaluation
 from eval import watch
 from eval.plan import Plan
-from eval.results import read_results
+from eval.results import read_results, write_results
 from eval.tasks import Task
 from eval.tasks.result import Result
 from eval.watch import main
 from tests.eval.conftest import CONFIG, random_state
+from tests.eval.evaluations import task, write_evaluation
 from tests.eval.processes import assert_free, wait_for
 from tests.eval.small_data import write_mrpc, write_table
 from tests.trainer.mlflow_store import empty_store
@@ -276,6 +277,52 @@ def test_more_tasks_than_were_evaluated(run: RunDirectory, follow: Callable[...,
     assert follow("--once", "--tasks", "fill_mask,mlm") == 0
     assert evaluated == ["step-000007", "step-000009"] * 2
     assert tasks_of(run, "step-000007") == ["fill_mask", "mlm"]
+
+
+def test_results_of_other_samples_are_named_and_left(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert follow("--once", "--tasks", "mlm", "--samples", "9") == 0
+    assert follow("--once", "--tasks", "mlm", "--samples", "20") == 1
+    assert evaluated == ["step-000007", "step-000009"]
+    folder = run.path / "evaluations" / "step-000007"
+    assert f"{folder}: made with --samples 9; delete the folder to have it evaluated anew" in caplog.messages
+    shutil.rmtree(folder.parent)
+    assert follow("--once", "--tasks", "mlm", "--samples", "100") == 0
+    assert follow("--once", "--tasks", "mlm", "--samples", "2000") == 0  # the shards have no more than 33
+    assert evaluated == ["step-000007", "step-000009"] * 2
+
+
+def test_results_of_another_limit_are_named_and_left(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    for step, limit in ((7, 4), (9, None)):
+        file = write_evaluation(run.path, step, mrpc=task({"selected_by": "f1"}, f1=50.0), mlm=task(loss=1.0))
+        write_results(file, read_results(file) | {"data": {"path": "/data", "limit": limit}})
+    learning = ("--once", "--tasks", "mrpc", "--data", str(tmp_path))
+    assert follow(*learning) == 1
+    assert follow(*learning, "--limit", "4") == 1
+    told = [message.partition("; delete")[0] for message in caplog.messages]
+    evaluations = run.path / "evaluations"
+    assert told == [
+        f"{evaluations / 'step-000007'}: made with --limit 4",
+        f"{evaluations / 'step-000009'}: made without --limit",
+    ]
+    assert follow("--once", "--tasks", "mlm") == 0  # which reads no data set
+    assert evaluated == []
+
+
+def test_no_run_is_there_yet(
+    tmp_path: Path, follow: Callable[..., int], run: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as a folder whose name was mistyped, or that the run's own job will fill."""
+    shutil.rmtree(run.exports)
+    recipe = run.config.read_text()
+    run.config.unlink()
+    assert follow("--once") == 0
+    assert follow(events=[lambda: None, lambda: run.config.write_text(recipe), done(run)]) == 0
+    assert caplog.messages == [f"{run.path}: no run is there", f"{run.path}: no run is there yet; waiting for one"]
 
 
 def test_nothing_of_the_trainer_is_touched(run: RunDirectory, follow: Callable[..., int]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from preprocessing import inspect
-from preprocessing.histograms import DOCUMENTS, LENGTH_BINS, PAIRS, UNKNOWN, count_all
+from preprocessing.histograms import DOCUMENTS, LENGTH_BINS, PAIR_BINS, PAIRS, UNKNOWN, count_all, in_pair_bins
 from preprocessing.inspect import sample
 from preprocessing.make_shards import main as make_shards
 from preprocessing.schema import ShardDirectory
@@ -84,6 +84,17 @@ def test_histograms_count_everything_and_are_drawn(shards: Path, said: Said, tmp
     said(shards, "--histograms", tmp_path / "figures")
     for name in (DOCUMENTS, PAIRS, UNKNOWN):
         assert (tmp_path / "figures" / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("length", [8, 31, 32, 128])
+def test_every_pair_is_in_one_bin(length: int) -> None:
+    """Sequences shorter than there are bins leave some empty."""
+    counts = np.arange(1, length + 2)
+    bins = in_pair_bins(counts)
+    assert len(bins) == PAIR_BINS
+    assert bins.sum() == counts.sum()
+    assert bins[0] == counts[: max(1, -(-(length + 1) // PAIR_BINS))].sum()
+    assert np.count_nonzero(bins) == min(length + 1, PAIR_BINS)
 
 
 def test_histograms_without_matplotlib_say_how_to_get_it(

@@ -13,6 +13,7 @@ from preprocessing.tokenization import (
     SpecialIds,
     VocabularyError,
     build_tokenizer,
+    case_of,
     encode_sentences,
     load_tokenizer,
     load_vocabulary,
@@ -58,6 +59,29 @@ def test_a_bad_vocabulary_is_named_with_its_fault(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(VocabularyError, match="UTF-8"):
         load_vocabulary(tmp_path / "binary")
+
+
+@pytest.mark.parametrize(
+    ("words", "case"),
+    [
+        ([f"word{i}" for i in range(200)], "uncased"),
+        ([f"word{i}" for i in range(200)] + ["\u211d"], "uncased"),  # as bert-base-uncased has it
+        ([f"word{i}" for i in range(200)] + ["K"], None),
+        ([f"word{i}" for i in range(200)] + ["K", "L", "M"], "cased"),
+        ([f"\u0436{i}" for i in range(200)], "uncased"),
+        ([f"\u0436{i}" for i in range(200)] + [f"\u0416{i}" for i in range(9)], "cased"),
+        ([f"\u10d0{i}" for i in range(200)], None),  # Georgian
+        ([f"\ud55c{i}" for i in range(200)] + ["a"], None),  # Korean
+        ([], None),
+    ],
+)
+def test_a_vocabulary_tells_its_case_in_any_alphabet(words: list[str], case: str | None) -> None:
+    assert case_of([*SPECIAL_TOKENS, "[unused1]", *words]) == case
+
+
+@pytest.mark.parametrize(("file", "case"), [("uncased", "uncased"), ("multilingual-cased", "cased")])
+def test_published_vocabularies_tell_their_case(data: Path, file: str, case: str) -> None:
+    assert case_of(load_vocabulary(data / "vocab" / f"bert-base-{file}-vocab.txt")) == case
 
 
 @pytest.mark.parametrize(("file", "lowercase"), [("uncased", True), ("multilingual-cased", False)])

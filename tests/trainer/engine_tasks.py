@@ -74,6 +74,29 @@ def order_of_a_step(recipe: Path, shards: Path, deepspeed_config: Path) -> list[
     return order
 
 
+def gradients_in_fp16(recipe: Path, shards: Path, deepspeed_config: Path) -> list[tuple[float, float, float]]:
+    """Of steps with the same batch and weights: the loss scale, the norm that is told, and that of what Adam gets."""
+    get_accelerator().is_fp16_supported = lambda: True  # type: ignore[method-assign]
+    undisturbed = [*_TWO_MICRO_BATCHES, "model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0"]
+    settings = load_recipe(recipe, [*undisturbed, "optimizer.max_gradient_norm=1e6"])
+    lesson = Lesson(join_world(1), settings, shards, deepspeed_config)
+    engine = lesson.engine
+    batches = [(place, lesson._stream.batch(np.arange(2 * place, 2 * place + 2))) for place in range(2)]
+    totals = engine.count_step([batch for _, batch in batches], stop=False)
+    found: list[tuple[float, float, float]] = []
+    given: list[torch.Tensor] = []
+
+    def note(parameters: Any, gradients: Any, *_: Any, **__: Any) -> None:
+        given.extend(gradient.clone() for gradient in gradients)
+
+    with mock.patch.object(torch, "_fused_adamw_", note):  # the weights stay
+        for step in range(7):
+            told = engine.train_step(step, batches, totals, 1e-2)
+            found.append((told["loss_scale"], told["grad_norm"], float(torch.cat(given).norm())))
+            given.clear()
+    return found
+
+
 def waits_for_the_device(recipe: Path, shards: Path, deepspeed_config: Path) -> int:
     """How often DeepSpeed waits for what the device computes, in four steps of two micro-batches."""
     lesson = Lesson(join_world(1), load_recipe(recipe, _TWO_MICRO_BATCHES), shards, deepspeed_config)

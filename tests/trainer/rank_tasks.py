@@ -6,6 +6,8 @@ import errno
 import functools
 import os
 import signal
+import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from preprocessing.schema import ShardDirectory, ShardError
 from trainer import pretrain, session, tensor_files
-from trainer.checkpoint import RunDirectory
+from trainer.checkpoint import RunDirectory, RunState
 from trainer.config import Recipe, load_recipe
 from trainer.data import Batch, SampleStream
 from trainer.deepspeed_config import resolve_deepspeed
@@ -188,6 +190,43 @@ def run_pretrain_on_broken_data(arguments: list[str]) -> int:
         return read(self, step)
 
     Steps.__getitem__ = read_what_is_whole  # type: ignore[method-assign]
+    return pretrain.main(arguments)
+
+
+def run_pretrain_on_broken_data_and_count_commits(arguments: list[str]) -> int:
+    """run_pretrain_on_broken_data, and a line for each checkpoint that gets its name."""
+    commit = RunDirectory.commit_checkpoint
+
+    def commit_and_tell(self: RunDirectory, state: RunState, *rest: Any) -> None:
+        print("committed", state.step)
+        commit(self, state, *rest)
+
+    RunDirectory.commit_checkpoint = commit_and_tell  # type: ignore[method-assign]
+    return run_pretrain_on_broken_data(arguments)
+
+
+def run_pretrain_and_lose_the_settings(arguments: list[str]) -> int:
+    """The trainer's main; before the first checkpoint somebody moves config.toml away."""
+    begin = RunDirectory.begin_checkpoint
+
+    def move_and_begin(self: RunDirectory, step: int) -> None:
+        if self.config.exists():
+            self.config.rename(self.path / "config.toml.away")
+        begin(self, step)
+
+    RunDirectory.begin_checkpoint = move_and_begin  # type: ignore[method-assign]
+    return pretrain.main(arguments)
+
+
+def run_pretrain_where_the_port_is_taken(arguments: list[str]) -> int:
+    """The trainer's main; another program listens where the ranks are to meet."""
+    with socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))):
+        return pretrain.main(arguments)
+
+
+def run_pretrain_without_streams(arguments: list[str]) -> int:
+    """The trainer's main as `>&- 2>&-` starts it."""
+    sys.stdout = sys.stderr = None
     return pretrain.main(arguments)
 
 

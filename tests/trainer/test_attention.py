@@ -1,12 +1,16 @@
 """Every implementation of attention computes the formula, no sequence sees another, and dropout is what it says."""
 
+import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
-from trainer.attention import attention, dropout
+from trainer import attention as attention_module
+from trainer.attention import attention, dropout, fastest_on_gpu
 from trainer.determinism import use_deterministic_kernels
 from trainer.packing import PackedTokens
 
@@ -147,6 +151,40 @@ def test_bfloat16_loses_no_more_than_its_own_rounding(implementation):
 def test_the_kernel_for_packed_sequences_has_no_dropout():
     with pytest.raises(ValueError, match=r"no dropout; set model.attention_probs_dropout_prob=0"):
         attention(*queries_keys_values(), packed(), None, 0.1, implementation="varlen")
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "probability", "expected"),
+    [
+        ((9, 0), torch.bfloat16, 0.0, "varlen"),
+        ((8, 0), torch.float16, 0.0, "varlen"),
+        ((7, 5), torch.float16, 0.0, "sdpa"),  # T4, RTX 20: torch has no flash attention for them
+        ((9, 0), torch.float32, 0.0, "sdpa"),
+        ((9, 0), torch.bfloat16, 0.1, "sdpa"),
+    ],
+)
+def test_the_kernel_for_packed_sequences_is_taken_where_it_runs(monkeypatch, capability, dtype, probability, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    with FakeTensorMode():
+        query = torch.empty(3, 2, 8, dtype=dtype, device="cuda")
+    assert attention_module._fastest(query, probability) == expected
+    assert fastest_on_gpu(dtype.itemsize, probability, capability) == expected
+
+
+def test_which_kernel_is_known_while_a_graph_is_made(monkeypatch):
+    def ask(_):
+        time.sleep(0)  # no graph can hold it, as the look at a GPU
+        return (7, 5)
+
+    cuda = SimpleNamespace(is_available=lambda: True, get_device_capability=ask)
+    monkeypatch.setattr(attention_module, "torch", SimpleNamespace(cuda=cuda))  # torch.compile looks at the real one
+
+    def choose(x):
+        return x * attention_module._capability(torch.device("cuda"))[0]
+
+    compiled = torch.compile(choose, backend="eager", fullgraph=True)
+    assert compiled(torch.ones(2)).tolist() == [7, 7]
 
 
 @pytest.mark.gpu

@@ -46,6 +46,7 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
             r'optimizer is {"type": "Adam"}; remove it; the recipe\'s \[optimizer\] rules',
         ),
         ({"scheduler": {"type": "WarmupLR"}}, r"remove it; the recipe's \[schedule\] rules it"),
+        ({"bf16": {"enabled": "auto"}}, r'bf16\.enabled is "auto"; write true or false'),
         ({"zero_optimization": {"stage": "2"}}, r'zero_optimization\.stage is "2"; choose 0, 1, 2 or 3'),
         ({"zero_optimization": {"stage": 4}}, r"zero_optimization\.stage is 4; choose 0, 1, 2 or 3"),
         ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/"}}}, "use cpu"),

@@ -41,8 +41,8 @@ def test_mistakes(run, tmp_path, capsys):
     for arguments, message in (
         ([str(checkpoint), str(tmp_path)], "is there already; choose another directory"),
         ([str(run / "checkpoints" / "step-000099"), str(tmp_path / "out")], "step-000099: no such checkpoint"),
-        ([str(run / "exports" / "step-000008"), str(tmp_path / "out")], "not a run state"),
-        ([str(run), str(tmp_path / "out")], "can't read the recipe"),
+        ([str(run / "exports" / "step-000008"), str(tmp_path / "out")], "no such checkpoint; give a RUN/checkpoints/"),
+        ([str(run), str(tmp_path / "out")], "no such checkpoint; give a RUN/checkpoints/step-..."),
         ([str(checkpoint), str(checkpoint / "out")], "in the checkpoint, and would go with it"),
         ([str(damaged / "checkpoints" / "step-000008"), str(tmp_path / "out")], "initial_weights.json: damaged ("),
         ([str(checkpoint), str(tmp_path / "file" / "out")], f"{tmp_path / 'file'}: File exists"),

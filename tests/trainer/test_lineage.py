@@ -4,6 +4,8 @@ import subprocess
 from importlib import metadata
 from unittest import mock
 
+import pytest
+
 from trainer import lineage
 from trainer.lineage import code_version, uncommitted_changes
 
@@ -23,13 +25,59 @@ def test_what_is_not_installed_has_no_version_and_ends_no_run():
     assert code["libraries"]["torch"] == installed("torch")
 
 
-def test_a_change_in_another_encoding_ends_no_run(tmp_path, monkeypatch):
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A repository with an empty commit in the place of the project's."""
     commands = (["init", "--quiet"], ["-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "--quiet",
                 "--allow-empty", "-m", "first"])  # fmt: skip
     for command in commands:
-        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
-    (tmp_path / "notes.txt").write_bytes(b"caf\xe9\n")
-    subprocess.run(["git", "-C", str(tmp_path), "add", "notes.txt"], check=True)
+        git(tmp_path, *command)
     monkeypatch.setattr(lineage, "_ROOT", tmp_path)
+    return tmp_path
+
+
+def git(checkout, *arguments, **options):
+    subprocess.run(["git", "-C", str(checkout), *arguments], check=True, **options)
+
+
+def write(checkout, name, content):
+    (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+    (checkout / name).write_text(content)
+
+
+def test_a_change_in_another_encoding_ends_no_run(checkout):
+    (checkout / "notes.txt").write_bytes(b"caf\xe9\n")
+    git(checkout, "add", "notes.txt")
     assert code_version()["modified"] is True
     assert "+caf\ufffd" in uncommitted_changes()
+
+
+def test_a_module_that_git_does_not_know_yet_is_a_change(checkout):
+    modules = {"trainer/new.py": "x = 1\n", "eval/readers/neu\u00e9 1.py": "y = 2\n", "cluster/__init__.py": ""}
+    for name, content in modules.items():
+        write(checkout, name, content)
+    assert code_version()["modified"] is True
+    patch = uncommitted_changes()
+    for name in modules:
+        (checkout / name).unlink()
+    git(checkout, "apply", input=patch.encode())
+    assert {name: (checkout / name).read_text() for name in modules} == modules
+
+
+def test_other_files_that_git_does_not_know_are_none(checkout):
+    for name in ("trainer/notes.txt", "scratch.py", "trainer/ignored.py"):
+        write(checkout, name, "z = 3\n")
+    write(checkout, ".git/info/exclude", "ignored.py\n")
+    assert code_version()["modified"] is False
+
+
+def test_new_modules_without_end_are_named(checkout):
+    for name, lines in (("trainer/a.py", 1), ("trainer/b.py", 300_000), ("trainer/c.py", 1)):
+        write(checkout, name, f"{name[-4]} = 1\n" * lines)
+    patch = uncommitted_changes()
+    assert len(patch) < 1000
+    assert "new, but too large for this patch: trainer/b.py\n" in patch
+    for name in ("trainer/a.py", "trainer/c.py"):
+        (checkout / name).unlink()
+    git(checkout, "apply", input=patch.encode())
+    assert (checkout / "trainer/c.py").read_text() == "c = 1\n"

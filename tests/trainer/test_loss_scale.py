@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from tests.ranks import run_ranks
+from tests.trainer.engine_tasks import gradients_in_fp16
 from tests.trainer.rank_tasks import run_pretrain, run_pretrain_in_fp16
 from trainer.checkpoint import RunDirectory, read_run_state
 from trainer.engine import fp16_is_supported
@@ -105,6 +106,18 @@ def train(recipe, shards, deepspeed_config, tmp_path):
         return RunDirectory(tmp_path / name), codes, (tmp_path / "log").read_text()
 
     return run
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gradients_are_divided_by_the_scale_that_they_were_multiplied_by(recipe, shards, deepspeed_config, stage):
+    """Where it grows too: DeepSpeed 0.19 by itself divides by the new one then."""
+    fp16 = {"enabled": True, "initial_scale_power": 4, "loss_scale_window": 2}
+    config = deepspeed_config(bf16=None, fp16=fp16, zero_optimization={"stage": stage})
+    (steps,) = run_ranks(1, gradients_in_fp16, recipe, shards, config)
+    scales, told, given = zip(*steps, strict=True)
+    assert [now > before for before, now in pairwise(scales)].count(True) == 2
+    assert told == pytest.approx([told[0]] * len(steps), rel=0.01)
+    assert given == pytest.approx(told, rel=0.01)
 
 
 @pytest.mark.skipif(fp16_is_supported(), reason="this processor has fp16")

@@ -288,3 +288,35 @@ def test_every_visit_of_a_sample_has_a_mask_of_its_own(unit):
     )  # fmt: skip
     rows, places = np.divmod(masked.positions, 128)
     assert len({frozenset(places[rows == row].tolist()) for row in range(64)}) == 64
+
+
+@pytest.mark.parametrize("unit", ["token", "word", "span"])
+def test_a_mask_of_any_unit_does_not_depend_on_the_rest_of_the_batch(unit):
+    """A short sample's words are mostly too long for the one token to predict: few tries may all miss."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(10, VOCAB, size=(200, 128))
+    lengths = np.where(np.arange(200) % 2, 128, 9)
+    maskable = (np.arange(128) > 0) & (np.arange(128) < lengths[:, None] - 1)
+    continues = np.broadcast_to(np.arange(128) % 3 != 1, tokens.shape)  # words of three pieces; the short end with one
+
+    def places(rows):
+        masked = mask_tokens(
+            tokens[rows], maskable[rows], lengths[rows], rows, seed=1, vocab_size=VOCAB, mask_id=MASK,
+            max_predictions=20, config=MaskingConfig(unit), continues=continues[rows],
+        )  # fmt: skip
+        of_rows, columns = np.divmod(masked.positions, 128)
+        return [columns[of_rows == i].tolist() for i in range(len(rows))]
+
+    alone = [places(np.array([row]))[0] for row in range(200)]
+    assert places(np.arange(200)) == alone
+
+
+def test_samples_of_few_words_have_a_span():
+    """One word of five is short enough for the one token to predict."""
+    tokens = np.tile([CLS, *range(10, 19), SEP], (500, 1))
+    continues = np.isin(tokens, range(11, 19, 2))
+    masked = mask_tokens(
+        tokens, tokens >= 10, np.full(500, 10), np.arange(500), seed=1, vocab_size=VOCAB, mask_id=MASK,
+        max_predictions=1, config=MaskingConfig("span"), continues=continues,
+    )  # fmt: skip
+    assert len(masked.positions) == 500

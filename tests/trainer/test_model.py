@@ -197,7 +197,7 @@ class TestForward:
     def test_rows_added_to_the_vocabulary_for_a_gpu_change_nothing(self, monkeypatch):
         model = BertForPreTraining(tiny(**NO_DROPOUT)).double()
         loss, gradients = loss_and_gradients(model)
-        monkeypatch.setitem(model_module._VOCABULARY_MULTIPLES, "cpu", 64)
+        monkeypatch.setitem(model_module.VOCABULARY_MULTIPLES, "cpu", 64)
         same_loss, same_gradients = loss_and_gradients(model)
         assert model(batch(), POSITIONS)[0].shape == (6, 53)
         torch.testing.assert_close(same_loss, loss, rtol=0, atol=1e-12)

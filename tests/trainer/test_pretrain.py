@@ -1,7 +1,9 @@
 """The trainer as its users meet it: outcomes, messages and what stands in the run directory."""
 
 import dataclasses
+import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -22,17 +24,21 @@ from tests.trainer.rank_tasks import (
     run_pretrain_and_crash_beside_others,
     run_pretrain_and_die_before_the_run_has_begun,
     run_pretrain_and_edit_the_configuration,
+    run_pretrain_and_lose_the_settings,
     run_pretrain_and_signal,
     run_pretrain_and_signal_on_a_full_disk,
     run_pretrain_and_stop,
     run_pretrain_on_a_disk_that_stays_full,
     run_pretrain_on_a_full_disk,
     run_pretrain_on_broken_data,
+    run_pretrain_on_broken_data_and_count_commits,
     run_pretrain_where_only_the_small_files_find_no_room,
+    run_pretrain_where_the_port_is_taken,
     run_pretrain_with_a_bad_sample,
     run_pretrain_with_a_tracker_that_ends_late,
     run_pretrain_with_slow_validation,
     run_pretrain_without_patience,
+    run_pretrain_without_streams,
 )
 from tests.trainer.shard_factory import write_shards
 from trainer.checkpoint import RunDirectory
@@ -343,6 +349,26 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(call, tmp_path):
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
+def test_a_run_of_which_every_checkpoint_is_damaged_does_not_begin_anew(call, tmp_path):
+    assert call("train.max_steps=4", "checkpoint.every=2")[0] == [0]
+    for state in (tmp_path / "run" / "checkpoints").glob("step-*/state-00000-of-00001.safetensors"):
+        state.unlink()
+        state.symlink_to(tmp_path / "nowhere")
+    codes, log = call()
+    assert codes == [2]
+    assert "no checkpoint is whole (step-000004, step-000002); put a good copy back, or move checkpoints/ away" in log
+    assert "Traceback" not in log
+    assert len(losses(tmp_path / "run")) == 4
+
+
+def test_a_run_that_is_moved_while_it_trains_ends_well(call, tmp_path):
+    codes, log = call(task=run_pretrain_and_lose_the_settings)
+    assert codes == [0], log
+    config = (tmp_path / "run" / "config.toml.away").read_bytes()
+    lineage = json.loads((tmp_path / "run" / "exports" / "step-000008" / "lineage.json").read_text())
+    assert lineage["config_blake2b"] == hashlib.blake2b(config, digest_size=16).hexdigest()
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_disk_that_is_full_costs_a_checkpoint_and_not_the_run(call, tmp_path, world):
     """The last rank finds no room at step 4; the run goes on with what was there, and a later checkpoint fits again."""
@@ -414,6 +440,16 @@ def test_without_next_sentence_only_the_words_are_learned(call, tmp_path):
     assert not torch.equal(weights[0][words], weights[1][words])
 
 
+def with_words(export, count, tmp_path, value=0.0):
+    """A copy of an export whose vocabulary has so many entries, the last with a value in all its places."""
+    copy = tmp_path / f"words-{count}-{value}"
+    model = TheirBert.from_pretrained(export)
+    model.resize_token_embeddings(count, mean_resizing=False)
+    model.get_input_embeddings().weight.data[-1] = value
+    model.save_pretrained(copy)
+    return copy
+
+
 def test_continued_pretraining_begins_with_the_very_weights_of_a_directory(call, tmp_path):
     call()
     export = tmp_path / "run" / "exports" / "step-000008"
@@ -430,6 +466,14 @@ def test_continued_pretraining_begins_with_the_very_weights_of_a_directory(call,
     codes, log = call("model.hidden_size=64", output=tmp_path / "other", **{"init-from": export})
     assert codes == [2]
     assert "has hidden_size 32, the recipe 64; set model.hidden_size=32" in log
+    codes, log = call(
+        "model.vocab_size=64", output=tmp_path / "other", **{"init-from": with_words(export, 72, tmp_path)}
+    )
+    assert codes == [2]
+    assert "has vocab_size 72, the recipe 64; give it the shards' words by trainer.new_vocabulary" in log
+    codes, log = call(output=tmp_path / "other", **{"init-from": with_words(export, 64, tmp_path, math.nan)})
+    assert codes == [2]
+    assert "bert.embeddings.word.weight is not finite; take weights from before that" in log
     codes, log = call(output=tmp_path / "other", **{"init-from": tmp_path / "nowhere"})
     assert codes == [2]
     assert "error: --init-from: " in log
@@ -522,6 +566,29 @@ def test_data_that_one_rank_can_not_read_ends_the_run_with_what_is_trained(call,
     assert call(world=2)[0] == [0, 0]
     call(world=2, output=tmp_path / "whole")
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_a_checkpoint_that_is_complete_is_not_written_again_for_data_that_can_not_be_read(call, tmp_path):
+    """A kill between its end and the new one's would leave neither."""
+    codes, log = call("checkpoint.every=3", world=2, task=run_pretrain_on_broken_data_and_count_commits)
+    assert codes == [1, 1]
+    assert [line for line in log.splitlines() if line.startswith("committed")] == ["committed 3"]
+    assert (tmp_path / "run" / "checkpoints" / "latest").read_text() == "step-000003\n"
+
+
+def test_a_port_that_another_training_has_is_told_in_a_line(call, tmp_path):
+    codes, log = call(task=run_pretrain_where_the_port_is_taken)
+    assert codes == [1]
+    assert re.search(
+        r"^error: port \d+ is taken, by another training on this machine perhaps; give another one", log, re.M
+    )
+    assert "Traceback" not in log
+    assert not (tmp_path / "run").exists()
+
+
+def test_closed_streams_are_no_reason_to_end(call, tmp_path):
+    assert call("train.max_steps=1", task=run_pretrain_without_streams)[0] == [0]
+    assert RunDirectory(tmp_path / "run").outcome.ending == "done"
 
 
 def test_a_mistake_at_a_restart_is_not_requeued_again(call, tmp_path):

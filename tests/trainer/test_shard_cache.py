@@ -118,6 +118,24 @@ def test_without_verify_sizes_are_compared_and_contents_are_not(shards, cache):
     assert changed.read_bytes() != content
 
 
+def test_of_a_nodes_ranks_the_first_compares_checksums(shards, cache, monkeypatch):
+    copy = cached(str(shards), cache, verify=True).path
+    changed, cut = copy / "shard-00001-of-00003.arrow", copy / "shard-00002-of-00003.arrow"
+    content = changed.read_bytes()
+    changed.write_bytes(content[:-9] + b"x" + content[-8:])
+    os.truncate(cut, 10)
+    hashed = []
+    real = shard_cache.checksum
+    monkeypatch.setattr(shard_cache, "checksum", lambda path: hashed.append(path.name) or real(path))
+    for rank in ("3", "0", "1"):  # in the order in which they happen to come
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert cached(str(shards), cache, verify=True).path == copy
+        assert (changed.read_bytes() == content) is (rank != "3")
+        assert cut.stat().st_size > 10
+    assert sorted(hashed) == [name for name in FILES if name.endswith(".arrow")]
+    assert same(copy, shards)
+
+
 def test_two_processes_at_once_copy_once(shards, cache, tmp_path):
     first = start(shards, cache, tmp_path)
     wait_for(tmp_path / "begun")

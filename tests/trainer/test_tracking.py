@@ -15,6 +15,7 @@ from tests.trainer.mlflow_store import add_lines, empty_store, metrics, write_ru
 from trainer.checkpoint import RunDirectory
 from trainer.files import read_lines
 from trainer.tracking import Store, Tracker, evaluation_store, log_evaluation, prepare, runs, sync
+from trainer.tracking import store as store_module
 from trainer.tracking.__main__ import main
 
 NOBODY = "http://127.0.0.1:1"
@@ -246,6 +247,29 @@ def test_mlflow_is_not_as_patient_as_it_would_be() -> None:
 
     assert MLFLOW_HTTP_REQUEST_MAX_RETRIES.get() == 1  # 7 with doubling pauses, if nobody says otherwise
     assert MLFLOW_HTTP_REQUEST_TIMEOUT.get() == 20
+
+
+def test_a_store_is_there_whole_or_not_at_all(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow makes its tables one after the other, and can't go on where it was killed among them."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    database = run.path.parent / "mlflow.db"
+    make = store_module.MlflowClient
+    prepare(run, "tests")
+
+    class Killed:
+        def __init__(self, uri: str) -> None:
+            Path(uri.removeprefix("sqlite:///")).write_bytes(b"half a table")
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(store_module, "MlflowClient", Killed)
+    with pytest.raises(KeyboardInterrupt):
+        sync(run)
+    assert not database.exists()
+    monkeypatch.setattr(store_module, "MlflowClient", make)
+    assert_complete(run, f"sqlite:///{database}", sync(run))
+    assert sorted(path.name for path in database.parent.glob("*mlflow.db*")) == ["mlflow.db", "mlflow.db.lock"]
 
 
 def test_mistakes_end_with_one_line(

@@ -109,7 +109,18 @@ def one_writer(tracking_uri: str, run: Path) -> Iterator[None]:
     path = run / "mlflow.lock" if database is None else database.with_name(f"{database.name}.lock")
     with path.open("a") as file:
         try_lock(file.fileno(), wait=True)
+        if database is not None and not database.exists():
+            _create(database)
         yield
+
+
+def _create(database: Path) -> None:
+    """Make an SQLite store that is there whole or not at all: of half its tables MLflow can't make the others."""
+    unfinished = database.with_name(f".{database.name}.unfinished")
+    for path in (unfinished, unfinished.with_name(f"{unfinished.name}-journal")):
+        path.unlink(missing_ok=True)  # of one that was killed
+    MlflowClient(f"sqlite:///{unfinished}").search_experiments(max_results=1)
+    unfinished.replace(database)
 
 
 def first_line(error: Exception) -> str:

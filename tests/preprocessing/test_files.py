@@ -1,0 +1,48 @@
+"""Files of a folder in which others write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from preprocessing.files import names_below
+
+
+def test_names_below_are_those_of_regular_files(tmp_path: Path) -> None:
+    assert names_below(str(tmp_path / "nowhere")) == {}
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "deep" / "er" / "file").write_bytes(b"123")
+    (tmp_path / "link").symlink_to("deep/er/file")
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe")
+    assert names_below(str(tmp_path)) == {"deep/er/file": 3, "link": 3}
+
+
+def test_a_file_that_goes_while_a_folder_is_looked_at_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a worker renames tmp-... to a note's name between the look at the folder and that at the file."""
+    for name in ("note.json", "tmp-1"):
+        (tmp_path / name).write_bytes(b"{}")
+    listed, stat = Path.rglob, Path.stat
+
+    def list_and_rename(folder: Path, pattern: str) -> Iterator[Path]:
+        paths = list(listed(folder, pattern))
+        (tmp_path / "tmp-1").rename(tmp_path / "shard.json")
+        return iter(paths)
+
+    monkeypatch.setattr(Path, "rglob", list_and_rename)
+    assert names_below(str(tmp_path)) == {"note.json": 2}
+    monkeypatch.undo()
+
+    def look_and_remove(path: Path, **arguments: bool) -> os.stat_result:
+        found = stat(path, **arguments)
+        if path.name == "note.json":
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "stat", look_and_remove)  # the first look at a file is the only one
+    assert names_below(str(tmp_path)) == {"note.json": 2, "shard.json": 2}
