@@ -17,12 +17,13 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TextIO
 
 from preprocessing import files
 from preprocessing.encoder import Engine
@@ -36,6 +37,7 @@ from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_F
 
 JOB, WORK = "job.json", ".work"
 LOCK = f"{WORK}/lock"
+PATIENCE, _INTERVAL = 90.0, 0.5  # seconds: to wait for another job's end, and between two looks
 ERROR = "error-"  # how the name of a file begins in which a worker leaves the user's error; watchdog.STUCK is one too
 STORAGE = f"{ERROR}storage-"  # that nothing more can be written, or read
 SHARD_BYTES = 64 << 20  # tokens of a shard
@@ -52,6 +54,10 @@ VERSIONS = ("apache-beam", "bert-pretraining", "numpy", "pyarrow", "sentencex", 
 
 class JobError(ValueError):
     """A job that can't run as asked. The message says what to do."""
+
+
+class JobInUseError(RuntimeError):
+    """Another job holds the output directory. The message names it."""
 
 
 class UnitFiles(NamedTuple):
@@ -310,10 +316,10 @@ def alone(output: str, note: Callable[[str], None]) -> Iterator[None]:
 
     Args:
         output: the directory, absolute or a URL.
-        note: told where the file system has no locks.
+        note: told what is waited for, and where the file system has no locks.
 
     Raises:
-        JobError: another job holds it.
+        JobInUseError: another job holds it, and did not end.
     """
     with ExitStack() as held:
         if not files.is_remote(output):
@@ -327,19 +333,33 @@ def _locked(output: Path, note: Callable[[str], None]) -> Iterator[None]:
     path = output / LOCK
     with ExitStack() as undo:  # the last first: a file that is still open would keep its folder on NFS
         undo.callback(_remove_empty, path.parent, *([] if output.exists() else [output]))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = undo.enter_context(path.open("a+"))
-        held = try_lock(file.fileno())
-        if held is False or not _is_open_at(path, file.fileno()):  # that of another job, which may just have ended
-            file.seek(0)
-            raise JobError(f"{output}: another job is at work there{file.read()}; wait for its end, or end it")
-        if held is None:
-            note(f"{output}: the file system has no locks; make sure that no other job works there")
+        file = undo.enter_context(_lock(path, note))
         file.truncate(0)
-        file.write(f", process {os.getpid()} on {socket.gethostname()}")
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
         undo.callback(files.remove, str(output), [LOCK])
         yield
+
+
+def _lock(path: Path, note: Callable[[str], None]) -> TextIO:
+    """The open file, which holds the lock; an earlier job gets time to end, or NFS to see that its node has."""
+    deadline, output = time.monotonic() + PATIENCE, path.parent.parent
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+        held = try_lock(file.fileno())
+        if held is not False and _is_open_at(path, file.fileno()):  # else that of a job that has just ended
+            if held is None:
+                note(f"{output}: the file system has no locks; make sure that no other job works there")
+            return file
+        file.seek(0)
+        told = f"{output}: another job is at work there, {file.read() or 'which has just begun'}"
+        file.close()
+        if time.monotonic() >= deadline:
+            raise JobInUseError(f"{told}; end that job, or choose another --output")
+        if deadline - time.monotonic() > PATIENCE - _INTERVAL:
+            note(f"{told}; waiting up to {PATIENCE:.0f} s for it to end")
+        time.sleep(_INTERVAL)
 
 
 def _is_open_at(path: Path, descriptor: int) -> bool:

@@ -22,7 +22,7 @@ with needs("preprocess"):
     from preprocessing.encoder import EncoderError
     from preprocessing.files import absolute
     from preprocessing.interruption import end_when_interrupted
-    from preprocessing.job import JobError, alone
+    from preprocessing.job import JobError, JobInUseError, alone
     from preprocessing.schema import ShardError
     from preprocessing.shards import ShardingError
     from preprocessing.sources import SourceError, StorageError
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (EncoderError, JobError, ShardError, ShardingError, SourceError, StorageError, VocabularyError) as error:
         print(f"make_shards: error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
-    except (launch.StuckError, launch.WorkerError) as error:
+    except (JobInUseError, launch.StuckError, launch.WorkerError) as error:
         print(f"make_shards: error: {error}", file=sys.stderr)
         raise SystemExit(STUCK_CODE) from error
 

@@ -9,13 +9,14 @@ import runpy
 import shutil
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from preprocessing import files, launch, transforms
+from preprocessing import files, job, launch, transforms
 from preprocessing.inputs import Input
 from preprocessing.job import alone, choose_layout, clear, difference
 from preprocessing.make_shards import main
@@ -196,22 +197,37 @@ def test_another_jobs_output_is_refused_and_replaced_when_asked(make: Maker, boo
     assert "is not there" in make.error(output, "--books", books / "*.txt")
 
 
-def test_a_second_job_at_the_same_time_is_refused(make: Maker, books: Path, tmp_path: Path) -> None:
+def test_a_second_job_waits_for_the_first_one_and_is_refused(
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With other options and --overwrite too: each would take the other's files for its own."""
+    monkeypatch.setattr(job, "PATIENCE", 0.7)
     output = tmp_path / "out"
     notes: list[str] = []
     with alone(str(output), notes.append):
         for more in ((), ("--overwrite", "--seed", 2)):
-            said = make.error(output, "--books", books / "*.txt", *more)
-            told = f"another job is at work there, process {os.getpid()} on {socket.gethostname()}; wait for its end"
-            assert told in said
+            with pytest.raises(SystemExit) as caught:
+                make(output, "--books", books / "*.txt", *more)
+            assert caught.value.code == 1
+            said = f"{output}: another job is at work there, process {os.getpid()} on {socket.gethostname()}"
+            assert capsys.readouterr().err == (
+                f"make_shards: {said}; waiting up to 1 s for it to end\n"
+                f"make_shards: error: {said}; end that job, or choose another --output\n"
+            )
     assert not output.exists()
     output.mkdir()
     with alone(str(output), notes.append):
         pass
     assert list(output.iterdir()) == notes == []
-    make(output, "--books", books / "*.txt")
-    assert not (output / ".work").exists()
+
+
+def test_a_second_job_goes_on_when_the_first_one_ends(make: Maker, books: Path, tmp_path: Path) -> None:
+    first = alone(str(tmp_path / "out"), print)
+    first.__enter__()
+    threading.Timer(1.0, first.__exit__, (None, None, None)).start()
+    make(tmp_path / "out", "--books", books / "*.txt")
+    assert not (tmp_path / "out" / ".work").exists()
+    assert len(ShardDirectory(tmp_path / "out").manifest.shards) > 0
 
 
 def test_foreign_files_are_never_touched(make: Maker, books: Path, tmp_path: Path) -> None:
