@@ -55,7 +55,8 @@ with needs("eval"):
     from eval.tasks.finetuned import FineTuned
     from eval.tasks.intrinsic import Subject
     from eval.tasks.result import Result
-    from eval.workers import describe, exit_on_sigterm, run_points, run_side_by_side, share
+    from eval.workers import describe, run_points, run_side_by_side, share
+    from preprocessing.interruption import end_when_interrupted
     from preprocessing.schema import ShardError
     from preprocessing.terminal import show
     from trainer.checkpoint import CheckpointError
@@ -71,7 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = parse(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    exit_on_sigterm()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     try:
@@ -323,4 +323,5 @@ def tracked_tags(results: dict[str, Any]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    end_when_interrupted("eval.run: interrupted; the same command goes on")
     sys.exit(main())

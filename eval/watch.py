@@ -39,7 +39,7 @@ with needs("eval"):
     from eval.tasks import select
     from eval.tasks.finetuned import FineTuned
     from eval.tasks.intrinsic import Intrinsic
-    from eval.workers import exit_on_sigterm
+    from preprocessing.interruption import end_when_interrupted
     from preprocessing.schema import ShardDirectory, ShardError, checksum
     from trainer.checkpoint import Ending, RunDirectory, step_folders
     from trainer.hugging_face import WEIGHTS
@@ -231,7 +231,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    exit_on_sigterm()
     if not (run.config.is_file() or run.exports.is_dir()):
         _log.warning("%s: no run is there%s", run.path, "" if arguments.once else " yet; waiting for one")
     watch = Watch(run, arguments.tasks, arguments.final_tasks, options)
@@ -323,4 +322,5 @@ def _seconds(text: str) -> float:
 
 
 if __name__ == "__main__":
+    end_when_interrupted("eval.watch: interrupted; the same command goes on")
     sys.exit(main())

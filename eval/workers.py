@@ -6,11 +6,9 @@ import contextlib
 import itertools
 import logging
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 import torch
 
@@ -113,15 +111,6 @@ def worker_words(words: Sequence[str], worker: int, workers: int, index: int, co
     """
     sharing = ("--grid-index", str(index + worker * count), "--grid-count", str(count * workers))
     return [*words, "--workers", "1", "--points-only", *sharing]
-
-
-def exit_on_sigterm() -> None:
-    """Let SIGTERM end this process by an exception, so that it ends those that it has started."""
-    signal.signal(signal.SIGTERM, _exit)
-
-
-def _exit(*_: object) -> NoReturn:
-    sys.exit(128 + signal.SIGTERM)
 
 
 def _place(worker: int, workers: int) -> dict[str, str]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,6 +17,15 @@ def wait_for(condition: Callable[[], object], seconds: float = 240) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.1)
+
+
+def assert_interrupted(process: subprocess.Popen[str], number: signal.Signals, told: str) -> None:
+    """That a command ends by a signal with this line; Ctrl-C reaches all processes of its group, SIGTERM it alone."""
+    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + number
+    assert said.splitlines().count(told) == 1
+    assert "Traceback" not in said
 
 
 def assert_free(locks: Iterable[Path]) -> None:

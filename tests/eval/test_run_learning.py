@@ -36,7 +36,7 @@ from eval.workers import share, worker_words
 from preprocessing.tokenization import SPECIAL_TOKENS
 from tests.conftest import ROOT
 from tests.eval.conftest import CONFIG, STEP, random_state
-from tests.eval.processes import assert_free, wait_for
+from tests.eval.processes import assert_free, assert_interrupted, wait_for
 from tests.eval.small_data import (
     write_codah,
     write_conll,
@@ -47,6 +47,7 @@ from tests.eval.small_data import (
     write_swag,
     write_table,
 )
+from tests.preprocessing.test_interruption import start
 from tests.trainer.mlflow_store import empty_store
 from tests.trainer.shard_factory import save_tokenizer
 from trainer.hugging_face import save_export
@@ -405,16 +406,15 @@ def test_workers_side_by_side(export: Path, data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_end_with_their_process(export: Path, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_workers_end_with_their_process(export: Path, data: Path, tmp_path: Path, number: signal.Signals) -> None:
     write_mrpc(data)
     argv = ["--checkpoint", export, "--data", data, "--output", tmp_path / "out", "--tasks", "mrpc", "--seeds", "2"]
     options = ("--workers", "2", "--no-tracking", "--epochs", "100000", "--learning-rates", "1e-3")
-    command = [sys.executable, "-m", "eval.run", *map(str, argv), *options]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = start(sys.executable, "-m", "eval.run", *argv, *options)
     points = tmp_path / "out" / "mrpc" / "points"
     wait_for(lambda: len(list(points.glob(".lr*.lock"))) == 2)
-    process.terminate()
-    assert process.wait(60) == 128 + signal.SIGTERM
+    assert_interrupted(process, number, "eval.run: interrupted; the same command goes on")
     assert_free(points.glob(".lr*.lock"))
 
 

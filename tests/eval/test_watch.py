@@ -26,14 +26,16 @@ from eval.tasks.result import Result
 from eval.watch import main
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.evaluations import task, write_evaluation
-from tests.eval.processes import assert_free, wait_for
+from tests.eval.processes import assert_free, assert_interrupted, wait_for
 from tests.eval.small_data import write_mrpc, write_table
+from tests.preprocessing.test_interruption import start
 from tests.trainer.mlflow_store import empty_store
 from trainer.checkpoint import RunDirectory, step_name
 from trainer.hugging_face import save_export
 from trainer.tracking import prepare, sync
 
 OPTIONS = ("--samples", "8", "--threads", "1", "--no-tracking")
+INTERRUPTED = "eval.watch: interrupted; the same command goes on"
 
 
 @pytest.fixture
@@ -404,11 +406,16 @@ def test_words_that_are_no_options(run: RunDirectory, words: list[str]) -> None:
 
 
 def start_watcher(run: RunDirectory, *options: str) -> subprocess.Popen[str]:
-    words = [str(run.path), "--poll", "0.2", *OPTIONS, *options]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "eval.watch", *words], env=environment, stderr=subprocess.PIPE, text=True
-    )
+    return start(sys.executable, "-m", "eval.watch", run.path, "--poll", "0.2", *OPTIONS, *options)
+
+
+def test_a_watcher_that_waits_is_interrupted(run: RunDirectory) -> None:
+    shutil.rmtree(run.exports)
+    run.config.unlink()
+    watcher = start_watcher(run, "--tasks", "fill_mask")
+    assert watcher.stderr
+    assert "no run is there yet" in watcher.stderr.readline()
+    assert_interrupted(watcher, signal.SIGINT, INTERRUPTED)
 
 
 @pytest.mark.slow
@@ -434,24 +441,26 @@ def test_watchers_that_are_killed_and_share_the_work(run: RunDirectory, shards: 
 
 
 @pytest.mark.slow
-def test_a_watcher_that_is_stopped_stops_its_evaluation(run: RunDirectory, shards: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_watcher_that_is_stopped_stops_its_evaluation(
+    run: RunDirectory, shards: Path, number: signal.Signals
+) -> None:
     watcher = start_watcher(run, "--tasks", "mlm", "--shards", str(shards))
     lock = run.path / "evaluations" / ".step-000007.lock"
     wait_for(lock.exists)
-    watcher.terminate()
-    watcher.communicate(timeout=60)
-    assert watcher.returncode == 128 + signal.SIGTERM
+    assert_interrupted(watcher, number, INTERRUPTED)
     assert_free([lock])
 
 
 @pytest.mark.slow
-def test_a_watcher_that_is_stopped_stops_the_workers_of_its_evaluation(run: RunDirectory, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_watcher_that_is_stopped_stops_the_workers_of_its_evaluation(
+    run: RunDirectory, tmp_path: Path, number: signal.Signals
+) -> None:
     data = write_mrpc(tmp_path / "data")
     learning = ("--epochs", "100000", "--learning-rates", "1e-3", "--seeds", "2", "--workers", "2")
     watcher = start_watcher(run, "--tasks", "mrpc", "--data", str(data), *learning)
     evaluations = run.path / "evaluations"
     wait_for(lambda: len(list(evaluations.glob("step-000007/mrpc/points/.lr*.lock"))) == 2)
-    watcher.terminate()
-    watcher.communicate(timeout=60)
-    assert watcher.returncode == 128 + signal.SIGTERM
+    assert_interrupted(watcher, number, INTERRUPTED)
     assert_free(evaluations.rglob(".*.lock"))
