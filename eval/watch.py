@@ -210,11 +210,7 @@ def _claim(output: Path) -> Iterator[int | None]:
 
 def _run_evaluation(words: Sequence[str], claim: int) -> int:
     command = [sys.executable, "-m", "eval.run", *words]
-    with subprocess.Popen(command, pass_fds=[claim]) as child:  # noqa: S603  a list of words of ours
-        try:
-            return child.wait()
-        finally:
-            child.terminate()  # when the watcher is stopped; else it has ended
+    return subprocess.run(command, pass_fds=[claim]).returncode  # noqa: S603  a list of words of ours
 
 
 def _ending(code: int) -> str:

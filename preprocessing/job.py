@@ -16,8 +16,6 @@ import itertools
 import json
 import os
 import re
-import socket
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -28,7 +26,7 @@ from typing import Any, Literal, NamedTuple, TextIO
 from preprocessing import files
 from preprocessing.encoder import Engine
 from preprocessing.inputs import Input, text_bytes
-from preprocessing.locks import try_lock
+from preprocessing.locks import holder, wait_and_lock
 from preprocessing.options import Options
 from preprocessing.schema import FORMAT_VERSION, MANIFEST, TOKENIZER, Manifest, ShardError, Vocabulary, token_type
 from preprocessing.shards import Layout
@@ -37,7 +35,7 @@ from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_F
 
 JOB, WORK = "job.json", ".work"
 LOCK = f"{WORK}/lock"
-PATIENCE, _INTERVAL = 90.0, 0.5  # seconds: to wait for another job's end, and between two looks
+PATIENCE = 90.0  # seconds to wait for another job's end
 ERROR = "error-"  # how the name of a file begins in which a worker leaves the user's error; watchdog.STUCK is one too
 STORAGE = f"{ERROR}storage-"  # that nothing more can be written, or read
 SHARD_BYTES = 64 << 20  # tokens of a shard
@@ -333,33 +331,33 @@ def _locked(output: Path, note: Callable[[str], None]) -> Iterator[None]:
     path = output / LOCK
     with ExitStack() as undo:  # the last first: a file that is still open would keep its folder on NFS
         undo.callback(_remove_empty, path.parent, *([] if output.exists() else [output]))
-        file = undo.enter_context(_lock(path, note))
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+        undo.enter_context(_lock(path, note))
         undo.callback(files.remove, str(output), [LOCK])
         yield
 
 
 def _lock(path: Path, note: Callable[[str], None]) -> TextIO:
     """The open file, which holds the lock; an earlier job gets time to end, or NFS to see that its node has."""
-    deadline, output = time.monotonic() + PATIENCE, path.parent.parent
+    output = path.parent.parent
+
+    def in_use(who: str) -> str:
+        return f"{output}: another job is at work there, {who}; "
+
+    def wait(who: str) -> None:
+        note(f"{in_use(who)}waiting up to {PATIENCE:.0f} s for it to end")
+
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")
-        held = try_lock(file.fileno())
-        if held is not False and _is_open_at(path, file.fileno()):  # else that of a job that has just ended
-            if held is None:
-                note(f"{output}: the file system has no locks; make sure that no other job works there")
+        file = path.open("a+", encoding="utf-8", errors="replace")
+        held = wait_and_lock(file, PATIENCE, wait)
+        if held is False:
+            with file:
+                raise JobInUseError(f"{in_use(holder(file))}end that job, or choose another --output")
+        if held is None:
+            note(f"{output}: the file system has no locks; make sure that no other job works there")
+        if _is_open_at(path, file.fileno()):
             return file
-        file.seek(0)
-        told = f"{output}: another job is at work there, {file.read() or 'which has just begun'}"
-        file.close()
-        if time.monotonic() >= deadline:
-            raise JobInUseError(f"{told}; end that job, or choose another --output")
-        if deadline - time.monotonic() > PATIENCE - _INTERVAL:
-            note(f"{told}; waiting up to {PATIENCE:.0f} s for it to end")
-        time.sleep(_INTERVAL)
+        file.close()  # that of a job that has just ended, and removed it
 
 
 def _is_open_at(path: Path, descriptor: int) -> bool:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import TextIO
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems without locks answer
+_INTERVAL = 0.5  # seconds between two tries
 
 
 def try_lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool | None:
@@ -32,3 +39,38 @@ def try_lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bo
             raise
         return None
     return True
+
+
+def wait_and_lock(file: TextIO, patience: float, tell: Callable[[str], None]) -> bool | None:
+    """Lock a file alone and write into it who holds it; a holder that is there already gets time to let go.
+
+    Args:
+        file: opened for appending and reading ("a+").
+        patience: seconds to wait for it.
+        tell: gets the holder's name, once, before it is waited for.
+
+    Returns:
+        As try_lock.
+
+    Raises:
+        OSError: the file system failed.
+    """
+    held = try_lock(file.fileno())
+    if held is False and patience:
+        tell(holder(file))
+    deadline = time.monotonic() + patience
+    while held is False and time.monotonic() < deadline:
+        time.sleep(_INTERVAL)
+        held = try_lock(file.fileno())
+    if held is not False:
+        with contextlib.suppress(OSError):  # for messages only: a full disk is no reason to stop
+            file.truncate(0)
+            # Not file.write: what finds no room would be tried again, and fail, when the file is closed.
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    return held
+
+
+def holder(file: TextIO) -> str:
+    """Who holds a file, as it stands there."""
+    file.seek(0)
+    return file.read().strip() or "another process"

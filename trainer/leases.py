@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from preprocessing.locks import try_lock
+from preprocessing.locks import holder, try_lock, wait_and_lock
 from trainer.checkpoint import CheckpointError, RunDirectory, remove_folder
 
 _log = logging.getLogger("pretrain")
 _FILE = "config.json"  # every export has it
 _PATIENCE = 90.0  # seconds: a trainer that was told to end may still be writing, or waiting for MLflow
-_INTERVAL = 0.5  # seconds between two tries
 
 
 class RunInUseError(RuntimeError):
@@ -42,27 +38,14 @@ def hold_run(run: RunDirectory, patience: float = _PATIENCE) -> Iterator[None]:
         OSError: the directory can't be written.
     """
     run.path.mkdir(parents=True, exist_ok=True)
-    with run.lock.open("a+", encoding="utf-8") as file:
-        held = try_lock(file.fileno())
-        if held is False and patience:
-            _log.warning("%s: in use by %s; waiting up to %.0f s for it to end", run.path, _holder(run), patience)
-        deadline = time.monotonic() + patience
-        while held is False and time.monotonic() < deadline:
-            time.sleep(_INTERVAL)
-            held = try_lock(file.fileno())
+    with run.lock.open("a+", encoding="utf-8", errors="replace") as file:
+        waiting = "%s: in use by %s; waiting up to %.0f s for it to end"
+        held = wait_and_lock(file, patience, lambda who: _log.warning(waiting, run.path, who, patience))
         if held is False:
-            raise RunInUseError(f"{run.path}: in use by {_holder(run)}; end that trainer, or choose another --output")
+            raise RunInUseError(f"{run.path}: in use by {holder(file)}; end that trainer, or choose another --output")
         if held is None:
             _log.warning("%s: this file system has no locks; start no other trainer in this run directory", run.path)
-        with contextlib.suppress(OSError):  # for messages only: a full disk is no reason to stop
-            file.truncate(0)
-            # Not file.write: what finds no room would be tried again, and fail, when the file is closed.
-            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
-
-
-def _holder(run: RunDirectory) -> str:
-    return run.lock.read_text(encoding="utf-8", errors="replace").strip() or "another process"
 
 
 @contextlib.contextmanager

@@ -1,8 +1,11 @@
 import errno
+import os
+import socket
+import threading
 
 import pytest
 
-from preprocessing.locks import try_lock
+from preprocessing.locks import holder, try_lock, wait_and_lock
 
 
 @pytest.fixture
@@ -41,3 +44,18 @@ def test_another_error_is_one(two, monkeypatch):
     monkeypatch.setattr("preprocessing.locks.fcntl.flock", fail)
     with pytest.raises(OSError, match="broken"):
         try_lock(two[0])
+
+
+def test_who_is_waited_for_is_told_once_and_the_next_one_is_named(tmp_path):
+    told = []
+    with (tmp_path / "lock").open("a+") as one, (tmp_path / "lock").open("a+") as other:
+        assert holder(one) == "another process"
+        assert wait_and_lock(one, 0, told.append) is True
+        me = f"process {os.getpid()} on {socket.gethostname()}"
+        assert holder(other) == me
+        assert wait_and_lock(other, 0, told.append) is False
+        assert told == []
+        threading.Timer(1.0, one.close).start()
+        assert wait_and_lock(other, 60, told.append) is True
+        assert told == [me]
+        assert holder(other) == me
