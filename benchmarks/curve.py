@@ -29,7 +29,7 @@ import torch
 import transformers_pretraining as transformers_model
 from common import ROOT, steps_of
 from eval import probe
-from eval.markdown import markdown_table
+from preprocessing.markdown import markdown_table
 from preprocessing.schema import ShardDirectory
 from trainer.config import Recipe, load_recipe
 from trainer.data import evaluation_batches, validation_stream

@@ -27,9 +27,9 @@ import transformers_finetuning as peer
 from eval.encoding import Encoder
 from eval.finetune import Hyperparameters, Settings, learn, predict
 from eval.kinds import Tags
-from eval.markdown import markdown_table
 from eval.parts import read_parts
 from eval.tasks.finetuned import FINE_TUNED, FineTuned
+from preprocessing.markdown import markdown_table
 from preprocessing.tokenization import load_tokenizer
 from trainer.files import write_atomically
 from trainer.hugging_face import load_export

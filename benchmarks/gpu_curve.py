@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from common import DEMO, ROOT, Parts, found_by, missing, open_shards, run_programs
-from eval.markdown import markdown_table
+from preprocessing.markdown import markdown_table
 from trainer.checkpoint import step_folders
 from trainer.config import load_recipe
 from trainer.files import read_lines

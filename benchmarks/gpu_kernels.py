@@ -41,7 +41,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import driver
 
-from eval.markdown import markdown_table
+from preprocessing.markdown import markdown_table
 from trainer import fused, kernels
 from trainer.determinism import use_deterministic_kernels
 from trainer.model import BertConfig, Layer

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eval.markdown import markdown_table
+from preprocessing.markdown import markdown_table
 from trainer.metrics import training_flops
 from trainer.model import BertConfig, parameter_count
 

@@ -48,8 +48,8 @@ from common import (
     steps_of,
     wait_for,
 )
-from eval.markdown import markdown_table
 from gpu_predictions import BEST, BEST_BY_TORCH, LADDER, PEER, Row, predict
+from preprocessing.markdown import markdown_table
 from preprocessing.schema import ShardDirectory
 from trainer.attention import attention
 from trainer.config import Recipe

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from eval.markdown import markdown_table
+from preprocessing.markdown import markdown_table
 from trainer.gradients import total_norm
 
 WAYS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from common import be_the_only_rank, deepspeed_config, recipe_of, steps_of
-from eval.markdown import markdown_table
+from preprocessing.markdown import markdown_table
 from preprocessing.schema import ShardDirectory
 from trainer.engine import Engine, join_world
 from trainer.gradients import take_norm_once

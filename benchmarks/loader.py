@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from eval.markdown import markdown_table
+from preprocessing.markdown import markdown_table
 from preprocessing.schema import ShardDirectory
 from trainer.data import DataConfig, SampleStream
 from trainer.masking import MaskingConfig

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import psutil
 
-from eval.markdown import markdown_table
+from preprocessing.markdown import markdown_table
 from preprocessing.schema import ShardDirectory, token_type
 from preprocessing.sources.books import strip_gutenberg, unwrap
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 import transformers_pretraining as transformers_model
 from common import copy_bandwidth
-from eval.markdown import markdown_table
+from preprocessing.markdown import markdown_table
 from preprocessing.schema import ShardDirectory
 from trainer.data import Batch, DataConfig, SampleStream
 from trainer.engine import join_world

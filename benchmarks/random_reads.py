@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from eval.markdown import markdown_table
+from preprocessing.markdown import markdown_table
 from preprocessing.schema import MANIFEST, TOKENIZER, ShardDirectory
 from trainer.data import DataConfig, SampleStream
 from trainer.masking import MaskingConfig

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from lxml import etree
 
-from eval.markdown import markdown_table
+from preprocessing.markdown import markdown_table
 from preprocessing.sources.wikitext import extract_passages
 
 RESIDUE = {

@@ -19,6 +19,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from eval.comparison import Export
 from eval.errors import UsageError
 from eval.evaluated import run_names
+from preprocessing.figures import COLOURS, STYLE
 from trainer.checkpoint import RunDirectory
 from trainer.files import read_lines
 
@@ -28,23 +29,8 @@ _OF_A_VALIDATION = ("step", "mlm_loss", "perplexity", "mlm_accuracy", "nsp_accur
 WINDOWS = 25  # a curve is smoothed over this part of its steps
 _INCHES = (12, 8)
 _WIDE = 8  # times the smallest perplexity: from there on an axis is logarithmic
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: for all eyes
 _BASELINE = "#555555"
 _INTRINSIC = (("mlm", "perplexity"), ("mlm", "accuracy"), ("nsp", "accuracy"))
-_STYLE = {
-    "font.size": 12,
-    "axes.titlesize": 13,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#E4E4E4",
-    "legend.edgecolor": "none",
-    "legend.framealpha": 0.9,
-    "text.parse_math": False,  # names of runs may hold dollars, and are no formulas
-}
 
 
 @dataclass(frozen=True)
@@ -132,13 +118,13 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 def draw(histories: Sequence[History], known: Baselines) -> Figure:
     """The figure of all curves."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=_INCHES, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
         FigureCanvasAgg(figure)
         grid = figure.add_gridspec(2, 2, height_ratios=[3, 2], width_ratios=[2, 1])
         loss = figure.add_subplot(grid[0, :])
         accuracy, rate = figure.add_subplot(grid[1, 0], sharex=loss), figure.add_subplot(grid[1, 1])
-        for history, colour in zip(histories, itertools.cycle(_COLOURS), strict=False):
+        for history, colour in zip(histories, itertools.cycle(COLOURS), strict=False):
             prefix = "" if len(histories) == 1 else f"{history.name}, "
             _draw_curve(loss, history, "mlm_loss", colour, f"{prefix}training", f"{prefix}held out")
             _draw_curve(accuracy, history, "nsp_accuracy", colour)
@@ -238,14 +224,14 @@ def draw_scores(exports: Sequence[Export]) -> Figure:
     runs = list(dict.fromkeys(export.run for export in exports))
     columns = min(3, len(scores))
     rows = -(-len(scores) // columns)
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(
             figsize=(4.2 * columns, 3.0 * rows + 0.5), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.12)
         )
         FigureCanvasAgg(figure)
         grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
         for axes, (task, metric) in zip(grid.flat, scores, strict=False):
-            for run, colour in zip(runs, itertools.cycle(_COLOURS), strict=False):
+            for run, colour in zip(runs, itertools.cycle(COLOURS), strict=False):
                 _draw_score(axes, [export for export in exports if export.run == run], task, metric, colour)
             _finish_score(axes, exports, task, metric)
         for axes in grid.flat[len(scores) :]:

@@ -33,11 +33,11 @@ with needs("eval"):
     from eval.curves import WINDOWS, History, baselines, column, draw, draw_scores, measured_scores, read_histories
     from eval.errors import UsageError
     from eval.evaluated import Evaluated, find_results, prevailing, read_evaluations
-    from eval.markdown import markdown_table
     from eval.pages import render_page
     from eval.paper import TABLES
     from eval.pictures import save_picture
     from eval.results import RESULTS, check_output, figures_table, filled_table
+    from preprocessing.markdown import markdown_table
     from preprocessing.schema import checksum
     from preprocessing.terminal import show
     from trainer.files import write_atomically

@@ -30,7 +30,7 @@ from typing import Any
 import pydantic
 
 from eval.errors import UsageError
-from eval.markdown import markdown_table
+from preprocessing.markdown import markdown_table
 from trainer.files import write_atomically
 
 RESULTS = "results.json"

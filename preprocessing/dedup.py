@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -20,20 +21,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from preprocessing.fingerprints import PERMUTATIONS, RepeatRule
-from preprocessing.shards import (
-    MIN_ROWS,
-    MIN_VALIDATION_CORPUS,
-    Counts,
-    Edge,
-    Reason,
-    Span,
-    documents_schema,
-    row_key,
-)
+from preprocessing.layout import MIN_ROWS, MIN_VALIDATION_CORPUS, Counts, Edge, Span, row_key
+from preprocessing.token_buffer import documents_schema
 
 RANGE_RECORDS = 1 << 20  # lines of one range of hashes, about
 REPEATS = pa.schema([("row", pa.uint64()), ("begin", pa.uint32()), ("end", pa.uint32())])
 LOST = pa.schema([("row", pa.uint64()), ("reason", pa.uint8())])
+
+
+class Reason(IntEnum):
+    """Why a document of the first pass is in no shard."""
+
+    COLLISION = 1  # there is a newer one of its id
+    DUPLICATE_DOCUMENT = 2
+    NEAR_DUPLICATE = 3
+    REPEATED_LINES = 4  # too little is left without them
 
 
 class Run(NamedTuple):
@@ -41,8 +43,8 @@ class Run(NamedTuple):
 
     unit: int
     batch: int
-    documents: pa.RecordBatch  # shards.documents_schema, in the order of the batch's rows
-    lines: pa.RecordBatch  # shards.LINES, by hash
+    documents: pa.RecordBatch  # token_buffer.documents_schema, in the order of the batch's rows
+    lines: pa.RecordBatch  # token_buffer.LINES, by hash
 
 
 def repeated(hashes: np.ndarray, *order: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from preprocessing.figures import COLOURS, STYLE
 from preprocessing.schema import SPECIAL_TOKENS_OF_A_PAIR, SPECIAL_TOKENS_OF_A_SINGLE, Shard, ShardDirectory
 from preprocessing.shards import count_by_row
 from preprocessing.tokenization import VOCABULARY_FILE, load_vocabulary, special_ids
@@ -23,19 +24,6 @@ PAIR_BINS = 32
 UNKNOWN_BINS = np.array([0, 1e-10, 1e-4, 1e-3, 1e-2, 1e-1, 1])
 UNKNOWN_LABELS = ("none", "to 0.01%", "to 0.1%", "to 1%", "to 10%", "more")
 DOCUMENTS, PAIRS, UNKNOWN = "document_length.png", "pair_length.png", "unknown_share.png"
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: for all eyes
-_STYLE = {
-    "font.size": 12,
-    "axes.titlesize": 13,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#E4E4E4",
-    "legend.frameon": False,
-}
 
 
 def _counter() -> dict[str, np.ndarray]:
@@ -96,7 +84,7 @@ def draw(histograms: Histograms, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for name, fill in ((DOCUMENTS, _draw_documents), (PAIRS, _draw_pairs), (UNKNOWN, _draw_unknown)):
-        with mpl.rc_context(_STYLE):
+        with mpl.rc_context(STYLE):
             figure = Figure(figsize=(9, 4.5), dpi=120, layout="constrained")
             FigureCanvasAgg(figure)
             fill(figure.add_subplot(), histograms)
@@ -107,7 +95,7 @@ def draw(histograms: Histograms, folder: Path) -> list[Path]:
 
 def _steps(axes: Axes, edges: np.ndarray, series: dict[str, np.ndarray]) -> None:
     """Some histograms as outlines over each other, each as shares of its own whole."""
-    for colour, (label, counts) in zip(_COLOURS * len(series), series.items(), strict=False):
+    for colour, (label, counts) in zip(COLOURS * len(series), series.items(), strict=False):
         shares = counts / max(1, counts.sum())
         axes.stairs(shares, edges, fill=True, color=colour, alpha=0.15)
         axes.stairs(shares, edges, color=colour, linewidth=1.8, label=label)
@@ -159,9 +147,7 @@ def _draw_unknown(axes: Axes, histograms: Histograms) -> None:
         of_all = histograms.sums[f"unknown/{source}"] / histograms.sums[f"tokens/{source}"]
         places = np.arange(len(counts)) + (number + 0.5) * width - 0.4
         label = f"{source}\n{of_all:.4%} of all tokens"
-        bars = axes.bar(
-            places, counts / counts.sum(), width * 0.92, label=label, color=_COLOURS[number % len(_COLOURS)]
-        )
+        bars = axes.bar(places, counts / counts.sum(), width * 0.92, label=label, color=COLOURS[number % len(COLOURS)])
         axes.bar_label(bars, ["", *(f"{count:,}" if count else "" for count in counts[1:])], fontsize=9, padding=1)
     axes.set_yscale("log")
     axes.set_ylim(1e-4, 2)

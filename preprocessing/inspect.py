@@ -20,35 +20,29 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from preprocessing.extras import needs
+from preprocessing.markdown import markdown_table
 from preprocessing.schema import MANIFEST, Manifest, Pairs, Shard, ShardDirectory, ShardError, Split
 from preprocessing.tokenization import VocabularyError, load_tokenizer
 
 # --- Tables ---
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as a Markdown table that can be read as it is; all columns but the first are numbers."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-
-    def line(row: Sequence[str]) -> str:
-        cells = [f"{cell:<{width}}" if not column else f"{cell:>{width}}" for column, (cell, width) in
-                 enumerate(zip(row, widths, strict=True))]  # fmt: skip
-        return f"| {' | '.join(cells)} |"
-
-    rule = ["-" * width if not column else "-" * (width - 1) + ":" for column, width in enumerate(widths)]
-    return "\n".join([line(rows[0]), line(rule), *map(line, rows[1:])])
-
-
 def describe(manifest: Manifest) -> Iterator[str]:
     """The manifest in paragraphs."""
     statistics = manifest.statistics
     yield "\n".join(f"{name:<16}{value}" for name, value in _overview(manifest))
-    yield table(list(_by_source(statistics["sources"])))
+    yield _table(_by_source(statistics["sources"]))
     passed_over = list(_passed_over(statistics["sources"]))
     if passed_over:
-        yield table([["passed over", "reason", "number"], *passed_over])
-    yield table(list(_by_length(statistics["pairs"])))
-    yield table(list(_by_split(manifest)))
+        yield _table([["passed over", "reason", "number"], *passed_over])
+    yield _table(_by_length(statistics["pairs"]))
+    yield _table(_by_split(manifest))
+
+
+def _table(rows: Iterable[Sequence[str]]) -> str:
+    """All columns but the first are numbers."""
+    header, *others = rows
+    return markdown_table([header, *others], numbers=range(1, len(header))).rstrip("\n")
 
 
 def _overview(manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -26,12 +26,12 @@ from typing import Any, Literal, NamedTuple, TextIO
 from preprocessing import files
 from preprocessing.encoder import Engine
 from preprocessing.inputs import Input, text_bytes
+from preprocessing.layout import Layout
 from preprocessing.locks import holder, wait_and_lock
 from preprocessing.options import Options
 from preprocessing.schema import FORMAT_VERSION, MANIFEST, TOKENIZER, Manifest, ShardError, Vocabulary, token_type
-from preprocessing.shards import Layout
 from preprocessing.sources.registry import SOURCES
-from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
+from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE, parse_vocabulary
 
 JOB, WORK = "job.json", ".work"
 LOCK = f"{WORK}/lock"
@@ -59,7 +59,7 @@ class JobInUseError(RuntimeError):
 
 
 class UnitFiles(NamedTuple):
-    """The intermediate files of a unit; see shards.Batch."""
+    """The intermediate files of a unit; see token_buffer.Batch."""
 
     tokens: str
     documents: str
@@ -99,6 +99,12 @@ class Job:
     def vocabulary_file(self) -> str:
         """The vocabulary, where every worker can read it."""
         return files.join(self.work, VOCABULARY_FILE)
+
+    def read_vocabulary(self) -> list[str]:
+        """Its tokens in the order of their ids."""
+        tokens = parse_vocabulary(files.read_text(self.vocabulary_file) or "", self.vocabulary_file)
+        assert len(tokens) == self.vocabulary.size
+        return tokens
 
     def unit_files(self, unit: int) -> UnitFiles:
         """The files that the first pass makes of a unit."""

@@ -23,8 +23,8 @@ with needs("preprocess"):
     from preprocessing.files import absolute
     from preprocessing.interruption import end_when_interrupted
     from preprocessing.job import JobError, JobInUseError, alone
+    from preprocessing.layout import ShardingError
     from preprocessing.schema import ShardError
-    from preprocessing.shards import ShardingError
     from preprocessing.sources import SourceError, StorageError
     from preprocessing.summary import summary
     from preprocessing.terminal import show

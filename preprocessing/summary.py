@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from preprocessing.inputs import Input
+from preprocessing.layout import Counts
 from preprocessing.schema import Manifest
-from preprocessing.shards import Counts
 
 STRANGE_UNKNOWN_RATE = 0.05
 

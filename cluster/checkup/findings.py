@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from eval.markdown import markdown_table
+from preprocessing.markdown import markdown_table
 
 State = Literal["ok", "warning", "wrong"]
 _SHOWN_HOSTS = 4

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from cluster.planning.calibration import SYSTEMS, compare, fit
 from cluster.planning.estimate import BUCKET
 from cluster.planning.plans import Plan, StagePlan
-from eval.markdown import markdown_table
+from preprocessing.markdown import markdown_table
 
 _GIB = 2**30
 _PRECISIONS = {"bf16": "bf16 beside float32 weights", "fp16": "fp16 beside float32 weights", "float32": "float32"}

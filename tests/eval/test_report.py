@@ -20,9 +20,9 @@ from selenium.webdriver.common.by import By
 from eval.comparison import exports_of
 from eval.curves import Baselines, draw, draw_scores, read_histories, smooth
 from eval.evaluated import find_results, read_evaluations, run_directory, run_names
-from eval.markdown import markdown_table
 from eval.report import main, page, report
 from eval.results import FORMAT_VERSION, write_results
+from preprocessing.markdown import markdown_table
 from tests.browser import headless_browser
 from tests.conftest import ROOT
 from tests.eval.evaluations import results, task, write_evaluation
@@ -169,12 +169,6 @@ def test_smoothing() -> None:
     np.testing.assert_allclose(smooth(values, 3), [8, 14 / 3, 7 / 3, 4 / 3, 3, 4])
     np.testing.assert_array_equal(smooth(values, 0), values)
     np.testing.assert_allclose(smooth(values, 100)[[0, 1, -1]], [8, 14 / 3, 23 / 6])
-
-
-def test_a_table() -> None:
-    assert markdown_table([["", "n"], ["a|b", "1"], ["c", "1,000"]], numbers=(1,)) == (
-        "|      |     n |\n| ---- | ----: |\n| a\\|b |     1 |\n| c    | 1,000 |\n"
-    )
 
 
 @pytest.mark.parametrize(

@@ -11,22 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preprocessing import dedup
-from preprocessing.dedup import Drops, Review, Run, review
+from preprocessing.dedup import Drops, Reason, Review, Run, review
 from preprocessing.fingerprints import RepeatRule, fingerprint, signature, word_sequences
-from preprocessing.shards import (
-    EncodedDocument,
-    Layout,
-    PairOptions,
-    Reason,
-    Rows,
-    TokenBuffer,
-    UnitNote,
-    build_shard,
-    lines_of,
-    take_rows,
-    without_lines,
-)
+from preprocessing.layout import Layout
+from preprocessing.shards import PairOptions, Rows, build_shard, lines_of, take_rows, without_lines
 from preprocessing.sources import Document
+from preprocessing.token_buffer import EncodedDocument, TokenBuffer, UnitNote
 
 LAYOUT = Layout(seed=1, train_shards=1, validation_shards=0, validation_fraction=0.0)
 ONLY = "shard-00000-of-00001.arrow"

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preprocessing import files, job, launch, transforms
+from preprocessing import files, job, launch, second_pass, transforms
 from preprocessing.inputs import Input
 from preprocessing.job import alone, choose_layout, clear, difference
 from preprocessing.make_shards import main
@@ -130,7 +130,7 @@ def test_the_same_bytes_in_other_processes_order_places_and_batches(
     backwards = sorted(elsewhere.iterdir(), reverse=True)
     make(tmp_path / "two", "--books", *backwards[:5], "--books", *backwards[5:], "--num-shards", 2, *TWO_PROCESSES)
     monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1 << 30)
-    monkeypatch.setattr("preprocessing.transforms.BATCH_TOKENS", 500)
+    monkeypatch.setattr("preprocessing.first_pass.BATCH_TOKENS", 500)
     make(tmp_path / "three", "--books", books / "*.txt", "--num-shards", 2)
     assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(tmp_path / "three")
     manifests = {(tmp_path / name / "manifest.json").read_bytes() for name in ("one", "two", "three")}
@@ -267,7 +267,7 @@ def test_a_directory_is_cleared_manifest_first_notes_before_their_data_and_job_l
     make: Maker, books: Path, tmp_path: Path, one_book_a_unit: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "out"
-    monkeypatch.setattr(transforms, "clear_work", lambda _output: None)
+    monkeypatch.setattr(second_pass, "clear_work", lambda _output: None)
     make(output, "--books", books / "*.txt")
     removed: list[str] = []
     monkeypatch.setattr(files, "_remove", lambda path: removed.append(path.removeprefix(f"{output}/")))

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 from preprocessing.job import Job
+from preprocessing.layout import Layout
 from preprocessing.options import parse
 from preprocessing.progress import Progress
 from preprocessing.schema import Vocabulary
-from preprocessing.shards import Layout
 
 
 def write_note(job: Job, unit: int, **counts: int) -> None:

@@ -101,7 +101,7 @@ def test_the_same_bytes_whatever_the_order_the_processes_and_the_batches(
     monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1)  # a book a unit
     shuffled = random.Random(1).sample(sorted(repetitive.iterdir()), 16)
     make(tmp_path / "two", "--books", *shuffled, *asked, *TWO_PROCESSES)
-    monkeypatch.setattr("preprocessing.transforms.BATCH_TOKENS", 300)
+    monkeypatch.setattr("preprocessing.first_pass.BATCH_TOKENS", 300)
     monkeypatch.setattr("preprocessing.dedup.RANGE_RECORDS", 16)
     monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1 << 30)
     make(tmp_path / "three", "--books", *shuffled, *asked)

@@ -169,7 +169,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="soak-") as directory:
         soak = Soak(Path(directory), arguments.seed)
         soak.run(arguments.kills)
-    command = ["python", "tests/soak/kills.py", "--kills", str(arguments.kills), "--output", str(arguments.output)]
+    options = {"--kills": arguments.kills, "--seed": arguments.seed, "--output": arguments.output}
+    command = ["python", "tests/soak/kills.py", *(str(word) for option in options.items() for word in option)]
     arguments.output.write_text(report(soak, time.monotonic() - began, command), encoding="utf-8")
     return 0
 

@@ -1,0 +1,167 @@
+"""The first pass over a unit of input: its documents as tokens, in a file ordered by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import lru_cache, partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from preprocessing import files
+from preprocessing.contamination import FOUND, Search
+from preprocessing.encoder import Encoder
+from preprocessing.fingerprints import fingerprint
+from preprocessing.inputs import Unit
+from preprocessing.job import Job
+from preprocessing.layout import Counts
+from preprocessing.options import Options
+from preprocessing.reading import read_inputs
+from preprocessing.schema import token_type
+from preprocessing.sources import Document, Skipped
+from preprocessing.text import clean, split_lines
+from preprocessing.token_buffer import (
+    LINES,
+    Batch,
+    EncodedDocument,
+    TokenBuffer,
+    UnitNote,
+    documents_schema,
+    tokens_schema,
+)
+from preprocessing.watchdog import Watchdog, watching
+
+BATCH_TOKENS = 16 << 20  # of a record batch between the passes
+ENCODED_AT_ONCE = 1 << 20  # characters
+
+
+def tokenize_unit(job: Job, unit: Unit) -> UnitNote:
+    """First pass over one unit: write its file of tokens, and tell where in it the rows of every shard are.
+
+    Raises:
+        SourceError: an input can't be read.
+    """
+    note = UnitNote()
+    buffer = TokenBuffer(job.layout, job.vocabulary.size)
+    with ExitStack() as open_files:
+        dog = open_files.enter_context(watching(job.work, job.patience))
+        writers = Batch(
+            *(
+                open_files.enter_context(files.publish_arrow(path, job.work, schema))
+                for path, schema in zip(job.unit_files(unit.number), unit_schemas(job), strict=True)
+            )
+        )
+        batches = 0
+        for encoded in _encoded(job, unit, note.totals.counts, dog):
+            buffer.add(encoded)
+            if buffer.tokens >= BATCH_TOKENS:
+                _write(writers, buffer.flush(unit.number, batches, note))
+                batches += 1
+        if buffer.tokens:
+            _write(writers, buffer.flush(unit.number, batches, note))
+    return note
+
+
+def unit_schemas(job: Job) -> Batch:
+    """The schemas of the files that the first pass makes of a unit."""
+    signatures = job.options.repeats.near_duplicates is not None
+    return Batch(tokens_schema(job.vocabulary.size), documents_schema(signatures), LINES)
+
+
+def _write(writers: Batch, batch: Batch) -> None:
+    for writer, records in zip(writers, batch, strict=True):
+        writer.write_batch(records)
+
+
+def _encoded(job: Job, unit: Unit, counts: Counts, dog: Watchdog) -> Iterator[EncodedDocument]:
+    """The documents of a unit that are long enough; the others are counted."""
+    encoder = _encoder(job)
+    dtype = np.dtype(str(token_type(job.vocabulary.size)))  # pyarrow's own way asks pandas
+    documents = _documents(job, unit, counts, dog)
+    blocks = _blocks(_searched(job, unit, documents) if job.benchmark else documents)
+    encode = partial(encode_documents, encoder=encoder, options=job.options, dtype=dtype)
+    for encoded in chain.from_iterable(map(encode, _watched(blocks, dog))):
+        source = encoded.document.source
+        if len(encoded.tokens) < job.options.min_tokens:
+            counts[f"skipped/{source}/{'too_short' if len(encoded.tokens) else 'empty'}"] += 1
+            continue
+        counts[f"kept/{source}"] += 1
+        yield encoded
+
+
+def _documents(job: Job, unit: Unit, counts: Counts, dog: Watchdog) -> Iterator[Document]:
+    """What the readers find in a unit; what they skipped is counted."""
+    for document in read_inputs(unit.inputs, job.options.read, wanted=dog.watch):
+        dog.rest()
+        if isinstance(document, Skipped):
+            counts[f"skipped/{document.source}/{document.reason}"] += 1
+        else:
+            counts[f"characters/{document.source}"] += len(document.text)
+            counts[f"replaced/{document.source}"] += document.replaced
+            yield document
+
+
+def _searched(job: Job, unit: Unit, documents: Iterable[Document]) -> Iterator[Document]:
+    """Hand documents on; after the last one, write what of the benchmark is in them."""
+    with files.open_arrow(job.benchmark_sequences_file) as file:
+        search = Search(file.get_batch(0))
+    for document in documents:
+        search.look_in(document.text)
+        yield document
+    with files.publish_arrow(job.found_file(unit.number), job.work, FOUND) as writer:
+        writer.write_batch(search.positions())
+
+
+def _blocks(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Documents in blocks of about as much text: one by one, short ones would cost more than their text does."""
+    block: list[Document] = []
+    waiting = 0
+    for document in documents:
+        block.append(document)
+        waiting += len(document.text)
+        if waiting >= ENCODED_AT_ONCE:
+            yield block
+            block, waiting = [], 0
+    if block:
+        yield block
+
+
+def _watched(blocks: Iterable[list[Document]], dog: Watchdog) -> Iterator[list[Document]]:
+    """Blocks, each watched until the next one is asked for."""
+    for block in blocks:
+        dog.watch(f"{block[0].doc_id} (or one of those after it up to {block[-1].doc_id})")
+        yield block
+        dog.rest()
+
+
+def encode_documents(
+    documents: Sequence[Document], encoder: Encoder, options: Options, dtype: Any
+) -> Iterator[EncodedDocument]:
+    """Clean documents, split them into sentences and encode them together; sentences without tokens vanish."""
+    texts = [clean(document.text) for document in documents]
+    split = [
+        [[line] for line in text.split("\n")] if document.split else split_lines(text, options.language)
+        for document, text in zip(documents, texts, strict=True)
+    ]
+    encoded = encoder([sentence for lines in split for line in lines for sentence in line])
+    ids, ends = encoded.ids.astype(dtype), encoded.ends
+    kept = np.diff(ends, prepend=0) > 0
+    first = origin = 0
+    for document, text, lines in zip(documents, texts, split, strict=True):
+        line_ends = np.cumsum([len(line) for line in lines])
+        own_kept = kept[first : first + line_ends[-1]]
+        own = ends[first : first + line_ends[-1]][own_kept]
+        tokens = ids[origin : own[-1] if len(own) else origin]
+        sentence_ends = (own - origin).astype(np.int32)
+        line_sentences = np.diff(np.append(0, np.cumsum(own_kept))[line_ends], prepend=0)
+        print_ = fingerprint(text, line_sentences.tolist(), sentence_ends, options.repeats)
+        yield EncodedDocument(document._replace(text=""), tokens, sentence_ends, print_)
+        first, origin = first + line_ends[-1], origin + len(tokens)
+
+
+@lru_cache(maxsize=2)
+def _encoder(job: Job) -> Encoder:
+    """A job's encoder, once a process."""
+    return Encoder(job.read_vocabulary(), job.vocabulary.lowercase, job.encoder)

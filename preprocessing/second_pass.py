@@ -1,0 +1,166 @@
+"""What is done once every unit is: say what is repeated, write the shards, write the manifest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from functools import lru_cache
+from itertools import groupby
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from preprocessing import files
+from preprocessing.contamination import shares
+from preprocessing.dedup import LOST, REPEATS, Drops, Run, review
+from preprocessing.job import Job, clear_work, versions
+from preprocessing.layout import Counts, Edge, Settlement, Span, split_of
+from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardEntry
+from preprocessing.shards import Rows, build_shard
+from preprocessing.summary import tell_statistics
+from preprocessing.token_buffer import tokens_schema
+from preprocessing.tokenization import special_ids, tokenizer_files
+
+
+class LostDocumentsError(RuntimeError):
+    """The engine did not hand on every document."""
+
+
+class ShardNote(NamedTuple):
+    """What is known of a finished shard."""
+
+    entry: dict[str, Any]  # a ShardEntry
+    counts: dict[str, int]
+
+
+class DropsNote(NamedTuple):
+    """What the search for repetitions tells, beside the files that it writes."""
+
+    counts: Counts  # of dropped documents
+    edges: list[Edge]  # of those that stay
+
+
+def find_drops(job: Job) -> DropsNote:
+    """Between the passes, once every unit is done: write which documents and lines are dropped."""
+    with TemporaryDirectory() as folder:
+        found = review(list(_runs(job, folder)), job.options.repeats)
+        with files.publish_arrow(job.repeats_file, job.work, REPEATS) as writer:
+            for batch in found.drop_lines(job.options.min_tokens):
+                writer.write_batch(batch)
+        with files.publish_arrow(job.lost_file, job.work, LOST) as writer:
+            writer.write_batch(found.lost_documents())
+        return DropsNote(found.counts(), found.edges())
+
+
+def _runs(job: Job, folder: str) -> Iterator[Run]:
+    """The records of every batch of the first pass, mapped; copied to a folder first where they are far away."""
+    for unit in range(job.units):
+        documents_file, lines_file = (files.local_copy(path, folder) for path in job.unit_files(unit)[1:])
+        # Mapped batches outlive their files, of which there may be more than a process can have open.
+        with files.open_arrow(documents_file) as documents, files.open_arrow(lines_file) as lines:
+            for batch in range(documents.num_record_batches):
+                yield Run(unit, batch, documents.get_batch(batch), lines.get_batch(batch))
+
+
+def write_shard(job: Job, shard: str, spans: Iterable[Span], threshold: int) -> ShardNote:
+    """Second pass over one shard: gather its rows, draw its pairs, write it.
+
+    Raises:
+        ShardingError: it would hold fewer than two documents.
+    """
+    rows = read_spans(job, spans)
+    size, unknown_id = job.vocabulary.size, _unknown_id(job)
+    batch, counts = build_shard(shard, rows, job.layout, threshold, job.options.pairs, size, unknown_id)
+    with files.publish(job.shard_file(shard), job.work) as sink:
+        with pa.ipc.new_file(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        lengths = job.options.pairs.sequence_lengths
+        entry = ShardEntry(
+            file=shard,
+            split=split_of(shard),
+            rows=batch.num_rows,
+            tokens=len(batch.column("tokens").values),
+            pairs={str(length): counts[f"pairs/{length}/{split_of(shard)}"] for length in lengths},
+            bytes=sink.bytes,
+            blake2b=sink.blake2b,
+        )
+    return ShardNote(asdict(entry), dict(counts))
+
+
+@lru_cache(maxsize=2)
+def _unknown_id(job: Job) -> int:
+    return special_ids(job.read_vocabulary()).unknown
+
+
+def read_spans(job: Job, spans: Iterable[Span]) -> Rows:
+    """The rows that spans name, in a fixed order, with what is dropped of them."""
+    ordered = sorted(spans)
+    slices: list[pa.RecordBatch] = []
+    for unit, own in groupby(ordered, key=lambda span: span.unit):
+        with files.open_arrow(job.unit_files(unit).tokens) as reader:
+            slices += (reader.get_batch(span.batch).slice(span.begin, span.end - span.begin) for span in own)
+    keys = np.concatenate([np.empty(0, np.uint64), *(span.keys() for span in ordered)])
+    with files.open_arrow(job.lost_file) as lost, files.open_arrow(job.repeats_file) as repeats:
+        drops = Drops(lost.get_batch(0), map(repeats.get_batch, range(repeats.num_record_batches)))
+        reasons, lines = drops.reasons(keys), drops.lines(keys)
+    return Rows(pa.Table.from_batches(slices, schema=tokens_schema(job.vocabulary.size)), reasons, lines)
+
+
+def commit(job: Job, notes: Iterable[ShardNote], settlement: Settlement) -> None:
+    """Write the tokenizer's files and, last of all, the manifest, once every shard is written.
+
+    Raises:
+        LostDocumentsError: see make_manifest.
+    """
+    manifest = make_manifest(job, notes, settlement)
+    for name, content in tokenizer_files(job.read_vocabulary(), job.vocabulary.lowercase).items():
+        with files.publish(files.join(job.output, TOKENIZER, name), job.work) as sink:
+            sink.write(content)
+    files.write_text(files.join(job.output, MANIFEST), manifest.to_json(), job.work)
+    clear_work(job.output)
+
+
+def make_manifest(job: Job, notes: Iterable[ShardNote], settlement: Settlement) -> Manifest:
+    """The manifest of a job whose shards are all written.
+
+    Raises:
+        LostDocumentsError: a shard is missing, or documents in are not documents out and those dropped.
+    """
+    ordered = sorted(notes, key=lambda note: (note.entry["split"], note.entry["file"]))
+    names = job.layout.names("train") + (job.layout.names("validation") if settlement.threshold else [])
+    if [note.entry["file"] for note in ordered] != names:
+        raise LostDocumentsError(
+            f"{len(ordered)} shards came out where {len(names)} were expected; report this as a bug"
+        )
+    counts = Counter(settlement.counts)
+    for note in ordered:
+        counts.update(note.counts)
+    statistics = tell_statistics(counts, job.options.pairs.sequence_lengths)
+    if job.benchmark:
+        statistics["contamination"] = find_contamination(job)
+    documents = statistics["documents"]
+    if documents["read"] != documents["in_shards"] + documents["collisions"] + documents["skipped"]:
+        raise LostDocumentsError(f"documents were lost on the way: {documents}; report this with the engine's name")
+    return Manifest(
+        seed=job.options.seed,
+        sequence_lengths=list(job.options.pairs.sequence_lengths),
+        vocabulary=job.vocabulary,
+        shards=[ShardEntry(**note.entry) for note in ordered],
+        options=asdict(job.options),
+        statistics=statistics,
+        created_by=versions(),
+    )
+
+
+def find_contamination(job: Job) -> dict[str, Any]:
+    """How much of every file of the benchmark is in the corpus; see contamination.shares."""
+    with files.open_arrow(job.benchmark_texts_file) as texts:
+        return shares(texts.get_batch(0), map(_read_found, map(job.found_file, range(job.units))))
+
+
+def _read_found(path: str) -> pa.RecordBatch:
+    with files.open_arrow(path) as file:
+        return file.get_batch(0)
