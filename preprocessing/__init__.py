@@ -1,1 +1,1 @@
-"""From raw corpora to Arrow shards. Only ``schema`` and ``tokenization`` are doors for other packages."""
+"""From raw corpora to Arrow shards. What other packages may import of it stands in pyproject.toml's contracts."""

@@ -21,12 +21,12 @@ from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions,
 from apache_beam.runners.portability.fn_api_runner import worker_handlers
 
 from preprocessing import files
-from preprocessing import job as jobs
 from preprocessing.contamination import Benchmark, read_benchmark
 from preprocessing.encoder import available_engine
 from preprocessing.inputs import Input, find_inputs, text_bytes, units_of
-from preprocessing.job import Job
+from preprocessing.job import ERROR, STORAGE, Job, choose_layout, describe
 from preprocessing.options import Arguments, VocabularyRule
+from preprocessing.output import JOB, JobError, State, clear, clear_work, inspect
 from preprocessing.progress import show_progress
 from preprocessing.sampling import ALL, build_sampling, first_cutoff, sampled_texts
 from preprocessing.schema import MANIFEST, Manifest, ShardDirectory, Vocabulary
@@ -79,7 +79,7 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
         output=output,
         options=options,
         vocabulary=vocabulary,
-        layout=jobs.choose_layout(inputs, options, vocabulary.size),
+        layout=choose_layout(inputs, options, vocabulary.size),
         units=len(units_of(inputs)),
         encoder=arguments.encoder,
         patience=arguments.patience,
@@ -129,35 +129,35 @@ def place_benchmark(job: Job, benchmark: Benchmark) -> None:
             writer.write_batch(batch)
 
 
-def begin(job: Job, inputs: Sequence[Input], vocabulary: Sequence[str] | None, arguments: Arguments) -> jobs.State:
+def begin(job: Job, inputs: Sequence[Input], vocabulary: Sequence[str] | None, arguments: Arguments) -> State:
     """Claim the output directory: see what is there, clear it if asked, and write job.json first of all.
 
     Raises:
         JobError: the directory holds something else, or the vocabulary that is asked for among what is to be removed.
         ShardError: a finished job whose files have been lost since.
     """
-    description = jobs.describe(job, inputs)
+    description = describe(job, inputs)
     try:
         if arguments.overwrite:
             names = job.layout.names("train") + job.layout.names("validation")
-            jobs.clear(job.output, names, needed=arguments.vocabulary)
-            state: jobs.State = "new"
+            clear(job.output, names, needed=arguments.vocabulary)
+            state: State = "new"
         else:
-            state = jobs.inspect(job.output, description)
+            state = inspect(job.output, description)
         if state == "finished":
             if not files.is_remote(job.output):
                 ShardDirectory(job.output)
-            jobs.clear_work(job.output)
+            clear_work(job.output)
             return state
         if state == "new":
-            jobs.clear_work(job.output)
+            clear_work(job.output)
             text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
-            files.write_text(files.join(job.output, jobs.JOB), text, job.work)
+            files.write_text(files.join(job.output, JOB), text, job.work)
         if vocabulary is not None:
             _write_vocabulary(job, vocabulary)
     except OSError as error:
-        raise jobs.JobError(f"{job.output}: can't write there ({error.strerror}); use another directory") from error
-    stale = [name for name in files.names_below(job.work) if name.startswith((jobs.ERROR, "tmp-"))]
+        raise JobError(f"{job.output}: can't write there ({error.strerror}); use another directory") from error
+    stale = [name for name in files.names_below(job.work) if name.startswith((ERROR, "tmp-"))]
     files.remove(job.work, stale)
     return state
 
@@ -182,13 +182,13 @@ def provide_vocabulary(job: Job, inputs: Sequence[Input], beam_options: Sequence
         try:
             tokens = train_vocabulary(texts, rule.size, job.options.lowercase)
         except VocabularyError:
-            jobs.clear(job.output)
+            clear(job.output)
             raise
         try:
             _write_vocabulary(job, tokens)
         except OSError as error:
             if files.is_full(error):
-                raise jobs.JobError(files.FULL.format(job.output)) from error
+                raise JobError(files.FULL.format(job.output)) from error
             raise
         files.remove(job.work, [name for name in files.names_below(job.work) if name.startswith("sample-")])
     else:
@@ -222,7 +222,7 @@ def execute(job: Job, inputs: Sequence[Input], beam_options: Sequence[str]) -> t
     _run_pipeline(job, beam_options, partial(build_pipeline, job=job, units=units_of(inputs)))
     manifest = files.read_text(files.join(job.output, MANIFEST))
     if manifest is None:
-        raise jobs.JobError(f"{job.output}: the engine ended without an error and without a {MANIFEST}; see its log")
+        raise JobError(f"{job.output}: the engine ended without an error and without a {MANIFEST}; see its log")
     return Manifest.from_json(manifest, job.output), time.monotonic() - begun
 
 
@@ -243,13 +243,13 @@ def _run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.P
         except Exception as error:
             if reason := job.left_error(STUCK):
                 raise StuckError(reason) from error
-            if reason := job.left_error(jobs.STORAGE):
-                raise jobs.JobError(reason) from error
+            if reason := job.left_error(STORAGE):
+                raise JobError(reason) from error
             if files.is_full(error):
-                raise jobs.JobError(files.FULL.format(job.output)) from error
-            if reason := job.left_error(jobs.ERROR):
+                raise JobError(files.FULL.format(job.output)) from error
+            if reason := job.left_error(ERROR):
                 # What is wrong with the inputs or the options changes with them, and so what was made is of no use.
-                jobs.clear(job.output)
+                clear(job.output)
                 raise SourceError(reason) from error
             if reason := why_a_worker_died():
                 raise WorkerError(reason) from error
@@ -260,9 +260,7 @@ def _temporary_file() -> IO[bytes]:
     try:
         return tempfile.TemporaryFile()
     except OSError as error:
-        raise jobs.JobError(
-            f"no temporary file can be made ({error.strerror}); free some space, or set TMPDIR"
-        ) from error
+        raise JobError(f"no temporary file can be made ({error.strerror}); free some space, or set TMPDIR") from error
 
 
 @contextmanager
@@ -286,7 +284,7 @@ def _quiet(embedded: bool) -> Iterator[int]:
         logging.getLogger("apache_beam").setLevel(logging.ERROR)
         try:
             yield terminal
-        except (jobs.JobError, SourceError, StuckError, WorkerError):
+        except (JobError, SourceError, StuckError, WorkerError):
             raise  # a worker's noise about it adds nothing
         except Exception:
             log.seek(max(0, log.tell() - LOG_TAIL))

@@ -22,8 +22,8 @@ with needs("preprocess"):
     from preprocessing.encoder import EncoderError
     from preprocessing.files import absolute
     from preprocessing.interruption import end_when_interrupted
-    from preprocessing.job import JobError, JobInUseError, alone
     from preprocessing.layout import ShardingError
+    from preprocessing.output import JobError, JobInUseError, alone
     from preprocessing.schema import ShardError
     from preprocessing.sources import SourceError, StorageError
     from preprocessing.summary import summary

@@ -48,7 +48,7 @@ class PairRule:
     """How pairs are drawn for one sequence length.
 
     Attributes:
-        max_tokens: room for A and B together: the sequence length less three special tokens.
+        max_tokens: room for A and B together: the sequence length less the special tokens.
         short_probability: share of passes over a document that aim at a shorter length.
         negatives: the other document is drawn with equal chances, or by its number of sentences.
     """

@@ -37,12 +37,16 @@ def _watch(job: Job, terminal: int, done: threading.Event) -> None:
     begun = told = time.monotonic()
     live, progress = os.isatty(terminal), Progress(job)
     while not done.wait(LIVE_SECONDS if live else QUIET_SECONDS):
-        if reason := job.left_error(STUCK):
+        try:
+            reason = job.left_error(STUCK)
+            now = time.monotonic()
+            line = progress.line(now - begun) if live or now - told >= LINE_SECONDS else ""
+        except OSError:  # storage that fails for a moment must not end the watch
+            continue
+        if reason:
             end(STUCK_CODE, f"make_shards: error: {reason}", terminal)  # a worker is dead, and not every engine notices
-        now = time.monotonic()
-        if live or now - told >= LINE_SECONDS:
+        if line:
             told = now
-            line = progress.line(now - begun)
             tell(terminal, f"\r\033[K{line}" if live else f"{line}\n")
     if live:
         tell(terminal, "\r\033[K")

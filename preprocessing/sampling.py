@@ -10,11 +10,10 @@ import pyarrow as pa
 
 from preprocessing import files
 from preprocessing.inputs import Unit
-from preprocessing.job import Job
+from preprocessing.job import Job, reporting
 from preprocessing.reading import read_inputs
 from preprocessing.sources import Document, Skipped
 from preprocessing.train_vocab import hashed_texts, lowest, sample_hash
-from preprocessing.transforms import reporting
 from preprocessing.watchdog import Watchdog, watching
 
 ALL = 1 << 64  # no hash is as high
@@ -28,32 +27,26 @@ def first_cutoff(budget: int, text_bytes: float) -> int:
     return min(ALL, int(ALL * SPARE * budget / max(1.0, text_bytes)))
 
 
-class SampleUnit(beam.DoFn):
-    """Unit -> its file of sampled documents."""
+def sample_unit(unit: Unit, job: Job, budget: int, cutoff: int) -> None:
+    """Write the file of a unit's sampled documents."""
+    with reporting(job, f"unit-{unit.number:05d}"), watching(job.work, job.patience) as dog:
+        sample = lowest(hashed_texts(_documents(unit, job, cutoff, dog), job.options.seed), budget)
+        with files.publish_arrow(job.sample_file(unit.number), job.work, SAMPLE) as writer:
+            for begin in range(0, len(sample), ROWS):
+                hashes, texts = zip(*sample[begin : begin + ROWS], strict=True)
+                arrays = [pa.array(hashes, pa.uint64()), pa.array(texts, pa.large_string())]
+                writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=SAMPLE))
 
-    def __init__(self, job: Job, budget: int, cutoff: int):
-        self._job, self._budget, self._cutoff = job, budget, cutoff
 
-    def process(self, unit: Unit) -> None:
-        """One unit."""
-        job = self._job
-        with reporting(job, f"unit-{unit.number:05d}"), watching(job.work, job.patience) as dog:
-            sample = lowest(hashed_texts(self._documents(unit, dog), job.options.seed), self._budget)
-            with files.publish_arrow(job.sample_file(unit.number), job.work, SAMPLE) as writer:
-                for begin in range(0, len(sample), ROWS):
-                    hashes, texts = zip(*sample[begin : begin + ROWS], strict=True)
-                    arrays = [pa.array(hashes, pa.uint64()), pa.array(texts, pa.large_string())]
-                    writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=SAMPLE))
+def _documents(unit: Unit, job: Job, cutoff: int, dog: Watchdog) -> Iterator[Document | Skipped]:
+    """The documents that may be in the sample: the others are not even read to their end."""
 
-    def _documents(self, unit: Unit, dog: Watchdog) -> Iterator[Document | Skipped]:
-        seed, cutoff = self._job.options.seed, self._cutoff
-        for document in read_inputs(
-            unit.inputs,
-            self._job.options.read,
-            wanted=lambda doc_id: sample_hash(doc_id, seed) < cutoff and dog.watch(doc_id),
-        ):
-            yield document
-            dog.rest()
+    def is_wanted(doc_id: str) -> bool:
+        return sample_hash(doc_id, job.options.seed) < cutoff and dog.watch(doc_id)
+
+    for document in read_inputs(unit.inputs, job.options.read, wanted=is_wanted):
+        yield document
+        dog.rest()
 
 
 def build_sampling(pipeline: beam.Pipeline, job: Job, units: Iterable[Unit], budget: int, cutoff: int) -> None:
@@ -62,7 +55,7 @@ def build_sampling(pipeline: beam.Pipeline, job: Job, units: Iterable[Unit], bud
         pipeline
         | "Units" >> beam.Create(list(units))
         | "Spread" >> beam.Reshuffle()
-        | "Sample" >> beam.ParDo(SampleUnit(job, budget, cutoff))
+        | "Sample" >> beam.Map(sample_unit, job=job, budget=budget, cutoff=cutoff)
     )
 
 

@@ -16,8 +16,9 @@ import pyarrow as pa
 from preprocessing import files
 from preprocessing.contamination import shares
 from preprocessing.dedup import LOST, REPEATS, Drops, Run, review
-from preprocessing.job import Job, clear_work, versions
+from preprocessing.job import Job, versions
 from preprocessing.layout import Counts, Edge, Settlement, Span, split_of
+from preprocessing.output import clear_work
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardEntry
 from preprocessing.shards import Rows, build_shard
 from preprocessing.summary import tell_statistics
@@ -109,7 +110,7 @@ def read_spans(job: Job, spans: Iterable[Span]) -> Rows:
     return Rows(pa.Table.from_batches(slices, schema=tokens_schema(job.vocabulary.size)), reasons, lines)
 
 
-def commit(job: Job, notes: Iterable[ShardNote], settlement: Settlement) -> None:
+def commit(notes: Iterable[ShardNote], job: Job, settlement: Settlement) -> None:
     """Write the tokenizer's files and, last of all, the manifest, once every shard is written.
 
     Raises:

@@ -65,3 +65,8 @@ def books(write_books: Callable[[Path, int], Path], tmp_path_factory: pytest.Tem
 @pytest.fixture
 def make(vocabulary_file: Path, capsys: pytest.CaptureFixture[str]) -> Maker:
     return Maker(vocabulary_file, capsys)
+
+
+@pytest.fixture
+def one_book_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1)

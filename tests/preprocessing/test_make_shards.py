@@ -4,21 +4,18 @@ import bz2
 import contextlib
 import gzip
 import json
-import os
 import runpy
 import shutil
-import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from preprocessing import files, job, launch, second_pass, transforms
+from preprocessing import launch, transforms
 from preprocessing.inputs import Input
-from preprocessing.job import alone, choose_layout, clear, difference
+from preprocessing.job import choose_layout
 from preprocessing.make_shards import main
 from preprocessing.options import Arguments, parse
 from preprocessing.schema import Shard, ShardDirectory
@@ -28,11 +25,6 @@ from tests.preprocessing.maker import Maker, contents
 
 TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 Books = Callable[[Path, int], Path]
-
-
-@pytest.fixture
-def one_book_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1)
 
 
 @contextlib.contextmanager
@@ -172,110 +164,6 @@ def test_a_command_killed_before_its_first_file_is_begun_anew(make: Maker, books
     (work / "tokens-00000.json").write_text("of nobody knows which job")
     make(tmp_path / "out", "--books", books / "*.txt")
     assert ShardDirectory(tmp_path / "out").manifest.statistics["documents"]["in_shards"] == 12
-
-
-def test_another_jobs_output_is_refused_and_replaced_when_asked(make: Maker, books: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    make(output, "--books", books / "*.txt", "--num-shards", 2)
-    for argument, told in [
-        (("--seed", 2), "seed was 1 there and is 2 here"),
-        (("--min-tokens", 2), "min_tokens was 1 there and is 2 here"),
-    ]:
-        said = make.error(output, "--books", books / "*.txt", "--num-shards", 2, *argument)
-        assert "another job's output" in said
-        assert told in said
-        assert "--overwrite" in said
-    assert "its inputs differ, first in book-09.txt" in make.error(
-        output, "--books", books / "*[0-8].txt", "--num-shards", 2
-    )
-    (output / "notes.txt").write_text("mine")
-    make(output, "--books", books / "*.txt", "--overwrite")
-    assert [entry.file for entry in ShardDirectory(output).manifest.split("train")] == ["shard-00000-of-00001.arrow"]
-    assert (output / "notes.txt").read_text() == "mine"
-    assert len(list(output.glob("shard-*"))) == 1
-    (output / "shard-00000-of-00001.arrow").unlink()
-    assert "is not there" in make.error(output, "--books", books / "*.txt")
-
-
-def test_a_second_job_waits_for_the_first_one_and_is_refused(
-    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With other options and --overwrite too: each would take the other's files for its own."""
-    monkeypatch.setattr(job, "PATIENCE", 0.7)
-    output = tmp_path / "out"
-    notes: list[str] = []
-    with alone(str(output), notes.append):
-        for more in ((), ("--overwrite", "--seed", 2)):
-            with pytest.raises(SystemExit) as caught:
-                make(output, "--books", books / "*.txt", *more)
-            assert caught.value.code == 1
-            said = f"{output}: another job is at work there, process {os.getpid()} on {socket.gethostname()}"
-            assert capsys.readouterr().err == (
-                f"make_shards: {said}; waiting up to 1 s for it to end\n"
-                f"make_shards: error: {said}; end that job, or choose another --output\n"
-            )
-    assert not output.exists()
-    output.mkdir()
-    with alone(str(output), notes.append):
-        pass
-    assert list(output.iterdir()) == notes == []
-
-
-def test_a_second_job_goes_on_when_the_first_one_ends(make: Maker, books: Path, tmp_path: Path) -> None:
-    first = alone(str(tmp_path / "out"), print)
-    first.__enter__()
-    threading.Timer(1.0, first.__exit__, (None, None, None)).start()
-    make(tmp_path / "out", "--books", books / "*.txt")
-    assert not (tmp_path / "out" / ".work").exists()
-    assert len(ShardDirectory(tmp_path / "out").manifest.shards) > 0
-
-
-def test_foreign_files_are_never_touched(make: Maker, books: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    (output / "tokenizer").mkdir(parents=True)
-    (output / "tokenizer" / "notes").write_text("mine")
-    assert "'tokenizer/notes'; use another directory" in make.error(output, "--books", books / "*.txt")
-    (output / "manifest.json").write_text("{}")
-    said = make.error(output, "--books", books / "*.txt", "--overwrite")
-    assert "'manifest.json' was not written by a job of this program" in said
-    assert sorted(path.name for path in output.rglob("*")) == ["manifest.json", "notes", "tokenizer"]
-
-
-def test_a_foreign_tokenizer_is_never_written_over(make: Maker, books: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "out" / "tokenizer" / "vocab.txt"
-    mine.parent.mkdir(parents=True)
-    mine.write_text("mine")
-    said = make.error(tmp_path / "out", "--books", books / "*.txt", "--overwrite")
-    assert "'tokenizer/vocab.txt' was not written by a job of this program" in said
-    assert mine.read_text() == "mine"
-
-
-def test_a_vocabulary_among_what_would_be_removed_is_kept(make: Maker, books: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    make(output, "--books", books / "*.txt")
-    vocabulary, made = output / "tokenizer" / "vocab.txt", contents(output)
-    (tmp_path / "link").symlink_to(output)
-    for path in (vocabulary, tmp_path / "link" / "tokenizer" / "vocab.txt"):
-        said = make.error(output, "--books", books / "*.txt", "--vocab", path, "--seed", 2, "--overwrite")
-        assert f"{path}: would be removed with the shards that it lies among" in said
-    assert contents(output) == made
-    shutil.copy(vocabulary, tmp_path / "vocab.txt")
-    make(output, "--books", books / "*.txt", "--vocab", tmp_path / "vocab.txt", "--seed", 2, "--overwrite")
-
-
-def test_a_directory_is_cleared_manifest_first_notes_before_their_data_and_job_last(
-    make: Maker, books: Path, tmp_path: Path, one_book_a_unit: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = tmp_path / "out"
-    monkeypatch.setattr(second_pass, "clear_work", lambda _output: None)
-    make(output, "--books", books / "*.txt")
-    removed: list[str] = []
-    monkeypatch.setattr(files, "_remove", lambda path: removed.append(path.removeprefix(f"{output}/")))
-    clear(str(output))
-    assert (removed[0], removed[-1]) == ("manifest.json", "job.json")
-    assert len([name for name in removed if name.startswith(".work/tokens-")]) == 24
-    notes = [name.endswith(".json") for name in removed[:-1]]
-    assert notes == sorted(notes, reverse=True)
 
 
 def test_unusable_inputs_are_told_in_a_line(make: Maker, books: Path, tmp_path: Path, vocabulary: list[str]) -> None:
@@ -477,13 +365,3 @@ def test_of_the_module_path_only_the_script_s_own_folder_is_replaced(
         monkeypatch.setattr(sys, "path", [str(first), *sys.path])
         runpy.run_path(str(folder / "make_shards.py"))
         assert sys.path[0] == str(then)
-
-
-def test_differences_are_told_in_words() -> None:
-    assert difference({"a": 1}, {"a": 1}) is None
-    assert difference({"a": {"b": 1}}, {"a": {"b": 2}}) == "a.b was 1 there and is 2 here"
-    assert difference({"a": [1]}, {"a": [2]}) == "a was [1] there and is [2] here"
-    files = [{"name": "b", "bytes": size} for size in (1, 2)]
-    assert difference({"a": [{"name": "a"}, files[0]]}, {"a": [{"name": "a"}, files[1]]}) == "its a differ, first in b"
-    assert difference({"a": files[:1]}, {"a": files}) == "its a differ, first in b"
-    assert json.dumps(difference({}, {"a": 1})) == '"a was None there and is 1 here"'

@@ -1,0 +1,233 @@
+"""The output directory of a job: whose it is, how far a job has come in it, cleared, and held while a job is at work.
+
+In it lie, in the order in which they are written:
+
+    .work/lock      held by the job that is at work
+    job.json        inputs and options; the same command compares itself with it
+    .work/          files of tokens and the notes of finished pieces, removed at the end
+    shard-...       each appears whole
+    tokenizer/      the vocabulary, for those who read the shards
+    manifest.json   the commit
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from preprocessing import files
+from preprocessing.job import ERROR, WORK
+from preprocessing.layout import Layout
+from preprocessing.locks import holder, wait_and_lock
+from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardError
+from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
+
+JOB = "job.json"
+LOCK = f"{WORK}/lock"
+PATIENCE = 90.0  # seconds to wait for another job's end
+_ATTEMPTS = 100  # to make the lock's file
+_TOKENIZER_FILES = frozenset(f"{TOKENIZER}/{name}" for name in (VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE))
+_WORK_FILE = re.compile(
+    re.escape(WORK) + r"/(vocab\.txt|tokens-\d+\.json|(tokens|documents|lines|sample|found)-\d+\.arrow"
+    r"|(lost|repeats|benchmark-(sequences|texts))\.arrow|drops\.json|(validation-)?shard-\d+-of-\d+\.arrow\.json"
+    rf"|{ERROR}[\w.-]+|tmp-[0-9a-f]+)"
+)
+State = Literal["new", "interrupted", "finished"]
+
+
+class JobError(ValueError):
+    """A job that can't run as asked. The message says what to do."""
+
+
+class JobInUseError(RuntimeError):
+    """Another job holds the output directory. The message names it."""
+
+
+def inspect(output: str, description: dict[str, Any]) -> State:
+    """What the same command finds in the output directory.
+
+    Raises:
+        JobError: another job's output, or files that no job of ours wrote.
+    """
+    present = _present(output)
+    if all(_WORK_FILE.fullmatch(name) for name in present):
+        return "new"  # nothing, or what is left of a command that was killed before it could write its job.json
+    advice = "use --overwrite to replace it, or another directory"
+    old = _read_job(output) if JOB in present else None
+    finished = MANIFEST in present
+    if old is None:
+        if _own_names(output, present):
+            raise JobError(f"{output}: holds shards without their {JOB}; {advice}")
+        raise JobError(
+            f"{output}: contains files that are not from this program, such as {min(present)!r}; use another directory"
+        )
+    if finished:
+        # A later version of a library does not unmake a finished job.
+        description = description | {"versions": old.get("versions")}
+    differs = difference(old, description)
+    if differs:
+        whose = "another job's output" if finished else "another job, interrupted"
+        raise JobError(f"{output}: holds {whose}: {differs}; {advice}")
+    return "finished" if finished else "interrupted"
+
+
+def clear(output: str, wanted: Iterable[str] = (), needed: str | None = None) -> None:
+    """Remove what a job of ours left in a directory, and nothing else.
+
+    The manifest goes first, job.json last, and notes before what they tell is whole, so that nobody takes a directory
+    for more than it is if this is interrupted.
+
+    Args:
+        output: the directory.
+        wanted: the shards that the new job will write.
+        needed: a file that the new job reads.
+
+    Raises:
+        JobError: a file that is not ours has a name that the new job will write, or the needed file would go.
+    """
+    present = _present(output)
+    own = _own_names(output, present)
+    in_the_way = sorted({JOB, MANIFEST, *_TOKENIZER_FILES, *wanted} & (present.keys() - own))
+    if in_the_way:
+        raise JobError(f"{output}: {in_the_way[0]!r} was not written by a job of this program; use another directory")
+    if needed and any(files.is_same(needed, files.join(output, name)) for name in own):
+        raise JobError(f"{needed}: would be removed with the shards that it lies among; copy it to another place first")
+    order = sorted(own, key=lambda name: (name != MANIFEST, name == JOB, not name.endswith(".json"), name))
+    files.remove(output, order)
+
+
+def clear_work(output: str) -> None:
+    """Remove the intermediate files of a finished job."""
+    files.remove(output, [name for name in _present(output) if _WORK_FILE.fullmatch(name)])
+
+
+def _own_names(output: str, present: dict[str, int]) -> set[str]:
+    """Of the files in a directory, those that a job of ours wrote: by its job.json, its manifest and its .work."""
+    own = {name for name in present if _WORK_FILE.fullmatch(name)}
+    old = _read_job(output) if JOB in present else None
+    if old:
+        shards = Layout(0, old["shards"]["train"], old["shards"]["validation"], 0.0)
+        own |= {JOB, *_TOKENIZER_FILES, *shards.names("train"), *shards.names("validation")}
+    try:
+        text = files.read_text(files.join(output, MANIFEST)) if MANIFEST in present else None
+        if text is not None:
+            own |= {MANIFEST, *_TOKENIZER_FILES, *(entry.file for entry in Manifest.from_json(text).shards)}
+    except (ShardError, UnicodeDecodeError):
+        pass  # somebody else's manifest.json
+    return own & present.keys() if old or MANIFEST in own else set()
+
+
+def _read_job(output: str) -> dict[str, Any] | None:
+    """The job.json of a directory, None when there is none of ours."""
+    try:
+        raw: dict[str, Any] = json.loads(files.read_text(files.join(output, JOB)) or "null")
+        counts = [raw["shards"][split] for split in ("train", "validation")]
+        is_ours = raw["format_version"] and all(isinstance(count, int) for count in counts)
+    except (ValueError, KeyError, TypeError):
+        return None
+    return raw if is_ours else None
+
+
+def _present(output: str) -> dict[str, int]:
+    """All files in a directory but for the lock."""
+    return {name: size for name, size in files.names_below(output).items() if name != LOCK}
+
+
+def difference(old: dict[str, Any], new: dict[str, Any], at: str = "") -> str | None:
+    """The first place where two descriptions differ, in words; None when they are equal."""
+    for key in sorted(old.keys() | new.keys()):
+        was, now = old.get(key), new.get(key)
+        if isinstance(was, dict) and isinstance(now, dict):
+            inner = difference(was, now, f"{at}{key}.")
+            if inner:
+                return inner
+        elif was != now:
+            pairs = itertools.zip_longest(was, now) if isinstance(was, list) and isinstance(now, list) else ()
+            first = next((theirs or ours for theirs, ours in pairs if theirs != ours), None)
+            if isinstance(first, dict):  # one of many files
+                return f"its {at}{key} differ, first in {first.get('name')}"
+            return f"{at}{key} was {was} there and is {now} here"
+    return None
+
+
+@contextmanager
+def alone(output: str, note: Callable[[str], None]) -> Iterator[None]:
+    """Hold a directory: two jobs at a time would each take the other's files for its own, and mix their shards.
+
+    Remote ones have no locks. Nor is there one where nothing can be written, which is for others to tell.
+
+    Args:
+        output: the directory, absolute or a URL.
+        note: told what is waited for, and where the file system has no locks.
+
+    Raises:
+        JobInUseError: another job holds it, and did not end.
+    """
+    with ExitStack() as held:
+        if not files.is_remote(output):
+            with suppress(OSError):
+                held.enter_context(_locked(Path(output), note))
+        yield
+
+
+@contextmanager
+def _locked(output: Path, note: Callable[[str], None]) -> Iterator[None]:
+    path = output / LOCK
+    with ExitStack() as undo:  # the last first: a file that is still open would keep its folder on NFS
+        undo.callback(_remove_empty, path.parent, *([] if output.exists() else [output]))
+        undo.enter_context(_lock(path, note))
+        undo.callback(files.remove, str(output), [LOCK])
+        yield
+
+
+def _lock(path: Path, note: Callable[[str], None]) -> TextIO:
+    """The open file, which holds the lock; an earlier job gets time to end, or NFS to see that its node has."""
+    output = path.parent.parent
+
+    def in_use(who: str) -> str:
+        return f"{output}: another job is at work there, {who}; "
+
+    def wait(who: str) -> None:
+        note(f"{in_use(who)}waiting up to {PATIENCE:.0f} s for it to end")
+
+    while True:
+        file = _open(path)
+        held = wait_and_lock(file, PATIENCE, wait)
+        if held is False:
+            with file:
+                raise JobInUseError(f"{in_use(holder(file))}end that job, or choose another --output")
+        if held is None:
+            note(f"{output}: the file system has no locks; make sure that no other job works there")
+        if _is_open_at(path, file.fileno()):
+            return file
+        file.close()  # that of a job that has just ended, and removed it
+
+
+def _open(path: Path) -> TextIO:
+    for attempt in itertools.count(1):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return path.open("a+", encoding="utf-8", errors="replace")
+        except (FileNotFoundError, FileExistsError):  # another job that has just ended may be removing the folder
+            if attempt == _ATTEMPTS:
+                raise
+    raise AssertionError
+
+
+def _is_open_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_empty(*folders: Path) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
