@@ -26,6 +26,7 @@ from preprocessing.schema import ShardDirectory, ShardError
 from trainer.config import Recipe, load_recipe
 from trainer.data import SampleStream
 from trainer.deepspeed_config import resolve_deepspeed, without_communication
+from trainer.engine import device_kind
 from trainer.files import write_atomically
 from trainer.loading import Steps
 from trainer.world import World
@@ -35,6 +36,12 @@ ROOT = Path(__file__).resolve().parent.parent
 # A model for a CPU, to show that a script works.
 DEMO = ("model.hidden_size=128", "model.num_hidden_layers=2", "model.num_attention_heads=2",
         "model.intermediate_size=512")  # fmt: skip
+
+
+def require_cpu() -> None:
+    """End the program where DeepSpeed would take a GPU, which is decided when it is imported."""
+    if device_kind().type != "cpu":
+        sys.exit("this measures a CPU: start it with DS_ACCELERATOR=cpu in the environment")
 
 
 def be_the_only_rank() -> None:
@@ -172,11 +179,15 @@ def open_shards(parser: argparse.ArgumentParser, arguments: argparse.Namespace) 
 
 def recipe_of(name: str, shards: ShardDirectory, length: int, batch: int, settings: Sequence[str]) -> Recipe:
     """A recipe of the trainer with one long phase of whole batches, and the vocabulary of the shards."""
+    return load_recipe(ROOT / "trainer" / "recipes" / name, [*one_phase(shards, length, batch), *settings])
+
+
+def one_phase(shards: ShardDirectory, length: int, batch: int) -> list[str]:
+    """The settings for one long phase of whole batches, and the vocabulary of the shards."""
     predictions = -(-length * 15 // 100)
     phase = (f"{{sequence_length={length}, steps=1000000, global_batch_size={batch}, micro_batch_size={batch}, "
              f"max_predictions={predictions}}}")  # fmt: skip
-    vocabulary = f"model.vocab_size={shards.manifest.vocabulary.size}"
-    return load_recipe(ROOT / "trainer" / "recipes" / name, [vocabulary, f"phases=[{phase}]", *settings])
+    return [f"model.vocab_size={shards.manifest.vocabulary.size}", f"phases=[{phase}]"]
 
 
 def steps_of(recipe: Recipe, shards: ShardDirectory, padded: bool = False) -> Steps:

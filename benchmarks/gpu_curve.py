@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from common import DEMO, ROOT, Parts, found_by, missing, open_shards, run_programs
+from common import DEMO, ROOT, Parts, found_by, missing, one_phase, open_shards, run_programs
 from preprocessing.markdown import markdown_table
 from trainer.checkpoint import step_folders
 from trainer.config import load_recipe
@@ -80,11 +80,8 @@ def main() -> None:
 def settings_of(arguments: argparse.Namespace) -> list[str]:
     """What both train with, but for the number of steps."""
     batch, size = SIZES[arguments.size]
-    vocabulary = arguments.shards.manifest.vocabulary.size
-    phase = (f"{{sequence_length=128, steps=1000000, global_batch_size={batch}, micro_batch_size={batch}, "
-             "max_predictions=20}")  # fmt: skip
     device = ON_A_GPU if arguments.device == "cuda" else ()
-    return [f"model.vocab_size={vocabulary}", f"phases=[{phase}]", *COMMON, *size, *device]
+    return [*one_phase(arguments.shards, 128, batch), *COMMON, *size, *device]
 
 
 def pretrain(parts: Parts, arguments: argparse.Namespace, settings: list[str]) -> None:
@@ -109,7 +106,7 @@ def train(part: str, arguments: argparse.Namespace, options: list[str], share: f
     """One part of benchmarks/curve.py, in a process of its own, until a share of all time has passed."""
     command = [sys.executable, ROOT / "benchmarks" / "curve.py", part, "--shards", arguments.shards.path, "--output",
                arguments.work / folder, "--recipe", RECIPE, "--device", arguments.device, *options]  # fmt: skip
-    run_programs({part: command}, arguments.work, min(share * arguments.end, arguments.end - MARGIN))
+    run_programs({folder or part: command}, arguments.work, min(share * arguments.end, arguments.end - MARGIN))
     return "done"
 
 

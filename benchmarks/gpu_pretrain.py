@@ -17,7 +17,6 @@ that the script works where there is no GPU.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -45,6 +44,7 @@ from common import (
     missing,
     open_shards,
     recipe_of,
+    require_cpu,
     steps_of,
     wait_for,
 )
@@ -128,7 +128,7 @@ def main() -> None:
     arguments = _parse()
     be_the_only_rank()
     if arguments.device == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"
+        require_cpu()
     arguments.output.mkdir(parents=True, exist_ok=True)
     world = join_world(threads=0)
     bench = Bench(

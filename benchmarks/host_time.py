@@ -10,14 +10,13 @@ the update as DeepSpeed makes it and as trainer.gradients has it, and with the n
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from common import be_the_only_rank, deepspeed_config, recipe_of, steps_of
+from common import be_the_only_rank, deepspeed_config, recipe_of, require_cpu, steps_of
 from preprocessing.markdown import markdown_table
 from preprocessing.schema import ShardDirectory
 from trainer.engine import Engine, join_world
@@ -37,7 +36,7 @@ def main() -> None:
     arguments = parser.parse_args()
     shards = ShardDirectory(arguments.shards)
     widths, steps = ((), WARM_UP + 4) if arguments.large else (NARROW, STEPS)
-    os.environ["DS_ACCELERATOR"] = "cpu"
+    require_cpu()
     be_the_only_rank()
     world = join_world(threads=1)
     table = [["", "forward", "backward", "update"]]

@@ -24,11 +24,10 @@ from typing import Any
 import deepspeed
 import numpy as np
 import torch
-import transformers
 from torch import Tensor, nn
 
 import transformers_pretraining as transformers_model
-from common import copy_bandwidth
+from common import copy_bandwidth, require_cpu
 from preprocessing.markdown import markdown_table
 from preprocessing.schema import ShardDirectory
 from trainer.data import Batch, DataConfig, SampleStream
@@ -71,6 +70,7 @@ ROWS = (
 def main() -> None:
     """Measure all rows and print the table on the first rank."""
     arguments = _parse()
+    require_cpu()
     world = join_world(threads=1)
     shards = ShardDirectory(arguments.shards)
     stream = SampleStream(
@@ -152,9 +152,7 @@ class Theirs(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        settings = transformers.BertConfig(**{name: getattr(config, name) for name in names})
-        self.model = transformers.BertForPreTraining._from_config(settings, attn_implementation="sdpa")
+        self.model = transformers_model.build(config, seed=1)
 
     def forward(self, batch: Batch, _: Row) -> Tensor:
         """The loss of a micro-batch."""

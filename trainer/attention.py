@@ -24,6 +24,7 @@ _Queries = PackedTokens | Selection
 # attention is computed, and not once for the process: whoever imports the model has it right, and others their default.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _FLASH_CAPABILITY = (8, 0)  # of the oldest GPUs that the kernel for packed sequences runs on: Ampere
+_FLASH_WIDTHS = range(8, 257, 8)  # of heads, for which it has code; scaled_dot_product_attention pads others
 
 
 def attention(
@@ -64,7 +65,7 @@ def attention(
 def _fastest(query: Tensor, dropout_probability: float) -> Implementation:
     if query.is_cpu:
         return "grouped"
-    return fastest_on_gpu(query.element_size(), dropout_probability, _capability(query.device))
+    return fastest_on_gpu(query.element_size(), dropout_probability, query.shape[-1], _capability(query.device))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # no question for torch.compile's graph
@@ -75,11 +76,11 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 def fastest_on_gpu(
-    element_bytes: int, dropout_probability: float, capability: tuple[int, int] = _FLASH_CAPABILITY
+    element_bytes: int, dropout_probability: float, head_width: int, capability: tuple[int, int] = _FLASH_CAPABILITY
 ) -> Literal["sdpa", "varlen"]:
     """The fastest way on a GPU of a compute capability, for floating-point numbers of so many bytes."""
-    packed = element_bytes == 2 and dropout_probability == 0.0 and capability >= _FLASH_CAPABILITY
-    return "varlen" if packed else "sdpa"
+    has_kernel = capability >= _FLASH_CAPABILITY and head_width in _FLASH_WIDTHS
+    return "varlen" if has_kernel and element_bytes == 2 and dropout_probability == 0.0 else "sdpa"
 
 
 def dropout(x: Tensor, probability: float) -> Tensor:

@@ -173,6 +173,12 @@ class Recipe:
                 "train.fused has kernels for layers that end in LayerNorm, with gelu or gelu_new, in 16 or 32 bits; "
                 "leave it out with train.fp8, model.pre_layer_norm or relu: train.compile=true takes all of them"
             )
+        if self.train.fp8 and (self.model.hidden_size % 16 or self.model.intermediate_size % 16):
+            raise ValueError(
+                "train.fp8: GPUs multiply matrices of eight bits whose sides are multiples of 16, which "
+                f"model.hidden_size {self.model.hidden_size} and model.intermediate_size "
+                f"{self.model.intermediate_size} are not; leave it out, or change them"
+            )
         longest = max(phase.sequence_length for phase in self.phases)
         if longest > self.model.max_position_embeddings:
             raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,17 @@ def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int
             raise ConfigError(f'{path}: {key} is {raw[key]}, but the recipe says {value}; write "auto"')
     # DeepSpeed's measurement of throughput waits for the device twice in every micro-batch (utils/timer.py).
     quiet = {"timers": {"throughput": {"enabled": False}}}
+    # What is asked of DeepSpeed's own log is news there, and otherwise its log tells warnings only.
+    log = {"log_level": "info"} if _prints(raw, recipe.last_step) else {}
     # Our optimizers are plain torch optimizers, which DeepSpeed has not tested, and which it must not replace.
-    return {**quiet, **raw, **ruled, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    ours = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    return {**quiet, **log, **raw, **ruled, **ours}
+
+
+def _prints(raw: dict[str, Any], steps: int) -> bool:
+    """Whether a configuration asks for something that DeepSpeed tells in its log."""
+    every_so_many = raw.get("steps_per_print") or math.inf
+    return bool(every_so_many <= steps or raw.get("dump_state") or _look_up(raw, "comms_logger.verbose"))
 
 
 def without_communication(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +85,7 @@ def without_communication(config: Mapping[str, Any]) -> dict[str, Any]:
 
 # The keys of DeepSpeed's configuration that have an effect on this trainer; most of the others would be ignored.
 _SECTIONS = (
-    *("zero_optimization", "bf16", "fp16", "data_types", "torch_autocast", "aio"),
+    *("zero_optimization", "bf16", "fp16", "data_types", "torch_autocast"),
     *("flops_profiler", "comms_logger", "timers", "tensorboard", "wandb", "csv_monitor", "comet"),
 )
 _VALUES = (

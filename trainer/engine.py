@@ -22,7 +22,7 @@ from deepspeed.runtime.config import DeepSpeedConfigError
 from torch import Tensor
 
 from trainer.allocator import keep_freed_memory
-from trainer.config import Recipe
+from trainer.config import Recipe, TrainConfig
 from trainer.data import Batch
 from trainer.deepspeed_config import without_communication
 from trainer.determinism import use_deterministic_kernels
@@ -51,6 +51,7 @@ def join_world(threads: int) -> World:
 
     Raises:
         ConfigError: there is no launcher.
+        PortInUseError: another program on this machine has the port of the process group.
     """
     if missing := [name for name in _FROM_LAUNCHER if name not in os.environ]:
         raise ConfigError(
@@ -149,26 +150,8 @@ class Engine:
             model.load_state_dict(given)
         initial = given or {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         self._optimizer = build_optimizer(parameter_groups(model, recipe.optimizer.weight_decay), recipe.optimizer)
-        if train.fp8:
-            to_fp8(model.bert.layers, world.device)
-        self._losses_of = torch.compile(pretraining_losses) if train.compile else pretraining_losses
-        if train.compile:  # fuses each encoder layer, which keeps its parameters and their names, and the losses
-            torch._dynamo.reset()  # what it keeps of one phase would count against its limit of ways in the next
-            torch._dynamo.config.recompile_limit = 16  # training and validation have 7 ways, of 8 at first
-        if train.fused:
-            from trainer.fused import fuse  # its kernels want triton
-
-            fuse(model.bert.layers, recipe.model)
-        elif train.compile:
-            for layer in model.bert.layers:
-                layer.compile()
-        if world.size == 1:
-            deepspeed_config = without_communication(deepspeed_config)
-        try:
-            self._engine, *_ = deepspeed.initialize(model=model, optimizer=self._optimizer, config=deepspeed_config)
-        except _REFUSALS as error:
-            why = str(error).replace("\n", " ") or type(error).__name__
-            raise ConfigError(f"DeepSpeed's configuration: {why}") from error
+        self._losses_of = _speed_up(model, train, world.device)
+        self._engine = _initialize(model, self._optimizer, deepspeed_config, world)
         take_norm_once(self._engine.optimizer)
         self._owned = list(find_owned(self._engine, self._optimizer, names, world.rank))
         self._check_layout(initial)
@@ -428,6 +411,44 @@ class Engine:
         batch = batch.to(self._world.device)
         mlm_logits, nsp_logits = self._engine(batch.tokens, batch.positions)
         return self._losses_of(mlm_logits, batch.mlm_labels, nsp_logits, batch.nsp_labels)
+
+
+def _speed_up(model: BertForPreTraining, train: TrainConfig, device: torch.device) -> Callable[..., Losses]:
+    """Have the layers compute as [train] says; they keep their parameters, and these their names.
+
+    Returns:
+        What computes the losses.
+    """
+    if train.fp8:
+        to_fp8(model.bert.layers, device)
+    if train.compile:
+        torch._dynamo.reset()  # what it keeps of one phase would count against its limit of ways in the next
+        torch._dynamo.config.recompile_limit = 16  # training and validation have 7 ways, of 8 at first
+    if train.fused:
+        from trainer.fused import fuse  # its kernels want triton
+
+        fuse(model.bert.layers, model.config)
+    elif train.compile:
+        for layer in model.bert.layers:
+            layer.compile()
+    return torch.compile(pretraining_losses) if train.compile else pretraining_losses
+
+
+def _initialize(
+    model: BertForPreTraining, optimizer: torch.optim.Optimizer, config: dict[str, Any], world: World
+) -> deepspeed.DeepSpeedEngine:
+    """DeepSpeed's engine around a model.
+
+    Raises:
+        ConfigError: DeepSpeed does not take its configuration.
+    """
+    if world.size == 1:
+        config = without_communication(config)
+    try:
+        return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+    except _REFUSALS as error:
+        why = str(error).replace("\n", " ") or type(error).__name__
+        raise ConfigError(f"DeepSpeed's configuration: {why}") from error
 
 
 def _sum_over_ranks(device: torch.device) -> Callable[[Tensor], None]:

@@ -30,8 +30,8 @@ class MaskingConfig:
         probability: share of a sample's tokens that is predicted.
         mask: share of the predicted tokens that becomes [MASK].
         random: share that becomes a random token; the rest stays as it is.
-        span_probability: a span has n words with probability p (1 - p)^(n - 1), as far as it is not longer than
-        longest_span: words.
+        span_probability: p; a span has n words with probability p (1 - p)^(n - 1), up to longest_span.
+        longest_span: the most words of a span.
     """
 
     unit: Literal["token", "word", "span"] = "token"
@@ -149,9 +149,8 @@ def _whole_words(maskable: np.ndarray, continues: np.ndarray) -> list[tuple[int,
     return list(zip(starts.tolist(), np.minimum(np.append(starts[1:], 1 << 60), next_stop).tolist(), strict=True))
 
 
-_Chosen = Iterator[
-    tuple[int, int]
-]  # (a place, the place whose draw decides what becomes of it), in the flattened batch
+# In the flattened batch: a place, and the place whose draw decides what becomes of it.
+_Chosen = Iterator[tuple[int, int]]
 
 
 def _choose_words(

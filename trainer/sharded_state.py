@@ -56,11 +56,10 @@ class Flat:
 
     def room(self) -> Flat:
         """Zeros in CPU memory to take copies in: memory that is there already makes a copy many times as fast."""
-        tensors = {
-            name: torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            for name, tensor in self.tensors.items()
-        }
-        return Flat(self.fragments, tensors)
+        first = self.tensors[WEIGHTS]
+        # Pinned all at once: torch 2.11 pins a power of two of bytes, of three blocks half as much again as of one.
+        rows = torch.zeros(len(self.tensors), len(first), pin_memory=first.is_cuda)
+        return Flat(self.fragments, dict(zip(self.tensors, rows, strict=True)))
 
     def take(self, live: Flat) -> None:
         """Copy what another one holds, which training may change then."""

@@ -45,7 +45,8 @@ class MicroBatch:
 
 def fastest_kernel(config: BertConfig, width: int) -> Kernel:
     """The one that trainer.attention takes on a GPU of this decade, for elements of ``width`` bytes."""
-    return fastest_on_gpu(width, config.attention_probs_dropout_prob)
+    head_width = config.hidden_size // config.num_attention_heads
+    return fastest_on_gpu(width, config.attention_probs_dropout_prob, head_width)
 
 
 def kept_bytes(config: BertConfig, batch: MicroBatch, width: int, kernel: Kernel, checkpointing: bool) -> float:

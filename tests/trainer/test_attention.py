@@ -154,22 +154,26 @@ def test_the_kernel_for_packed_sequences_has_no_dropout():
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "probability", "expected"),
+    ("capability", "dtype", "probability", "width", "expected"),
     [
-        ((9, 0), torch.bfloat16, 0.0, "varlen"),
-        ((8, 0), torch.float16, 0.0, "varlen"),
-        ((7, 5), torch.float16, 0.0, "sdpa"),  # T4, RTX 20: torch has no flash attention for them
-        ((9, 0), torch.float32, 0.0, "sdpa"),
-        ((9, 0), torch.bfloat16, 0.1, "sdpa"),
+        ((9, 0), torch.bfloat16, 0.0, 64, "varlen"),
+        ((8, 0), torch.float16, 0.0, 256, "varlen"),
+        ((7, 5), torch.float16, 0.0, 64, "sdpa"),  # T4, RTX 20: torch has no flash attention for them
+        ((9, 0), torch.float32, 0.0, 64, "sdpa"),
+        ((9, 0), torch.bfloat16, 0.1, 64, "sdpa"),
+        ((9, 0), torch.bfloat16, 0.0, 26, "sdpa"),  # TinyBERT of 312 and 12 heads: the kernel takes multiples of 8
+        ((9, 0), torch.bfloat16, 0.0, 264, "sdpa"),
     ],
 )
-def test_the_kernel_for_packed_sequences_is_taken_where_it_runs(monkeypatch, capability, dtype, probability, expected):
+def test_the_kernel_for_packed_sequences_is_taken_where_it_runs(
+    monkeypatch, capability, dtype, probability, width, expected
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     with FakeTensorMode():
-        query = torch.empty(3, 2, 8, dtype=dtype, device="cuda")
+        query = torch.empty(3, 2, width, dtype=dtype, device="cuda")
     assert attention_module._fastest(query, probability) == expected
-    assert fastest_on_gpu(dtype.itemsize, probability, capability) == expected
+    assert fastest_on_gpu(dtype.itemsize, probability, width, capability) == expected
 
 
 def test_which_kernel_is_known_while_a_graph_is_made(monkeypatch):

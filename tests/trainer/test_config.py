@@ -166,6 +166,21 @@ def test_a_wrong_setting_is_named(recipe, override, message):
 
 
 @pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.intermediate_size=312", "train.fp8=true"], r"multiples of 16.*intermediate_size 312.*leave it out"),
+        (
+            ["model.pre_layer_norm=true", "train.fused=true"],
+            r"train\.fused has kernels for layers that end in LayerNorm",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(recipe, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(recipe, overrides)
+
+
+@pytest.mark.parametrize(
     "override",
     ["train.hang_seconds=-1", "train.max_steps=-1", "train.threads=-1", "checkpoint.every=0", "checkpoint.keep=-1",
      "checkpoint.keep_every=-1", "checkpoint.keep_exports=-1", "log.every=0", "log.validate_every=-1",

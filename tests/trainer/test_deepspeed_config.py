@@ -91,6 +91,7 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
         ({"data_types": {"grad_accum_dtyp": "fp32"}}, "data_types.grad_accum_dtyp has no effect here"),
         ({"steps_per_print": 0}, "steps_per_print is 0; give a number of steps"),
         ({"steps_per_print": "auto"}, 'steps_per_print is "auto"; give a number of steps'),
+        ({"aio": {"thread_count": 4}}, "unknown key aio; remove it: it has no effect"),  # of nvme, which is refused
         ({"pipeline": {"stages": 2}}, "unknown key pipeline; remove it: it has no effect on this trainer"),
     ],
 )
@@ -106,6 +107,23 @@ def test_sections_of_deepspeeds_configuration_are_objects(recipe, tmp_path):
     (tmp_path / "ds.json").write_text('{"fp16": null}', encoding="utf-8")
     with pytest.raises(ConfigError, match="fp16 is null; it must be an object"):
         resolve_deepspeed(tmp_path / "ds.json", settings, settings.phases[0], world=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "level"),
+    [
+        ({}, None),
+        ({"steps_per_print": 2}, "info"),
+        ({"steps_per_print": 1_000_000}, None),  # never, as other programs' files have it
+        ({"dump_state": True}, "info"),
+        ({"comms_logger": {"enabled": True, "verbose": True}}, "info"),
+        ({"steps_per_print": 2, "log_level": "error"}, "error"),
+    ],
+)
+def test_what_deepspeed_is_asked_to_print_is_printed(recipe, deepspeed_config, changes, level):
+    settings = load_recipe(recipe)
+    resolved = resolve_deepspeed(deepspeed_config(**changes), settings, settings.phases[0], world=2)
+    assert resolved.get("log_level") == level
 
 
 def test_deepspeed_reads_every_key_that_is_taken():

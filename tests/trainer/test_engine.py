@@ -123,7 +123,7 @@ WAYS = {
     "checkpointed activations, ZeRO 3": (
         {**FLOAT32, "zero_optimization": {"stage": 3}}, ["model.activation_checkpointing=true"], 1e-5
     ),
-    "compiled": (FLOAT32, ["train.compile=true"], 1e-5),
+    "compiled": (FLOAT32, ["train.compile=true", "data.token_multiple=64"], 1e-5),
     "compiled, checkpointed activations": (
         FLOAT32, ["train.compile=true", "model.activation_checkpointing=true"], 1e-5
     ),

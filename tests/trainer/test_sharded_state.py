@@ -87,6 +87,7 @@ def test_a_snapshot_is_not_changed_by_training(tmp_path):
     assert torch.equal(copy.tensors["weights"], whole("weights"))
     copy.take(live)
     assert not copy.tensors["weights"].any()
+    assert len({tensor.untyped_storage().data_ptr() for tensor in copy.tensors.values()}) == 1  # pinned at once
 
 
 @pytest.mark.parametrize(
