@@ -36,7 +36,9 @@ with needs("eval"):
     from eval.pages import render_page
     from eval.pictures import save_picture
     from eval.pretrained import load_pretrained, pack
+    from trainer.checkpoint import CheckpointError
     from trainer.files import write_atomically
+    from trainer.leases import hold_export
     from trainer.model import BertModel, Layer
     from trainer.packing import PackedTokens
 
@@ -154,7 +156,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the page; the exit code is 0, or 2 for a mistake in what was asked for."""
     arguments = _parse(argv)
     try:
-        shown = picture(arguments.export, arguments.a, arguments.b)
+        with hold_export(arguments.export):
+            shown = picture(arguments.export, arguments.a, arguments.b)
         page = render(shown, f"Attention of {arguments.export.resolve().name}")
         for layer, head in arguments.png:
             _check_head(shown, layer, head)
@@ -166,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file = arguments.output.with_name(f"{arguments.output.stem}-{layer}.{head}.png")
             save_picture(draw_head(shown, layer, head), file)
             print(file)
-    except (UsageError, OSError) as error:
+    except (CheckpointError, UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -230,6 +230,6 @@ def _states(
         for sample, begin in zip(samples, begins, strict=False)
         for word in sample.words
     ]
-    rows, places = np.array(words).T
+    rows, places = np.array(words, np.int64).reshape(-1, 2).T  # none where no word begins in these
     chosen = states[:, torch.from_numpy(places).to(frozen.device)].transpose(0, 1)
     return rows, chosen.half().cpu().numpy()

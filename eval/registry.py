@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.tracking import Store, evaluation_store
-from trainer.tracking.store import experiment_id, first_line, one_writer
+from trainer.tracking.store import experiment_id, first_line, one_writer, without_credentials
 
 # isort: split
 import mlflow  # after trainer.tracking, which says how patient it is and that it reports to nobody
@@ -40,8 +40,9 @@ from eval.results import tags_of
 from eval.serving import EXPORT, TERMS
 from preprocessing.schema import checksum
 from preprocessing.terminal import show
-from trainer.checkpoint import RunDirectory
+from trainer.checkpoint import CheckpointError, RunDirectory
 from trainer.hugging_face import WEIGHTS
+from trainer.leases import hold_export
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("eval", "preprocessing", "trainer")  # what eval.serving imports
@@ -187,21 +188,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = choose(run, *arguments.metric)
         corpus = _read_corpus(arguments.corpus) if arguments.corpus else None
         store = evaluation_store([run.path], run.path)
-        with one_writer(store.tracking_uri, run.path):
+        with hold_export(chosen.export), one_writer(store.tracking_uri, run.path):
             store = _with_source(store, chosen.tags)
             version = register(store, chosen.export, arguments.name, chosen.tags, corpus, arguments.k1, arguments.b)
     except MlflowException as error:
         if error.error_code == ErrorCode.Name(INVALID_PARAMETER_VALUE):
             print(f"error: {first_line(error)}", file=sys.stderr)
             return 2
-        print(f"error: {store.tracking_uri}: {first_line(error)}; try again later", file=sys.stderr)
+        where = without_credentials(store.tracking_uri)
+        print(f"error: {where}: {first_line(error)}; try again later", file=sys.stderr)
         return 1
-    except (UsageError, OSError) as error:
+    except (CheckpointError, UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    uri = without_credentials(store.tracking_uri)
     show(
-        f"{chosen.export} is version {version} of {arguments.name} in {store.tracking_uri}; to serve it:\n"
-        f"MLFLOW_TRACKING_URI={shlex.quote(store.tracking_uri)} mlflow models serve --env-manager local \\\n"
+        f"{chosen.export} is version {version} of {arguments.name} in {uri}; to serve it:\n"
+        f"MLFLOW_TRACKING_URI={shlex.quote(uri)} mlflow models serve --env-manager local \\\n"
         f"    --model-uri {shlex.quote(f'models:/{arguments.name}/{version}')}"
     )
     return 0

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import errno
 import json
 import logging
 import shutil
@@ -61,6 +60,7 @@ with needs("eval"):
     from preprocessing.terminal import show
     from trainer.checkpoint import CheckpointError
     from trainer.determinism import use_deterministic_kernels
+    from trainer.files import is_full
     from trainer.leases import hold_export
     from trainer.lineage import code_version
 
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_full(error):
             raise
         print(
             f"error: {arguments.output}: no room left there; make some, and run the same command again", file=sys.stderr
@@ -292,19 +292,19 @@ def _track(file: Path, results: dict[str, Any]) -> str | None:
     Returns:
         Where they are now; None where they are not.
     """
-    try:
-        from trainer.tracking import evaluation_store, log_evaluation  # seconds to import
+    from trainer.tracking import evaluation_store, first_line, log_evaluation, without_credentials  # seconds to import
 
+    try:
         store = evaluation_store([run_directory(results["checkpoint"], file)], file.parent)
         files = [file, *(file.parent / name for name in results["files"])]
         name = f"eval {Path(results['checkpoint']['path']).name}"
         run_id = log_evaluation(store, name, tracked_metrics(results), tracked_tags(results), files)
     except Exception as error:
-        print(f"warning: not in MLflow: {describe(error)}", file=sys.stderr)
+        print(f"warning: not in MLflow: {first_line(error)}", file=sys.stderr)
         return None
     where = f"child of run {store.parent}" if store.parent else "a run of its own"
     when = "" if run_id else f", by the training's own writer: it waits in {store.pending}"
-    return f"MLflow: {store.tracking_uri}, {where}{when}"
+    return f"MLflow: {without_credentials(store.tracking_uri)}, {where}{when}"
 
 
 def tracked_metrics(results: dict[str, Any]) -> dict[str, float]:

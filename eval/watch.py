@@ -214,7 +214,10 @@ def _run_evaluation(words: Sequence[str], claim: int) -> int:
 
 
 def _ending(code: int) -> str:
-    return f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
+    if code > 0:
+        return f"exit code {code}"
+    names = {known.value: known.name for known in signal.Signals}
+    return f"killed by {names.get(-code, f'signal {-code}')}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

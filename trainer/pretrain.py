@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import itertools
 import json
 import logging
@@ -42,7 +41,7 @@ from trainer.corpus import Corpus, open_corpus
 from trainer.data import validation_stream
 from trainer.deepspeed_config import resolve_deepspeed
 from trainer.engine import device_kind, fp16_is_supported, join_world
-from trainer.files import write_atomically
+from trainer.files import is_full, write_atomically
 from trainer.fp8 import why_not_fp8
 from trainer.hugging_face import WEIGHTS
 from trainer.leases import RunInUseError, hold_run
@@ -314,8 +313,7 @@ def _take_over(
 
 
 def _unwritable(run: RunDirectory, error: OSError) -> CheckpointError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    advice = "make room, and give the same command" if full else "choose another --output"
+    advice = "make room, and give the same command" if is_full(error) else "choose another --output"
     return CheckpointError(f"{run.path}: can't be written ({error.strerror}); {advice}")
 
 

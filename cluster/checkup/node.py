@@ -171,12 +171,13 @@ def _number(text: str) -> float:
 
 def check_compiler() -> Finding:
     """What torch.compile and Triton make kernels with."""
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    named = os.environ.get("CC")  # what Triton looks for, and in this order
+    compiler = next(filter(None, map(shutil.which, [named] if named else ["gcc", "clang"])), None)
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     missing = [
         name
         for name, there in (
-            ("C++ compiler", compiler),
+            ("C compiler", compiler),
             ("Python.h", header.is_file()),
         )
         if not there
@@ -184,7 +185,7 @@ def check_compiler() -> Finding:
     return judge(
         "compiler",
         f"no {', no '.join(missing)}" if missing else f"{compiler}, Python.h",
-        "Only train.compile and train.fused need it: install g++ and python3-dev.",
+        "Only train.compile and train.fused need it: install gcc and python3-dev.",
         warning=bool(missing),
     )
 

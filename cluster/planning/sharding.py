@@ -88,11 +88,11 @@ def read_sharding(config: dict[str, Any]) -> Sharding:
         config: as trainer.deepspeed_config.resolve_deepspeed returns it.
 
     Raises:
-        PlanError: offloading, which this plan knows nothing of.
+        PlanError: offloading, which this plan knows nothing of, or a type or a size that it can't count with.
     """
     zero = config.get("zero_optimization", {})
     for section in ("offload_optimizer", "offload_param"):
-        if zero.get(section, {}).get("device", "none") != "none":
+        if (zero.get(section) or {}).get("device", "none") != "none":
             raise PlanError(f"zero_optimization.{section}: a plan covers GPU memory only; take it out to plan without")
     precision = _precision(config)
     accumulation = _width("data_types.grad_accum_dtype", config.get("data_types", {}).get("grad_accum_dtype"))
@@ -103,13 +103,21 @@ def read_sharding(config: dict[str, Any]) -> Sharding:
         precision=precision,
         accumulation=accumulation or _BYTES[precision],
         communication=communication or _BYTES[precision],
-        bucket=int(zero.get("reduce_bucket_size", Sharding.bucket)),
+        bucket=_elements(zero, "reduce_bucket_size", Sharding.bucket, least=1),
         overlap=bool(stage == 3 if zero.get("overlap_comm") is None else zero["overlap_comm"]),
         scatter=not zero.get("use_multi_rank_bucket_allreduce", True),
-        live=int(zero.get("stage3_max_live_parameters", Sharding.live)),
-        prefetch=int(zero.get("stage3_prefetch_bucket_size", Sharding.prefetch)),
-        reuse=int(zero.get("stage3_max_reuse_distance", Sharding.reuse)),
+        live=_elements(zero, "stage3_max_live_parameters", Sharding.live),
+        prefetch=_elements(zero, "stage3_prefetch_bucket_size", Sharding.prefetch, least=1),
+        reuse=_elements(zero, "stage3_max_reuse_distance", Sharding.reuse),
     )
+
+
+def _elements(zero: dict[str, Any], name: str, default: int, least: int = 0) -> int:
+    """A number of elements; JSON may have it as 5e8."""
+    found = zero.get(name, default)
+    if type(found) not in (int, float) or found < least or found != found // 1:
+        raise PlanError(f"zero_optimization.{name} is {found!r}; a plan wants a whole number, {least} or more")
+    return int(found)
 
 
 def _precision(config: dict[str, Any]) -> Precision:

@@ -58,7 +58,7 @@ def test_a_process_with_low_limits_and_no_compiler(tmp_path):
     assert found["open files"]["found"] == "512"
     assert "ulimit -n" in found["open files"]["advice"]
     assert found["compiler"]["state"] == "warning"
-    assert "no C++ compiler" in found["compiler"]["found"]
+    assert "no C compiler" in found["compiler"]["found"]
     assert found["threads"]["state"] == "warning"
 
 
@@ -81,9 +81,14 @@ def test_who_reads_has_seen_enough(command):
     assert "BrokenPipeError" not in done.stderr
 
 
-def test_the_compiler_that_is_meant_is_the_one_of_cxx(monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
+def test_the_compiler_that_is_meant_is_triton_s(monkeypatch, tmp_path):
+    """One of C: a node has no need of C++."""
+    monkeypatch.setenv("CC", "no-such-compiler")
     assert check_compiler().state == "warning"
+    monkeypatch.delenv("CC")
+    (tmp_path / "clang").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert f"{tmp_path}/clang" in check_compiler().found
 
 
 def test_open_files_are_judged_by_the_limit_in_force():

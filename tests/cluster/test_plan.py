@@ -235,6 +235,24 @@ def test_offloading_is_refused_and_not_ignored(tmp_path, capsys):
     assert "offload_optimizer" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("stage", "changes", "told"),
+    [
+        (2, {"offload_optimizer": None}, ""),
+        (2, {"reduce_bucket_size": 5e7}, ""),
+        (2, {"reduce_bucket_size": 0}, "zero_optimization.reduce_bucket_size is 0; a plan wants a whole number, 1"),
+        (2, {"reduce_bucket_size": "auto"}, "zero_optimization.reduce_bucket_size is 'auto'; a plan wants"),
+        (3, {"stage3_prefetch_bucket_size": 0}, "zero_optimization.stage3_prefetch_bucket_size is 0; a plan wants"),
+    ],
+)
+def test_sizes_that_a_plan_cannot_count_with_are_told(tmp_path, capsys, stage, changes, told):
+    config = json.loads(Path(CONFIG).read_text())
+    config["zero_optimization"] |= {"stage": stage, **changes}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    assert run_large("--ds-config", str(tmp_path / "ds.json")) == (2 if told else 0)
+    assert told in capsys.readouterr().err
+
+
 def test_micro_batches_that_are_none_are_told(capsys):
     with pytest.raises(SystemExit) as stopped:
         run_large("--micro-batch", "16,x")

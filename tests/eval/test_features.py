@@ -58,6 +58,14 @@ def test_states_are_those_of_the_encoder(sentences, frozen, encoder) -> None:
             np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)  # float16
 
 
+def test_a_part_of_a_sentence_in_which_no_word_begins(sentences, frozen, encoder) -> None:
+    """A word of more pieces than a passage has room for goes on in the next one."""
+    samples = LAST.encode(sentences, encoder, training=True)
+    samples[1] = dataclasses.replace(samples[1], words=())
+    frozen = dataclasses.replace(frozen, settings=Settings(max_tokens=samples[1].size))  # a batch by itself
+    assert np.isfinite(hidden_states(sentences, samples, frozen)).all()
+
+
 def test_states_are_computed_once(sentences, frozen, encoder, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = LAST.encode(sentences, encoder, training=True)
     first = hidden_states(sentences, samples, frozen)

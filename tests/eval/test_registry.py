@@ -24,6 +24,7 @@ import transformers
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from eval import registry
 from eval.embeddings import count_terms
 from eval.pretrained import load_pretrained
 from eval.probe import fill_masks
@@ -35,7 +36,8 @@ from tests.eval.evaluations import task, write_evaluation
 from tests.trainer.mlflow_store import empty_store, write_run
 from trainer.checkpoint import RunDirectory
 from trainer.hugging_face import save_export
-from trainer.tracking import evaluation_store, log_evaluation, prepare, sync
+from trainer.leases import remove_export
+from trainer.tracking import Store, evaluation_store, log_evaluation, prepare, sync
 
 TEXTS = ["w10 w11 w12", "w13", "w12 w12 w30 w10 w9"]
 DOCUMENTS = ["w10 w12 w12", "w12", "w30 w12 w10"]
@@ -211,6 +213,22 @@ def test_what_a_loaded_version_refuses(registered: str, params: dict[str, Any], 
         ask(load(registered), ["w10"], **params)
 
 
+def test_an_export_that_is_registered_is_not_deleted_meanwhile(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[bool] = []
+    register = registry.register
+
+    def look(store: Store, export: Path, *others: Any) -> int:
+        remove_export(export)
+        held.append(export.is_dir())
+        return register(store, export, *others)
+
+    monkeypatch.setattr(registry, "register", look)
+    assert main([str(run.path), "--metric", "mrpc.f1"]) == 0
+    assert held == [True]
+
+
 def test_a_text_that_lacks_is_refused(registered: str) -> None:
     with pytest.raises(MlflowException, match="a text is null"):
         ask(load(registered), ["w10", None])
@@ -254,9 +272,10 @@ def test_mistakes_end_with_one_line(run: RunDirectory, tmp_path: Path, capsys: p
     ("address", "code", "told"),
     [
         ("http://127.0.0.1:1", 1, "http://127.0.0.1:1: "),
+        ("http://user:pass@word@127.0.0.1:1", 1, "http://127.0.0.1:1: "),
         ("postgresql://user:pass@word@host:port/name", 2, "MLFLOW_TRACKING_URI is not the address of a store ("),
     ],
-    ids=["a server that is away", "no address"],
+    ids=["a server that is away", "with credentials", "no address"],
 )
 def test_a_store_that_is_not_reached(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
@@ -268,6 +287,7 @@ def test_a_store_that_is_not_reached(
     error = capsys.readouterr().err
     assert error.startswith(f"error: {told}")
     assert error.count("\n") == 1
+    assert not any(secret in error for secret in ("user", "pass", "word@"))
 
 
 def free_port() -> int:

@@ -211,7 +211,9 @@ def test_an_export_that_vanishes_is_skipped(
     assert tasks_of(run, "step-000009") == ["fill_mask"]
 
 
-@pytest.mark.parametrize(("code", "words"), [(-9, "killed by SIGKILL"), (1, "exit code 1")])
+@pytest.mark.parametrize(
+    ("code", "words"), [(-9, "killed by SIGKILL"), (-35, "killed by signal 35"), (1, "exit code 1")]
+)
 def test_an_evaluation_that_dies_does_not_end_the_watch(
     run: RunDirectory,
     follow: Callable[..., int],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainer.checkpoint import RunDirectory
 from trainer.tracking import LostRunError, prepare, status_of, sync
-from trainer.tracking.store import first_line, read_cursor
+from trainer.tracking.store import first_line, read_cursor, without_credentials
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,9 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except Exception as error:  # MLflow raises its own, its database's and its HTTP client's
-        print(f"error: {read_cursor(run).tracking_uri}: {first_line(error)}; try again later", file=sys.stderr)
+        store = without_credentials(read_cursor(run).tracking_uri)
+        print(f"error: {store}: {first_line(error)}; try again later", file=sys.stderr)
         return 1
-    print(f"MLflow run {run_id} at {read_cursor(run).tracking_uri}")
+    print(f"MLflow run {run_id} at {without_credentials(read_cursor(run).tracking_uri)}")
     return 0
 
 

@@ -26,6 +26,7 @@ from trainer.tracking.store import (
     is_lost,
     one_writer,
     read_cursor,
+    without_credentials,
     write_cursor,
 )
 
@@ -83,8 +84,8 @@ def _raise_if_lost(run: RunDirectory, error: MlflowException) -> None:
     with contextlib.suppress(MlflowException):  # away, as the caller has been told
         if is_lost(cursor.tracking_uri, cursor.run_id):
             raise LostRunError(
-                f"{cursor.tracking_uri}: run {cursor.run_id} was deleted there; delete {run.tracking} to have "
-                "everything carried over to a new one"
+                f"{without_credentials(cursor.tracking_uri)}: run {cursor.run_id} was deleted there; delete "
+                f"{run.tracking} to have everything carried over to a new one"
             ) from error
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -124,5 +125,10 @@ def _create(database: Path) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, on one line."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    """What an error says, on one line and without credentials."""
+    return without_credentials(str(error).splitlines()[0]) if str(error) else type(error).__name__
+
+
+def without_credentials(text: str) -> str:
+    """A text that holds a store's URI, such as the URI itself, for people's eyes: without user and password."""
+    return re.sub(r"(?<=://)[^/\s]*@", "", text)
