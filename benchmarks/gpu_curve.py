@@ -32,11 +32,11 @@ import torch
 
 from common import DEMO, ROOT, Parts, found_by, missing, one_phase, open_shards, run_programs
 from preprocessing.markdown import markdown_table
-from trainer.checkpoint import step_folders
 from trainer.config import load_recipe
 from trainer.files import read_lines
 from trainer.hugging_face import save_export
 from trainer.model import BertForPreTraining, parameter_count
+from trainer.run_directory import step_folders
 
 RECIPE = ROOT / "trainer" / "recipes" / "bert_base.toml"
 SIZES = {"base": ("256", ()), "demo": ("16", DEMO)}  # sequences of a step, settings

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
 from preprocessing.schema import MANIFEST
-from trainer.checkpoint import RunDirectory
 from trainer.config import Recipe, load_recipe
 from trainer.deepspeed_config import accumulation_steps, resolve_deepspeed
+from trainer.run_directory import RunDirectory
 from trainer.settings import ConfigError, is_override
 
 Name = Literal["preprocess", "pretrain", "eval"]

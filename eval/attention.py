@@ -27,7 +27,6 @@ with needs("eval"):
     import matplotlib as mpl
     import numpy as np
     import torch
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from tokenizers import Encoding
     from torch import Tensor
@@ -36,11 +35,11 @@ with needs("eval"):
     from eval.pages import render_page
     from eval.pictures import save_picture
     from eval.pretrained import load_pretrained, pack
-    from trainer.checkpoint import CheckpointError
     from trainer.files import write_atomically
     from trainer.leases import hold_export
     from trainer.model import BertModel, Layer
     from trainer.packing import PackedTokens
+    from trainer.run_directory import CheckpointError
 
 _TOP = 65535  # a weight of 1 on the page, where weights are whole numbers of 16 bits
 _LARGEST_PAGE = 64 << 20  # bytes: browsers take more, readers don't
@@ -139,7 +138,6 @@ def draw_head(shown: Picture, layer: int, head: int) -> Figure:
     with mpl.rc_context(style):  # a token that holds dollars is no formula
         inches = max(4.0, 1.8 + 0.27 * len(tokens))
         figure = Figure(figsize=(inches + 0.9, inches), layout="constrained")
-        FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=max(weights.max(), 1e-6))
         axes.set_xticks(range(len(tokens)), tokens, rotation=90)

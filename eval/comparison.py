@@ -11,7 +11,7 @@ from typing import Any
 from eval.errors import UsageError
 from eval.evaluated import Evaluated, prevailing
 from eval.paper import Table
-from trainer.checkpoint import RunDirectory
+from trainer.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)

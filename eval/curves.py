@@ -11,7 +11,6 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator, PercentFormatter
@@ -20,8 +19,8 @@ from eval.comparison import Export
 from eval.errors import UsageError
 from eval.evaluated import run_names
 from preprocessing.figures import COLOURS, STYLE
-from trainer.checkpoint import RunDirectory
 from trainer.files import read_lines
+from trainer.run_directory import RunDirectory
 
 _OF_A_STEP = ("step", "samples", "mlm_loss", "nsp_accuracy", "learning_rate", "tokens_per_second", "data_seconds",
               "compute_seconds")  # fmt: skip
@@ -120,7 +119,6 @@ def draw(histories: Sequence[History], known: Baselines) -> Figure:
     """The figure of all curves."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=_INCHES, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
-        FigureCanvasAgg(figure)
         grid = figure.add_gridspec(2, 2, height_ratios=[3, 2], width_ratios=[2, 1])
         loss = figure.add_subplot(grid[0, :])
         accuracy, rate = figure.add_subplot(grid[1, 0], sharex=loss), figure.add_subplot(grid[1, 1])
@@ -228,7 +226,6 @@ def draw_scores(exports: Sequence[Export]) -> Figure:
         figure = Figure(
             figsize=(4.2 * columns, 3.0 * rows + 0.5), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.12)
         )
-        FigureCanvasAgg(figure)
         grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
         for axes, (task, metric) in zip(grid.flat, scores, strict=False):
             for run, colour in zip(runs, itertools.cycle(COLOURS), strict=False):

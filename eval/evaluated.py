@@ -9,7 +9,7 @@ from typing import Any
 
 from eval.errors import UsageError
 from eval.results import RESULTS, read_results
-from trainer.checkpoint import RunDirectory
+from trainer.run_directory import RunDirectory
 
 EVALUATIONS = "evaluations"  # the folder of a run directory where eval.watch leaves them
 _LOWER_IS_BETTER = ("loss", "perplexity")

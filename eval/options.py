@@ -16,7 +16,7 @@ from eval.inputs import FEWEST
 from eval.results import RESULTS
 from eval.tasks import GROUPS, TASKS
 from preprocessing.tokenization import MASK
-from trainer.checkpoint import RunDirectory
+from trainer.run_directory import RunDirectory
 
 SUBMISSION = "glue_submission.zip"
 _LONGEST = 128  # bytes of a folder's name that are told; file systems take 255

@@ -40,9 +40,9 @@ from eval.results import tags_of
 from eval.serving import EXPORT, TERMS
 from preprocessing.schema import checksum
 from preprocessing.terminal import show
-from trainer.checkpoint import CheckpointError, RunDirectory
 from trainer.hugging_face import WEIGHTS
 from trainer.leases import hold_export
+from trainer.run_directory import CheckpointError, RunDirectory
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("eval", "preprocessing", "trainer")  # what eval.serving imports

@@ -58,11 +58,11 @@ with needs("eval"):
     from preprocessing.interruption import end_when_interrupted
     from preprocessing.schema import ShardError
     from preprocessing.terminal import show
-    from trainer.checkpoint import CheckpointError
     from trainer.determinism import use_deterministic_kernels
     from trainer.files import is_full
     from trainer.leases import hold_export
     from trainer.lineage import code_version
+    from trainer.run_directory import CheckpointError
 
 _log = logging.getLogger("eval")
 

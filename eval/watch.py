@@ -41,8 +41,8 @@ with needs("eval"):
     from eval.tasks.intrinsic import Intrinsic
     from preprocessing.interruption import end_when_interrupted
     from preprocessing.schema import ShardDirectory, ShardError, checksum
-    from trainer.checkpoint import Ending, RunDirectory, step_folders
     from trainer.hugging_face import WEIGHTS
+    from trainer.run_directory import Ending, RunDirectory, step_folders
 
 CHEAP = ("mlm", "nsp", "fill_mask")
 FINAL = "-final"  # after the name of an export: the folder of the final tasks

@@ -10,7 +10,6 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
@@ -86,7 +85,6 @@ def draw(histograms: Histograms, folder: Path) -> list[Path]:
     for name, fill in ((DOCUMENTS, _draw_documents), (PAIRS, _draw_pairs), (UNKNOWN, _draw_unknown)):
         with mpl.rc_context(STYLE):
             figure = Figure(figsize=(9, 4.5), dpi=120, layout="constrained")
-            FigureCanvasAgg(figure)
             fill(figure.add_subplot(), histograms)
             drawn.append(folder / name)
             figure.savefig(drawn[-1])

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import CheckpointError, RunDirectory, RunState, read_run_state
+from trainer.checkpoint import RunState, read_run_state
 from trainer.config import load_recipe
 from trainer.corpus import directory_checksums
 from trainer.hugging_face import refusal, save_export
 from trainer.lineage import code_version
 from trainer.model import BertConfig, parameter_shapes
+from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.sharded_state import StateReader, verify_state
 
 

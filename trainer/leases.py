@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from preprocessing.locks import holder, try_lock, wait_and_lock
-from trainer.checkpoint import CheckpointError, RunDirectory, remove_folder
+from trainer.checkpoint import remove_folder
+from trainer.run_directory import CheckpointError, RunDirectory
 
 _log = logging.getLogger("pretrain")
 _FILE = "config.json"  # every export has it

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.checkpoint import RunDirectory
+from trainer.run_directory import RunDirectory
 
 EXIT_CODES = {"done": 0, "requeue": 10, "failed": 11, "crashed": 12}
 MISTAKE = 2  # the trainer's own exit code for a mistake in what was asked for

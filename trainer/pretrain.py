@@ -35,7 +35,7 @@ from preprocessing.tokenization import (
     load_vocabulary,
     load_words,
 )
-from trainer.checkpoint import CheckpointError, RunDirectory, read_run_state, step_number
+from trainer.checkpoint import read_run_state, remove_leftovers, set_aside
 from trainer.config import Phase, Recipe, differences, load_recipe, other_draws, to_toml
 from trainer.corpus import Corpus, open_corpus
 from trainer.data import validation_stream
@@ -49,6 +49,7 @@ from trainer.lineage import code_version, uncommitted_changes
 from trainer.loading import DamagedShardError, LoaderError
 from trainer.non_finite import NonFiniteError
 from trainer.outcome import MISTAKE
+from trainer.run_directory import CheckpointError, RunDirectory, step_number
 from trainer.saving import Saver, export_if_missing
 from trainer.session import Session, initial_weights, train_stream
 from trainer.settings import ConfigError, is_override
@@ -305,7 +306,7 @@ def _take_over(
     except OSError as error:
         raise _unwritable(run, error) from None
     _check_run(run, recipe, shards)  # another trainer may have begun it meanwhile
-    run.remove_leftovers()
+    remove_leftovers(run)
     step = _newest_good_step(run)
     if not step and run.config.is_file():
         _check_initial_weights(run, init_from)
@@ -354,7 +355,7 @@ def _newest_good_step(run: RunDirectory) -> int:
 def _write_run(run: RunDirectory, recipe: Recipe, arguments: argparse.Namespace, shards: Corpus, step: int) -> None:
     """Write down what this start of the run is made of, and make way for it."""
     try:
-        aside = run.set_aside(step)
+        aside = set_aside(run, step)
         draws = other_draws(load_recipe(run.config), recipe) if run.config.is_file() else []
         _write_settings(run, recipe, arguments, shards, step)
     except OSError as error:

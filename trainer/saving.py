@@ -13,12 +13,13 @@ import shutil
 import threading
 from collections.abc import Callable
 
-from trainer.checkpoint import RunDirectory, RunState, keep_newest, read_run_state
+from trainer.checkpoint import RunState, begin_checkpoint, commit_checkpoint, keep_newest, read_run_state
 from trainer.config import CheckpointConfig
 from trainer.engine import Engine
 from trainer.export import export_checkpoint
 from trainer.leases import remove_export
 from trainer.model import BertConfig
+from trainer.run_directory import RunDirectory
 from trainer.sharded_state import StateError, check_files, write_state
 from trainer.world import World
 
@@ -66,7 +67,7 @@ class Saver:
     def _make_room(self, state: RunState) -> str | None:
         """Begin the checkpoint's folder; returns what went wrong."""
         try:
-            self._run.begin_checkpoint(state.step)
+            begin_checkpoint(self._run, state.step)
         except OSError as error:
             return str(error)
         return None
@@ -97,7 +98,7 @@ class Saver:
         """Give the checkpoint its name and begin its export; returns what went wrong."""
         try:
             check_files(self._run.staging(state.step), state.world_size)
-            self._run.commit_checkpoint(state, self._settings.keep, self._settings.keep_every)
+            commit_checkpoint(self._run, state, self._settings.keep, self._settings.keep_every)
         except (OSError, StateError) as error:
             return str(error)
         self._exporter = _Task(lambda: self._export(state))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from preprocessing.schema import checksum
-from trainer.checkpoint import CheckpointError, Ending, RunDirectory, RunState, read_run_state
+from trainer.checkpoint import RunState, cut_metrics, read_run_state
 from trainer.config import Phase, Recipe
 from trainer.corpus import Corpus
 from trainer.data import Batch, SampleStream, evaluation_batches, validation_stream
@@ -25,6 +25,7 @@ from trainer.metrics import measure_ceiling, peak_memory
 from trainer.model import parameter_count
 from trainer.non_finite import NonFiniteError
 from trainer.progress import Clock, Progress
+from trainer.run_directory import CheckpointError, Ending, RunDirectory
 from trainer.saving import Saver, export_if_missing
 from trainer.settings import ConfigError
 from trainer.stopping import StopRequests, watch
@@ -167,7 +168,7 @@ class Session:
             _log.info("resumed after step %d from %s", step, checkpoint)
             _warn_of_other_bits(state, world)
         if world.is_first:
-            self.run.cut_metrics(step)
+            cut_metrics(self.run, step)
         return engine
 
     def _steps(self, phase: Phase, begin: int) -> Steps:

@@ -16,9 +16,9 @@ from cluster.k8s.render import Work, check_paths, render, submit_command
 from cluster.k8s.settings import KubernetesSettings
 from cluster.programs import Name, Program, pretraining_of
 from cluster.snapshot import take_snapshot
-from trainer.checkpoint import RunDirectory
 from trainer.config import to_toml
 from trainer.files import write_atomically
+from trainer.run_directory import RunDirectory
 from trainer.settings import ConfigError
 
 POD_USER = POD_GROUP = 1000  # runAsUser and fsGroup of the base

@@ -29,8 +29,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.checkpoint import RunDirectory
 from trainer.outcome import EXIT_CODES, MISTAKE
+from trainer.run_directory import RunDirectory
 
 PATIENCE = 60  # seconds that ranks have to end after one of them failed, and that the outcome has to appear
 DONE, REQUEUE, FAILED = (EXIT_CODES[word] for word in ("done", "requeue", "failed"))

@@ -23,12 +23,10 @@ def draw(title: str, scaling: Sequence[tuple[int, float]], path: Path) -> None:
         PlanError: matplotlib is not installed, or the file can't be written.
     """
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise PlanError("a figure needs matplotlib: pip install 'bert-pretraining[eval]'") from error
     figure = Figure(figsize=_INCHES, layout="constrained")
-    FigureCanvasAgg(figure)
     time, work = figure.subplots(1, 2)
     gpus, hours = [n for n, _ in scaling], [h for _, h in scaling]
     time.plot(gpus, hours, "o-", color="#0072B2", label="predicted")

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 
-from trainer.checkpoint import CheckpointError, RunDirectory
 from trainer.files import DamagedFileError, append_line, read_lines
 from trainer.outcome import EXIT_CODES, MISTAKE
+from trainer.run_directory import CheckpointError, RunDirectory
 
 
 class Verdict(IntEnum):

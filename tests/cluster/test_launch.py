@@ -31,7 +31,7 @@ from tests.conftest import ROOT
 from tests.trainer.conftest import TINY
 from tests.trainer.shard_factory import write_shards
 from trainer import pretrain
-from trainer.checkpoint import RunDirectory
+from trainer.run_directory import RunDirectory
 from trainer.settings import ConfigError
 
 SINFO = "gpu*|2-00:00:00|4|gpu:h100:8(S:0-1)\ncpu|infinite|10|(null)\nshort|1:00:00|2|gpu:2"

@@ -7,8 +7,8 @@ from typing import Any
 
 from eval.results import FORMAT_VERSION, RESULTS, write_results
 from preprocessing.schema import checksum
-from trainer.checkpoint import step_name
 from trainer.hugging_face import WEIGHTS
+from trainer.run_directory import step_name
 
 
 def task(details: dict[str, Any] | None = None, **metrics: float) -> dict[str, Any]:

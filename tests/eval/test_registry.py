@@ -34,9 +34,9 @@ from preprocessing.schema import checksum
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.evaluations import task, write_evaluation
 from tests.trainer.mlflow_store import empty_store, write_run
-from trainer.checkpoint import RunDirectory
 from trainer.hugging_face import save_export
 from trainer.leases import remove_export
+from trainer.run_directory import RunDirectory
 from trainer.tracking import Store, evaluation_store, log_evaluation, prepare, sync
 
 TEXTS = ["w10 w11 w12", "w13", "w12 w12 w30 w10 w9"]

@@ -23,8 +23,8 @@ from tests.eval.conftest import STEP
 from tests.trainer.mlflow_store import empty_store, write_run
 from tests.trainer.shard_factory import write_shards
 from trainer import tracking
-from trainer.checkpoint import RunDirectory
 from trainer.lineage import code_version
+from trainer.run_directory import RunDirectory
 
 ALL = "mlm,nsp,fill_mask"
 

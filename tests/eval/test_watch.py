@@ -30,8 +30,8 @@ from tests.eval.processes import assert_free, assert_interrupted, wait_for
 from tests.eval.small_data import write_mrpc, write_table
 from tests.preprocessing.test_interruption import start
 from tests.trainer.mlflow_store import empty_store
-from trainer.checkpoint import RunDirectory, step_name
 from trainer.hugging_face import save_export
+from trainer.run_directory import RunDirectory, step_name
 from trainer.tracking import prepare, sync
 
 OPTIONS = ("--samples", "8", "--threads", "1", "--no-tracking")

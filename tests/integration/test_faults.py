@@ -16,7 +16,7 @@ from tests.ranks import free_port, run_ranks
 from tests.trainer.conftest import TINY
 from tests.trainer.rank_tasks import run_pretrain_tracked
 from tests.trainer.shard_factory import write_shards
-from trainer.checkpoint import RunDirectory
+from trainer.run_directory import RunDirectory
 from trainer.tracking.__main__ import main
 
 

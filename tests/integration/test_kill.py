@@ -12,7 +12,7 @@ from tests.ranks import run_ranks, run_ranks_and_kill
 from tests.trainer.conftest import TINY
 from tests.trainer.rank_tasks import run_pretrain
 from tests.trainer.shard_factory import write_shards
-from trainer.checkpoint import RunDirectory
+from trainer.run_directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from tests.integration.launching import LAUNCHERS, curve, launch, wait_for
-from trainer.checkpoint import RunDirectory
+from trainer.run_directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 

@@ -37,7 +37,7 @@ from tests.ranks import is_there, run_ranks, run_ranks_and_disturb
 from tests.trainer.conftest import TINY
 from tests.trainer.rank_tasks import run_pretrain, run_pretrain_as_a_program
 from tests.trainer.shard_factory import write_shards
-from trainer.checkpoint import RunDirectory
+from trainer.run_directory import RunDirectory
 
 STEPS = 60
 SETTINGS = (f"phases.0.steps={STEPS}", "checkpoint.every=3", "log.validate_every=5", "data.workers=1")

@@ -34,7 +34,7 @@ from tests.soak.phases import PHASES, new_file, phase_of, run_pretrain_in_phases
 from tests.trainer.conftest import TINY
 from tests.trainer.rank_tasks import run_pretrain
 from tests.trainer.shard_factory import write_shards
-from trainer.checkpoint import RunDirectory
+from trainer.run_directory import RunDirectory
 
 STEPS = 240  # of a run: enough for some ten kills
 SETTINGS = (f"phases.0.steps={STEPS}", "checkpoint.every=3", "checkpoint.keep_exports=3", "log.validate_every=0")

@@ -24,8 +24,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from preprocessing.schema import ShardDirectory, ShardError
-from trainer import pretrain, session, tensor_files
-from trainer.checkpoint import RunDirectory, RunState
+from trainer import pretrain, saving, session, tensor_files
+from trainer.checkpoint import RunState
 from trainer.config import Recipe, load_recipe
 from trainer.data import Batch, SampleStream
 from trainer.deepspeed_config import resolve_deepspeed
@@ -34,6 +34,7 @@ from trainer.leases import hold_run
 from trainer.loading import Steps
 from trainer.model import EMPTY_SLOT, Losses
 from trainer.non_finite import NonFiniteError
+from trainer.run_directory import RunDirectory
 from trainer.stopping import end_at_once
 from trainer.world import World
 
@@ -195,26 +196,26 @@ def run_pretrain_on_broken_data(arguments: list[str]) -> int:
 
 def run_pretrain_on_broken_data_and_count_commits(arguments: list[str]) -> int:
     """run_pretrain_on_broken_data, and a line for each checkpoint that gets its name."""
-    commit = RunDirectory.commit_checkpoint
+    commit = saving.commit_checkpoint
 
-    def commit_and_tell(self: RunDirectory, state: RunState, *rest: Any) -> None:
+    def commit_and_tell(run: RunDirectory, state: RunState, *rest: Any) -> None:
         print("committed", state.step)
-        commit(self, state, *rest)
+        commit(run, state, *rest)
 
-    RunDirectory.commit_checkpoint = commit_and_tell  # type: ignore[method-assign]
+    saving.commit_checkpoint = commit_and_tell
     return run_pretrain_on_broken_data(arguments)
 
 
 def run_pretrain_and_lose_the_settings(arguments: list[str]) -> int:
     """The trainer's main; before the first checkpoint somebody moves config.toml away."""
-    begin = RunDirectory.begin_checkpoint
+    begin = saving.begin_checkpoint
 
-    def move_and_begin(self: RunDirectory, step: int) -> None:
-        if self.config.exists():
-            self.config.rename(self.path / "config.toml.away")
-        begin(self, step)
+    def move_and_begin(run: RunDirectory, step: int) -> None:
+        if run.config.exists():
+            run.config.rename(run.path / "config.toml.away")
+        begin(run, step)
 
-    RunDirectory.begin_checkpoint = move_and_begin  # type: ignore[method-assign]
+    saving.begin_checkpoint = move_and_begin
     return pretrain.main(arguments)
 
 
@@ -249,7 +250,7 @@ def run_pretrain_and_signal_on_a_full_disk(arguments: list[str]) -> int:
 
 def run_pretrain_where_only_the_small_files_find_no_room(arguments: list[str]) -> int:
     """The trainer's main; no line of metrics from step 3 to 5 nor at first of 8, no folder for step 4's checkpoint."""
-    append_line, begin_checkpoint = session.append_line, RunDirectory.begin_checkpoint
+    append_line, begin_checkpoint = session.append_line, saving.begin_checkpoint
     tries: list[int] = []
 
     def append_if_there_is_room(path: Path, line: dict[str, Any]) -> None:
@@ -258,13 +259,13 @@ def run_pretrain_where_only_the_small_files_find_no_room(arguments: list[str]) -
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         append_line(path, line)
 
-    def begin_if_there_is_room(self: RunDirectory, step: int) -> None:
+    def begin_if_there_is_room(run: RunDirectory, step: int) -> None:
         if step == 4:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        begin_checkpoint(self, step)
+        begin_checkpoint(run, step)
 
     session.append_line = append_if_there_is_room
-    RunDirectory.begin_checkpoint = begin_if_there_is_room  # type: ignore[method-assign]
+    saving.begin_checkpoint = begin_if_there_is_room
     return pretrain.main(arguments)
 
 

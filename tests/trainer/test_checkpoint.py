@@ -1,25 +1,24 @@
 import contextlib
 import dataclasses
 import json
-import resource
 from pathlib import Path
 
 import pytest
 
-from tests.trainer.little_room import room_for
 from tests.trainer.test_files import DAMAGED_LINES
 from trainer import checkpoint, files
 from trainer.checkpoint import (
-    CheckpointError,
-    Outcome,
-    RunDirectory,
     RunState,
+    begin_checkpoint,
+    commit_checkpoint,
+    cut_metrics,
     keep_newest,
     read_run_state,
-    step_folders,
+    set_aside,
 )
 from trainer.files import append_line, read_lines, sync
 from trainer.loss_scale import LossScale
+from trainer.run_directory import CheckpointError, RunDirectory, step_folders
 
 STATE = RunState(step=4, samples=32, world_size=2, threads=1, manifest_blake2b="m", config_blake2b="c")
 
@@ -31,38 +30,14 @@ def run(tmp_path):
 
 
 def commit(run, step, keep=0):
-    run.begin_checkpoint(step)
+    begin_checkpoint(run, step)
     (run.staging(step) / "weights").write_text(f"weights of {step}")
-    run.commit_checkpoint(dataclasses.replace(STATE, step=step), keep)
+    commit_checkpoint(run, dataclasses.replace(STATE, step=step), keep)
 
 
 def test_a_run_without_checkpoints(run):
     assert run.candidates() == []
     assert run.step == 0
-
-
-@pytest.mark.parametrize("files", [
-    [], ["job/job.sh"], ["trainer.lock"], ["trainer.lock", "tokenizer/vocab.txt", ".manifest.json.incomplete"],
-    ["trainer.lock", "tokenizer/vocab.txt", "manifest.json", ".config.toml.incomplete", "job/job.sh"],
-])  # fmt: skip
-def test_a_directory_is_new_as_long_as_no_start_got_far(run, files):
-    touch(run, files)
-    assert run.is_new
-    assert RunDirectory(run.path / "nowhere").is_new
-
-
-@pytest.mark.parametrize("files", [
-    ["trainer.lock", "config.toml"], ["trainer.lock", "thesis.tex"], ["manifest.json", "tokenizer/vocab.txt"],
-])  # fmt: skip
-def test_a_run_and_what_others_have_written_are_not_new(run, files):
-    touch(run, files)
-    assert not run.is_new
-
-
-def touch(run, files):
-    for file in files:
-        (run.path / file).parent.mkdir(exist_ok=True)
-        (run.path / file).touch()
 
 
 def test_a_committed_checkpoint_is_the_latest(run):
@@ -77,7 +52,7 @@ def test_a_committed_checkpoint_is_the_latest(run):
 
 def test_an_interrupted_checkpoint_is_invisible_and_does_not_stand_in_the_way(run):
     commit(run, 4)
-    run.begin_checkpoint(8)
+    begin_checkpoint(run, 8)
     (run.staging(8) / "half").write_text("half of the weights")
     assert run.step == 4
     assert not run.checkpoint(8).exists()
@@ -155,9 +130,9 @@ def test_a_run_that_was_set_back_by_hand_keeps_what_it_trains_then(run):
         run.export(step).mkdir(parents=True)
         append_line(run.metrics, {"step": step})
     (run.checkpoints / "latest").write_text("step-000004\n")
-    aside = run.set_aside(4)
-    run.begin_checkpoint(6)
-    run.commit_checkpoint(dataclasses.replace(STATE, step=6), keep=1, keep_every=4)
+    aside = set_aside(run, 4)
+    begin_checkpoint(run, 6)
+    commit_checkpoint(run, dataclasses.replace(STATE, step=6), keep=1, keep_every=4)
     run.export(6).mkdir()
     keep_newest(run.exports, 1)
     assert run.candidates() == [run.checkpoint(6), run.checkpoint(4)]
@@ -172,8 +147,8 @@ def test_what_is_set_aside_again_lies_beside_the_first(run):
     for step, back, folder in ((8, 4, "1"), (8, 4, "2")):
         commit(run, 4)
         commit(run, step)
-        assert run.set_aside(back) == run.path / "set_aside" / folder
-    assert run.set_aside(4) is None
+        assert set_aside(run, back) == run.path / "set_aside" / folder
+    assert set_aside(run, 4) is None
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
@@ -193,17 +168,17 @@ def test_setting_aside_may_be_cut_short(run, monkeypatch, step, cut):
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", rename_or_die)
         with contextlib.suppress(KeyboardInterrupt):
-            run.set_aside(step)
+            set_aside(run, step)
     run.candidates()
-    run.set_aside(step)
+    set_aside(run, step)
     assert run.step == step
     assert len(list((run.path / "set_aside").glob("*/checkpoints/*"))) == 3 - bool(step)
 
 
 def test_keeping_every_nth_for_good(run):
     for step in range(1, 9):
-        run.begin_checkpoint(step)
-        run.commit_checkpoint(dataclasses.replace(STATE, step=step), keep=2, keep_every=3)
+        begin_checkpoint(run, step)
+        commit_checkpoint(run, dataclasses.replace(STATE, step=step), keep=2, keep_every=3)
     assert sorted(path.name for path in run.checkpoints.glob("step-*")) == [f"step-{n:06d}" for n in (3, 6, 7, 8)]
 
 
@@ -230,8 +205,8 @@ def test_a_damaged_or_missing_run_state(run, text):
     ('"samples": 32', '"samples": 36'), ('"scale": 65536.0', '"scale": 65532.0'), ('"blake2b"', '"blake2c"'),
 ])  # fmt: skip
 def test_a_run_state_whose_bits_have_changed_is_damaged(run, right, wrong):
-    run.begin_checkpoint(4)
-    run.commit_checkpoint(dataclasses.replace(STATE, loss_scale=LossScale(2.0**16, 7, 2)), keep=0)
+    begin_checkpoint(run, 4)
+    commit_checkpoint(run, dataclasses.replace(STATE, loss_scale=LossScale(2.0**16, 7, 2)), keep=0)
     path = run.checkpoint(4) / "run_state.json"
     path.write_text(path.read_text().replace(right, wrong))
     with pytest.raises(CheckpointError, match=r"run_state\.json: not a run state"):
@@ -256,7 +231,7 @@ def test_metrics_are_cut_back_to_the_step_of_the_checkpoint(run, name, other):
     with path.open("a") as file:
         file.write('{"step": 7, "lo')  # the writer was killed here
     before = path.read_text().splitlines()
-    run.cut_metrics(4)
+    cut_metrics(run, 4)
     assert path.read_text().splitlines() == before[:4]
     assert not getattr(run, other).exists()
 
@@ -265,49 +240,16 @@ def test_metrics_are_cut_back_to_the_step_of_the_checkpoint(run, name, other):
 def test_a_damaged_line_of_metrics_is_no_reason_not_to_go_on(run, caplog, line):
     """A power cut may leave zeros."""
     run.metrics.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n{"step": 4}\n')
-    run.cut_metrics(3)
+    cut_metrics(run, 3)
     assert list(read_lines(run.metrics)) == [{"step": 1}, {"step": 3}]
     assert caplog.messages == [f"{run.metrics}: line 2 is damaged and left out"]
 
 
 def test_a_run_state_keeps_the_loss_scale(run):
     state = dataclasses.replace(STATE, loss_scale=LossScale(2.0**16, 7, 2))
-    run.begin_checkpoint(4)
-    run.commit_checkpoint(state, keep=0)
+    begin_checkpoint(run, 4)
+    commit_checkpoint(run, state, keep=0)
     assert read_run_state(run.checkpoint(4)) == state
-
-
-def test_an_outcome_is_a_word_and_a_reason_in_one_line(run):
-    assert run.outcome is None
-    run.set_outcome("failed", "step 3: the loss\n  is nan: sorry")
-    assert (run.path / "outcome").read_text() == "failed: step 3: the loss is nan: sorry\n"
-    assert run.outcome == ("failed", "step 3: the loss is nan: sorry")
-    assert run.ending == "failed"
-    run.set_outcome("done")
-    assert (run.path / "outcome").read_text() == "done\n"
-    assert run.outcome == ("done", "")
-    run.set_outcome(None)
-    assert not (run.path / "outcome").exists()
-    assert run.ending is None
-    run.set_outcome(None)
-
-
-def test_the_ending_is_of_one_look_at_a_file_that_a_trainer_may_remove_at_any_time(run, monkeypatch):
-    looks = iter([Outcome("requeue", "asked to stop"), None])
-    monkeypatch.setattr(RunDirectory, "outcome", property(lambda _: next(looks)))
-    assert run.ending == "requeue"
-
-
-@pytest.mark.parametrize("left", ["", "fail", "requ", "paused: by somebody"])
-def test_an_outcome_that_was_cut_short_or_is_unknown_is_none(run, left):
-    (run.path / "outcome").write_text(left)
-    assert run.outcome is None
-
-
-def test_the_first_rank_that_fails_has_the_word(run):
-    assert run.claim_outcome("failed", "mine")
-    assert not run.claim_outcome("failed", "another's")
-    assert run.outcome == ("failed", "mine")
 
 
 @pytest.fixture
@@ -321,26 +263,8 @@ def test_metrics_that_can_not_be_cut_are_still_there(run, full_disk):
     append_line(run.metrics, {"step": 2})
     before = run.metrics.read_text()
     with pytest.raises(OSError, match="no space"):
-        run.cut_metrics(1)
+        cut_metrics(run, 1)
     assert run.metrics.read_text() == before
-
-
-def test_an_outcome_that_finds_no_room_does_not_keep_another_rank_from_telling(run):
-    with room_for(4), pytest.raises(OSError, match="File too large"):
-        run.claim_outcome("failed", "mine")
-    assert run.claim_outcome("failed", "another's")
-
-
-def test_a_rank_without_handles_takes_no_word_from_another(run):
-    run.claim_outcome("failed", "mine")
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-    try:
-        with pytest.raises(OSError, match="Too many open files"):
-            run.claim_outcome("failed", "another's")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert run.outcome == ("failed", "mine")
 
 
 def test_what_can_not_be_deleted_takes_nothing_from_the_new_checkpoint(run, monkeypatch, caplog):
@@ -357,9 +281,3 @@ def test_what_can_not_be_deleted_takes_nothing_from_the_new_checkpoint(run, monk
     commit(run, 12, keep=1)
     assert run.candidates() == [run.checkpoint(12), run.checkpoint(4)]
     assert caplog.messages == [f"{run.checkpoint(4)}: can't be deleted (No such file or directory)"]
-
-
-def test_a_folder_that_is_no_step_is_passed_over(tmp_path):
-    for name in ("step-000010", "step-9x", "step-000002", "step-"):
-        (tmp_path / name).mkdir()
-    assert [path.name for path in step_folders(tmp_path)] == ["step-000002", "step-000010"]

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from tests.ranks import launched
 from tests.trainer.conftest import ROOT
-from trainer.checkpoint import RunDirectory
 from trainer.determinism import use_deterministic_kernels
+from trainer.run_directory import RunDirectory
 
 GPU = torch.device("cuda")
 

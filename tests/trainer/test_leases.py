@@ -8,8 +8,9 @@ import threading
 
 import pytest
 
-from trainer.checkpoint import CheckpointError, RunDirectory, keep_newest
+from trainer.checkpoint import keep_newest
 from trainer.leases import RunInUseError, hold_export, hold_run, remove_export
+from trainer.run_directory import CheckpointError, RunDirectory
 
 HOLD = """
 import sys, time, pathlib
@@ -22,7 +23,7 @@ with hold_export(pathlib.Path(sys.argv[1])):
 
 HOLD_RUN = """
 import sys, pathlib
-from trainer.checkpoint import RunDirectory
+from trainer.run_directory import RunDirectory
 from trainer.leases import hold_run
 with hold_run(RunDirectory(pathlib.Path(sys.argv[1]))):
     print("held", flush=True)

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from trainer import outcome
-from trainer.checkpoint import RunDirectory
+from trainer.run_directory import RunDirectory
 
 
 @pytest.mark.parametrize(("ending", "reason", "code", "word"), [

@@ -41,9 +41,9 @@ from tests.trainer.rank_tasks import (
     run_pretrain_without_streams,
 )
 from tests.trainer.shard_factory import write_shards
-from trainer.checkpoint import RunDirectory
 from trainer.files import read_lines
 from trainer.leases import hold_export, hold_run
+from trainer.run_directory import RunDirectory
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from tests.trainer.mlflow_store import add_lines, empty_store, metrics, write_run
-from trainer.checkpoint import RunDirectory
 from trainer.files import read_lines
+from trainer.run_directory import RunDirectory
 from trainer.tracking import Store, Tracker, evaluation_store, log_evaluation, prepare, runs, sync
 from trainer.tracking import store as store_module
 from trainer.tracking.__main__ import main

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.checkpoint import RunDirectory
+from trainer.run_directory import RunDirectory
 from trainer.tracking import LostRunError, prepare, status_of, sync
 from trainer.tracking.store import first_line, read_cursor, without_credentials
 

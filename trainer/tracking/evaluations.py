@@ -18,8 +18,8 @@ from pathlib import Path
 from mlflow.entities import Metric
 from mlflow.tracking import MlflowClient
 
-from trainer.checkpoint import RunDirectory
 from trainer.files import write_atomically
+from trainer.run_directory import RunDirectory
 from trainer.tracking.store import (
     Cursor,
     database_of,

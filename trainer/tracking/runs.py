@@ -15,7 +15,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from trainer.checkpoint import RunDirectory
+from trainer.run_directory import RunDirectory
 from trainer.tracking.evaluations import carry_over_pending
 from trainer.tracking.store import (
     Cursor,

@@ -24,8 +24,8 @@ from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
 from preprocessing.locks import try_lock
-from trainer.checkpoint import RunDirectory
 from trainer.files import write_atomically
+from trainer.run_directory import RunDirectory
 
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's page opens on trainings, not on chats
 

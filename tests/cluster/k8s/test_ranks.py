@@ -17,7 +17,7 @@ import pytest
 from cluster.k8s import ranks
 from cluster.k8s.ranks import Node, pod_exit_code, read_node
 from tests.conftest import ROOT
-from trainer.checkpoint import Ending, RunDirectory
+from trainer.run_directory import Ending, RunDirectory
 
 NODE = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "a-0.a",
         "PET_MASTER_PORT": "29500"}  # fmt: skip

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from cluster.k8s import wait
-from trainer.checkpoint import RunDirectory
+from trainer.run_directory import RunDirectory
 
 
 def test_shards_are_there_when_their_manifest_is(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.slurm.requeue import Verdict, forget, judge, main
-from trainer.checkpoint import RunDirectory
+from trainer.run_directory import RunDirectory
 
 
 @pytest.fixture

@@ -1,0 +1,93 @@
+import resource
+
+import pytest
+
+from tests.trainer.little_room import room_for
+from trainer.run_directory import Outcome, RunDirectory, step_folders
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "run").mkdir()
+    return RunDirectory(tmp_path / "run")
+
+
+@pytest.mark.parametrize("files", [
+    [], ["job/job.sh"], ["trainer.lock"], ["trainer.lock", "tokenizer/vocab.txt", ".manifest.json.incomplete"],
+    ["trainer.lock", "tokenizer/vocab.txt", "manifest.json", ".config.toml.incomplete", "job/job.sh"],
+])  # fmt: skip
+def test_a_directory_is_new_as_long_as_no_start_got_far(run, files):
+    touch(run, files)
+    assert run.is_new
+    assert RunDirectory(run.path / "nowhere").is_new
+
+
+@pytest.mark.parametrize("files", [
+    ["trainer.lock", "config.toml"], ["trainer.lock", "thesis.tex"], ["manifest.json", "tokenizer/vocab.txt"],
+])  # fmt: skip
+def test_a_run_and_what_others_have_written_are_not_new(run, files):
+    touch(run, files)
+    assert not run.is_new
+
+
+def touch(run, files):
+    for file in files:
+        (run.path / file).parent.mkdir(exist_ok=True)
+        (run.path / file).touch()
+
+
+def test_an_outcome_is_a_word_and_a_reason_in_one_line(run):
+    assert run.outcome is None
+    run.set_outcome("failed", "step 3: the loss\n  is nan: sorry")
+    assert (run.path / "outcome").read_text() == "failed: step 3: the loss is nan: sorry\n"
+    assert run.outcome == ("failed", "step 3: the loss is nan: sorry")
+    assert run.ending == "failed"
+    run.set_outcome("done")
+    assert (run.path / "outcome").read_text() == "done\n"
+    assert run.outcome == ("done", "")
+    run.set_outcome(None)
+    assert not (run.path / "outcome").exists()
+    assert run.ending is None
+    run.set_outcome(None)
+
+
+def test_the_ending_is_of_one_look_at_a_file_that_a_trainer_may_remove_at_any_time(run, monkeypatch):
+    looks = iter([Outcome("requeue", "asked to stop"), None])
+    monkeypatch.setattr(RunDirectory, "outcome", property(lambda _: next(looks)))
+    assert run.ending == "requeue"
+
+
+@pytest.mark.parametrize("left", ["", "fail", "requ", "paused: by somebody"])
+def test_an_outcome_that_was_cut_short_or_is_unknown_is_none(run, left):
+    (run.path / "outcome").write_text(left)
+    assert run.outcome is None
+
+
+def test_the_first_rank_that_fails_has_the_word(run):
+    assert run.claim_outcome("failed", "mine")
+    assert not run.claim_outcome("failed", "another's")
+    assert run.outcome == ("failed", "mine")
+
+
+def test_an_outcome_that_finds_no_room_does_not_keep_another_rank_from_telling(run):
+    with room_for(4), pytest.raises(OSError, match="File too large"):
+        run.claim_outcome("failed", "mine")
+    assert run.claim_outcome("failed", "another's")
+
+
+def test_a_rank_without_handles_takes_no_word_from_another(run):
+    run.claim_outcome("failed", "mine")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            run.claim_outcome("failed", "another's")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert run.outcome == ("failed", "mine")
+
+
+def test_a_folder_that_is_no_step_is_passed_over(tmp_path):
+    for name in ("step-000010", "step-9x", "step-000002", "step-"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in step_folders(tmp_path)] == ["step-000002", "step-000010"]

@@ -1,0 +1,236 @@
+"""A run on disk: what is where, how it ended. docs/training.md shows the whole directory.
+
+The files are the truth: everything that MLflow shows can be told from them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, cast, get_args
+
+from trainer.files import incomplete, write_atomically
+
+Ending = Literal["done", "requeue", "failed"]
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    ending: Ending
+    reason: str  # one line, empty for "done"
+
+
+class CheckpointError(ValueError):
+    """A run directory that can't be used or gone on with. The message names it and what to do."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The paths of a run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved recipe."""
+        return self.path / "config.toml"
+
+    @property
+    def deepspeed_config(self) -> Path:
+        """DeepSpeed's configuration as the user gave it."""
+        return self.path / "ds_config.json"
+
+    @property
+    def manifest(self) -> Path:
+        """The manifest of the shards that the run reads."""
+        return self.path / "manifest.json"
+
+    @property
+    def code(self) -> Path:
+        """Commit and versions; see trainer.lineage.code_version."""
+        return self.path / "code.json"
+
+    @property
+    def code_changes(self) -> Path:
+        """What differed from the commit, as a patch."""
+        return self.path / "code.diff"
+
+    @property
+    def initial_weights(self) -> Path:
+        """Directory and checksum of the weights that the run began with; missing where they were new ones."""
+        return self.path / "initial_weights.json"
+
+    @property
+    def metrics(self) -> Path:
+        """A line of JSON per step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def validation_metrics(self) -> Path:
+        """A line of JSON per evaluation on the validation shards."""
+        return self.path / "validation.jsonl"
+
+    @property
+    def tracking(self) -> Path:
+        """What MLflow knows of this run."""
+        return self.path / "mlflow.json"
+
+    @property
+    def pending_evaluations(self) -> Path:
+        """The folder of evaluations that wait until MLflow gets them."""
+        return self.path / "mlflow.pending"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer's files."""
+        return self.path / "tokenizer"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def exports(self) -> Path:
+        """The folder of exports."""
+        return self.path / "exports"
+
+    @property
+    def job(self) -> Path:
+        """The files of the cluster job that trains this run; the trainer leaves them alone."""
+        return self.path / "job"
+
+    @property
+    def lock(self) -> Path:
+        """The file that the trainer locks while it runs."""
+        return self.path / "trainer.lock"
+
+    @property
+    def outcome_file(self) -> Path:
+        """Holds the outcome as a line."""
+        return self.path / "outcome"
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no run has begun here: nothing is there but a job's files and what a start leaves that is cut short.
+
+        A start takes the lock first and writes config.toml last.
+        """
+        if not self.path.exists():
+            return True
+        found = set(self.path.iterdir()) - {self.job}
+        early = {self.lock, self.tokenizer, self.manifest, self.deepspeed_config, self.code, self.code_changes,
+                 self.initial_weights}  # fmt: skip
+        return not found or (self.lock in found and found <= early | set(map(incomplete, early | {self.config})))
+
+    def checkpoint(self, step: int) -> Path:
+        """Where the checkpoint of a step lies."""
+        return self.checkpoints / step_name(step)
+
+    def export(self, step: int) -> Path:
+        """Where the export of a step lies."""
+        return self.exports / step_name(step)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the trainer ended; None while it runs and where it crashed."""
+        try:
+            ending, _, reason = self.outcome_file.read_text(encoding="utf-8", errors="replace").strip().partition(": ")
+        except FileNotFoundError:
+            return None
+        return Outcome(cast(Ending, ending), reason) if ending in get_args(Ending) else None
+
+    @property
+    def ending(self) -> Ending | None:
+        """As the outcome has it."""
+        outcome = self.outcome
+        return outcome.ending if outcome else None
+
+    def read_initial_weights(self) -> dict[str, str] | None:
+        """Directory and checksum of the weights that the run began with; None where they were new ones.
+
+        Raises:
+            CheckpointError: the file is damaged.
+        """
+        if not self.initial_weights.is_file():
+            return None
+        try:
+            told: dict[str, str] = json.loads(self.initial_weights.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise CheckpointError(f"{self.initial_weights}: damaged ({error}); choose another --output") from error
+        return told
+
+    def set_outcome(self, ending: Ending | None, reason: str = "") -> None:
+        """Say how the trainer ended, for job scripts; None while it runs."""
+        if ending is None:
+            self.outcome_file.unlink(missing_ok=True)
+        else:
+            write_atomically(self.outcome_file, _outcome_line(ending, reason))
+
+    def claim_outcome(self, ending: Ending, reason: str) -> bool:
+        """As set_outcome where no other rank has said so before; returns whether this one was the first."""
+        try:
+            file = self.outcome_file.open("x", encoding="utf-8")
+        except FileExistsError:
+            return False
+        try:
+            with file:
+                file.write(_outcome_line(ending, reason))
+        except OSError:  # no room, maybe: an empty file would keep the others from telling
+            self.outcome_file.unlink(missing_ok=True)
+            raise
+        return True
+
+    def candidates(self) -> list[Path]:
+        """Complete checkpoints, the newest first, none newer than the one that ``latest`` names.
+
+        Raises:
+            CheckpointError: ``latest`` names something that is not there.
+        """
+        found = step_folders(self.checkpoints)[::-1]
+        pointer = self.latest
+        if not pointer.is_file():
+            return found
+        name = pointer.read_text(encoding="utf-8", errors="replace").strip()
+        if name not in [path.name for path in found]:
+            raise CheckpointError(
+                f"{pointer}: names {name!r}, which is not there; write the name of a checkpoint into it"
+            )
+        return [path for path in found if step_number(path) <= step_number(Path(name))]
+
+    @property
+    def latest(self) -> Path:
+        """Names the checkpoint that a resume begins with."""
+        return self.checkpoints / "latest"
+
+    @property
+    def step(self) -> int:
+        """Finished updates of the newest checkpoint; 0 for a run that has none."""
+        found = self.candidates()
+        return step_number(found[0]) if found else 0
+
+    def staging(self, step: int) -> Path:
+        """Where the checkpoint of a step is written before it is complete."""
+        return incomplete(self.checkpoint(step))
+
+
+def step_name(step: int) -> str:
+    """The folder name of a step: step-000100."""
+    return f"step-{step:06d}"
+
+
+def step_folders(folder: Path) -> list[Path]:
+    """Those that are named after a step, the earliest first; what people leave beside them is passed over."""
+    return sorted((path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)), key=step_number)
+
+
+def step_number(path: Path) -> int:
+    """The step that a folder is named after."""
+    return int(path.name.removeprefix("step-"))
+
+
+def _outcome_line(ending: Ending, reason: str) -> str:
+    return ": ".join(filter(None, [ending, " ".join(reason.split())])) + "\n"
