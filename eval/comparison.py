@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.errors import UsageError
-from eval.evaluated import Evaluated, prevailing
+from eval.evaluated import Evaluated, prevailing, settings_of
 from eval.paper import Table
-from trainer.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -82,21 +79,9 @@ def _export(group: Sequence[Evaluated]) -> Export:
         run=group[0].run,
         step=group[0].step,
         tasks={task: evaluated.results["tasks"][task] for task, evaluated in counting.items()},
-        settings=_settings(group[0]),
+        settings=settings_of(group[0].directory),
         limit=min(limits, default=None),
     )
-
-
-def _settings(evaluated: Evaluated) -> dict[str, Any]:
-    """What the recipe of the run says."""
-    config = RunDirectory(evaluated.directory).config
-    if not config.is_file():
-        return {}
-    try:
-        sections = tomllib.loads(config.read_text(encoding="utf-8")).items()
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{config}: not TOML ({error}); mend it, or move it away to do without it") from error
-    return {f"{name}.{k}": v for name, section in sections if isinstance(section, dict) for k, v in section.items()}
 
 
 def compare(table: Table, exports: Sequence[Export]) -> list[list[str]]:

@@ -17,13 +17,13 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from eval.comparison import Export
 from eval.errors import UsageError
-from eval.evaluated import run_names
+from eval.evaluated import run_names, settings_of
 from preprocessing.figures import COLOURS, STYLE
 from trainer.files import read_lines
 from trainer.run_directory import RunDirectory
 
-_OF_A_STEP = ("step", "samples", "mlm_loss", "nsp_accuracy", "learning_rate", "tokens_per_second", "data_seconds",
-              "compute_seconds")  # fmt: skip
+_OF_A_STEP = ("step", "samples", "mlm_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate",
+              "tokens_per_second", "data_seconds", "compute_seconds")  # fmt: skip
 _OF_A_VALIDATION = ("step", "mlm_loss", "perplexity", "mlm_accuracy", "nsp_accuracy")
 WINDOWS = 25  # a curve is smoothed over this part of its steps
 _INCHES = (12, 8)
@@ -41,12 +41,15 @@ class History:
         run: its directory.
         training: a dictionary for every step.
         validation: one for every validation; may be empty.
+        next_sentence: whether it learns to judge next sentences. One that does not has an accuracy all the same, of
+            weights that nothing trains.
     """
 
     name: str
     run: RunDirectory
     training: list[dict[str, Any]]
     validation: list[dict[str, Any]]
+    next_sentence: bool
 
 
 def read_histories(paths: Sequence[Path]) -> tuple[list[History], list[Path]]:
@@ -81,7 +84,9 @@ def _read_history(path: Path, name: str) -> History | None:
                 column(lines, figure)
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: its metrics are damaged ({type(error).__name__}: {error})") from error
-    return History(name, run, training, validation) if training else None
+    if not training:
+        return None
+    return History(name, run, training, validation, settings_of(path).get("train.next_sentence", True) is not False)
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,8 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def draw(histories: Sequence[History], known: Baselines) -> Figure:
-    """The figure of all curves."""
+    """The figure of all curves: loss, learning rate, accuracy in next sentences, or in words where none has those."""
+    with_pairs = any(history.next_sentence for history in histories)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=_INCHES, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
         grid = figure.add_gridspec(2, 2, height_ratios=[3, 2], width_ratios=[2, 1])
@@ -125,12 +131,14 @@ def draw(histories: Sequence[History], known: Baselines) -> Figure:
         for history, colour in zip(histories, itertools.cycle(COLOURS), strict=False):
             prefix = "" if len(histories) == 1 else f"{history.name}, "
             _draw_curve(loss, history, "mlm_loss", colour, f"{prefix}training", f"{prefix}held out")
-            _draw_curve(accuracy, history, "nsp_accuracy", colour)
+            if history.next_sentence or not with_pairs:
+                _draw_curve(accuracy, history, "nsp_accuracy" if with_pairs else "mlm_accuracy", colour)
             rate.plot(_steps(history.training), column(history.training, "learning_rate"), color=colour)
         _draw_baseline(loss, known.mlm_loss, "unigrams of the training text")
-        _draw_baseline(accuracy, known.nsp_accuracy, "always the larger class")
+        if with_pairs:
+            _draw_baseline(accuracy, known.nsp_accuracy, "always the larger class")
         _finish_loss(loss, histories)
-        _finish_accuracy(accuracy)
+        _finish_accuracy(accuracy, *(("Next sentence", "NSP accuracy") if with_pairs else ("Hits", "MLM accuracy")))
         rate.set(title="Learning rate", xlabel="step")
         rate.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         for axes in (loss, accuracy, rate):
@@ -182,8 +190,8 @@ def _log(values: np.ndarray) -> np.ndarray:
     return np.asarray(np.log(np.maximum(values, np.finfo(float).tiny)))  # matplotlib tries 0, too
 
 
-def _finish_accuracy(axes: Any) -> None:
-    axes.set(title="Next sentence", xlabel="step", ylabel="NSP accuracy")
+def _finish_accuracy(axes: Any, title: str, label: str) -> None:
+    axes.set(title=title, xlabel="step", ylabel=label)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)  # beside the title, off the curves

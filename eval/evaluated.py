@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,3 +160,19 @@ def best_evaluation(evaluations: Sequence[Evaluated], task: str, metric: str) ->
     most = max(e.samples(task) for _, e in whole)
     sign = -1 if metric in _LOWER_IS_BETTER else 1
     return max((pair for pair in whole if pair[1].samples(task) == most), key=lambda pair: sign * pair[0])[1]
+
+
+def settings_of(run: Path) -> dict[str, Any]:
+    """What the recipe of a run says, section.key -> value; empty where its config.toml is out of reach.
+
+    Raises:
+        UsageError: it is not TOML.
+    """
+    config = RunDirectory(run).config
+    if not config.is_file():
+        return {}
+    try:
+        sections = tomllib.loads(config.read_text(encoding="utf-8")).items()
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{config}: not TOML ({error}); mend it, or move it away to do without it") from error
+    return {f"{name}.{k}": v for name, section in sections if isinstance(section, dict) for k, v in section.items()}

@@ -164,8 +164,9 @@ def _last_figures(history: History) -> dict[str, str]:
             "held out: MLM loss": f"{held_out['mlm_loss']:.4f}",
             "held out: perplexity": f"{held_out['perplexity']:,.1f}",
             "held out: MLM accuracy": f"{100 * held_out['mlm_accuracy']:.2f} %",
-            "held out: NSP accuracy": f"{100 * held_out['nsp_accuracy']:.2f} %",
         }
+        if history.next_sentence:
+            figures["held out: NSP accuracy"] = f"{100 * held_out['nsp_accuracy']:.2f} %"
     return figures
 
 

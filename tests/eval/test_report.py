@@ -284,6 +284,18 @@ def test_beside_the_paper(run: Path, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_run_without_next_sentences_has_no_accuracy_of_them(run: Path) -> None:
+    """Its metrics have one: of weights that nothing trains."""
+    assert "| held out: NSP accuracy " in report_of(run)
+    with (run / "config.toml").open("a") as file:
+        file.write("[train]\nnext_sentence = false\n")
+    assert "NSP accuracy" not in report_of(run)
+    (history,), _ = read_histories([run])
+    accuracy = draw([history], Baselines(None, 0.5)).axes[1]
+    assert accuracy.get_ylabel() == "MLM accuracy"
+    assert len(accuracy.lines) == 3  # steps, smoothed, held out; no baseline of another task
+
+
 def test_every_table_of_the_paper_is_there(run: Path, tmp_path: Path) -> None:
     write_evaluation(run, 60, **INTRINSIC)
     text = report_of(run)
