@@ -42,6 +42,7 @@ with needs("eval"):
     from trainer.run_directory import CheckpointError
 
 _TOP = 65535  # a weight of 1 on the page, where weights are whole numbers of 16 bits
+_MOST_INCHES = 40.0  # of a picture's side: 6,000 pixels
 _LARGEST_PAGE = 64 << 20  # bytes: browsers take more, readers don't
 _BYTES_A_WEIGHT = 8 / 3  # two, in base64
 
@@ -134,9 +135,11 @@ def render(shown: Picture, title: str) -> str:
 def draw_head(shown: Picture, layer: int, head: int) -> Figure:
     """One head as a figure for a report; layers and heads count from 1."""
     weights, tokens = shown.weights[layer - 1, head - 1], shown.tokens
-    style = {"font.size": 11, "axes.titleweight": "bold", "axes.titlelocation": "left", "text.parse_math": False}
-    with mpl.rc_context(style):  # a token that holds dollars is no formula
-        inches = max(4.0, 1.8 + 0.27 * len(tokens))
+    wanted = max(4.0, 1.8 + 0.27 * len(tokens))
+    inches = min(wanted, _MOST_INCHES)
+    style = {"axes.titleweight": "bold", "axes.titlelocation": "left", "text.parse_math": False}
+    # A token that holds dollars is no formula.
+    with mpl.rc_context({**style, "font.size": 11 * inches / wanted}):
         figure = Figure(figsize=(inches + 0.9, inches), layout="constrained")
         axes = figure.add_subplot()
         image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=max(weights.max(), 1e-6))

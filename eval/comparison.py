@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from eval.evaluated import Evaluated, prevailing, settings_of
@@ -34,6 +34,7 @@ class Export:
         run: name of its run, which no other has.
         step: of it; None where another program wrote it.
         tasks: name -> content, see eval.results; of the evaluation that counts, see eval.evaluated.prevailing.
+        data: name of a task -> what tells the data that it was measured on from others.
         settings: of the run, section.key -> value; empty where its config.toml is out of reach.
         limit: examples of each data set that were taken at most, to try it out; None for whole data sets.
     """
@@ -41,6 +42,7 @@ class Export:
     run: str
     step: int | None
     tasks: Mapping[str, Any]
+    data: Mapping[str, str]
     settings: Mapping[str, Any]
     limit: int | None
 
@@ -79,9 +81,29 @@ def _export(group: Sequence[Evaluated]) -> Export:
         run=group[0].run,
         step=group[0].step,
         tasks={task: evaluated.results["tasks"][task] for task, evaluated in counting.items()},
+        data={task: evaluated.data(task) for task, evaluated in counting.items()},
         settings=settings_of(group[0].directory),
         limit=min(limits, default=None),
     )
+
+
+def on_same_data(exports: Sequence[Export]) -> tuple[list[Export], list[str]]:
+    """What can stand in one picture: of each task the figures on the data that the last export to have it was given.
+
+    Args:
+        exports: with steps.
+
+    Returns:
+        The exports with these alone; and what was left out, in words.
+    """
+    ascending = sorted(exports, key=lambda export: export.step or 0)
+    data = {task: measured_on for export in ascending for task, measured_on in export.data.items()}
+    kept, left_out = [], []
+    for export in exports:
+        same = {task: content for task, content in export.tasks.items() if export.data[task] == data[task]}
+        kept.append(replace(export, tasks=same))
+        left_out += [f"{task} of {export.name}" for task in export.tasks if task not in same]
+    return kept, left_out
 
 
 def compare(table: Table, exports: Sequence[Export]) -> list[list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,12 @@ _OF_A_STEP = ("step", "samples", "mlm_loss", "mlm_accuracy", "nsp_accuracy", "le
 _OF_A_VALIDATION = ("step", "mlm_loss", "perplexity", "mlm_accuracy", "nsp_accuracy")
 WINDOWS = 25  # a curve is smoothed over this part of its steps
 _INCHES = (12, 8)
+_OWN_LEGENDS = 2  # runs that have a legend within their panel
+_COLUMNS = 4  # of the legend of more
+_LINES = ("-", "--", ":", "-.")
 _WIDE = 8  # times the smallest perplexity: from there on an axis is logarithmic
 _BASELINE = "#555555"
+_LARGEST_LOSS = 700.0  # whose perplexity is a number
 _INTRINSIC = (("mlm", "perplexity"), ("mlm", "accuracy"), ("nsp", "accuracy"))
 
 
@@ -65,8 +69,11 @@ def read_histories(paths: Sequence[Path]) -> tuple[list[History], list[Path]]:
         UsageError: there is no such run, nothing at one of the paths, or a run has a line in its metrics that isn't
             one or lacks a figure.
     """
-    names = run_names(path.resolve() for path in paths)
-    read = {path: _read_history(path, names[path.resolve()]) for path in paths}
+    given: dict[Path, Path] = {}
+    for path in paths:
+        given.setdefault(path.resolve(), path)  # a link to a run is that run
+    names = run_names(given)
+    read = {path: _read_history(path, names[resolved]) for resolved, path in given.items()}
     found = [history for history in read.values() if history is not None]
     if not found:
         raise UsageError(f"{paths[0]}: no steps; give a run directory whose training has begun")
@@ -122,22 +129,25 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 def draw(histories: Sequence[History], known: Baselines) -> Figure:
     """The figure of all curves: loss, learning rate, accuracy in next sentences, or in words where none has those."""
-    with_pairs = any(history.next_sentence for history in histories)
+    with_pairs, many = any(history.next_sentence for history in histories), len(histories) > _OWN_LEGENDS
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=_INCHES, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
         grid = figure.add_gridspec(2, 2, height_ratios=[3, 2], width_ratios=[2, 1])
         loss = figure.add_subplot(grid[0, :])
         accuracy, rate = figure.add_subplot(grid[1, 0], sharex=loss), figure.add_subplot(grid[1, 1])
-        for history, colour in zip(histories, itertools.cycle(COLOURS), strict=False):
+        for history, style in zip(histories, _styles(), strict=False):
             prefix = "" if len(histories) == 1 else f"{history.name}, "
-            _draw_curve(loss, history, "mlm_loss", colour, f"{prefix}training", f"{prefix}held out")
+            labels = (history.name, None) if many else (f"{prefix}training", f"{prefix}held out")
+            _draw_curve(loss, history, "mlm_loss", style, *labels)
             if history.next_sentence or not with_pairs:
-                _draw_curve(accuracy, history, "nsp_accuracy" if with_pairs else "mlm_accuracy", colour)
-            rate.plot(_steps(history.training), column(history.training, "learning_rate"), color=colour)
-        _draw_baseline(loss, known.mlm_loss, "unigrams of the training text")
+                _draw_curve(accuracy, history, "nsp_accuracy" if with_pairs else "mlm_accuracy", style)
+            rate.plot(_steps(history.training), column(history.training, "learning_rate"), **style)
+        if many:  # beside the curves: in their panel so many lines would lie over them
+            figure.legend(*loss.get_legend_handles_labels(), loc="outside lower center", ncols=_COLUMNS)
+        _draw_baseline(loss, known.mlm_loss, None if many else "unigrams of the training text")
         if with_pairs:
             _draw_baseline(accuracy, known.nsp_accuracy, "always the larger class")
-        _finish_loss(loss, histories)
+        _finish_loss(loss, "" if len(histories) > 1 else f": {histories[0].name}")
         _finish_accuracy(accuracy, *(("Next sentence", "NSP accuracy") if with_pairs else ("Hits", "MLM accuracy")))
         rate.set(title="Learning rate", xlabel="step")
         rate.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -149,41 +159,52 @@ def draw(histories: Sequence[History], known: Baselines) -> Figure:
     return figure
 
 
-def _draw_curve(axes: Any, history: History, metric: str, colour: str, *labels: str) -> None:
+def _styles() -> Iterator[dict[str, Any]]:
+    """How the line of each run looks, one after the other."""
+    return (
+        {"color": colour, "linestyle": line} for line, colour in itertools.cycle(itertools.product(_LINES, COLOURS))
+    )
+
+
+def _draw_curve(axes: Any, history: History, metric: str, style: Mapping[str, Any], *labels: str | None) -> None:
     """Training faint as it is and strong as it is smoothed, validation as points; labels for a legend, or none."""
     training, held_out = labels or (None, None)
     steps, values = _steps(history.training), column(history.training, metric)
-    axes.plot(steps, values, color=colour, alpha=0.2, linewidth=0.8)
-    axes.plot(steps, smooth(values, len(values) // WINDOWS), color=colour, linewidth=1.8, label=training)
+    axes.plot(steps, values, color=style["color"], alpha=0.2, linewidth=0.8)
+    axes.plot(steps, smooth(values, len(values) // WINDOWS), linewidth=1.8, label=training, **style)
     if history.validation:
         steps, values = _steps(history.validation), column(history.validation, metric)
-        style = {
+        circles = {
             "marker": "o",
             "markersize": 7,
             "markerfacecolor": "white",
             "markeredgewidth": 1.8,
             "linestyle": "none",
         }
-        axes.plot(steps, values, color=colour, zorder=3, label=held_out, **style)
+        axes.plot(steps, values, color=style["color"], zorder=3, label=held_out, **circles)
 
 
-def _draw_baseline(axes: Any, value: float | None, label: str) -> None:
+def _draw_baseline(axes: Any, value: float | None, label: str | None) -> None:
     if value is not None:
         axes.axhline(value, color=_BASELINE, linestyle=(0, (5, 3)), linewidth=1.3, label=label)
 
 
-def _finish_loss(axes: Any, histories: Sequence[History]) -> None:
-    run = f": {histories[0].name}" if len(histories) == 1 else ""
+def _finish_loss(axes: Any, run: str) -> None:
     axes.set(title=f"Masked words{run}", xlabel="step", ylabel="MLM loss (nats a word)")
-    axes.legend(loc="upper right")
+    if not axes.figure.legends:
+        axes.legend(loc="upper right")
     axes.margins(x=0.015)
     # The same axis once more, as perplexity.
-    right = axes.secondary_yaxis("right", functions=(np.exp, _log))
+    right = axes.secondary_yaxis("right", functions=(_exp, _log))
     right.set_ylabel("perplexity")
     right.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
     right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     right.yaxis.set_minor_locator(NullLocator())
     right.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _exp(values: np.ndarray) -> np.ndarray:
+    return np.asarray(np.exp(np.minimum(values, _LARGEST_LOSS)))  # of a run that diverged, too
 
 
 def _log(values: np.ndarray) -> np.ndarray:
@@ -236,8 +257,8 @@ def draw_scores(exports: Sequence[Export]) -> Figure:
         )
         grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
         for axes, (task, metric) in zip(grid.flat, scores, strict=False):
-            for run, colour in zip(runs, itertools.cycle(COLOURS), strict=False):
-                _draw_score(axes, [export for export in exports if export.run == run], task, metric, colour)
+            for run, style in zip(runs, _styles(), strict=False):
+                _draw_score(axes, [export for export in exports if export.run == run], task, metric, style)
             _finish_score(axes, exports, task, metric)
         for axes in grid.flat[len(scores) :]:
             axes.set_visible(False)
@@ -246,7 +267,7 @@ def draw_scores(exports: Sequence[Export]) -> Figure:
     return figure
 
 
-def _draw_score(axes: Any, exports: Sequence[Export], task: str, metric: str, colour: str) -> None:
+def _draw_score(axes: Any, exports: Sequence[Export], task: str, metric: str, style: Mapping[str, Any]) -> None:
     figures = [(export.step, figure) for export in exports if (figure := export.score(task, metric)) is not None]
     steps, values = [step for step, _ in figures], [figure.value for _, figure in figures]
     bars = [
@@ -254,7 +275,7 @@ def _draw_score(axes: Any, exports: Sequence[Export], task: str, metric: str, co
     ]
     # Also without a point, so that the legend of the first panel knows every run.
     axes.errorbar(
-        steps, values, bars, label=exports[0].run, color=colour, marker="o", markersize=5, linewidth=1.6, capsize=3
+        steps, values, bars, label=exports[0].run, marker="o", markersize=5, linewidth=1.6, capsize=3, **style
     )
 
 

@@ -69,7 +69,7 @@ def count_terms(tokenizer: Tokenizer, texts: Sequence[str], k1: float = K1, b: f
     Raises:
         UsageError: it holds no words, or k1 or b is out of range.
     """
-    if not (k1 >= 0 and 0 <= b <= 1):
+    if not (0 <= k1 < math.inf and 0 <= b <= 1):
         raise UsageError(f"BM25 with k1 = {k1} and b = {b}: give k1 of 0 or more and b from 0 to 1")
     frequencies: Counter[int] = Counter()
     length = 0

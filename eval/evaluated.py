@@ -59,6 +59,13 @@ class Evaluated:
         """Held-out samples that a task was measured on; 0 where it read none."""
         return self.results["tasks"][task]["details"].get("samples") or 0
 
+    def data(self, task: str) -> str:
+        """What tells the data that a task was measured on from others; empty where it read none."""
+        details, shards = self.results["tasks"][task]["details"], self.results["shards"]
+        if "selected_by" in details:
+            return str(details.get("data_blake2b", ""))
+        return f"{shards['manifest_blake2b']} at {shards['sequence_length']}" if shards and self.samples(task) else ""
+
     def figure(self, task: str, metric: str) -> float | None:
         """A figure; None where it was not measured."""
         measured = self.results["tasks"].get(task, {}).get("metrics", {}).get(metric)
@@ -146,7 +153,7 @@ def best_evaluation(evaluations: Sequence[Evaluated], task: str, metric: str) ->
     Figures of a trial don't count: with --limit, or over fewer samples than another evaluation of the task has.
 
     Raises:
-        UsageError: none has that figure, or only trials have.
+        UsageError: none has that figure, or only trials have, or some have it on other data, which makes none better.
     """
     figures = [(figure, e) for e in evaluations if (figure := e.figure(task, metric)) is not None]
     if not figures:
@@ -158,8 +165,16 @@ def best_evaluation(evaluations: Sequence[Evaluated], task: str, metric: str) ->
     if not whole:
         raise UsageError(f"{task}.{metric} was only tried out, with --limit; evaluate {task} without it")
     most = max(e.samples(task) for _, e in whole)
+    counting = [(figure, e) for figure, e in whole if e.samples(task) == most]
+    by_data = {e.data(task): e.file for _, e in counting}
+    if len(by_data) > 1:
+        first, second, *_ = by_data.values()
+        raise UsageError(
+            f"{task}.{metric}: measured on different data in {first} and {second}, which says nothing about which is "
+            "better; evaluate all exports on one, or move the others' results away"
+        )
     sign = -1 if metric in _LOWER_IS_BETTER else 1
-    return max((pair for pair in whole if pair[1].samples(task) == most), key=lambda pair: sign * pair[0])[1]
+    return max(counting, key=lambda pair: sign * pair[0])[1]
 
 
 def settings_of(run: Path) -> dict[str, Any]:

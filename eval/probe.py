@@ -174,7 +174,7 @@ def mean_over_samples(sums: np.ndarray, counts: np.ndarray) -> Estimate:
 def masked_words(outcomes: Outcomes) -> MaskedWords:
     """Loss, perplexity and accuracy of masked words."""
     loss = mean_over_samples(outcomes.mlm_loss, outcomes.words)
-    perplexity = math.exp(loss.value)
+    perplexity = math.exp(min(loss.value, 700.0))  # of a model that diverged, too
     return MaskedWords(
         loss=loss,
         perplexity=Estimate(perplexity, perplexity * loss.half_width),  # the slope of exp is exp

@@ -225,9 +225,17 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--corpus", type=Path, metavar="FILE", help="a document a line: how rare words are, for --pooling bm25"
     )
-    parser.add_argument("--k1", type=float, default=K1, help="of BM25 (default: %(default)s)")
-    parser.add_argument("--b", type=float, default=B, help="of BM25 (default: %(default)s)")
-    return parser.parse_args(argv)
+    parser.add_argument("--k1", type=float, help=f"of BM25 (default: {K1})")
+    parser.add_argument("--b", type=float, help=f"of BM25 (default: {B})")
+    arguments = parser.parse_args(argv)
+    if not arguments.name.strip():
+        parser.error("argument --name: it is empty")
+    for option, default in (("k1", K1), ("b", B)):
+        given = getattr(arguments, option)
+        if given is not None and arguments.corpus is None:
+            parser.error(f"argument --{option}: it is of BM25, which wants a --corpus")
+        setattr(arguments, option, default if given is None else given)
+    return arguments
 
 
 def _metric(text: str) -> tuple[str, str]:

@@ -29,7 +29,7 @@ with needs("eval"):
     from markdown_it import MarkdownIt
     from markupsafe import Markup
 
-    from eval.comparison import Export, compare, exports_of
+    from eval.comparison import Export, compare, exports_of, on_same_data
     from eval.curves import WINDOWS, History, baselines, column, draw, draw_scores, measured_scores, read_histories
     from eval.errors import UsageError
     from eval.evaluated import Evaluated, find_results, prevailing, read_evaluations
@@ -81,7 +81,7 @@ def write_report(
 ) -> list[Path]:
     """Write pictures, report.md and report.html; returns the files."""
     save_picture(draw(histories, baselines([e.results for e in evaluations])), output / CURVES)
-    stepped = [export for export in exports if export.step is not None]
+    stepped, _ = on_same_data([export for export in exports if export.step is not None])
     pictures = [CURVES]
     if measured_scores(stepped):
         save_picture(draw_scores(stepped), output / SCORES)
@@ -113,9 +113,12 @@ def report(
     if exports:
         yield from _beside_the_paper(exports)
     if with_scores:
+        _, left_out = on_same_data([export for export in exports if export.step is not None])
         yield "## Scores over the steps\n"
         yield f"![What the exports score, over the steps]({SCORES})\n"
         yield "Bars are halves of the 95 % intervals, or standard deviations over seeds; dashed is the baseline.\n"
+        if left_out:
+            yield f"Not drawn, as they were measured on other data than the last ones: {', '.join(left_out)}.\n"
     for group in _newest(evaluations):
         yield from _evaluation(group)
     yield "## Origin\n"

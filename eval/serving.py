@@ -59,7 +59,8 @@ class ServedModel(PythonModel):
                 is what MLflow's server tells its caller by the message.
         """
         assert self._pretrained is not None
-        asked: dict[str, Any] = {"task": "embed", "layer": -1, "pooling": "mean", "top": 5} | (params or {})
+        asked: dict[str, Any] = {"task": "embed", "layer": -1, "pooling": "mean", "top": 5}
+        asked |= {name: value for name, value in (params or {}).items() if value is not None}
         texts = model_input["text"]
         if texts.isna().any():
             raise MlflowException.invalid_parameter_value("a text is null; leave the row out")

@@ -52,7 +52,7 @@ def read_toml(path: Path, what: str, depth: int = 0) -> dict[str, Any]:
         ConfigError: no such file, or not TOML.
     """
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin with a mark
     except OSError as error:
         raise ConfigError(f"{path}: can't read the {what} ({error.strerror})") from error
     except (ValueError, RecursionError) as error:  # numbers too long, tables too deep are no TOMLDecodeError

@@ -127,6 +127,8 @@ def read_rows(path: Path, needed: Sequence[str], table: TextTable) -> Iterator[R
 
 def _check_columns(path: Path, columns: Sequence[str], needed: Sequence[str]) -> None:
     for column in needed:
+        if columns.count(column) > 1:
+            raise DatasetError(f"{path}: line 1: {columns.count(column)} columns are called {column!r}; leave one")
         if column not in columns:
             raise DatasetError(
                 f"{path}: line 1: no column {column!r} among {', '.join(columns)[:200]!r}; is it a file of this task?"

@@ -273,3 +273,9 @@ def test_what_is_no_head(text: str) -> None:
 def test_what_is_no_file(text: str) -> None:
     with pytest.raises(SystemExit):
         main(["export", "w10", "--output", text])
+
+
+def test_a_picture_of_many_tokens_is_no_larger_than_memory_allows() -> None:
+    for count in (10, 300):
+        width, height = draw_head(random_picture(["a"] * count), layer=1, head=1).get_size_inches()
+        assert 4.0 <= height < width <= 41.0

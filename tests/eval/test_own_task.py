@@ -134,6 +134,18 @@ def test_names_that_will_not_do(tmp_path: Path) -> None:
     assert message(tmp_path / "none.toml") == "can't read the task (No such file or directory)"
 
 
+def test_a_column_that_is_there_twice_is_told(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task, data = (
+        write_task(tmp_path / "mine", "\ufeff" + TICKETS),
+        write_tickets(tmp_path / "data"),
+    )  # a mark, as some write
+    (train,) = data.rglob("train.tsv")
+    header, *rows = train.read_text().splitlines()
+    train.write_text("\n".join([f"{header}\tqueue", *(f"{row}\tbilling" for row in rows)]) + "\n")
+    assert evaluate(export, task, data, tmp_path / "out") == 2
+    assert "train.tsv: line 1: 2 columns are called 'queue'; leave one" in capsys.readouterr().err
+
+
 def test_ids_that_it_names_must_be_there(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task, data = write_task(tmp_path / "mine", 'id = "tickt"\n' + TICKETS), write_tickets(tmp_path / "data")
     assert evaluate(export, task, data, tmp_path / "out") == 2

@@ -16,6 +16,7 @@ from eval.probe import (
     SENTENCES,
     Estimate,
     Majority,
+    Outcomes,
     count_tokens,
     fill_masks,
     majority,
@@ -172,3 +173,11 @@ def test_rows_beyond_the_vocabulary_fill_nothing(shards: Path) -> None:
 def test_own_sentences_have_one_mask_each() -> None:
     assert len(SENTENCES) == 10
     assert all(sentence.count(MASK) == 1 for sentence in SENTENCES)
+
+
+def test_a_model_that_diverged_has_a_perplexity() -> None:
+    losses = np.array([69_000.0, 71_000.0])
+    ones, labels = np.ones(2), np.zeros(2, np.int64)
+    outcomes = Outcomes(ones, losses, ones, ones, ones, labels, labels)
+    assert masked_words(outcomes).loss.value == 70_000.0
+    assert 1e300 < masked_words(outcomes).perplexity.value < math.inf

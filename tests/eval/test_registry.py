@@ -153,6 +153,24 @@ def test_a_trial_over_few_samples_is_no_reason_either(run: RunDirectory, capsys:
     assert f"{run.export(7)} is version 1 of bert-test" in capsys.readouterr().out
 
 
+def test_figures_on_different_data_make_no_export_the_better_one(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = []
+    for step, manifest, perplexity in ((7, "real", 7.0), (9, "easy", 1.0)):
+        of_shards = {"path": "shards", "manifest_blake2b": manifest, "sequence_length": 128, "samples": 50}
+        file = write_evaluation(run.path, step, manifest, mlm=task({"samples": 50}, perplexity=perplexity))
+        write_results(file, read_results(file) | {"shards": of_shards})
+        files.append(file)
+    assert main([str(run.path), "--metric", "mlm.perplexity"]) == 2
+    told = capsys.readouterr().err
+    assert all(str(file) in told for file in files)
+    assert "evaluate all exports on one, or move the others' results away" in told
+    files[1].unlink()
+    register(run, "--metric", "mlm.perplexity")
+    assert f"{run.export(7)} is version 1 of bert-test" in capsys.readouterr().out
+
+
 def test_a_version_says_where_it_comes_from(run: RunDirectory) -> None:
     store = evaluation_store([run.path], run.path)
     file = run.path / "evaluations" / "step-000007" / "results.json"
@@ -213,6 +231,12 @@ def test_what_a_loaded_version_refuses(registered: str, params: dict[str, Any], 
         ask(load(registered), ["w10"], **params)
 
 
+def test_parameters_that_are_null_are_left_at_their_defaults(registered: str) -> None:
+    served, asked = load(registered).unwrap_python_model(), pd.DataFrame({"text": ["w10"]})
+    expected = served.predict(None, asked, {})["embedding"][0]
+    assert served.predict(None, asked, {"layer": None, "task": None, "top": None})["embedding"][0] == expected
+
+
 def test_an_export_that_is_registered_is_not_deleted_meanwhile(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +286,15 @@ def test_mistakes_end_with_one_line(run: RunDirectory, tmp_path: Path, capsys: p
     assert "can't read" in refused("--metric", "mrpc.f1", "--corpus", str(tmp_path / "gone.txt"))
     assert "holds no words" in refused("--metric", "mrpc.f1", "--corpus", str(tmp_path / "empty.txt"))
     assert "a/b" in refused("--metric", "mrpc.f1", "--name", "a/b")
+    assert "k1 = inf" in refused("--metric", "mrpc.f1", "--corpus", __file__, "--k1", "inf")
+    for words, told in (
+        (["--name", " "], "argument --name: it is empty"),
+        (["--k1", "1"], "argument --k1: it is of BM25, which wants a --corpus"),
+        (["--b", "0.5"], "argument --b: it is of BM25"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main([str(run.path), "--metric", "mrpc.f1", *words])
+        assert told in capsys.readouterr().err
     (run.export(7) / "model.safetensors").write_bytes(b"")
     assert "not the weights that" in refused("--metric", "mrpc.f1")
     shutil.rmtree(run.export(7))

@@ -2,6 +2,7 @@
 
 import base64
 import functools
+import io
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from matplotlib.image import imread
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
-from eval.comparison import exports_of
+from eval.comparison import exports_of, on_same_data
 from eval.curves import Baselines, draw, draw_scores, read_histories, smooth
 from eval.evaluated import find_results, read_evaluations, run_directory, run_names
 from eval.report import main, page, report
@@ -156,6 +157,28 @@ def test_curves_show_what_was_logged(run: Path) -> None:
     assert labels == ["training", "held out", "unigrams of the training text"]
     assert all(axes.get_title(loc="left") and axes.get_xlabel() == "step" for axes in (loss, accuracy, rate))
     assert (loss.get_ylabel(), accuracy.get_ylabel()) == ("MLM loss (nats a word)", "NSP accuracy")
+
+
+def test_curves_of_many_runs_have_their_legend_beside_them_and_no_two_look_alike(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"run{number:02d}", steps=60) for number in range(14)]
+    (tmp_path / "link").symlink_to(runs[3])  # a run that is there already
+    figure = draw(read_histories([*runs, tmp_path / "link"])[0], Baselines(7.5, 0.5))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [run.name for run in runs]
+    assert figure.axes[0].get_legend() is None
+    rates = figure.axes[2].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in rates}) == len(rates) == 14
+    figure.draw_without_rendering()
+    legend, panels = figure.legends[0].get_window_extent(), [axes.get_window_extent() for axes in figure.axes]
+    assert all(legend.y1 <= panel.y0 for panel in panels)
+    assert panels[0].height > 200
+
+
+def test_a_run_that_diverged_is_drawn(run: Path) -> None:
+    """As far as the trainer goes on with it: its loss is a number."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    lines[30] = json.dumps(json.loads(lines[30]) | {"mlm_loss": 70_000.0})
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    draw(read_histories([run])[0], Baselines(7.5, 0.5)).savefig(io.BytesIO())
 
 
 def test_curves_without_baselines(run: Path) -> None:
@@ -522,6 +545,23 @@ def test_scores_over_the_steps(run: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose([segment[1, 1] - segment[0, 1] for segment in bars], [0.006] * 3)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["demo", "other"]
     assert set(panels["nsp", "accuracy"].lines[-1].get_ydata()) == {0.515}  # the baseline
+
+
+def test_figures_on_other_data_are_not_joined_by_a_line(run: Path, tmp_path: Path) -> None:
+    for step, manifest in ((20, "easy"), (40, "real"), (60, "real")):
+        mlm = task({"samples": 50, "words": 400}, perplexity=100.0 - step, accuracy=0.1)
+        file = write_evaluation(run, step, mlm=mlm, mrpc=learned("f1", {}, f1=80.0 + step))
+        shards = {"path": "shards", "manifest_blake2b": manifest, "sequence_length": 128, "samples": 50}
+        write_results(file, json.loads(file.read_text()) | {"shards": shards})
+    exports = exports_of(read_evaluations(find_results([run])))
+    kept, left_out = on_same_data(exports)
+    assert left_out == ["mlm of demo 20"]
+    panels = {axes.get_title(loc="left"): axes for axes in draw_scores(kept).axes if axes.get_visible()}
+    assert panels["mlm"].containers[0].lines[0].get_xdata().tolist() == [40, 60]
+    assert panels["mrpc"].containers[0].lines[0].get_xdata().tolist() == [20, 40, 60]
+    assert main([str(run), "--output", str(tmp_path / "output")]) == 0
+    text = (tmp_path / "output" / "report.md").read_text()
+    assert "Not drawn, as they were measured on other data than the last ones: mlm of demo 20." in text
 
 
 def test_an_export_of_another_program_has_no_step(run: Path, tmp_path: Path) -> None:
