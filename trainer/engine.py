@@ -30,7 +30,7 @@ from trainer.fp8 import to_fp8
 from trainer.gradients import take_norm_once, total_norm
 from trainer.loss_scale import LossScale, is_exhausted, put_loss_scale, scale_after_updates, take_loss_scale
 from trainer.metrics import Laps, training_flops
-from trainer.model import EMPTY_SLOT, BertForPreTraining, Losses, parameter_shapes, pretraining_losses
+from trainer.model import EMPTY_SLOT, BertForPreTraining, Losses, joined_sizes, parameter_shapes, pretraining_losses
 from trainer.non_finite import Suspect, bad_gradient, bad_loss
 from trainer.optim import Lamb, build_optimizer, parameter_groups, state_of
 from trainer.ownership import find_owned, first_misplaced
@@ -155,8 +155,9 @@ class Engine:
         take_norm_once(self._engine.optimizer)
         self._owned = list(find_owned(self._engine, self._optimizer, names, world.rank))
         self._check_layout(initial)
-        if isinstance(self._optimizer, Lamb) and self._engine.zero_optimization():
-            self._optimizer.partition(self._owned, _sum_over_ranks(world.device))
+        if isinstance(self._optimizer, Lamb):
+            add = _sum_over_ranks(world.device) if self._engine.zero_optimization() else None
+            self._optimizer.partition(self._owned, add, joined_sizes(shapes))
         self.reset_moments()
         if reader:
             self._fill(reader)

@@ -6,7 +6,7 @@ F feed-forward, V vocabulary, P predictions.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -397,6 +397,11 @@ def parameter_shapes(config: BertConfig) -> dict[str, torch.Size]:
     with torch.device("meta"):
         model = BertForPreTraining(config, seed=None)
     return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def joined_sizes(shapes: Mapping[str, torch.Size]) -> dict[str, list[int]]:
+    """Sizes of queries, keys and values within the parameters that hold all three, in elements."""
+    return {name: 3 * [shape.numel() // 3] for name, shape in shapes.items() if name.split(".")[-2] == "qkv"}
 
 
 def parameter_count(config: BertConfig) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import torch
@@ -164,8 +165,9 @@ class Lamb(torch.optim.Optimizer):
 
     The step of a parameter is scaled by its trust ratio, the norm of its weights over the norm of its update. ZeRO
     leaves a rank with flat tensors in which parameters begin and end anywhere, so the sums of squares are taken over
-    fragments and added up over the ranks, in one small all-reduce for each group. `partition` must be called wherever
-    tensors are not parameters: without it each tensor counts as one.
+    fragments and added up over the ranks, in one small all-reduce for each group. Queries, keys and values, one
+    parameter of ours, have a ratio each, as in google's and NVIDIA's models, where they are three. `partition` must be
+    called wherever tensors are not parameters that count as one.
     """
 
     def __init__(self, params: Iterable[Any], config: OptimizerConfig):
@@ -174,14 +176,20 @@ class Lamb(torch.optim.Optimizer):
         self._owned: dict[int, Owned] = {}
         self._sum_over_ranks: Callable[[torch.Tensor], None] | None = None
 
-    def partition(self, owned: Iterable[Owned], sum_over_ranks: Callable[[torch.Tensor], None]) -> None:
-        """Say what the flat tensors are made of.
+    def partition(
+        self,
+        owned: Iterable[Owned],
+        sum_over_ranks: Callable[[torch.Tensor], None] | None,
+        parts: Mapping[str, Sequence[int]],
+    ) -> None:
+        """Say what the tensors are made of.
 
         Args:
             owned: every tensor that this rank updates, with its fragments.
-            sum_over_ranks: adds up a float64 tensor over all ranks, in place.
+            sum_over_ranks: adds up a float64 tensor over all ranks, in place; None where each has whole parameters.
+            parts: name of a parameter that holds several -> their sizes, in elements.
         """
-        self._owned = {id(each.tensor): each for each in owned}
+        self._owned = {id(each.tensor): _take_apart(each, parts) for each in owned}
         self._sum_over_ranks = sum_over_ranks
 
     @torch.no_grad()
@@ -202,9 +210,7 @@ class Lamb(torch.optim.Optimizer):
         tensor.add_(update.view_as(tensor), alpha=-group["lr"])
 
     def _owned_as(self, tensor: torch.Tensor) -> Owned:
-        if self._sum_over_ranks is None:
-            return Owned(tensor, [Fragment(0, tensor.numel(), "", 0)], [""])
-        return self._owned[id(tensor)]
+        return self._owned.get(id(tensor)) or Owned(tensor, [Fragment(0, tensor.numel(), "", 0)], [""])
 
     def _scale(self, update: torch.Tensor, owned: Owned) -> None:
         """Multiply each parameter's part of the update by its trust ratio."""
@@ -222,3 +228,15 @@ class Lamb(torch.optim.Optimizer):
         ratios = torch.where((of_weights > 0) & (of_update > 0), ratios, 1.0).to(update.dtype)
         for start, length, name, _ in owned.fragments:
             update[start : start + length].mul_(ratios[numbers[name]])
+
+
+def _take_apart(owned: Owned, parts: Mapping[str, Sequence[int]]) -> Owned:
+    """The same tensor, with each parameter that holds several as so many."""
+    fragments = []
+    for start, length, name, offset in owned.fragments:
+        for part, (begin, end) in enumerate(pairwise([0, *accumulate(parts.get(name, [offset + length]))])):
+            first, last = max(begin, offset), min(end, offset + length)
+            if first < last:
+                fragments.append(Fragment(start + first - offset, last - first, f"{name}[{part}]", first))
+    names = [f"{name}[{part}]" for name in owned.parameters for part in range(len(parts.get(name, [0])))]
+    return Owned(owned.tensor, fragments, names)

@@ -8,7 +8,10 @@ import torch
 
 
 class Lamb:
-    """You et al. (2020), algorithm 2, in float64; trust ratios for all but biases and LayerNorm."""
+    """You et al. (2020), algorithm 2, in float64; trust ratios for all but biases and LayerNorm.
+
+    A parameter that a group has under "three" holds three matrices, one below the other, each with a ratio of its own.
+    """
 
     def __init__(self, groups: Iterable[dict], bound: Callable[[float], float] = lambda ratio: ratio):
         self.param_groups = list(groups)
@@ -32,7 +35,12 @@ class Lamb:
                 self._moments[id(parameter)] = m, v
                 m_hat, v_hat = m / (1 - 0.9**self._steps), v / (1 - 0.999**self._steps)
                 r = m_hat / (v_hat.sqrt() + 1e-6) + group["weight_decay"] * w
-                ratio = 1.0
-                if not group.get("undecayed") and w.norm() > 0 and r.norm() > 0:
-                    ratio = self._bound((w.norm() / r.norm()).item())
-                parameter.copy_(w - group["lr"] * ratio * r)
+                count = 3 if any(parameter is joined for joined in group.get("three", ())) else 1
+                ratios = [self._ratio(*pair, group) for pair in zip(w.chunk(count), r.chunk(count), strict=True)]
+                scaled = [ratio * part for ratio, part in zip(ratios, r.chunk(count), strict=True)]
+                parameter.copy_(w - group["lr"] * torch.cat(scaled))
+
+    def _ratio(self, w: torch.Tensor, r: torch.Tensor, group: dict) -> float:
+        if group.get("undecayed") or w.norm() == 0 or r.norm() == 0:
+            return 1.0
+        return self._bound((w.norm() / r.norm()).item())

@@ -80,7 +80,11 @@ def plain_loop(request, recipe, shards):
     model = BertForPreTraining(settings.model, seed=settings.train.seed)
     undecayed = [p for name, p in model.named_parameters() if name.endswith("bias") or "norm" in name]
     decayed = [p for p in model.parameters() if all(p is not q for q in undecayed)]
-    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": undecayed, "weight_decay": 0.0, "undecayed": True}]
+    three = [p for name, p in model.named_parameters() if name.endswith("qkv.weight")]
+    groups = [
+        {"params": decayed, "weight_decay": 0.01, "three": three},
+        {"params": undecayed, "weight_decay": 0.0, "undecayed": True},
+    ]
     optimizer = build(groups)
     losses, norms = [], []
     for step in range(phase.steps):

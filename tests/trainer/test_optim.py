@@ -174,16 +174,51 @@ def test_a_parameter_in_fragments_has_the_ratio_of_the_whole():
 
     for half, own in zip(halves, fragments, strict=True):
         rank = Lamb([{"params": [half], "weight_decay": 0.01, "lr": 0.0}], config)
-        rank.partition([Owned(half, own, ["a", "b"])], own_sums)
+        rank.partition([Owned(half, own, ["a", "b"])], own_sums, {})
         rank.step()
     total = sums[0] + sums[1]
     for half, own in zip(halves, fragments, strict=True):
         rank = Lamb([{"params": [half], "weight_decay": 0.01, "lr": 0.1}], config)
-        rank.partition([Owned(half, own, ["a", "b"])], lambda values: values.copy_(total))
+        rank.partition([Owned(half, own, ["a", "b"])], lambda values: values.copy_(total), {})
         rank.step()
     whole.step()
     expected = torch.cat([first.detach().reshape(-1), second.detach().reshape(-1)])
     torch.testing.assert_close(torch.cat([half.detach() for half in halves]), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_queries_keys_and_values_have_a_ratio_each_wherever_they_are_cut():
+    """As where they are three parameters, as in google's and NVIDIA's models."""
+    config = OptimizerConfig(name="lamb")
+    three = [torch.nn.Parameter(scale * gradients(90 + i, (4, 4))) for i, scale in enumerate((1.0, 0.1, 3.0))]
+    bias = torch.nn.Parameter(gradients(98, (5,)))
+    for i, parameter in enumerate((*three, bias)):
+        parameter.grad = gradients(i, parameter.shape)
+    flat, slope = (
+        torch.cat([x.reshape(-1) for x in each])
+        for each in ([p.detach().clone() for p in (*three, bias)], [p.grad for p in (*three, bias)])
+    )
+    Lamb([{"params": [*three, bias], "weight_decay": 0.01, "lr": 0.1}], config).step()
+    expected = torch.cat([parameter.detach().reshape(-1) for parameter in (*three, bias)])
+
+    def update(begin, end, add):
+        """What a rank makes of its part of the flat tensor."""
+        part = torch.nn.Parameter(flat[begin:end].clone())
+        part.grad = slope[begin:end].clone()
+        held = [(name, max(first, begin), min(last, end), first) for name, first, last in (("a", 0, 48), ("b", 48, 53))]
+        fragments = [
+            Fragment(low - begin, high - low, name, low - first) for name, low, high, first in held if low < high
+        ]
+        rank = Lamb([{"params": [part], "weight_decay": 0.01, "lr": 0.1}], config)
+        rank.partition([Owned(part, fragments, ["a", "b"])], add, {"a": [16, 16, 16]})
+        rank.step()
+        return part.detach()
+
+    for cut in (53, 16, 20, 40, 48, 50):
+        sums = []
+        for share in ((0, cut), (cut, 53)):
+            update(*share, lambda values, sums=sums: sums.append(values.clone()))
+        found = [update(*share, lambda values, sums=sums: values.copy_(sum(sums))) for share in ((0, cut), (cut, 53))]
+        torch.testing.assert_close(torch.cat(found), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_recipes_names():
