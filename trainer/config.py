@@ -46,8 +46,8 @@ class Phase:
 
     def __post_init__(self) -> None:
         for name in ("sequence_length", "steps", "global_batch_size", "micro_batch_size", "max_predictions"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive")
+            if not 0 < getattr(self, name) < 2**31:
+                raise ValueError(f"{name} must be positive and below 2^31")
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class TrainConfig:
     hang_seconds: int = 1800
 
     def __post_init__(self) -> None:
-        if not (self.max_steps >= 0 and 0 <= self.threads <= 4096 and 0 <= self.hang_seconds <= 10**7):
-            raise ValueError("max_steps must be 0 or more, threads 0 to 4096, hang_seconds 0 to 10000000")
+        if not (self.max_steps >= 0 and 0 <= self.threads <= 1024 and 0 <= self.hang_seconds <= 10**7):
+            raise ValueError("max_steps must be 0 or more, threads 0 to 1024, hang_seconds 0 to 10000000")
         if not 0 <= self.seed < 2**63:  # what torch's generators take
             raise ValueError("seed must be 0 or more and below 2^63")
 
@@ -143,6 +143,10 @@ class TrackingConfig:
     enabled: bool = True
     experiment: str = "bert-pretraining"
     system_metrics: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.experiment.strip()) <= len(self.experiment) <= 500:
+            raise ValueError("experiment must be a name of 1 to 500 characters")
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,8 @@ class Engine:
         all_sums = self._world.sum(of_micro_batches.sum(dim=0).tolist())
         metrics = self._means(all_sums, totals.predictions, totals.samples)
         if not math.isfinite(metrics["loss"]):
-            raise bad_loss(step + 1, metrics["loss"], self._find_suspects(of_micro_batches, batches))
+            suspects = self._find_suspects(of_micro_batches, batches)
+            raise bad_loss(step + 1, metrics["loss"], suspects, totals.micro_batches)
         metrics["learning_rate"] = learning_rate
         metrics |= self._update(step, batches, learning_rate)
         laps.lap("update_seconds")

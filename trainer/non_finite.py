@@ -18,14 +18,20 @@ class Suspect(NamedTuple):
     samples: list[int]  # their places in the phase's stream
 
 
-def bad_loss(step: int, loss: float, suspects: Sequence[Suspect]) -> NonFiniteError:
+def bad_loss(step: int, loss: float, suspects: Sequence[Suspect], micro_batches: int) -> NonFiniteError:
     """The error for a NaN or infinite loss over the global batch.
 
     Args:
         step: the one that is not finished.
         loss: of the global batch.
         suspects: of all ranks; none where finite losses have an infinite sum.
+        micro_batches: of the step, over all ranks.
     """
+    if len(suspects) == micro_batches > 1:
+        return NonFiniteError(
+            f"step {step}: the loss is {loss} in every micro-batch: it is not the data, the training has diverged; "
+            "begin anew with a lower schedule.peak or a longer warm-up, or with a smaller optimizer.max_gradient_norm"
+        )
     first = [suspect for suspect in suspects if suspect.turn == min(suspects).turn]
     ranks = " and ".join(f"rank {suspect.rank} (samples {_interval(suspect.samples)})" for suspect in first)
     skip = ", ".join(_interval(suspect.samples) for suspect in first)

@@ -48,8 +48,8 @@ class OptimizerConfig:
             raise ValueError("optimizer.beta1 and beta2 must lie in [0, 1) and optimizer.eps be positive and finite")
         if not (0 <= self.weight_decay < math.inf and 0 <= self.max_gradient_norm < math.inf):
             raise ValueError("optimizer.weight_decay and optimizer.max_gradient_norm must be 0 or more and finite")
-        if not 0 <= self.min_trust_ratio <= self.max_trust_ratio:
-            raise ValueError("optimizer.min_trust_ratio must be 0 or more and at most optimizer.max_trust_ratio")
+        if not 0 <= self.min_trust_ratio <= self.max_trust_ratio or self.min_trust_ratio == math.inf:
+            raise ValueError("optimizer.min_trust_ratio must be 0 or more, finite, at most optimizer.max_trust_ratio")
 
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -118,12 +118,14 @@ def _parse(text: str) -> Any:
 
 
 def _reject_unknown(raw: Any, kind: Any, prefix: str, where: str) -> None:
-    """Raise for the first key that no section knows, with the nearest known one."""
+    """Raise for the first key that no section knows, with the nearest known one, or truth in a number's place."""
     if get_origin(kind) is list and isinstance(raw, list):
         for i, item in enumerate(raw):
             _reject_unknown(item, get_args(kind)[0], f"{prefix}{i}.", where)
     if get_origin(kind) is UnionType:
         kind = get_args(kind)[0]  # SECTION | None
+    if isinstance(raw, bool) and kind in (int, float):  # pydantic takes true for 1
+        raise ConfigError(f"{where}: {prefix.removesuffix('.')} is {str(raw).lower()}; give a number")
     if not dataclasses.is_dataclass(kind) or not isinstance(raw, dict):
         return
     hints = get_type_hints(kind)

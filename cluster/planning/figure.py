@@ -22,6 +22,8 @@ def draw(title: str, scaling: Sequence[tuple[int, float]], path: Path) -> None:
     Raises:
         PlanError: matplotlib is not installed, or the file can't be written.
     """
+    if path.is_dir() or not path.suffix:
+        raise PlanError(f"--plot {path}: not the name of a picture; give one such as plan.png")
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

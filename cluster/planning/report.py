@@ -67,7 +67,7 @@ def _time_table(plan: Plan) -> str:
         ["sequences of a step", *(f"{p.batch:,}" for p in phases), ""],
         ["micro-batch x accumulation", *(f"{p.micro_batch} x {p.accumulation}" for p in phases), ""],
         ["step, ms", *(f"{1e3 * p.step.total:,.1f}" for p in phases), ""],
-        ["- products", *(f"{1e3 * p.step.compute:,.1f}" for p in phases), ""],
+        ["- products, or their launches", *(f"{1e3 * p.step.compute:,.1f}" for p in phases), ""],
         ["- update", *(f"{1e3 * p.step.update:,.1f}" for p in phases), ""],
         ["- network, waited for", *(f"{1e3 * p.step.exposed:,.1f}" for p in phases), ""],
         ["network in all, ms", *(f"{1e3 * p.step.network:,.1f}" for p in phases), ""],

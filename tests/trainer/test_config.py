@@ -157,6 +157,10 @@ def test_a_time_or_a_date_is_a_string(text, value):
         ("schedule.peak=nan", r"schedule\.peak must be positive, .* all of them finite"),
         ("optimizer.max_gradient_norm=nan", r"max_gradient_norm must be 0 or more and finite"),
         ("optimizer.eps=inf", r"optimizer\.eps be positive and finite"),
+        ("schedule.peak=true", r"schedule\.peak is true; give a number"),
+        ("model.num_hidden_layers=true", r"model\.num_hidden_layers is true; give a number"),
+        ("phases.0.steps=false", r"phases\.0\.steps is false; give a number"),
+        ("tracking.experiment=", "tracking: experiment must be a name of 1 to 500 characters"),
     ],
 )
 def test_a_wrong_setting_is_named(recipe, override, message):
@@ -196,7 +200,9 @@ def test_a_number_that_is_too_small_is_refused(recipe, override):
     ("override", "message"),
     [
         ("train.hang_seconds=10000000000000", "hang_seconds 0 to 10000000"),
-        ("train.threads=100000", "threads 0 to 4096"),
+        ("train.threads=2048", "threads 0 to 1024"),
+        ("phases.0.global_batch_size=99999999999999999999999", "global_batch_size must be positive and below"),
+        ("optimizer.min_trust_ratio=inf", "min_trust_ratio must be 0 or more, finite"),
         ("data.token_multiple=0", "token_multiple must be 1 to 65,536"),
         ("data.token_multiple=1000000007", "token_multiple must be 1 to 65,536"),
         ("data.weights=[1e308, 1e308]", "data.weights must be positive numbers"),

@@ -14,7 +14,7 @@ from mlflow.tracking import MlflowClient
 from tests.trainer.mlflow_store import add_lines, empty_store, metrics, write_run
 from trainer.files import read_lines
 from trainer.run_directory import RunDirectory
-from trainer.tracking import Store, Tracker, evaluation_store, log_evaluation, prepare, runs, sync
+from trainer.tracking import LostRunError, Store, Tracker, evaluation_store, log_evaluation, prepare, runs, sync
 from trainer.tracking import store as store_module
 from trainer.tracking.__main__ import main
 
@@ -496,6 +496,22 @@ def test_a_run_that_was_deleted_is_not_tried_again(
     run.tracking.unlink()
     assert main(["sync", str(run.path)]) == 0
     assert_complete(run, store, only_run(store).info.run_id)
+
+
+def test_until_a_run_is_there_the_newest_experiment_counts(
+    run: RunDirectory, store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = MlflowClient(store)
+    client.delete_experiment(client.create_experiment("gone"))
+    prepare(run, "gone")
+    with pytest.raises(LostRunError, match=r"experiment 'gone' was deleted there; restore it, or set tracking\.exp"):
+        sync(run)
+    prepare(run, "tests")
+    sync(run)
+    prepare(run, "other")  # too late
+    sync(run)
+    found = client.get_experiment(only_run(store).info.experiment_id)
+    assert found.name == "tests"
 
 
 def test_the_weights_that_a_run_began_with_are_tags(run: RunDirectory, store: str) -> None:

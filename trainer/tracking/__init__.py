@@ -13,8 +13,8 @@ Without MLFLOW_TRACKING_URI the store is an SQLite file beside the run directory
 """
 
 from trainer.tracking.evaluations import Store, evaluation_store, log_evaluation
-from trainer.tracking.runs import LostRunError, Tracker, prepare, status_of, sync
-from trainer.tracking.store import first_line, without_credentials
+from trainer.tracking.runs import Tracker, prepare, status_of, sync
+from trainer.tracking.store import LostRunError, first_line, without_credentials
 
 __all__ = ["LostRunError", "Store", "Tracker", "evaluation_store", "first_line", "log_evaluation", "prepare",
            "status_of", "sync", "without_credentials"]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import threading
@@ -19,6 +20,7 @@ from trainer.run_directory import RunDirectory
 from trainer.tracking.evaluations import carry_over_pending
 from trainer.tracking.store import (
     Cursor,
+    LostRunError,
     chosen_tracking_uri,
     default_tracking_uri,
     experiment_id,
@@ -40,10 +42,6 @@ _PATIENCE = 60.0  # seconds that a finished training waits for its tracker
 Ended = Literal["FINISHED", "FAILED"]
 
 _log = logging.getLogger(__name__)
-
-
-class LostRunError(RuntimeError):
-    """Which run of MLflow it is nobody knows any more, or MLflow has it no more. The message says what to do."""
 
 
 def sync(run: RunDirectory, ended: Ended | None = None, running: bool = False) -> str:
@@ -188,9 +186,14 @@ class Tracker:
 
 
 def prepare(run: RunDirectory, experiment: str) -> None:
-    """Write down where this run is tracked, before MLflow is reached for the first time."""
+    """Write down where this run is tracked, until MLflow is reached for the first time."""
     if not run.tracking.exists():
         write_cursor(run, Cursor(default_tracking_uri(run.path), experiment, "", {}))
+        return
+    with contextlib.suppress(ValueError, TypeError):  # damaged, as is told when it is used
+        cursor = read_cursor(run)
+        if not cursor.run_id and cursor.experiment != experiment:
+            write_cursor(run, dataclasses.replace(cursor, experiment=experiment))
 
 
 def _destination(run: RunDirectory) -> Cursor:

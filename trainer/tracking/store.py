@@ -34,6 +34,10 @@ for _noisy in ("mlflow", "alembic"):  # what a new store's tables are called, an
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # a traceback of every error, which is raised too
 
 
+class LostRunError(RuntimeError):
+    """Which run of MLflow it is nobody knows any more, or MLflow has it no more. The message says what to do."""
+
+
 @dataclass
 class Cursor:
     """How far MLflow has got with a training; kept in mlflow.json of the run directory."""
@@ -68,8 +72,15 @@ def chosen_tracking_uri() -> str | None:
 
 
 def experiment_id(client: MlflowClient, name: str, tracking_uri: str) -> str:
-    """The id of an experiment, which is made where there is none."""
+    """The id of an experiment, which is made where there is none.
+
+    Raises:
+        LostRunError: it was deleted there.
+    """
     found = client.get_experiment_by_name(name)
+    if found is not None and found.lifecycle_stage == LifecycleStage.DELETED:
+        where = without_credentials(tracking_uri)
+        raise LostRunError(f"{where}: experiment {name!r} was deleted there; restore it, or set tracking.experiment")
     if found is not None:
         return str(found.experiment_id)
     # Without a location MLflow would put the artifacts of an SQLite store into the current directory.
