@@ -204,6 +204,22 @@ def open_raw(path: str) -> Iterator[BinaryIO]:
         ) from error
 
 
+def size(path: str) -> int:
+    """Bytes of an input file, as it is now.
+
+    Raises:
+        StorageError: that can't be told, as where it is gone.
+    """
+    try:
+        if not is_remote(path):
+            return Path(path).stat().st_size
+        [found] = FileSystems.match([path])
+        [metadata] = found.metadata_list
+        return int(metadata.size_in_bytes)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path}: can't be read ({error}); once it can, the same command goes on") from error
+
+
 def begins_with(path: str, magic: bytes) -> bool:
     """Whether an input file's first bytes are these."""
     with open_raw(path) as raw:

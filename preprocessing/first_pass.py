@@ -14,7 +14,7 @@ from preprocessing import files
 from preprocessing.contamination import FOUND, Search
 from preprocessing.encoder import Encoder
 from preprocessing.fingerprints import fingerprint
-from preprocessing.inputs import Unit
+from preprocessing.inputs import Unit, check_unchanged
 from preprocessing.job import Job
 from preprocessing.layout import Counts
 from preprocessing.options import Options
@@ -42,6 +42,7 @@ def tokenize_unit(job: Job, unit: Unit) -> UnitNote:
 
     Raises:
         SourceError: an input can't be read.
+        StorageError: its storage fails, or it has changed since the job began.
     """
     note = UnitNote()
     buffer = TokenBuffer(job.layout, job.vocabulary.size)
@@ -61,6 +62,7 @@ def tokenize_unit(job: Job, unit: Unit) -> UnitNote:
                 batches += 1
         if buffer.tokens:
             _write(writers, buffer.flush(unit.number, batches, note))
+        check_unchanged(unit)
     return note
 
 

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from preprocessing import files
-from preprocessing.sources import DEFAULTS, Part, ReadOptions, SourceError
+from preprocessing.sources import DEFAULTS, Part, ReadOptions, SourceError, StorageError
 from preprocessing.sources.registry import SOURCES, Source, numbers_rows
 
 UNIT_BYTES = 4 << 20  # inputs this small are read together, so that a thousand books are not a thousand tasks
@@ -31,6 +31,21 @@ class Unit(NamedTuple):
 
     number: int
     inputs: tuple[Input, ...]
+
+
+def check_unchanged(unit: Unit) -> None:
+    """See that what was just read is what the job found: a file that still grows or shrinks is half a corpus.
+
+    Raises:
+        StorageError: a file has another size.
+    """
+    for file in unit.inputs:
+        now = files.size(file.path)
+        if now != file.bytes:
+            raise StorageError(
+                f"{file.path}: has changed since the job began, from {file.bytes:,} bytes to {now:,}; once nobody "
+                "writes to it, give the command again with --overwrite"
+            )
 
 
 def find_inputs(

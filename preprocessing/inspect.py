@@ -14,6 +14,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,13 @@ import numpy as np
 from preprocessing.extras import needs
 from preprocessing.markdown import markdown_table
 from preprocessing.schema import MANIFEST, Manifest, Pairs, Shard, ShardDirectory, ShardError, Split
-from preprocessing.tokenization import VocabularyError, load_tokenizer
+from preprocessing.tokenization import (
+    VOCABULARY_FILE,
+    VocabularyError,
+    load_tokenizer,
+    load_vocabulary,
+    tokenizer_files,
+)
 
 # --- Tables ---
 
@@ -188,6 +195,9 @@ def run(argv: Sequence[str]) -> None:
     ours = parser()
     found = ours.parse_args(argv)
     shards = ShardDirectory(found.directory)
+    if found.verify:  # first, as what else is asked for trusts what it reads
+        shards.verify()
+        _verify_tokenizer(shards)
     try:
         print("\n\n".join(describe(shards.manifest)))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -206,8 +216,22 @@ def run(argv: Sequence[str]) -> None:
         except OSError as error:
             ours.error(f"--histograms {found.histograms}: can't write there ({error.strerror}); name a folder")
     if found.verify:
-        shards.verify()
         print(f"\nVerified: the checksums of {len(shards.manifest.shards)} shards are those of the manifest.")
+
+
+def _verify_tokenizer(shards: ShardDirectory) -> None:
+    """Compare the tokenizer's files with what its vocabulary makes by the library that made them.
+
+    Raises:
+        ShardError: one differs.
+    """
+    if shards.manifest.created_by.get("tokenizers") != version("tokenizers"):
+        return
+    words = load_vocabulary(shards.tokenizer / VOCABULARY_FILE)
+    for name, content in tokenizer_files(words, shards.manifest.vocabulary.lowercase).items():
+        path = shards.tokenizer / name
+        if not path.is_file() or path.read_bytes() != content:
+            raise ShardError(f"{path}: not what the shards were made with; make the shards again")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

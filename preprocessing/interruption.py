@@ -11,11 +11,25 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import psutil
 
 from preprocessing.terminal import tell
+
+_PATIENCE = 20.0  # seconds that an action before the end may take
+_before_end: list[Callable[[], object]] = []
+
+
+@contextlib.contextmanager
+def before_end(action: Callable[[], object]) -> Iterator[None]:
+    """Within, an end by a signal does something first, such as telling others who work for this process."""
+    _before_end.append(action)
+    try:
+        yield
+    finally:
+        _before_end.remove(action)
 
 
 def end_when_interrupted(message: str) -> None:
@@ -53,6 +67,10 @@ def end(code: int, message: str, terminal: int) -> NoReturn:
     """
     line = "\r\033[K" if os.isatty(terminal) else ""  # where the progress stands
     tell(terminal, f"{line}{message}\n")
+    for action in [*_before_end]:
+        actor = threading.Thread(target=action, daemon=True)
+        actor.start()
+        actor.join(_PATIENCE)
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -24,6 +25,7 @@ from preprocessing import files
 from preprocessing.contamination import Benchmark, read_benchmark
 from preprocessing.encoder import available_engine
 from preprocessing.inputs import Input, find_inputs, text_bytes, units_of
+from preprocessing.interruption import before_end
 from preprocessing.job import ERROR, STORAGE, Job, choose_layout, describe
 from preprocessing.options import Arguments, VocabularyRule
 from preprocessing.output import JOB, JobError, State, clear, clear_work, inspect
@@ -239,7 +241,10 @@ def _run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.P
         try:
             pipeline = beam.Pipeline(options=options)
             build(pipeline)
-            pipeline.run().wait_until_finish()
+            running = pipeline.run()
+            # The workers of another machine's engine would go on, and write among the files of the next job.
+            with contextlib.nullcontext() if embedded else before_end(running.cancel):
+                running.wait_until_finish()
         except Exception as error:
             if reason := job.left_error(STUCK):
                 raise StuckError(reason) from error

@@ -9,7 +9,7 @@ import apache_beam as beam
 import pyarrow as pa
 
 from preprocessing import files
-from preprocessing.inputs import Unit
+from preprocessing.inputs import Unit, check_unchanged
 from preprocessing.job import Job, reporting
 from preprocessing.reading import read_inputs
 from preprocessing.sources import Document, Skipped
@@ -31,6 +31,7 @@ def sample_unit(unit: Unit, job: Job, budget: int, cutoff: int) -> None:
     """Write the file of a unit's sampled documents."""
     with reporting(job, f"unit-{unit.number:05d}"), watching(job.work, job.patience) as dog:
         sample = lowest(hashed_texts(_documents(unit, job, cutoff, dog), job.options.seed), budget)
+        check_unchanged(unit)
         with files.publish_arrow(job.sample_file(unit.number), job.work, SAMPLE) as writer:
             for begin in range(0, len(sample), ROWS):
                 hashes, texts = zip(*sample[begin : begin + ROWS], strict=True)

@@ -10,6 +10,7 @@ from sentencex import segment
 
 LONG = 1 << 14  # characters of a line; a real paragraph has fewer
 WINDOW = 1 << 12  # characters of a longer line that are looked at together, up to where a sentence seems to end
+WIDEST = 4 * WINDOW  # where none does: there the line is cut, at a blank if it has one
 # Control characters but those that count as white space, soft hyphens, byte order marks, and halves of surrogate
 # pairs, which have no encoding. Other format characters mean something in some scripts, so they stay.
 _DROPPED = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\ufeff\ud800-\udfff]")
@@ -76,9 +77,19 @@ def _windowed(language: str, line: str) -> Iterator[str]:
     """
     at = 0
     while at < len(line):
-        end = _END.search(line, at + WINDOW)
-        found = segment(language, line[at : end.end()] if end else line[at:])
-        if end:
+        end = _window_end(line, at)
+        found = segment(language, line[at:end])
+        if end < len(line):
             found = found[: max(1, len(found) // 2)]
         yield from found
         at += sum(map(len, found))
+
+
+def _window_end(line: str, at: int) -> int:
+    """Where the window ends that begins at a place of a line."""
+    widest = at + WIDEST
+    if end := _END.search(line, at + WINDOW, widest):
+        return end.end()
+    if widest >= len(line):
+        return len(line)
+    return line.rfind(" ", at + WINDOW, widest) + 1 or widest

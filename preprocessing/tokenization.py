@@ -202,8 +202,14 @@ def _count_pieces(texts: Iterable[str], tokenizer: Tokenizer) -> Counter[str]:
     return pieces
 
 
-def _alphabet(pieces: Counter[str], limit: int) -> list[str]:
-    """The most frequent characters, sorted, and then the ## forms of those that occur inside words."""
+def _alphabet(pieces: Counter[str], limit: int, room: int = 0) -> list[str]:
+    """The most frequent characters, sorted, and then the ## forms of those that occur inside words.
+
+    Args:
+        pieces: of the text, with how often they occur.
+        limit: how many characters.
+        room: entries for more of them, as far as these occur more than once.
+    """
     frequency: Counter[str] = Counter()
     inside: set[str] = set()
     for piece, count in pieces.items():
@@ -211,6 +217,11 @@ def _alphabet(pieces: Counter[str], limit: int) -> list[str]:
             frequency[character] += count
         inside.update(piece[1:])
     ranked = sorted(frequency, key=lambda character: (-frequency[character], character))
+    for character in ranked[limit:]:
+        room -= 1 + (character in inside)
+        if room < 0 or frequency[character] < MIN_FREQUENCY:
+            break
+        limit += 1
     kept = sorted(ranked[:limit])
     return kept + [CONTINUATION + character for character in kept if character in inside]
 
@@ -238,13 +249,24 @@ def train_vocabulary(texts: Iterable[str], size: int, lowercase: bool) -> list[s
     pieces = _count_pieces(texts, tokenizer)
     if not pieces:
         raise VocabularyError("there is no text to train a vocabulary on")
-    leading = [*SPECIAL_TOKENS, *_alphabet(pieces, limit=max(64, size // ALPHABET_SHARE))]
+    characters = max(64, size // ALPHABET_SHARE)
+    leading = [*SPECIAL_TOKENS, *_alphabet(pieces, characters)]
     if size <= len(leading):
         raise VocabularyError(f"size {size} leaves no room beside {len(leading)} special tokens and characters")
+    vocabulary = _merged(texts, leading, size, tokenizer)
+    # In Chinese every character is a word: there is little to merge, and room for more of them.
+    if room := size - len(vocabulary):
+        leading = [*SPECIAL_TOKENS, *_alphabet(pieces, characters, room)]
+        vocabulary = _merged(texts, leading, size, tokenizer)
+    return vocabulary
+
+
+def _merged(texts: Sequence[str], leading: Sequence[str], size: int, tokenizer: Tokenizer) -> list[str]:
+    """The tokens that come first, and what is merged of characters among them, in the order of their ids."""
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=MIN_FREQUENCY,
-        special_tokens=leading,
+        special_tokens=list(leading),
         limit_alphabet=0,  # `leading` is the alphabet
         show_progress=False,
     )

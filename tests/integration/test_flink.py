@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -167,6 +168,34 @@ def test_a_task_manager_lost_and_replaced(flink: list[str], wheel: Path, right: 
     lost.wait(120)
     lab("flink-up")
     assert job.wait(900) == 0, told(output)
+    assert contents(output) == right
+
+
+def running_jobs() -> list[str]:
+    """The cluster's jobs that are not over, by its REST interface."""
+    words = shlex.split((LAB / "env").read_text())
+    address = next(word for word in words if word.startswith("FLINK_REST=")).partition("=")[2]
+    with urllib.request.urlopen(f"{address if '://' in address else f'http://{address}'}/jobs", timeout=30) as answer:
+        jobs = json.load(answer)["jobs"]
+    return [job["id"] for job in jobs if job["status"] not in ("FINISHED", "CANCELED", "FAILED")]
+
+
+def test_a_command_that_is_ended_ends_the_job_and_the_same_command_goes_on(
+    flink: list[str], wheel: Path, right: dict[str, str], tmp_path: Path
+) -> None:
+    """Else its workers would go on writing among the files of whoever comes next."""
+    output = tmp_path / "out"
+    job = start(output, *flink, f"--extra_package={wheel}")
+    wait_for(tokenizing(output), job)
+    assert running_jobs()
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(120) == 143, told(output)
+    deadline = time.monotonic() + 120
+    while running_jobs():
+        assert time.monotonic() < deadline, "the job is still at work"
+        time.sleep(0.2)
+    again = start(output, *flink, f"--extra_package={wheel}")
+    assert again.wait(900) == 0, told(output)
     assert contents(output) == right
 
 

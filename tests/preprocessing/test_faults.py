@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from preprocessing import files, second_pass
+from preprocessing import files, first_pass, second_pass
 from preprocessing.inputs import Input
 from preprocessing.reading import read_inputs
 from preprocessing.schema import ShardDirectory
@@ -274,6 +274,28 @@ def test_storage_that_fails_is_no_damage_whatever_the_format(
         StorageError, match=r"can't be read \(Stale file handle\); once it can, the same command goes on"
     ):
         list(read_inputs([file], SKIP))
+
+
+@pytest.mark.parametrize("size", [0, 120, 1_200_000])
+def test_an_input_that_changes_while_it_is_read_is_told(
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """A download that goes on, or a copy over it: what was read is half of one thing or of another."""
+    monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1)
+    read, book = first_pass.read_inputs, books / "book-05.txt"
+
+    def change_and_read(inputs: tuple[Input, ...], *rest: Any, **options: Any) -> Any:
+        if inputs[0].path == str(book):
+            book.write_text("A sentence. " * (size // 12))
+        return read(inputs, *rest, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(first_pass, "read_inputs", change_and_read)
+        said = make.error(tmp_path / "out", "--books", books / "*.txt")
+    assert f"{book}: has changed since the job began, from" in said
+    assert f"bytes to {size:,}; once nobody writes to it, give the command again with --overwrite" in said
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    make(tmp_path / "out", "--books", books / "*.txt", "--overwrite")
 
 
 # --- No space left ---

@@ -128,6 +128,18 @@ def test_verify_names_a_shard_that_was_changed(
     assert "shard-00001-of-00002.arrow: checksum differs" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+def test_verify_names_a_tokenizer_that_was_changed(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    copy = shutil.copytree(shards, tmp_path / "copy")
+    path = copy / "tokenizer" / file
+    path.write_text(path.read_text().replace("[UNK]", "[UNX]", 1))
+    with pytest.raises(SystemExit, match="2"):
+        inspect.main([str(copy), "--verify"])
+    assert f"tokenizer/{file}: not what the shards were made with" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

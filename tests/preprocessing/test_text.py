@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sentencex import segment
 
-from preprocessing.text import LONG, WINDOW, clean, split_lines
+from preprocessing.text import LONG, WIDEST, WINDOW, clean, split_lines
 
 
 def split_sentences(text: str, language: str) -> list[str]:
@@ -44,8 +44,12 @@ def test_sentences_end_with_paragraphs_and_not_with_abbreviations() -> None:
     assert split_sentences("", "en") == []
 
 
-def test_a_very_long_sentence_is_one_sentence() -> None:
-    assert len(split_sentences("word " * 200_000, "en")) == 1
+def test_a_line_in_which_nothing_ends_is_cut() -> None:
+    for text in ("word " * 200_000, "“word " * 200_000, "字" * 200_000):
+        sentences = split_sentences(clean(text), "en")
+        assert len(sentences) > 1
+        assert max(map(len, sentences)) <= WIDEST
+        assert "".join(sentences).replace(" ", "") == text.replace(" ", "")
 
 
 @pytest.mark.parametrize(
@@ -65,6 +69,7 @@ def test_a_long_line_is_split_in_windows_as_it_is_as_a_whole(
     monkeypatch.setattr("preprocessing.text.LONG", 0)
     for window in (500, 1000, 4096):
         monkeypatch.setattr("preprocessing.text.WINDOW", window)
+        monkeypatch.setattr("preprocessing.text.WIDEST", 4 * window)
         assert split_sentences(line, "en") == whole
 
 

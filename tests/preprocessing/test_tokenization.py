@@ -160,6 +160,17 @@ def test_an_eighth_of_the_vocabulary_is_for_the_most_frequent_characters() -> No
     assert {token for token in found if len(token) == 1} == set(frequent)
 
 
+def test_where_every_character_is_a_word_they_have_the_room_that_merges_leave() -> None:
+    """As in Chinese: an eighth would leave most of the vocabulary unused, and most characters unknown."""
+    characters = [chr(0x4E00 + i) for i in range(700)]
+    text = [" ".join(characters[: 700 - 7 * i]) for i in range(20)] + ["".join(characters[:2]), characters[699]]
+    found = train_vocabulary(text, 600, lowercase=False)
+    assert len(found) == 600
+    assert {token for token in found if len(token) == 1} == set(characters[:595])  # the most frequent
+    found = train_vocabulary([*text, "字"], 2000, lowercase=False)
+    assert {token for token in found if len(token) == 1} == {*characters[:693], characters[699]}  # not those seen once
+
+
 def test_a_piece_that_occurs_once_is_none() -> None:
     found = train_vocabulary(["ab ab cd"], 1000, lowercase=True)
     assert "ab" in found
