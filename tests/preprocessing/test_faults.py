@@ -10,6 +10,7 @@ import lzma
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -184,9 +185,10 @@ def test_strange_documents_are_handled_and_counted(make: Maker, books: Path, tmp
     sources = ShardDirectory(tmp_path / "out").manifest.statistics["sources"]
     assert sources["wikipedia"]["skipped"] == {"empty": 1, "too_large": 1}
     assert sources["books"]["skipped"] == {"empty": 1, "too_large": 1}
-    assert sources["books"]["one_sentence"] == 3
+    assert sources["books"]["one_sentence"] == 1
     sentences = {row["doc_id"]: len(row["sentence_ends"]) for row in rows(tmp_path / "out")}
-    assert sentences["one.txt"] == sentences["endless.txt"] == 1
+    assert sentences["one.txt"] == 1
+    assert sentences["endless.txt"] > 90  # cut, for nothing ends there
     assert sentences["testwiki/2"] == 2
     assert sentences["chinese.txt"] == 200_000
 
@@ -282,6 +284,7 @@ def test_an_input_that_changes_while_it_is_read_is_told(
 ) -> None:
     """A download that goes on, or a copy over it: what was read is half of one thing or of another."""
     monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1)
+    books = shutil.copytree(books, tmp_path / "books")
     read, book = first_pass.read_inputs, books / "book-05.txt"
 
     def change_and_read(inputs: tuple[Input, ...], *rest: Any, **options: Any) -> Any:
