@@ -93,7 +93,7 @@ def _passed_over(sources: dict[str, dict[str, Any]]) -> Iterator[list[str]]:
 
 def _by_length(pairs: dict[str, dict[str, Any]]) -> Iterator[list[str]]:
     yield ["pairs of", "split", "pairs", "B is next", "tokens in no pair"]
-    for length, splits in pairs.items():
+    for length, splits in sorted(pairs.items(), key=lambda item: int(item[0])):
         for split, counts in splits.items():
             unreached = f"{counts['unreached_tokens']:,}" if "unreached_tokens" in counts else "?"  # of earlier shards
             yield [length, split, f"{counts['pairs']:,}", f"{counts['is_next_rate']:.1%}", unreached]

@@ -174,6 +174,13 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def refuse_empty(ours: argparse.ArgumentParser, found: argparse.Namespace) -> None:
+    """End where a word is empty, as a shell's variable that is not set: a path would be the current folder."""
+    for name, value in vars(found).items():
+        if value == "" or (isinstance(value, list) and "" in value):
+            ours.error(f"--{name.replace('_', '-')} is empty")
+
+
 def inputs_of(ours: argparse.ArgumentParser, found: argparse.Namespace) -> dict[str, list[str]]:
     """Of a parsed command line, the inputs: source -> paths and globs."""
     inputs = {source: getattr(found, source) for source in SOURCES if getattr(found, source)}
@@ -376,6 +383,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     """
     ours = parser()
     found, rest = ours.parse_known_args(argv)
+    refuse_empty(ours, found)
     inputs = inputs_of(ours, found)
     if len(set(found.sequence_lengths)) < len(found.sequence_lengths):
         ours.error("--sequence-lengths names a length twice")

@@ -82,7 +82,7 @@ def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: f
         entries, wanted = manifest.vocabulary.size, rule["size"]
         fewer = f" ({wanted:,} wanted; the corpus has no more)" if entries < wanted else ""
         lines.append(f"  vocabulary {entries:,} entries{fewer}")
-    for length, splits in statistics["pairs"].items():
+    for length, splits in sorted(statistics["pairs"].items(), key=lambda pairs: int(pairs[0])):
         next_rate = " ({:.1%} next)" if manifest.options["pairs"]["next_sentence"] else ", single segments"
         told = ", ".join(f"{n['pairs']:,} {split}{next_rate.format(n['is_next_rate'])}" for split, n in splits.items())
         unreached = sum(n["unreached_tokens"] for n in splits.values()) / max(1, statistics["tokens"])

@@ -114,11 +114,12 @@ def run(argv: Sequence[str]) -> None:
     """
     from preprocessing import files
     from preprocessing.inputs import find_inputs
-    from preprocessing.options import SAMPLE_BYTES, inputs_of, read_options
+    from preprocessing.options import SAMPLE_BYTES, inputs_of, read_options, refuse_empty
     from preprocessing.reading import read_inputs
 
     ours = parser()
     found = ours.parse_args(argv)
+    refuse_empty(ours, found)
     output = files.absolute(found.output)
     if found.output.endswith("/") or (not files.is_remote(output) and Path(output).is_dir()):
         ours.error(f"--output {found.output} is a folder; name the file to write in it")

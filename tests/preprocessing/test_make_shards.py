@@ -290,6 +290,8 @@ def test_a_dump_and_books_together(make: Maker, data: Path, books: Path, tmp_pat
         (["--jsonl-text-field", "body"], "--jsonl-text-field says how --jsonl is read, which is not given"),
         (["--language", "English"], "not a language code"),
         (["--seed", "-1"], "-1 is not 0 or more"),
+        (["--contamination", ""], "--contamination is empty"),
+        (["--books", ""], "--books is empty"),
         (["--negatives", "none"], "invalid choice"),
     ],
 )

@@ -63,6 +63,7 @@ def test_unusable_inputs_are_told_in_a_line(books: Path, tmp_path: Path, capsys:
     assert "nothing to read" in error(capsys, "--output", output)
     assert "no room" in error(capsys, "--books", books / "*.txt", "--size", 9, "--output", output)
     assert "required: --output" in error(capsys, "--books", books / "*.txt")
+    assert "--output is empty" in error(capsys, "--books", books / "*.txt", "--output", "")
     assert not output.exists()
 
 
