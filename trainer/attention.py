@@ -24,7 +24,7 @@ _Queries = PackedTokens | Selection
 # attention is computed, and not once for the process: whoever imports the model has it right, and others their default.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _FLASH_CAPABILITY = (8, 0)  # of the oldest GPUs that the kernel for packed sequences runs on: Ampere
-_FLASH_WIDTHS = range(8, 257, 8)  # of heads, for which it has code; scaled_dot_product_attention pads others
+_FLASH_WIDTHS = (8, 256)  # of heads: multiples, and the widest, for which it has code; torch's own pads others
 
 
 def attention(
@@ -79,7 +79,8 @@ def fastest_on_gpu(
     element_bytes: int, dropout_probability: float, head_width: int, capability: tuple[int, int] = _FLASH_CAPABILITY
 ) -> Literal["sdpa", "varlen"]:
     """The fastest way on a GPU of a compute capability, for floating-point numbers of so many bytes."""
-    has_kernel = capability >= _FLASH_CAPABILITY and head_width in _FLASH_WIDTHS
+    multiple, widest = _FLASH_WIDTHS
+    has_kernel = capability >= _FLASH_CAPABILITY and head_width % multiple == 0 and head_width <= widest
     return "varlen" if has_kernel and element_bytes == 2 and dropout_probability == 0.0 else "sdpa"
 
 

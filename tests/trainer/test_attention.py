@@ -191,6 +191,18 @@ def test_which_kernel_is_known_while_a_graph_is_made(monkeypatch):
     assert compiled(torch.ones(2)).tolist() == [7, 7]
 
 
+@pytest.mark.parametrize(("width", "expected"), [(64, "varlen"), (26, "sdpa")])
+def test_a_head_s_width_is_known_while_a_graph_is_made_too(width, expected):
+    def choose(query):
+        kernel = fastest_on_gpu(query.element_size(), 0.0, query.shape[-1])
+        return query + ("sdpa", "varlen").index(kernel)
+
+    compiled = torch.compile(choose, backend="eager", fullgraph=True)
+    for tokens in (3, 5, 7):  # whose number changes from batch to batch
+        found = compiled(torch.zeros(tokens, 2, width, dtype=torch.bfloat16))
+        assert found.unique().tolist() == [("sdpa", "varlen").index(expected)]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA's kernel for packed sequences")
 @pytest.mark.parametrize("causal", [False, True])
