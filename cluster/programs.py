@@ -19,6 +19,8 @@ from trainer.settings import ConfigError, is_override
 
 Name = Literal["preprocess", "pretrain", "eval"]
 NAMES: tuple[Name, ...] = get_args(Name)
+# What make_shards reads; its other options are passed on.
+CORPUS = ("--wikipedia", "--wikiextractor", "--books", "--parquet", "--jsonl", "--vocab", "--contamination")
 CONFIG, DEEPSPEED_CONFIG = "config.toml", "ds_config.json"  # in a snapshot, see cluster.snapshot
 
 
@@ -31,6 +33,7 @@ class Program:
         output: what it writes.
         arguments: as they are passed on.
         reads: files and folders that must be there when it starts.
+        corpus: of a preprocessing: paths, globs and URLs.
         recipe: of a pretraining, overrides applied.
         deepspeed_config: of a pretraining.
     """
@@ -39,6 +42,7 @@ class Program:
     output: Path
     arguments: tuple[str, ...]
     reads: tuple[Path, ...] = ()
+    corpus: tuple[str, ...] = ()
     recipe: Recipe | None = None
     deepspeed_config: Path | None = None
 
@@ -75,11 +79,16 @@ def read_preprocess(arguments: Sequence[str]) -> Program:
     """
     parser = _Parser("preprocess", add_help=False, allow_abbrev=False)
     parser.add_argument("--output", required=True)
+    for option in CORPUS:
+        parser.add_argument(option, nargs="+", action="extend", default=[])
     found, rest = parser.parse_known_args(arguments)
     if "://" in found.output:
         raise ConfigError(f"preprocess: --output {found.output} is not a folder; use `beam run` itself for that")
     output = Path(found.output).resolve()
-    return Program("preprocess", output, (*rest, "--output", str(output)))
+    given = {option: [_absolute(text) for text in getattr(found, option.removeprefix("--"))] for option in CORPUS}
+    words = [word for option, values in given.items() if values for word in (option, *values)]
+    corpus = tuple(path for values in given.values() for path in values)
+    return Program("preprocess", output, (*rest, *words, "--output", str(output)), corpus=corpus)
 
 
 def read_pretrain(arguments: Sequence[str]) -> Program:
@@ -177,6 +186,11 @@ def pretraining_of(programs: Sequence[Program]) -> Program | None:
 def _with_default(arguments: Sequence[str], option: str, value: Path) -> list[str]:
     given = any(argument == option or argument.startswith(f"{option}=") for argument in arguments)
     return [*arguments] if given else [option, str(value), *arguments]
+
+
+def _absolute(text: str) -> str:
+    """A path or a glob as it is found from elsewhere too; a URL as it is."""
+    return text if "://" in text else str(_resolved(text))
 
 
 def _resolved(text: str) -> Path:

@@ -23,10 +23,11 @@ import yaml
 
 from cluster.checks import check_reads
 from cluster.launch import main
-from cluster.programs import READERS, read_chain
+from cluster.programs import CORPUS, READERS, read_chain
 from cluster.settings import load_settings
 from cluster.slurm import visible
 from cluster.snapshot import PACKAGES, take_snapshot
+from preprocessing.sources.registry import SOURCES
 from tests.conftest import ROOT
 from tests.trainer.conftest import TINY
 from tests.trainer.shard_factory import write_shards
@@ -314,7 +315,7 @@ def test_all_three_in_a_chain_each_fed_by_the_one_before(here, slurm):
     for file in files:
         run_job(file, SLURM_ARRAY_TASK_ID="1", SLURM_ARRAY_TASK_COUNT="3")
     preprocess, pretraining, evaluation = [arguments for name, arguments, _ in slurm.calls() if name == "srun"]
-    assert preprocess[-4:] == ["--books", "*.txt", "--output", str(here / "made")]
+    assert preprocess[-4:] == ["--books", str(here / "*.txt"), "--output", str(here / "made")]
     assert pretraining[pretraining.index("--shards") + 1] == str(here / "made")
     assert evaluation[evaluation.index("--shards") + 1] == str(here / "made")
     assert evaluation[evaluation.index("--checkpoint") + 1] == str(here / "runs" / "tiny" / "exports" / "step-000005")
@@ -662,6 +663,10 @@ def test_bad_input_is_told_in_one_line_before_anything_is_submitted(here, slurm,
         (["eval", "--on", "slurm", "--", "--checkpoint", "shards", "--output", "run", "--data", "nowhere"],
          "nowhere: not there; make it first"),
         (["preprocess", "--on", "kubernetes", "--", "--output", "run"], "run' is not in the shared volume"),
+        (["preprocess", "--on", "kubernetes", "--", "--output", "/shared/made", "--wikipedia", "data/enwiki-*"],
+         "data/enwiki-*' is not in the shared volume; give a whole path below /shared"),
+        (["preprocess", "--on", "kubernetes", "--", "--output", "/shared/made", "--jsonl", "s3://b/x",
+          "--vocab", "v.txt"], "v.txt' is not in the shared volume"),
         (["pretrain", "--on", "local", "local.ranks=3", "local.gpus=2", "--", "--output", "run"], "3 ranks on 2 GPUs"),
         (["eval", "--on", "slurm", "--", "--checkpoint", "shards", "--output", "a\nb"], "holds characters that"),
     ],
@@ -670,6 +675,10 @@ def test_bad_arguments_of_the_programs(here, slurm, capsys, command, message):
     assert main(command) == 2
     assert message in capsys.readouterr().err
     assert not (here / "run").exists()
+
+
+def test_what_preprocessing_reads_is_known_to_the_launch():
+    assert {*CORPUS} == {*(f"--{source}" for source in SOURCES), "--vocab", "--contamination"}
 
 
 def test_what_a_chain_lacks_is_named_in_the_order_of_the_step(here):
