@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,9 +63,20 @@ class Flat:
         return Flat(self.fragments, dict(zip(self.tensors, rows, strict=True)))
 
     def take(self, live: Flat) -> None:
-        """Copy what another one holds, which training may change then."""
+        """Copy what another one holds, which training may change then.
+
+        What is padding there is 0 here: under ZeRO 3 DeepSpeed leaves whatever memory held, which may be no number.
+        """
         for name, tensor in self.tensors.items():
             tensor.copy_(live.tensors[name])
+            for begin, end in self._padding():
+                tensor[begin:end] = 0
+
+    def _padding(self) -> Iterator[tuple[int, int]]:
+        """Where no fragment lies."""
+        inside = sorted((fragment.start, fragment.start + fragment.length) for fragment in self.fragments)
+        size = len(self.tensors[WEIGHTS])
+        return ((end, begin) for (_, end), (begin, _) in pairwise([(0, 0), *inside, (size, size)]) if end < begin)
 
 
 def file_name(rank: int, world: int) -> str:

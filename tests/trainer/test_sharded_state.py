@@ -79,6 +79,22 @@ def test_a_rank_may_have_no_numbers_at_all(tmp_path):
     assert torch.equal(weights["bias"], whole("weights")[20:])
 
 
+def test_padding_is_zero_in_a_snapshot_whatever_memory_held(tmp_path):
+    """Under ZeRO 3 the last rank's share of a parameter is filled up with what nobody has written."""
+    live = Flat([Fragment(2, 3, "words", 0), Fragment(7, 2, "bias", 0)],
+                {name: torch.full((11,), torch.nan) for name in KINDS})  # fmt: skip
+    for tensor in live.tensors.values():
+        tensor[2:5], tensor[7:9] = 1.0, 2.0
+    copy = live.room()
+    copy.take(live)
+    assert copy.tensors["weights"].tolist() == [0, 0, 1, 1, 1, 0, 0, 2, 2, 0, 0]
+    write_state(tmp_path, 0, 1, [copy], 1)
+    live.tensors["weights"][3] = torch.inf
+    copy.take(live)
+    with pytest.raises(StateError, match="infinite or not numbers"):
+        write_state(tmp_path, 0, 1, [copy], 1)
+
+
 def test_a_snapshot_is_not_changed_by_training(tmp_path):
     live = flat([("words", 0, 20), ("bias", 0, 3)])
     copy = live.room()
