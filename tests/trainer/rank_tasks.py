@@ -44,6 +44,13 @@ def run_pretrain(arguments: list[str]) -> int:
     return pretrain.main(arguments)
 
 
+def run_pretrain_where_new_memory_holds_nan(arguments: list[str]) -> int:
+    """The trainer's main; what torch.empty gives holds NaN, as memory that was used before may."""
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True)
+    return pretrain.main(arguments)
+
+
 def run_pretrain_as_a_program(arguments: list[str]) -> None:
     """As trainer/pretrain.py is run: Ctrl-C is heard, and after an error the process is gone at once."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

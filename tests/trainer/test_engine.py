@@ -23,6 +23,7 @@ from tests.trainer.engine_tasks import (
 from tests.trainer.rank_tasks import (
     device_of_this_rank,
     run_pretrain,
+    run_pretrain_where_new_memory_holds_nan,
     run_pretrain_with_a_quick_compiler,
     train_into_what_is_no_number,
 )
@@ -190,6 +191,21 @@ def test_a_run_that_stopped_goes_on_bit_for_bit(train, deepspeed_config, tmp_pat
     weights = [load_file(run / "exports" / "step-000008" / "model.safetensors") for run in (whole, halves)]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_what_new_memory_holds_is_of_no_account(train, deepspeed_config, tmp_path, stage):
+    """Three ranks can't divide the parameters, and DeepSpeed does not write into what fills the last one's up."""
+    config = deepspeed_config(**FLOAT32, zero_optimization={"stage": stage})
+    settings = ["train.max_steps=3", "phases.0.global_batch_size=6", "log.validate_every=3", "checkpoint.every=1"]
+    plain, filled = (
+        train(tmp_path / task.__name__, config, 3, *settings, task=task)
+        for task in (run_pretrain, run_pretrain_where_new_memory_holds_nan)
+    )
+    assert curve(filled) == curve(plain)
+    for path in sorted(plain.glob("checkpoints/step-000003/state-*.safetensors")):
+        ours, theirs = load_file(path), load_file(filled / path.relative_to(plain))
+        assert all(ours[name].equal(theirs[name]) for name in {*ours, *theirs})
 
 
 @pytest.mark.parametrize("case", ["ranks 1 2 4 1", "stages 1 2 3 1", "stages 0 3 0 2", "lamb, ranks 1 2 4 1"])
