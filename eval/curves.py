@@ -20,6 +20,7 @@ from eval.errors import UsageError
 from eval.evaluated import run_names, settings_of
 from preprocessing.figures import COLOURS, STYLE
 from trainer.files import read_lines
+from trainer.metrics import LARGEST_LOSS
 from trainer.run_directory import RunDirectory
 
 _OF_A_STEP = ("step", "samples", "mlm_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate",
@@ -32,7 +33,6 @@ _COLUMNS = 4  # of the legend of more
 _LINES = ("-", "--", ":", "-.")
 _WIDE = 8  # times the smallest perplexity: from there on an axis is logarithmic
 _BASELINE = "#555555"
-_LARGEST_LOSS = 700.0  # whose perplexity is a number
 _INTRINSIC = (("mlm", "perplexity"), ("mlm", "accuracy"), ("nsp", "accuracy"))
 
 
@@ -204,7 +204,7 @@ def _finish_loss(axes: Any, run: str) -> None:
 
 
 def _exp(values: np.ndarray) -> np.ndarray:
-    return np.asarray(np.exp(np.minimum(values, _LARGEST_LOSS)))  # of a run that diverged, too
+    return np.asarray(np.exp(np.minimum(values, LARGEST_LOSS)))  # of a run that diverged, too
 
 
 def _log(values: np.ndarray) -> np.ndarray:

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from preprocessing.schema import ShardDirectory
 from preprocessing.tokenization import MASK
 from trainer.data import Batch
+from trainer.metrics import perplexity
 from trainer.model import EMPTY_SLOT, BertForPreTraining
 from trainer.packing import PackedTokens
 
@@ -174,10 +175,10 @@ def mean_over_samples(sums: np.ndarray, counts: np.ndarray) -> Estimate:
 def masked_words(outcomes: Outcomes) -> MaskedWords:
     """Loss, perplexity and accuracy of masked words."""
     loss = mean_over_samples(outcomes.mlm_loss, outcomes.words)
-    perplexity = math.exp(min(loss.value, 700.0))  # of a model that diverged, too
+    value = perplexity(loss.value)
     return MaskedWords(
         loss=loss,
-        perplexity=Estimate(perplexity, perplexity * loss.half_width),  # the slope of exp is exp
+        perplexity=Estimate(value, value * loss.half_width),  # the slope of exp is exp
         accuracy=mean_over_samples(outcomes.mlm_correct, outcomes.words),
     )
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.tracking import Store, evaluation_store
-from trainer.tracking.store import experiment_id, first_line, one_writer, without_credentials
+from trainer.tracking.store import experiment_id, first_line, one_writer
 
 # isort: split
 import mlflow  # after trainer.tracking, which says how patient it is and that it reports to nobody
@@ -40,6 +40,7 @@ from eval.results import tags_of
 from eval.serving import EXPORT, TERMS
 from preprocessing.schema import checksum
 from preprocessing.terminal import show
+from trainer.credentials import without_credentials
 from trainer.hugging_face import WEIGHTS
 from trainer.leases import hold_export
 from trainer.run_directory import CheckpointError, RunDirectory

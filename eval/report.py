@@ -81,12 +81,12 @@ def write_report(
 ) -> list[Path]:
     """Write pictures, report.md and report.html; returns the files."""
     save_picture(draw(histories, baselines([e.results for e in evaluations])), output / CURVES)
-    stepped, _ = on_same_data([export for export in exports if export.step is not None])
+    stepped, left_out = on_same_data([export for export in exports if export.step is not None])
     pictures = [CURVES]
     if measured_scores(stepped):
         save_picture(draw_scores(stepped), output / SCORES)
         pictures.append(SCORES)
-    text = "\n".join(report(histories, evaluations, exports, SCORES in pictures)) + "\n"
+    text = "\n".join(report(histories, evaluations, exports, left_out if SCORES in pictures else None)) + "\n"
     write_atomically(output / REPORT, text)
     write_atomically(output / PAGE, page(text, output, pictures))
     return [output / name for name in (*pictures, REPORT, PAGE)]
@@ -103,17 +103,19 @@ def page(text: str, folder: Path, pictures: Sequence[str]) -> str:
 
 
 def report(
-    histories: Sequence[History], evaluations: Sequence[Evaluated], exports: Sequence[Export], with_scores: bool
+    histories: Sequence[History],
+    evaluations: Sequence[Evaluated],
+    exports: Sequence[Export],
+    left_out: Sequence[str] | None,
 ) -> Iterator[str]:
-    """The paragraphs of report.md."""
+    """The paragraphs of report.md; ``left_out`` is what the picture of scores lacks, None where there is no picture."""
     yield f"# {', '.join(history.name for history in histories)}\n"
     yield f"![Losses, accuracy and learning rate over the steps]({CURVES})\n"
     yield "## Last figures\n"
     yield _last_figures_table(histories)
     if exports:
         yield from _beside_the_paper(exports)
-    if with_scores:
-        _, left_out = on_same_data([export for export in exports if export.step is not None])
+    if left_out is not None:
         yield "## Scores over the steps\n"
         yield f"![What the exports score, over the steps]({SCORES})\n"
         yield "Bars are halves of the 95 % intervals, or standard deviations over seeds; dashed is the baseline.\n"

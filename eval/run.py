@@ -58,6 +58,7 @@ with needs("eval"):
     from preprocessing.interruption import end_when_interrupted
     from preprocessing.schema import ShardError
     from preprocessing.terminal import show
+    from trainer.credentials import without_credentials
     from trainer.determinism import use_deterministic_kernels
     from trainer.files import is_full
     from trainer.leases import hold_export
@@ -292,15 +293,15 @@ def _track(file: Path, results: dict[str, Any]) -> str | None:
     Returns:
         Where they are now; None where they are not.
     """
-    from trainer.tracking import evaluation_store, first_line, log_evaluation, without_credentials  # seconds to import
-
     try:
+        from trainer.tracking import evaluation_store, log_evaluation  # seconds to import
+
         store = evaluation_store([run_directory(results["checkpoint"], file)], file.parent)
         files = [file, *(file.parent / name for name in results["files"])]
         name = f"eval {Path(results['checkpoint']['path']).name}"
         run_id = log_evaluation(store, name, tracked_metrics(results), tracked_tags(results), files)
     except Exception as error:
-        print(f"warning: not in MLflow: {first_line(error)}", file=sys.stderr)
+        print(f"warning: not in MLflow: {without_credentials(describe(error))}", file=sys.stderr)
         return None
     where = f"child of run {store.parent}" if store.parent else "a run of its own"
     when = "" if run_id else f", by the training's own writer: it waits in {store.pending}"

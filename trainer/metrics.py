@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 from collections import defaultdict
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from trainer.model import BertConfig
 
+LARGEST_LOSS = 700.0  # whose perplexity float64 has a number for
 _SIZE = {"cuda": 8192, "cpu": 1024}  # of the matrices whose product is timed
 _SECONDS = {"cuda": 0.5, "cpu": 0.3}  # that they are multiplied for
 
@@ -70,6 +72,11 @@ class Laps:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+
+def perplexity(loss: float) -> float:
+    """Of a mean cross entropy in nats; a number also for a run that has diverged, which is not to end by it."""
+    return math.exp(min(loss, LARGEST_LOSS))
 
 
 def peak_memory(device: torch.device) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from trainer.engine import Engine, GlobalCounts
 from trainer.files import append_line
 from trainer.hugging_face import load_export
 from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps
-from trainer.metrics import measure_ceiling, peak_memory
+from trainer.metrics import measure_ceiling, peak_memory, perplexity
 from trainer.model import parameter_count
 from trainer.non_finite import NonFiniteError
 from trainer.progress import Clock, Progress
@@ -208,7 +207,7 @@ class Session:
         samples = min(stream.size, self.recipe.log.validation_samples)
         batches = evaluation_batches(stream, samples, phase.micro_batch_size, self.world.rank, self.world.size)
         metrics = engine.evaluate(_watched(batches, self.recipe.train.hang_seconds))
-        metrics["perplexity"] = math.exp(min(metrics["mlm_loss"], 700.0))  # a run that diverges is not ended by it
+        metrics["perplexity"] = perplexity(metrics["mlm_loss"])
         if self.world.is_first:
             self._log_line(self.run.validation_metrics, {"step": step, "time": time.time(), **metrics})
             nsp = f", NSP accuracy {metrics['nsp_accuracy']:.4f}" if self.recipe.train.next_sentence else ""

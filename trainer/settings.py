@@ -30,7 +30,7 @@ def parse(raw: dict[str, Any], kind: type[_Settings], where: str) -> _Settings:
     Raises:
         ConfigError: an unknown key, a wrong type or an impossible value.
     """
-    _reject_unknown(raw, kind, "", where)
+    _reject(raw, kind, "", where)
     try:
         return pydantic.TypeAdapter(kind).validate_python(raw)
     except pydantic.ValidationError as error:
@@ -117,11 +117,11 @@ def _parse(text: str) -> Any:
     return text if isinstance(value, date | time) else value
 
 
-def _reject_unknown(raw: Any, kind: Any, prefix: str, where: str) -> None:
+def _reject(raw: Any, kind: Any, prefix: str, where: str) -> None:
     """Raise for the first key that no section knows, with the nearest known one, or truth in a number's place."""
     if get_origin(kind) is list and isinstance(raw, list):
         for i, item in enumerate(raw):
-            _reject_unknown(item, get_args(kind)[0], f"{prefix}{i}.", where)
+            _reject(item, get_args(kind)[0], f"{prefix}{i}.", where)
     if get_origin(kind) is UnionType:
         kind = get_args(kind)[0]  # SECTION | None
     if isinstance(raw, bool) and kind in (int, float):  # pydantic takes true for 1
@@ -134,4 +134,4 @@ def _reject_unknown(raw: Any, kind: Any, prefix: str, where: str) -> None:
             near = difflib.get_close_matches(key, hints, n=1)
             known = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(sorted(hints))}"
             raise ConfigError(f"{where}: unknown setting {prefix}{key}; {known}")
-        _reject_unknown(value, hints[key], f"{prefix}{key}.", where)
+        _reject(value, hints[key], f"{prefix}{key}.", where)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster import checks
-from cluster.k8s.render import Work, check_inside, check_paths, render, submit_command
+from cluster.k8s.render import Work, check_paths, render, submit_command
 from cluster.k8s.settings import KubernetesSettings
 from cluster.programs import Name, Program, pretraining_of
 from cluster.snapshot import take_snapshot
@@ -35,8 +35,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     """
     try:
         check_paths(settings, [path for program in programs for path in (program.output, *program.reads)])
-        for path in (path for program in programs for path in program.corpus if "://" not in path):
-            check_inside(settings, path)
+        check_paths(settings, [path for program in programs for path in program.corpus if "://" not in path])
     except ValueError as error:
         raise ConfigError(f"kubernetes: {error}") from error
     name = _object_name((pretraining_of(programs) or programs[0]).output)

@@ -86,19 +86,8 @@ def check_paths(settings: KubernetesSettings, paths: Iterable[Path | str]) -> No
         ValueError: one is not a path below the volume's.
     """
     for path in map(str, paths):
-        if not is_clean(path):
+        if not is_clean(path) or not Path(path).is_relative_to(settings.mount_path):
             raise ValueError(f"{path!r} is not in the shared volume; give a whole path below {settings.mount_path}")
-        check_inside(settings, path)
-
-
-def check_inside(settings: KubernetesSettings, path: str) -> None:
-    """See that a path or a glob is below the volume's.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if not Path(path).is_relative_to(settings.mount_path):
-        raise ValueError(f"{path!r} is not in the shared volume; give a whole path below {settings.mount_path}")
 
 
 def submit_command(directory: Path | str) -> list[str]:

@@ -271,7 +271,7 @@ def rows_after(text: str, heading: str) -> dict[str, dict[str, str]]:
 def report_of(*runs: Path) -> str:
     """The text of report.md, without the pictures."""
     evaluations = read_evaluations(find_results(runs))
-    return "\n".join(report(read_histories(runs)[0], evaluations, exports_of(evaluations), False))
+    return "\n".join(report(read_histories(runs)[0], evaluations, exports_of(evaluations), None))
 
 
 def learned(by: str, seeds: dict[str, list[float]], **metrics: float) -> dict[str, Any]:

@@ -14,7 +14,6 @@ Without MLFLOW_TRACKING_URI the store is an SQLite file beside the run directory
 
 from trainer.tracking.evaluations import Store, evaluation_store, log_evaluation
 from trainer.tracking.runs import Tracker, prepare, status_of, sync
-from trainer.tracking.store import LostRunError, first_line, without_credentials
+from trainer.tracking.store import LostRunError
 
-__all__ = ["LostRunError", "Store", "Tracker", "evaluation_store", "first_line", "log_evaluation", "prepare",
-           "status_of", "sync", "without_credentials"]  # fmt: skip
+__all__ = ["LostRunError", "Store", "Tracker", "evaluation_store", "log_evaluation", "prepare", "status_of", "sync"]

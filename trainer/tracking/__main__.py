@@ -8,9 +8,10 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer.credentials import without_credentials
 from trainer.run_directory import RunDirectory
 from trainer.tracking import LostRunError, prepare, status_of, sync
-from trainer.tracking.store import first_line, read_cursor, without_credentials
+from trainer.tracking.store import first_line, read_cursor
 
 
 def main(argv: Sequence[str] | None = None) -> int:

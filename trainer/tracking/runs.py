@@ -16,6 +16,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from trainer.credentials import without_credentials
 from trainer.run_directory import RunDirectory
 from trainer.tracking.evaluations import carry_over_pending
 from trainer.tracking.store import (
@@ -28,7 +29,6 @@ from trainer.tracking.store import (
     is_lost,
     one_writer,
     read_cursor,
-    without_credentials,
     write_cursor,
 )
 

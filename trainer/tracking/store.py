@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
 from preprocessing.locks import try_lock
+from trainer.credentials import without_credentials
 from trainer.files import write_atomically
 from trainer.run_directory import RunDirectory
 
@@ -138,8 +138,3 @@ def _create(database: Path) -> None:
 def first_line(error: Exception) -> str:
     """What an error says, on one line and without credentials."""
     return without_credentials(str(error).splitlines()[0]) if str(error) else type(error).__name__
-
-
-def without_credentials(text: str) -> str:
-    """A text that holds a store's URI, such as the URI itself, for people's eyes: without user and password."""
-    return re.sub(r"(?<=://)[^/\s]*@", "", text)
