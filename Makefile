@@ -8,6 +8,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
+TEXTS := $(VENV)/texts
 DEMO := demo
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
@@ -20,17 +21,21 @@ venv: $(VENV)/.dev
 
 # .venv/.demo and .venv/.dev: the project with that extra is installed. uv takes seconds where pip takes minutes; where uv
 # can't reach the package index that pip is set up for, pip does it.
-$(VENV)/.%: pyproject.toml
-	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+$(VENV)/.%: pyproject.toml | $(TEXTS)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
 	uv pip install --quiet --compile-bytecode -e '.[$*]' || $(VENV)/bin/python -m pip install --quiet -e '.[$*]'
 	touch $@
 
+# Real text for the demo and for tests: what gensim's wheel carries. gensim itself is not used, so any Python will do.
+$(TEXTS):
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+		--python-version 3.11 --platform manylinux_2_28_x86_64 --target $@ gensim==4.4.0
+
 # ---- demo -----------------------------------------------------------------------------------------------------------
 # Each file is made by the command that a user would type, and is not made again while it is there.
 
-DUMP = $(shell $(VENV)/bin/python -c "from importlib.resources import files; \
-	print(next(f for f in (files('gensim') / 'test/test_data').iterdir() if 'enwiki-latest-pages-articles1' in f.name))")
+DUMP := $(TEXTS)/gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2
 EXPORT = $(lastword $(sort $(wildcard $(DEMO)/runs/demo/exports/step-*)))
 
 demo: $(DEMO)/report/report.md

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).parents[1]
+TEXTS = Path(sys.prefix) / "texts" / "gensim" / "test" / "test_data"  # texts that the Makefile fetches
 LAB = ROOT.parent / "shared"  # real corpora and cluster laboratories, beside the checkout where there are any
 
 # As the Makefile sets it: tools of the same environment come first.

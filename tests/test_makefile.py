@@ -19,7 +19,8 @@ echo "$ENDS" > demo/runs/demo/outcome
 
 def test_a_training_that_was_stopped_is_gone_on_with_and_one_that_is_done_is_not_begun_again(tmp_path: Path):
     shutil.copy(ROOT / "Makefile", tmp_path)
-    for name in ("pyproject.toml", ".venv/.demo", "demo/vocab.txt", "demo/shards/manifest.json"):  # each newer
+    made = ("pyproject.toml", ".venv/texts", ".venv/.demo", "demo/vocab.txt", "demo/shards/manifest.json")
+    for name in made:  # each newer than the one before
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / ".venv" / "bin").mkdir()

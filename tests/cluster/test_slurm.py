@@ -15,14 +15,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from importlib.resources import files
 from pathlib import Path
 
 import psutil
 import pytest
 
 from preprocessing.schema import ShardDirectory
-from tests.conftest import LAB, ROOT
+from tests.conftest import LAB, ROOT, TEXTS
 from tests.trainer.conftest import TINY
 from tests.trainer.shard_factory import write_shards
 from trainer.files import read_lines
@@ -325,7 +324,7 @@ def test_a_run_that_would_fail_again_is_not_started_again(launch):
 
 def test_preprocessing_pretraining_and_evaluation_run_through_in_a_chain(site):
     """On three hundred news articles; what each job reads is what the one before has made."""
-    articles = (files("gensim") / "test" / "test_data" / "lee_background.cor").read_text(encoding="utf-8").splitlines()
+    articles = (TEXTS / "lee_background.cor").read_text(encoding="utf-8").splitlines()
     (site / "news.jsonl").write_text("".join(json.dumps({"text": article}) + "\n" for article in articles))
     arguments = {
         "preprocess": ["--jsonl", "news.jsonl", "--train-vocab", "1000", "--sequence-lengths", "32",

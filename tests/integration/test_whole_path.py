@@ -3,12 +3,11 @@
 import json
 import os
 import subprocess
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, TEXTS
 from tests.ranks import free_port
 from trainer.files import read_lines
 
@@ -23,8 +22,7 @@ def run(*command: str, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def dump() -> str:
-    folder = files("gensim") / "test" / "test_data"
-    return str(next(file for file in folder.iterdir() if "enwiki-latest-pages-articles1" in file.name))
+    return str(TEXTS / "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2")
 
 
 def test_vocabulary_shards_training_evaluation_report(dump: str, tmp_path: Path):

@@ -1,27 +1,22 @@
 from __future__ import annotations
 
 import bz2
-import importlib.util
 import io
 import itertools
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from preprocessing.sources import Document, Skipped, SourceError
 from preprocessing.sources import wikipedia as reader
 from preprocessing.sources.wikipedia import read
+from tests.conftest import LAB, TEXTS
 
-DUMPS = Path(__file__).parents[2].parent / "shared" / "data" / "wikipedia"
-GENSIM = importlib.util.find_spec("gensim")  # it brings three of the dumps as its own test data
-FOLDERS = [
-    DUMPS,
-    *(Path(folder) / "test" / "test_data" for folder in (GENSIM and GENSIM.submodule_search_locations) or []),
-]
+DUMPS = LAB / "data" / "wikipedia"
+FOLDERS = [DUMPS, TEXTS]  # three of the dumps are in both
 ENGLISH = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 
 SITEINFO = """<siteinfo><sitename>T</sitename><dbname>testwiki</dbname><namespaces>
@@ -138,6 +133,7 @@ def test_large_page() -> None:
 
 MEMORY = """
 from preprocessing.sources.wikipedia import read
+from tests.conftest import LAB, TEXTS
 
 class Endless:
     left = 300
