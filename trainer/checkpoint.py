@@ -107,6 +107,11 @@ def cut_metrics(run: RunDirectory, step: int) -> None:
         write_atomically(path, b"".join(_lines_up_to(path, step)))
 
 
+def has_line(path: Path, step: int) -> bool:
+    """Whether a file of metrics has a line of a step."""
+    return path.exists() and any(json.loads(line)["step"] == step for line in _lines_up_to(path, step))
+
+
 def read_run_state(checkpoint: Path) -> RunState:
     """The state that a checkpoint was written with.
 

@@ -230,8 +230,14 @@ class Engine:
         return metrics | laps.seconds()
 
     @torch.no_grad()
-    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
+    def evaluate(
+        self, batches: Iterable[Batch], is_asked_to_stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, float] | None:
         """Losses and accuracies without dropout over the batches of all ranks; every rank needs as many.
+
+        Args:
+            batches: this rank's.
+            is_asked_to_stop: looked at before each batch; None is returned once it is so on some rank.
 
         Raises:
             ZeroDivisionError: the batches of all ranks together have nothing to predict.
@@ -239,6 +245,8 @@ class Engine:
         self._engine.eval()
         sums = torch.zeros(6, dtype=torch.float64)
         for batch in batches:
+            if self._world.sum([is_asked_to_stop()])[0]:
+                return None
             counts = [(labels != EMPTY_SLOT).sum() for labels in (batch.mlm_labels, batch.nsp_labels)]
             sums += torch.stack([value.double().cpu() for value in (*self._losses(batch), *counts)])
         *losses, predictions, samples = self._world.sum(sums.tolist())

@@ -51,7 +51,7 @@ from trainer.non_finite import NonFiniteError
 from trainer.outcome import MISTAKE
 from trainer.run_directory import CheckpointError, RunDirectory, step_number
 from trainer.saving import Saver, export_if_missing
-from trainer.session import Session, initial_weights, train_stream
+from trainer.session import Session, initial_weights, owes_validation, train_stream
 from trainer.settings import ConfigError, is_override
 from trainer.sharded_state import StateError, verify_state
 from trainer.stopping import StopRequests, end_at_once, wait_for_first
@@ -143,7 +143,8 @@ def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
     world = join_world(recipe.train.threads)
     world.gather(None)  # under NCCL ranks meet here only: none takes the run while another may still find a mistake
     step = _on_first(world, lambda: _take_over(run, recipe, shards, arguments.init_from, held))
-    if step >= recipe.last_step:
+    owed = _on_first(world, lambda: step > 0 and owes_validation(run, recipe, step))
+    if step >= recipe.last_step and not owed:
         if world.is_first:
             export_if_missing(run, step, recipe.model)
             run.set_outcome("done")
@@ -154,7 +155,7 @@ def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
         shards.verify(world.rank, world.size, world.sum)
     _on_first(world, lambda: _write_run(run, recipe, arguments, shards, step))
     saver = Saver(run, world, recipe.model, recipe.checkpoint)
-    session = Session(configs, arguments.init_from, recipe, shards, run, world, stop, saver)
+    session = Session(configs, arguments.init_from, recipe, shards, run, world, stop, saver, owed)
     if world.is_first:
         held.enter_context(_start_tracking(run, recipe))
     ending, reason = session.train(step)

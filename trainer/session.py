@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from preprocessing.schema import checksum
-from trainer.checkpoint import RunState, cut_metrics, read_run_state
+from trainer.checkpoint import RunState, cut_metrics, has_line, read_run_state
 from trainer.config import Phase, Recipe
 from trainer.corpus import Corpus
 from trainer.data import Batch, SampleStream, evaluation_batches, validation_stream
@@ -45,6 +45,7 @@ class Session:
     world: World
     stop: StopRequests
     saver: Saver
+    owes_validation: bool  # whether the last step was to be validated, and is not yet
     unwritten: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)  # lines of metrics
     _config_blake2b: str = field(init=False)  # of the file as this start has written it, whatever becomes of that
 
@@ -56,6 +57,7 @@ class Session:
         try:
             return self._train_phases(step)
         finally:
+            watch(0)
             if problem := self._write_lines():
                 _log.error("%d lines of metrics find no room and are lost (%s)", len(self.unwritten), problem.strerror)
 
@@ -64,20 +66,25 @@ class Session:
             export_if_missing(self.run, step, self.recipe.model)
         for config, (begin, end, phase) in zip(self.deepspeed_configs, self.recipe.phase_ranges(), strict=True):
             end = min(end, self.recipe.last_step)
-            if step < end:
-                step, stopped = self._train_phase(phase, config, begin, step, end)
-                if stopped and step < self.recipe.last_step:
+            if step < end or (self.owes_validation and begin < step == end):
+                step, is_complete = self._train_phase(phase, config, begin, step, end)
+                if not is_complete:
                     _log.info("stopped on request after step %d; run the same command to resume", step)
-                    is_saved = self.saver.last == step
-                    problem = "" if is_saved else f", whose checkpoint can't be written ({self.saver.problem})"
+                    why = self.saver.problem
+                    problem = f", whose checkpoint can't be written ({why})" if why else ""
                     return "requeue", f"asked to stop after step {step}{problem}"
         export = self.run.export(step)
         _log.info("done: %d steps%s", step, f"; the newest export is {export}" if export.is_dir() else "")
         return "done", ""
 
     def _train_phase(self, phase: Phase, config: dict[str, Any], begin: int, step: int, end: int) -> tuple[int, bool]:
-        """Train steps [step, end) of a phase that began at ``begin``; returns how far it got and whether to stop."""
+        """Train steps [step, end) of a phase that began at ``begin``, and validate.
+
+        Returns:
+            How far it got, and whether all is done that is due by then; if not, something asked for the end.
+        """
         first = step
+        self._watch()
         engine = self._start_engine(phase, config, step)
         if step == begin and phase.reset_moments:
             engine.reset_moments()
@@ -86,9 +93,9 @@ class Session:
         _log.info("ceiling: %.3f TFLOP/s of matrix products in %s over all ranks", ceiling / 1e12, engine.dtype)
         progress, clock = Progress(self.world.is_first, self.recipe, step), Clock()
         loader = StepReader(steps, step - begin, end - begin, self.recipe.data.workers)
-        stopped = False
+        stopped = self.owes_validation and self._is_stopped_in_validation(engine, phase, step)
         while step < end and not stopped:
-            watch(self.recipe.train.hang_seconds)
+            self._watch()
             clock.restart()
             batches, totals = self._take(loader, engine, clock, step if step > first else 0)
             placed = [(steps.micro_batch_index(i), batch) for i, batch in enumerate(batches)]
@@ -100,23 +107,36 @@ class Session:
                 raise
             clock.lap("compute_seconds")
             step, stopped = step + 1, totals.stop
-            if stopped or _is_due(self.recipe.checkpoint.every, step, end):
-                watch(self.recipe.train.hang_seconds)
-                self.saver.begin(self._state(step, engine), engine)
-                clock.lap("checkpoint_seconds")
-            if _is_due(self.recipe.log.validate_every, step, end):  # while the checkpoint is written
-                self._validate(engine, phase, step)
+            is_saved = stopped or _is_due(self.recipe.checkpoint.every, step, end)
+            if is_saved:
+                self._save(engine, step, clock)
+            self.owes_validation = _is_due(self.recipe.log.validate_every, step, end)
+            if self.owes_validation and not stopped:  # while the checkpoint is written
+                stopped = self._is_stopped_in_validation(engine, phase, step)
                 clock.lap("validation_seconds")
+                if stopped and not is_saved:
+                    self._save(engine, step, clock)
             self._report(step, metrics | _throughput(totals, clock, ceiling), progress)
-        watch(0)
+        self._watch()
         loader.close()
         progress.close()
         _log.info("time of %d steps: %s", step - first, clock.shares())
         self.saver.finish()
+        self._watch()
         engine.close()
-        if self.saver.last != step and not (stopped and step < self.recipe.last_step):
+        is_complete = step == end and not self.owes_validation and not (stopped and step < self.recipe.last_step)
+        if is_complete and self.saver.problem:
             raise CheckpointError(f"{self.run.path}: no checkpoint of step {step} ({self.saver.problem})")
-        return step, stopped
+        return step, is_complete
+
+    def _watch(self) -> None:
+        """What follows may take ``train.hang_seconds``."""
+        watch(self.recipe.train.hang_seconds)
+
+    def _save(self, engine: Engine, step: int, clock: Clock) -> None:
+        self._watch()
+        self.saver.begin(self._state(step, engine), engine)
+        clock.lap("checkpoint_seconds")
 
     def _take(self, loader: StepReader, engine: Engine, clock: Clock, trained: int) -> tuple[list[Batch], GlobalCounts]:
         """This rank's micro-batches of the next step, and what the ranks agree on before it.
@@ -202,11 +222,15 @@ class Session:
             return error
         return None
 
-    def _validate(self, engine: Engine, phase: Phase, step: int) -> None:
+    def _is_stopped_in_validation(self, engine: Engine, phase: Phase, step: int) -> bool:
+        """Validate, unless a rank is asked to stop meanwhile: the next start makes up for that."""
         stream = validation_stream(self.shards.directories, phase.sequence_length, self.recipe.model.is_decoder)
         samples = min(stream.size, self.recipe.log.validation_samples)
         batches = evaluation_batches(stream, samples, phase.micro_batch_size, self.world.rank, self.world.size)
-        metrics = engine.evaluate(_watched(batches, self.recipe.train.hang_seconds))
+        metrics = engine.evaluate(_watched(batches, self.recipe.train.hang_seconds), lambda: self.stop.received)
+        if metrics is None:
+            return True
+        self.owes_validation = False
         metrics["perplexity"] = perplexity(metrics["mlm_loss"])
         if self.world.is_first:
             self._log_line(self.run.validation_metrics, {"step": step, "time": time.time(), **metrics})
@@ -215,6 +239,7 @@ class Session:
                 "step %d, held out: loss %.4f, perplexity %.1f, MLM accuracy %.4f%s",
                 step, metrics["loss"], metrics["perplexity"], metrics["mlm_accuracy"], nsp,
             )  # fmt: skip
+        return False
 
     def _state(self, step: int, engine: Engine) -> RunState:
         return RunState(
@@ -226,6 +251,13 @@ class Session:
             config_blake2b=self._config_blake2b,
             loss_scale=engine.loss_scale,
         )
+
+
+def owes_validation(run: RunDirectory, recipe: Recipe, step: int) -> bool:
+    """Whether the step that a run goes on from was to be validated, and something asked for the end before that."""
+    ends = (min(end, recipe.last_step) for begin, end, _ in recipe.phase_ranges() if begin < step <= end)
+    is_due = any(_is_due(recipe.log.validate_every, step, end) for end in ends)
+    return is_due and not has_line(run.validation_metrics, step)
 
 
 def train_stream(recipe: Recipe, phase: Phase, shards: Corpus) -> SampleStream:

@@ -31,7 +31,7 @@ from trainer.data import Batch, SampleStream
 from trainer.deepspeed_config import resolve_deepspeed
 from trainer.engine import Engine, GlobalCounts, join_world
 from trainer.leases import hold_run
-from trainer.loading import Steps
+from trainer.loading import StepReader, Steps
 from trainer.model import EMPTY_SLOT, Losses
 from trainer.non_finite import NonFiniteError
 from trainer.run_directory import RunDirectory
@@ -130,6 +130,34 @@ def run_pretrain_with_slow_validation(arguments: list[str]) -> int:
         return losses(self, batch)
 
     Engine._losses = slow_losses  # type: ignore[method-assign]
+    return pretrain.main(arguments)
+
+
+def run_pretrain_and_signal_in_validation(arguments: list[str]) -> int:
+    """The trainer's main; the last rank gets SIGTERM while it computes the second batch of a validation."""
+    losses, batches = Engine._losses, []
+
+    def losses_and_signal(self: Engine, batch: Batch) -> Losses:
+        if not self._engine.module.training:
+            batches.append(batch)
+            if len(batches) == 2 and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+                os.kill(os.getpid(), signal.SIGTERM)
+        return losses(self, batch)
+
+    Engine._losses = losses_and_signal  # type: ignore[method-assign]
+    return pretrain.main(arguments)
+
+
+def run_pretrain_and_stop_at_its_end(arguments: list[str]) -> int:
+    """The trainer's main; the last rank stops dead when it has trained its last step."""
+    close = StepReader.close
+
+    def close_and_stop(self: StepReader) -> None:
+        close(self)
+        if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    StepReader.close = close_and_stop  # type: ignore[method-assign]
     return pretrain.main(arguments)
 
 

@@ -26,8 +26,10 @@ from tests.trainer.rank_tasks import (
     run_pretrain_and_edit_the_configuration,
     run_pretrain_and_lose_the_settings,
     run_pretrain_and_signal,
+    run_pretrain_and_signal_in_validation,
     run_pretrain_and_signal_on_a_full_disk,
     run_pretrain_and_stop,
+    run_pretrain_and_stop_at_its_end,
     run_pretrain_on_a_disk_that_stays_full,
     run_pretrain_on_a_full_disk,
     run_pretrain_on_broken_data,
@@ -418,14 +420,20 @@ def losses(run):
     return [line["loss"] for line in read_lines(run / "metrics.jsonl")]
 
 
-def test_a_rank_that_hangs_is_noticed_by_the_others(call, tmp_path):
-    """The last rank stops dead (SIGSTOP); the other says where it waits, and ends."""
+@pytest.mark.parametrize(
+    ("task", "where"),
+    [
+        (run_pretrain_and_stop, ["in all_reduce", "in (train_step|count_step)"]),
+        (run_pretrain_and_stop_at_its_end, ["in all_gather_object", "in settle"]),
+    ],
+)
+def test_a_rank_that_hangs_is_noticed_by_the_others(call, tmp_path, task, where):
+    """The last rank stops dead (SIGSTOP), within a step or after the last; the other says where it waits, and ends."""
     with pytest.raises(AssertionError, match="rank 0 died"):
-        call("train.hang_seconds=15", world=2, task=run_pretrain_and_stop)
+        call("train.hang_seconds=15", world=2, task=task)
     log = (tmp_path / "log").read_text()
     assert "Timeout (0:00:15)!" in log
-    assert "in all_reduce" in log
-    assert "in train_step" in log or "in count_step" in log
+    assert all(re.search(words, log) for words in where)
 
 
 def test_without_next_sentence_only_the_words_are_learned(call, tmp_path):
@@ -637,6 +645,38 @@ def test_a_validation_that_takes_longer_than_a_hang_is_none(call, tmp_path):
     codes, _ = call("train.max_steps=4", "train.hang_seconds=15", task=run_pretrain_with_slow_validation)
     assert codes == [0]
     assert [line["step"] for line in read_lines(tmp_path / "run" / "validation.jsonl")] == [4]
+
+
+@pytest.mark.parametrize("steps", [8, 4], ids=["before the last step", "after the last step"])
+@pytest.mark.parametrize("every", [4, 8], ids=["checkpoint due", "checkpoint not due"])
+def test_a_validation_ends_where_a_rank_is_asked_to_stop_and_is_made_up_for(call, tmp_path, steps, every):
+    settings = [f"train.max_steps={steps}", f"checkpoint.every={every}"]
+    assert call(*settings, world=2, output=tmp_path / "whole")[0] == [0, 0]
+    assert call(*settings, world=2, task=run_pretrain_and_signal_in_validation)[0] == [0, 0]
+    run, whole = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "whole")
+    assert run.outcome == ("requeue", "asked to stop after step 4")
+    assert run.step == 4
+    assert not run.validation_metrics.exists()
+    assert call(*settings, world=2)[0] == [0, 0]
+    assert run.outcome == ("done", "")
+    assert without_times(run.validation_metrics) == without_times(whole.validation_metrics)
+    assert losses(run.path) == losses(whole.path)
+
+
+def test_a_step_at_which_all_is_to_stop_is_validated_by_the_next_start(call, tmp_path):
+    settings = ["log.validate_every=3"]
+    assert call(*settings, world=2, output=tmp_path / "whole")[0] == [0, 0]
+    assert call(*settings, world=2, task=run_pretrain_and_signal)[0] == [0, 0]
+    run, whole = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "whole")
+    assert run.outcome == ("requeue", "asked to stop after step 3")
+    assert not run.validation_metrics.exists()
+    assert call(*settings, world=2)[0] == [0, 0]
+    assert [line["step"] for line in read_lines(run.validation_metrics)] == [3, 6, 8]
+    assert without_times(run.validation_metrics) == without_times(whole.validation_metrics)
+
+
+def without_times(metrics):
+    return [{name: value for name, value in line.items() if name != "time"} for line in read_lines(metrics)]
 
 
 def test_an_export_that_finds_no_room_at_a_start_costs_nothing_else(call, tmp_path):
