@@ -84,7 +84,8 @@ def train_peer(arguments: argparse.Namespace) -> None:
     compiled = torch.compile(model) if recipe.train.compile else model
     optimizer = _adamw(model, recipe)
     torch.manual_seed(recipe.train.seed)
-    reader = StepReader(steps_of(recipe, shards, padded=True), 0, recipe.last_step, recipe.data.workers)
+    steps = steps_of(recipe, shards, padded=True)
+    reader = StepReader(steps, 0, recipe.last_step, recipe.data.processes(device))
     seconds, first = 0.0, 0.0
     with (
         (arguments.output / "peer.jsonl").open("w") as log,

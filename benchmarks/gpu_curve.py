@@ -47,7 +47,7 @@ COMMON = (
     "model.attention_probs_dropout_prob=0.0", "log.validation_samples=2048", "log.every=100",
     "checkpoint.every=1000000", "checkpoint.keep=1",
 )  # fmt: skip
-ON_A_GPU = ("train.compile=true", "data.token_multiple=1024", "data.workers=4")
+ON_A_GPU = ("train.compile=true", "data.token_multiple=1024")
 TASKS = {"mrpc": "3", "rte": "3", "stsb": "3", "sst2": "1"}  # epochs of fine-tuning
 WITHOUT_PEER = {"steps": 1600, "validate_every": 200}  # where it fails before it can tell how many it has time for
 PEERS_SHARE = 0.55  # of all time, after which the peer makes room for ours

@@ -101,11 +101,10 @@ class Bench:
     batches: dict[int, int]  # sequence length -> samples of a micro-batch
     size: str
     seconds: float  # of each row
-    workers: int
 
     def recipe(self, row: Row, length: int, *settings: str, batch: int | None = None) -> Recipe:
         """The recipe of a row."""
-        settings = (f"data.workers={self.workers}", *SIZES[self.size], *row.settings, *settings)
+        settings = (*SIZES[self.size], *row.settings, *settings)
         return recipe_of("bert_large.toml", self.shards, length, batch or self.batches[length], settings)
 
     def steps(self, row: Row, recipe: Recipe) -> Steps:
@@ -134,7 +133,6 @@ def main() -> None:
     bench = Bench(
         arguments.shards, world, measure_ceiling(world.device, torch.bfloat16), copy_bandwidth(world.device),
         dict(zip(arguments.lengths, arguments.batches, strict=True)), arguments.size, arguments.seconds,
-        arguments.workers,
     )  # fmt: skip
     machine = torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU"
     about = {"machine": machine, "torch": torch.__version__, "ceiling": bench.ceiling, "bandwidth": bench.bandwidth}
@@ -285,11 +283,12 @@ def work_of(batches: list[Batch]) -> Work:
 def train(row: Row, length: int, bench: Bench) -> dict[str, Any]:
     """Train a row for some seconds, after some steps that don't count."""
     recipe = bench.recipe(row, length)
+    processes = recipe.data.processes(bench.world.device)
     if bench.world.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with (
         closing(trainer_of(row, recipe, bench.world)) as trainer,
-        closing(StepReader(bench.steps(row, recipe), 0, recipe.last_step, recipe.data.workers)) as reader,
+        closing(StepReader(bench.steps(row, recipe), 0, recipe.last_step, processes)) as reader,
     ):
         steps, took, waited = time_steps(trainer, reader, bench.seconds)
     memory = torch.cuda.max_memory_allocated() if bench.world.device.type == "cuda" else 0
@@ -520,7 +519,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--lengths", type=int, nargs="+", required=True, help="of sequences, in tokens")
     parser.add_argument("--batches", type=int, nargs="+", required=True, help="samples of a micro-batch, per length")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each row")
-    parser.add_argument("--workers", type=int, default=4, help="loader processes")
     parser.add_argument(
         "--end", type=float, default=500.0, help="seconds from the start when no part is begun any more"
     )

@@ -11,7 +11,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class RunState:
     manifest_blake2b: str
     config_blake2b: str
     loss_scale: LossScale | None = None  # of fp16's dynamic loss scaling
+    code: dict[str, Any] = field(default_factory=dict)  # that trains; see trainer.lineage.code_version
 
 
 def begin_checkpoint(run: RunDirectory, step: int) -> None:
@@ -41,8 +42,8 @@ def begin_checkpoint(run: RunDirectory, step: int) -> None:
     run.staging(step).mkdir(parents=True)
 
 
-def commit_checkpoint(run: RunDirectory, state: RunState, keep: int, keep_every: int = 0) -> None:
-    """Give a staged checkpoint its name, move ``latest`` to it and drop old ones. The first rank calls it, last."""
+def commit_checkpoint(run: RunDirectory, state: RunState) -> None:
+    """Give a staged checkpoint its name and move ``latest`` to it. The first rank calls it, last."""
     staging, final = run.staging(state.step), run.checkpoint(state.step)
     values = asdict(state)
     text = json.dumps({**values, "blake2b": _checksum(values)}, indent=2) + "\n"
@@ -55,7 +56,6 @@ def commit_checkpoint(run: RunDirectory, state: RunState, keep: int, keep_every:
     sync(run.checkpoints)
     write_atomically(run.latest, final.name + "\n")
     sync(run.checkpoints)  # or a power cut could leave the old name, of a checkpoint that is gone
-    keep_newest(run.checkpoints, keep, keep_every)
 
 
 def set_aside(run: RunDirectory, step: int) -> Path | None:

@@ -37,7 +37,8 @@ class DataConfig:
     """How samples are read.
 
     Attributes:
-        workers: loader processes of each rank; 0 reads in the training process.
+        workers: loader processes of each rank; 0 reads in the training process. -1 is 4 where the rank computes on a
+            GPU, which would wait otherwise, and 0 on a CPU.
         shuffle_bytes: shards are shuffled in groups of about so many bytes; several directories share them by weight.
         weights: what part of the samples each shard directory gives, in proportion; empty for as many as it has pairs.
         skip: ranges [first, end) of the stream's indices whose samples are left out, in every phase; their places stay
@@ -49,7 +50,7 @@ class DataConfig:
             adds nothing, which is best on CPUs.
     """
 
-    workers: int = 0
+    workers: int = -1
     shuffle_bytes: int = 2 << 30
     weights: tuple[float, ...] = ()
     skip: tuple[tuple[int, int], ...] = ()
@@ -58,8 +59,8 @@ class DataConfig:
     token_multiple: int = 1
 
     def __post_init__(self) -> None:
-        if self.workers < 0 or self.shuffle_bytes <= 0:
-            raise ValueError("data.workers must be 0 or more and data.shuffle_bytes positive")
+        if self.workers < -1 or self.shuffle_bytes <= 0:
+            raise ValueError("data.workers must be -1 or more and data.shuffle_bytes positive")
         if not 1 <= self.token_multiple <= MAX_TOKEN_MULTIPLE:
             raise ValueError(f"data.token_multiple must be 1 to {MAX_TOKEN_MULTIPLE:,}")
         if not (all(weight > 0 for weight in self.weights) and math.isfinite(sum(self.weights))):
@@ -68,6 +69,10 @@ class DataConfig:
             )
         if not all(0 <= first < end < 2**63 for first, end in self.skip):
             raise ValueError("data.skip must be pairs [first, end] of sample indices with 0 <= first < end < 2^63")
+
+    def processes(self, device: torch.device) -> int:
+        """Loader processes of a rank that computes on a device."""
+        return self.workers if self.workers >= 0 else 4 if device.type == "cuda" else 0
 
 
 @dataclass(frozen=True)

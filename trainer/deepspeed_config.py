@@ -49,7 +49,7 @@ def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int
     }
     for key, value in ruled.items():
         if raw.get(key, "auto") not in ("auto", value):
-            raise ConfigError(f'{path}: {key} is {raw[key]}, but the recipe says {value}; write "auto"')
+            raise ConfigError(f'{path}: {key} is {json.dumps(raw[key])}, but the recipe says {value}; write "auto"')
     # DeepSpeed's measurement of throughput waits for the device twice in every micro-batch (utils/timer.py).
     quiet = {"timers": {"throughput": {"enabled": False}}}
     # What is asked of DeepSpeed's own log is news there, and otherwise its log tells warnings only.
@@ -129,6 +129,12 @@ _REFUSED: list[tuple[str, Any, str]] = [
     ),
     ("gradient_allreduce_op", None, "remove it: losses are normalized for the mean over the ranks"),
     ("activation_checkpointing", None, "remove it and set model.activation_checkpointing=true"),
+    ("zero_optimization.zero_quantized_gradients", True, "remove it: on CPUs DeepSpeed fails, on GPUs it is untried"),
+    (
+        "zero_optimization.stage3_module_granularity_threshold",
+        None,
+        "remove it: DeepSpeed 0.19 fails with it in the first backward pass",
+    ),
     ("tensor_parallel", None, _WHOLE_LAYERS),
     ("sequence_parallel_size", None, _WHOLE_LAYERS),
 ]
@@ -150,6 +156,9 @@ def _refuse(raw: dict[str, Any], path: Path | str) -> None:
     for key in _look_up(raw, "data_types") or {}:
         if key != "grad_accum_dtype":
             raise ConfigError(f"{path}: data_types.{key} has no effect here, only grad_accum_dtype has; remove it")
+    sent = raw.get("communication_data_type")
+    if sent not in (None, "fp32", "fp16", "bf16"):  # of one rank's configuration the key is left out, unread
+        raise ConfigError(f"{path}: communication_data_type is {json.dumps(sent)}; choose fp32, fp16 or bf16")
     steps = raw.get("steps_per_print")
     if steps is not None and not (isinstance(steps, int) and steps > 0):
         raise ConfigError(f"{path}: steps_per_print is {json.dumps(steps)}; give a number of steps, or leave it out")

@@ -15,7 +15,6 @@ from trainer.checkpoint import RunState, read_run_state
 from trainer.config import load_recipe
 from trainer.corpus import directory_checksums
 from trainer.hugging_face import refusal, save_export
-from trainer.lineage import code_version
 from trainer.model import BertConfig, parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.sharded_state import StateReader, verify_state
@@ -37,7 +36,7 @@ def export_checkpoint(run: RunDirectory, state: RunState, checkpoint: Path, targ
         "shards_blake2b": directory_checksums(run.manifest),
         "config_blake2b": state.config_blake2b,
         "initial_weights": run.read_initial_weights(),
-        "code": code_version(),
+        "code": state.code,
     }
     target.parent.mkdir(parents=True, exist_ok=True)
     weights = StateReader(checkpoint, parameter_shapes(config)).weights()

@@ -36,6 +36,7 @@ VOCABULARY_MULTIPLES = {"cuda": 64}
 # accuracy (pytorch #188792): initial weights, or a step of LAMB, that differ from run to run. So the first is alone.
 for _function in (torch.erfinv, torch.sqrt, torch.tanh):
     _function(torch.full((1,), 0.5, device="cpu"))
+_LARGEST = 1 << 24  # of a size: the bytes of a tensor of two such sizes can be counted in 64 bits
 EMPTY_SLOT = -100  # the label of a place where nothing is predicted, as in torch's cross entropy
 
 
@@ -74,8 +75,8 @@ class BertConfig:
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be positive and finite")
+            if not 0 < getattr(self, name) <= _LARGEST:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be positive, and at most {_LARGEST:,}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 0 and below 1")

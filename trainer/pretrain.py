@@ -154,6 +154,7 @@ def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
     if recipe.data.verify and not recipe.data.cache_dir:  # a cache has compared them already
         shards.verify(world.rank, world.size, world.sum)
     _on_first(world, lambda: _write_run(run, recipe, arguments, shards, step))
+    _warn_of_the_warmup(recipe)
     saver = Saver(run, world, recipe.model, recipe.checkpoint)
     session = Session(configs, arguments.init_from, recipe, shards, run, world, stop, saver, owed)
     if world.is_first:
@@ -279,6 +280,19 @@ def _check_run(run: RunDirectory, recipe: Recipe, shards: Corpus) -> None:
         raise CheckpointError(f"{run.path}: the run was started with other settings ({'; '.join(changed)}); {advice}")
     if run.manifest.is_file() and checksum(run.manifest) != shards.manifest_blake2b:
         raise CheckpointError(f"{run.path}: the run was started with other shards than {shards.name}; {advice}")
+
+
+def _warn_of_the_warmup(recipe: Recipe) -> None:
+    """Say so where a schedule ends before its peak, as that of a recipe that was shortened."""
+    schedules = {phase.schedule or recipe.schedule: phase.steps for phase in recipe.phases}
+    if recipe.schedule in schedules:  # one for all phases that have none of their own
+        schedules[recipe.schedule] = recipe.total_steps
+    for schedule, steps in schedules.items():
+        if schedule.warmup_steps >= steps:
+            _log.warning(
+                "the learning rate never reaches its peak: schedule.warmup_steps is %d, and there are %d steps",
+                schedule.warmup_steps, steps,
+            )  # fmt: skip
 
 
 def _on_first(world: World, work: Callable[[], _Result]) -> _Result:

@@ -2,8 +2,8 @@
 
 A save costs training the time of a copy to CPU memory. A thread of each rank writes its own file into a folder under
 another name; once all ranks have told each other that they are done, in the all-reduce that every step begins with, the
-first rank gives the folder its name and a thread of it makes the export. A disk that is full costs the checkpoint, not
-the run.
+first rank gives the folder its name, and a thread of it drops old checkpoints and makes the export. A disk that is full
+costs the checkpoint, not the run.
 """
 
 from __future__ import annotations
@@ -98,14 +98,15 @@ class Saver:
         """Give the checkpoint its name and begin its export; returns what went wrong."""
         try:
             check_files(self._run.staging(state.step), state.world_size)
-            commit_checkpoint(self._run, state, self._settings.keep, self._settings.keep_every)
+            commit_checkpoint(self._run, state)
         except (OSError, StateError) as error:
             return str(error)
-        self._exporter = _Task(lambda: self._export(state))
+        self._exporter = _Task(lambda: self._clean_up_and_export(state))
         return None
 
-    def _export(self, state: RunState) -> None:
+    def _clean_up_and_export(self, state: RunState) -> None:
         run = self._run
+        keep_newest(run.checkpoints, self._settings.keep, self._settings.keep_every)  # gigabytes: no step waits for it
         export_checkpoint(run, state, run.checkpoint(state.step), run.export(state.step), self._model)
         keep_newest(run.exports, self._settings.keep_exports, remove=remove_export)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,9 +49,11 @@ class Session:
     owes_validation: bool  # whether the last step was to be validated, and is not yet
     unwritten: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)  # lines of metrics
     _config_blake2b: str = field(init=False)  # of the file as this start has written it, whatever becomes of that
+    _code: dict[str, Any] = field(init=False)  # likewise: a checkout may be another before the run has ended
 
     def __post_init__(self) -> None:
         self._config_blake2b = checksum(self.run.config)
+        self._code = json.loads(self.run.code.read_text(encoding="utf-8"))
 
     def train(self, step: int) -> tuple[Ending, str]:
         """Train the phases that are left after ``step``; "requeue" and why where something asked for an end earlier."""
@@ -92,7 +95,7 @@ class Session:
         ceiling = self.world.sum([measure_ceiling(self.world.device, engine.dtype)])[0]
         _log.info("ceiling: %.3f TFLOP/s of matrix products in %s over all ranks", ceiling / 1e12, engine.dtype)
         progress, clock = Progress(self.world.is_first, self.recipe, step), Clock()
-        loader = StepReader(steps, step - begin, end - begin, self.recipe.data.workers)
+        loader = StepReader(steps, step - begin, end - begin, self.recipe.data.processes(self.world.device))
         stopped = self.owes_validation and self._is_stopped_in_validation(engine, phase, step)
         while step < end and not stopped:
             self._watch()
@@ -249,6 +252,7 @@ class Session:
             threads=torch.get_num_threads(),
             manifest_blake2b=self.shards.manifest_blake2b,
             config_blake2b=self._config_blake2b,
+            code=self._code,
             loss_scale=engine.loss_scale,
         )
 

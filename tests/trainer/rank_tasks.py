@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from preprocessing.schema import ShardDirectory, ShardError
-from trainer import pretrain, saving, session, tensor_files
+from trainer import lineage, pretrain, saving, session, tensor_files
 from trainer.checkpoint import RunState
 from trainer.config import Recipe, load_recipe
 from trainer.data import Batch, SampleStream
@@ -86,6 +86,11 @@ def run_pretrain_and_edit_the_configuration(arguments: list[str]) -> int:
     """The trainer's main; after two steps somebody edits DeepSpeed's configuration for another run."""
     path = Path(arguments[arguments.index("--deepspeed_config") + 1])
     return _with_accident(arguments, 2, lambda: path.write_text('{"zero_optimization": {"stage": 3}}'))
+
+
+def run_pretrain_and_check_out_another_commit(arguments: list[str]) -> int:
+    """The trainer's main; after two steps git says that the checkout is of another commit."""
+    return _with_accident(arguments, 2, lambda: setattr(lineage, "_git", lambda *_, **__: "c0ffee"))
 
 
 def _with_signal(arguments: list[str], number: signal.Signals) -> int:

@@ -32,7 +32,8 @@ def run(tmp_path):
 def commit(run, step, keep=0):
     begin_checkpoint(run, step)
     (run.staging(step) / "weights").write_text(f"weights of {step}")
-    commit_checkpoint(run, dataclasses.replace(STATE, step=step), keep)
+    commit_checkpoint(run, dataclasses.replace(STATE, step=step))
+    keep_newest(run.checkpoints, keep)
 
 
 def test_a_run_without_checkpoints(run):
@@ -132,7 +133,8 @@ def test_a_run_that_was_set_back_by_hand_keeps_what_it_trains_then(run):
     (run.checkpoints / "latest").write_text("step-000004\n")
     aside = set_aside(run, 4)
     begin_checkpoint(run, 6)
-    commit_checkpoint(run, dataclasses.replace(STATE, step=6), keep=1, keep_every=4)
+    commit_checkpoint(run, dataclasses.replace(STATE, step=6))
+    keep_newest(run.checkpoints, 1, keep_every=4)
     run.export(6).mkdir()
     keep_newest(run.exports, 1)
     assert run.candidates() == [run.checkpoint(6), run.checkpoint(4)]
@@ -178,7 +180,8 @@ def test_setting_aside_may_be_cut_short(run, monkeypatch, step, cut):
 def test_keeping_every_nth_for_good(run):
     for step in range(1, 9):
         begin_checkpoint(run, step)
-        commit_checkpoint(run, dataclasses.replace(STATE, step=step), keep=2, keep_every=3)
+        commit_checkpoint(run, dataclasses.replace(STATE, step=step))
+        keep_newest(run.checkpoints, 2, keep_every=3)
     assert sorted(path.name for path in run.checkpoints.glob("step-*")) == [f"step-{n:06d}" for n in (3, 6, 7, 8)]
 
 
@@ -206,7 +209,7 @@ def test_a_damaged_or_missing_run_state(run, text):
 ])  # fmt: skip
 def test_a_run_state_whose_bits_have_changed_is_damaged(run, right, wrong):
     begin_checkpoint(run, 4)
-    commit_checkpoint(run, dataclasses.replace(STATE, loss_scale=LossScale(2.0**16, 7, 2)), keep=0)
+    commit_checkpoint(run, dataclasses.replace(STATE, loss_scale=LossScale(2.0**16, 7, 2)))
     path = run.checkpoint(4) / "run_state.json"
     path.write_text(path.read_text().replace(right, wrong))
     with pytest.raises(CheckpointError, match=r"run_state\.json: not a run state"):
@@ -245,10 +248,10 @@ def test_a_damaged_line_of_metrics_is_no_reason_not_to_go_on(run, caplog, line):
     assert caplog.messages == [f"{run.metrics}: line 2 is damaged and left out"]
 
 
-def test_a_run_state_keeps_the_loss_scale(run):
-    state = dataclasses.replace(STATE, loss_scale=LossScale(2.0**16, 7, 2))
+def test_a_run_state_keeps_the_loss_scale_and_the_code(run):
+    state = dataclasses.replace(STATE, loss_scale=LossScale(2.0**16, 7, 2), code={"commit": "c0ffee"})
     begin_checkpoint(run, 4)
-    commit_checkpoint(run, state, keep=0)
+    commit_checkpoint(run, state)
     assert read_run_state(run.checkpoint(4)) == state
 
 

@@ -153,6 +153,12 @@ def test_ranks_and_workers_together_see_every_index_once(shards, world, workers)
     assert seen == Counter(range(20 * 8))
 
 
+def test_a_rank_with_a_gpu_has_loader_processes_unless_told_otherwise():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert (DataConfig().processes(cpu), DataConfig().processes(gpu)) == (0, 4)
+    assert (DataConfig(workers=2).processes(cpu), DataConfig(workers=0).processes(gpu)) == (2, 0)
+
+
 def test_every_world_size_gives_the_same_global_batches_and_masks(shards):
     def micro_batches(world, step):
         ranks = [steps_of(shards, rank, world) for rank in range(world)]

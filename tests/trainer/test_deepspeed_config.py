@@ -40,6 +40,7 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
     ("changes", "message"),
     [
         ({"gradient_clipping": 0.5}, "gradient_clipping is 0.5, but the recipe says 1.0"),
+        ({"gradient_clipping": "1.0"}, 'gradient_clipping is "1.0", but the recipe says 1.0'),
         ({"train_batch_size": 16}, "train_batch_size is 16, but the recipe says 8"),
         (
             {"optimizer": {"type": "Adam"}},
@@ -62,6 +63,15 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
         (
             {"bf16": None, "fp16": {"enabled": True, "fp16_master_weights_and_grads": True}},
             "fp16_master_weights_and_grads is true; leave it off",
+        ),
+        ({"communication_data_type": "float99"}, 'communication_data_type is "float99"; choose fp32, fp16 or bf16'),
+        (
+            {"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}},
+            "zero_quantized_gradients is true; remove it",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "stage3_module_granularity_threshold": 100000}},
+            "stage3_module_granularity_threshold is 100000; remove it",
         ),
         ({"torch_autocast": {"enabled": True}}, "torch_autocast.enabled is true; use bf16 or fp16"),
         (

@@ -77,9 +77,10 @@ class TestConfig:
         [
             ({"hidden_size": 25}, "hidden_size 25 is not divisible by num_attention_heads "),
             ({"num_attention_heads": 5}, "is not divisible by num_attention_heads 5"),
-            ({"num_hidden_layers": 0}, "num_hidden_layers is 0: it must be positive and finite"),
-            ({"vocab_size": -1}, "vocab_size is -1: it must be positive and finite"),
-            ({"layer_norm_eps": 0.0}, "layer_norm_eps is 0.0: it must be positive and finite"),
+            ({"num_hidden_layers": 0}, "num_hidden_layers is 0: it must be positive, and at most 16,777,216"),
+            ({"vocab_size": -1}, "vocab_size is -1: it must be positive"),
+            ({"hidden_size": 10**9}, "hidden_size is 1000000000: it must be positive, and at most 16,777,216"),
+            ({"layer_norm_eps": 0.0}, "layer_norm_eps is 0.0: it must be positive"),
             ({"initializer_range": math.nan}, "initializer_range is nan"),
             ({"initializer_range": math.inf}, "initializer_range is inf"),
             ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob is 1.0: it must be at least 0 and below 1"),

@@ -20,6 +20,7 @@ from tests.ranks import run_ranks
 from tests.trainer.conftest import TINY
 from tests.trainer.rank_tasks import (
     run_pretrain,
+    run_pretrain_and_check_out_another_commit,
     run_pretrain_and_crash,
     run_pretrain_and_crash_beside_others,
     run_pretrain_and_die_before_the_run_has_begun,
@@ -43,6 +44,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_without_streams,
 )
 from tests.trainer.shard_factory import write_shards
+from trainer import export
 from trainer.files import read_lines
 from trainer.leases import hold_export, hold_run
 from trainer.run_directory import RunDirectory
@@ -361,6 +363,20 @@ def test_a_run_of_which_every_checkpoint_is_damaged_does_not_begin_anew(call, tm
     assert "no checkpoint is whole (step-000004, step-000002); put a good copy back, or move checkpoints/ away" in log
     assert "Traceback" not in log
     assert len(losses(tmp_path / "run")) == 4
+
+
+def test_an_export_names_the_code_that_trained_it(call, tmp_path):
+    assert call(task=run_pretrain_and_check_out_another_commit)[0] == [0]
+    code = json.loads((tmp_path / "run" / "code.json").read_text())
+    assert code["commit"] != "c0ffee"
+    assert export.main([str(tmp_path / "run" / "checkpoints" / "step-000008"), str(tmp_path / "again")]) == 0
+    for directory in (tmp_path / "run" / "exports" / "step-000008", tmp_path / "again"):
+        assert json.loads((directory / "lineage.json").read_text())["code"] == code
+
+
+def test_a_warm_up_that_is_longer_than_the_run_is_told(call):
+    _, log = call("schedule.warmup_steps=8")
+    assert "the learning rate never reaches its peak: schedule.warmup_steps is 8, and there are 8 steps" in log
 
 
 def test_a_run_that_is_moved_while_it_trains_ends_well(call, tmp_path):
