@@ -83,6 +83,9 @@ class StepReader(Iterator[list[Batch]]):
             num_workers=workers,
             prefetch_factor=2 if workers else None,
             worker_init_fn=_belong_to_the_trainer,
+            # Whose process has the trainer's memory, and holds back signals from its first moment; the server of
+            # processes that Python 3.14 would take does neither.
+            multiprocessing_context="fork" if workers else None,
         )
         self._steps = steps
         self._workers = workers

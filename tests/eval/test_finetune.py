@@ -57,6 +57,7 @@ def test_an_epoch_has_every_sample_once_in_an_order_of_its_own() -> None:
 
 def test_parts_are_no_larger_than_asked() -> None:
     assert list(cut([3, 4, 5, 20, 1, 1], 8)) == [[0, 1], [2], [3], [4, 5]]
+    assert list(cut([4, 4, 1], 8)) == [[0, 1], [2]]
     assert list(cut([], 8)) == []
 
 
@@ -119,6 +120,45 @@ def test_it_is_the_plain_loop(samples, settings: Settings) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6, msg=name)
 
 
+def test_a_last_step_with_fewer_samples_is_one_of_the_steps(samples, monkeypatch) -> None:
+    """Or the learning rate would be at its end before the training is."""
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr("eval.finetune.learning_rate", lambda step, total, _: told.append((step, total)) or 0.0)
+    train(new_model(), samples["train"][:21])
+    assert list(dict.fromkeys(told)) == [(step, 6) for step in range(6)]
+
+
+def test_predictions_after_an_epoch_change_nothing_in_the_next_one(samples) -> None:
+    """They turn dropout off; the next epoch has it all the same."""
+    plain, watched = new_model(), new_model()
+    train(plain, samples["train"])
+    learn(watched, samples["train"], KIND.collate, POINT, SETTINGS, CPU,
+          lambda *_: predict(watched, samples["dev"], KIND.collate, SETTINGS, CPU))  # fmt: skip
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
+
+
+class NoTargets(nn.Linear):
+    """A model, a sample and a batch in one, of which nothing is to be learned."""
+
+    size, count = 1, 0
+
+    def to(self, _: torch.device) -> NoTargets:
+        return self
+
+    def forward(self, _: NoTargets) -> torch.Tensor:
+        return super().forward(torch.zeros(0, 1))
+
+    def losses(self, logits: torch.Tensor, _: NoTargets) -> torch.Tensor:
+        return logits.flatten()
+
+
+def test_a_step_without_targets_has_a_loss_of_0() -> None:
+    model = NoTargets(1, 1)
+    losses: list[float] = []
+    learn(model, [model], lambda part: part[0], POINT, SETTINGS, CPU, lambda _, of_epoch: losses.extend(of_epoch))
+    assert losses == [0.0, 0.0]
+
+
 def test_learning_learns(samples) -> None:
     model = KIND.build(Export(CONFIG, BertForPreTraining(CONFIG, seed=0).state_dict(), []), seed=0)
     losses = train(model, samples["train"], dataclasses.replace(POINT, learning_rate=3e-3, epochs=12))
@@ -175,6 +215,17 @@ def test_a_loss_that_is_no_number(samples) -> None:
         train(model, samples["train"])
     with pytest.raises(DivergedError, match=r"^the trained model's scores contain NaN or infinity$"):
         predict(model, samples["dev"], KIND.collate, Settings(), CPU)
+
+
+def test_what_is_infinite_is_no_number_either(samples) -> None:
+    model = new_model()
+    with torch.no_grad():
+        model.head.output.bias[0] = torch.inf
+    with pytest.raises(DivergedError, match=r"^the trained model's scores contain NaN or infinity$"):
+        predict(model, samples["dev"], KIND.collate, Settings(), CPU)
+    model.losses = lambda logits, batch: torch.full((batch.count,), torch.inf, requires_grad=True)
+    with pytest.raises(DivergedError, match=r"^the loss of step 1 is inf$"):
+        train(model, samples["train"])
 
 
 def test_a_rate_that_is_far_too_high(samples) -> None:

@@ -56,10 +56,16 @@ EXACT = {"rel": 1e-12, "abs": 1e-9}
         ("", [""], 100, 0),
         ("...", [""], 100, 0),
         ("노르만족", ["노르만족"], 100, 100),
+        ("then—the—now", ["then— —now"], 100, 100),  # an article leaves a space
     ],
 )
 def test_squad_v1(prediction, golds, exact, f1):
     assert squad_v1({"q": prediction}, {"q": golds}) == pytest.approx({"exact_match": exact, "f1": f1}, **EXACT)
+
+
+def test_squad_v1_counts_a_question_without_a_prediction():
+    expected = {"exact_match": 50, "f1": 50}
+    assert squad_v1({"a": "x"}, {"a": ["x"], "b": ["y"]}) == pytest.approx(expected, **EXACT)
 
 
 def test_squad_v1_over_questions():
@@ -206,6 +212,16 @@ def test_squad_v2_thresholds():
     assert squad_v2(predictions, references, other)["best_f1"] == pytest.approx(75)
 
 
+def test_squad_v2_of_some_of_the_questions():
+    """Predictions and probabilities may be of more than the references have, as of a whole data set."""
+    references, predictions = {"a": ["x"], "b": []}, {"a": "x", "b": "y", "c": "z"}
+    odds = {"c": -9.0, "a": 0.1, "b": 0.8}
+    fewer = [{key: given[key] for key in references} for given in (predictions, odds)]
+    found = squad_v2(predictions, references, odds)
+    assert found == squad_v2(fewer[0], references, fewer[1])
+    assert (found["best_exact"], found["best_exact_thresh"]) == (100, 0.1)
+
+
 def test_squad_v2_of_one_kind():
     assert squad_v2({"q": "x"}, {"q": ["x"]}).keys() == {
         "exact", "f1", "total", "HasAns_exact", "HasAns_f1", "HasAns_total",
@@ -303,12 +319,19 @@ def test_predictions_that_are_all_the_same():
     assert found == pytest.approx({"f1": 0, "macro_f1": 100 / 3, "matthews": 0, "pearson": 0, "spearman": 0})
 
 
+@pytest.mark.filterwarnings("error")
+def test_labels_that_are_all_the_same():
+    assert score_labels(["pearson", "spearman"], [2.0, 2.0, 2.0], [1.0, 2.0, 3.0]) == {"pearson": 0, "spearman": 0}
+
+
 def test_glue():
     assert set(GLUE_METRICS) == set(GLUE)
     assert glue("MRPC", LABELS, PREDICTIONS) == pytest.approx({"accuracy": 400 / 6, "f1": 75})
     assert glue("CoLA", LABELS, PREDICTIONS).keys() == {"matthews"}
     assert glue("STS-B", [0.0, 1, 2], [0.0, 2, 4]) == pytest.approx({"pearson": 100, "spearman": 100})
     assert glue("MNLI-mm", [2, 1, 0], [2, 2, 0]) == pytest.approx({"accuracy": 200 / 3})
+    assert glue("QQP", LABELS, PREDICTIONS) == pytest.approx({"accuracy": 400 / 6, "f1": 75})
+    assert glue("AX", [2, 1, 0], [2, 2, 0]).keys() == {"matthews"}
 
 
 @pytest.mark.parametrize(
@@ -317,6 +340,7 @@ def test_glue():
         ([], [], "0 labels and 0 predictions: give as many, and one at least"),
         ([1, 0], [1], "2 labels and 1 predictions: give as many, and one at least"),
         ([1.0, 0.5], [1.0, math.nan], "a prediction is not a finite number; train again with a lower learning rate"),
+        ([1.0, 0.5], [-math.inf, 1.0], "a prediction is not a finite number; train again with a lower learning rate"),
     ],
 )
 def test_predictions_that_do_not_fit(labels, predictions, message):
@@ -564,6 +588,19 @@ def test_mistakes_in_files(tmp_path, capsys):
         (("conll", short, tags), f"{tags}: not the words of {short} at the end; give the same"),
     ):  # fmt: skip
         assert refusal(capsys, *arguments) == message
+
+
+def test_files_that_fit_in_part(tmp_path, capsys):
+    table = text_file(
+        tmp_path / "dev.tsv",
+        "index\tsentence1\tsentence2\tlabel\n3\ta\tb\tentailment\n5\ta\tb\tentailment\n",
+    )
+    half = text_file(tmp_path / "RTE.tsv", "index\tprediction\n3\tentailment\n")
+    message = f"{half}: 1 examples have no prediction, such as index 5; give one for each"
+    assert refusal(capsys, "glue", "RTE", table, half) == message
+    tags, others = text_file(tmp_path / "tags", "He O\n\nShe O\n"), text_file(tmp_path / "others", "He O\n\nIt O\n")
+    message = f"{others}: not the words of {tags} at sentence 0-1; give the same"
+    assert refusal(capsys, "conll", tags, others) == message
 
 
 def test_two_predictions_of_one_example(tmp_path, capsys):

@@ -172,6 +172,15 @@ def test_a_line_is_not_dropped_for_a_copy_that_is_dropped_itself() -> None:
     assert what_stays(corpus.rows(found, 1)) == {"a": ["def"], "c": ["abc", "ijj"]}
 
 
+def test_a_document_is_not_dropped_for_a_copy_that_is_dropped_itself() -> None:
+    """Nobody else has the text that a had before."""
+    texts = [Text("a", ("abc",)), Text("a", ("def",), revision=1), Text("b", ("abc",))]
+    corpus = Corpus(texts, RULE)
+    found = review(corpus.runs, RULE)
+    assert what_stays(corpus.rows(found, 1)) == {"a": ["def"], "b": ["abc"]}
+    assert found.counts() == {"dropped/books/collision": 1}
+
+
 def test_of_two_texts_of_one_revision_the_same_one_stays_in_any_order() -> None:
     """Two dumps may have a page of one revision with other templates filled in."""
     texts = [Text("a", ("abc", "def")), Text("a", ("hij",)), Text("a", ("jih", "a")), Text("b", ("jjj",))]
@@ -248,6 +257,14 @@ def test_near_duplicates_are_found_and_the_smallest_id_stays_in_any_order() -> N
     dropped = near(texts, 0.8, units=1, order=0)
     assert dropped == {name for name in texts if name.endswith("-near")}
     assert near(texts, 0.8, units=3, order=1) == near(texts, 0.8, units=7, order=2) == dropped
+
+
+def test_documents_that_share_just_as_much_as_the_threshold_are_near_duplicates() -> None:
+    words = [f"w{number}" for number in range(300)]
+    one, other = " ".join(words), perturbed(words, 0.005, 0)
+    share = float((signature(one) == signature(other)).mean())
+    assert 0.8 < share < 1
+    assert near({"a": one, "b": other}, share, units=1, order=0) == {"b"}
 
 
 def test_of_near_duplicates_in_a_chain_the_smallest_id_stays() -> None:

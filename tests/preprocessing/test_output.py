@@ -89,6 +89,22 @@ def test_a_directory_is_cleared_manifest_first_notes_before_their_data_and_job_l
     assert notes == sorted(notes, reverse=True)
 
 
+def test_the_manifest_is_the_last_of_all_files_to_get_its_name(
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever sees it may read all the others."""
+    output, named, rename = tmp_path / "out", [], files._rename
+
+    def watched(unfinished: str, path: str) -> None:
+        rename(unfinished, path)
+        named.append(path.removeprefix(f"{output}/"))
+
+    monkeypatch.setattr(files, "_rename", watched)
+    make(output, "--books", books / "*.txt")
+    assert named[-1] == "manifest.json"
+    assert {"tokenizer/vocab.txt", "shard-00000-of-00001.arrow"} < set(named)
+
+
 def test_differences_are_told_in_words() -> None:
     assert difference({"a": 1}, {"a": 1}) is None
     assert difference({"a": {"b": 1}}, {"a": {"b": 2}}) == "a.b was 1 there and is 2 here"

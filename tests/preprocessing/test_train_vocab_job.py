@@ -47,6 +47,23 @@ def test_the_vocabulary_of_the_command_and_its_shards(
     }
 
 
+@pytest.mark.parametrize("rows", [1, 5, 12])
+def test_a_sample_has_every_document_whatever_the_batches_that_it_is_written_in(
+    books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    samples: list[list[str]] = []
+    train = launch.train_vocabulary
+
+    def watched(texts: list[str], size: int, lowercase: bool) -> list[str]:
+        samples.append(texts)
+        return train(texts, size, lowercase)
+
+    monkeypatch.setattr(sampling, "ROWS", rows)
+    monkeypatch.setattr(launch, "train_vocabulary", watched)
+    make(tmp_path / "out", "--books", books / "*.txt", "--train-vocab", 70)
+    assert len(set(samples[0])) == len(samples[0]) == len(list(books.glob("*.txt"))) == 12
+
+
 def test_inputs_that_hold_less_than_it_seemed_are_read_again(
     sampled: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

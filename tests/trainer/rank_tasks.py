@@ -212,6 +212,18 @@ def run_pretrain_with_a_bad_sample(arguments: list[str]) -> int:
     return pretrain.main(arguments)
 
 
+def run_pretrain_with_a_bad_sample_on_a_slow_disk(arguments: list[str]) -> int:
+    """As run_pretrain_with_a_bad_sample; a checkpoint takes longer than the next step."""
+    write = saving.write_state
+
+    def write_late(*rest: Any) -> None:
+        time.sleep(2)
+        write(*rest)
+
+    saving.write_state = write_late
+    return run_pretrain_with_a_bad_sample(arguments)
+
+
 def run_pretrain_tracked(arguments: list[str], tracking_uri: str) -> int:
     """The trainer's main; its tracker looks for news many times a second."""
     from trainer.tracking import runs

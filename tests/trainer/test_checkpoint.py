@@ -14,6 +14,7 @@ from trainer.checkpoint import (
     cut_metrics,
     keep_newest,
     read_run_state,
+    remove_folder,
     set_aside,
 )
 from trainer.files import append_line, read_lines, sync
@@ -66,6 +67,7 @@ def test_what_is_named_is_on_disk_and_an_older_one_goes_last(run, monkeypatch):
     """The order of these calls is all that a test can see of what a power cut would leave."""
     commit(run, 4)
     append_line(run.metrics, {"step": 8})
+    append_line(run.validation_metrics, {"step": 8})
     done = []
 
     def noted(what, call):
@@ -84,6 +86,7 @@ def test_what_is_named_is_on_disk_and_an_older_one_goes_last(run, monkeypatch):
         "sync .run_state.json.incomplete",
         "rename .run_state.json.incomplete run_state.json",
         "sync metrics.jsonl",
+        "sync validation.jsonl",
         "sync .step-000008.incomplete",
         "rename .step-000008.incomplete step-000008",
         "sync checkpoints",
@@ -125,11 +128,19 @@ def test_the_pointer_can_be_set_back_by_hand(run):
     assert run.candidates() == [run.checkpoint(8), run.checkpoint(4)]
 
 
+def test_without_a_pointer_the_newest_checkpoint_is_the_latest(run):
+    for step in (4, 8):
+        commit(run, step)
+    (run.checkpoints / "latest").unlink()
+    assert run.candidates() == [run.checkpoint(8), run.checkpoint(4)]
+
+
 def test_a_run_that_was_set_back_by_hand_keeps_what_it_trains_then(run):
     for step in (4, 8, 12):
         commit(run, step)
         run.export(step).mkdir(parents=True)
         append_line(run.metrics, {"step": step})
+        append_line(run.validation_metrics, {"step": step})
     (run.checkpoints / "latest").write_text("step-000004\n")
     aside = set_aside(run, 4)
     begin_checkpoint(run, 6)
@@ -142,7 +153,8 @@ def test_a_run_that_was_set_back_by_hand_keeps_what_it_trains_then(run):
     assert aside == run.path / "set_aside" / "1"
     assert (aside / "checkpoints" / "step-000012" / "weights").read_text() == "weights of 12"
     assert [path.name for path in step_folders(aside / "exports")] == ["step-000008", "step-000012"]
-    assert [line["step"] for line in read_lines(aside / "metrics.jsonl")] == [4, 8, 12]
+    for name in ("metrics.jsonl", "validation.jsonl"):
+        assert [line["step"] for line in read_lines(aside / name)] == [4, 8, 12]
 
 
 def test_what_is_set_aside_again_lies_beside_the_first(run):
@@ -239,6 +251,14 @@ def test_metrics_are_cut_back_to_the_step_of_the_checkpoint(run, name, other):
     assert not getattr(run, other).exists()
 
 
+def test_a_last_line_of_metrics_that_lacks_its_end_alone_is_half_written_too(run):
+    """The next one would be written behind it."""
+    run.metrics.write_bytes(b'{"step": 1}\n{"step": 2}')
+    cut_metrics(run, 4)
+    append_line(run.metrics, {"step": 3})
+    assert list(read_lines(run.metrics)) == [{"step": 1}, {"step": 3}]
+
+
 @pytest.mark.parametrize("line", [*DAMAGED_LINES, b'{"stfp": 2}', b"[2]", b'{"step": "2"}', b'{"step": null}'])
 def test_a_damaged_line_of_metrics_is_no_reason_not_to_go_on(run, caplog, line):
     """A power cut may leave zeros."""
@@ -268,6 +288,17 @@ def test_metrics_that_can_not_be_cut_are_still_there(run, full_disk):
     with pytest.raises(OSError, match="no space"):
         cut_metrics(run, 1)
     assert run.metrics.read_text() == before
+
+
+def test_what_a_deletion_that_was_cut_short_has_left_goes_at_the_next_one(run):
+    for step in (4, 8):
+        commit(run, step)
+    for left in (".step-000002.removed", ".step-000004.removed"):
+        (run.checkpoints / left / "half").mkdir(parents=True)
+    remove_folder(run.checkpoint(4))
+    assert [path.name for path in run.checkpoints.glob(".step-*")] == [".step-000002.removed"]
+    keep_newest(run.checkpoints, 1)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["latest", "step-000008"]
 
 
 def test_what_can_not_be_deleted_takes_nothing_from_the_new_checkpoint(run, monkeypatch, caplog):

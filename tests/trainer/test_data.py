@@ -173,6 +173,12 @@ def test_every_world_size_gives_the_same_global_batches_and_masks(shards):
             assert all(equal(split[place], alone[place]) for place in alone)
 
 
+def test_micro_batches_go_to_the_ranks_in_turn(shards):
+    """The engine knows by its place which one of a rank is the last."""
+    places = [[steps_of(shards, rank, 2).micro_batch_index(i) for i in range(2)] for rank in range(2)]
+    assert places == [[0, 2], [1, 3]]
+
+
 @pytest.mark.parametrize("stop", [1, 5, 19])
 def test_stopping_at_any_step_and_going_on_gives_the_next_batches(shards, stop):
     whole = list(StepReader(steps_of(shards, 1, 2), 0, 20, workers=0))
@@ -363,6 +369,17 @@ def test_skipped_samples_are_empty_and_all_others_stay_as_they_were(shards):
             assert skipping.mlm_labels[ours].tolist() == plain.mlm_labels[theirs].tolist()
 
 
+def test_left_to_right_the_first_token_of_a_sample_is_its_own_and_not_the_last_one_s(shards):
+    """It has something to predict, which a skipped neighbour must neither take away nor keep."""
+    indices = np.arange(3)
+    plain = stream(shards, causal=True).batch(indices)
+    assert [(plain.sequences == row).sum() for row in range(3)] == (plain.lengths - 1).tolist()
+    skipping = stream(shards, causal=True, skip=((1, 2),)).batch(indices)
+    rows = skipping.sequences
+    assert (skipping.mlm_labels[rows == 1] == EMPTY_SLOT).all()
+    assert skipping.mlm_labels[rows != 1].tolist() == plain.mlm_labels[plain.sequences != 1].tolist()
+
+
 @pytest.mark.parametrize("unit", ["token", "word", "span"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_whole_micro_batch_may_be_skipped(shards, unit, causal):
@@ -406,6 +423,17 @@ def test_a_pair_that_reaches_beyond_its_document_is_not_read(tmp_path):
     assert (stream(path, skip=((0, 2),)).batch(np.arange(2)).mlm_labels == EMPTY_SLOT).all()  # it is not even looked at
 
 
+def test_a_message_names_samples_by_their_places_in_the_stream(shards, monkeypatch):
+    """Those are what data.skip takes, and not places in the batch."""
+
+    def broken(*_):
+        raise ShardError("a broken pair")
+
+    monkeypatch.setattr("trainer.data.read_segments", broken)
+    with pytest.raises(ShardError, match=r"samples 40$"):
+        stream(shards).batch(np.array([40]))
+
+
 def test_a_manifest_that_tells_of_more_pairs_than_a_shard_has(tmp_path):
     path = write_shards(tmp_path / "shards", train=(3,), validation=())
     manifest = path / "manifest.json"
@@ -425,9 +453,10 @@ def test_a_shard_that_was_cut_or_vanished_before_it_was_needed(tmp_path, damage)
         samples.batch(np.arange(4))
 
 
-def test_a_manifest_that_tells_of_another_size_of_the_vocabulary(tmp_path):
+@pytest.mark.parametrize("size", [84, 60])
+def test_a_manifest_that_tells_of_another_size_of_the_vocabulary(tmp_path, size):
     path = write_shards(tmp_path / "shards", vocab_size=64)
     manifest = path / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"size": 64', '"size": 84'))
-    with pytest.raises(ShardError, match=r"manifest\.json: a vocabulary of 84 entries, but vocab\.txt has 64"):
+    manifest.write_text(manifest.read_text().replace('"size": 64', f'"size": {size}'))
+    with pytest.raises(ShardError, match=rf"manifest\.json: a vocabulary of {size} entries, but vocab\.txt has 64"):
         stream(path)

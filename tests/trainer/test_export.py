@@ -1,14 +1,20 @@
 """`python -m trainer.export`: any checkpoint, by any number of ranks, becomes what transformers loads."""
 
+import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import BertForPreTraining as TheirBert
 
+from preprocessing.schema import checksum
 from tests.ranks import run_ranks
 from tests.trainer.rank_tasks import run_pretrain
-from trainer.export import main
+from trainer.checkpoint import read_run_state
+from trainer.config import load_recipe
+from trainer.export import export_checkpoint, main
+from trainer.run_directory import RunDirectory
 
 
 @pytest.fixture(scope="module")
@@ -28,22 +34,42 @@ def test_a_sharded_checkpoint_becomes_the_export_that_the_run_made_itself(run, t
     assert "the weights of step 8" in capsys.readouterr().out
     ours, theirs = (path / "model.safetensors" for path in (tmp_path / "out", run / "exports" / "step-000008"))
     assert ours.read_bytes() == theirs.read_bytes()
+    lineage, of_run = (json.loads((path.parent / "lineage.json").read_text()) for path in (ours, theirs))
+    assert lineage == of_run
+    state, given = read_run_state(run / "checkpoints" / "step-000008"), ("step", "samples", "manifest_blake2b")
+    assert [lineage[name] for name in given] == [getattr(state, name) for name in given]
+    assert lineage["config_blake2b"] == state.config_blake2b == checksum(run / "config.toml")
+    assert (lineage["samples"], lineage["run"]) == (64, str(run.resolve()))
     model = TheirBert.from_pretrained(tmp_path / "out")
     assert torch.isfinite(model.bert.embeddings.word_embeddings.weight).all()
+
+
+def test_the_lineage_tells_where_the_run_lies_however_it_was_named(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(run.parent)
+    given, checkpoint = RunDirectory(Path(run.name)), run / "checkpoints" / "step-000008"
+    model = load_recipe(given.config).model
+    export_checkpoint(given, read_run_state(checkpoint), checkpoint, tmp_path / "out", model)
+    assert json.loads((tmp_path / "out" / "lineage.json").read_text())["run"] == str(run.resolve())
 
 
 def test_mistakes(run, tmp_path, capsys):
     checkpoint = run / "checkpoints" / "step-000008"
     (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(checkpoint)
     untokenized = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("tokenizer"))
     damaged = shutil.copytree(run, tmp_path / "damaged")
     (damaged / "initial_weights.json").write_text("{")
+    flipped = shutil.copytree(run, tmp_path / "flipped") / "checkpoints" / "step-000008"
+    state = flipped / "state-00001-of-00002.safetensors"
+    state.write_bytes(state.read_bytes()[:-1] + b"\x55")
     for arguments, message in (
+        ([str(flipped), str(tmp_path / "out")], f"{state}: not the bytes that were written"),
         ([str(checkpoint), str(tmp_path)], "is there already; choose another directory"),
         ([str(run / "checkpoints" / "step-000099"), str(tmp_path / "out")], "step-000099: no such checkpoint"),
         ([str(run / "exports" / "step-000008"), str(tmp_path / "out")], "no such checkpoint; give a RUN/checkpoints/"),
         ([str(run), str(tmp_path / "out")], "no such checkpoint; give a RUN/checkpoints/step-..."),
         ([str(checkpoint), str(checkpoint / "out")], "in the checkpoint, and would go with it"),
+        ([str(checkpoint), str(tmp_path / "link" / "out")], "in the checkpoint, and would go with it"),
         ([str(damaged / "checkpoints" / "step-000008"), str(tmp_path / "out")], "initial_weights.json: damaged ("),
         ([str(checkpoint), str(tmp_path / "file" / "out")], f"{tmp_path / 'file'}: File exists"),
         ([str(untokenized / "checkpoints" / "step-000008"), str(tmp_path / "out")], "no tokenizer there"),

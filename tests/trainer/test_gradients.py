@@ -1,10 +1,12 @@
 """The norm of a gradient, against sums in float64."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-from trainer.gradients import total_norm
+from trainer.gradients import take_norm_once, total_norm
 
 
 def gradients(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
@@ -32,6 +34,13 @@ def test_small_squares_are_not_lost_in_a_large_sum():
     assert float(total_norm(values)) == pytest.approx(exact(values), rel=1e-6)
 
 
+def test_small_rows_are_not_lost_beside_a_large_one():
+    """The sums of rows differ as elements do: 4,096 of them in float32 would be wrong by 6e-6."""
+    values = [torch.full((1 << 22,), 1.5e-4 / 32)]
+    values[0][0] = 1.0
+    assert float(total_norm(values)) == pytest.approx(exact(values), rel=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("place", [0, 1024, 2999])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -48,9 +57,32 @@ def test_a_gradient_of_16_bits_has_a_norm_of_32(dtype):
     assert float(total_norm(values)) == pytest.approx(exact(values), rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_gradient_of_16_bits_has_a_norm_of_32_on_other_devices_too(dtype):
+    """What torch says of a device that holds nothing, for want of a GPU."""
+    assert total_norm([torch.empty(7, dtype=dtype, device="meta")]).dtype == torch.float32
+
+
 def test_a_gradient_may_lie_in_memory_as_it_likes():
     values = gradients((300, 200))
     assert float(total_norm([values[0].T])) == pytest.approx(exact(values), rel=1e-6)
+
+
+def test_a_norm_over_ranks_is_of_all_their_gradients(monkeypatch):
+    """Four ranks that hold the same, or nothing."""
+    zero = SimpleNamespace(check_grad_overflow=True, cpu_offload=False, device=torch.device("cpu"))
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda square: square.mul_(4))
+    take_norm_once(zero)
+    values = gradients((7, 300), (5,))
+    assert float(zero.get_grad_norm_direct(values, None)) == pytest.approx(2 * exact(values), rel=1e-6)
+    assert float(zero.get_grad_norm_direct([], None)) == 0
+
+
+@pytest.mark.parametrize("zero", [SimpleNamespace(check_grad_overflow=True, cpu_offload=True), SimpleNamespace()])
+def test_an_optimizer_with_gradients_elsewhere_takes_its_own_norm(zero):
+    before = vars(zero).copy()
+    take_norm_once(zero)
+    assert vars(zero) == before
 
 
 def test_deepspeed_still_calls_what_is_replaced():

@@ -4,6 +4,7 @@ import multiprocessing
 import multiprocessing.synchronize
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from preprocessing.schema import ShardDirectory
 from tests.trainer.shard_factory import write_shards
 from trainer.data import DataConfig, SampleStream
-from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps
+from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps, _start
 from trainer.masking import MaskingConfig
 
 
@@ -56,6 +57,24 @@ def test_a_signal_to_all_processes_of_a_job_leaves_the_loader_to_its_trainer(sha
     assert set(multiprocessing.active_children()) <= set(others)
 
 
+class Told:
+    """A loader that notes which signals are held back while its processes start."""
+
+    def __iter__(self):
+        self.held_back = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        return iter(())
+
+
+def test_requests_to_stop_wait_for_the_start_of_the_processes_and_no_longer(shards):
+    """Before they ignore them these would end the processes; held back for good, the trainer would never hear them."""
+    before, loader = signal.pthread_sigmask(signal.SIG_BLOCK, ()), Told()
+    _start(loader)
+    assert loader.held_back == before | {signal.SIGTERM, signal.SIGUSR1}
+    reader = StepReader(steps_of(shards), 0, 4, workers=1)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    reader.close()
+
+
 def read_and_wait(steps: Steps, begun: multiprocessing.synchronize.Event) -> None:
     reader = StepReader(steps, 0, 1000, workers=2)
     next(reader)
@@ -78,6 +97,29 @@ def test_a_killed_trainer_leaves_no_process(shards):
     for process in left:
         process.kill()
     assert not left
+
+
+FAIL = """
+import sys
+from pathlib import Path
+from tests.trainer.test_loading import steps_of
+from trainer.loading import StepReader, Steps
+
+reader = StepReader(Steps(steps_of(Path(sys.argv[1])).stream, 4096, 4096, 0, 1), 0, 1000, workers=2)
+next(reader)
+sys.exit(3)
+"""
+
+
+def test_a_trainer_that_fails_does_not_wait_for_its_loader(shards):
+    """Whose processes have steps larger than a pipe for nobody, and no ear for Python's own request to end."""
+    trainer = psutil.Popen([sys.executable, "-c", FAIL, str(shards)], cwd=Path(__file__).parents[2])
+    try:
+        assert trainer.wait(60) == 3
+    finally:
+        left = [*trainer.children(), trainer] if trainer.is_running() else []
+        for process in left:
+            process.kill()
 
 
 def test_a_shard_that_is_cut_while_it_is_read_is_named(tmp_path):

@@ -245,6 +245,17 @@ def test_spans_that_meet_others_leave_no_prediction_out():
     assert len(masked.positions) == 200 * 6
 
 
+def test_a_long_sample_has_tries_in_proportion():
+    """Twenty of 21 words: 64 tries, which do for a short sample, would often leave some out."""
+    tokens = np.tile([CLS, *range(10, 31), SEP], (200, 1))
+    masked = mask_tokens(
+        tokens, tokens >= 10, np.full(200, 23), np.arange(200), seed=1, vocab_size=VOCAB, mask_id=MASK,
+        max_predictions=20, config=MaskingConfig("span", 0.9, span_probability=0.999),
+        continues=np.zeros(tokens.shape, dtype=bool),
+    )  # fmt: skip
+    assert len(masked.positions) == 200 * 20
+
+
 def test_a_span_ends_where_its_segment_does():
     """So the words at both sides of a [SEP] become [MASK] together no more often than by chance."""
     tokens = np.tile([CLS, 10, 11, SEP, 12, 13, SEP], (1000, 1))
@@ -309,6 +320,26 @@ def test_a_mask_of_any_unit_does_not_depend_on_the_rest_of_the_batch(unit):
 
     alone = [places(np.array([row]))[0] for row in range(200)]
     assert places(np.arange(200)) == alone
+
+
+def test_a_long_sample_gives_a_short_one_beside_it_no_more_tries():
+    """One word of thirty is short enough for the one token to predict, and often none of its own tries finds it."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(10, VOCAB, size=(81, 700))
+    lengths = np.where(np.arange(81) < 80, 61, 700)
+    maskable = (np.arange(700) > 0) & (np.arange(700) < lengths[:, None] - 1)
+    continues = np.broadcast_to((np.arange(700) > 0) & (np.arange(700) % 2 == 0), tokens.shape)
+
+    def rows_with_a_span(rows):
+        masked = mask_tokens(
+            tokens[rows], maskable[rows], lengths[rows], rows, seed=1, vocab_size=VOCAB, mask_id=MASK,
+            max_predictions=20, config=MaskingConfig("span", 0.02), continues=continues[rows],
+        )  # fmt: skip
+        return set((masked.positions // 700).tolist())
+
+    alone = rows_with_a_span(np.arange(80))
+    assert 40 < len(alone) < 80
+    assert rows_with_a_span(np.arange(81)) == {*alone, 80}
 
 
 def test_samples_of_few_words_have_a_span():

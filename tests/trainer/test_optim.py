@@ -92,7 +92,7 @@ def test_every_bias_of_an_lstm_is_not_decayed():
 
 
 @pytest.mark.parametrize("weight_decay", [0.01, 0.0])
-@pytest.mark.parametrize("bounds", [(0.0, math.inf), (0.01, 0.3)])
+@pytest.mark.parametrize("bounds", [(0.0, math.inf), (0.01, 0.3), (2.0, math.inf)])
 def test_lamb_is_the_papers(bounds, weight_decay):
     """The ratio is for the matrix, decayed or not, and not for the bias."""
     config = OptimizerConfig(name="lamb", min_trust_ratio=bounds[0], max_trust_ratio=bounds[1])
@@ -219,6 +219,11 @@ def test_queries_keys_and_values_have_a_ratio_each_wherever_they_are_cut():
             update(*share, lambda values, sums=sums: sums.append(values.clone()))
         found = [update(*share, lambda values, sums=sums: values.copy_(sum(sums))) for share in ((0, cut), (cut, 53))]
         torch.testing.assert_close(torch.cat(found), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_group_without_parameters_is_none():
+    (group,) = parameter_groups(torch.nn.Embedding(3, 2), 0.01)
+    assert group["weight_decay"] == 0.01
 
 
 def test_the_recipes_names():

@@ -30,6 +30,14 @@ def test_orders_are_fixed_for_ever():
     ]
 
 
+def test_orders_with_a_shard_that_fills_a_group_are_fixed_for_ever_too():
+    """The first of an epoch begins no group before its own, whose number the order of the others depends on."""
+    assert epoch(order_of((3, 2, 2), sizes=(500, 100, 100), group_bytes=200)) == [
+        *((0, 0), (0, 1), (0, 2)),
+        *((1, 0), (2, 1), (1, 1), (2, 0)),
+    ]
+
+
 # A single shard leaves only the order of its pairs, and shards of one pair that are groups of their own only theirs.
 @pytest.mark.parametrize("shape", [{"pairs": (40,)}, {"pairs": (1,) * 40, "group_bytes": 1}], ids=["pairs", "shards"])
 def test_each_epoch_seed_and_length_has_an_order_of_its_own(shape):

@@ -80,6 +80,7 @@ def test_neighbours_in_small_permutations_are_not_neighbours_after():
 def test_permutations_are_fixed_for_ever():
     """Other values would mean that a run that goes on sees samples again and misses others."""
     assert permute(np.arange(10), 10, derive_key(1)).tolist() == [0, 5, 4, 9, 2, 8, 6, 7, 1, 3]
+    assert permute(np.arange(16), 16, derive_key(1)).tolist() == [0, 15, 12, 13, 11, 8, 6, 7, 1, 3, 14, 2, 10, 9, 4, 5]
     assert permute(np.arange(3), 10**12, derive_key(1, "x")).tolist() == [45590569624, 613340401230, 139760777840]
 
 

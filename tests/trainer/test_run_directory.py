@@ -63,6 +63,11 @@ def test_an_outcome_that_was_cut_short_or_is_unknown_is_none(run, left):
     assert run.outcome is None
 
 
+def test_a_damaged_reason_is_still_an_outcome(run):
+    (run.path / "outcome").write_bytes(b"failed: the loss\xff\n")
+    assert run.outcome == ("failed", "the loss\ufffd")
+
+
 def test_the_first_rank_that_fails_has_the_word(run):
     assert run.claim_outcome("failed", "mine")
     assert not run.claim_outcome("failed", "another's")

@@ -1,6 +1,105 @@
-import pytest
+import dataclasses
+import threading
+from types import SimpleNamespace
 
-from trainer.saving import _Task
+import pytest
+import torch
+
+from tests.trainer.test_sharded_state import flat
+from trainer import saving
+from trainer.checkpoint import RunState
+from trainer.config import CheckpointConfig
+from trainer.model import BertConfig
+from trainer.run_directory import RunDirectory, step_folders
+from trainer.saving import Saver, _Task
+from trainer.sharded_state import file_name, verify_state
+from trainer.world import World
+
+STATE = RunState(step=4, samples=32, world_size=1, threads=1, manifest_blake2b="m", config_blake2b="c")
+
+
+class Alone(World):
+    """The only rank, of no process group."""
+
+    def gather(self, value):
+        return [value]
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDirectory(tmp_path / "run")
+
+
+@pytest.fixture
+def saver(run, monkeypatch):
+    """Of a rank whose exports are empty folders."""
+    monkeypatch.setattr(saving, "export_checkpoint", lambda *rest: rest[3].mkdir(parents=True))
+    settings = CheckpointConfig(keep=1, keep_every=3, keep_exports=2)
+    return Saver(run, Alone(0, 1, torch.device("cpu")), BertConfig(vocab_size=64), settings)
+
+
+def engine(snapshot=lambda: [flat([("words", 0, 20), ("bias", 0, 3)])]):
+    """Of which two updates were left out, or whose moments were reset."""
+    return SimpleNamespace(snapshot=snapshot, optimizer_step=2)
+
+
+def save(saver, *steps):
+    for step in steps:
+        saver.begin(dataclasses.replace(STATE, step=step), engine())
+    saver.finish()
+
+
+def test_weights_are_copied_before_training_goes_on(saver, run):
+    copied_by = []
+    saver.begin(STATE, engine(lambda: copied_by.append(threading.current_thread()) or []))
+    assert copied_by == [threading.main_thread()]
+    saver.finish()
+
+
+def test_a_checkpoint_tells_the_updates_that_its_moments_have_seen(saver, run):
+    """Which are not its step where updates were left out or moments reset."""
+    save(saver, 4)
+    content = (run.checkpoint(4) / file_name(0, 1)).read_bytes()
+    assert b'"optimizer_step":"2"' in content
+    verify_state(run.checkpoint(4))
+
+
+def test_a_checkpoint_is_complete_before_the_next_one_begins(saver, run):
+    save(saver, 3, 6)
+    assert [path.name for path in step_folders(run.checkpoints)] == ["step-000003", "step-000006"]
+    assert (saver.last, saver.problem) == (6, None)
+
+
+def test_checkpoints_and_exports_are_kept_by_settings_of_their_own(saver, run):
+    save(saver, 1, 2, 3, 4, 5)
+    assert [path.name for path in step_folders(run.checkpoints)] == ["step-000003", "step-000005"]
+    assert [path.name for path in step_folders(run.exports)] == ["step-000004", "step-000005"]
+
+
+def test_an_export_is_waited_for_at_the_end(saver, run, monkeypatch):
+    going_on, made = threading.Event(), []
+    monkeypatch.setattr(saving, "export_checkpoint", lambda *_: made.append(going_on.wait(30)))
+    saver.begin(STATE, engine())
+    threading.Timer(0.5, going_on.set).start()
+    saver.finish()
+    assert made == [True]
+
+
+def test_a_checkpoint_without_a_rank_s_file_gets_no_name(saver, run, monkeypatch):
+    monkeypatch.setattr(saving, "write_state", lambda *_: None)
+    save(saver, 4)
+    assert saver.problem.endswith("state-00000-of-00001.safetensors or its checksum was not written")
+    assert saver.last == 0
+    assert not list(run.checkpoints.iterdir())
+
+
+def test_what_went_wrong_once_is_forgotten_when_it_goes_well(saver, run, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "write_state", lambda *_: None)
+        save(saver, 4)
+    save(saver, 5)
+    assert (saver.last, saver.problem) == (5, None)
+    assert run.step == 5
 
 
 class OddError(Exception):

@@ -24,6 +24,8 @@ AFTER_WARMUP = ScheduleConfig(peak=1e-3, warmup_steps=1000, decay_from="warmup")
         (AFTER_WARMUP, 11_000, 6000, 0.5e-3),
         (AFTER_WARMUP, 11_000, 12_000, 0.0),
         (ScheduleConfig(peak=1.0, warmup_steps=0, power=0), 10, 5, 1.0),
+        (ScheduleConfig(peak=1.0, warmup_steps=0, power=2), 10, 12, 0.0),
+        (ScheduleConfig(peak=1.0, warmup_steps=10, decay_from="warmup"), 10, 10, 0.0),
     ],
 )
 def test_learning_rates(config, total, step, rate):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from trainer import files, tensor_files
 from trainer.sharded_state import (
     Flat,
     Fragment,
@@ -43,6 +44,7 @@ CUTS = {
     "one rank": [[[("words", 0, 20)], [("bias", 0, 3)]]],
     "two ranks, one group": [[[("words", 0, 12)]], [[("words", 12, 20), ("bias", 0, 3)]]],
     "shares of each": [[[("words", 0, 10), ("bias", 0, 2)]], [[("words", 10, 20), ("bias", 2, 3)]]],
+    "the end before the beginning": [[[("words", 10, 20), ("bias", 2, 3)]], [[("words", 0, 10), ("bias", 0, 2)]]],
     "a rank with nothing": [[[("words", 0, 20), ("bias", 0, 3)]], [[]]],
 }
 
@@ -95,12 +97,22 @@ def test_padding_is_zero_in_a_snapshot_whatever_memory_held(tmp_path):
         write_state(tmp_path, 0, 1, [copy], 1)
 
 
+def test_padding_of_a_single_number_is_zero_too_in_whatever_order_fragments_are_told():
+    live = Flat([Fragment(4, 2, "bias", 0), Fragment(0, 3, "words", 0)],
+                {name: torch.full((7,), torch.nan) for name in KINDS})  # fmt: skip
+    for tensor in live.tensors.values():
+        tensor[0:3], tensor[4:6] = 1.0, 2.0
+    copy = live.room()
+    copy.take(live)
+    assert copy.tensors["weights"].tolist() == [1, 1, 1, 0, 2, 2, 0]
+
+
 def test_a_snapshot_is_not_changed_by_training(tmp_path):
     live = flat([("words", 0, 20), ("bias", 0, 3)])
     copy = live.room()
     copy.take(live)
     live.tensors["weights"].zero_()
-    assert torch.equal(copy.tensors["weights"], whole("weights"))
+    assert all(torch.equal(copy.tensors[kind], whole(kind)) for kind in KINDS)
     copy.take(live)
     assert not copy.tensors["weights"].any()
     assert len({tensor.untyped_storage().data_ptr() for tensor in copy.tensors.values()}) == 1  # pinned at once
@@ -137,6 +149,8 @@ def test_another_models_parameters(tmp_path):
         StateReader(tmp_path, {"bias": torch.Size([3])})
     with pytest.raises(StateError, match="words is incomplete or stored more than once"):
         StateReader(tmp_path, {**SHAPES, "words": torch.Size([6, 4])})
+    with pytest.raises(StateError, match="another model's parameters; more is in only one of the two"):
+        StateReader(tmp_path, {**SHAPES, "more": torch.Size([1])})
 
 
 def test_a_stretch_that_is_there_twice(tmp_path):
@@ -155,6 +169,24 @@ def test_what_is_no_number_is_not_written(tmp_path, kind, value):
     with pytest.raises(StateError, match="weights or moments are infinite or not numbers"):
         write_state(tmp_path, 0, 1, [tensors], optimizer_step=7)
     assert not list(tmp_path.iterdir())
+
+
+def test_numbers_whose_squares_are_infinite_are_numbers(tmp_path):
+    tensors = flat([("words", 0, 20), ("bias", 0, 3)])
+    tensors.tensors["weights"][7] = 1e30
+    write_state(tmp_path, 0, 1, [tensors], optimizer_step=7)
+    assert StateReader(tmp_path, SHAPES).weights()["words"].max() == torch.tensor(1e30)
+
+
+def test_what_a_rank_writes_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """A checkpoint's folder gets its own once all ranks have written; a power cut may follow."""
+    synced = []
+    for module in (files, tensor_files):
+        monkeypatch.setattr(module, "sync", lambda path: synced.append(path.name))
+    write(tmp_path, "one rank")
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"state-00000-of-00001.safetensors", "state-00000-of-00001.blake2b"}
+    assert {name.removeprefix(".").removesuffix(".incomplete") for name in synced} == written
 
 
 @pytest.mark.parametrize("lost", ["state-00001-of-00002.safetensors", "state-00001-of-00002.blake2b"])
