@@ -1,0 +1,109 @@
+"""What a session puts together; tests/trainer/test_pretrain.py trains with it."""
+
+import dataclasses
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from preprocessing.schema import ShardDirectory
+from tests.trainer.shard_factory import MASK, write_shards
+from trainer.config import load_recipe
+from trainer.corpus import open_corpus
+from trainer.data import DataConfig, SampleStream
+from trainer.engine import GlobalCounts
+from trainer.files import read_lines
+from trainer.hugging_face import Export
+from trainer.masking import MaskingConfig
+from trainer.model import EMPTY_SLOT
+from trainer.run_directory import RunDirectory
+from trainer.session import Session, _throughput, initial_weights, train_stream
+from trainer.settings import ConfigError
+from trainer.world import World
+
+
+def of_session(recipe, shards, folder, *settings):
+    """A session of one rank that trains nothing."""
+    run = RunDirectory(folder)
+    run.config.write_text("")
+    run.code.write_text("{}")
+    world, rest = World(0, 1, torch.device("cpu")), SimpleNamespace()
+    return Session([], None, load_recipe(recipe, settings), open_corpus([str(shards)]), run, world, rest, rest, False)
+
+
+LEFT_TO_RIGHT = ["model.is_decoder=true", "train.next_sentence=false"]
+
+
+@pytest.mark.parametrize("left_to_right", [False, True])
+def test_what_is_trained_on_is_what_the_recipe_says(recipe, shards, left_to_right):
+    special = LEFT_TO_RIGHT if left_to_right else ["masking.probability=0.5"]
+    settings = load_recipe(recipe, ["train.seed=7", *special])
+    phase = dataclasses.replace(settings.phases[0], max_predictions=3)
+    stream = train_stream(settings, phase, open_corpus([str(shards)]))
+    expected = SampleStream(
+        ShardDirectory(shards), "train", 32, seed=7, max_predictions=3, masking=MaskingConfig(probability=0.5),
+        data=DataConfig(), causal=left_to_right,
+    )  # fmt: skip
+    ours, theirs = (each.batch(np.arange(6)) for each in (stream, expected))
+    assert torch.equal(ours.tokens.input_ids, theirs.tokens.input_ids)
+    assert torch.equal(ours.mlm_labels, theirs.mlm_labels)
+    assert (MASK in ours.tokens.input_ids) == (not left_to_right)
+
+
+@pytest.mark.parametrize("left_to_right", [False, True])
+def test_validation_is_of_as_many_samples_as_asked_for(recipe, shards, tmp_path, left_to_right):
+    """At most all of them; a model that reads from left to right has nothing masked there either."""
+    for asked, samples in ((5, 5), (1000, 12)):
+        settings = [f"log.validation_samples={asked}", *left_to_right * LEFT_TO_RIGHT]
+        session = of_session(recipe, shards, tmp_path, *settings)
+        batches = []
+
+        def evaluate(given, _, batches=batches):
+            batches.extend(given)
+            return {"loss": 3.0, "mlm_loss": 2.0, "mlm_accuracy": 0.5, "nsp_accuracy": 0.5}
+
+        assert not session._is_stopped_in_validation(SimpleNamespace(evaluate=evaluate), session.recipe.phases[0], 4)
+        assert sum(int((batch.nsp_labels != EMPTY_SLOT).sum()) for batch in batches) == samples
+        assert any(MASK in batch.tokens.input_ids for batch in batches) == (not left_to_right)
+    line = list(read_lines(tmp_path / "validation.jsonl"))[-1]
+    assert (line["step"], line["perplexity"]) == (4, pytest.approx(math.exp(2.0)))
+
+
+def test_a_phase_goes_on_behind_the_samples_of_earlier_ones_of_its_length(recipe, tmp_path):
+    phases = "\n".join(
+        f"[[phases]]\nsequence_length = {length}\nsteps = 3\nglobal_batch_size = 4\nmicro_batch_size = 2\n"
+        "max_predictions = 4\n"
+        for length in (16, 32, 32)
+    )
+    path = tmp_path / "phases.toml"
+    path.write_text(recipe.read_text().replace("[checkpoint]", f"{phases}\n[checkpoint]"), encoding="utf-8")
+    session = of_session(path, write_shards(tmp_path / "shards", sequence_lengths=(16, 32)), tmp_path)
+    firsts = [int(session._steps(phase, begin)[0][0].indices[0]) for begin, _, phase in session.recipe.phase_ranges()]
+    assert firsts == [0, 0, 64, 64 + 12]
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("vocab_size", 72), ("hidden_size", 64), ("num_hidden_layers", 3), ("num_attention_heads", 4),
+    ("intermediate_size", 32), ("hidden_act", "relu"), ("is_decoder", True), ("pre_layer_norm", True),
+    ("max_position_embeddings", 64), ("type_vocab_size", 3), ("layer_norm_eps", 1e-5),
+])  # fmt: skip
+def test_weights_of_a_model_that_computes_something_else_are_refused(recipe, tmp_path, monkeypatch, name, value):
+    """Most would fit, and give another model."""
+    settings = load_recipe(recipe)
+    weights = {"nsp.bias": torch.zeros(2)}
+    monkeypatch.setattr("trainer.session.load_export", lambda *_: Export(settings.model, weights, []))
+    assert initial_weights(tmp_path, settings) is weights
+    other = dataclasses.replace(settings.model, **{name: value})
+    monkeypatch.setattr("trainer.session.load_export", lambda *_: Export(other, weights, []))
+    with pytest.raises(ConfigError, match=rf"has {name} {value}, the recipe {getattr(settings.model, name)}; "):
+        initial_weights(tmp_path, settings)
+
+
+def test_rates_are_of_the_time_that_a_step_waits_and_computes():
+    clock = SimpleNamespace(parts={"data_seconds": 1.0, "compute_seconds": 3.0, "checkpoint_seconds": 5.0})
+    totals = GlobalCounts(10, 8, 4, tokens=600, slots=800, flops=8e12, stop=False, writing=False, unreadable=False)
+    assert _throughput(totals, clock, 16e12) == {
+        **clock.parts, "tokens_per_second": 150.0, "tflops": 2.0, "mfu": 0.125, "padding": 0.25,
+    }  # fmt: skip
