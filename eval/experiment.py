@@ -19,7 +19,7 @@ from torch import nn
 from eval.encoding import Encoder, Sample
 from eval.errors import UsageError
 from eval.finetune import DivergedError, Hyperparameters, Settings, learn, predict
-from eval.grid import LOSSES, Points, Search, grid
+from eval.grid import LOSSES, RESULT, Points, Search, grid
 from eval.inputs import Checkpoint
 from eval.kinds import PREDICTIONS, Frozen, Outcome, Texts, read_predictions
 from eval.locks import locked
@@ -67,11 +67,17 @@ class Experiment:
         self._parts = parts
         self._bench = bench
         self._encoder = Encoder(bench.checkpoint.tokenizer, min(task.max_length, bench.checkpoint.positions))
-        self._data_blake2b = checksum_of(parts)
-        self._disk = Points(bench.output / task.name / "points", self._origin())
+        # Test sets decide nothing: whoever asks for them later has the same points.
+        learned = {part: examples for part, examples in parts.items() if part not in task.test_splits}
+        self._tests = {part: examples for part, examples in parts.items() if part in task.test_splits}
+        self._data_blake2b = checksum_of(learned)
+        self._test_blake2b = checksum_of(self._tests) if self._tests else None
+        self._origin = self._origin_of(learned)
+        former = self._origin_of(parts) if self._tests else None
+        self._disk = Points(bench.output / task.name / "points", self._origin, former)
         self._model = bench.output / MODELS / task.name
 
-    def _origin(self) -> dict[str, Any]:
+    def _origin_of(self, parts: Parts) -> dict[str, Any]:
         """What decides a point's figures, besides the point."""
         settings = dataclasses.asdict(self._bench.settings)
         # The same in expectation, with other dropout masks; and it is what one changes when memory is short.
@@ -80,8 +86,8 @@ class Experiment:
             "task": self.task.name,
             "version": self.task.version,
             "export": self._bench.checkpoint.blake2b,
-            "examples": {part: len(examples) for part, examples in self._parts.items()},
-            "data": self._data_blake2b,
+            "examples": {part: len(examples) for part, examples in parts.items()},
+            "data": checksum_of(parts),
             "kind": repr(self.task.kind),
             "max_length": self._encoder.max_length,
             **settings,
@@ -133,7 +139,8 @@ class Experiment:
         bench = self._bench
         for part, examples in self._parts.items():
             samples = self.task.kind.encode(examples, self._encoder, training=part == "train")
-            of = (bench.checkpoint.blake2b, self._data_blake2b, self._encoder.max_length, bench.settings.precision)
+            data = self._test_blake2b if part in self._tests else self._data_blake2b
+            of = (bench.checkpoint.blake2b, data, self._encoder.max_length, bench.settings.precision)
             name = "-".join(map(str, (part, *of)))
             frozen = Frozen(bench.checkpoint.export, bench.settings, bench.device, bench.output / STATES, name)
             found[part] = self.task.kind.embed(examples, samples, frozen)
@@ -149,13 +156,14 @@ class Experiment:
             "device": str(self._bench.device),
             "max_tokens": self._bench.settings.max_tokens,
             "code": code_version(),
+            "test_blake2b": self._test_blake2b,
         }
         self._disk.write(point, result, files)
         if self._bench.saves_models and not result["error"]:
             self._save_if_best(model, point, result)
 
     def _save_if_best(self, model: nn.Module, point: Hyperparameters, result: Mapping[str, Any]) -> None:
-        """Keep the model of a finished point if none so far is better; where that fails, complete_model comes to it."""
+        """Keep the model of a finished point if none so far is better; where that fails, complete comes to it."""
         try:
             with locked(lock_of(self._model)):
                 finished = [found for other in self.points if (found := self._disk.read(other)) is not None]
@@ -185,7 +193,7 @@ class Experiment:
         error = None
         try:
             learn(model, self._samples["train"], task.kind.collate, point, bench.settings, bench.device, after_epoch)
-            outcomes.update(self._judge(model, [part for part in task.test_splits if part in self._parts]))
+            outcomes.update(self._judge(model, self._tests))
         except DivergedError as diverged:
             error = str(diverged)
             outcomes.clear()
@@ -216,11 +224,13 @@ class Experiment:
         Raises:
             UsageError: a point is missing, or all diverged.
         """
-        about = {"data_blake2b": self._data_blake2b, "max_length": self._encoder.max_length}
+        about: dict[str, Any] = {"data_blake2b": self._data_blake2b, "max_length": self._encoder.max_length}
+        if self._tests:
+            about["test_blake2b"] = self._test_blake2b
         return conclude(self.task, self._parts, self._results(), about)
 
     def _results(self) -> list[dict[str, Any]]:
-        """Of all points.
+        """Of all points, without figures of test sets that are not these.
 
         Raises:
             UsageError: one is missing.
@@ -233,7 +243,20 @@ class Experiment:
             ]:
                 raise UsageError(failures[0])
             raise UsageError(f"{missing} of {len(self.points)} grid points are missing; run the same command again")
-        return results
+        return [{**result, **self._of_these(result)} for result in results]
+
+    def _of_these(self, result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Metrics and details of a point's result, by part, of the parts that there are."""
+        others = self.task.test_splits if not self._is_tested(result) else ()
+        return {
+            name: {part: found for part, found in result[name].items() if part not in others}
+            for name in ("metrics", "details")
+        }
+
+    def _is_tested(self, result: Mapping[str, Any]) -> bool:
+        """Whether a point has predicted these test sets."""
+        known = result.get("test_blake2b") == self._test_blake2b or result["origin"] == self._disk.former
+        return bool(self._tests) and known
 
     def _save(self, model: nn.Module, point: Hyperparameters, result: Mapping[str, Any]) -> None:
         """Keep a model; who does holds its lock."""
@@ -241,52 +264,80 @@ class Experiment:
         save_model(self._model, model, self.task.kind, checkpoint, origin, result["metrics"])
 
     def _origin_of_model(self, point: Hyperparameters) -> dict[str, Any]:
-        return {**self._origin(), "point": dataclasses.asdict(point)}
+        return {**self._origin, "point": dataclasses.asdict(point)}
 
     @property
-    def has_model(self) -> bool:
-        """Whether the best point's model is there, if it is to be kept."""
-        return not self._bench.saves_models or origin_of(self._model) == self._origin_of_model(self._best)
+    def lacks(self) -> list[str]:
+        """What of the best point was asked for and is not there, in words.
 
-    def complete_model(self) -> None:
-        """Learn the best point again if its model is to be kept and was not, as when points were finished without.
+        Raises:
+            UsageError: a point is missing, or all diverged.
+        """
+        best = best_of(self._results(), self.task.best)
+        model = self._origin_of_model(Hyperparameters(**best["point"]))
+        lacks = ["test predictions"] if self._tests and not self._is_tested(best) else []
+        return lacks + (["model"] if self._bench.saves_models and origin_of(self._model) != model else [])
+
+    def complete(self) -> None:
+        """Learn the best point again for what it lacks, as when points were finished without what is asked for now.
 
         Raises:
             UsageError: a point is missing, or all diverged, or now the best one has.
-            OSError: the model can't be written.
+            OSError: what was lacking can't be written.
         """
-        if self.has_model:
-            return
-        with locked(lock_of(self._model)):
-            if self.has_model:  # by another process
+        known = best_of(self._results(), self.task.best)
+        point = Hyperparameters(**known["point"])
+        with locked(self.lock(point)):
+            lacks = self.lacks
+            if not lacks:  # any more: another process has been here
                 return
-            known = best_of(self._results(), self.task.best)
-            point = Hyperparameters(**known["point"])
-            _log.info("%s: learning the best point again, whose model was not kept", self.task.name)
-            model, result, _ = self._learn(point)
+            _log.info("%s: learning the best point again for its %s", self.task.name, " and ".join(lacks))
+            model, result, files = self._learn(point)
             if result["error"]:
-                raise UsageError(f"the best point, learned again for its model, diverged ({result['error']})")
-            self._save(model, point, result)
-        if result["metrics"] != known["metrics"]:
+                raise UsageError(f"the best point, learned again, diverged ({result['error']})")
+            if "test predictions" in lacks:
+                self._add_tests(point, known, result, files)
+            if "model" in lacks:
+                with locked(lock_of(self._model)):
+                    self._save(model, point, result)
+        if any(result["metrics"][part] != figures for part, figures in known["metrics"].items()):
             _log.warning(
-                "%s: the model that is kept was learned again, and its figures are not those of the point: %s instead "
-                "of %s; another device, or other --threads and --max-tokens, compute other last digits",
-                self.task.name, result["metrics"], known["metrics"],
+                "%s: the best point was learned again for its %s, and its figures are not those of the point: %s "
+                "instead of %s; another device, or other --threads and --max-tokens, compute other last digits",
+                self.task.name, " and ".join(lacks), result["metrics"], known["metrics"],
             )  # fmt: skip
 
-    @property
-    def _best(self) -> Hyperparameters:
-        return Hyperparameters(**best_of(self._results(), self.task.best)["point"])
+    def _add_tests(
+        self, point: Hyperparameters, known: Mapping[str, Any], again: Mapping[str, Any], files: Mapping[str, str]
+    ) -> None:
+        """Add what a point makes of the test sets, learned again, to what is known of it; who does holds its lock."""
+        added = {
+            name: known[name] | {part: found for part, found in again[name].items() if part in self._tests}
+            for name in ("metrics", "details")
+        }
+        files_of_point = [file for file in self._disk.path(point).iterdir() if file.name != RESULT]
+        kept = {file.name: file.read_text(encoding="utf-8") for file in files_of_point}
+        of_tests = {name: text for name, text in files.items() if self._is_of_tests(name)}
+        self._disk.write(point, {**known, **added, "test_blake2b": self._test_blake2b}, {**kept, **of_tests})
+
+    def _is_of_tests(self, file: str) -> bool:
+        """Whether a point's file has predictions of a test set."""
+        return file.startswith(tuple(f"{part}_" for part in self.task.test_splits))
 
     @property
     def _best_files(self) -> list[Path]:
-        return self._disk.files(self._best)
+        best = best_of(self._results(), self.task.best)
+        files = self._disk.files(Hyperparameters(**best["point"]))
+        return [file for file in files if self._is_tested(best) or not self._is_of_tests(file.name)]
 
     def publish(self, folder: Path) -> None:
-        """Copy the best point's predictions to folder/TASK."""
+        """Copy the best point's predictions to folder/TASK, in the place of another one's."""
         (folder / self.task.name).mkdir(parents=True, exist_ok=True)
-        for file in self._best_files:
+        files = self._best_files
+        for file in files:
             write_atomically(folder / self.task.name / file.name, file.read_bytes())
+        for left in {file.name for file in (folder / self.task.name).iterdir()} - {file.name for file in files}:
+            (folder / self.task.name / left).unlink()
 
     def test_predictions(self) -> dict[str, list[tuple[str, float]]]:
         """Data set -> (id, label) of each test example as the best point has it, for tasks of texts."""

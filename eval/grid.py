@@ -1,7 +1,7 @@
 """The points of a task's grid, and what lies on disk of each.
 
     OUTPUT/TASK/points/lr5e-05-epochs3-batch32-seed0/
-        result.json        figures of every epoch, and what they are of
+        result.json        figures of every epoch, what they are of, and of which test sets there are predictions
         losses.json        of every step
         dev_..., test_...  predictions
 
@@ -14,18 +14,35 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pydantic
+
 from eval.errors import UsageError
 from eval.finetune import Hyperparameters
 from eval.tasks.finetuned import FineTuned
-from trainer.files import incomplete, write_atomically
+from trainer.files import incomplete, publish, write_atomically
 
 RESULT, LOSSES = "result.json", "losses.json"
+
+_log = logging.getLogger("eval")
+
+
+class _Found(pydantic.BaseModel):
+    """What readers of a point rely on."""
+
+    origin: dict[str, Any]
+    point: dict[str, float]
+    metrics: dict[str, dict[str, float]]  # by part; none of one that diverged
+    details: dict[str, Any]
+    error: str | None
+    seconds: float
+    device: str
 
 
 @dataclass(frozen=True)
@@ -63,10 +80,12 @@ class Points:
     Attributes:
         folder: of them.
         origin: what they are of: hashes and settings.
+        former: the same of points from when test sets counted as what a point is of; None without test sets.
     """
 
     folder: Path
     origin: Mapping[str, Any]
+    former: Mapping[str, Any] | None = None
 
     def path(self, point: Hyperparameters) -> Path:
         """Where a finished point lies."""
@@ -88,14 +107,15 @@ class Points:
             return None
         try:
             result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            made_of = dict(result["origin"])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            _Found.model_validate(result, strict=True)
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}: not the result of a grid point; remove {path.parent}") from error
-        for name, value in self.origin.items():
-            if made_of.get(name) != value:
-                raise UsageError(
-                    f"{path}: made with {name} {made_of.get(name)} instead of {value}; choose another --output"
-                )
+        made_of = result["origin"]
+        differing = [name for name, value in self.origin.items() if made_of.get(name) != value]
+        if differing and made_of != self.former:
+            name = differing[0]
+            was, now = made_of.get(name), self.origin[name]
+            raise UsageError(f"{path}: made with {name} {was} instead of {now}; choose another --output")
         return result
 
     def failure(self, point: Hyperparameters) -> str | None:
@@ -114,7 +134,7 @@ class Points:
         return self.folder / f".{self.path(point).name}.failed"
 
     def write(self, point: Hyperparameters, result: Mapping[str, Any], files: Mapping[str, str]) -> None:
-        """Publish a point; who writes holds its lock."""
+        """Publish a point in the place of what is there; who writes holds its lock."""
         final = self.path(point)
         staging = incomplete(final)
         shutil.rmtree(staging, ignore_errors=True)
@@ -122,7 +142,9 @@ class Points:
         content = {"point": asdict(point), "origin": dict(self.origin), **result}
         for name, text in {RESULT: json.dumps(content, indent=2) + "\n", **files}.items():
             (staging / name).write_text(text, encoding="utf-8")
-        staging.rename(final)
+        if final.is_dir() and not (final / RESULT).is_file():
+            _log.warning("%s: was damaged, without its %s; it has been learned again", final, RESULT)
+        publish(staging, final)
 
     def files(self, point: Hyperparameters) -> list[Path]:
         """The predictions of a finished point."""

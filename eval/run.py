@@ -164,7 +164,7 @@ def _is_collected(arguments: argparse.Namespace, plan: Plan) -> bool:
         and all(task.name in tasks and tasks[task.name]["version"] == task.version for task in plan.tasks)
         and all(tasks[name] == json.loads(json.dumps(content)) for name, content in learned.items())
         and (not learned or results["data"] == _data(arguments))
-        and all(experiment.has_model for experiment in plan.experiments.values())
+        and not any(experiment.lacks for experiment in plan.experiments.values())
         and (plan.subject is None or results["shards"] == _shards(plan.subject))
         and (plan.subject is None or filled in ([], list(plan.subject.sentences)))
     )
@@ -180,8 +180,9 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
         began: reading of the clock when the work began.
     """
     output, bench, learns = arguments.output, plan.bench, bool(plan.experiments)
+    incomplete = _complete([experiment for name, experiment in plan.experiments.items() if name not in failed])
     found = {task.name: _result(task, plan, failed) for task in plan.tasks if task.name not in failed}
-    _complete_models([plan.experiments[name] for name in found if name in plan.experiments], failed)
+    failed.update(incomplete | failed)
     tasks = {task.name: _content(task, result) for task in plan.tasks if (result := found.get(task.name)) is not None}
     results = {
         "format_version": FORMAT_VERSION,
@@ -228,15 +229,22 @@ def _result(task: Task, plan: Plan, failed: dict[str, str]) -> Result | None:
     return None
 
 
-def _complete_models(experiments: Sequence[Experiment], failed: dict[str, str]) -> None:
-    """See that the models are there that are to be kept; a reason in ``failed`` for those that can't be."""
+def _complete(experiments: Sequence[Experiment]) -> dict[str, str]:
+    """See that the best points have what was asked for of them; returns the tasks where that fails, and why."""
+    failed = {}
     for experiment in experiments:
+        lacks: list[str] = []
         try:
-            experiment.complete_model()
+            lacks = experiment.lacks
+            if lacks:
+                experiment.complete()
+        except UsageError as error:
+            failed[experiment.task.name] = describe(error)
         except Exception as error:  # whatever it is: the figures, and the other tasks, must not be lost
-            if experiment.task.name not in failed:
-                failed[experiment.task.name] = f"its model is not kept: {describe(error)}"
-                _log.exception("%s: its model is not kept", experiment.task.name)
+            without = f"without its {' and '.join(lacks)}"
+            failed[experiment.task.name] = f"{without}: {describe(error)}"
+            _log.exception("%s %s", experiment.task.name, without)
+    return failed
 
 
 def _publish(output: Path, experiments: Sequence[Experiment]) -> list[str]:

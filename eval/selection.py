@@ -70,7 +70,7 @@ def conclude(task: FineTuned, parts: Parts, results: Sequence[dict[str, Any]], a
             "examples": {part: len(examples) for part, examples in parts.items()},
             **about,
             "best_point": best["point"],
-            "seeds": {name: [metrics[name] for metrics in alike] for name in _flat(best["metrics"])},
+            "seeds": {name: [metrics[name] for metrics in alike if name in metrics] for name in _flat(best["metrics"])},
             "points": [{name: result[name] for name in _KEPT} for result in results],
             **best["details"],
         },

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,19 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def publish(staging: Path, directory: Path) -> None:
+    """Put a directory on disk and give it its name; one that has the name already steps aside first."""
+    for path in (*staging.iterdir(), staging):
+        sync(path)
+    replaced = directory.with_name(f".{directory.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if directory.exists():
+        directory.rename(replaced)
+    staging.rename(directory)
+    sync(directory.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def is_full(error: OSError) -> bool:

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from trainer.files import incomplete, sync
+from trainer.files import incomplete, publish
 from trainer.model import BertConfig, BertForPreTraining, parameter_count, parameter_shapes
 from trainer.tensor_files import write_tensors
 
@@ -194,7 +194,7 @@ def write_model(
         for file in tokenizer:
             shutil.copyfile(file, staging / file.name)
         _limit_tokenizer(staging / TOKENIZER_CONFIG, settings["max_position_embeddings"])
-        _publish(staging, directory)
+        publish(staging, directory)
     finally:
         shutil.rmtree(staging, ignore_errors=True)  # where the disk is full, the next checkpoint needs the room
 
@@ -375,16 +375,3 @@ def _empty(directory: Path) -> Path:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     return directory
-
-
-def _publish(staging: Path, directory: Path) -> None:
-    """Put a directory on disk and give it its name; one that has the name already steps aside first."""
-    for path in (*staging.iterdir(), staging):
-        sync(path)
-    replaced = directory.with_name(f".{directory.name}.replaced")
-    shutil.rmtree(replaced, ignore_errors=True)
-    if directory.exists():
-        directory.rename(replaced)
-    staging.rename(directory)
-    sync(directory.parent)
-    shutil.rmtree(replaced, ignore_errors=True)

@@ -16,7 +16,7 @@ from eval.locks import claimed, locked
 from eval.tasks.finetuned import FINE_TUNED
 
 POINT = Hyperparameters(5e-5, 3, 32, 0)
-FOUND = {"metrics": {"dev": {"f1": 50.0}}, "error": None}
+FOUND = {"metrics": {"dev": {"f1": 50.0}}, "details": {}, "error": None, "seconds": 1.0, "device": "cpu"}
 
 
 def points(folder: Path, **origin) -> Points:
@@ -115,13 +115,28 @@ def test_a_point_of_another_origin(tmp_path: Path, changed: str) -> None:
     assert str(error.value) == f"{path}: made with {changed} {was} instead of other; choose another --output"
 
 
-@pytest.mark.parametrize("content", ["[]", '{"origin": 3}', "[" * 100_000], ids=["list", "number", "deep"])
+@pytest.mark.parametrize(
+    "content",
+    ["[]", '{"origin": 3}', '{"origin": {"export": "e0", "data": "d0"}}', "[" * 100_000],
+    ids=["list", "number", "origin alone", "deep"],
+)
 def test_a_damaged_point(tmp_path: Path, content: str) -> None:
     disk = points(tmp_path)
     disk.write(POINT, FOUND, {})
     (disk.path(POINT) / RESULT).write_text(content)
     with pytest.raises(ValueError, match=r"not the result of a grid point; remove .*lr5e-05-epochs3-batch32-seed0$"):
         disk.read(POINT)
+
+
+def test_a_point_that_lost_its_result_is_learned_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    disk = points(tmp_path)
+    disk.write(POINT, FOUND, {"dev_predictions.tsv": "x\n"})
+    (disk.path(POINT) / RESULT).unlink()
+    assert disk.read(POINT) is None
+    disk.write(POINT, FOUND, {})
+    assert disk.read(POINT) is not None
+    assert disk.files(POINT) == []
+    assert f"{disk.path(POINT)}: was damaged, without its result.json" in caplog.text
 
 
 def _hold(path: Path, begun, done) -> None:

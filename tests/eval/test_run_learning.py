@@ -23,11 +23,12 @@ from safetensors.torch import load_file, save_file
 
 from eval import experiment
 from eval import run as evaluation
+from eval.evaluated import read_evaluations
 from eval.kinds import Texts
 from eval.locks import locked
 from eval.metrics import f1_binary
 from eval.options import default_output, parse
-from eval.parts import read_parts
+from eval.parts import checksum_of, read_parts
 from eval.readers.examples import DatasetError
 from eval.run import main
 from eval.tasks import TASKS
@@ -161,17 +162,15 @@ def test_the_same_command_again_does_what_is_missing(
     before, results = [p.read_bytes() for p in points_of(tmp_path / "out", "mrpc")], results_of(tmp_path / "out")
     lost = points_of(tmp_path / "out", "mrpc")[1].parent
     lost.rename(lost.with_name(f".{lost.name}.incomplete"))  # as if the process had been killed there
-    learned = []
-    learn = experiment.learn
-    monkeypatch.setattr(experiment, "learn", lambda *args: learned.append(args[3]) or learn(*args))
+    learned = learned_points(monkeypatch)
     assert run(export, data, tmp_path / "out", "mrpc", "--seeds", "2") == 0
-    assert [point.seed for point in learned] == [1]
+    assert [point["seed"] for point in learned] == [1]
     assert len(points_of(tmp_path / "out", "mrpc")) == 2
     assert points_of(tmp_path / "out", "mrpc")[0].read_bytes() == before[0]
     again = results_of(tmp_path / "out")
     assert again["tasks"]["mrpc"]["metrics"] == results["tasks"]["mrpc"]["metrics"]  # the same bits, learned anew
     assert run(export, data, tmp_path / "out", "mrpc", "--seeds", "3") == 0  # more of them
-    assert [point.seed for point in learned] == [1, 2]
+    assert [point["seed"] for point in learned] == [1, 2]
 
 
 def model_of(output: Path, task: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -187,6 +186,14 @@ def assert_equal(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor])
     assert some.keys() == others.keys()
     for name, tensor in some.items():
         torch.testing.assert_close(tensor, others[name], rtol=0, atol=0)
+
+
+def learned_points(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The points that are learned from now on."""
+    learned: list[dict[str, Any]] = []
+    learn = experiment.learn
+    monkeypatch.setattr(experiment, "learn", lambda *args: learned.append(dataclasses.asdict(args[3])) or learn(*args))
+    return learned
 
 
 THREE_POINTS = ("--epochs", "1", "--batch-sizes", "8", "--learning-rates", "2e-3,1e-5,1e-3")
@@ -210,15 +217,104 @@ def test_the_best_model_is_kept_whoever_learned_it_and_whenever(
     # Points that were finished without: the best one is learned again, and no other.
     assert run(export, data, tmp_path / "later", "mrpc", *THREE_POINTS, quick=False) == 0
     assert not (tmp_path / "later" / "models").exists()
-    learned = []
-    learn = experiment.learn
-    monkeypatch.setattr(experiment, "learn", lambda *args: learned.append(args[3]) or learn(*args))
+    learned = learned_points(monkeypatch)
     assert run(export, data, tmp_path / "later", "mrpc", *keep, quick=False) == 0
-    assert [dataclasses.asdict(point) for point in learned] == [point]
+    assert learned == [point]
     assert_equal(model_of(tmp_path / "later", "mrpc")[0], weights)
 
     assert run(export, data, tmp_path / "later", "mrpc", *keep, quick=False) == 0  # nothing is missing
     assert len(learned) == 1
+
+
+def test_test_sets_that_are_asked_for_later_cost_the_best_point_alone(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mrpc(data)
+    predicted = Path("predictions/mrpc/test_predictions.tsv")
+    assert run(export, data, tmp_path / "whole", "mrpc", *THREE_POINTS, "--test", quick=False) == 0
+    out = tmp_path / "out"
+    assert run(export, data, out, "mrpc", *THREE_POINTS, quick=False) == 0
+    task = results_of(out)["tasks"]["mrpc"]
+
+    learned = learned_points(monkeypatch)
+    both = (*THREE_POINTS, "--test", "--save-models")
+    assert run(export, data, out, "mrpc", *both, quick=False) == 0
+    best = task["details"]["best_point"]
+    assert learned == [best]  # once for both
+    assert (out / predicted).read_bytes() == (tmp_path / "whole" / predicted).read_bytes()
+    assert results_of(out)["files"] == ["predictions", "glue_submission.zip"]
+    found, at_once = (results_of(output)["tasks"]["mrpc"] for output in (out, tmp_path / "whole"))
+    assert found["metrics"] == at_once["metrics"]
+    assert found["details"] | {"points": []} == at_once["details"] | {"points": []}  # which say how long they took
+    assert model_of(out, "mrpc")[1] == best
+    assert run(export, data, out, "mrpc", *both, quick=False) == 0  # nothing is missing
+    assert len(learned) == 1
+
+    assert run(export, data, out, "mrpc", *THREE_POINTS, quick=False) == 0  # without, as at first
+    assert results_of(out)["tasks"]["mrpc"] == task
+    assert not (out / predicted).exists()
+
+    write_mrpc(tmp_path / "other", test=9)  # another test set, the same otherwise
+    assert run(export, tmp_path / "other", out, "mrpc", *THREE_POINTS, "--test", quick=False) == 0
+    assert learned == [best, best]
+    assert len((out / predicted).read_text().splitlines()) == 1 + 9
+    assert results_of(out)["tasks"]["mrpc"]["metrics"] == task["metrics"]
+
+
+def test_test_sets_with_labels_that_are_asked_for_later_have_the_figures_of_the_best_point(
+    long_export: Path, data: Path, tmp_path: Path
+) -> None:
+    write_conll(data)
+    assert run(long_export, data, tmp_path / "out", "conll2003", "--seeds", "2") == 0
+    assert run(long_export, data, tmp_path / "out", "conll2003", "--seeds", "2", "--test") == 0
+    task = results_of(tmp_path / "out")["tasks"]["conll2003"]
+    assert {"f1", "test_f1"} <= set(task["metrics"])
+    assert len(task["details"]["seeds"]["f1"]) == 2
+    assert task["details"]["seeds"]["test_f1"] == [task["metrics"]["test_f1"]["value"]]
+
+
+def test_what_is_measured_on_the_same_dev_set_is_on_the_same_data_whether_or_not_there_is_a_test_set(
+    export: Path, data: Path, tmp_path: Path
+) -> None:
+    write_mrpc(data)
+    for output, options in (("without", ()), ("with", ("--test",))):
+        assert run(export, data, tmp_path / output, "mrpc", *options) == 0
+    first, second = read_evaluations(tmp_path / output / "results.json" for output in ("without", "with"))
+    assert first.data("mrpc") == second.data("mrpc") != ""
+
+
+def test_a_grid_from_when_test_sets_counted_as_what_a_point_is_of_is_finished(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mrpc(data)
+    assert run(export, data, tmp_path / "out", "mrpc", "--test") == 0
+    before = results_of(tmp_path / "out")["tasks"]
+    [file] = points_of(tmp_path / "out", "mrpc")
+    result = json.loads(file.read_text())
+    whole = read_parts(TASKS["mrpc"], data, with_test=True, limit=None)
+    result["origin"] |= {"examples": {"train": 48, "dev": 16, "test": 6}, "data": checksum_of(whole)}
+    del result["test_blake2b"]
+    file.write_text(json.dumps(result))
+    monkeypatch.setattr(experiment, "learn", None)  # would fail if it were called
+    assert run(export, data, tmp_path / "out", "mrpc", "--test") == 0
+    assert results_of(tmp_path / "out")["tasks"] == before
+
+
+def test_test_sets_that_can_not_be_predicted_cost_no_figures(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(data)
+    out = tmp_path / "out"
+    assert run(export, data, out, "mrpc") == 0
+    metrics = results_of(out)["tasks"]["mrpc"]["metrics"]
+    with monkeypatch.context() as patched:
+        patched.setattr(experiment, "learn", mock.Mock(side_effect=torch.OutOfMemoryError()))
+        assert run(export, data, out, "mrpc", "--test") == 1
+    told = "without its test predictions: out of memory; lower --max-tokens"
+    assert f"failed: mrpc: {told}\n" in capsys.readouterr().err
+    assert results_of(out)["failed"] == {"mrpc": told}
+    assert results_of(out)["tasks"]["mrpc"]["metrics"] == metrics
+    assert run(export, data, out, "mrpc", "--test") == 0
 
 
 def test_models_that_can_not_be_written_cost_no_figures(
@@ -233,7 +329,7 @@ def test_models_that_can_not_be_written_cost_no_figures(
     with monkeypatch.context() as patched:
         patched.setattr("trainer.hugging_face.write_tensors", full)
         assert run(export, data, out, "mrpc", *THREE_POINTS, "--save-models", quick=False) == 1
-    assert "failed: mrpc: its model is not kept: [Errno 28] No space left on device" in capsys.readouterr().err
+    assert "failed: mrpc: without its model: [Errno 28] No space left on device" in capsys.readouterr().err
     assert len(points_of(out, "mrpc")) == 3
     assert not list((out / "mrpc" / "points").glob(".*.failed"))
     assert not (out / "models" / "mrpc").exists()
@@ -687,17 +783,6 @@ def test_points_of_another_checkpoint(
     point = f"{tmp_path}/out/mrpc/points/lr0.001-epochs1-batch8-seed0/result.json"
     assert message.startswith(f"error: {point}: made with export {before} instead of ")
     assert message.endswith("; choose another --output\n")
-
-
-def test_points_without_what_is_asked_for_now(
-    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_mrpc(data)
-    assert run(export, data, tmp_path / "out", "mrpc") == 0
-    capsys.readouterr()
-    assert run(export, data, tmp_path / "out", "mrpc", "--test") == 2
-    found = "{'train': 48, 'dev': 16} instead of {'train': 48, 'dev': 16, 'test': 6}"
-    assert f"result.json: made with examples {found}; choose another --output" in capsys.readouterr().err
 
 
 def test_texts_of_another_language(
