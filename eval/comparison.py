@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +36,7 @@ class Export:
         tasks: name -> content, see eval.results; of the evaluation that counts, see eval.evaluated.prevailing.
         data: name of a task -> what tells the data that it was measured on from others.
         settings: of the run, section.key -> value; empty where its config.toml is out of reach.
-        limit: examples of each data set that were taken at most, to try it out; None for whole data sets.
+        limits: name of a task that was only tried out -> examples of each data set that were taken at most.
     """
 
     run: str
@@ -44,13 +44,26 @@ class Export:
     tasks: Mapping[str, Any]
     data: Mapping[str, str]
     settings: Mapping[str, Any]
-    limit: int | None
+    limits: Mapping[str, int]
 
     @property
     def name(self) -> str:
         """Of the column; it says where data sets were not whole."""
         step = "" if self.step is None else f" {self.step:,}"
-        return f"{self.run}{step}" + ("" if self.limit is None else f" ({self.limit:,} examples)")
+        return f"{self.run}{step}" + (f" ({min(self.limits.values()):,} examples)" if self.limits else "")
+
+    @property
+    def whole(self) -> Export:
+        """With the figures of whole data sets alone."""
+        return self.of([task for task in self.tasks if task not in self.limits])
+
+    def of(self, tasks: Collection[str]) -> Export:
+        """With the figures of some tasks alone."""
+        return replace(
+            self,
+            tasks={task: content for task, content in self.tasks.items() if task in tasks},
+            limits={task: limit for task, limit in self.limits.items() if task in tasks},
+        )
 
     def score(self, task: str, metric: str) -> Score | None:
         """What was measured; None where nothing was."""
@@ -76,19 +89,21 @@ def exports_of(evaluations: Iterable[Evaluated]) -> list[Export]:
 
 def _export(group: Sequence[Evaluated]) -> Export:
     counting = prevailing(group)
-    limits = [limit for task, evaluated in counting.items() if (limit := evaluated.limit(task)) is not None]
+    limits = {task: evaluated.limit(task) for task, evaluated in counting.items()}
     return Export(
         run=group[0].run,
         step=group[0].step,
         tasks={task: evaluated.results["tasks"][task] for task, evaluated in counting.items()},
         data={task: evaluated.data(task) for task, evaluated in counting.items()},
         settings=settings_of(group[0].directory),
-        limit=min(limits, default=None),
+        limits={task: limit for task, limit in limits.items() if limit is not None},
     )
 
 
 def on_same_data(exports: Sequence[Export]) -> tuple[list[Export], list[str]]:
     """What can stand in one picture: of each task the figures on the data that the last export to have it was given.
+
+    Trials on a part of it don't count, unless there are only trials.
 
     Args:
         exports: with steps.
@@ -97,17 +112,20 @@ def on_same_data(exports: Sequence[Export]) -> tuple[list[Export], list[str]]:
         The exports with these alone; and what was left out, in words.
     """
     ascending = sorted(exports, key=lambda export: export.step or 0)
-    data = {task: measured_on for export in ascending for task, measured_on in export.data.items()}
+    counting = (*ascending, *(export.whole for export in ascending))  # the last one says
+    data = {task: export.data[task] for export in counting for task in export.tasks}
     kept, left_out = [], []
     for export in exports:
-        same = {task: content for task, content in export.tasks.items() if export.data[task] == data[task]}
-        kept.append(replace(export, tasks=same))
-        left_out += [f"{task} of {export.name}" for task in export.tasks if task not in same]
+        same = [task for task in export.tasks if export.data[task] == data[task]]
+        kept.append(export.of(same))
+        left_out += [f"{task} of {export.of([task]).name}" for task in export.tasks if task not in same]
     return kept, left_out
 
 
 def compare(table: Table, exports: Sequence[Export]) -> list[list[str]]:
     """The rows of a table: the paper's models, and for each run its newest export that has a figure for it, or any.
+
+    Figures of whole data sets go before those of trials, however new.
 
     Three columns for each of ours: the figure, its difference to the paper's model that the run compares with, and the
     number of seeds with their mean and standard deviation. What was not measured is empty.
@@ -120,9 +138,11 @@ def compare(table: Table, exports: Sequence[Export]) -> list[list[str]]:
 
 
 def _newest(table: Table, exports: Sequence[Export]) -> list[Export]:
-    """Of each run the newest export that has a figure for the table, or else the newest."""
-    measured = [export for export in exports if any(export.score(m.task, m.metric) for m in table.measures)]
-    return list({export.run: export for export in (*exports, *measured)}.values())  # both ascend by step
+    """Of each run the newest export with a figure of a whole data set for the table, or else with one, or any."""
+    exports = [export.of([measure.task for measure in table.measures]) for export in exports]
+    whole = [export.whole for export in exports]
+    measured = [e for some in (exports, whole) for e in some if any(e.score(m.task, m.metric) for m in table.measures)]
+    return list({export.run: export for export in (*whole, *measured)}.values())  # all ascend by step
 
 
 def _lines(table: Table, chosen: Sequence[Export]) -> Iterator[list[str]]:

@@ -280,7 +280,10 @@ def _draw_score(axes: Any, exports: Sequence[Export], task: str, metric: str, st
 
 
 def _finish_score(axes: Any, exports: Sequence[Export], task: str, metric: str) -> None:
-    axes.set(title=task, ylabel=metric.replace("_", " "))
+    limits = [export.limits.get(task) for export in exports if export.score(task, metric)]
+    trials = [limit for limit in limits if limit is not None]
+    of_trials = f", {min(trials):,} examples" if len(trials) == len(limits) else ""
+    axes.set(title=f"{task}{of_trials}", ylabel=metric.replace("_", " "))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
     content = next(export.tasks[task]["metrics"][metric] for export in exports if export.score(task, metric))
     if content["baseline"] is not None:

@@ -10,6 +10,8 @@ from typing import Any
 
 from eval.errors import UsageError
 from eval.results import RESULTS, read_results
+from preprocessing.schema import checksum
+from trainer.hugging_face import WEIGHTS
 from trainer.run_directory import RunDirectory
 
 EVALUATIONS = "evaluations"  # the folder of a run directory where eval.watch leaves them
@@ -41,8 +43,10 @@ class Evaluated:
 
     @property
     def export(self) -> Path:
-        """Where the export lay."""
-        return Path(self.results["checkpoint"]["path"])
+        """Where the export lies, as its run may have been moved; where it lay if it is gone."""
+        lay = Path(self.results["checkpoint"]["path"])
+        moved = RunDirectory(self.directory).exports / lay.name
+        return moved if moved.is_dir() else lay
 
     @property
     def step(self) -> int | None:
@@ -129,6 +133,29 @@ def _shortest(path: Path, others: Sequence[Path]) -> str:
     ends = (path.parts[-n:] for n in range(1, len(path.parts) + 1))
     unique = (end for end in ends if all(other.parts[-len(end) :] != end for other in others))
     return str(Path(*next(unique, path.parts)))
+
+
+def of_present_weights(evaluations: Sequence[Evaluated]) -> tuple[list[Evaluated], list[Evaluated]]:
+    """The evaluations of the weights that each step of a run has, and those of others, before it was trained anew.
+
+    Of several weights those of the export count; where it is gone, or has still others, those evaluated last.
+    """
+    by_step: dict[tuple[str, int | None], list[Evaluated]] = {}
+    for evaluated in evaluations:
+        by_step.setdefault((evaluated.run, evaluated.step), []).append(evaluated)
+    present = {step: _present_weights(group) for step, group in by_step.items()}
+    are_present = [(e, e.weights_blake2b == present[e.run, e.step]) for e in evaluations]
+    return [e for e, is_present in are_present if is_present], [e for e, is_present in are_present if not is_present]
+
+
+def _present_weights(group: Sequence[Evaluated]) -> str:
+    """Those of one step."""
+    last = max(group, key=lambda evaluated: (evaluated.written, str(evaluated.file)))
+    evaluated = {e.weights_blake2b for e in group}
+    weights = last.export / WEIGHTS
+    if len(evaluated) > 1 and weights.is_file() and (found := checksum(weights)) in evaluated:
+        return found
+    return last.weights_blake2b
 
 
 def prevailing(evaluations: Iterable[Evaluated]) -> dict[str, Evaluated]:

@@ -33,7 +33,7 @@ from mlflow.types.schema import Array, ColSpec, DataType, Object, ParamSchema, P
 
 from eval.embeddings import K1, B, count_terms, save_terms
 from eval.errors import UsageError
-from eval.evaluated import best_evaluation, find_results, read_evaluations
+from eval.evaluated import Evaluated, best_evaluation, find_results, of_present_weights, read_evaluations
 from eval.pretrained import Pretrained, load_pretrained
 from eval.readers.files import read_text, split_lines
 from eval.results import tags_of
@@ -145,9 +145,9 @@ def choose(run: RunDirectory, task: str, metric: str) -> Choice:
     """
     if not run.path.is_dir():
         raise UsageError(f"{run.path}: no such directory; give a run directory")
-    best = best_evaluation(read_evaluations(find_results([run.path])), task, metric)
-    moved = run.exports / best.export.name  # with its run
-    export = moved if moved.is_dir() else best.export
+    ours = [evaluated for evaluated in read_evaluations(find_results([run.path])) if _is_of(run, evaluated)]
+    best = best_evaluation(of_present_weights(ours)[0], task, metric)
+    export = run.exports / best.export.name
     if not (export / WEIGHTS).is_file():
         raise UsageError(
             f"{export}: the best by {task}.{metric}, but it is gone; keep more exports, or name another metric"
@@ -158,6 +158,13 @@ def choose(run: RunDirectory, task: str, metric: str) -> Choice:
     code = checkpoint["lineage"].get("code", {})  # which trained
     tags = tags_of(checkpoint, code_version=code.get("version"), code_commit=code.get("commit"))
     return Choice(export, tags | {"metric": f"{task}.{metric}", "figure": repr(figure)})
+
+
+def _is_of(run: RunDirectory, evaluated: Evaluated) -> bool:
+    """Whether an evaluation is of a run, whose results may lie among those of others; a run that is gone was moved."""
+    trained_in = evaluated.directory
+    moved = evaluated.results["checkpoint"]["lineage"].get("run") and not trained_in.is_dir()
+    return bool(moved) or trained_in.resolve() == run.path.resolve()
 
 
 def _with_source(store: Store, tags: dict[str, str]) -> Store:

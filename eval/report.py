@@ -32,7 +32,7 @@ with needs("eval"):
     from eval.comparison import Export, compare, exports_of, on_same_data
     from eval.curves import WINDOWS, History, baselines, column, draw, draw_scores, measured_scores, read_histories
     from eval.errors import UsageError
-    from eval.evaluated import Evaluated, find_results, prevailing, read_evaluations
+    from eval.evaluated import Evaluated, find_results, of_present_weights, prevailing, read_evaluations
     from eval.pages import render_page
     from eval.paper import TABLES
     from eval.pictures import save_picture
@@ -59,13 +59,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         output = arguments.output or runs[0] / "report"
         check_output(output)
         named = {history.run.path.resolve(): history.name for history in histories}
-        evaluations = read_evaluations(arguments.results or find_results([output, *runs]), named)
+        found = read_evaluations(arguments.results or find_results([output, *runs]), named)
+        evaluations, outdated = of_present_weights(found)
         exports = exports_of(evaluations)
     except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for path in left_out:
         print(f"note: {path} is left out: no run that has begun to train", file=sys.stderr)
+    for evaluated in outdated:
+        print(f"note: {evaluated.file} is left out: of other weights than that step has now", file=sys.stderr)
     try:
         output.mkdir(parents=True, exist_ok=True)
         written = write_report(output, histories, evaluations, exports)
@@ -120,7 +123,7 @@ def report(
         yield f"![What the exports score, over the steps]({SCORES})\n"
         yield "Bars are halves of the 95 % intervals, or standard deviations over seeds; dashed is the baseline.\n"
         if left_out:
-            yield f"Not drawn, as they were measured on other data than the last ones: {', '.join(left_out)}.\n"
+            yield f"Not drawn, as they were measured on other data than those that are: {', '.join(left_out)}.\n"
     for group in _newest(evaluations):
         yield from _evaluation(group)
     yield "## Origin\n"

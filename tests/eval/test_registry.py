@@ -129,6 +129,35 @@ def test_the_best_is_registered(run: RunDirectory, metric: str, step: int, capsy
     assert f"{run.export(step)} is version 1 of bert-test" in capsys.readouterr().out
 
 
+def test_another_run_s_model_is_not_registered_as_this_one_s(
+    run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Though its results lie among those of this one, as of peers that are shown in one report."""
+    other = RunDirectory(write_run(tmp_path / "runs" / "other"))
+    other.exports.mkdir()
+    save_export(other.export(40), random_state(), CONFIG, run.export(7), {"run": str(other.path), "step": 40})
+    foreign = shutil.copytree(other.export(40), tmp_path / "foreign")
+    for name, export, lineage in (("peer", other.export(40), {"run": str(other.path)}), ("of-nobody", foreign, {})):
+        file = write_evaluation(other.path, 40, name, mrpc=task(f1=99.0))
+        results = read_results(file)
+        results["checkpoint"] |= {"path": str(export), "lineage": lineage}
+        (run.path / name).mkdir()
+        write_results(run.path / name / "results.json", results)
+    register(run)
+    assert f"{run.export(7)} is version 1 of bert-test" in capsys.readouterr().out
+
+
+def test_figures_of_weights_that_were_trained_anew_since_don_t_count(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_evaluation(run.path, 9, "before", mrpc=task(f1=99.0))
+    results = read_results(file)
+    results["checkpoint"]["weights_blake2b"] = "of old"
+    write_results(file, results)
+    register(run)
+    assert f"{run.export(7)} is version 1 of bert-test" in capsys.readouterr().out
+
+
 def test_a_trial_is_no_reason_to_register(
     run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

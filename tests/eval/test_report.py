@@ -407,8 +407,56 @@ def test_a_trial_leaves_figures_of_whole_data_sets_alone(run: Path) -> None:
     assert "at most" not in text
     with_limit(write_evaluation(run, 60, "step-000060-wnli", wnli=learned("accuracy", {}, accuracy=50.0)), 30)
     text = report_of(run)
-    assert rows_after(text, "GLUE")["MRPC"]["demo 60 (30 examples)"] == "88.0"  # one heading for all tasks
+    assert rows_after(text, "GLUE")["MRPC"]["demo 60"] == "88.0"  # WNLI is not in that table
     assert "\nwnli; at most 30 examples of each data set, so of little weight; " in text
+
+
+def measured_on(data: str, accuracy: float) -> dict[str, Any]:
+    """A task that was fine-tuned and judged on some data."""
+    return task({"selected_by": "accuracy", "data_blake2b": data}, accuracy=accuracy)
+
+
+def test_a_trial_of_a_newer_export_leaves_figures_of_whole_data_sets_alone(run: Path, tmp_path: Path) -> None:
+    for step, rte, sst2 in ((10, 51.0, 81.0), (20, 52.0, 82.0)):
+        write_evaluation(run, step, rte=measured_on("whole", rte), sst2=measured_on("all of it", sst2))
+    with_limit(write_evaluation(run, 30, rte=measured_on("part", 99.0), wnli=measured_on("a few", 50.0)), 40)
+    exports = exports_of(read_evaluations(find_results([run])))
+    assert rows_after(report_of(run), "GLUE")["RTE"]["demo 20"] == "52.0"
+    kept, left_out = on_same_data(exports)
+    assert left_out == ["rte of demo 30 (40 examples)"]
+    panels = {axes.get_title(loc="left"): axes.containers[0].lines[0] for axes in draw_scores(kept).axes}
+    assert panels["rte"].get_xydata().tolist() == [[10, 51], [20, 52]]
+    assert panels["wnli, 40 examples"].get_xydata().tolist() == [[30, 50]]  # there is nothing else
+
+    other = write_run(tmp_path / "runs" / "other", steps=30)
+    with_limit(write_evaluation(other, 10, rte=measured_on("part", 60.0)), 40)
+    glue = rows_after(report_of(run, other), "GLUE")["RTE"]
+    assert (glue["demo 20"], glue["other 10 (40 examples)"]) == ("52.0", "60.0")
+
+
+@pytest.mark.parametrize(
+    ("present", "shown", "left_out"), [("a", "60.0", "b"), ("b", "50.0", "a"), (None, "50.0", "a")]
+)
+def test_of_a_step_that_was_trained_anew_the_weights_that_are_there_count(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], present: str | None, shown: str, left_out: str
+) -> None:
+    """Or, where retention has deleted them, those that were evaluated last; whatever their folders are called."""
+    weights, files = run / "exports" / "step-000060" / "model.safetensors", {}
+    weights.parent.mkdir(parents=True)
+    for name, accuracy, written in (("a", 60.0, 10), ("b", 50.0, 20)):
+        weights.write_text(name)
+        files[name] = write_evaluation(run, 60, f"z-{name}" if name == "a" else name, rte=measured_on("d", accuracy))
+        os.utime(files[name], (written, written))
+    if present:
+        weights.write_text(present)
+    else:
+        weights.unlink()
+    assert main([str(run), "--output", str(tmp_path / "output")]) == 0
+    told = f"note: {files[left_out]} is left out: of other weights than that step has now\n"
+    assert capsys.readouterr().err == told
+    text = (tmp_path / "output" / "report.md").read_text()
+    assert rows_after(text, "GLUE")["RTE"]["demo 60"] == shown
+    assert text.count("## Evaluation of") == 1
 
 
 def test_a_trial_over_few_samples_leaves_figures_over_many_alone(run: Path) -> None:
@@ -561,7 +609,7 @@ def test_figures_on_other_data_are_not_joined_by_a_line(run: Path, tmp_path: Pat
     assert panels["mrpc"].containers[0].lines[0].get_xdata().tolist() == [20, 40, 60]
     assert main([str(run), "--output", str(tmp_path / "output")]) == 0
     text = (tmp_path / "output" / "report.md").read_text()
-    assert "Not drawn, as they were measured on other data than the last ones: mlm of demo 20." in text
+    assert "Not drawn, as they were measured on other data than those that are: mlm of demo 20." in text
 
 
 def test_an_export_of_another_program_has_no_step(run: Path, tmp_path: Path) -> None:
