@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,10 @@ with needs("eval"):
     from eval.locks import claimed
     from eval.options import parse as parse_evaluation
     from eval.options import split_words
+    from eval.parts import read_parts
     from eval.plan import check_source
     from eval.results import RESULTS, check_output, read_results
-    from eval.tasks import select
+    from eval.tasks import GROUPS, Task, select
     from eval.tasks.finetuned import FineTuned
     from eval.tasks.intrinsic import Intrinsic
     from preprocessing.interruption import end_when_interrupted
@@ -46,6 +47,7 @@ with needs("eval"):
 
 CHEAP = ("mlm", "nsp", "fill_mask")
 FINAL = "-final"  # after the name of an export: the folder of the final tasks
+_REFUSED = 2  # the exit code of an evaluation that can't be as it was asked for
 
 _log = logging.getLogger("eval")
 
@@ -182,14 +184,41 @@ class Watch:
     def _evaluate(self, job: Job, claim: int) -> None:
         _log.info("%s: %s", job.export.name, ",".join(job.tasks))
         code = _run_evaluation([*evaluation_words(job), *self._options], claim)
+        readable = self._readable(job) if code == _REFUSED else job.tasks
+        if readable and readable != job.tasks:
+            _log.error("%s: evaluated without the tasks that can't be read", job.export.name)
+            code = _run_evaluation([*evaluation_words(replace(job, tasks=readable)), *self._options], claim)
         if code == 0 and self._results(job):
             _log.info("%s: evaluated, %s", job.export.name, job.output / RESULTS)
         elif not job.export.is_dir():
             _log.warning("%s: deleted before it was evaluated; keep more by checkpoint.keep_exports", job.export.name)
         else:
             self.failed.add(job.output)
-            why = _ending(code) if code else f"no {RESULTS} of it in {job.output}"
+            why = _ending(code) if code else f"tasks are missing in {job.output / RESULTS}"
             _log.error("%s: the evaluation failed (%s); see above", job.export.name, why)
+
+    def _readable(self, job: Job) -> tuple[str, ...]:
+        """The tasks of a job without those whose data sets can't be read any more, of which the log says why."""
+        names = tuple(name for word in job.tasks for name in GROUPS.get(word, (word,)))
+        unreadable = set()
+        for name in names:
+            try:
+                _read_data(select([name]), self._asked)
+            except (UsageError, OSError) as error:
+                _log.error("%s: %s", name, error)
+                unreadable.add(name)
+        return tuple(name for name in names if name not in unreadable) if unreadable else job.tasks
+
+
+def _read_data(tasks: Sequence[Task], arguments: argparse.Namespace) -> None:
+    """See that the data sets of some tasks can be read.
+
+    Raises:
+        UsageError: one can't.
+    """
+    for task in tasks:
+        if isinstance(task, FineTuned):
+            read_parts(task, arguments.data, arguments.test, arguments.limit)
 
 
 def evaluation_words(job: Job) -> list[str]:
@@ -266,8 +295,8 @@ def _check(run: RunDirectory, arguments: argparse.Namespace, options: Sequence[s
     """Look for what would make every evaluation fail.
 
     Raises:
-        UsageError: no run, one that can't be written to, an unknown task, a folder that is missing or not there, or an
-            option that is the watch's own; argparse ends the program for other words.
+        UsageError: no run, one that can't be written to, an unknown task, a folder that is missing or not there, a data
+            set that can't be read, or an option that is the watch's own; argparse ends the program for other words.
     """
     if not run.path.is_dir():
         raise UsageError(f"{run.path}: no such directory; give a run directory")
@@ -284,6 +313,7 @@ def _check(run: RunDirectory, arguments: argparse.Namespace, options: Sequence[s
     for task in wanted:
         if isinstance(task, Intrinsic) and task.needs_shards and not parsed.shards:
             raise UsageError(f"{task.name} reads held-out samples; give the folder of their shards with --shards")
+    _read_data(wanted, parsed)
 
 
 def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

@@ -27,7 +27,7 @@ from eval.watch import main
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.evaluations import task, write_evaluation
 from tests.eval.processes import assert_free, assert_interrupted, wait_for
-from tests.eval.small_data import write_mrpc, write_table
+from tests.eval.small_data import write_mrpc, write_stsb, write_table
 from tests.preprocessing.test_interruption import start
 from tests.trainer.mlflow_store import empty_store
 from trainer.hugging_face import save_export
@@ -175,6 +175,23 @@ def test_a_failed_task_is_tried_once_more_by_a_new_watcher_and_told_each_time(
     assert evaluated == ["step-000007", "step-000009"] * 3
 
 
+def test_a_data_set_that_vanishes_costs_its_task_alone(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    data = write_mrpc(write_stsb(tmp_path / "data"))
+    quick = ("--epochs", "1", "--learning-rates", "1e-3", "--data", str(data))
+    final = ("--final-tasks", "mrpc,mlm,stsb")
+    lost = [lambda: (data / "MRPC").rename(tmp_path / "away"), done(run)]
+    assert follow(*quick, *final, events=lost) == 1
+    assert tasks_of(run, "step-000009-final") == ["mlm", "stsb"]
+    assert f"mrpc: {data}: no train.tsv in MRPC/" in caplog.text
+    assert f"failed: {run.path / 'evaluations' / 'step-000009-final'}\n" in capsys.readouterr().err
+    (tmp_path / "away").rename(data / "MRPC")
+    assert follow(*quick, *final) == 0
+    assert tasks_of(run, "step-000009-final") == ["mlm", "mrpc", "stsb"]
+
+
 def test_a_file_that_describes_a_task_may_change_meanwhile(
     run: RunDirectory, follow: Callable[..., int], evaluated: list[str], tmp_path: Path
 ) -> None:
@@ -304,7 +321,7 @@ def test_results_of_another_limit_are_named_and_left(
     for step, limit in ((7, 4), (9, None)):
         file = write_evaluation(run.path, step, mrpc=task({"selected_by": "f1"}, f1=50.0), mlm=task(loss=1.0))
         write_results(file, read_results(file) | {"data": {"path": "/data", "limit": limit}})
-    learning = ("--once", "--tasks", "mrpc", "--data", str(tmp_path))
+    learning = ("--once", "--tasks", "mrpc", "--data", str(write_mrpc(tmp_path)))
     assert follow(*learning) == 1
     assert follow(*learning, "--limit", "4") == 1
     told = [message.partition("; delete")[0] for message in caplog.messages]
@@ -383,6 +400,18 @@ def test_mistakes_end_with_one_line(
     error = capsys.readouterr().err
     assert error.startswith(message)
     assert error.count("\n") == 1
+
+
+def test_a_data_set_of_the_final_tasks_that_is_missing_is_told_at_once(
+    run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not after the weeks of a training."""
+    data = write_mrpc(tmp_path / "data")
+    assert main([str(run.path), "--tasks", "fill_mask", "--final-tasks", "mrpc,rte", "--data", str(data)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {data}: no train.tsv in RTE/")
+    assert error.count("\n") == 1
+    assert not (run.path / "evaluations").exists()
 
 
 @pytest.mark.parametrize("option", ["--once", "--poll=1"])
