@@ -49,6 +49,15 @@ def hold_run(run: RunDirectory, patience: float = _PATIENCE) -> Iterator[None]:
         yield
 
 
+def is_held(run: RunDirectory) -> bool:
+    """Whether a trainer holds a run directory; never where the file system has no locks, so that nobody can know."""
+    try:
+        with run.lock.open("rb") as file:
+            return try_lock(file.fileno(), shared=True) is False
+    except FileNotFoundError:
+        return False
+
+
 @contextlib.contextmanager
 def hold_export(export: Path) -> Iterator[None]:
     """Keep an export from being deleted while it is read. What has no config.json is no export, and nothing is held.

@@ -13,6 +13,7 @@ from mlflow.tracking import MlflowClient
 
 from tests.trainer.mlflow_store import add_lines, empty_store, metrics, write_run
 from trainer.files import read_lines
+from trainer.leases import hold_run
 from trainer.run_directory import RunDirectory
 from trainer.tracking import LostRunError, Store, Tracker, evaluation_store, log_evaluation, prepare, runs, sync
 from trainer.tracking import store as store_module
@@ -54,6 +55,7 @@ def assert_complete(run: RunDirectory, store: str, run_id: str) -> None:
 
 
 def test_everything_is_carried_over(run: RunDirectory, store: str) -> None:
+    run.set_outcome("done")
     assert main(["sync", str(run.path)]) == 0
     found = only_run(store)
     assert_complete(run, store, found.info.run_id)
@@ -436,11 +438,25 @@ def test_evaluations_of_several_processes_take_turns(run: RunDirectory, store: s
     assert sorted(found.info.run_id for found in children(store, parent)) == sorted(identities)
 
 
-@pytest.mark.parametrize("outcome", ["done", "failed"])
-def test_the_status_in_mlflow_is_the_outcome(run: RunDirectory, store: str, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [("done", "FINISHED"), ("requeue", "FINISHED"), ("failed", "FAILED"), (None, "FAILED")],
+    ids=["done", "to go on", "failed", "crashed"],
+)
+def test_the_status_in_mlflow_is_the_outcome(run: RunDirectory, store: str, outcome: str | None, status: str) -> None:
     run.set_outcome(outcome)
+    run.lock.write_text("process 1 on a host\n")  # which holds it no more
     main(["sync", str(run.path)])
-    assert only_run(store).info.status == {"done": "FINISHED", "failed": "FAILED"}[outcome]
+    assert only_run(store).info.status == status
+
+
+def test_a_training_that_runs_is_running_whoever_carries_it_over(run: RunDirectory, store: str) -> None:
+    with hold_run(run):
+        assert main(["sync", str(run.path)]) == 0
+        assert_complete(run, store, only_run(store).info.run_id)
+        assert only_run(store).info.status == "RUNNING"
+    assert main(["sync", str(run.path)]) == 0  # it was killed
+    assert only_run(store).info.status == "FAILED"
 
 
 def test_a_training_that_fails_has_failed_in_mlflow(run: RunDirectory, store: str) -> None:

@@ -17,6 +17,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from trainer.credentials import without_credentials
+from trainer.leases import is_held
 from trainer.run_directory import RunDirectory
 from trainer.tracking.evaluations import carry_over_pending
 from trainer.tracking.store import (
@@ -87,8 +88,10 @@ def _raise_if_lost(run: RunDirectory, error: MlflowException) -> None:
             ) from error
 
 
-def status_of(run: RunDirectory) -> Ended:
-    """How MLflow says that a training that no longer runs has ended."""
+def status_of(run: RunDirectory) -> Ended | None:
+    """How MLflow says that a training has ended, by crashing where it left no outcome; None while it runs."""
+    if run.ending is None:
+        return None if is_held(run) else "FAILED"
     return "FAILED" if run.ending == "failed" else "FINISHED"
 
 
