@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import logging
 import shutil
@@ -328,7 +329,14 @@ def tracked_metrics(results: dict[str, Any]) -> dict[str, float]:
 def tracked_tags(results: dict[str, Any]) -> dict[str, str]:
     """Which weights, data, settings and code the figures are of; what isn't known is left out."""
     code = {f"code_{name}": results["code"][name] for name in ("version", "commit", "modified")}
-    return tags_of(results["checkpoint"], manifest_blake2b=(results["shards"] or {}).get("manifest_blake2b"), **code)
+    manifest = (results["shards"] or {}).get("manifest_blake2b")
+    return tags_of(results["checkpoint"], manifest_blake2b=manifest, results_blake2b=_checksum(results), **code)
+
+
+def _checksum(results: dict[str, Any]) -> str:
+    """Of all but how long it took, by which a repeat is known."""
+    lasting = {name: content for name, content in results.items() if name != "seconds"}
+    return hashlib.blake2b(json.dumps(lasting, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 if __name__ == "__main__":

@@ -452,28 +452,24 @@ def test_what_another_process_gathered_meanwhile_is_not_gathered_twice(
     export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same command twice at once: the second one learns while the first one gathers."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    uri = empty_store(tmp_path / "runs" / "mlflow.db")
     write_mrpc(data)
-    output = tmp_path / "runs" / "out"
-    prepare = evaluation.prepare
+    prepare, collect = evaluation.prepare, mock.Mock(wraps=evaluation.collect)
     others: list[int] = []
 
     def let_another_go_first(arguments: Any) -> Any:
         plan = prepare(arguments)
         if not others:
             others.append(-1)
-            others[0] = run(export, data, output, "fill_mask,mrpc", track=True)
+            others[0] = run(export, data, tmp_path / "out", "fill_mask,mrpc")
         return plan
 
     monkeypatch.setattr(evaluation, "prepare", let_another_go_first)
-    assert run(export, data, output, "fill_mask,mrpc", track=True) == 0
+    monkeypatch.setattr(evaluation, "collect", collect)
+    assert run(export, data, tmp_path / "out", "fill_mask,mrpc") == 0
     assert others == [0]
-    client = MlflowClient(uri)
-    [experiment_id] = [client.get_experiment_by_name("bert-pretraining").experiment_id]
-    assert len(client.search_runs([experiment_id])) == 1
-    assert run(export, data, output, "fill_mask,mrpc", track=True) == 0  # once more, later, is once more
-    assert len(client.search_runs([experiment_id])) == 2
+    assert collect.call_count == 1
+    assert run(export, data, tmp_path / "out", "fill_mask,mrpc") == 0  # once more, later, is once more
+    assert collect.call_count == 2
 
 
 def test_a_point_that_another_process_works_on_is_left_to_it(export: Path, data: Path, tmp_path: Path) -> None:
@@ -665,6 +661,23 @@ def test_a_child_run_with_predictions(
     assert found.data.tags["step"] == str(STEP)
     folder = Path(client.download_artifacts(found.info.run_id, "predictions", str(tmp_path)))
     assert sorted(path.name for path in (folder / "mrpc").iterdir()) == ["dev_confusion.tsv", "dev_predictions.tsv"]
+
+
+def test_the_same_command_again_is_nothing_new_in_mlflow(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    client = MlflowClient(empty_store(tmp_path / "runs" / "mlflow.db"))
+    write_mrpc(data)
+    for _ in range(2):
+        assert run(export, data, tmp_path / "runs" / "out", "fill_mask,mrpc", track=True) == 0
+    [experiment_id] = [client.get_experiment_by_name("bert-pretraining").experiment_id]
+    [found] = client.search_runs([experiment_id])
+    assert len(client.get_metric_history(found.info.run_id, "mrpc_f1")) == 1
+    (tmp_path / "own.txt").write_text("word1 [MASK]\n")  # other results, though all figures are the same
+    own = ("--sentences", str(tmp_path / "own.txt"))
+    assert run(export, data, tmp_path / "runs" / "out", "fill_mask,mrpc", *own, track=True) == 0
+    assert len(client.search_runs([experiment_id])) == 2
 
 
 # ---- what is refused, before anything is computed -------------------------------------------------------------------

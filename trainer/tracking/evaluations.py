@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mlflow.entities import Metric
+from mlflow.entities import Metric, Run
 from mlflow.tracking import MlflowClient
 
 from trainer.files import write_atomically
@@ -31,7 +31,8 @@ from trainer.tracking.store import (
     read_cursor,
 )
 
-_IDENTITY = "evaluation"  # the tag by which one that was carried over in part is found again
+_IDENTITY = "evaluation"  # the tag by which one that was carried over, maybe in part, is found again
+_WHOLE = "FINISHED"
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +64,9 @@ class _Evaluation:
 
     @property
     def identity(self) -> str:
-        return hashlib.blake2b(json.dumps(asdict(self)).encode(), digest_size=8).hexdigest()
+        """The same of a repeat, whenever that was."""
+        told = {name: value for name, value in asdict(self).items() if name != "milliseconds"}
+        return hashlib.blake2b(json.dumps(told).encode(), digest_size=8).hexdigest()
 
 
 def evaluation_store(runs: Iterable[Path], output: Path) -> Store:
@@ -111,13 +114,13 @@ def _store_of(run: RunDirectory) -> Store | None:
 def log_evaluation(
     store: Store, name: str, metrics: dict[str, float], tags: dict[str, str], files: Sequence[Path]
 ) -> str | None:
-    """Record an evaluation as a run, a child of the training run where there is one.
+    """Record an evaluation as a run, a child of the training run where there is one; a repeat adds nothing.
 
     Args:
         store: where.
         name: of the new run.
         metrics: name -> value.
-        tags: where the numbers come from: step, hashes, versions.
+        tags: where the numbers come from: step, hashes, versions. A repeat is told by name, metrics, tags and paths.
         files: results to keep as artifacts; a folder is kept whole.
 
     Returns:
@@ -148,12 +151,15 @@ def carry_over_pending(run: RunDirectory, cursor: Cursor) -> None:
 
 
 def _carry_over(store: Store, evaluation: _Evaluation) -> str:
-    """Write a run, or the rest of one that was begun."""
+    """Write a run, or the rest of one that was begun; one that is there whole stays as it is."""
     client = MlflowClient(store.tracking_uri)
     experiment = experiment_id(client, store.experiment, store.tracking_uri)
     begun = client.search_runs([experiment], f"tags.{_IDENTITY} = '{evaluation.identity}'", max_results=1)
-    run_id = begun[0].info.run_id if begun else _create(client, experiment, store.parent, evaluation)
-    step, time_ = int(evaluation.tags.get("step", 0)), evaluation.milliseconds
+    run = begun[0] if begun else _create(client, experiment, store.parent, evaluation)
+    run_id = str(run.info.run_id)
+    if run.info.status == _WHOLE:
+        return run_id
+    step, time_ = int(evaluation.tags.get("step", 0)), run.info.start_time
     # A value that is there already is not added again.
     client.log_batch(run_id, metrics=[Metric(key, value, time_, step) for key, value in evaluation.metrics.items()])
     for file in map(Path, evaluation.files):
@@ -163,11 +169,10 @@ def _carry_over(store: Store, evaluation: _Evaluation) -> str:
             client.log_artifact(run_id, str(file))
         else:
             _log.warning("%s is gone, so MLflow does not get it", file)
-    client.set_terminated(run_id)
-    return str(run_id)
+    client.set_terminated(run_id, _WHOLE)
+    return run_id
 
 
-def _create(client: MlflowClient, experiment: str, parent: str | None, evaluation: _Evaluation) -> str:
+def _create(client: MlflowClient, experiment: str, parent: str | None, evaluation: _Evaluation) -> Run:
     tags = evaluation.tags | {_IDENTITY: evaluation.identity} | ({"mlflow.parentRunId": parent} if parent else {})
-    run = client.create_run(experiment, start_time=evaluation.milliseconds, run_name=evaluation.name, tags=tags)
-    return str(run.info.run_id)
+    return client.create_run(experiment, start_time=evaluation.milliseconds, run_name=evaluation.name, tags=tags)
