@@ -11,11 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import torch
 from tokenizers import Tokenizer
 
 from eval.errors import UsageError
 from eval.readers.files import read_text, split_lines
+from eval.results import Lineage
 from preprocessing.schema import ShardDirectory, checksum
 from preprocessing.tokenization import (
     MASK,
@@ -151,10 +153,12 @@ def _read_lineage(checkpoint: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: not JSON ({error}); copy the export anew") from error
     if not isinstance(lineage, dict):
         raise UsageError(f"{path}: not a JSON object; copy the export anew")
-    for name, kind in (("run", str), ("step", int)):
-        if not isinstance(lineage.get(name), kind | None):
-            wrong = f"{name} is {lineage[name]!r}, not as an export of ours has it"
-            raise UsageError(f"{path}: {wrong}; delete the file")
+    try:
+        Lineage.model_validate(lineage, strict=True)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        wrong = f"{'.'.join(map(str, first['loc']))} is {first['input']!r}, not as an export of ours has it"
+        raise UsageError(f"{path}: {wrong}; delete the file") from error
     return lineage
 
 

@@ -77,15 +77,26 @@ class _Task(pydantic.BaseModel):
         return self
 
 
-class _Lineage(pydantic.BaseModel):
+class _TrainedBy(pydantic.BaseModel):
+    version: str | None = None
+    commit: str | None = None
+
+
+class Lineage(pydantic.BaseModel):
+    """What is relied on of an export's lineage; nothing is known where another program wrote it."""
+
     run: str | None = None
     step: int | None = None
+    manifest_blake2b: str | None = None
+    shards_blake2b: list[str] | None = None
+    config_blake2b: str | None = None
+    code: _TrainedBy = _TrainedBy()
 
 
 class _Checkpoint(pydantic.BaseModel):
     path: str
     weights_blake2b: str
-    lineage: _Lineage
+    lineage: Lineage
 
 
 class _Shards(pydantic.BaseModel):

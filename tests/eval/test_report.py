@@ -69,6 +69,11 @@ def lacking(*keys: str) -> dict[str, Any]:
     return spoilt
 
 
+def trained_by_nothing() -> dict[str, Any]:
+    checkpoint = RESULTS["checkpoint"]
+    return RESULTS | {"checkpoint": checkpoint | {"lineage": checkpoint["lineage"] | {"code": 7}}}
+
+
 def judged_by_nothing() -> dict[str, Any]:
     return RESULTS | {"tasks": {"mrpc": task({"selected_by": "f1"}, accuracy=0.5)}}
 
@@ -215,6 +220,7 @@ def test_smoothing() -> None:
             json.dumps(lacking("tasks", "mlm", "metrics", "loss", "unit")),
             "metrics.loss.unit: Field req",
         ),
+        ("results.json", json.dumps(trained_by_nothing()), "checkpoint.lineage.code: Input should be"),
         ("results.json", json.dumps(judged_by_nothing()), "selected by 'f1', which is none of its metrics"),
         (
             "results.json",
