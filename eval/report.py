@@ -37,7 +37,7 @@ with needs("eval"):
     from eval.paper import TABLES
     from eval.pictures import save_picture
     from eval.results import RESULTS, check_output, figures_table, filled_table
-    from preprocessing.markdown import markdown_table
+    from preprocessing.markdown import markdown_table, plain
     from preprocessing.schema import checksum
     from preprocessing.terminal import show
     from trainer.files import write_atomically
@@ -97,11 +97,12 @@ def write_report(
 
 def page(text: str, folder: Path, pictures: Sequence[str]) -> str:
     """The report in HTML, its pictures within. Marks of HTML in the text stay text, and nothing is fetched."""
-    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    heading, body = markdown.parse(text)[1], markdown.render(text)
     for name in pictures:
         data = base64.b64encode((folder / name).read_bytes()).decode()
         body = body.replace(f'src="{name}"', f'src="data:image/png;base64,{data}"')
-    title = text.partition("\n")[0].removeprefix("# ")
+    title = "".join(child.content for child in heading.children or [])
     return render_page("report.html.j2", title=title, body=Markup(body))  # noqa: S704  escaped by MarkdownIt
 
 
@@ -112,7 +113,7 @@ def report(
     left_out: Sequence[str] | None,
 ) -> Iterator[str]:
     """The paragraphs of report.md; ``left_out`` is what the picture of scores lacks, None where there is no picture."""
-    yield f"# {', '.join(history.name for history in histories)}\n"
+    yield f"# {plain(', '.join(history.name for history in histories))}\n"
     yield f"![Losses, accuracy and learning rate over the steps]({CURVES})\n"
     yield "## Last figures\n"
     yield _last_figures_table(histories)
@@ -123,7 +124,7 @@ def report(
         yield f"![What the exports score, over the steps]({SCORES})\n"
         yield "Bars are halves of the 95 % intervals, or standard deviations over seeds; dashed is the baseline.\n"
         if left_out:
-            yield f"Not drawn, as they were measured on other data than those that are: {', '.join(left_out)}.\n"
+            yield f"Not drawn, as they were measured on other data than those that are: {plain(', '.join(left_out))}.\n"
     for group in _newest(evaluations):
         yield from _evaluation(group)
     yield "## Origin\n"
@@ -186,15 +187,15 @@ def _hours(training: Sequence[dict[str, Any]]) -> float:
 def _evaluation(group: Sequence[Evaluated]) -> Iterator[str]:
     """A section of all that was evaluated on an export."""
     export = group[0].export.name
-    yield f"## Evaluation of {export if group[0].run == export else f'{group[0].run} {export}'}\n"
+    yield f"## Evaluation of {plain(export if group[0].run == export else f'{group[0].run} {export}')}\n"
     counting = prevailing(group)
     for e in group:
         if facts := list(_facts(e, [task for task, of in counting.items() if of is e])):
-            yield f"{'; '.join(facts)}. ± is half of the 95 % confidence interval.\n"
+            yield f"{plain('; '.join(facts))}. ± is half of the 95 % confidence interval.\n"
     tasks = {"tasks": {task: e.results["tasks"][task] for task, e in counting.items()}}
     yield from filter(None, (figures_table(tasks), filled_table(tasks)))
     failed = {name: reason for e in group for name, reason in e.results["failed"].items()}
-    yield from (f"Failed: {name}: {reason}\n" for name, reason in failed.items())
+    yield from (f"Failed: {plain(f'{name}: {reason}')}\n" for name, reason in failed.items())
 
 
 def _facts(evaluated: Evaluated, tasks: Sequence[str]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import base64
 import functools
+import html
 import io
 import json
 import os
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies
+from markdown_it import MarkdownIt
 from matplotlib.image import imread
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -23,7 +26,7 @@ from eval.curves import Baselines, draw, draw_scores, read_histories, smooth
 from eval.evaluated import find_results, read_evaluations, run_directory, run_names
 from eval.report import main, page, report
 from eval.results import FORMAT_VERSION, write_results
-from preprocessing.markdown import markdown_table
+from preprocessing.markdown import markdown_table, plain
 from tests.browser import headless_browser
 from tests.conftest import ROOT
 from tests.eval.evaluations import results, task, write_evaluation
@@ -637,6 +640,30 @@ def test_the_page_holds_its_pictures(run: Path, tmp_path: Path) -> None:
     expected = [(tmp_path / "output" / name).read_bytes() for name in ("curves.png", "scores.png")]
     assert [base64.b64decode(picture) for picture in pictures] == expected
     assert not re.findall(r'(?:src|href)="(?!data:)', html)
+
+
+@given(strategies.text(alphabet="a1 _*`\\[]()!<>/:&;#|~=.-+", min_size=1).map(str.strip).filter(bool))
+def test_texts_show_as_they_are(shown: str) -> None:
+    """In cells and, but for a closing #, in headings."""
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    [header, cell] = re.findall(r"<t[hd]>(.*)</t[hd]>", markdown.render(markdown_table([[shown], [shown]])))
+    assert html.unescape(header) == html.unescape(cell) == shown
+    heading = markdown.render(f"## Evaluation of {plain(shown)} step\n")
+    assert html.unescape(heading) == f"<h2>Evaluation of {shown} step</h2>\n"
+
+
+def test_names_and_texts_from_outside_are_no_markdown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs" / "*b*", steps=60)
+    picture = {"sentence": "![q](http://x/y.png) [MASK]", "masks": [[{"token": "`", "probability": 0.5}]]}
+    write_evaluation(run, 60, fill_mask=task({"sentences": [picture]}))
+    assert main([str(run), "--output", str(tmp_path / "output")]) == 0
+    page = (tmp_path / "output" / "report.html").read_text(encoding="utf-8")
+    assert "<title>*b*</title>" in page
+    assert "<h1>*b*</h1>" in page
+    assert "<h2>Evaluation of *b* step-000060</h2>" in page
+    assert "<td>![q](http://x/y.png) [MASK]</td>" in page
+    assert "<td>` 50.0</td>" in page
+    assert page.count("<img") == 1  # the curves
 
 
 @pytest.fixture(scope="module")
