@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster import checks
-from cluster.k8s.render import Work, check_paths, render, submit_command
+from cluster.k8s.render import NAME_LABEL, Work, check_paths, render, submit_command
 from cluster.k8s.settings import KubernetesSettings
+from cluster.paths import fingerprint
 from cluster.programs import Name, Program, pretraining_of
 from cluster.snapshot import take_snapshot
 from trainer.config import to_toml
@@ -34,7 +35,9 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
         ConfigError: something that can't be, or that the cluster refuses.
     """
     try:
-        check_paths(settings, [path for program in programs for path in (program.output, *program.reads)])
+        check_paths(
+            settings, [path for program in programs for path in (program.output, *program.reads, program.folder)]
+        )
         check_paths(settings, [path for program in programs for path in program.corpus if "://" not in path])
     except ValueError as error:
         raise ConfigError(f"kubernetes: {error}") from error
@@ -48,10 +51,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
             _let_pods_read(folder, snapshot)
     else:
         folder = Path.cwd() / f"{name}.job"
-    try:
-        files = render(settings, _work(name, programs, snapshot))
-    except ValueError as error:
-        raise ConfigError(f"kubernetes: {error}") from error
+    files = render(settings, _work(name, programs, snapshot))
     with checks.writing("make it writable" if snapshot else "launch from another folder"):
         for file, text in files.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     command = submit_command(folder)
     if not dry_run and shutil.which("kubectl"):
         _apply(command)
-        print(f"pods      kubectl get pods --namespace={settings.namespace} --watch")
+        print(f"pods      kubectl get pods --namespace={settings.namespace} --selector={NAME_LABEL}={name} --watch")
         print(f"once more: {shlex.join(command)}")
     else:
         print(f"to submit: {shlex.join(command)}")
@@ -144,8 +144,14 @@ def _forget_failure(run: RunDirectory) -> None:
 
 
 def _object_name(output: Path) -> str:
-    """What the run's objects are called after: the run directory's name, in the letters that Kubernetes takes."""
-    return re.sub(r"[^a-z0-9]+", "-", output.name.lower()).strip("-")
+    """What the objects of an output are called after: its name, as far as Kubernetes takes it, and a hash of its path.
+
+    Runs of one name in different folders have different objects, and a run has the same ones at every launch.
+    """
+    readable = re.sub(r"[^a-z0-9]+", "-", output.name.lower()).strip("-")
+    if not readable[:1].isalpha():
+        readable = f"run-{readable}"
+    return f"{readable[:30].strip('-')}-{fingerprint(output)}"
 
 
 def _apply(command: list[str]) -> None:

@@ -28,6 +28,7 @@ from cluster.k8s.settings import KubernetesSettings, Pods, is_clean, is_object_n
 
 BASE = Path(__file__).with_name("base")
 _RUNNERS = ("--runner", "--direct_")  # options of Beam that say who works
+NAME_LABEL = "app.kubernetes.io/instance"  # of all that a launch sends: what its objects are called after
 _FILES = "/etc/bert-pretraining"  # where Pods see the run's configuration
 
 
@@ -121,12 +122,15 @@ def _preprocess(settings: KubernetesSettings, work: Work) -> dict[str, str]:
         "resources": {amount: {"memory": pods.worker_memory} for amount in ("requests", "limits")},
     }
     patches = [
-        _patch("preprocess", {"run": work.name}, {**_pod(settings, pods), "containers": [command]}),
+        _patch("preprocess", work, {"run": work.name}, {**_pod(settings, pods), "containers": [command]}),
         _patch(
-            "taskmanager", {"count": str(pods.task_managers)}, {**_pod(settings, pods), "containers": [flink, worker]}
+            "taskmanager",
+            work,
+            {"count": str(pods.task_managers)},
+            {**_pod(settings, pods), "containers": [flink, worker]},
         ),
     ]
-    return _overlay(settings, "preprocess", pods.engine, patches)
+    return _overlay(settings, work, "preprocess", pods.engine, patches)
 
 
 def _pretrain(settings: KubernetesSettings, work: Work) -> dict[str, str]:
@@ -160,8 +164,8 @@ def _pretrain(settings: KubernetesSettings, work: Work) -> dict[str, str]:
     if files:
         node["volumeMounts"] += [{"name": "files", "mountPath": _FILES, "readOnly": True}]
         spec["volumes"] += [{"name": "files", "configMap": {"name": config_map}}]
-    patch = _patch("pretrain", {"run": work.name}, spec)
-    return _overlay(settings, "pretrain", pods.kind, [patch], config_map, files)
+    patch = _patch("pretrain", work, {"run": work.name}, spec)
+    return _overlay(settings, work, "pretrain", pods.kind, [patch], config_map, files)
 
 
 def _eval(settings: KubernetesSettings, work: Work) -> dict[str, str]:
@@ -186,13 +190,13 @@ def _eval(settings: KubernetesSettings, work: Work) -> dict[str, str]:
         ],
         "containers": [command],
     }
-    return _overlay(settings, "eval", "job", [_patch("eval", {"run": work.name}, spec)])
+    return _overlay(settings, work, "eval", "job", [_patch("eval", work, {"run": work.name}, spec)])
 
 
 def _check(settings: KubernetesSettings, work: Work) -> None:
     if not is_object_name(work.name):
         raise ValueError(
-            f"the run's name {work.name!r} must begin with a letter and have no more than 40 of a-z, 0-9 and inner -: "
+            f"the run's name {work.name!r} must begin with a letter and have no more than 39 of a-z, 0-9 and inner -: "
             "its objects are named after it"
         )
     if work.preprocess is None and work.pretrain is None and work.eval is None:
@@ -212,6 +216,7 @@ def _files_of(job: str) -> list[Path]:
 
 def _overlay(
     settings: KubernetesSettings,
+    work: Work,
     job: str,
     kind: str,
     patches: Sequence[Mapping[str, Any]],
@@ -220,14 +225,14 @@ def _overlay(
 ) -> dict[str, str]:
     """The files of one job's overlay."""
     images = [_image("bert-pretraining", settings.image), _image("bert-preprocessing", settings.preprocess.image)]
+    queue = {"kueue.x-k8s.io/queue-name": settings.queue} if settings.queue else {}
     whole = _kustomization(
         namespace=settings.namespace,
         resources=[f"../base/{job}"],
         components=["settings", f"../base/{job}/{kind}"],  # in this order: the kind takes the Pod as it is then
         images=images,
+        labels=[{"pairs": {NAME_LABEL: work.name, **queue}}],
     )
-    if settings.queue:
-        whole["labels"] = [{"pairs": {"kueue.x-k8s.io/queue-name": settings.queue}}]
     if files:
         options = {"disableNameSuffixHash": True}
         whole["configMapGenerator"] = [{"name": config_map, "files": list(files), "options": options}]
@@ -255,13 +260,13 @@ def _image(name: str, image: str) -> dict[str, str]:
     return {key: value for key, value in rule.items() if value}
 
 
-def _patch(template: str, labels: Mapping[str, str], spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A patch of one of the base's Pods."""
+def _patch(template: str, work: Work, labels: Mapping[str, str], spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A patch of one of the base's Pods; ``labels`` are read by kustomize and stay here."""
     return {
         "apiVersion": "v1",
         "kind": "PodTemplate",
         "metadata": {"name": template, "labels": dict(labels)},
-        "template": {"spec": dict(spec)},
+        "template": {"metadata": {"labels": {NAME_LABEL: work.name}}, "spec": dict(spec)},
     }
 
 

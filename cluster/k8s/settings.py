@@ -203,8 +203,8 @@ def is_clean(path: str) -> bool:
 
 
 def is_object_name(name: str) -> bool:
-    """Whether objects can be called after it: with -pretrain-node-0-N it must still be a host name."""
-    return bool(_LABEL.fullmatch(name)) and name[0].isalpha() and len(name) <= 40
+    """Whether objects can be called after it: a host name with -pretrain-node-0-N, 45 letters at most with -flink."""
+    return bool(_LABEL.fullmatch(name)) and name[0].isalpha() and len(name) <= 39
 
 
 def _check_memory(name: str, memory: str) -> None:

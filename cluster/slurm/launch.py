@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shlex
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.checks import check_printable, check_reads, writing
+from cluster.paths import fingerprint
 from cluster.programs import NAMES, Name, Program, pretraining_of
 from cluster.slurm.partitions import check_fit, read_partitions
 from cluster.slurm.requeue import Verdict
@@ -124,8 +124,8 @@ def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: P
 
 def _title(program: Program) -> str:
     """A name that jobs have in common if, and only if, they write the same output: SLURM runs one of them at a time."""
-    path = hashlib.blake2b(bytes(program.output), digest_size=4).hexdigest()
-    return f"{program.name}-{re.sub(r'[^A-Za-z0-9_.-]', '_', program.output.name)}-{path}"
+    readable = re.sub(r"[^A-Za-z0-9_.-]", "_", program.output.name)
+    return f"{program.name}-{readable}-{fingerprint(program.output)}"
 
 
 def _options(program: Program, settings: SlurmSettings) -> dict[str, str]:

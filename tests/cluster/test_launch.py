@@ -22,6 +22,7 @@ import tomli_w
 import yaml
 
 from cluster.checks import check_reads
+from cluster.k8s.settings import is_object_name
 from cluster.launch import main
 from cluster.programs import CORPUS, READERS, read_chain
 from cluster.settings import load_settings
@@ -413,7 +414,7 @@ def test_on_kubernetes_the_manifests_go_beside_the_run_where_its_volume_is_seen(
         f'eval.arguments=["--tasks", "mlm", "--output", "{volume}/results"]',
     ]
     assert main(["all", "--on", "kubernetes", *settings]) == 0
-    folder = volume / "runs" / "My_Run" / "job" if mounted else here / "my-run.job"
+    folder = volume / "runs" / "My_Run" / "job" if mounted else next(here.glob("my-run-*.job"))
     assert capsys.readouterr().out == f"to submit: kubectl apply -k {folder}\n"
     assert yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"] == [
         "preprocess",
@@ -425,6 +426,42 @@ def test_on_kubernetes_the_manifests_go_beside_the_run_where_its_volume_is_seen(
     assert f"{volume}/made" in pretraining
     assert "max_steps = 5" in (folder / "pretrain" / "config.toml").read_text()
     assert [f"workingDir: {snapshot}" in pretraining for snapshot in folder.glob("snapshot-*")] == [True] * mounted
+
+
+def object_names(folder: Path, outputs: list[str]) -> list[str]:
+    """What the objects of pretrainings are called after, in the launches' own files and labels."""
+    for output in outputs:
+        assert main(["pretrain", "--on", "kubernetes", "kubernetes.pretrain.gpus=0", "--",
+                     "--config", "tiny.toml", "--shards", "/shared/s", "--output", output]) == 0  # fmt: skip
+    files = sorted(folder.glob("*.job/pretrain/kustomization.yaml"), key=lambda file: file.stat().st_mtime_ns)
+    names = [yaml.safe_load(file.read_text())["labels"][0]["pairs"]["app.kubernetes.io/instance"] for file in files]
+    assert [f"{name}.job" for name in names] == [file.parents[1].name for file in files]
+    return names
+
+
+def test_on_kubernetes_runs_in_different_folders_have_different_objects_and_a_run_has_the_same_ones(here, pods):
+    outputs = ["/shared/a/large", "/shared/b/large", "/shared/BERT_large", "/shared/bert-large"]
+    names = object_names(here, outputs)
+    assert len(set(names)) == len(outputs)
+    assert all(re.fullmatch("(bert-)?large-[0-9a-f]{8}", name) for name in names)
+    assert object_names(here, ["/shared/a/large"]) == [*names[1:], names[0]]
+
+
+def test_on_kubernetes_any_name_of_an_output_will_do(here, pods):
+    names = object_names(here, ["/shared/2024-run", "/shared/학습", "/shared/" + "long_" * 20])
+    readable = ["run-2024-run", "run", "long-" * 5 + "long"]
+    assert [name[: -len("-00000000")] for name in names] == readable
+    assert all(is_object_name(name) for name in names)
+
+
+def test_on_kubernetes_nothing_is_written_where_the_job_s_own_folder_lies_outside_the_volume(here, pods, capsys):
+    """That of shards alone lies beside them."""
+    (here / "volume").mkdir()
+    settings = [f"kubernetes.mount_path={here}/volume"]
+    before = sorted(here.rglob("*"))
+    assert main(["preprocess", "--on", "kubernetes", *settings, "--", "--output", f"{here}/volume"]) == 2
+    assert f"'{here}/volume.job' is not in the shared volume" in capsys.readouterr().err
+    assert sorted(here.rglob("*")) == before
 
 
 def pretrain_on_kubernetes(volume: Path) -> int:

@@ -32,14 +32,19 @@ def write(directory: Path, files: Mapping[str, str]) -> Path:
 
 def pods(value: Any) -> Iterator[dict[str, Any]]:
     """Every Pod's spec within objects of whatever kind."""
+    return (template["spec"] for template in pod_templates(value))
+
+
+def pod_templates(value: Any) -> Iterator[dict[str, Any]]:
+    """Every Pod's template within objects of whatever kind."""
     if isinstance(value, dict):
-        if "containers" in value:
+        if "containers" in value.get("spec", {}):
             yield value
         for child in value.values():
-            yield from pods(child)
+            yield from pod_templates(child)
     elif isinstance(value, list):
         for child in value:
-            yield from pods(child)
+            yield from pod_templates(child)
 
 
 def containers(pod: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import yaml
 
 from cluster.k8s.render import Work, check_paths, render, submit_command, to_yaml
 from cluster.k8s.settings import EvalPods, KubernetesSettings, PreprocessPods, PretrainPods, Toleration
-from tests.cluster.k8s.kustomize import build, containers, needs_kubectl, only, pods, variables, write
+from tests.cluster.k8s.kustomize import build, containers, needs_kubectl, only, pod_templates, pods, variables, write
 
 SETTINGS = KubernetesSettings(
     namespace="research",
@@ -61,6 +61,12 @@ class TestTheWholeRun:
             assert item["metadata"]["namespace"] == "research"
             assert item["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
             assert re.fullmatch("large-(preprocess|pretrain(-[0-9a-f]{8})?|eval)", item["metadata"]["name"])
+
+    def test_is_found_by_one_label_pods_too(self, objects):
+        label = "app.kubernetes.io/instance"
+        templates = [item for value in objects for item in pod_templates(value)]
+        assert len(templates) == 3
+        assert {item["metadata"]["labels"][label] for item in [*objects, *templates]} == {"large"}
 
     def test_has_the_images_and_the_volume(self, objects):
         for pod in pods(objects):
@@ -241,7 +247,7 @@ def test_a_directory_is_submitted_by_one_command():
     ("change", "message"),
     [
         ({"name": "Large"}, "the run's name 'Large' must begin with a letter"),
-        ({"name": "x" * 41}, "no more than 40"),
+        ({"name": "x" * 40}, "no more than 39"),
         ({"name": "a\nb"}, "must begin with a letter"),
         ({"run": "/home/me/run"}, "'/home/me/run' is not in the shared volume; give a whole path below /lustre"),
         ({"run": "/lustre/../etc"}, "is not in the shared volume"),
