@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -47,3 +48,6 @@ def check_reads(programs: Iterable[Program]) -> None:
         for path in program.reads:
             if not os.access(path, os.F_OK):  # exists() raises where a folder on the way can't be entered
                 raise ConfigError(f"{program.name}: {path}: not there; make it first, or start all jobs by `all`")
+        for pattern in program.corpus:
+            if not os.access(pattern, os.F_OK) and not any(glob.iglob(pattern, recursive=True)):  # noqa: PTH207
+                raise ConfigError(f"{program.name}: {pattern}: nothing is there; check the path, and quote a glob")

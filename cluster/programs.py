@@ -6,6 +6,9 @@ What is not read here is passed on as it is; the programs themselves check it.
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +36,7 @@ class Program:
         output: what it writes.
         arguments: as they are passed on.
         reads: files and folders that must be there when it starts.
-        corpus: of a preprocessing: paths, globs and URLs.
+        corpus: of a preprocessing: paths and globs that lead to files; URLs are left out.
         recipe: of a pretraining, overrides applied.
         deepspeed_config: of a pretraining.
     """
@@ -45,6 +48,11 @@ class Program:
     corpus: tuple[str, ...] = ()
     recipe: Recipe | None = None
     deepspeed_config: Path | None = None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All that it reads and writes; of a glob the folder that it looks into."""
+        return (self.output, *self.reads, *map(_searched, self.corpus))
 
     @property
     def folder(self) -> Path:
@@ -87,7 +95,7 @@ def read_preprocess(arguments: Sequence[str]) -> Program:
     output = Path(found.output).resolve()
     given = {option: [_absolute(text) for text in getattr(found, option.removeprefix("--"))] for option in CORPUS}
     words = [word for option, values in given.items() if values for word in (option, *values)]
-    corpus = tuple(path for values in given.values() for path in values)
+    corpus = tuple(path for values in given.values() for path in values if "://" not in path)
     return Program("preprocess", output, (*rest, *words, "--output", str(output)), corpus=corpus)
 
 
@@ -186,6 +194,13 @@ def pretraining_of(programs: Sequence[Program]) -> Program | None:
 def _with_default(arguments: Sequence[str], option: str, value: Path) -> list[str]:
     given = any(argument == option or argument.startswith(f"{option}=") for argument in arguments)
     return [*arguments] if given else [option, str(value), *arguments]
+
+
+def _searched(pattern: str) -> Path:
+    """The folder of a glob that every match lies in; of a path, which may have brackets in it, itself."""
+    if os.access(pattern, os.F_OK):
+        return Path(pattern)
+    return Path(*itertools.takewhile(lambda part: not re.search(r"[*?[]", part), Path(pattern).parts))
 
 
 def _absolute(text: str) -> str:

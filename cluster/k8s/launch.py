@@ -35,10 +35,9 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
         ConfigError: something that can't be, or that the cluster refuses.
     """
     try:
-        check_paths(
-            settings, [path for program in programs for path in (program.output, *program.reads, program.folder)]
-        )
-        check_paths(settings, [path for program in programs for path in program.corpus if "://" not in path])
+        for program in programs:
+            check_paths(settings, [program.output, *program.reads, *program.corpus])
+        check_paths(settings, [folder])
     except ValueError as error:
         raise ConfigError(f"kubernetes: {error}") from error
     name = _object_name((pretraining_of(programs) or programs[0]).output)

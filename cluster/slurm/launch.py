@@ -49,10 +49,10 @@ def check(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dr
         ConfigError: it says what and what to do.
     """
     check_reads(programs)
-    paths = [*(path for program in programs for path in (program.output, *program.reads)), folder]
+    paths = [Path.cwd(), *(path for program in programs for path in program.paths), folder]
     check_printable(paths)
-    check_shared([Path.cwd(), *paths], settings.shared)
-    check_container(settings.container, [Path.cwd(), *paths])
+    check_shared(paths, settings.shared)
+    check_container(settings.container, paths)
     if dry_run and not shutil.which("sinfo"):
         return  # a dry run may be tried on any machine
     groups = read_partitions()

@@ -62,8 +62,9 @@ SHELLCHECK = [str(Path(sys.executable).with_name("shellcheck")), "--exclude=SC20
 
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
-    """A folder with shards, a recipe and a settings file, the current one; everything below it counts as shared."""
+    """The current folder, with a book, shards, a recipe and settings; everything below it counts as shared."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").touch()
     write_shards(tmp_path / "shards")
     (tmp_path / "tiny.toml").write_text(TINY.replace("global_batch_size = 8", "global_batch_size = 16"))
     (tmp_path / "ds_config.json").write_text((ROOT / "ds_config.json").read_text())
@@ -409,7 +410,7 @@ def test_on_kubernetes_the_manifests_go_beside_the_run_where_its_volume_is_seen(
         f"kubernetes.mount_path={volume}",
         "kubernetes.pretrain.gpus=0",
         "kubernetes.pretrain.nodes=2",
-        f'preprocess.arguments=["--books", "{volume}/*.txt", "--vocab", "{volume}/v.txt", "--output", "{volume}/made"]',
+        f'preprocess.arguments=["--books", "{volume}/*.txt", "--output", "{volume}/made"]',
         f'pretrain.arguments=["--config", "tiny.toml", "--output", "{volume}/runs/My_Run", "train.max_steps=5"]',
         f'eval.arguments=["--tasks", "mlm", "--output", "{volume}/results"]',
     ]
@@ -570,6 +571,9 @@ def test_the_settings_of_the_documentation_can_be_launched(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     for name in ("trainer", "ds_config.json"):
         (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "raw" / "books").mkdir(parents=True)
+    for name in ("enwiki-1.xml.bz2", "books/1.txt", "vocab.txt"):
+        (tmp_path / "raw" / name).touch()
     settings = settings_in("cluster.md") | (settings_in("kubernetes.md") if place == "kubernetes" else {})
     (tmp_path / "cluster.toml").write_text(tomli_w.dumps(settings))
     shared = [f'slurm.shared=["{tmp_path}"]', f"kubernetes.mount_path={tmp_path}"]
@@ -716,6 +720,69 @@ def test_bad_arguments_of_the_programs(here, slurm, capsys, command, message):
 
 def test_what_preprocessing_reads_is_known_to_the_launch():
     assert {*CORPUS} == {*(f"--{source}" for source in SOURCES), "--vocab", "--contamination"}
+
+
+def preprocess(*arguments: str, on: str = "slurm", settings: tuple[str, ...] = ()) -> int:
+    return main(["preprocess", "--on", on, "--settings", "cluster.toml", "--dry-run", *settings, "--",
+                 "--output", "made", *arguments])  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["slurm", "kubernetes", "local"])
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [
+        (["--books", "book.txt", "--vocab", "v.txt"], "v.txt"),
+        (["--books", "*.txt", "--jsonl", "a/**/*.gz"], "a/**/*.gz"),
+    ],
+)
+def test_inputs_of_preprocessing_that_are_not_there_are_told(here, slurm, pods, capsys, place, arguments, missing):
+    settings = (f"kubernetes.mount_path={here}",)
+    assert preprocess(*arguments, on=place, settings=settings) == 2
+    assert capsys.readouterr().err.startswith(f"error: preprocess: {here}/{missing}: nothing is there; check the path")
+    assert not list(here.glob("made*"))
+
+
+def test_inputs_of_preprocessing_are_found_as_the_job_finds_them(here, slurm):
+    for name in ("a [1].txt", "deep/down/b.txt"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).touch()
+    container = ("slurm.container.runtime=pyxis", "slurm.container.image=a#b:1", f'slurm.container.mounts=["{here}"]')
+    arguments = ("--books", "a [1].txt", "deep/**/*.txt", "s3://bucket/*.txt", "--contamination", "deep")
+    assert preprocess(*arguments, settings=container) == 0
+
+
+def test_inputs_of_preprocessing_on_a_disk_of_this_machine_are_told(here, slurm, monkeypatch, capsys):
+    shared = (f'slurm.shared=["{here}/made", "{here}/made.job", "{here}/raw"]',)
+    (here / "raw").mkdir()
+    (here / "raw" / "a.txt").touch()
+    monkeypatch.chdir(here / "raw")
+    settings = ["--settings", f"{here}/cluster.toml", *shared]
+    command = [
+        "preprocess",
+        "--on",
+        "slurm",
+        "--dry-run",
+        *settings,
+        "--",
+        "--output",
+        f"{here}/made",
+        "--books",
+        "*.txt",
+    ]
+    assert main(command) == 0
+    assert main([*command, f"{here}/b*.txt"]) == 2
+    assert f"error: {here}: lies on " in capsys.readouterr().err
+
+
+def test_inputs_of_preprocessing_must_be_within_the_image(here, slurm, monkeypatch, capsys):
+    mounts = f'slurm.container.mounts=["{here}/made", "{here}/made.job", "{here}/bin"]'
+    container = ("slurm.container.runtime=pyxis", "slurm.container.image=a#b:1", mounts)
+    monkeypatch.chdir(here / "bin")
+    settings = ["--settings", f"{here}/cluster.toml", *container]
+    command = ["preprocess", "--on", "slurm", "--dry-run", *settings, "--", "--output", f"{here}/made"]
+    assert main([*command, "--books", f"{here}/bin/s*"]) == 0
+    assert main([*command, "--books", f"{here}/*.txt"]) == 2
+    assert f"error: {here}: is not within the image; add its folder to" in capsys.readouterr().err
 
 
 def test_what_a_chain_lacks_is_named_in_the_order_of_the_step(here):
