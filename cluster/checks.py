@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.programs import Program
+from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.settings import ConfigError
 
 
@@ -36,6 +37,22 @@ def writing(advice: str) -> Iterator[None]:
         raise ConfigError(
             f"{error.filename or 'output'}: can't be written ({error.strerror or error}); {advice}"
         ) from error
+
+
+def check_runs(programs: Iterable[Program]) -> None:
+    """See that the trainer will take the run directory, as far as that can be seen from here.
+
+    Raises:
+        ConfigError: it holds something that is not a run.
+    """
+    for program in programs:
+        try:
+            if program.name == "pretrain":
+                RunDirectory(program.output).check()
+        except CheckpointError as error:
+            raise ConfigError(f"{program.name}: {error}") from error
+        except OSError:  # a folder that the nodes' user may enter and this one may not
+            continue
 
 
 def check_reads(programs: Iterable[Program]) -> None:

@@ -152,11 +152,17 @@ def read_chain(arguments: dict[Name, Sequence[str]]) -> list[Program]:
     """All three, each given what the one before makes unless it is told otherwise: shards, and the last export.
 
     Raises:
-        ConfigError: see the readers.
+        ConfigError: see the readers; or shards in the run directory or around it, which neither program takes.
     """
     preprocess = read_preprocess(arguments["preprocess"])
     pretrain = read_pretrain(_with_default(arguments["pretrain"], "--shards", preprocess.output))
     assert pretrain.recipe
+    shards, run = preprocess.output.resolve(), pretrain.output.resolve()
+    if shards.is_relative_to(run) or run.is_relative_to(shards):
+        raise ConfigError(
+            f"preprocess: --output {preprocess.output} and that of pretrain, {pretrain.output}, lie one in the other; "
+            "take folders side by side"
+        )
     export = RunDirectory(pretrain.output).export(pretrain.recipe.last_step)
     evaluate = read_eval(
         _with_default(_with_default(arguments["eval"], "--checkpoint", export), "--shards", preprocess.output)

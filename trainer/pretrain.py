@@ -268,12 +268,9 @@ def _check_initial_vocabulary(directory: Path, shards: Corpus) -> None:
 
 def _check_run(run: RunDirectory, recipe: Recipe, shards: Corpus) -> None:
     """See that the run directory is new, or was begun by this very command."""
-    if run.path.exists() and not run.path.is_dir():
-        raise CheckpointError(f"{run.path}: a file; choose another --output")
+    run.check()
     if run.is_new:
         return
-    if not run.config.is_file():
-        raise CheckpointError(f"{run.path}: holds something that is not a run; choose another --output")
     advice = "choose another --output, or go on with what the run was started with"
     changed = differences(load_recipe(run.config), recipe)
     if changed:

@@ -126,6 +126,17 @@ class RunDirectory:
                  self.initial_weights}  # fmt: skip
         return not found or (self.lock in found and found <= early | set(map(incomplete, early | {self.config})))
 
+    def check(self) -> None:
+        """See that a run is here, or that one can begin.
+
+        Raises:
+            CheckpointError: something else is.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise CheckpointError(f"{self.path}: a file; choose another --output")
+        if not self.is_new and not self.config.is_file():
+            raise CheckpointError(f"{self.path}: holds something that is not a run; choose another --output")
+
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step lies."""
         return self.checkpoints / step_name(step)

@@ -44,6 +44,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     snapshot = None
     if Path(settings.mount_path).is_dir():
         checks.check_reads(programs)
+        checks.check_runs(programs)
         with checks.writing("choose another --output"):
             _make_folders(folder, [program.output for program in programs])
             snapshot = take_snapshot(folder, pretraining_of(programs))

@@ -22,6 +22,7 @@ def launch(programs: Sequence[Program], settings: LocalSettings, folder: Path, d
         ConfigError: a path that no script can hold.
     """
     checks.check_reads(programs)
+    checks.check_runs(programs)
     checks.check_printable(program.output for program in programs)
     with checks.writing("choose another --output"):
         file = write(programs, settings, folder, take_snapshot(folder, pretraining_of(programs)))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.checks import check_printable, check_reads, writing
+from cluster.checks import check_printable, check_reads, check_runs, writing
 from cluster.paths import fingerprint
 from cluster.programs import NAMES, Name, Program, pretraining_of
 from cluster.slurm.partitions import check_fit, read_partitions
@@ -49,6 +49,7 @@ def check(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dr
         ConfigError: it says what and what to do.
     """
     check_reads(programs)
+    check_runs(programs)
     paths = [Path.cwd(), *(path for program in programs for path in program.paths), folder]
     check_printable(paths)
     check_shared(paths, settings.shared)

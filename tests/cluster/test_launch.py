@@ -547,6 +547,7 @@ def test_on_kubernetes_a_run_that_pods_can_not_write_into_is_refused(here, pods,
 def test_on_kubernetes_evaluation_does_not_take_an_old_failure_for_the_new_training_s(here, pods, ending, stays):
     run = RunDirectory(here / "run")
     run.path.mkdir()
+    run.config.touch()
     run.set_outcome(ending)
     settings = [
         f"kubernetes.mount_path={here}",
@@ -814,6 +815,35 @@ def test_a_hidden_partition_is_there(here, slurm):
     assert launch("slurm.partition=hidden") == 0
 
 
+@pytest.mark.parametrize("shards", ["run", "run/shards", "run/job/x", ".", "link/shards"])
+def test_shards_in_the_run_directory_or_around_it_are_refused_before_they_are_made(here, capsys, shards):
+    (here / "link").symlink_to("run")
+    chain = [
+        f'preprocess.arguments=["--books", "*.txt", "--output", "{shards}"]',
+        'pretrain.arguments=["--config", "tiny.toml", "--output", "run"]',
+        'eval.arguments=["--tasks", "mlm", "--output", "results"]',
+    ]
+    assert main(["all", "--on", "local", "--dry-run", *chain]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: preprocess: --output ")
+    assert told.endswith("lie one in the other; take folders side by side\n")
+    assert not (here / "run").exists()
+
+
+@pytest.mark.parametrize("place", ["slurm", "kubernetes", "local"])
+def test_a_folder_of_something_else_is_no_run_directory(here, slurm, pods, capsys, place):
+    (here / "notes").mkdir()
+    (here / "notes" / "mine.txt").touch()
+    settings = ["--settings", "cluster.toml", f"kubernetes.mount_path={here}", "kubernetes.pretrain.gpus=0"]
+    command = ["pretrain", "--on", place, "--dry-run", *settings, "--", "--config", "tiny.toml", "--shards", "shards"]
+    assert main([*command, "--output", "notes"]) == 2
+    expected = f"error: pretrain: {here}/notes: holds something that is not a run; choose another --output\n"
+    assert capsys.readouterr().err == expected
+    assert [path.name for path in (here / "notes").iterdir()] == ["mine.txt"]
+    (here / "notes" / "mine.txt").rename(here / "notes" / "config.toml")
+    assert main([*command, "--output", "notes"]) == 0
+
+
 @pytest.mark.parametrize("place", ["slurm", "kubernetes", "local"])
 @pytest.mark.parametrize("output", ["file", "file/run"])
 def test_an_output_that_can_not_be_made_is_told_in_one_line(here, slurm, pods, capsys, place, output, monkeypatch):
@@ -824,9 +854,9 @@ def test_an_output_that_can_not_be_made_is_told_in_one_line(here, slurm, pods, c
     assert main(["pretrain", "--on", place, *settings, "--", "--config", "tiny.toml", "--shards", "shards",
                  "--output", output]) == 2  # fmt: skip
     told = capsys.readouterr().err
-    assert told.startswith(f"error: {here}/file")
+    assert f"{here}/file" in told
     assert told.count("\n") == 1
-    assert "can't be written (" in told
+    assert ("a file; " if output == "file" else "can't be written (") in told
     assert "choose another --output" in told
     assert (here / "file").stat() == before
 
