@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cluster.paths import current_folder
 from cluster.programs import Program
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.settings import ConfigError
@@ -19,7 +20,7 @@ def check_printable(paths: Iterable[Path]) -> None:
     Raises:
         ConfigError: one has.
     """
-    for path in (Path.cwd(), *paths):
+    for path in (current_folder(), *paths):
         if not str(path).isprintable():
             raise ConfigError(f"{str(path)!r}: the name holds characters that can't be printed; take another one")
 

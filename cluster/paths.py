@@ -1,9 +1,35 @@
-"""Paths of jobs."""
+"""Paths as users name them: whole, with links left as they are. What a link leads to, another machine may not have."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Sequence
 from pathlib import Path
+
+
+def current_folder() -> Path:
+    """The current folder, by the shell's own name for it where that is right."""
+    physical, named = Path.cwd(), Path(os.environ.get("PWD", ""))
+    right = named.is_absolute() and ".." not in named.parts and named.exists() and named.samefile(physical)
+    return named if right else physical
+
+
+def whole(path: Path | str) -> Path:
+    """A path as it is found from other folders too.
+
+    What stands before a "..", which leads up from where a link leads to, is resolved.
+    """
+    parts = (current_folder() / path).parts
+    end = len(parts) - parts[::-1].index("..") if ".." in parts else 0
+    return Path(*parts[:end]).resolve().joinpath(*parts[end:]) if end else Path(*parts)
+
+
+def is_seen(path: Path, folders: Sequence[Path]) -> bool:
+    """Whether who sees nothing but some folders sees what is at a path: itself, and where its links lead to."""
+    around = [folder for folder in folders if path.is_relative_to(folder)]
+    target = path.resolve()
+    return bool(around) and any(target.is_relative_to(folder) for folder in (*folders, *map(Path.resolve, around)))
 
 
 def fingerprint(path: Path) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
+from cluster.paths import whole
 from preprocessing.schema import MANIFEST
 from trainer.config import Recipe, load_recipe
 from trainer.deepspeed_config import accumulation_steps, resolve_deepspeed
@@ -92,7 +93,7 @@ def read_preprocess(arguments: Sequence[str]) -> Program:
     found, rest = parser.parse_known_args(arguments)
     if "://" in found.output:
         raise ConfigError(f"preprocess: --output {found.output} is not a folder; use `beam run` itself for that")
-    output = Path(found.output).resolve()
+    output = whole(found.output)
     given = {option: [_absolute(text) for text in getattr(found, option.removeprefix("--"))] for option in CORPUS}
     words = [word for option, values in given.items() if values for word in (option, *values)]
     corpus = tuple(path for values in given.values() for path in values if "://" not in path)
@@ -109,12 +110,12 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--deepspeed_config", type=Path, default=Path("ds_config.json"))
     parser.add_argument("--shards", nargs="+", action="extend", required=True)
-    parser.add_argument("--output", type=_resolved, required=True)
-    parser.add_argument("--init-from", type=_resolved)
+    parser.add_argument("--output", type=whole, required=True)
+    parser.add_argument("--init-from", type=whole)
     overrides = [argument for argument in arguments if is_override(argument)]
     found, rest = parser.parse_known_args([argument for argument in arguments if not is_override(argument)])
     initial = ["--init-from", str(found.init_from)] if found.init_from else []
-    shards = [source if "://" in source else _resolved(source) for source in found.shards]
+    shards = [source if "://" in source else whole(source) for source in found.shards]
     return Program(
         "pretrain",
         found.output,
@@ -132,13 +133,13 @@ def read_eval(arguments: Sequence[str]) -> Program:
         ConfigError: an argument that lacks.
     """
     parser = _Parser("eval", add_help=False, allow_abbrev=False)
-    parser.add_argument("--checkpoint", type=_resolved, required=True)
-    parser.add_argument("--output", type=_resolved, required=True)
+    parser.add_argument("--checkpoint", type=whole, required=True)
+    parser.add_argument("--output", type=whole, required=True)
     parser.add_argument("--tasks", default="")
     for option in ("--shards", "--data", "--sentences"):
-        parser.add_argument(option, type=_resolved)
+        parser.add_argument(option, type=whole)
     found, rest = parser.parse_known_args(arguments)
-    tasks = [_resolved(task) if task.endswith(".toml") else task for task in found.tasks.split(",")]
+    tasks = [whole(task) if task.endswith(".toml") else task for task in found.tasks.split(",")]
     given = {**vars(found), "tasks": ",".join(map(str, tasks))}
     words = [word for name, value in given.items() if value for word in (f"--{name}", str(value))]
     reads = [found.checkpoint, found.shards and found.shards / MANIFEST, found.data, found.sentences, *tasks]
@@ -167,9 +168,10 @@ def read_chain(arguments: dict[Name, Sequence[str]]) -> list[Program]:
     evaluate = read_eval(
         _with_default(_with_default(arguments["eval"], "--checkpoint", export), "--shards", preprocess.output)
     )
-    made = (preprocess.output / MANIFEST, export)
+    made = ((preprocess.output / MANIFEST).resolve(), export.resolve())
     later = [
-        replace(step, reads=tuple(path for path in step.reads if path not in made)) for step in (pretrain, evaluate)
+        replace(step, reads=tuple(path for path in step.reads if path.resolve() not in made))
+        for step in (pretrain, evaluate)
     ]
     return [preprocess, *later]
 
@@ -211,8 +213,4 @@ def _searched(pattern: str) -> Path:
 
 def _absolute(text: str) -> str:
     """A path or a glob as it is found from elsewhere too; a URL as it is."""
-    return text if "://" in text else str(_resolved(text))
-
-
-def _resolved(text: str) -> Path:
-    return Path(text).resolve()
+    return text if "://" in text else str(whole(text))

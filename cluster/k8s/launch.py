@@ -14,7 +14,7 @@ from pathlib import Path
 from cluster import checks
 from cluster.k8s.render import NAME_LABEL, Work, check_paths, render, submit_command
 from cluster.k8s.settings import KubernetesSettings
-from cluster.paths import fingerprint
+from cluster.paths import current_folder, fingerprint
 from cluster.programs import Name, Program, pretraining_of
 from cluster.snapshot import take_snapshot
 from trainer.config import to_toml
@@ -50,7 +50,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
             snapshot = take_snapshot(folder, pretraining_of(programs))
             _let_pods_read(folder, snapshot)
     else:
-        folder = Path.cwd() / f"{name}.job"
+        folder = current_folder() / f"{name}.job"
     files = render(settings, _work(name, programs, snapshot))
     with checks.writing("make it writable" if snapshot else "launch from another folder"):
         for file, text in files.items():

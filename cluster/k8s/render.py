@@ -25,6 +25,7 @@ from typing import Any
 import yaml
 
 from cluster.k8s.settings import KubernetesSettings, Pods, is_clean, is_object_name, split_image
+from cluster.paths import is_seen
 
 BASE = Path(__file__).with_name("base")
 _RUNNERS = ("--runner", "--direct_")  # options of Beam that say who works
@@ -81,13 +82,13 @@ def render(settings: KubernetesSettings, work: Work) -> dict[str, str]:
 
 
 def check_paths(settings: KubernetesSettings, paths: Iterable[Path | str]) -> None:
-    """See that Pods share what lies there.
+    """See that Pods share what lies there, and where links that are seen from here lead to.
 
     Raises:
         ValueError: one is not a path below the volume's.
     """
     for path in map(str, paths):
-        if not is_clean(path) or not Path(path).is_relative_to(settings.mount_path):
+        if not is_clean(path) or not is_seen(Path(path), [Path(settings.mount_path)]):
             raise ValueError(f"{path!r} is not in the shared volume; give a whole path below {settings.mount_path}")
 
 

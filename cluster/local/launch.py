@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cluster import checks
 from cluster.local.settings import LocalSettings
+from cluster.paths import current_folder
 from cluster.programs import Program, pretraining_of
 from cluster.snapshot import take_snapshot
 from cluster.templates import write_script
@@ -46,7 +47,7 @@ def write(programs: Sequence[Program], settings: LocalSettings, folder: Path, sn
             "bin": Path(sys.executable).parent,
             "threads": settings.threads or max(1, len(os.sched_getaffinity(0)) // processes),
             "environment": {"DS_ACCELERATOR": "cpu"} if training and not settings.gpus else {},
-            "directory": Path.cwd(),
+            "directory": current_folder(),
             "snapshot": snapshot,
             "program": [sys.executable, *(_torchrun(processes) if training else []), *program.command(snapshot)],
         }

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.checks import check_printable, check_reads, check_runs, writing
-from cluster.paths import fingerprint
+from cluster.paths import current_folder, fingerprint
 from cluster.programs import NAMES, Name, Program, pretraining_of
 from cluster.slurm.partitions import check_fit, read_partitions
 from cluster.slurm.requeue import Verdict
@@ -50,7 +50,7 @@ def check(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dr
     """
     check_reads(programs)
     check_runs(programs)
-    paths = [Path.cwd(), *(path for program in programs for path in program.paths), folder]
+    paths = [current_folder(), *(path for program in programs for path in program.paths), folder]
     check_printable(paths)
     check_shared(paths, settings.shared)
     check_container(settings.container, paths)
@@ -114,7 +114,7 @@ def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: P
         "bin": Path(python).parent if python.startswith("/") else "",
         "threads": job.cpus_per_task,
         "environment": {**on_cpu, **settings.environment},
-        "directory": Path.cwd(),
+        "directory": current_folder(),
         "snapshot": snapshot,
         "program": [*inside, python, *rank, *program.command(snapshot)],
         "here": [*here, python],
@@ -148,11 +148,11 @@ def _container(container: Container) -> tuple[list[str], list[str]]:
     mounts = ",".join(f"{mount}:{mount}" for mount in container.mounts)
     if container.runtime == "pyxis":  # adds options to srun
         mounted = [f"--container-mounts={mounts}"] if mounts else []
-        options = [f"--container-image={container.image}", *mounted, f"--container-workdir={Path.cwd()}"]
+        options = [f"--container-image={container.image}", *mounted, f"--container-workdir={current_folder()}"]
         return options, ["srun", "--overlap", "--nodes=1", "--ntasks=1", *options]
     if container.runtime == "apptainer":
         mounted = ["--bind", mounts] if mounts else []
-        command = ["apptainer", "exec", "--nv", *mounted, "--pwd", str(Path.cwd()), container.image]
+        command = ["apptainer", "exec", "--nv", *mounted, "--pwd", str(current_folder()), container.image]
         return command, command
     return [], []
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 
+from cluster.paths import is_seen
 from cluster.slurm.settings import Container
 from trainer.settings import ConfigError
 
@@ -27,7 +28,7 @@ def check_shared(paths: Iterable[Path], vouched: Sequence[Path]) -> None:
     """
     for path in paths:
         kind, mount = file_system(path)
-        if kind in _OF_ONE_MACHINE and not any(path.is_relative_to(folder.resolve()) for folder in vouched):
+        if kind in _OF_ONE_MACHINE and not any(path.resolve().is_relative_to(folder.resolve()) for folder in vouched):
             raise ConfigError(
                 f"{path}: lies on {mount} ({kind}), a file system of this machine alone; take a folder that all nodes "
                 f"see or, if they do see this one, say so by slurm.shared='[\"{path.parent}\"]'"
@@ -56,5 +57,5 @@ def check_container(container: Container, paths: Iterable[Path]) -> None:
             f"slurm.container.image: {container.image_file}: no such file; docs/cluster.md says how to make it"
         )
     for path in paths if container.runtime else ():
-        if not any(path.is_relative_to(mount) for mount in container.mounts):
+        if not is_seen(path, container.mounts):
             raise ConfigError(f"{path}: is not within the image; add its folder to slurm.container.mounts")

@@ -175,6 +175,54 @@ def test_jobs_that_write_the_same_output_have_one_name_and_no_others(here, slurm
     assert name("a/large") != name("b/large")
 
 
+def test_a_job_knows_its_files_by_the_names_that_the_user_gave(here, slurm, monkeypatch):
+    """The other nodes may have the link and not what it leads to here, such as a home folder's mount."""
+    (here / "elsewhere").mkdir()
+    for name in ("shards", "tiny.toml", "ds_config.json"):
+        (here / name).rename(here / "elsewhere" / name)
+    (here / "link").symlink_to(here / "elsewhere")
+    monkeypatch.chdir(here / "link")
+    monkeypatch.setenv("PWD", str(here / "link"))
+    settings = [
+        "--settings", f"{here}/cluster.toml", "slurm.container.runtime=pyxis", "slurm.container.image=a#b:1",
+        f'slurm.container.mounts=["{here}/link"]',
+    ]  # fmt: skip
+    command = ["pretrain", "--on", "slurm", "--dry-run", *settings, "--", "--config", "tiny.toml"]
+    assert main([*command, "--shards", "shards", "--output", f"{here}/link/run"]) == 0
+    file = here / "link" / "run" / "job" / "pretrain.sbatch"
+    assert str(here / "elsewhere") not in file.read_text()
+    assert f"--container-workdir={here}/link" in file.read_text()
+    run_job(file)
+    srun = next(arguments for name, arguments, _ in slurm.calls() if name == "srun" and "--shards" in arguments)
+    assert srun[-4:] == ["--shards", f"{here}/link/shards", "--output", f"{here}/link/run"]
+
+
+def test_a_link_out_of_what_an_image_or_a_pod_sees_is_told(here, slurm, pods, capsys, monkeypatch):
+    (here / "volume").mkdir()
+    (here / "volume" / "out").symlink_to(here)
+    monkeypatch.chdir(here / "volume")
+    settings = [
+        "--settings", f"{here}/cluster.toml", f"kubernetes.mount_path={here}/volume", "slurm.container.runtime=pyxis",
+        "slurm.container.image=a#b:1", f'slurm.container.mounts=["{here}/volume"]',
+    ]  # fmt: skip
+    output = ["--output", f"{here}/volume/out/made"]
+    assert main(["preprocess", "--on", "kubernetes", *settings, "--", *output]) == 2
+    assert f"'{here}/volume/out/made' is not in the shared volume" in capsys.readouterr().err
+    assert main(["preprocess", "--on", "slurm", *settings, "--", *output]) == 2
+    assert f"{here}/volume/out/made: is not within the image" in capsys.readouterr().err
+    assert not (here / "made").exists()
+
+
+def test_shards_of_a_chain_are_found_by_another_name_of_their_folder(here):
+    (here / "link").symlink_to(here)
+    chain = read_chain(
+        {"preprocess": ["--output", "link/made"],
+         "pretrain": ["--config", "tiny.toml", "--shards", "made", "--output", "run"],
+         "eval": ["--tasks", "mlm", "--checkpoint", "link/run/exports/step-000008", "--output", "results"]}
+    )  # fmt: skip
+    assert [program.reads for program in chain] == [(), (), ()]
+
+
 def test_a_job_starts_a_rank_per_process_with_the_snapshot_s_code(here, slurm):
     launch("--dry-run")
     job = here / "runs" / "tiny" / "job"
