@@ -16,7 +16,17 @@ from pathlib import Path
 
 from cluster.k8s.launch import launch as launch_on_kubernetes
 from cluster.local.launch import launch as launch_here
-from cluster.programs import NAMES, READERS, Name, Program, check_ranks, folder_of, pretraining_of, read_chain
+from cluster.programs import (
+    NAMES,
+    READERS,
+    Name,
+    Program,
+    check_ranks,
+    check_tasks,
+    folder_of,
+    pretraining_of,
+    read_chain,
+)
 from cluster.settings import ClusterSettings, load_settings
 from cluster.slurm.launch import launch as launch_on_slurm
 from trainer.settings import ConfigError
@@ -63,6 +73,10 @@ def start(programs: Sequence[Program], settings: ClusterSettings, place: str, dr
     }
     if pretraining := pretraining_of(programs):
         check_ranks(pretraining, ranks[place])
+    sharing = {"slurm": settings.slurm.eval.array, "kubernetes": settings.kubernetes.eval.pods, "local": 1}
+    for program in programs:
+        if program.name == "eval":
+            check_tasks(program, sharing[place])
     if place == "slurm":
         launch_on_slurm(programs, settings.slurm, folder_of(programs), dry_run)
     elif place == "kubernetes":

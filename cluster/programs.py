@@ -9,6 +9,7 @@ import argparse
 import itertools
 import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +41,7 @@ class Program:
         corpus: of a preprocessing: paths and globs that lead to files; URLs are left out.
         recipe: of a pretraining, overrides applied.
         deepspeed_config: of a pretraining.
+        tasks: of an evaluation: names of tasks and groups, and files that describe a task.
     """
 
     name: Name
@@ -49,6 +51,7 @@ class Program:
     corpus: tuple[str, ...] = ()
     recipe: Recipe | None = None
     deepspeed_config: Path | None = None
+    tasks: tuple[str, ...] = ()
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -135,15 +138,22 @@ def read_eval(arguments: Sequence[str]) -> Program:
     parser = _Parser("eval", add_help=False, allow_abbrev=False)
     parser.add_argument("--checkpoint", type=whole, required=True)
     parser.add_argument("--output", type=whole, required=True)
-    parser.add_argument("--tasks", default="")
+    parser.add_argument("--tasks", required=True)
     for option in ("--shards", "--data", "--sentences"):
         parser.add_argument(option, type=whole)
     found, rest = parser.parse_known_args(arguments)
-    tasks = [whole(task) if task.endswith(".toml") else task for task in found.tasks.split(",")]
+    names = [name.strip() for name in found.tasks.split(",")]
+    tasks = [whole(name) if name.endswith(".toml") else name for name in names if name]
     given = {**vars(found), "tasks": ",".join(map(str, tasks))}
     words = [word for name, value in given.items() if value for word in (f"--{name}", str(value))]
     reads = [found.checkpoint, found.shards and found.shards / MANIFEST, found.data, found.sentences, *tasks]
-    return Program("eval", found.output, (*rest, *words), reads=tuple(path for path in reads if isinstance(path, Path)))
+    return Program(
+        "eval",
+        found.output,
+        (*rest, *words),
+        reads=tuple(path for path in reads if isinstance(path, Path)),
+        tasks=tuple(map(str, tasks)),
+    )
 
 
 READERS = {"preprocess": read_preprocess, "pretrain": read_pretrain, "eval": read_eval}
@@ -187,6 +197,34 @@ def check_ranks(program: Program, ranks: int) -> None:
     for phase in program.recipe.phases:
         accumulation_steps(phase, ranks)
         resolve_deepspeed(program.deepspeed_config, program.recipe, phase, ranks)
+
+
+def check_tasks(program: Program, processes: int) -> None:
+    """See that there are such tasks, as far as can be seen from here, and points for so many processes to share.
+
+    Raises:
+        ConfigError: no such task, a file that describes none, or no grid whose points processes could share.
+    """
+    try:
+        from eval.errors import UsageError  # seconds to import, and its packages need not be where a job is launched
+        from eval.tasks import select
+        from eval.tasks.finetuned import FineTuned
+        from eval.tasks.own import SUFFIX
+    except ModuleNotFoundError as error:
+        print(f"warning: --tasks is not checked, since {error.name} is not installed here", file=sys.stderr)
+        return
+    # A file that this machine does not have describes a task that is learned, as all of them do.
+    seen = [name for name in program.tasks if not name.endswith(SUFFIX) or os.access(name, os.R_OK)]
+    try:
+        tasks = select(seen) if seen or not program.tasks else []
+    except UsageError as error:
+        raise ConfigError(f"{program.name}: {error}") from error
+    learns = len(seen) < len(program.tasks) or any(isinstance(task, FineTuned) for task in tasks)
+    if processes > 1 and not learns:
+        raise ConfigError(
+            f"{program.name}: {processes} processes are to share the points of a grid, but {', '.join(program.tasks)} "
+            "learns nothing and has none; take one process (slurm.eval.array, kubernetes.eval.pods)"
+        )
 
 
 def folder_of(programs: Sequence[Program]) -> Path:

@@ -56,6 +56,7 @@ with open("CALLS", "a") as calls:
     print(json.dumps([os.path.basename(sys.argv[0]), sys.argv[1:], seen]), file=calls)
 """
 HOSTILE = """it's a $(touch pwned) "x" `touch pwned` 100% \\ ;&| --x"""
+MLM = ("--tasks", "mlm")
 # What SC2016 warns of, and what we want: nothing in single quotes is expanded.
 SHELLCHECK = [str(Path(sys.executable).with_name("shellcheck")), "--exclude=SC2016"]
 
@@ -346,7 +347,7 @@ def test_all_three_in_a_chain_each_fed_by_the_one_before(here, slurm):
     settings = [
         'preprocess.arguments=["--books", "*.txt", "--output", "made"]',
         'pretrain.arguments=["--config", "tiny.toml", "--output", "runs/tiny", "train.max_steps=5"]',
-        'eval.arguments=["--tasks", "mlm", "--output", "results"]',
+        'eval.arguments=["--tasks", "mlm,mrpc", "--data", ".", "--output", "results"]',
         "slurm.partition=cpu",
         "slurm.eval.array=3",
         "slurm.eval.array_limit=2",
@@ -735,22 +736,22 @@ def test_bad_input_is_told_in_one_line_before_anything_is_submitted(here, slurm,
          "nowhere/manifest.json: not there; make it first"),
         (["pretrain", "--on", "local", "--", "--config", "tiny.toml", "--shards", "shards", "--output", "run",
           "model.hiden_size=3"], "unknown setting model.hiden_size"),
-        (["eval", "--on", "local", "--", "--checkpoint", "nowhere", "--output", "run"], "nowhere: not there"),
+        (["eval", "--on", "local", "--", "--checkpoint", "nowhere", "--output", "run", *MLM], "nowhere: not there"),
         (["preprocess", "--on", "local", "--", "--output", "gs://bucket/shards"], "is not a folder; use `beam run`"),
         (["all", "--on", "local", "--", "--output", "x"], "all: which program is this for?"),
         (["pretrain", "--on", "kubernetes", "kubernetes.pretrain.nodes=3", "--", "--config", "tiny.toml",
           "--shards", "shards", "--output", "run"], "for 24 ranks: it must be a multiple of 48"),
         (["pretrain", "--on", "kubernetes", "kubernetes.pretrain.gpus=0", "--", "--config", "tiny.toml",
           "--shards", "shards", "--output", "/run"], "kubernetes: "),
-        (["eval", "--on", "kubernetes", "--", "--checkpoint", "/shared/export", "--output", "run"],
+        (["eval", "--on", "kubernetes", "--", "--checkpoint", "/shared/export", "--output", "run", *MLM],
          "run' is not in the shared volume; give a whole path below /shared"),
-        (["eval", "--on", "kubernetes", "--", "--checkpoint", "shards", "--output", "/shared/results"],
+        (["eval", "--on", "kubernetes", "--", "--checkpoint", "shards", "--output", "/shared/results", *MLM],
          "shards' is not in the shared volume"),
-        (["eval", "--on", "kubernetes", "--", "--checkpoint", "/shared/e", "--output", "/shared/r", "--data", "data"],
-         "data' is not in the shared volume"),
+        (["eval", "--on", "kubernetes", "--", "--checkpoint", "/shared/e", "--output", "/shared/r", *MLM,
+          "--data", "data"], "data' is not in the shared volume"),
         (["eval", "--on", "kubernetes", "--", "--checkpoint", "/shared/e", "--output", "/shared/r",
           "--tasks", "glue,tickets.toml"], "tickets.toml' is not in the shared volume"),
-        (["eval", "--on", "slurm", "--", "--checkpoint", "shards", "--output", "run", "--data", "nowhere"],
+        (["eval", "--on", "slurm", "--", "--checkpoint", "shards", "--output", "run", *MLM, "--data", "nowhere"],
          "nowhere: not there; make it first"),
         (["preprocess", "--on", "kubernetes", "--", "--output", "run"], "run' is not in the shared volume"),
         (["preprocess", "--on", "kubernetes", "--", "--output", "/shared/made", "--wikipedia", "data/enwiki-*"],
@@ -758,13 +759,56 @@ def test_bad_input_is_told_in_one_line_before_anything_is_submitted(here, slurm,
         (["preprocess", "--on", "kubernetes", "--", "--output", "/shared/made", "--jsonl", "s3://b/x",
           "--vocab", "v.txt"], "v.txt' is not in the shared volume"),
         (["pretrain", "--on", "local", "local.ranks=3", "local.gpus=2", "--", "--output", "run"], "3 ranks on 2 GPUs"),
-        (["eval", "--on", "slurm", "--", "--checkpoint", "shards", "--output", "a\nb"], "holds characters that"),
+        (["eval", "--on", "slurm", "--", "--checkpoint", "shards", "--output", "a\nb", *MLM], "holds characters that"),
     ],
 )  # fmt: skip
 def test_bad_arguments_of_the_programs(here, slurm, capsys, command, message):
     assert main(command) == 2
     assert message in capsys.readouterr().err
     assert not (here / "run").exists()
+
+
+OWN = {"good.toml": 'text = "a"\nlabel = "b"\nlabels = ["0", "1"]', "bad.toml": 'txt = "a"'}
+
+
+@pytest.mark.parametrize(
+    ("place", "tasks", "processes", "message"),
+    [
+        ("slurm", "mlm,nosuchtask", 1, "eval: no task is named 'nosuchtask'; there are mlm"),
+        ("kubernetes", "mlm,nosuchtask,/shared/mine.toml", 1, "eval: no task is named 'nosuchtask'"),
+        ("local", " , ", 1, "eval: no tasks; name some of mlm"),
+        ("local", "mlm, bad.toml", 1, "unknown setting txt; did you mean text?"),
+        (
+            "slurm",
+            "pretraining,fill_mask",
+            4,
+            "4 processes are to share the points of a grid, but pretraining, fill_mask",
+        ),
+        ("kubernetes", "mlm", 2, "2 processes are to share the points of a grid, but mlm learns nothing"),
+        ("local", "mlm, nsp", 4, ""),
+        ("slurm", "mlm,mrpc", 4, ""),
+        ("slurm", "good.toml", 4, ""),
+        ("kubernetes", "/shared/mine.toml", 4, ""),
+    ],
+)
+def test_tasks_are_looked_up_and_processes_have_points_to_share(here, slurm, capsys, place, tasks, processes, message):
+    for name, text in OWN.items():
+        (here / name).write_text(text)
+    settings = ["--settings", "cluster.toml", f"slurm.eval.array={processes}", f"kubernetes.eval.pods={processes}"]
+    export, output = ("/shared/e", "/shared/results") if place == "kubernetes" else ("shards", "results")
+    command = ["eval", "--on", place, "--dry-run", *settings, "--", "--checkpoint", export, "--output", output]
+    assert main([*command, "--tasks", tasks]) == (2 if message else 0)
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == bool(message)
+    assert (here / "results").exists() == (place != "kubernetes" and not message)
+
+
+def test_where_the_evaluation_s_packages_are_not_installed_its_tasks_are_left_to_the_job(here, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "eval.tasks", None)
+    command = ["eval", "--on", "local", "--dry-run", "--", "--checkpoint", "shards", "--output", "run"]
+    assert main([*command, "--tasks", "mlm,x"]) == 0
+    assert capsys.readouterr().err == "warning: --tasks is not checked, since eval.tasks is not installed here\n"
 
 
 def test_what_preprocessing_reads_is_known_to_the_launch():
@@ -837,7 +881,9 @@ def test_inputs_of_preprocessing_must_be_within_the_image(here, slurm, monkeypat
 def test_what_a_chain_lacks_is_named_in_the_order_of_the_step(here):
     others = ["later", "books", "wiki", "again"]
     pretrain = ["--config", "tiny.toml", "--shards", "made", *others, "--output", "run", "--init-from", "old"]
-    chain = read_chain({"preprocess": ["--output", "made"], "pretrain": pretrain, "eval": ["--output", "results"]})
+    chain = read_chain(
+        {"preprocess": ["--output", "made"], "pretrain": pretrain, "eval": [*MLM, "--output", "results"]}
+    )
     assert chain[1].reads == (*(here / name / "manifest.json" for name in others), here / "old")
     (here / "later").mkdir()
     (here / "later" / "manifest.json").touch()
