@@ -44,7 +44,7 @@ def read_partitions() -> list[NodeGroup]:
     command = ["sinfo", "--all", "--noheader", f"--format={_FORMAT}"]  # hidden partitions too
     done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603  fixed words
     if done.returncode:
-        said = done.stderr.strip().rpartition("\n")[2]
+        said = done.stderr.strip().rpartition("\n")[2].removeprefix("sinfo: ")
         raise ConfigError(f"sinfo: {said or 'failed'}; is this a login node of the cluster?")
     return parse_partitions(done.stdout)
 

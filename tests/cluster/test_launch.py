@@ -900,8 +900,12 @@ def test_without_a_partition_slurm_chooses_and_judges(here, slurm):
 def test_a_slurm_that_does_not_answer_is_told_in_one_line(here, slurm, capsys):
     slurm.stand_in("sinfo", "sys.exit('sinfo: error: a long story\\nsinfo: error: no controller')")
     assert launch("slurm.partition=gpu") == 2
-    told = "error: sinfo: sinfo: error: no controller; is this a login node of the cluster?\n"
-    assert capsys.readouterr().err == told
+    told = "sinfo: error: no controller; is this a login node of the cluster?\n"
+    assert capsys.readouterr().err == f"error: {told}"
+    assert not (here / "runs").exists()
+    assert launch("slurm.partition=gpu", "--dry-run") == 0
+    assert capsys.readouterr().err == f"warning: partitions are not checked: {told}"
+    assert (here / "runs" / "tiny" / "job" / "pretrain.sbatch").exists()
 
 
 def test_a_hidden_partition_is_there(here, slurm):
@@ -960,6 +964,7 @@ def test_a_machine_without_slurm_can_still_write_the_job(here, monkeypatch, caps
     assert launch() == 2
     assert "sinfo: not found; launch on a login node of the cluster" in capsys.readouterr().err
     assert launch("--dry-run") == 0
+    assert capsys.readouterr().err.startswith("warning: partitions are not checked: sinfo: not found")
 
 
 def test_a_network_s_file_system_is_shared_and_the_nearest_mount_counts(monkeypatch, tmp_path):
