@@ -30,7 +30,6 @@ from eval.selection import best_of, conclude
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.result import Result
 from trainer.files import write_atomically
-from trainer.lineage import code_version
 from trainer.philox import derive_seed
 
 _PROBED = 200  # examples that are looked at for unknown words
@@ -49,6 +48,7 @@ class Bench:
         device: to learn on.
         output: folder of the results.
         saves_models: whether the best point's model is kept.
+        code: which evaluates, see trainer.lineage.code_version; a checkout may be another before the end.
     """
 
     checkpoint: Checkpoint
@@ -56,6 +56,7 @@ class Bench:
     device: torch.device
     output: Path
     saves_models: bool
+    code: dict[str, Any]
 
 
 class Experiment:
@@ -155,7 +156,7 @@ class Experiment:
             "seconds": time.perf_counter() - began,
             "device": str(self._bench.device),
             "max_tokens": self._bench.settings.max_tokens,
-            "code": code_version(),
+            "code": self._bench.code,
             "test_blake2b": self._test_blake2b,
         }
         self._disk.write(point, result, files)
@@ -261,7 +262,7 @@ class Experiment:
     def _save(self, model: nn.Module, point: Hyperparameters, result: Mapping[str, Any]) -> None:
         """Keep a model; who does holds its lock."""
         origin, checkpoint = self._origin_of_model(point), self._bench.checkpoint
-        save_model(self._model, model, self.task.kind, checkpoint, origin, result["metrics"])
+        save_model(self._model, model, self.task.kind, checkpoint, origin, result["metrics"], self._bench.code)
 
     def _origin_of_model(self, point: Hyperparameters) -> dict[str, Any]:
         return {**self._origin, "point": dataclasses.asdict(point)}

@@ -22,7 +22,6 @@ from eval.heads import FineTunedBert, SpanHead
 from eval.inputs import Checkpoint
 from eval.kinds import Choices, Kind, Texts
 from trainer.hugging_face import LINEAGE, rename_weights, settings_of, write_model
-from trainer.lineage import code_version
 from trainer.model import BertConfig
 
 _ENCODER, _POOLER, _OUTPUT = "bert.", "head.pooler.", "head.output."  # of FineTunedBert's parameters
@@ -83,6 +82,7 @@ def save_model(
     checkpoint: Checkpoint,
     origin: Mapping[str, Any],
     metrics: Mapping[str, Mapping[str, float]],
+    code: Mapping[str, Any],
 ) -> None:
     """Write a model in the place of the one before; who writes holds its lock.
 
@@ -93,13 +93,14 @@ def save_model(
         checkpoint: the pretrained model.
         origin: what the model was made of.
         metrics: what it is worth, by the part of the data set.
+        code: which learned it, see trainer.lineage.code_version.
 
     Raises:
         OSError: it can't be written.
     """
     assert isinstance(model, FineTunedBert)
     lineage = {
-        "fine_tuned": {"origin": dict(origin), "metrics": metrics, "code": code_version()},
+        "fine_tuned": {"origin": dict(origin), "metrics": metrics, "code": dict(code)},
         "pretrained": {"path": str(checkpoint.path.resolve()), "lineage": checkpoint.lineage},
     }
     settings, state = to_hugging_face(model, kind, checkpoint.export.config)

@@ -21,6 +21,7 @@ from eval.probe import SENTENCES
 from eval.tasks import Task, select
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Intrinsic, Subject
+from trainer.lineage import code_version
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def prepare(arguments: argparse.Namespace) -> Plan:
     tasks = [_adapt(task, arguments, checkpoint.positions) for task in selected]
     subject = _subject([task for task in tasks if isinstance(task, Intrinsic)], arguments, checkpoint)
     settings = Settings(optimizer=arguments.optimizer, precision=arguments.precision, max_tokens=arguments.max_tokens)
-    bench = Bench(checkpoint, settings, _device(arguments), arguments.output, arguments.save_models)
+    bench = Bench(checkpoint, settings, _device(arguments), arguments.output, arguments.save_models, code_version())
     experiments = _experiments([task for task in tasks if isinstance(task, FineTuned)], arguments, bench)
     for experiment in experiments.values():
         experiment.check()

@@ -11,11 +11,12 @@ its training; its tags say which weights, step and figure it is. docs/tracking.m
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,7 +102,7 @@ def register(
     except ValueError as error:  # not MLflow's own, but of what reads the address
         raise UsageError(f"MLFLOW_TRACKING_URI is not the address of a store ({error}); mend it") from error
     mlflow.set_experiment(experiment_id=experiment)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _without_bytecode():
         artifacts = {EXPORT: str(export.resolve())}
         if corpus is not None:
             artifacts[TERMS] = str(Path(folder) / "terms.json")
@@ -123,6 +124,16 @@ def register(
             input_example=EXAMPLE,
         )
     return int(logged.registered_model_version)
+
+
+@contextlib.contextmanager
+def _without_bytecode() -> Iterator[None]:
+    """MLflow imports what it logs, and what Python would compile then would be logged as well."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def _sizes(pretrained: Pretrained) -> dict[str, Any]:

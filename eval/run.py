@@ -63,7 +63,6 @@ with needs("eval"):
     from trainer.determinism import use_deterministic_kernels
     from trainer.files import is_full
     from trainer.leases import hold_export
-    from trainer.lineage import code_version
     from trainer.run_directory import CheckpointError
 
 _log = logging.getLogger("eval")
@@ -199,7 +198,7 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
         "tasks": tasks,
         "failed": failed,
         "files": _publish(output, [plan.experiments[name] for name in tasks if name in plan.experiments]),
-        "code": code_version(),
+        "code": bench.code,
         "seconds": time.perf_counter() - began,
     }
     write_results(output / RESULTS, results)

@@ -22,7 +22,7 @@ from trainer.settings import ConfigError
 from trainer.world import World
 
 ABOUT = {"machine": "a GPU", "torch": "2", "ceiling": 8e14, "bandwidth": 4e12}
-BENCH = gpu_pretrain.Bench(None, World(0, 1, torch.device("cuda")), 8e14, 4e12, {128: 8}, "demo", 0.0, 0)
+BENCH = gpu_pretrain.Bench(None, World(0, 1, torch.device("cuda")), 8e14, 4e12, {128: 8}, "demo", 0.0)
 
 # As torch 2.11's own libraries and profiles have them.
 KERNELS = {

@@ -61,7 +61,7 @@ def test_transformers_loads_it_whole_and_says_the_same(
     with torch.no_grad():
         ours.head.output.weight.mul_(15.0)  # scores that differ
         ours.head.output.bias.copy_(torch.arange(len(ours.head.output.bias)))
-    save_model(folder, ours, kind, open_checkpoint(checkpoint), {"task": name}, {"dev": {"f1": 50.0}})
+    save_model(folder, ours, kind, open_checkpoint(checkpoint), {"task": name}, {"dev": {"f1": 50.0}}, {})
 
     settings = json.loads((folder / "config.json").read_text())
     prefix = "MegatronBert" if config.pre_layer_norm else "Bert"
@@ -83,7 +83,7 @@ def test_a_pipeline_of_transformers_names_the_classes(shards: Path, tmp_path: Pa
     kind = Texts(("billing", "delivery"))
     save_export(tmp_path / "export", random_state(), CONFIG, shards / "tokenizer", {})
     checkpoint = open_checkpoint(tmp_path / "export")
-    save_model(tmp_path / "model", kind.build(checkpoint.export, seed=1), kind, checkpoint, {}, {})
+    save_model(tmp_path / "model", kind.build(checkpoint.export, seed=1), kind, checkpoint, {}, {}, {})
     pipeline = transformers.pipeline("text-classification", str(tmp_path / "model"), device="cpu")
     texts = ["word1 word2", "word1 " * 500]
     assert {found["label"] for found in pipeline(texts, truncation=True)} <= set(kind.labels)
@@ -97,7 +97,7 @@ def test_its_encoder_can_be_learned_on(shards: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.25)
-    save_model(tmp_path / "model", model, kind, checkpoint, {}, {})
+    save_model(tmp_path / "model", model, kind, checkpoint, {}, {}, {})
     again = Texts(("x", "y")).build(load_export(tmp_path / "model"), seed=2)
     for name, tensor in model.state_dict().items():
         if not name.startswith("head.output."):
