@@ -20,15 +20,21 @@ from preprocessing.terminal import tell
 
 _PATIENCE = 20.0  # seconds that an action before the end may take
 _before_end: list[Callable[[], object]] = []
+_ending = threading.Event()
 
 
 @contextlib.contextmanager
 def before_end(action: Callable[[], object]) -> Iterator[None]:
-    """Within, an end by a signal does something first, such as telling others who work for this process."""
+    """Within, an end by a signal does something first, such as telling others who work for this process.
+
+    Nobody leaves while an end is under way: what the action breaks off is no error to tell.
+    """
     _before_end.append(action)
     try:
         yield
     finally:
+        if _ending.is_set():
+            threading.Event().wait()  # for the end of the process
         _before_end.remove(action)
 
 
@@ -67,11 +73,23 @@ def end(code: int, message: str, terminal: int) -> NoReturn:
     """
     line = "\r\033[K" if os.isatty(terminal) else ""  # where the progress stands
     tell(terminal, f"{line}{message}\n")
+    _ending.set()
     for action in [*_before_end]:
         actor = threading.Thread(target=action, daemon=True)
         actor.start()
         actor.join(_PATIENCE)
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
+    _kill_all_below(psutil.Process())
     os._exit(code)
+
+
+def _kill_all_below(top: psutil.Process) -> None:
+    """SIGKILL to all that a process has started; they are stopped first, for one that runs may start another."""
+    stopped: set[psutil.Process] = set()
+    while found := set(top.children(recursive=True)) - stopped:
+        stopped |= found
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.suspend()
+    for process in stopped:
+        with contextlib.suppress(psutil.Error):
+            process.kill()

@@ -24,6 +24,23 @@ print("begun", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
 """
 
+# As of a cluster's job, whose end the main thread is told while the action still waits for the cluster.
+BROKEN_OFF = """
+import threading, time
+from preprocessing.interruption import before_end, end_when_interrupted
+end_when_interrupted("told")
+cancelled = threading.Event()
+
+def cancel():
+    cancelled.set()
+    time.sleep(1)
+
+with before_end(cancel):
+    print("begun", flush=True)
+    cancelled.wait()
+    raise RuntimeError("failed in state CANCELLED")
+"""
+
 
 def start(*command: object, ignored: bool = False) -> subprocess.Popen[str]:
     """A command in a group of its own, which does or does not ignore SIGINT from its start."""
@@ -76,6 +93,15 @@ def test_code_in_c_is_ended_too() -> None:
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60)[1] == "told\n"
     assert process.returncode == 128 + signal.SIGINT
+
+
+def test_what_an_end_breaks_off_is_no_error() -> None:
+    process = start(sys.executable, "-c", BROKEN_OFF)
+    assert process.stdout
+    assert process.stdout.readline() == "begun\n"
+    process.terminate()
+    assert process.communicate(timeout=60)[1] == "told\n"
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_nobody_need_be_there_to_read_it() -> None:
