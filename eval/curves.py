@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from eval.comparison import Export
 from eval.errors import UsageError
-from eval.evaluated import run_names, settings_of
+from eval.evaluated import Evaluated, run_names, settings_of
 from preprocessing.figures import COLOURS, STYLE
 from trainer.files import read_lines
 from trainer.metrics import LARGEST_LOSS
@@ -28,7 +28,7 @@ _OF_A_STEP = ("step", "samples", "mlm_loss", "mlm_accuracy", "nsp_accuracy", "le
 _OF_A_VALIDATION = ("step", "mlm_loss", "perplexity", "mlm_accuracy", "nsp_accuracy")
 WINDOWS = 25  # a curve is smoothed over this part of its steps
 _INCHES = (12, 8)
-_OWN_LEGENDS = 2  # runs that have a legend within their panel
+_TOLD_APART = 2  # runs of which the legend has training and held out each
 _COLUMNS = 4  # of the legend of more
 _LINES = ("-", "--", ":", "-.")
 _WIDE = 8  # times the smallest perplexity: from there on an axis is logarithmic
@@ -104,14 +104,19 @@ class Baselines:
     nsp_accuracy: float | None
 
 
-def baselines(results: Sequence[dict[str, Any]]) -> Baselines:
-    """The baselines of the first results that have them."""
-    return Baselines(_baseline(results, "mlm", "loss"), _baseline(results, "nsp", "accuracy"))
+def baselines(evaluations: Sequence[Evaluated]) -> Baselines:
+    """The baselines on the data that all evaluations were measured on; None where that is not the same for all."""
+    return Baselines(_baseline(evaluations, "mlm", "loss"), _baseline(evaluations, "nsp", "accuracy"))
 
 
-def _baseline(results: Sequence[dict[str, Any]], task: str, metric: str) -> float | None:
-    metrics = (result["tasks"][task]["metrics"] for result in results if task in result["tasks"])
-    return next((found[metric]["baseline"] for found in metrics if metric in found), None)
+def _baseline(evaluations: Sequence[Evaluated], task: str, metric: str) -> float | None:
+    """Of those that are over the most samples, the first's."""
+    measured = [evaluated for evaluated in evaluations if evaluated.figure(task, metric) is not None]
+    if len({evaluated.data(task) for evaluated in measured}) != 1:
+        return None
+    most = max(measured, key=lambda evaluated: evaluated.samples(task))
+    baseline: float | None = most.results["tasks"][task]["metrics"][metric]["baseline"]
+    return baseline
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
@@ -129,7 +134,7 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 def draw(histories: Sequence[History], known: Baselines) -> Figure:
     """The figure of all curves: loss, learning rate, accuracy in next sentences, or in words where none has those."""
-    with_pairs, many = any(history.next_sentence for history in histories), len(histories) > _OWN_LEGENDS
+    with_pairs, many = any(history.next_sentence for history in histories), len(histories) > _TOLD_APART
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=_INCHES, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
         grid = figure.add_gridspec(2, 2, height_ratios=[3, 2], width_ratios=[2, 1])
@@ -138,13 +143,14 @@ def draw(histories: Sequence[History], known: Baselines) -> Figure:
         for history, style in zip(histories, _styles(), strict=False):
             prefix = "" if len(histories) == 1 else f"{history.name}, "
             labels = (history.name, None) if many else (f"{prefix}training", f"{prefix}held out")
-            _draw_curve(loss, history, "mlm_loss", style, *labels)
+            _draw_curve(loss, history, "mlm_loss", style, *map(_label, labels))
             if history.next_sentence or not with_pairs:
                 _draw_curve(accuracy, history, "nsp_accuracy" if with_pairs else "mlm_accuracy", style)
             rate.plot(_steps(history.training), column(history.training, "learning_rate"), **style)
-        if many:  # beside the curves: in their panel so many lines would lie over them
-            figure.legend(*loss.get_legend_handles_labels(), loc="outside lower center", ncols=_COLUMNS)
         _draw_baseline(loss, known.mlm_loss, None if many else "unigrams of the training text")
+        lines, names = loss.get_legend_handles_labels()
+        columns = _COLUMNS if many else -(-len(lines) // len(histories))  # a row has training, or held out
+        figure.legend(lines, names, loc="outside lower center", ncols=columns)  # off the curves, which are anywhere
         if with_pairs:
             _draw_baseline(accuracy, known.nsp_accuracy, "always the larger class")
         _finish_loss(loss, "" if len(histories) > 1 else f": {histories[0].name}")
@@ -157,6 +163,11 @@ def draw(histories: Sequence[History], known: Baselines) -> Figure:
         rate.yaxis.set_major_locator(MaxNLocator(nbins=5))
         figure.align_ylabels([loss, accuracy])
     return figure
+
+
+def _label(name: str | None) -> str | None:
+    """A name for a legend, from which matplotlib leaves those out that begin with an underscore."""
+    return f" {name}" if name and name.startswith("_") else name
 
 
 def _styles() -> Iterator[dict[str, Any]]:
@@ -191,8 +202,6 @@ def _draw_baseline(axes: Any, value: float | None, label: str | None) -> None:
 
 def _finish_loss(axes: Any, run: str) -> None:
     axes.set(title=f"Masked words{run}", xlabel="step", ylabel="MLM loss (nats a word)")
-    if not axes.figure.legends:
-        axes.legend(loc="upper right")
     axes.margins(x=0.015)
     # The same axis once more, as perplexity.
     right = axes.secondary_yaxis("right", functions=(_exp, _log))
@@ -275,7 +284,7 @@ def _draw_score(axes: Any, exports: Sequence[Export], task: str, metric: str, st
     ]
     # Also without a point, so that the legend of the first panel knows every run.
     axes.errorbar(
-        steps, values, bars, label=exports[0].run, marker="o", markersize=5, linewidth=1.6, capsize=3, **style
+        steps, values, bars, label=_label(exports[0].run), marker="o", markersize=5, linewidth=1.6, capsize=3, **style
     )
 
 
@@ -305,4 +314,4 @@ def _mark_perplexity(axes: Any, values: Sequence[float]) -> None:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
         axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"))

@@ -42,7 +42,7 @@ class Sample:
 
     Attributes:
         sequences: one, or one for each choice.
-        targets: what a head should say; EMPTY_SLOT for what doesn't count, nothing where it isn't known.
+        targets: what a head should say; EMPTY_SLOT for a class that doesn't count, nothing where it isn't known.
     """
 
     sequences: tuple[Segments, ...]
@@ -68,7 +68,9 @@ class Batch:
 
     @property
     def count(self) -> int:
-        """Targets that count."""
+        """Targets that count: of figures all of them, whichever they are."""
+        if self.targets.is_floating_point():
+            return self.targets.numel()
         return int((self.targets != EMPTY_SLOT).sum())
 
     def to(self, device: torch.device) -> Batch:

@@ -43,7 +43,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def losses(self, logits: Tensor, batch: Batch) -> Tensor:
-        """The loss of every target that isn't EMPTY_SLOT, from float32 logits."""
+        """The loss of every target that counts, from float32 logits."""
 
     @abstractmethod
     def split(self, logits: Tensor, batch: Batch) -> list[Tensor]:

@@ -174,7 +174,7 @@ def entity_f1(
 
 
 _TEXTS = pydantic.TypeAdapter(Mapping[str, str])
-_FIGURES = pydantic.TypeAdapter(Mapping[str, float])
+_FIGURES = pydantic.TypeAdapter(Mapping[str, pydantic.FiniteFloat])
 T = TypeVar("T")
 
 
@@ -203,7 +203,14 @@ def _print(text: str) -> int:
 
 def _score_answers(arguments: argparse.Namespace) -> Scores:
     metric = {"squad_v1": squad_v1, "korquad": korquad}[arguments.metric]
-    return metric(_read_json(arguments.predictions, _TEXTS), _references(arguments.data))
+    predictions, references = _read_json(arguments.predictions, _TEXTS), _references(arguments.data)
+    if missing := [key for key in references if key not in predictions]:
+        print(
+            f"warning: {arguments.predictions}: {len(missing)} of {len(references)} questions have no prediction, such "
+            f"as {missing[0]}; they count 0",
+            file=sys.stderr,
+        )
+    return metric(predictions, references)
 
 
 def _score_squad_v2(arguments: argparse.Namespace) -> Scores:
@@ -287,11 +294,21 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("korquad", _score_answers, "data set in SQuAD's format", answers)
     v2 = add("squad_v2", _score_squad_v2, "data set in SQuAD's format", answers)
     v2.add_argument("--na-prob-file", type=Path, help="JSON object of ids and probabilities that there is no answer")
-    v2.add_argument("--na-prob-thresh", type=float, default=1.0, help="above it there is none (default: 1)")
+    v2.add_argument("--na-prob-thresh", type=_finite, default=1.0, help="above it there is none (default: 1)")
     add("glue", _score_glue, "labelled table of the task", "table with the columns index and prediction")
     entities = add("conll", _score_conll, "words with tags in the last column", "the same words with predicted tags")
     entities.add_argument("--scheme", choices=get_args(Scheme), default="conlleval", help="(default: conlleval)")
     return parser.parse_args(argv)
+
+
+def _finite(text: str) -> float:
+    try:
+        figure = float(text)
+    except ValueError:
+        figure = math.nan
+    if not math.isfinite(figure):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite figure")
+    return figure
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,17 +12,21 @@ import torch
 
 from eval.errors import UsageError
 from eval.experiment import Bench, Experiment
+from eval.features import FeatureTags
 from eval.finetune import Settings
 from eval.grid import Search
 from eval.inputs import Checkpoint, check_heads, open_checkpoint, open_stream, read_sentences
-from eval.kinds import Texts
+from eval.kinds import Tags, Texts
 from eval.parts import read_parts
 from eval.pretrained import build
 from eval.probe import SENTENCES
 from eval.tasks import Task, select
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Intrinsic, Subject
+from preprocessing.tokenization import case_of
 from trainer.lineage import code_version
+
+_log = logging.getLogger("eval")
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,12 @@ def _experiments(tasks: Sequence[FineTuned], arguments: argparse.Namespace, benc
     check_source(tasks, arguments)
     if tasks and arguments.data and not arguments.data.is_dir():  # a file could pass for train and dev at once
         raise UsageError(f"{arguments.data}: no such directory; give the folder of the data sets with --data")
+    tagged = [task.name for task in tasks if isinstance(task.kind, Tags | FeatureTags)]
+    if tagged and case_of(bench.checkpoint.tokenizer.get_vocab()) == "uncased":
+        _log.warning(
+            "%s: the export's vocabulary has no upper case, by which names are known; the paper's models were cased",
+            ", ".join(tagged),
+        )
     search = Search(arguments.learning_rates, arguments.epochs, arguments.batch_sizes, tuple(range(arguments.seeds)))
     return {
         task.name: Experiment(task, read_parts(task, arguments.data, arguments.test, arguments.limit), bench, search)

@@ -83,7 +83,7 @@ def write_report(
     output: Path, histories: Sequence[History], evaluations: Sequence[Evaluated], exports: Sequence[Export]
 ) -> list[Path]:
     """Write pictures, report.md and report.html; returns the files."""
-    save_picture(draw(histories, baselines([e.results for e in evaluations])), output / CURVES)
+    save_picture(draw(histories, baselines(evaluations)), output / CURVES)
     stepped, left_out = on_same_data([export for export in exports if export.step is not None])
     pictures = [CURVES]
     if measured_scores(stepped):

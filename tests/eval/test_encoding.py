@@ -89,3 +89,8 @@ def test_a_batch() -> None:
     assert (batch.targets.tolist(), batch.targets.dtype, batch.count) == ([1, EMPTY_SLOT], torch.int64, 1)
     assert collate([Sample((one,), (2.5,)), Sample((two,), (3.0,))]).targets.dtype == torch.float32
     assert collate([Sample((one,), ())]).count == 0
+
+
+def test_every_figure_counts_also_one_that_looks_like_an_empty_slot() -> None:
+    one = Segments(np.array([2, 7, 3], np.int32), 3)
+    assert collate([Sample((one,), (float(figure),)) for figure in (EMPTY_SLOT, EMPTY_SLOT, 1)]).count == 3

@@ -566,6 +566,7 @@ def test_mistakes_in_files(tmp_path, capsys):
     right = json_file(tmp_path / "right.json", {"a": "x"})
     wrong = json_file(tmp_path / "wrong.json", {"a": ["x"]})
     listed = json_file(tmp_path / "list.json", ["x"])
+    infinite = json_file(tmp_path / "nan.json", {"a": math.nan})
     table = text_file(tmp_path / "dev.tsv", "index\tsentence1\tsentence2\tlabel\n3\ta\tb\tentailment\n")
     other = text_file(tmp_path / "other.tsv", "index\tprediction\n4\tentailment\n")
     bad = text_file(tmp_path / "bad.tsv", "index\tprediction\n3\t0\n")
@@ -580,6 +581,8 @@ def test_mistakes_in_files(tmp_path, capsys):
                                      "give a JSON object of ids and predictions"),
         (("squad_v2", data, right, "--na-prob-file", right), f"{right}: question a: Input should be a valid number, "
          "unable to parse string as a number; give a JSON object of ids and predictions"),
+        (("squad_v2", data, right, "--na-prob-file", infinite), f"{infinite}: question a: Input should be a finite "
+         "number; give a JSON object of ids and predictions"),
         (("glue", "RTE", table, other),
          f"{other}: 1 examples have no prediction, such as index 3; give one for each"),
         (("glue", "RTE", table, bad),
@@ -601,6 +604,25 @@ def test_files_that_fit_in_part(tmp_path, capsys):
     tags, others = text_file(tmp_path / "tags", "He O\n\nShe O\n"), text_file(tmp_path / "others", "He O\n\nIt O\n")
     message = f"{others}: not the words of {tags} at sentence 0-1; give the same"
     assert refusal(capsys, "conll", tags, others) == message
+
+
+@pytest.mark.parametrize("threshold", ["nan", "inf", "x"])
+def test_a_threshold_that_is_no_figure(tmp_path, capsys, threshold):
+    data, right = squad_file(tmp_path / "dev.json", a=["x"]), json_file(tmp_path / "right.json", {"a": "x"})
+    with pytest.raises(SystemExit, match="2"):
+        main(["squad_v2", data, right, "--na-prob-thresh", threshold])
+    assert f"argument --na-prob-thresh: '{threshold}' is not a finite figure" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("metric", ["squad_v1", "korquad"])
+def test_questions_without_a_prediction_are_told(tmp_path, capsys, metric):
+    data = squad_file(tmp_path / "dev.json", a=["x"], b=["x"], c=["x"])
+    some = json_file(tmp_path / "some.json", {"b": "x"})
+    assert main([metric, data, some]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["exact_match"] == pytest.approx(100 / 3)
+    told = f"{some}: 2 of 3 questions have no prediction, such as a; they count 0"
+    assert captured.err == f"warning: {told}\n"
 
 
 def test_two_predictions_of_one_example(tmp_path, capsys):

@@ -17,15 +17,16 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies
 from markdown_it import MarkdownIt
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
 from eval.comparison import exports_of, on_same_data
-from eval.curves import Baselines, draw, draw_scores, read_histories, smooth
+from eval.curves import Baselines, baselines, draw, draw_scores, read_histories, smooth
 from eval.evaluated import find_results, read_evaluations, run_directory, run_names
 from eval.report import main, page, report
-from eval.results import FORMAT_VERSION, write_results
+from eval.results import FORMAT_VERSION, read_results, write_results
 from preprocessing.markdown import markdown_table, plain
 from tests.browser import headless_browser
 from tests.conftest import ROOT
@@ -152,7 +153,8 @@ def test_a_run_without_validation_first(run: Path, tmp_path: Path) -> None:
 
 
 def test_curves_show_what_was_logged(run: Path) -> None:
-    loss, accuracy, rate = draw(read_histories([run])[0], Baselines(mlm_loss=7.5, nsp_accuracy=0.6)).axes[:3]
+    figure = draw(read_histories([run])[0], Baselines(mlm_loss=7.5, nsp_accuracy=0.6))
+    loss, accuracy, rate = figure.axes[:3]
     steps = np.arange(1, 61)
     raw, smoothed, held_out, baseline = loss.lines
     np.testing.assert_allclose(raw.get_xydata(), np.column_stack([steps, 9 - steps / 3]))
@@ -161,7 +163,7 @@ def test_curves_show_what_was_logged(run: Path) -> None:
     assert set(baseline.get_ydata()) == {7.5}
     assert set(accuracy.lines[-1].get_ydata()) == {0.6}
     np.testing.assert_allclose(rate.lines[0].get_ydata(), 1e-4 * steps / 3)
-    labels = [text.get_text() for text in loss.get_legend().get_texts()]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["training", "held out", "unigrams of the training text"]
     assert all(axes.get_title(loc="left") and axes.get_xlabel() == "step" for axes in (loss, accuracy, rate))
     assert (loss.get_ylabel(), accuracy.get_ylabel()) == ("MLM loss (nats a word)", "NSP accuracy")
@@ -172,13 +174,53 @@ def test_curves_of_many_runs_have_their_legend_beside_them_and_no_two_look_alike
     (tmp_path / "link").symlink_to(runs[3])  # a run that is there already
     figure = draw(read_histories([*runs, tmp_path / "link"])[0], Baselines(7.5, 0.5))
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [run.name for run in runs]
-    assert figure.axes[0].get_legend() is None
     rates = figure.axes[2].lines
     assert len({(line.get_color(), line.get_linestyle()) for line in rates}) == len(rates) == 14
+    assert_beside_its_panels(figure)
+
+
+def assert_beside_its_panels(figure: Figure) -> None:
+    """That the legend lies over no curve, and leaves room for them."""
     figure.draw_without_rendering()
     legend, panels = figure.legends[0].get_window_extent(), [axes.get_window_extent() for axes in figure.axes]
     assert all(legend.y1 <= panel.y0 for panel in panels)
     assert panels[0].height > 200
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_legend_of_few_runs_lies_over_no_curve(tmp_path: Path, count: int) -> None:
+    runs = [write_run(tmp_path / f"run{number}", steps=60) for number in range(count)]
+    assert_beside_its_panels(draw(read_histories(runs)[0], Baselines(1.0, 0.5)))
+
+
+def test_a_run_whose_name_begins_with_an_underscore_is_in_the_legends(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, steps=60) for name in ("_one", "_two", "three")]
+    for run in runs:
+        write_evaluation(run, 60, mrpc=learned("f1", {}, f1=50.0))
+    histories = read_histories(runs)[0]
+    figures = [draw(histories, Baselines(None, None)), draw_scores(exports_of(read_evaluations(find_results(runs))))]
+    for figure in figures:
+        assert {text.get_text().strip() for text in figure.legends[0].get_texts()} == {"_one", "_two", "three"}
+
+
+@pytest.mark.parametrize(("manifest", "baseline"), [("cd34", 7.7603), ("of others", None)], ids=["same", "other"])
+def test_a_baseline_is_drawn_where_all_runs_were_evaluated_on_the_same_shards(
+    run: Path, tmp_path: Path, manifest: str, baseline: float | None
+) -> None:
+    other = write_run(tmp_path / "runs" / "other", steps=30)
+    for of, step, on in ((run, 60, "cd34"), (other, 30, manifest)):
+        mlm = INTRINSIC["mlm"] | {"details": {"samples": 2000}}
+        file = write_evaluation(of, step, mlm=mlm)
+        write_results(file, read_results(file) | {"shards": SHARDS | {"manifest_blake2b": on}})
+    assert baselines(read_evaluations(find_results([run, other]))) == Baselines(baseline, None)
+
+
+def test_large_perplexities_are_written_out(run: Path) -> None:
+    for step, perplexity in ((20, 11_000.0), (40, 12_500.0), (60, 7_500.0)):
+        write_evaluation(run, step, mlm=task({"samples": 50}, perplexity=perplexity))
+    axes = draw_scores(exports_of(read_evaluations(find_results([run])))).axes[0]
+    shown = axes.yaxis.get_major_formatter()
+    assert [shown(value, 0) for value in (7500, 12500, 999.5, 2.5)] == ["7,500", "12,500", "999.5", "2.5"]
 
 
 def test_a_run_that_diverged_is_drawn(run: Path) -> None:
@@ -546,7 +588,7 @@ def test_a_run_whose_name_looks_like_a_formula(tmp_path: Path) -> None:
         write_evaluation(run, 60, mrpc=learned("f1", {}, f1=50.0))
     assert main([*map(str, runs), "--output", str(tmp_path / "output")]) == 0
     figure = draw(read_histories(runs)[0], Baselines(None, None))
-    labels = figure.axes[0].get_legend().get_texts()
+    labels = figure.legends[0].get_texts()
     assert [label.get_text() for label in labels[::2]] == ["a$b_{$, training", "$c$, training"]
     assert not any(label.get_parse_math() for label in labels)
 

@@ -864,6 +864,19 @@ def test_an_incomplete_checkpoint(export: Path, data: Path, tmp_path: Path, caps
     assert found == f"{export}/model.safetensors: {expected}"
 
 
+@pytest.mark.parametrize(("word", "told"), [("word", 1), ("Word", 0)], ids=["uncased", "cased"])
+def test_a_vocabulary_without_upper_case_is_told_once_where_names_are_tagged(
+    long_export: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, word: str, told: int
+) -> None:
+    write_conll(data)
+    for file in data.rglob("eng.*"):
+        file.write_text(file.read_text().replace("word", word))
+    save_tokenizer([*SPECIAL_TOKENS, *(f"{word}{i}" for i in range(59))], word == "word", long_export)
+    assert run(long_export, data, tmp_path / "out", "conll2003,conll2003_last") == 0
+    warnings = [message for message in caplog.messages if "no upper case" in message]
+    assert [message.partition(":")[0] for message in warnings] == ["conll2003, conll2003_last"] * told
+
+
 def test_a_model_too_short_for_questions(
     export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
