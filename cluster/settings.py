@@ -12,7 +12,7 @@ from pathlib import Path
 from cluster.k8s.settings import KubernetesSettings
 from cluster.local.settings import LocalSettings
 from cluster.slurm.settings import SlurmSettings
-from trainer.settings import apply_override, parse, read_toml
+from trainer.settings import parse, read_toml
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,4 @@ def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> ClusterSe
         ConfigError: no such file, not TOML, an unknown key, a wrong type or an impossible value.
     """
     raw = read_toml(path, "cluster's settings") if path else {}
-    for override in overrides:
-        apply_override(raw, override)
-    return parse(raw, ClusterSettings, str(path or "settings"))
+    return parse(raw, ClusterSettings, str(path or "settings"), overrides)

@@ -19,7 +19,7 @@ from trainer.masking import STANDARD, MaskingConfig
 from trainer.model import BertConfig
 from trainer.optim import OptimizerConfig
 from trainer.schedule import ScheduleConfig, learning_rate
-from trainer.settings import apply_override, parse, read_toml
+from trainer.settings import parse, read_toml
 
 
 @dataclass(frozen=True)
@@ -240,10 +240,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         ConfigError: no such file, not TOML, an unknown key, a wrong type or an impossible value.
     """
-    raw = read_toml(Path(path), "recipe")
-    for override in overrides:
-        apply_override(raw, override)
-    return parse(raw, Recipe, str(path))
+    return parse(read_toml(Path(path), "recipe"), Recipe, str(path), overrides)
 
 
 def to_toml(recipe: Recipe) -> str:

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import re
 import tomllib
+from collections.abc import Sequence
 from datetime import date, time
 from pathlib import Path
 from types import UnionType
@@ -24,20 +25,47 @@ class ConfigError(ValueError):
     """A setting that is unknown, of the wrong type or contradicts another. The message names it."""
 
 
-def parse(raw: dict[str, Any], kind: type[_Settings], where: str) -> _Settings:
-    """Turn nested dictionaries into a dataclass of dataclasses; ``where`` begins the message of an error.
+def parse(raw: dict[str, Any], kind: type[_Settings], where: str, overrides: Sequence[str] = ()) -> _Settings:
+    """Turn nested dictionaries into a dataclass of dataclasses.
+
+    Args:
+        raw: tables, as a file has them; overrides are written into them.
+        kind: of the dataclass.
+        where: begins the message of an error, unless it is an override's.
+        overrides: of single keys, such as ``train.seed=2``; see apply_override.
 
     Raises:
         ConfigError: an unknown key, a wrong type or an impossible value.
     """
-    _reject(raw, kind, "", where)
+    for override in overrides:
+        apply_override(raw, override)
     try:
+        _reject(raw, kind, "")
         return pydantic.TypeAdapter(kind).validate_python(raw)
+    except _BadKeyError as error:
+        raise ConfigError(f"{_culprit(error.key, where, overrides)}: {error}") from error
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{where}: {key + ': ' if key else ''}{message}") from error
+        raise ConfigError(f"{_culprit(key, where, overrides)}: {key + ': ' if key else ''}{message}") from error
+
+
+class _BadKeyError(ValueError):
+    """What is wrong with a key."""
+
+    def __init__(self, key: str, message: str):
+        super().__init__(message)
+        self.key = key
+
+
+def _culprit(key: str, where: str, overrides: Sequence[str]) -> str:
+    """Where the value of a key is from: an override, or the file, with what overrides have changed within the key."""
+    paths = {override: override.partition("=")[0] for override in overrides}
+    if whole := [override for override, path in paths.items() if f"{key}.".startswith(f"{path}.")]:
+        return whole[-1]
+    within = [override for override, path in paths.items() if not key or path.startswith(f"{key}.")]
+    return f"{where} with {' '.join(within)}" if within else where
 
 
 def read_toml(path: Path, what: str, depth: int = 0) -> dict[str, Any]:
@@ -117,15 +145,16 @@ def _parse(text: str) -> Any:
     return text if isinstance(value, date | time) else value
 
 
-def _reject(raw: Any, kind: Any, prefix: str, where: str) -> None:
+def _reject(raw: Any, kind: Any, prefix: str) -> None:
     """Raise for the first key that no section knows, with the nearest known one, or truth in a number's place."""
     if get_origin(kind) is list and isinstance(raw, list):
         for i, item in enumerate(raw):
-            _reject(item, get_args(kind)[0], f"{prefix}{i}.", where)
+            _reject(item, get_args(kind)[0], f"{prefix}{i}.")
     if get_origin(kind) is UnionType:
         kind = get_args(kind)[0]  # SECTION | None
     if isinstance(raw, bool) and kind in (int, float):  # pydantic takes true for 1
-        raise ConfigError(f"{where}: {prefix.removesuffix('.')} is {str(raw).lower()}; give a number")
+        key = prefix.removesuffix(".")
+        raise _BadKeyError(key, f"{key} is {str(raw).lower()}; give a number")
     if not dataclasses.is_dataclass(kind) or not isinstance(raw, dict):
         return
     hints = get_type_hints(kind)
@@ -133,5 +162,5 @@ def _reject(raw: Any, kind: Any, prefix: str, where: str) -> None:
         if key not in hints:
             near = difflib.get_close_matches(key, hints, n=1)
             known = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(sorted(hints))}"
-            raise ConfigError(f"{where}: unknown setting {prefix}{key}; {known}")
-        _reject(value, hints[key], f"{prefix}{key}.", where)
+            raise _BadKeyError(f"{prefix}{key}", f"unknown setting {prefix}{key}; {known}")
+        _reject(value, hints[key], f"{prefix}{key}.")

@@ -170,6 +170,30 @@ def test_a_wrong_setting_is_named(recipe, override, message):
 
 
 @pytest.mark.parametrize(
+    ("in_file", "overrides", "culprit"),
+    [
+        ("", ["train.max_step=3"], "train.max_step=3: unknown setting train.max_step; did you mean train.max_steps?"),
+        ("", ["train.max_steps=3", "trai.seed=3"], "FILE with trai.seed=3: unknown setting trai; "),
+        ("", ["train={seeds=3}"], "train={seeds=3}: unknown setting train.seeds; "),
+        ("", ["train.seed=abc", "log.every=5"], "train.seed=abc: train.seed: Input should be a valid integer"),
+        ("", ["train.seed=true"], "train.seed=true: train.seed is true; give a number"),
+        ("", ["train.seed=-1", "log.every=5"], "FILE with train.seed=-1: train: seed must be 0 or more"),
+        ("max_step = 3", ["train.seed=5"], "FILE: unknown setting train.max_step; "),
+        ("max_steps = 'x'", ["train.seed=5", "log.every=5"], "FILE: train.max_steps: Input should be a valid integer"),
+        ("max_steps = 'x'", ["train.max_steps=true"], "train.max_steps=true: train.max_steps is true; give a number"),
+        ("max_steps = -1", ["train.seed=5"], "FILE with train.seed=5: train: max_steps must be 0 or more"),
+        ("max_steps = -1", ["log.every=5"], "FILE: train: max_steps must be 0 or more"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_told_from_one_in_the_file(tmp_path, in_file, overrides, culprit):
+    file = tmp_path / "recipe.toml"
+    file.write_text(f"{TINY}\n[train]\n{in_file}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(file, overrides)
+    assert str(caught.value).startswith(culprit.replace("FILE", str(file)))
+
+
+@pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["model.intermediate_size=312", "train.fp8=true"], r"multiples of 16.*intermediate_size 312.*leave it out"),
