@@ -8,12 +8,13 @@ import shlex
 import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from cluster import checks
 from cluster.k8s.render import NAME_LABEL, Work, check_paths, render, submit_command
-from cluster.k8s.settings import KubernetesSettings
+from cluster.k8s.settings import KubernetesSettings, has_registry
 from cluster.paths import current_folder, fingerprint
 from cluster.programs import Name, Program, pretraining_of
 from cluster.snapshot import take_snapshot
@@ -58,6 +59,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
             write_atomically(folder / file, text)
     if not dry_run and snapshot and (pretraining := pretraining_of(programs)):
         _forget_failure(RunDirectory(pretraining.output))
+    _warn_of_images(programs, settings)
     command = submit_command(folder)
     if not dry_run and shutil.which("kubectl"):
         _apply(command)
@@ -65,6 +67,18 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
         print(f"once more: {shlex.join(command)}")
     else:
         print(f"to submit: {shlex.join(command)}")
+
+
+def _warn_of_images(programs: Sequence[Program], settings: KubernetesSettings) -> None:
+    """Say which images have no registry in their names; what a registry has is not looked up."""
+    images = [settings.preprocess.image if program.name == "preprocess" else settings.image for program in programs]
+    for image in dict.fromkeys(images):
+        if not has_registry(image):
+            print(
+                f"warning: image {image} names no registry: nodes look for it on Docker Hub unless it is loaded there; "
+                "kubernetes.image and kubernetes.preprocess.image take REGISTRY/NAME:TAG",
+                file=sys.stderr,
+            )
 
 
 def _work(name: str, programs: Sequence[Program], snapshot: Path | None) -> Work:

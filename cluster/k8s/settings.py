@@ -221,6 +221,12 @@ def split_image(image: str) -> tuple[str, str, str]:
     return repository, tag, digest
 
 
+def has_registry(image: str) -> bool:
+    """Whether an image's name begins with the host of a registry; without one nodes ask Docker Hub."""
+    host, slash, _ = image.partition("/")
+    return bool(slash) and (host == "localhost" or bool(re.search(r"[.:]", host)))
+
+
 def _check_image(image: str) -> None:
     repository, tag, digest = split_image(image)
     if not _REPOSITORY.fullmatch(repository) or (tag and not _TAG.fullmatch(tag)) or image.endswith((":", "@")):

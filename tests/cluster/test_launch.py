@@ -557,6 +557,25 @@ def test_on_kubernetes_results_in_the_run_directory_do_not_make_it_an_old_one(he
     assert RunDirectory(here / "run").is_new
 
 
+def test_on_kubernetes_an_image_without_a_registry_is_warned_of(here, pods, capsys):
+    chain = [
+        "kubernetes.pretrain.gpus=0",
+        'preprocess.arguments=["--books", "/shared/*.txt", "--output", "/shared/made"]',
+        'pretrain.arguments=["--config", "tiny.toml", "--output", "/shared/run"]',
+        'eval.arguments=["--tasks", "mlm", "--output", "/shared/results"]',
+    ]
+    assert main(["all", "--on", "kubernetes", "--dry-run", *chain]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(":0.1.0")[0] for line in told] == [
+        "warning: image bert-preprocessing",
+        "warning: image bert-pretraining",
+    ]
+    assert all("names no registry: nodes look for it on Docker Hub unless it is loaded there" in line for line in told)
+    named = ["kubernetes.image=localhost/a:1", "kubernetes.preprocess.image=registry:5000/b:1"]
+    assert main(["all", "--on", "kubernetes", "--dry-run", *chain, *named]) == 0
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("source", ["a umask", "a checkout"])
 def test_on_kubernetes_pods_may_read_the_code_whatever_lets_nobody(here, pods, monkeypatch, source):
     if source == "a checkout":
@@ -794,7 +813,8 @@ OWN = {"good.toml": 'text = "a"\nlabel = "b"\nlabels = ["0", "1"]', "bad.toml": 
 def test_tasks_are_looked_up_and_processes_have_points_to_share(here, slurm, capsys, place, tasks, processes, message):
     for name, text in OWN.items():
         (here / name).write_text(text)
-    settings = ["--settings", "cluster.toml", f"slurm.eval.array={processes}", f"kubernetes.eval.pods={processes}"]
+    settings = ["--settings", "cluster.toml", f"slurm.eval.array={processes}", f"kubernetes.eval.pods={processes}",
+                "kubernetes.image=example.com/bert:1"]  # fmt: skip
     export, output = ("/shared/e", "/shared/results") if place == "kubernetes" else ("shards", "results")
     command = ["eval", "--on", place, "--dry-run", *settings, "--", "--checkpoint", export, "--output", output]
     assert main([*command, "--tasks", tasks]) == (2 if message else 0)

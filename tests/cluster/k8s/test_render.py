@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cluster.k8s.render import Work, check_paths, render, submit_command, to_yaml
-from cluster.k8s.settings import EvalPods, KubernetesSettings, PreprocessPods, PretrainPods, Toleration
+from cluster.k8s.settings import EvalPods, KubernetesSettings, PreprocessPods, PretrainPods, Toleration, has_registry
 from tests.cluster.k8s.kustomize import build, containers, needs_kubectl, only, pod_templates, pods, variables, write
 
 SETTINGS = KubernetesSettings(
@@ -308,6 +308,18 @@ def test_settings_that_no_cluster_takes_are_refused(make, message):
 
 def test_a_variable_may_begin_like_one_that_the_job_sets_itself():
     KubernetesSettings(environment={"JOBLIB_TEMP_FOLDER": "/tmp", "RUN_NAME": "a", "OMP_NUM_THREADS": "4"})
+
+
+@pytest.mark.parametrize(
+    ("image", "named"),
+    [
+        ("bert:1", False), ("me/bert:1", False), ("bert.cuda:1", False), ("bert@sha256:" + "0" * 64, False),
+        ("example.com/bert:1", True), ("registry:5000/me/bert:1", True), ("localhost/bert:1", True),
+        ("nvcr.io/me/bert@sha256:" + "0" * 64, True),
+    ],
+)  # fmt: skip
+def test_a_registry_is_a_host_before_the_first_slash(image, named):
+    assert has_registry(image) == named
 
 
 def test_ranks_are_one_per_gpu_or_what_is_asked_for():
