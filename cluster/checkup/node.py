@@ -115,8 +115,16 @@ def check_gpus() -> Iterator[Finding]:
             "gpus", "wrong", f"nvidia-smi fails ({_reason(error)})", "The driver does not answer: restart the node."
         )
         return
-    gpus = [dict(zip(_GPU_FIELDS, (word.strip() for word in line.split(",")), strict=False)) for line in lines]
-    yield from _check_gpus(gpus, visible)
+    rows = [[word.strip() for word in line.split(",")] for line in lines]
+    if unknown := next((line for line, row in zip(lines, rows, strict=True) if len(row) != len(_GPU_FIELDS)), None):
+        yield Finding(
+            "gpus",
+            "wrong",
+            f"nvidia-smi says {unknown.strip()[:200]!r}",
+            "Look at `nvidia-smi` yourself; its driver may be broken.",
+        )
+        return
+    yield from _check_gpus([dict(zip(_GPU_FIELDS, row, strict=True)) for row in rows], visible)
 
 
 def _check_gpus(gpus: list[dict[str, str]], visible: int) -> Iterator[Finding]:
@@ -222,7 +230,7 @@ def _limit(value: int, unit: int, name: str) -> str:
 
 
 def check_shared_memory() -> Finding:
-    """Where loader workers, NCCL and gloo's helper hand things over within a node."""
+    """Where loader workers and NCCL hand things over within a node."""
     try:
         space = shutil.disk_usage(_SHARED_MEMORY)
     except OSError as error:

@@ -159,6 +159,8 @@ def nvidia_smi(tmp_path, monkeypatch):
         (f"echo '{H200.replace(' 0, 0,', ' 90000, 0,')}'", "gpu health", "warning", "memory in use"),
         (f"echo '{H200.replace(' 0, Not', ' [N/A], Not')}'", "gpu health", "ok", "no errors"),
         ("echo 'NVIDIA-SMI has failed: no driver'; exit 9", "gpus", "wrong", "no driver"),
+        ("echo 'No devices were found'", "gpus", "wrong", "nvidia-smi says 'No devices were found'"),
+        (f"echo '{H200}'; echo 'Unable to talk to GPU 1'", "gpus", "wrong", "says 'Unable to talk to GPU 1'"),
     ],
 )
 def test_what_nvidia_smi_says(script, check, state, words, nvidia_smi, monkeypatch):
