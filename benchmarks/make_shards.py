@@ -236,11 +236,11 @@ def google(clone: Path, books: Path, vocabulary: Path, folder: Path) -> dict[str
 # --- Stages ---
 
 STAGES = {  # label -> function (module of preprocessing, name); what one calls of another is counted there
-    "read the files": ("transforms", "read_inputs"),
-    "clean": ("transforms", "clean"),
-    "split sentences": ("transforms", "split_lines"),
+    "read the files": ("first_pass", "read_inputs"),
+    "clean": ("first_pass", "clean"),
+    "split sentences": ("first_pass", "split_lines"),
     "token ids": ("encoder", "Encoder.__call__"),
-    "fingerprints of lines": ("transforms", "fingerprint"),
+    "fingerprints of lines": ("first_pass", "fingerprint"),
     "first pass, the rest": ("transforms", "tokenize_unit"),
     "find what is there twice": ("transforms", "find_drops"),
     "pairs": ("shards", "_pair_column"),
