@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+SHORT = 12  # words of a short document
 REPLACED, INVENTED = 0.05, 0.005  # shares of a copy's words that are others, and that are new
 GOOGLE_SAMPLE = 2_000_000  # bytes: google's script makes a quarter of a megabyte a second
 PEER_SAMPLE = 4_000_000  # bytes of wikitext
@@ -100,6 +101,21 @@ def write_dump(dump: Path, target: Path, size: int) -> int:
         copy += 1
     target.write_text("".join(body) + "</mediawiki>\n", encoding="utf-8")
     return target.stat().st_size
+
+
+def write_short(books: Path, target: Path, size: int) -> int:
+    """The words of books, twelve a document, as JSON lines with so many bytes of text; returns the documents."""
+    documents = written = 0
+    with target.open("w", encoding="utf-8") as file:
+        for book in sorted(books.iterdir()):
+            words = book.read_text(encoding="utf-8").split()
+            for begin in range(0, len(words), SHORT):
+                if written >= size:
+                    return documents
+                text = " ".join(words[begin : begin + SHORT])
+                file.write(json.dumps({"text": text}) + "\n")
+                documents, written = documents + 1, written + len(text.encode())
+    return documents
 
 
 # --- Measuring ---
@@ -373,6 +389,18 @@ def report_stages(books: Path, size: int, options: argparse.Namespace, folder: P
     print(f"| all | {total / size * 1e9:.1f} | 100% |")
 
 
+def report_short(books: Path, options: argparse.Namespace, folder: Path) -> None:
+    """Short documents, such as titles and comments, on one core: a corpus, and one three times as large."""
+    print(f"\nDocuments of {SHORT} words, 5 duplicates of 128, one core\n")
+    print("| documents | MB of text | MB/s, CPU time | peak memory, MB |\n| ---: | ---: | ---: | ---: |")
+    for share in (0.05, 0.15):
+        size = int(share * options.megabytes * 1e6)
+        documents = write_short(books, folder / "short.jsonl", size)
+        arguments = ["--jsonl", folder / "short.jsonl", "--vocab", options.vocab, "--output", folder / f"short-{size}"]
+        ours = measured(job, *arguments)
+        print(f"| {documents:,} | {size / 1e6:.1f} | {size / 1e6 / ours.cpu:.2f} | {ours.peak / 1e6:,.0f} |")
+
+
 def report_dump(options: argparse.Namespace, folder: Path) -> None:
     """A Wikipedia dump on one core."""
     dump = folder / "dump.xml"
@@ -409,6 +437,7 @@ def main() -> None:
         report_text(folder / "books", size, options, folder)
         report_engines(folder / "books", size, options)
         report_stages(folder / "books", size, options, folder)
+        report_short(folder / "books", options, folder)
         report_dump(options, folder)
 
 

@@ -34,6 +34,7 @@ from preprocessing.token_buffer import (
 from preprocessing.watchdog import Watchdog, watching
 
 BATCH_TOKENS = 16 << 20  # of a record batch between the passes
+BATCH_DOCUMENTS = 1 << 16  # of one: as objects short ones weigh a hundred times what their tokens do
 ENCODED_AT_ONCE = 1 << 20  # characters
 
 
@@ -57,10 +58,10 @@ def tokenize_unit(job: Job, unit: Unit) -> UnitNote:
         batches = 0
         for encoded in _encoded(job, unit, note.totals.counts, dog):
             buffer.add(encoded)
-            if buffer.tokens >= BATCH_TOKENS:
+            if buffer.tokens >= BATCH_TOKENS or buffer.documents >= BATCH_DOCUMENTS:
                 _write(writers, buffer.flush(unit.number, batches, note))
                 batches += 1
-        if buffer.tokens:
+        if buffer.documents:
             _write(writers, buffer.flush(unit.number, batches, note))
         check_unchanged(unit)
     return note

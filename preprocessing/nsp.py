@@ -18,14 +18,15 @@ import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 Negatives = Literal["uniform", "by-sentence"]
 FIELDS = 6  # numbers that make a pair: a_begin, a_end, b_row, b_begin, b_end, is_next
 _BLOCK = 64  # raw draws fetched at once, at first; the stream does not depend on it
+_PHILOX: Any = np.random.Philox(0)  # for every stream: to set it costs a fifth of making another one
+_UNUSED = _PHILOX.state  # nothing is drawn yet
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,18 @@ class Sentences:
     """Where the sentences of a shard lie when the tokens of its documents are laid one after the other.
 
     Attributes:
-        ends: [sentences] exclusive end of every sentence, strictly ascending.
-        first: [documents + 1] index into ``ends`` of every document's first sentence; no document is empty.
-        offsets: [documents + 1] where every document's tokens begin.
+        ends: int64 [sentences] exclusive end of every sentence, strictly ascending.
+        first: int64 [documents + 1] index into ``ends`` of every document's first sentence; no document is empty.
+        offsets: int64 [documents + 1] where every document's tokens begin.
     """
 
-    ends: list[int]
-    first: list[int]
-    offsets: list[int]
+    ends: np.ndarray
+    first: np.ndarray
+    offsets: np.ndarray
+
+    def views(self) -> tuple[memoryview[int], memoryview[int], memoryview[int]]:
+        """The arrays, so that what is taken out one by one are Python's own numbers: a list's pace, no copy."""
+        return self.ends.data, self.first.data, self.offsets.data
 
 
 @dataclass(frozen=True)
@@ -58,27 +63,37 @@ class PairRule:
     negatives: Negatives
 
 
-def random_bits(seed: int, doc_id: str, duplicate: int, sequence_length: int) -> np.random.Philox:
-    """An endless stream of uniform 64-bit numbers that depends on the arguments only (Philox, keyed by BLAKE2b).
+def stream_key(seed: int, doc_id: str, duplicate: int, sequence_length: int) -> tuple[int, int]:
+    """The key of a pass's own stream of random numbers, by BLAKE2b; two words of 64 bits.
 
     Every pass over every document has a stream of its own, so neither another length, nor another document, nor one
     more duplicate changes the pairs that are drawn.
     """
     name = f"{seed}/{duplicate}/{sequence_length}/{doc_id}".encode()
-    key = np.frombuffer(hashlib.blake2b(name, digest_size=16, person=b"nsp pairs").digest(), dtype="<u8")
-    return np.random.Philox(key=key)
+    digest = hashlib.blake2b(name, digest_size=16, person=b"nsp pairs").digest()
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+
+
+def stretch(key: tuple[int, int], begin: int, count: int) -> np.ndarray:
+    """Numbers of the endless stream of a key (Philox 4x64), from ``begin`` on, a multiple of 4; uint64 [count]."""
+    with _PHILOX.lock:
+        _PHILOX.state = _UNUSED | {"state": {"counter": (begin // 4, 0, 0, 0), "key": key}}
+        drawn: np.ndarray = _PHILOX.random_raw(count)
+    return drawn
+
+
+def draws_from(key: tuple[int, int], begin: int) -> Iterator[int]:
+    """The numbers of a stream one by one, from ``begin`` on, a multiple of 4."""
+    block = _BLOCK
+    while True:
+        yield from stretch(key, begin, block).tolist()
+        begin += block
+        block = min(2 * block, 4096)
 
 
 def random_draws(seed: int, doc_id: str, duplicate: int, sequence_length: int) -> Iterator[int]:
-    """The numbers of random_bits one by one."""
-    return chain.from_iterable(_blocks(random_bits(seed, doc_id, duplicate, sequence_length)))
-
-
-def _blocks(bits: np.random.Philox) -> Iterator[list[int]]:
-    block = _BLOCK
-    while True:
-        yield bits.random_raw(block).tolist()
-        block = min(2 * block, 4096)
+    """The numbers of a pass's stream one by one."""
+    return draws_from(stream_key(seed, doc_id, duplicate, sequence_length), 0)
 
 
 def _below(bound: int, draws: Iterator[int]) -> int:
@@ -102,9 +117,8 @@ def _target_length(rule: PairRule, draws: Iterator[int]) -> int:
     return rule.max_tokens
 
 
-def _random_sentence(row: int, sentences: Sentences, negatives: Negatives, draws: Iterator[int]) -> tuple[int, int]:
+def _random_sentence(row: int, first: memoryview[int], negatives: Negatives, draws: Iterator[int]) -> tuple[int, int]:
     """Another document and one of its sentences, where segment B may begin: (row, index into ends)."""
-    first = sentences.first
     if negatives == "by-sentence":
         own = first[row + 1] - first[row]
         sentence = _below(first[-1] - own, draws)
@@ -141,7 +155,7 @@ def draw_pairs(row: int, sentences: Sentences, rule: PairRule, draws: Iterator[i
         Flat, FIELDS numbers a pair: a_begin, a_end (tokens of this document), b_row, b_begin, b_end (tokens of
         document b_row), is_next. Every segment has at least one token and both together at most ``max_tokens``.
     """
-    ends, first, offsets = sentences.ends, sentences.first, sentences.offsets
+    ends, first, offsets = sentences.views()
     max_tokens, negatives = rule.max_tokens, rule.negatives
     origin, sentence, beyond = offsets[row], first[row], first[row + 1]
     target = _target_length(rule, draws)
@@ -158,7 +172,7 @@ def draw_pairs(row: int, sentences: Sentences, rule: PairRule, draws: Iterator[i
             b_row, b_begin, b_end, is_next = row, a_end, ends[last], 1
             sentence, following = last + 1, b_end
         else:
-            b_row, start = _random_sentence(row, sentences, negatives, draws)
+            b_row, start = _random_sentence(row, first, negatives, draws)
             b_begin, is_next = ends[start - 1] if start else 0, 0
             b_target = b_begin + target - (a_end - a_begin)
             b_end = ends[bisect_left(ends, b_target, start, first[b_row + 1] - 1)]
@@ -183,7 +197,7 @@ def draw_singles(row: int, sentences: Sentences, rule: PairRule, draws: Iterator
     Arguments and result are those of draw_pairs. The second segment is empty, at the end of the first one in the same
     document, so is_next is 1.
     """
-    ends, first, offsets = sentences.ends, sentences.first, sentences.offsets
+    ends, first, offsets = sentences.views()
     origin, sentence, beyond = offsets[row], first[row], first[row + 1]
     target = _target_length(rule, draws)
     singles: list[int] = []

@@ -8,30 +8,82 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
-from preprocessing.nsp import FIELDS, PairRule, Sentences, draw_pairs, draw_singles, random_bits, random_draws
+from preprocessing.nsp import (
+    FIELDS,
+    PairRule,
+    Sentences,
+    draw_pairs,
+    draw_singles,
+    draws_from,
+    random_draws,
+    stream_key,
+    stretch,
+)
 
 GROUP = 4096  # lanes that are stepped together: their state fits a processor's cache
 FEW = 48  # so few lanes are faster one by one
-Name = tuple[int, str, int, int]  # of a pass: the arguments of nsp.random_bits
-_BLOCK = 64  # raw draws of a lane fetched at once
+Name = tuple[int, str, int, int]  # of a pass: the arguments of nsp.stream_key
+Key = tuple[int, int]  # of its stream: what that returns
+_OPENING = 8  # raw draws that all lanes get together: no more than a pass over a document of one sentence may need
+_BLOCK = 64  # of a lane that needs more, fetched at once
+# Of Philox4x64-10, Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+_ROUNDS = 10
+_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
+_WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+class Passes(NamedTuple):
+    """The pairs of many passes, one pass after the other."""
+
+    sizes: np.ndarray  # int64 [passes]: how many each has
+    pairs: np.ndarray  # int32 [pairs, FIELDS]: the numbers that nsp.draw_pairs returns
+
+
+def _product(a: np.ndarray, factor: int) -> tuple[np.ndarray, np.ndarray]:
+    """The upper and the lower 64 bits of products of 128."""
+    low, high = np.uint64(factor & 0xFFFFFFFF), np.uint64(factor >> 32)
+    a_low, a_high = a & _LOW, a >> _HALF
+    middle = a_high * low + (a_low * low >> _HALF)
+    upper = a_high * high + (middle >> _HALF) + (a_low * high + (middle & _LOW) >> _HALF)
+    return upper, a * np.uint64(factor)
+
+
+def openings(keys: Sequence[Key]) -> np.ndarray:
+    """The first numbers of many streams at once, those that nsp.stretch gives; uint64 [keys, _OPENING]."""
+    k0, k1 = np.array(keys, dtype=np.uint64).reshape(-1, 2).T[..., None].copy()  # each [keys, 1]
+    words = np.zeros((4, len(keys), _OPENING // 4), dtype=np.uint64)
+    words[0] = np.arange(1, 1 + _OPENING // 4)
+    for _ in range(_ROUNDS):
+        (upper0, lower0), (upper2, lower2) = _product(words[0], _MULTIPLIERS[0]), _product(words[2], _MULTIPLIERS[1])
+        words = np.stack([upper2 ^ words[1] ^ k0, lower2, upper0 ^ words[3] ^ k1, lower0])
+        k0 += np.uint64(_WEYL[0])
+        k1 += np.uint64(_WEYL[1])
+    return words.transpose(1, 2, 0).reshape(len(keys), _OPENING)
 
 
 class _Streams:
     """The random numbers of all lanes, 64 bits each."""
 
-    def __init__(self, bits: list[np.random.Philox]):
-        self._bits = bits
-        self._held = np.empty((len(bits), _BLOCK), dtype=np.uint64)
-        self._at = np.full(len(bits), _BLOCK)
+    def __init__(self, keys: Sequence[Key]):
+        self._keys = keys
+        self._held = np.empty((len(keys), _BLOCK), dtype=np.uint64)
+        self._held[:, -_OPENING:] = openings(keys)
+        self._at = np.full(len(keys), _BLOCK - _OPENING)
+        self._fetched = np.full(len(keys), _OPENING)
 
     def take(self, lanes: np.ndarray) -> np.ndarray:
         """The next number of each of some lanes, which are different ones."""
         at = self._at[lanes]
-        for lane in lanes[at == _BLOCK].tolist():
-            self._held[lane] = self._bits[lane].random_raw(_BLOCK)
+        spent = lanes[at == _BLOCK]
+        for lane, begin in zip(spent.tolist(), self._fetched[spent].tolist(), strict=True):
+            self._held[lane] = stretch(self._keys[lane], begin, _BLOCK)
+        self._fetched[spent] += _BLOCK
         at[at == _BLOCK] = 0
         self._at[lanes] = at + 1
         return np.asarray(self._held[lanes, at])
@@ -56,9 +108,7 @@ class _Shard:
     """Sentences as arrays, and the rule."""
 
     def __init__(self, sentences: Sentences, rule: PairRule):
-        self.ends, self.first, self.offsets = (
-            np.asarray(each, dtype=np.int64) for each in (sentences.ends, sentences.first, sentences.offsets)
-        )
+        self.ends, self.first, self.offsets = sentences.ends, sentences.first, sentences.offsets
         self.begins = np.concatenate([[0], self.ends[:-1]])
         self.rule = rule
 
@@ -96,17 +146,17 @@ def _cuts(a: np.ndarray, b: np.ndarray, max_tokens: int) -> tuple[np.ndarray, np
     )
 
 
-def _draw_group(rows: np.ndarray, bits: list[np.random.Philox], shard: _Shard) -> tuple[np.ndarray, np.ndarray]:
+def _draw_group(rows: np.ndarray, streams: _Streams, shard: _Shard) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The pairs of some passes until few lanes are left.
 
     Returns:
-        [pairs, 1 + FIELDS] lane and what makes a pair, and the lanes that are not finished.
+        [pairs] the lane of each, [pairs, FIELDS] what makes it, and the lanes that are not finished.
     """
-    streams, lanes = _Streams(bits), np.arange(len(rows))
+    lanes = np.arange(len(rows))
     target = _targets(shard.rule, lanes, streams)
     row, origin = rows, shard.offsets[rows]
     sentence, beyond, a_begin = shard.first[rows], shard.first[rows + 1], origin.copy()
-    drawn = [np.empty((0, 1 + FIELDS), dtype=np.int32)]
+    drawn, lane_of = [np.empty((0, FIELDS), dtype=np.int32)], [np.empty(0, dtype=np.int64)]
     while len(lanes) >= FEW:
         last = shard.reach(a_begin + target, sentence, beyond - 1)
         split = sentence + 1  # first sentence after A
@@ -124,14 +174,15 @@ def _draw_group(rows: np.ndarray, bits: list[np.random.Philox], shard: _Shard) -
         b_end[random] = shard.ends[shard.reach(b_target, start, shard.first[b_row[random] + 1] - 1)]
         _cut(a_begin, a_end, b_begin, b_end, lanes, shard.rule.max_tokens, streams)
         b_origin = shard.offsets[b_row]
-        pair = (lanes, a_begin - origin, a_end - origin, b_row, b_begin - b_origin, b_end - b_origin, is_next)
+        pair = (a_begin - origin, a_end - origin, b_row, b_begin - b_origin, b_end - b_origin, is_next)
         drawn.append(np.column_stack(pair).astype(np.int32))
+        lane_of.append(lanes)
         sentence, a_begin = np.where(is_next, last + 1, split), following
         if len(going := np.flatnonzero(sentence < beyond)) < len(lanes):
             lanes, target, row, origin, sentence, beyond, a_begin = (
                 each[going] for each in (lanes, target, row, origin, sentence, beyond, a_begin)
             )
-    return np.concatenate(drawn), lanes
+    return np.concatenate(lane_of), np.concatenate(drawn), lanes
 
 
 def _cut(
@@ -147,41 +198,41 @@ def _cut(
         end[long] -= cut - front
 
 
-def draw_passes(rows: Sequence[int], names: Sequence[Name], sentences: Sentences, rule: PairRule) -> list[np.ndarray]:
+def draw_passes(rows: np.ndarray, names: Sequence[Name], sentences: Sentences, rule: PairRule) -> Passes:
     """The pairs of many passes over documents.
 
     Args:
-        rows: the document of each pass.
+        rows: [passes] the document of each pass.
         names: whose random numbers each pass takes.
         sentences: all documents of the shard, at least two.
         rule: length and chances.
-
-    Returns:
-        For each pass int32 [pairs, FIELDS], the numbers that nsp.draw_pairs returns.
     """
-    shard, all_rows = _Shard(sentences, rule), np.asarray(rows, dtype=np.int64)
-    passes: list[np.ndarray] = [np.empty((0, FIELDS), dtype=np.int32)] * len(rows)
+    shard = _Shard(sentences, rule)
+    drawn, pass_of = [np.empty((0, FIELDS), np.int32)], [np.empty(0, np.int64)]
     # Passes of one length end together.
-    order = np.argsort(np.diff(shard.first)[all_rows], kind="stable")
+    order = np.argsort(np.diff(shard.first)[rows], kind="stable")
     for group in (order[begin : begin + GROUP] for begin in range(0, len(order), GROUP)):
-        drawn, unfinished = _draw_group(all_rows[group], [random_bits(*names[each]) for each in group], shard)
-        by_lane = drawn[np.argsort(drawn[:, 0], kind="stable")]
-        begins = np.searchsorted(by_lane[:, 0], np.arange(len(group) + 1))
-        for lane, each in enumerate(group.tolist()):
-            passes[each] = by_lane[begins[lane] : begins[lane + 1], 1:]
+        streams = _Streams([stream_key(*names[each]) for each in group.tolist()])
+        lane, pairs, unfinished = _draw_group(rows[group], streams, shard)
+        whole = ~np.isin(lane, unfinished)
+        drawn.append(pairs[whole])
+        pass_of.append(group[lane[whole]])
         for each in group[unfinished].tolist():
-            passes[each] = _alone(draw_pairs(rows[each], sentences, rule, random_draws(*names[each])))
-    return passes
+            drawn.append(_pairs(draw_pairs(int(rows[each]), sentences, rule, random_draws(*names[each]))))
+            pass_of.append(np.full(len(drawn[-1]), each))
+    of = np.concatenate(pass_of)
+    return Passes(np.bincount(of, minlength=len(rows)), np.concatenate(drawn)[np.argsort(of, kind="stable")])
 
 
-def draw_single_passes(
-    rows: Sequence[int], names: Sequence[Name], sentences: Sentences, rule: PairRule
-) -> list[np.ndarray]:
+def draw_single_passes(rows: np.ndarray, names: Sequence[Name], sentences: Sentences, rule: PairRule) -> Passes:
     """As draw_passes, for single segments: one pass after the other, since they take hardly any time."""
-    return [
-        _alone(draw_singles(row, sentences, rule, random_draws(*name))) for row, name in zip(rows, names, strict=True)
-    ]
+    drawn = []
+    for group in (range(len(rows))[begin : begin + GROUP] for begin in range(0, len(rows), GROUP)):
+        keys = [stream_key(*names[each]) for each in group]
+        for row, key, opening in zip(rows[group].tolist(), keys, openings(keys).tolist(), strict=True):
+            drawn.append(_pairs(draw_singles(row, sentences, rule, chain(opening, draws_from(key, _OPENING)))))
+    return Passes(np.array([len(pairs) for pairs in drawn]), np.concatenate(drawn))
 
 
-def _alone(drawn: list[int]) -> np.ndarray:
+def _pairs(drawn: list[int]) -> np.ndarray:
     return np.array(drawn, dtype=np.int32).reshape(-1, FIELDS)

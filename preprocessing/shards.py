@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from preprocessing.layout import Counts, Layout, check_shard_size, split_of
-from preprocessing.list_columns import list_column, lists
+from preprocessing.list_columns import list_column
 from preprocessing.nsp import Negatives, PairRule, Sentences
 from preprocessing.nsp_lanes import draw_passes, draw_single_passes
 from preprocessing.schema import (
@@ -22,6 +23,8 @@ from preprocessing.schema import (
     pairs_column,
     shard_schema,
 )
+
+AT_ONCE = 1 << 16  # documents, or passes over them, whose objects are in memory at one time
 
 
 @dataclass(frozen=True)
@@ -66,14 +69,11 @@ def build_shard(
     Raises:
         ShardingError: fewer than two documents are left, once repeated ones are dropped.
     """
-    doc_ids = rows.table.column("doc_id").to_pylist()
-    here = (row for row, doc_id in enumerate(doc_ids) if layout.place(doc_id).shard(threshold) == shard)
-    kept = sorted((row for row in here if not rows.reasons[row]), key=doc_ids.__getitem__)
+    kept = _kept(shard, rows, layout, threshold)
     check_shard_size(shard, len(kept), 0)
     table, repeated = without_lines(take_rows(rows.table, kept), lines_of(kept, rows))
-    sentences = shard_sentences(table)
-    doc_ids = table.column("doc_id").to_pylist()
-    pairs = [_pair_column(doc_ids, sentences, options, layout.seed, length) for length in options.sequence_lengths]
+    ids, sentences = table.column("doc_id"), shard_sentences(table)
+    pairs = [_pair_column(ids, sentences, options, layout.seed, length) for length in options.sequence_lengths]
     schema = shard_schema(vocab_size, options.sequence_lengths)
     batch = pa.RecordBatch.from_arrays([*table.columns, *pairs], schema=schema)
     counts = _statistics(batch, shard, options.sequence_lengths, unknown_id)
@@ -81,22 +81,44 @@ def build_shard(
     return batch, counts
 
 
-def take_rows(table: pa.Table, rows: Sequence[int]) -> pa.RecordBatch:
+def _kept(shard: str, rows: Rows, layout: Layout, threshold: int) -> np.ndarray:
+    """The rows that make up a shard, by doc_id."""
+    ids = rows.table.column("doc_id")
+    blocks = (ids.slice(begin, AT_ONCE).to_pylist() for begin in range(0, len(ids), AT_ONCE))
+    here = (layout.place(doc_id).shard(threshold) == shard for doc_id in chain.from_iterable(blocks))
+    kept = np.flatnonzero(np.fromiter(here, bool, len(ids)) & (rows.reasons == 0))
+    ordered: np.ndarray = kept[pc.sort_indices(ids.take(kept)).to_numpy()]
+    return ordered
+
+
+def take_rows(table: pa.Table, rows: np.ndarray) -> pa.RecordBatch:
     """Some rows of a table in tokens_schema, copied once: Table.take joins the whole table first, and copies twice."""
-    columns = []
-    for column in table.columns:
-        if pa.types.is_list(column.type):
-            arrays: list[np.ndarray] = []
-            for chunk in column.chunks:
-                values = chunk.values.to_numpy()
-                arrays += (values[begin:end] for begin, end in pairwise(chunk.offsets.tolist()))
-            columns.append(lists([arrays[row] for row in rows], column.type.value_type))
-        else:
-            columns.append(column.take(rows).combine_chunks())
+    columns = [
+        _take_lists(column, rows) if pa.types.is_list(column.type) else column.take(rows).combine_chunks()
+        for column in table.columns
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=table.schema)
 
 
-def lines_of(kept: list[int], rows: Rows) -> np.ndarray:
+def _take_lists(column: pa.ChunkedArray, rows: np.ndarray) -> pa.ListArray:
+    """Some rows of a column of lists of numbers, block by block: views of short rows outweigh what is in them."""
+    chunks = column.chunks
+    values = [chunk.values.to_numpy() for chunk in chunks]
+    chunk_of = np.arange(len(chunks)).repeat([len(chunk) for chunk in chunks])  # [rows of the column]
+    begins = np.concatenate([chunk.offsets.to_numpy()[:-1] for chunk in chunks])
+    ends = np.concatenate([chunk.offsets.to_numpy()[1:] for chunk in chunks])
+    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum((ends - begins)[rows], out=offsets[1:])
+    taken = np.empty(offsets[-1], values[0].dtype)
+    for first in range(0, len(rows), AT_ONCE):
+        block = rows[first : first + AT_ONCE]
+        places = zip(chunk_of[block].tolist(), begins[block].tolist(), ends[block].tolist(), strict=True)
+        lists = [values[chunk][begin:end] for chunk, begin, end in places]
+        np.concatenate(lists, out=taken[offsets[first] : offsets[first + len(block)]])
+    return list_column(offsets, pa.array(taken))
+
+
+def lines_of(kept: np.ndarray, rows: Rows) -> np.ndarray:
     """The repeated lines of the rows that are kept, which become rows 0, 1, ..."""
     becomes = np.full(len(rows.reasons), -1)
     becomes[kept] = np.arange(len(kept))
@@ -132,10 +154,11 @@ def without_lines(table: pa.RecordBatch, lines: np.ndarray) -> tuple[pa.RecordBa
     }
     arrays = [columns.get(field.name, table.column(field.name)) for field in table.schema]
     counts: Counts = Counter()
-    sources = np.array(table.column("source").to_pylist())
-    for source in np.unique(sources[lines[:, 0]]).tolist():
-        gone = ~stays & (sources == source)[row_of]
-        counts[f"repeated/{source}/lines"] = int((sources[lines[:, 0]] == source).sum())
+    for source, own in _rows_of_sources(table):
+        gone = ~stays & own[row_of]
+        if not gone.any():
+            continue
+        counts[f"repeated/{source}/lines"] = int(own[lines[:, 0]].sum())
         counts[f"repeated/{source}/sentences"] = int(gone.sum())
         counts[f"repeated/{source}/tokens"] = int(lengths[gone].sum())
     return pa.RecordBatch.from_arrays(arrays, schema=table.schema), counts
@@ -143,41 +166,51 @@ def without_lines(table: pa.RecordBatch, lines: np.ndarray) -> tuple[pa.RecordBa
 
 def shard_sentences(table: pa.RecordBatch) -> Sentences:
     """Where the sentences of a shard's documents lie, for drawing pairs."""
-    offsets = table.column("tokens").offsets.to_numpy()
+    offsets = table.column("tokens").offsets.to_numpy().astype(np.int64)
     column = table.column("sentence_ends")
-    first = column.offsets.to_numpy()
+    first = column.offsets.to_numpy().astype(np.int64)
     ends = column.values.to_numpy() + offsets[:-1].repeat(np.diff(first))
-    return Sentences(ends=ends.tolist(), first=first.tolist(), offsets=offsets.tolist())
+    return Sentences(ends=ends, first=first, offsets=offsets)
 
 
 def _pair_column(
-    doc_ids: list[str], sentences: Sentences, options: PairOptions, seed: int, sequence_length: int
+    ids: pa.StringArray, sentences: Sentences, options: PairOptions, seed: int, sequence_length: int
 ) -> pa.ListArray:
     """The pairs of every document of a shard for one sequence length."""
     rule = options.rule(sequence_length)
-    rows = np.arange(len(doc_ids)).repeat(options.duplicates).tolist()
-    names = [(seed, doc_id, number, sequence_length) for doc_id in doc_ids for number in range(options.duplicates)]
     draw = draw_passes if options.next_sentence else draw_single_passes
-    passes = draw(rows, names, sentences, rule)
-    sizes = np.array([len(drawn) for drawn in passes])
-    duplicate_of = np.tile(np.arange(options.duplicates, dtype=np.int16), len(doc_ids)).repeat(sizes)
-    numbers = np.concatenate(passes)
-    offsets = np.zeros(len(doc_ids) + 1, dtype=np.int32)
-    np.cumsum(sizes.reshape(len(doc_ids), -1).sum(axis=1), out=offsets[1:])
-    columns = [pa.array(duplicate_of), *(pa.array(np.ascontiguousarray(column)) for column in numbers.T[:-1])]
-    pairs = pa.StructArray.from_arrays([*columns, pa.array(numbers[:, -1] != 0)], fields=list(PAIR))
-    return list_column(offsets, pairs)
+    numbers = np.arange(options.duplicates, dtype=np.int16)
+    sizes, blocks = [np.zeros(1, np.int64)], []
+    documents = max(1, AT_ONCE // options.duplicates)
+    for begin in range(0, len(ids), documents):
+        doc_ids = ids.slice(begin, documents).to_pylist()
+        rows = np.arange(begin, begin + len(doc_ids)).repeat(options.duplicates)
+        names = [(seed, doc_id, number, sequence_length) for doc_id in doc_ids for number in range(options.duplicates)]
+        drawn = draw(rows, names, sentences, rule)
+        sizes.append(drawn.sizes.reshape(len(doc_ids), -1).sum(axis=1))
+        fields = [np.tile(numbers, len(doc_ids)).repeat(drawn.sizes), *drawn.pairs.T[:-1], drawn.pairs[:, -1] != 0]
+        blocks.append([pa.array(np.ascontiguousarray(values)) for values in fields])
+    # Field by field, and what is joined is let go: they are most of the memory where documents are short.
+    joined = [pa.concat_arrays([block.pop() for block in blocks]) for _ in PAIR]
+    pairs = pa.StructArray.from_arrays(joined[::-1], fields=list(PAIR))
+    return list_column(np.cumsum(np.concatenate(sizes)), pairs)
+
+
+def _rows_of_sources(table: pa.RecordBatch) -> Iterator[tuple[str, np.ndarray]]:
+    """The sources of a shard, in order, and which rows are of each; bool [rows]."""
+    column = table.column("source").dictionary_encode()
+    numbers = column.indices.to_numpy()
+    for source, number in sorted(zip(column.dictionary.to_pylist(), range(len(column.dictionary)), strict=True)):
+        yield source, numbers == number
 
 
 def _statistics(table: pa.RecordBatch, shard: str, lengths: Iterable[int], unknown_id: int) -> Counts:
     """Documents, sentences, tokens and unknown ones by source; what pairs are by length and split."""
-    sources = np.array(table.column("source").to_pylist())
     offsets = table.column("tokens").offsets.to_numpy()
     sentences = np.diff(table.column("sentence_ends").offsets.to_numpy())
     unknown = count_by_row(table.column("tokens").values.to_numpy(), offsets, unknown_id)
     counts: Counts = Counter()
-    for source in sorted(set(sources.tolist())):
-        own = sources == source
+    for source, own in _rows_of_sources(table):
         counts[f"documents/{source}"] = int(own.sum())
         counts[f"sentences/{source}"] = int(sentences[own].sum())
         counts[f"one_sentence/{source}"] = int((sentences[own] == 1).sum())
@@ -208,10 +241,10 @@ def _unreached(table: pa.RecordBatch, length: int) -> int:
     offsets = table.column("tokens").offsets.to_numpy()
     column = table.column(pairs_column(length))
     pair = {field.name: values for field, values in zip(PAIR, column.values.flatten(), strict=True)}
-    row = np.repeat(np.arange(table.num_rows), np.diff(column.offsets.to_numpy()))
     covering = np.zeros(offsets[-1] + 1, np.int32)  # first the change at each token, then how many segments hold it
-    for origin, segment in ((offsets[row], "a"), (offsets[pair["b_row"].to_numpy()], "b")):
-        np.add.at(covering, origin + pair[f"{segment}_begin"].to_numpy(), 1)
-        np.subtract.at(covering, origin + pair[f"{segment}_end"].to_numpy(), 1)
+    own_row = np.arange(table.num_rows, dtype=np.int32).repeat(np.diff(column.offsets.to_numpy()))
+    for row, segment in ((own_row, "a"), (pair["b_row"].to_numpy(), "b")):
+        np.add.at(covering, offsets[row] + pair[f"{segment}_begin"].to_numpy(), 1)
+        np.subtract.at(covering, offsets[row] + pair[f"{segment}_end"].to_numpy(), 1)
     np.cumsum(covering, out=covering)
     return int(offsets[-1] - np.count_nonzero(covering[:-1]))

@@ -90,6 +90,11 @@ class TokenBuffer:
         self._waiting: list[tuple[Place, EncodedDocument]] = []
         self.tokens = 0
 
+    @property
+    def documents(self) -> int:
+        """How many documents wait."""
+        return len(self._waiting)
+
     def add(self, encoded: EncodedDocument) -> None:
         """Take a document, which has at least one token."""
         self._waiting.append((self._layout.place(encoded.document.doc_id), encoded))

@@ -71,8 +71,8 @@ class Corpus:
 
 def what_stays(rows: Rows) -> dict[str, list[str]]:
     """The lines that are left of each document."""
-    kept = np.flatnonzero(rows.reasons == 0).tolist()
-    if not kept:
+    kept = np.flatnonzero(rows.reasons == 0)
+    if not len(kept):
         return {}
     table, _ = without_lines(take_rows(rows.table, kept), lines_of(kept, rows))
     found = {}

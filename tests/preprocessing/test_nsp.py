@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,9 +19,7 @@ documents = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=30), min_
 def sentences_of(lengths: Lengths) -> Sentences:
     flat = [length for document in lengths for length in document]
     return Sentences(
-        ends=list(accumulate(flat)),
-        first=list(accumulate(map(len, lengths), initial=0)),
-        offsets=list(accumulate(map(sum, lengths), initial=0)),
+        ends=np.cumsum(flat), first=np.cumsum([0, *map(len, lengths)]), offsets=np.cumsum([0, *map(sum, lengths)])
     )
 
 

@@ -1,13 +1,24 @@
 from __future__ import annotations
 
 import random
+from itertools import chain, islice
 
 import numpy as np
 import pytest
 
 from preprocessing import nsp_lanes
-from preprocessing.nsp import FIELDS, Negatives, PairRule, Sentences, draw_pairs, random_draws
-from preprocessing.nsp_lanes import draw_passes
+from preprocessing.nsp import (
+    Negatives,
+    PairRule,
+    Sentences,
+    draw_pairs,
+    draw_singles,
+    draws_from,
+    random_draws,
+    stream_key,
+    stretch,
+)
+from preprocessing.nsp_lanes import draw_passes, draw_single_passes, openings
 
 
 def shard_of(seed: int, documents: int) -> Sentences:
@@ -17,9 +28,16 @@ def shard_of(seed: int, documents: int) -> Sentences:
         [chance.choice([1, 2, 9, 30, chance.randint(1, 900)]) for _ in range(chance.choice([1, 2, 5, 60]))]
         for _ in range(documents)
     ]
-    ends = np.cumsum([length for document in lengths for length in document]).tolist()
-    first = np.cumsum([0, *map(len, lengths)]).tolist()
-    return Sentences(ends=ends, first=first, offsets=np.cumsum([0, *map(sum, lengths)]).tolist())
+    ends = np.cumsum([length for document in lengths for length in document])
+    return Sentences(ends=ends, first=np.cumsum([0, *map(len, lengths)]), offsets=np.cumsum([0, *map(sum, lengths)]))
+
+
+def test_a_stream_opens_with_numpys_numbers_and_goes_on_with_them() -> None:
+    keys = [stream_key(1, f"d{number}", number, 128) for number in range(5)] + [(0, 2**64 - 1)]
+    for key, opening in zip(keys, openings(keys), strict=True):
+        expected = np.random.Philox(key=np.array(key, np.uint64)).random_raw(200).tolist()
+        assert list(islice(chain(opening.tolist(), draws_from(key, len(opening))), 200)) == expected
+        assert stretch(key, 64, 136).tolist() == expected[64:]
 
 
 @pytest.mark.parametrize("negatives", ["uniform", "by-sentence"])
@@ -30,20 +48,22 @@ def test_lanes_draw_what_each_pass_draws_alone(
     monkeypatch.setattr(nsp_lanes, "GROUP", 100)
     monkeypatch.setattr(nsp_lanes, "FEW", 3)
     sentences, rule = shard_of(max_tokens, 70), PairRule(max_tokens, short, negatives)
-    rows = [row for row in range(70) for _ in range(3)]
+    rows = np.arange(70).repeat(3)
     names = [(7, f"d{row}", number % 3, max_tokens) for number, row in enumerate(rows)]
-    drawn = draw_passes(rows, names, sentences, rule)
-    assert sum(map(len, drawn)) > 500
-    for row, name, pairs in zip(rows, names, drawn, strict=True):
-        alone = draw_pairs(row, sentences, rule, random_draws(*name))
-        assert pairs.reshape(-1).tolist() == alone
-        assert pairs.shape == (len(alone) // FIELDS, FIELDS)
+    for together, alone in ((draw_passes, draw_pairs), (draw_single_passes, draw_singles)):
+        drawn = together(rows, names, sentences, rule)
+        assert len(drawn.pairs) > 500
+        passes = np.split(drawn.pairs, np.cumsum(drawn.sizes)[:-1])
+        for row, name, pairs in zip(rows.tolist(), names, passes, strict=True):
+            assert pairs.reshape(-1).tolist() == alone(row, sentences, rule, random_draws(*name))
 
 
 @pytest.mark.parametrize("negatives", ["uniform", "by-sentence"])
 @pytest.mark.parametrize("few", [1, 1000])
 def test_two_documents_are_enough(few: int, negatives: Negatives, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nsp_lanes, "FEW", few)
-    sentences, rule = Sentences(ends=[3, 7], first=[0, 1, 2], offsets=[0, 3, 7]), PairRule(5, 0.0, negatives)
-    passes = draw_passes([0, 1], [(1, "a", 0, 8), (1, "b", 0, 8)], sentences, rule)
-    assert [pairs[:, 2].tolist() for pairs in passes] == [[1], [0]]
+    sentences = Sentences(ends=np.array([3, 7]), first=np.array([0, 1, 2]), offsets=np.array([0, 3, 7]))
+    rule = PairRule(5, 0.0, negatives)
+    drawn = draw_passes(np.arange(2), [(1, "a", 0, 8), (1, "b", 0, 8)], sentences, rule)
+    assert drawn.sizes.tolist() == [1, 1]
+    assert drawn.pairs[:, 2].tolist() == [1, 0]

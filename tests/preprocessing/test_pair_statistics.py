@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -31,23 +30,20 @@ class Drawn(NamedTuple):
 
     def starts(self, row: np.ndarray) -> np.ndarray:
         """Where documents begin among all tokens."""
-        return np.asarray(self.sentences.offsets)[row]
+        return self.sentences.offsets[row]
 
 
 def draw(lengths: list[list[int]], rule: PairRule, passes: int, single: bool = False) -> Drawn:
     flat = [length for document in lengths for length in document]
     sentences = Sentences(
-        ends=list(accumulate(flat)),
-        first=list(accumulate(map(len, lengths), initial=0)),
-        offsets=list(accumulate(map(sum, lengths), initial=0)),
+        ends=np.cumsum(flat), first=np.cumsum([0, *map(len, lengths)]), offsets=np.cumsum([0, *map(sum, lengths)])
     )
-    rows = np.arange(len(lengths)).repeat(passes).tolist()
+    rows = np.arange(len(lengths)).repeat(passes)
     names = [(7, f"document {row}", number, 128) for row in range(len(lengths)) for number in range(passes)]
     drawn = (draw_single_passes if single else draw_passes)(rows, names, sentences, rule)
-    sizes = [len(each) for each in drawn]
-    numbers = np.concatenate(drawn).T
-    assert len(numbers[0]) >= ENOUGH
-    return Drawn(sentences, lengths, np.repeat(rows, sizes), np.arange(len(rows)).repeat(sizes), *numbers)
+    assert len(drawn.pairs) >= ENOUGH
+    number = np.arange(len(rows)).repeat(drawn.sizes)
+    return Drawn(sentences, lengths, rows[number], number, *drawn.pairs.T)
 
 
 def documents(count: int, sentence: int | None) -> list[list[int]]:

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import tracemalloc
 from collections import Counter
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from preprocessing import shards
 from preprocessing.nsp import FIELDS, draw_pairs, random_draws
 from preprocessing.schema import shard_schema
 from preprocessing.shards import PairOptions, Rows, build_shard, shard_sentences
@@ -65,6 +67,34 @@ def test_pairs_are_those_of_every_pass_and_a_length_more_changes_none() -> None:
     more, _ = build(rows, dataclasses.replace(OPTIONS, duplicates=3))
     for old, new in zip(batch.column("pairs_16").to_pylist(), more.column("pairs_16").to_pylist(), strict=True):
         assert new[: len(old)] == old
+
+
+@pytest.mark.parametrize("next_sentence", [True, False])
+def test_a_shard_is_the_same_however_many_documents_are_at_work_at_once(
+    next_sentence: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note, batches = first_pass([document(f"d{number}") for number in range(9)], ONE_SHARD, batches=2)
+    options = dataclasses.replace(OPTIONS, next_sentence=next_sentence)
+    made = set()
+    for at_once in (1, 5, 1 << 16):
+        monkeypatch.setattr(shards, "AT_ONCE", at_once)
+        batch, counts = build(rows_of(note, batches, ONLY), options)
+        made.add((serialized(batch), str(sorted(counts.items()))))
+    assert len(made) == 1
+
+
+def test_a_short_document_takes_hardly_more_memory_than_its_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "AT_ONCE", 1 << 8)
+    options = dataclasses.replace(OPTIONS, sequence_lengths=(32,))
+    peaks = []
+    for count in (1000, 5000):
+        note, batches = first_pass([document(f"d{number}", sentences=1) for number in range(count)], ONE_SHARD)
+        rows = rows_of(note, batches, ONLY)
+        tracemalloc.start()
+        build(rows, options)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 300 * (5000 - 1000)  # bytes; with objects of Python for each it is 1,300
 
 
 def test_unknown_tokens_count_for_the_source_that_has_them() -> None:
