@@ -15,6 +15,7 @@ No token is looked at or copied: a pair is made of positions, and sentences are 
 from __future__ import annotations
 
 import hashlib
+import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ FIELDS = 6  # numbers that make a pair: a_begin, a_end, b_row, b_begin, b_end, i
 _BLOCK = 64  # raw draws fetched at once, at first; the stream does not depend on it
 _PHILOX: Any = np.random.Philox(0)  # for every stream: to set it costs a fifth of making another one
 _UNUSED = _PHILOX.state  # nothing is drawn yet
+_LOCK = threading.Lock()  # its own can't be taken twice in numpy 2.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def stream_key(seed: int, doc_id: str, duplicate: int, sequence_length: int) -> 
 
 def stretch(key: tuple[int, int], begin: int, count: int) -> np.ndarray:
     """Numbers of the endless stream of a key (Philox 4x64), from ``begin`` on, a multiple of 4; uint64 [count]."""
-    with _PHILOX.lock:
+    with _LOCK:
         _PHILOX.state = _UNUSED | {"state": {"counter": (begin // 4, 0, 0, 0), "key": key}}
         drawn: np.ndarray = _PHILOX.random_raw(count)
     return drawn
