@@ -11,7 +11,10 @@ from pathlib import Path
 def current_folder() -> Path:
     """The current folder, by the shell's own name for it where that is right."""
     physical, named = Path.cwd(), Path(os.environ.get("PWD", ""))
-    right = named.is_absolute() and ".." not in named.parts and named.exists() and named.samefile(physical)
+    try:
+        right = named.is_absolute() and ".." not in named.parts and named.samefile(physical)
+    except OSError:  # nothing is there, or nothing that can be looked at
+        right = False
     return named if right else physical
 
 

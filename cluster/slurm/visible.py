@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -17,7 +19,7 @@ _OF_ONE_MACHINE = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "
 
 
 def check_shared(paths: Iterable[Path], vouched: Sequence[Path]) -> None:
-    """See that all nodes see the same files.
+    """See that all nodes see the same files, and warn of links to them that the nodes may lack.
 
     Args:
         paths: what the jobs write and read.
@@ -26,6 +28,16 @@ def check_shared(paths: Iterable[Path], vouched: Sequence[Path]) -> None:
     Raises:
         ConfigError: a path lies on a disk of this machine.
     """
+    paths = list(paths)
+    parts = dict.fromkeys(part for path in paths for part in (path, *path.parents))
+    for link in filter(os.path.islink, parts):  # is_symlink() raises where a folder on the way can't be entered
+        kind, mount = file_system(link.parent)
+        if kind in _OF_ONE_MACHINE and not any(link.is_relative_to(folder) for folder in vouched):
+            print(
+                f"warning: {link}: a link on {mount} ({kind}), a file system of this machine alone: the nodes must "
+                f"have it too; else give what it leads to, {link.resolve()}",
+                file=sys.stderr,
+            )
     for path in paths:
         kind, mount = file_system(path)
         if kind in _OF_ONE_MACHINE and not any(path.resolve().is_relative_to(folder.resolve()) for folder in vouched):

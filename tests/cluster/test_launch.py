@@ -997,6 +997,26 @@ def test_a_network_s_file_system_is_shared_and_the_nearest_mount_counts(monkeypa
     visible.check_shared([tmp_path / "scratch" / "runs"], vouched=[tmp_path / "scratch"])
 
 
+def test_a_link_on_a_disk_of_this_machine_to_a_shared_folder_is_warned_of(monkeypatch, tmp_path, capsys):
+    """Other nodes may have it, as /home often is one on every node; nobody but the user knows."""
+    mounts = [("/", "ext4"), (str(tmp_path / "net"), "nfs4")]
+    partitions = [type("Mount", (), {"mountpoint": point, "fstype": kind}) for point, kind in mounts]
+    monkeypatch.setattr(visible.psutil, "disk_partitions", lambda **_: partitions)
+    (tmp_path / "net" / "me").mkdir(parents=True)
+    (tmp_path / "home").symlink_to(tmp_path / "net")
+    (tmp_path / "net" / "mine").symlink_to("me")
+    visible.check_shared([tmp_path / "home" / "me" / "a", tmp_path / "home" / "me" / "b"], vouched=[])
+    told = capsys.readouterr().err
+    assert told.startswith(
+        f"warning: {tmp_path}/home: a link on / (ext4), a file system of this machine alone: the nodes"
+    )
+    assert told.endswith(f"give what it leads to, {tmp_path}/net\n")
+    assert told.count("\n") == 1
+    visible.check_shared([tmp_path / "home" / "me" / "a"], vouched=[tmp_path / "home"])
+    visible.check_shared([tmp_path / "net" / "mine" / "a"], vouched=[])
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("time", "seconds"),
     [("90", 5400), ("90:30", 5430), ("1:02:03", 3723), ("2-0", 172800), ("2-01:30", 178200), ("2-1:1:1", 176461)],
