@@ -20,7 +20,7 @@ _START = re.compile(rb"BZh[1-9]1AY&SY")
 _START_BYTES = 10
 _READ = 1 << 18  # bytes of the file
 _PIECE = 1 << 16  # bytes of what comes out
-_BLOCK = 900_000  # the most that a block of text holds, at whose end is its checksum
+_BLOCK = 900_000  # that a block of text holds, at whose end is its checksum; one of long repetitions holds more
 _LOOK_BACK = 1 << 24
 
 
@@ -33,7 +33,10 @@ class BrokenStreamError(SourceError):
 
 
 def decompress(file: BinaryIO, begin: int, name: str) -> Iterator[tuple[int, bytes]]:
-    """What the streams from one on hold, a piece at a time. Nothing is handed out before its checksum was right.
+    """What the streams from one on hold, a piece at a time, each once so much follows as a block of text holds.
+
+    So nothing is handed out before its checksum was right, but for the beginning of a block that holds more: of long
+    repetitions, or damaged. Whoever can't make sense of what comes should read on to the error.
 
     Args:
         file: the compressed file, seekable.

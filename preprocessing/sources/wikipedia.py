@@ -48,6 +48,7 @@ _MAX_BYTES = 1 << 28
 _MAX_TAGS = 1 << 20
 
 _CHUNK = 1 << 16
+_LARGEST_BLOCK = 48 << 20  # bytes that may come out of one block of bzip2, by whose end it is known to be damaged
 _MAX_REVISION = 2**63 - 1  # as the shards' column holds
 _MEDIA, _FILE, _CATEGORY = "-2", "6", "14"  # keys of the namespaces whose links show no text
 
@@ -279,10 +280,24 @@ def _elements(chunks: Iterable[bytes], name: str) -> Iterator[etree._Element]:
                 raise SourceError(f"{name}: no page ends within {unfinished} bytes and {tags} tags: not a usable dump")
         parser.close()
     except etree.XMLSyntaxError as error:
+        _check_further(chunks)
         line, column = error.position
         raise SourceError(
             f"{name}: damaged XML at line {line}, column {column}: {error.msg}. Truncated? Download it again."
         ) from error
+
+
+def _check_further(chunks: Iterable[bytes]) -> None:
+    """Read on to where a damaged block of a compressed file ends: its own error tells more than that of the XML in it.
+
+    Raises:
+        SourceError: there is one.
+    """
+    left = _LARGEST_BLOCK
+    for chunk in chunks:
+        left -= len(chunk)
+        if left < 0:
+            break
 
 
 def _kept(element: etree._Element) -> Iterator[etree._Element]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from preprocessing import files
 from preprocessing.sources import Document, Item, Part, Skipped, SourceError, wikipedia
 from preprocessing.sources.wikipedia import read, read_part
 from tests.preprocessing.test_wikipedia import BOMB, SITEINFO, dump, page
@@ -166,3 +167,16 @@ def test_a_real_single_stream_dump_belongs_to_the_first_part(real_data: Path) ->
     first, *others = parts(data, 50_000)
     assert first == whole(data)
     assert not any(others)
+
+
+def test_a_damaged_block_is_told_as_such_although_its_xml_fails_first(real_data: Path, tmp_path: Path) -> None:
+    [dump] = (real_data / "wikipedia").glob("enwiki-latest-*.bz2")
+    data = bytearray(dump.read_bytes())
+    data[800_000] ^= 0xFF
+    damaged = tmp_path / "damaged.bz2"
+    damaged.write_bytes(data)
+    told = "the bzip2 stream that begins at byte 0"
+    with pytest.raises(SourceError, match=told), files.open_input(str(damaged)) as stream:
+        list(read(stream, "damaged.bz2"))
+    with pytest.raises(SourceError, match=told), damaged.open("rb") as raw:
+        list(read_part(raw, "damaged.bz2", Part(0, len(data))))
