@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, count
 
 import apache_beam as beam
 import pyarrow as pa
@@ -19,6 +19,7 @@ from preprocessing.watchdog import Watchdog, watching
 ALL = 1 << 64  # no hash is as high
 SPARE = 2.0  # text that is sampled at first, for a budget of 1: what inputs hold is known roughly
 ROWS = 256  # of a record batch
+FOUND = b"found"  # in the metadata of a unit's sample: documents below the cutoff
 SAMPLE = pa.schema([pa.field("hash", pa.uint64()), pa.field("text", pa.large_string())])
 
 
@@ -30,13 +31,16 @@ def first_cutoff(budget: int, text_bytes: float) -> int:
 def sample_unit(unit: Unit, job: Job, budget: int, cutoff: int) -> None:
     """Write the file of a unit's sampled documents."""
     with reporting(job, f"unit-{unit.number:05d}"), watching(job.work, job.patience) as dog:
-        sample = lowest(hashed_texts(_documents(unit, job, cutoff, dog), job.options.seed), budget)
+        found = count()
+        texts = hashed_texts(_documents(unit, job, cutoff, dog), job.options.seed)
+        sample = lowest((entry for entry, _ in zip(texts, found, strict=False)), budget)
         check_unchanged(unit)
-        with files.publish_arrow(job.sample_file(unit.number), job.work, SAMPLE) as writer:
+        schema = SAMPLE.with_metadata({FOUND: str(next(found))})
+        with files.publish_arrow(job.sample_file(unit.number), job.work, schema) as writer:
             for begin in range(0, len(sample), ROWS):
-                hashes, texts = zip(*sample[begin : begin + ROWS], strict=True)
-                arrays = [pa.array(hashes, pa.uint64()), pa.array(texts, pa.large_string())]
-                writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=SAMPLE))
+                hashes, drawn = zip(*sample[begin : begin + ROWS], strict=True)
+                arrays = [pa.array(hashes, pa.uint64()), pa.array(drawn, pa.large_string())]
+                writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
 
 
 def _documents(unit: Unit, job: Job, cutoff: int, dog: Watchdog) -> Iterator[Document | Skipped]:
@@ -64,7 +68,7 @@ def sampled_texts(job: Job, budget: int) -> tuple[list[str], bool]:
     """The texts of a drawn sample, and whether there was more than it has room for."""
     units = range(job.units)
     sample = lowest(chain.from_iterable(_rows(job, unit) for unit in units), budget)
-    found = sum(_count(job, unit) for unit in units)
+    found = sum(_found(job, unit) for unit in units)
     return [text for _, text in sample], len(sample) < found
 
 
@@ -75,6 +79,7 @@ def _rows(job: Job, unit: int) -> Iterator[tuple[int, str]]:
             yield from zip(batch.column("hash").to_pylist(), batch.column("text").to_pylist(), strict=True)
 
 
-def _count(job: Job, unit: int) -> int:
+def _found(job: Job, unit: int) -> int:
+    """How many documents a unit has below the cutoff, whether or not its sample had room for them."""
     with files.open_arrow(job.sample_file(unit)) as reader:
-        return sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
+        return int(reader.schema.metadata[FOUND])

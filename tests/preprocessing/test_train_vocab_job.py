@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,27 @@ def test_inputs_that_hold_less_than_it_seemed_are_read_again(
     assert contents(tmp_path / "wrong") == contents(tmp_path / "right")
     assert len(cutoffs) == 2
     assert cutoffs[0] < cutoffs[1] == sampling.ALL
+
+
+def test_a_corpus_in_one_unit_is_read_once_where_it_holds_enough(
+    books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (books / "book-11.txt").read_text().split()
+    lines = (json.dumps({"text": " ".join(words[at : at + 20])}) for at in range(len(words) - 20))
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines))
+    vocabulary, sample = tmp_path / "vocab.txt", ("--jsonl", tmp_path / "texts.jsonl", "--seed", 3)
+    train_vocab([*map(str, sample), "--size", "70", "--sample-bytes", "5000", "--output", str(vocabulary)])
+    runs: list[int] = []
+    build = sampling.build_sampling
+
+    def watched(*arguments: object, cutoff: int, **others: object) -> None:
+        runs.append(cutoff)
+        build(*arguments, cutoff=cutoff, **others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(launch, "build_sampling", watched)
+    make(tmp_path / "job", *sample, "--train-vocab", 70, "--vocab-sample-bytes", 5000)
+    assert len(runs) == 1
+    assert (tmp_path / "job" / "tokenizer" / "vocab.txt").read_bytes() == vocabulary.read_bytes()
 
 
 def test_an_interrupted_job_keeps_its_vocabulary(
