@@ -35,12 +35,15 @@ def clean(text: str) -> str:
         text = unicodedata.normalize("NFC", text)
     # Most lines are as they should be: of all that is dropped or a blank, only " " is printable.
     lines = [
-        line
-        if line.isprintable() and "  " not in line and line[:1] != " " and line[-1:] != " "
-        else " ".join(_DROPPED.sub("", line).split())
+        line if line.isprintable() and "  " not in line and line[:1] != " " and line[-1:] != " " else _tidy(line)
         for line in text.split("\n")
     ]
     return "\n".join(filter(None, lines))
+
+
+def _tidy(line: str) -> str:
+    # What is dropped may have stood between a letter and its accent.
+    return unicodedata.normalize("NFC", " ".join(_DROPPED.sub("", line).split()))
 
 
 def split_lines(text: str, language: str) -> list[list[str]]:

@@ -56,11 +56,12 @@ def _documents(file: BinaryIO) -> Iterator[tuple[bytes | None, bytes | None]]:
     size = 0
     for line in lines(file):
         opening = _OPENING.fullmatch(line.strip()) if line else None
-        if (opening or line == _CLOSING) and title is not None:
+        closing = line is not None and line.strip() == _CLOSING
+        if (opening or closing) and title is not None:
             yield title, b"\n".join(body) if size <= 4 * MAX_DOCUMENT else None
         elif line and title is None and not opening:
             yield None, line[:80]
-        if opening or line == _CLOSING:
+        if opening or closing:
             title, body, size = opening and opening["title"], [], 0
         elif title is not None:
             size += 4 * MAX_DOCUMENT + 1 if line is None else len(line)

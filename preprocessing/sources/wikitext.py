@@ -82,8 +82,8 @@ def _verbatim(text: str, match: re.Match[str], closings: _Closings) -> tuple[int
     if opening is None:
         return match.end(), GAP
     inside = opening[1]
-    if text[inside - 2] == "/":
-        return inside, GAP
+    if text[inside - 2] == "/":  # an empty nowiki keeps marks apart, and is nothing where a word goes on
+        return inside, "" if tag == "nowiki" and text[inside : inside + 1].isalnum() else GAP
     closing = closings.find(rf"</{tag}\s*>", inside)
     if closing is None:
         return inside, GAP

@@ -25,11 +25,13 @@ def split_sentences(text: str, language: str) -> list[str]:
         ("form\x0cfeed and\x85next", "form feed and next"),
         ("half a pair \ud800 here", "half a pair here"),
         ("zero\u200djoin", "zero\u200djoin"),
+        ("e\u00ad\u0301 e\x07\u0301", "é é"),
         (" \n\t\n", ""),
     ],
 )
 def test_clean(raw: str, cleaned: str) -> None:
     assert clean(raw) == cleaned
+    assert clean(cleaned) == cleaned
 
 
 def test_sentences_end_with_paragraphs_and_not_with_abbreviations() -> None:

@@ -25,6 +25,11 @@ def test_documents_without_their_title_line() -> None:
     ]
 
 
+def test_blanks_around_a_closing_line_are_no_text() -> None:
+    data = doc("A", "one").replace("</doc>", " </doc> ") + doc("B", "two")
+    assert [item.text for item in documents(data) if isinstance(item, Document)] == ["one", "two"]
+
+
 def test_what_is_no_document() -> None:
     assert documents(b"") == [Skipped("AA/wiki_00", "wikiextractor", "empty")]
     assert documents(doc("Only a title", "Only a title")) == [Skipped("AA/wiki_00#0", "wikiextractor", "empty")]

@@ -103,6 +103,7 @@ CASES = {
     "code over lines": ("call\n<code>\nf()\n</code>", ["call"]),
     "nowiki": ("write <nowiki>[[dog]] and {{x}}</nowiki> so", ["write [[dog]] and {{x}} so"]),
     "nowiki at the beginning": ("<nowiki>*</nowiki> dog", ["* dog"]),
+    "nowiki within a word": ("Foo [[bar]]<nowiki/>s are here.", ["Foo bars are here."]),
     "nowiki between quotes": ("the dog'<nowiki/>''s'' own", ["the dog's own"]),
     # HTML
     "inline": ("H<sub>2</sub>O is <small>a</small> <span style='x'>wet</span> thing", ["H2O is a wet thing"]),
