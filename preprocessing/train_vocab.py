@@ -19,6 +19,7 @@ from pathlib import Path
 from preprocessing.extras import needs
 
 with needs("preprocess"):
+    from preprocessing.interruption import end_when_interrupted
     from preprocessing.sources import Document, Skipped, SourceError, StorageError
     from preprocessing.text import clean
     from preprocessing.tokenization import VocabularyError, train_vocabulary, vocabulary_text
@@ -153,4 +154,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    end_when_interrupted("train_vocab: interrupted; nothing was written")
     main()

@@ -86,6 +86,18 @@ def test_sigterm_ends_workers_that_have_hardly_begun(books: Path, vocabulary_fil
     assert process.returncode == 128 + signal.SIGTERM
 
 
+def test_the_training_of_a_vocabulary_ends_with_a_line(tmp_path: Path) -> None:
+    texts, output = tmp_path / "texts.jsonl", tmp_path / "vocab.txt"
+    texts.write_text('{"text": "a whale"}\n' * 3_000_000)  # half a minute's work
+    process = start(sys.executable, "-m", "preprocessing.train_vocab", "--jsonl", texts, "--output", output)
+    while process.poll() is None and str(texts) not in {file.path for file in psutil.Process(process.pid).open_files()}:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == "train_vocab: interrupted; nothing was written\n"
+    assert process.returncode == 128 + signal.SIGINT
+    assert not output.exists()
+
+
 def test_code_in_c_is_ended_too() -> None:
     process = start(sys.executable, "-c", IN_C)
     assert process.stdout
