@@ -64,9 +64,7 @@ def inspect(output: str, description: dict[str, Any]) -> State:
     if old is None:
         if _own_names(output, present):
             raise JobError(f"{output}: holds shards without their {JOB}; {advice}")
-        raise JobError(
-            f"{output}: contains files that are not from this program, such as {min(present)!r}; use another directory"
-        )
+        raise JobError(_foreign(output, present))
     if finished:
         # A later version of a library does not unmake a finished job.
         description = description | {"versions": old.get("versions")}
@@ -75,6 +73,10 @@ def inspect(output: str, description: dict[str, Any]) -> State:
         whose = "another job's output" if finished else "another job, interrupted"
         raise JobError(f"{output}: holds {whose}: {differs}; {advice}")
     return "finished" if finished else "interrupted"
+
+
+def _foreign(output: str, present: Iterable[str]) -> str:
+    return f"{output}: contains files that are not from this program, such as {min(present)!r}; use another directory"
 
 
 def clear(output: str, wanted: Iterable[str] = (), needed: str | None = None) -> None:
@@ -89,13 +91,16 @@ def clear(output: str, wanted: Iterable[str] = (), needed: str | None = None) ->
         needed: a file that the new job reads.
 
     Raises:
-        JobError: a file that is not ours has a name that the new job will write, or the needed file would go.
+        JobError: a file that is not ours has a name that the new job will write, or none of several files is ours, or
+            the needed file would go.
     """
     present = _present(output)
     own = _own_names(output, present)
     in_the_way = sorted({JOB, MANIFEST, *_TOKENIZER_FILES, *wanted} & (present.keys() - own))
     if in_the_way:
         raise JobError(f"{output}: {in_the_way[0]!r} was not written by a job of this program; use another directory")
+    if not own and not all(map(_WORK_FILE.fullmatch, present)):
+        raise JobError(_foreign(output, present))
     if needed and any(files.is_same(needed, files.join(output, name)) for name in own):
         raise JobError(f"{needed}: would be removed with the shards that it lies among; copy it to another place first")
     order = sorted(own, key=lambda name: (name != MANIFEST, name == JOB, not name.endswith(".json"), name))

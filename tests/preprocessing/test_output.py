@@ -45,7 +45,8 @@ def test_foreign_files_are_never_touched(make: Maker, books: Path, tmp_path: Pat
     output = tmp_path / "out"
     (output / "tokenizer").mkdir(parents=True)
     (output / "tokenizer" / "notes").write_text("mine")
-    assert "'tokenizer/notes'; use another directory" in make.error(output, "--books", books / "*.txt")
+    for asked in ((), ("--overwrite",)):
+        assert "'tokenizer/notes'; use another directory" in make.error(output, "--books", books / "*.txt", *asked)
     (output / "manifest.json").write_text("{}")
     said = make.error(output, "--books", books / "*.txt", "--overwrite")
     assert "'manifest.json' was not written by a job of this program" in said
