@@ -15,6 +15,8 @@ from preprocessing.sources.lines import decode_utf8, lines
 SOURCE = "books"
 WRAP = 100  # columns; a text is hard-wrapped when hardly any of its lines is longer
 _START = re.compile(r"^[ \t]*\*{3} ?START OF (?:THE|THIS) PROJECT GUTENBERG EBOOK.*?\*{3}[^\n]*$", re.M | re.S | re.I)
+# The last line of the header before 2004 or so.
+_SMALL_PRINT_ENDS = re.compile(r"^[ \t]*\*END ?\*? ?THE SMALL PRINT![^\n]*$", re.M | re.I)
 _END = re.compile(
     r"^[ \t]*(?:\*{3} ?END OF (?:THE|THIS) PROJECT GUTENBERG EBOOK|End of (?:the )?Project Gutenberg)", re.M | re.I
 )
@@ -46,7 +48,7 @@ def decode(data: bytes) -> tuple[str, int]:
 
 def strip_gutenberg(text: str) -> tuple[str, str | None]:
     """What is between Project Gutenberg's header and footer, of several books in a row too, and the first title."""
-    start = _START.search(text)
+    start = _START.search(text) or _end_of_small_print(text)
     title = _TITLE.search(text[: start.start()]) if start else None
     body, rest = _until_footer(_without_credits(text[start.end() :]) if start else text)
     starts = list(_START.finditer(rest))
@@ -54,6 +56,12 @@ def strip_gutenberg(text: str) -> tuple[str, str | None]:
     others = (_without_credits(rest[start.end() : end]) for start, end in zip(starts, ends, strict=False))
     bodies = [body, *(_until_footer(other)[0] for other in others)]
     return "\n\n".join(bodies), " ".join(title[1].split()) if title else None
+
+
+def _end_of_small_print(text: str) -> re.Match[str] | None:
+    """The last line of an old header; None where the small print stands behind the book, as in some of the oldest."""
+    found = _SMALL_PRINT_ENDS.search(text)
+    return found if found and not _END.search(text, 0, found.start()) else None
 
 
 def _without_credits(body: str) -> str:

@@ -32,6 +32,16 @@ def test_a_gutenberg_book_without_header_and_footer() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "mark", ["*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*", "*END THE SMALL PRINT! FOR EBOOKS*"]
+)
+def test_the_small_print_of_old_etexts_goes_before_the_book_and_behind_it(mark: str) -> None:
+    small_print = f"***START**THE SMALL PRINT!**START***\nWhy is this here?\n{mark}Ver.04.29.93*END*\n\n"
+    text, footer = "CHAPTER I.\n\nIt begins.\n\n", "End of The Project Gutenberg Etext of Some Book\n\n"
+    for etext in (f"The Etext of Some Book\n\n{small_print}{text}{footer}", f"{text}{footer}{small_print}"):
+        assert book(etext.encode()).text == "CHAPTER I.\nIt begins."
+
+
 def test_several_gutenberg_books_in_a_file_are_all_read() -> None:
     books = [HEADER + START + f"Book {number} begins.\r\n\r\nIt ends.\r\n" + END for number in range(3)]
     document = book("\r\n".join(books).encode())
