@@ -18,6 +18,7 @@ from preprocessing.watchdog import STUCK, STUCK_CODE
 LIVE_SECONDS = 1.0  # between two looks at the work folder
 QUIET_SECONDS = 3.0  # the same where stderr is no terminal
 LINE_SECONDS = 30.0  # between two lines where stderr is no terminal
+SHARE = 0.05  # of the time that may go into looking: a list of many thousand notes takes a while
 
 
 @contextmanager
@@ -36,13 +37,15 @@ def show_progress(job: Job, terminal: int) -> Iterator[None]:
 def _watch(job: Job, terminal: int, done: threading.Event) -> None:
     begun = told = time.monotonic()
     live, progress = os.isatty(terminal), Progress(job)
-    while not done.wait(LIVE_SECONDS if live else QUIET_SECONDS):
+    pause, took = LIVE_SECONDS if live else QUIET_SECONDS, 0.0
+    while not done.wait(max(pause, took / SHARE)):
+        now = time.monotonic()
         try:
             reason = job.left_error(STUCK)
-            now = time.monotonic()
             line = progress.line(now - begun) if live or now - told >= LINE_SECONDS else ""
         except OSError:  # storage that fails for a moment must not end the watch
             continue
+        took = time.monotonic() - now
         if reason:
             end(STUCK_CODE, f"make_shards: error: {reason}", terminal)  # a worker is dead, and not every engine notices
         if line:

@@ -28,6 +28,7 @@ from preprocessing.sources.lines import decode_utf8
 
 SOURCE = "parquet"
 _ROWS = 256  # held at once
+_BUFFER = 1 << 20  # bytes of a column that are read ahead; by itself pyarrow reads a whole group of rows
 
 
 def read(
@@ -46,7 +47,8 @@ def read(
         SourceError: it is no Parquet file, is damaged, or has no such column of strings.
     """
     try:
-        table = pq.ParquetFile(pa.PythonFile(file, mode="r"), page_checksum_verification=True)
+        stream = pa.PythonFile(file, mode="r")
+        table = pq.ParquetFile(stream, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
         columns = _columns(table.schema_arrow, options.parquet, name)
         sizes = [table.metadata.row_group(group).num_rows for group in range(table.metadata.num_row_groups)]
         for group, row in enumerate(accumulate(sizes[:-1], initial=0)):

@@ -53,6 +53,26 @@ def test_the_parts_are_the_file(size: int, compression: str) -> None:
     assert size > 5000 or sum(map(bool, found)) > 1
 
 
+class Watched(io.BytesIO):
+    """A file that notes how much is asked of it at once."""
+
+    asked: int = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        found = super().read(size)
+        self.asked = max(self.asked, len(found))
+        return found
+
+
+def test_a_large_group_of_rows_is_not_read_at_once() -> None:
+    table = pa.table({"text": [f"{number} " * 10_000 for number in range(200)]})
+    data = parquet(table, compression="none", use_dictionary=False, write_batch_size=8)
+    assert len(data) > 6 << 20
+    file = Watched(data)
+    assert len(list(read(file, "w/0.parquet", Part(0, len(data))))) == 200
+    assert file.asked < 2 << 20
+
+
 def test_columns_have_other_names_and_the_title_is_optional() -> None:
     data = parquet(WIKIPEDIA.rename_columns(["id", "url", "name", "body"]))
     assert documents(data, text="body", title="name") == documents(parquet(WIKIPEDIA))
