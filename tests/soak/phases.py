@@ -55,6 +55,6 @@ def run_pretrain_in_phases(arguments: list[str], path: Path) -> int:
     Saver.begin = say(0, b"k", b"c", Saver.begin)  # type: ignore[method-assign]
     Saver._commit = say(0, b"k", b"c", Saver._commit)  # type: ignore[method-assign]
     Saver.finish = say(0, b"k", b"-", Saver.finish)  # type: ignore[method-assign]
-    Saver._export = say(1, b"e", b" ", Saver._export)  # type: ignore[method-assign]
+    Saver._clean_up_and_export = say(1, b"e", b" ", Saver._clean_up_and_export)  # type: ignore[method-assign]
     saving.write_state = say(1, b"w", b" ", saving.write_state)
     return pretrain.main(arguments)

@@ -239,7 +239,7 @@ class TestExport:
             load_export(tmp_path / "half").state, {k: v.float() for k, v in random_state(torch.bfloat16).items()}
         )
 
-    @pytest.mark.parametrize("step", ["write_tensors", "sync"])
+    @pytest.mark.parametrize("step", ["write_tensors", "publish"])
     def test_an_interrupted_export_is_not_there_and_the_next_one_is(self, tmp_path, tokenizer_dir, monkeypatch, step):
         directory = tmp_path / "exports" / "step-000200"
 
@@ -305,17 +305,24 @@ class TestDamage:
             with pytest.raises(ValueError, match=rf"config\.json: {message}.*copy the folder anew"):
                 load_export(export)
 
-    @pytest.mark.parametrize("size", [10**6, 10**18, 10**30])
+    @pytest.mark.parametrize(
+        ("size", "message"),
+        [
+            (10**6, r"model\.safetensors: .* from different models: [\d,]+ numbers where"),
+            (10**18, r"config\.json: .* must be positive, and at most 16,777,216"),
+            (10**30, r"config\.json: .* must be positive, and at most 16,777,216"),
+        ],
+    )
     @pytest.mark.parametrize(
         "name", ["vocab_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings", "type_vocab_size"]
     )
-    def test_sizes_that_no_memory_would_hold(self, export, name, size):
+    def test_sizes_that_no_memory_would_hold(self, export, name, size, message):
         """Refused before a model of them is built, new heads above all: these weights have none."""
         weights = load_file(export / "model.safetensors")
         save_file({k: v for k, v in weights.items() if not k.startswith("cls.")}, export / "model.safetensors")
         settings = json.loads((export / "config.json").read_text()) | {name: size}
         (export / "config.json").write_text(json.dumps(settings))
-        with pytest.raises(ValueError, match=r"model\.safetensors: .* from different models: [\d,]+ numbers where"):
+        with pytest.raises(ValueError, match=message):
             load_export(export)
 
     def test_a_folder_for_the_configuration(self, export):
