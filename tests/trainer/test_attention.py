@@ -168,10 +168,10 @@ def test_the_kernel_for_packed_sequences_has_no_dropout():
 def test_the_kernel_for_packed_sequences_is_taken_where_it_runs(
     monkeypatch, capability, dtype, probability, width, expected
 ):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     with FakeTensorMode():
         query = torch.empty(3, 2, width, dtype=dtype, device="cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     assert attention_module._fastest(query, probability) == expected
     assert fastest_on_gpu(dtype.itemsize, probability, width, capability) == expected
 
