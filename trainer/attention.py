@@ -65,22 +65,24 @@ def attention(
 def _fastest(query: Tensor, dropout_probability: float) -> Implementation:
     if query.is_cpu:
         return "grouped"
-    return fastest_on_gpu(query.element_size(), dropout_probability, query.shape[-1], _capability(query.device))
+    return fastest_on_gpu(query.element_size(), dropout_probability, query.shape[-1], _is_modern(query.device))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # no question for torch.compile's graph
-def _capability(device: torch.device) -> tuple[int, int]:
-    if device.type != "cuda" or not torch.cuda.is_available():  # tensors that only know their shape, for a plan
-        return _FLASH_CAPABILITY
-    return torch.cuda.get_device_capability(device)
+# No question for torch.compile's graph, the comparison included: torch 2.11 can't order tuples in one.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_modern(device: torch.device) -> bool:
+    """Whether the kernel for packed sequences runs there, or the tensors only know their shape, for a plan."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return True
+    return torch.cuda.get_device_capability(device) >= _FLASH_CAPABILITY
 
 
 def fastest_on_gpu(
-    element_bytes: int, dropout_probability: float, head_width: int, capability: tuple[int, int] = _FLASH_CAPABILITY
+    element_bytes: int, dropout_probability: float, head_width: int, is_modern: bool = True
 ) -> Literal["sdpa", "varlen"]:
-    """The fastest way on a GPU of a compute capability, for floating-point numbers of so many bytes."""
+    """The fastest way for floating-point numbers of so many bytes, on a GPU of Ampere's generation or later, or not."""
     multiple, widest = _FLASH_WIDTHS
-    has_kernel = capability >= _FLASH_CAPABILITY and head_width % multiple == 0 and head_width <= widest
+    has_kernel = is_modern and head_width % multiple == 0 and head_width <= widest
     return "varlen" if has_kernel and element_bytes == 2 and dropout_probability == 0.0 else "sdpa"
 
 
