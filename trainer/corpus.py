@@ -109,7 +109,7 @@ def directory_checksums(manifest: Path) -> list[str]:
 
 def _open(source: str, cache_dir: str, verify: bool) -> ShardDirectory:
     if cache_dir:
-        return cached(source, Path(cache_dir), verify)
+        return cached(source, Path(cache_dir).expanduser(), verify)
     if "://" in source:
         raise ShardError(f"{source}: not a local directory; set data.cache_dir to one where it is copied to")
     return ShardDirectory(source)

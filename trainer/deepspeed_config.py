@@ -27,7 +27,7 @@ def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int
             contradicts.
     """
     try:
-        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+        raw = json.loads(Path(path).read_text(encoding="utf-8-sig"))  # some editors begin with a mark
     except OSError as error:
         raise ConfigError(f"{path}: can't read the DeepSpeed configuration ({error.strerror})") from error
     except (ValueError, RecursionError) as error:

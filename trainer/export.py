@@ -1,6 +1,6 @@
 """From a checkpoint, sharded over any number of ranks, to a Hugging Face directory.
 
-python -m trainer.export runs/large/checkpoints/step-100000 exported/
+python -m trainer.export runs/large/checkpoints/step-100000 exported/    # runs/large alone means the newest
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.export", description="Turn a checkpoint into a directory that transformers loads."
     )
-    parser.add_argument("checkpoint", type=Path, help="RUN/checkpoints/step-NNNNNN")
+    parser.add_argument("checkpoint", type=Path, help="RUN/checkpoints/step-NNNNNN, or RUN for the newest")
     parser.add_argument("output", type=Path, help="a new directory")
     arguments = parser.parse_args(argv)
     try:
-        state = _export(arguments.checkpoint.resolve(), arguments.output)
+        state = _export(_newest(arguments.checkpoint.resolve()), arguments.output)
     except (OSError, ValueError) as error:
         print(f"error: {refusal(error)}", file=sys.stderr)
         return 2
@@ -60,11 +60,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _newest(path: Path) -> Path:
+    """A run's newest checkpoint, where ``path`` is the run or what names that checkpoint; else ``path`` itself."""
+    run = RunDirectory(path.parent.parent if path.name == "latest" else path)
+    return run.candidates()[0] if run.step else path
+
+
 def _export(checkpoint: Path, output: Path) -> RunState:
     if output.exists():
         raise CheckpointError(f"{output}: is there already; choose another directory")
-    if not checkpoint.is_dir() or checkpoint.parent.name != "checkpoints":
+    if not checkpoint.is_dir():
         raise CheckpointError(f"{checkpoint}: no such checkpoint; give a RUN/checkpoints/step-...")
+    if checkpoint.parent.name != "checkpoints":
+        raise CheckpointError(
+            f"{checkpoint}: not a RUN/checkpoints/step-...; what is beside checkpoints/ is needed too: config.toml, "
+            "tokenizer/ and others"
+        )
     if output.resolve().is_relative_to(checkpoint):
         raise CheckpointError(f"{output}: in the checkpoint, and would go with it; choose another directory")
     run = RunDirectory(checkpoint.parent.parent)

@@ -13,6 +13,8 @@ import torch
 from trainer.ownership import Owned
 from trainer.sharded_state import MOMENTS, Fragment
 
+_OF_LAMB = ("bias_correction", "min_trust_ratio", "max_trust_ratio", "adapt_undecayed")
+
 
 @dataclass(frozen=True)
 class OptimizerConfig:
@@ -26,7 +28,7 @@ class OptimizerConfig:
         eps: added to the root of the second moment.
         weight_decay: decoupled, times the learning rate; not for LayerNorm and biases, but for embeddings.
         max_gradient_norm: gradients are scaled down to this global norm; 0 turns that off.
-        bias_correction: of LAMB; the names of the two Adams say it for themselves.
+        bias_correction: of LAMB, as what follows; the names of the two Adams say it of themselves.
         min_trust_ratio: lower bound of LAMB's ratio for a parameter.
         max_trust_ratio: its upper bound.
         adapt_undecayed: whether LAMB's ratio applies to LayerNorm and biases too; google and NVIDIA leave them at 1.
@@ -50,6 +52,11 @@ class OptimizerConfig:
             raise ValueError("optimizer.weight_decay and optimizer.max_gradient_norm must be 0 or more and finite")
         if not 0 <= self.min_trust_ratio <= self.max_trust_ratio or self.min_trust_ratio == math.inf:
             raise ValueError("optimizer.min_trust_ratio must be 0 or more, finite, at most optimizer.max_trust_ratio")
+        for name in _OF_LAMB:
+            if self.name != "lamb" and getattr(self, name) != getattr(OptimizerConfig, name):
+                raise ValueError(
+                    f'optimizer.{name} is of "lamb" alone; "adamw" corrects the bias, "bert_adam" does not'
+                )
 
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -43,12 +43,14 @@ def parse(raw: dict[str, Any], kind: type[_Settings], where: str, overrides: Seq
         _reject(raw, kind, "")
         return pydantic.TypeAdapter(kind).validate_python(raw)
     except _BadKeyError as error:
-        raise ConfigError(f"{_culprit(error.key, where, overrides)}: {error}") from error
+        raise ConfigError(_located(str(error), error.key, where, overrides)) from error
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{_culprit(key, where, overrides)}: {key + ': ' if key else ''}{message}") from error
+        is_no_list = first["type"] in ("tuple_type", "list_type")
+        reason = "give a list, such as [1, 2]" if is_no_list else first["msg"].removeprefix("Value error, ")
+        message = f"{key}: {reason}" if key else reason
+        raise ConfigError(_located(message, key, where, overrides)) from error
 
 
 class _BadKeyError(ValueError):
@@ -59,13 +61,13 @@ class _BadKeyError(ValueError):
         self.key = key
 
 
-def _culprit(key: str, where: str, overrides: Sequence[str]) -> str:
-    """Where the value of a key is from: an override, or the file, with what overrides have changed within the key."""
+def _located(message: str, key: str, where: str, overrides: Sequence[str]) -> str:
+    """With where the key's value is from: an override, or the file and what overrides have changed within the key."""
     paths = {override: override.partition("=")[0] for override in overrides}
     if whole := [override for override, path in paths.items() if f"{key}.".startswith(f"{path}.")]:
-        return whole[-1]
+        return f"{whole[-1]}: {message}"
     within = [override for override, path in paths.items() if not key or path.startswith(f"{key}.")]
-    return f"{where} with {' '.join(within)}" if within else where
+    return f"{where}: {message} (with {' '.join(within)})" if within else f"{where}: {message}"
 
 
 def read_toml(path: Path, what: str, depth: int = 0) -> dict[str, Any]:

@@ -158,6 +158,12 @@ def test_a_time_or_a_date_is_a_string(text, value):
         ("optimizer.max_gradient_norm=nan", r"max_gradient_norm must be 0 or more and finite"),
         ("optimizer.eps=inf", r"optimizer\.eps be positive and finite"),
         ("schedule.peak=true", r"schedule\.peak is true; give a number"),
+        (
+            "optimizer.bias_correction=false",
+            r'optimizer\.bias_correction is of "lamb" alone; "adamw" corrects the bias',
+        ),
+        ("data.weights=0.7,0.3", r"data\.weights: give a list, such as \[1, 2\]"),
+        ("data.skip=[5,9]", r"data\.skip\.0: give a list, such as \[1, 2\]"),
         ("model.num_hidden_layers=true", r"model\.num_hidden_layers is true; give a number"),
         ("phases.0.steps=false", r"phases\.0\.steps is false; give a number"),
         ("tracking.experiment=", "tracking: experiment must be a name of 1 to 500 characters"),
@@ -173,16 +179,16 @@ def test_a_wrong_setting_is_named(recipe, override, message):
     ("in_file", "overrides", "culprit"),
     [
         ("", ["train.max_step=3"], "train.max_step=3: unknown setting train.max_step; did you mean train.max_steps?"),
-        ("", ["train.max_steps=3", "trai.seed=3"], "FILE with trai.seed=3: unknown setting trai; "),
+        ("", ["train.max_steps=3", "trai.seed=3"], "FILE: unknown setting trai; ... (with trai.seed=3)"),
         ("", ["train={seeds=3}"], "train={seeds=3}: unknown setting train.seeds; "),
         ("", ["train.seed=abc", "log.every=5"], "train.seed=abc: train.seed: Input should be a valid integer"),
         ("", ["train.seed=true"], "train.seed=true: train.seed is true; give a number"),
-        ("", ["train.seed=-1", "log.every=5"], "FILE with train.seed=-1: train: seed must be 0 or more"),
+        ("", ["train.seed=-1", "log.every=5"], "FILE: train: seed must be 0 or more... (with train.seed=-1)"),
         ("max_step = 3", ["train.seed=5"], "FILE: unknown setting train.max_step; "),
         ("max_steps = 'x'", ["train.seed=5", "log.every=5"], "FILE: train.max_steps: Input should be a valid integer"),
         ("max_steps = 'x'", ["train.max_steps=true"], "train.max_steps=true: train.max_steps is true; give a number"),
-        ("max_steps = -1", ["train.seed=5"], "FILE with train.seed=5: train: max_steps must be 0 or more"),
-        ("max_steps = -1", ["log.every=5"], "FILE: train: max_steps must be 0 or more"),
+        ("max_steps = -1", ["train.seed=5"], "FILE: train: max_steps must be 0 or more... (with train.seed=5)"),
+        ("max_steps = -1", ["log.every=5"], "FILE: train: max_steps must be 0 or more...10000000"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_told_from_one_in_the_file(tmp_path, in_file, overrides, culprit):
@@ -190,7 +196,9 @@ def test_a_mistake_on_the_command_line_is_told_from_one_in_the_file(tmp_path, in
     file.write_text(f"{TINY}\n[train]\n{in_file}\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         load_recipe(file, overrides)
-    assert str(caught.value).startswith(culprit.replace("FILE", str(file)))
+    begin, _, end = culprit.replace("FILE", str(file)).partition("...")
+    assert str(caught.value).startswith(begin)
+    assert str(caught.value).endswith(end)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +234,7 @@ def test_a_number_that_is_too_small_is_refused(recipe, override):
         ("train.hang_seconds=10000000000000", "hang_seconds 0 to 10000000"),
         ("train.threads=2048", "threads 0 to 1024"),
         ("phases.0.global_batch_size=99999999999999999999999", "global_batch_size must be positive and below"),
-        ("optimizer.min_trust_ratio=inf", "min_trust_ratio must be 0 or more, finite"),
+        ("optimizer={name='lamb', min_trust_ratio=inf}", "min_trust_ratio must be 0 or more, finite"),
         ("data.token_multiple=0", "token_multiple must be 1 to 65,536"),
         ("data.token_multiple=1000000007", "token_multiple must be 1 to 65,536"),
         ("data.weights=[1e308, 1e308]", "data.weights must be positive numbers"),

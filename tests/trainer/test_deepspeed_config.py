@@ -191,6 +191,8 @@ def test_a_deepspeed_configuration_that_can_t_be_read(recipe, tmp_path):
         (tmp_path / "ds.json").write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match=message):
             resolve_deepspeed(tmp_path / "ds.json", settings, settings.phases[0], 1)
+    (tmp_path / "ds.json").write_text("{}", encoding="utf-8-sig")  # as some editors do
+    resolve_deepspeed(tmp_path / "ds.json", settings, settings.phases[0], 1)
     with pytest.raises(ConfigError, match=r"nowhere\.json: can't read"):
         resolve_deepspeed(tmp_path / "nowhere.json", settings, settings.phases[0], 1)
 

@@ -44,6 +44,12 @@ def test_a_sharded_checkpoint_becomes_the_export_that_the_run_made_itself(run, t
     assert torch.isfinite(model.bert.embeddings.word_embeddings.weight).all()
 
 
+@pytest.mark.parametrize("name", [".", "checkpoints/latest"])
+def test_a_run_stands_for_its_newest_checkpoint(run, tmp_path, capsys, name):
+    assert main([str(run / name), str(tmp_path / "out")]) == 0
+    assert "the weights of step 8" in capsys.readouterr().out
+
+
 def test_the_lineage_tells_where_the_run_lies_however_it_was_named(run, tmp_path, monkeypatch):
     monkeypatch.chdir(run.parent)
     given, checkpoint = RunDirectory(Path(run.name)), run / "checkpoints" / "step-000008"
@@ -66,8 +72,8 @@ def test_mistakes(run, tmp_path, capsys):
         ([str(flipped), str(tmp_path / "out")], f"{state}: not the bytes that were written"),
         ([str(checkpoint), str(tmp_path)], "is there already; choose another directory"),
         ([str(run / "checkpoints" / "step-000099"), str(tmp_path / "out")], "step-000099: no such checkpoint"),
-        ([str(run / "exports" / "step-000008"), str(tmp_path / "out")], "no such checkpoint; give a RUN/checkpoints/"),
-        ([str(run), str(tmp_path / "out")], "no such checkpoint; give a RUN/checkpoints/step-..."),
+        ([str(run / "exports" / "step-000008"), str(tmp_path / "out")], "not a RUN/checkpoints/step-...; what"),
+        ([str(run / "checkpoints"), str(tmp_path / "out")], "what is beside checkpoints/ is needed too"),
         ([str(checkpoint), str(checkpoint / "out")], "in the checkpoint, and would go with it"),
         ([str(checkpoint), str(tmp_path / "link" / "out")], "in the checkpoint, and would go with it"),
         ([str(damaged / "checkpoints" / "step-000008"), str(tmp_path / "out")], "initial_weights.json: damaged ("),
