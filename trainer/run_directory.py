@@ -27,91 +27,39 @@ class CheckpointError(ValueError):
     """A run directory that can't be used or gone on with. The message names it and what to do."""
 
 
+class _Below:
+    """The path of a file or folder of a run."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __get__(self, run: RunDirectory, _: type) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """The paths of a run."""
 
     path: Path
 
-    @property
-    def config(self) -> Path:
-        """The resolved recipe."""
-        return self.path / "config.toml"
-
-    @property
-    def deepspeed_config(self) -> Path:
-        """DeepSpeed's configuration as the user gave it."""
-        return self.path / "ds_config.json"
-
-    @property
-    def manifest(self) -> Path:
-        """The manifest of the shards that the run reads."""
-        return self.path / "manifest.json"
-
-    @property
-    def code(self) -> Path:
-        """Commit and versions; see trainer.lineage.code_version."""
-        return self.path / "code.json"
-
-    @property
-    def code_changes(self) -> Path:
-        """What differed from the commit, as a patch."""
-        return self.path / "code.diff"
-
-    @property
-    def initial_weights(self) -> Path:
-        """Directory and checksum of the weights that the run began with; missing where they were new ones."""
-        return self.path / "initial_weights.json"
-
-    @property
-    def metrics(self) -> Path:
-        """A line of JSON per step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def validation_metrics(self) -> Path:
-        """A line of JSON per evaluation on the validation shards."""
-        return self.path / "validation.jsonl"
-
-    @property
-    def tracking(self) -> Path:
-        """What MLflow knows of this run."""
-        return self.path / "mlflow.json"
-
-    @property
-    def pending_evaluations(self) -> Path:
-        """The folder of evaluations that wait until MLflow gets them."""
-        return self.path / "mlflow.pending"
-
-    @property
-    def tokenizer(self) -> Path:
-        """The tokenizer's files."""
-        return self.path / "tokenizer"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def exports(self) -> Path:
-        """The folder of exports."""
-        return self.path / "exports"
-
-    @property
-    def job(self) -> Path:
-        """The files of the cluster job that trains this run; the trainer leaves them alone."""
-        return self.path / "job"
-
-    @property
-    def lock(self) -> Path:
-        """The file that the trainer locks while it runs."""
-        return self.path / "trainer.lock"
-
-    @property
-    def outcome_file(self) -> Path:
-        """Holds the outcome as a line."""
-        return self.path / "outcome"
+    config = _Below("config.toml")  # the resolved recipe
+    deepspeed_config = _Below("ds_config.json")  # DeepSpeed's configuration as the user gave it
+    manifest = _Below("manifest.json")  # the manifest of the shards that the run reads
+    code = _Below("code.json")  # commit and versions; see trainer.lineage.code_version
+    code_changes = _Below("code.diff")  # what differed from the commit, as a patch
+    initial_weights = _Below("initial_weights.json")  # directory and checksum of those it began with; missing where new
+    metrics = _Below("metrics.jsonl")  # a line of JSON per step
+    validation_metrics = _Below("validation.jsonl")  # a line of JSON per evaluation on the validation shards
+    tracking = _Below("mlflow.json")  # what MLflow knows of this run
+    pending_evaluations = _Below("mlflow.pending")  # the folder of evaluations that wait until MLflow gets them
+    tokenizer = _Below("tokenizer")  # the tokenizer's files
+    checkpoints = _Below("checkpoints")  # the folder of checkpoints
+    exports = _Below("exports")  # the folder of exports
+    job = _Below("job")  # the files of the cluster job that trains this run; the trainer leaves them alone
+    lock = _Below("trainer.lock")  # the file that the trainer locks while it runs
+    outcome_file = _Below("outcome")  # holds the outcome as a line
+    latest = _Below("checkpoints/latest")  # names the checkpoint that a resume begins with
 
     @property
     def is_new(self) -> bool:
@@ -211,11 +159,6 @@ class RunDirectory:
                 f"{pointer}: names {name!r}, which is not there; write the name of a checkpoint into it"
             )
         return [path for path in found if step_number(path) <= step_number(Path(name))]
-
-    @property
-    def latest(self) -> Path:
-        """Names the checkpoint that a resume begins with."""
-        return self.checkpoints / "latest"
 
     @property
     def step(self) -> int:
