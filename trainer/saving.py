@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from trainer.checkpoint import RunState, begin_checkpoint, commit_checkpoint, keep_newest, read_run_state
 from trainer.config import CheckpointConfig
@@ -43,41 +43,37 @@ class Saver:
         self._model = model
         self._settings = settings
         self._state: RunState | None = None  # of the checkpoint that is being written
-        self._writer: _Task | None = None
-        self._exporter: _Task | None = None
+        self._writer: Future[str | None] | None = None
+        self._exporter: Future[str | None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")  # writer and exporter take turns
 
     @property
     def writing(self) -> bool:
         """Whether this rank's part of a checkpoint is not on disk yet."""
-        return self._writer is not None and self._writer.running
+        return self._writer is not None and not self._writer.done()
 
     def begin(self, state: RunState, engine: Engine) -> None:
         """Copy what this rank owns, and start writing it."""
         self.finish()
         run, world = self._run, self._world
-        problem = next(filter(None, world.gather(self._make_room(state) if world.is_first else None)), None)
+        made = _problem_of(lambda: begin_checkpoint(run, state.step)) if world.is_first else None
+        problem = next(filter(None, world.gather(made)), None)
         if problem:
             self.problem = problem
             self._give_up(state, problem)
             return
         flats, moment_step = engine.snapshot(), engine.optimizer_step
         self._state = state
-        self._writer = _Task(lambda: write_state(run.staging(state.step), world.rank, world.size, flats, moment_step))
-
-    def _make_room(self, state: RunState) -> str | None:
-        """Begin the checkpoint's folder; returns what went wrong."""
-        try:
-            begin_checkpoint(self._run, state.step)
-        except OSError as error:
-            return str(error)
-        return None
+        self._writer = self._thread.submit(
+            _problem_of, lambda: write_state(run.staging(state.step), world.rank, world.size, flats, moment_step)
+        )
 
     def settle(self) -> None:
         """Commit the checkpoint that all ranks have written, or give it up if one could not. All ranks know that."""
         if self._state is None or self._writer is None:
             return
         state, self._state = self._state, None
-        problems = self._world.gather(self._writer.join())
+        problems = self._world.gather(self._writer.result())
         if not any(problems):
             problems = self._world.gather(self._commit(state) if self._world.is_first else None)
         self.problem = next(filter(None, problems), None)
@@ -90,7 +86,7 @@ class Saver:
         """Wait until nothing is being written any more."""
         self.settle()
         if self._exporter is not None:
-            problem = self._exporter.join()
+            problem = self._exporter.result()
             self._exporter = None
             _report_export(problem)
 
@@ -101,7 +97,7 @@ class Saver:
             commit_checkpoint(self._run, state)
         except (OSError, StateError) as error:
             return str(error)
-        self._exporter = _Task(lambda: self._clean_up_and_export(state))
+        self._exporter = self._thread.submit(_problem_of, lambda: self._clean_up_and_export(state))
         return None
 
     def _clean_up_and_export(self, state: RunState) -> None:
@@ -121,8 +117,9 @@ def export_if_missing(run: RunDirectory, step: int, model: BertConfig) -> None:
     """Make the export of a checkpoint where a kill came between the two; one that can't be made costs nothing else."""
     if step and not run.export(step).exists():
         checkpoint, target = run.checkpoint(step), run.export(step)
-        making = _Task(lambda: export_checkpoint(run, read_run_state(checkpoint), checkpoint, target, model))
-        _report_export(making.join())
+        _report_export(
+            _problem_of(lambda: export_checkpoint(run, read_run_state(checkpoint), checkpoint, target, model))
+        )
 
 
 def _report_export(problem: str | None) -> None:
@@ -130,28 +127,14 @@ def _report_export(problem: str | None) -> None:
         _log.error("the export can't be written (%s); to make it later, run python -m trainer.export", problem)
 
 
-class _Task:
-    """A thread whose result is what went wrong in it, whatever that was: no error may be taken for success."""
-
-    def __init__(self, work: Callable[[], None]):
-        self._work = work
-        self._problem: str | None = None
-        self._thread = threading.Thread(target=self._run, name="checkpoint")
-        self._thread.start()
-
-    @property
-    def running(self) -> bool:
-        return self._thread.is_alive()
-
-    def join(self) -> str | None:
-        """Wait for the end; returns what went wrong, in words."""
-        self._thread.join()
-        return self._problem
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except (OSError, ValueError) as error:
-            self._problem = str(error) or repr(error)
-        except BaseException as error:  # nobody has foreseen it, so its kind says more than its words
-            self._problem = repr(error)
+def _problem_of(work: Callable[[], None]) -> str | None:
+    """What went wrong in it, whatever that was, in words: no error may be taken for success."""
+    try:
+        work()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except (OSError, ValueError) as error:
+        return str(error) or repr(error)
+    except BaseException as error:  # nobody has foreseen it, as Rust's panics, so its kind says more than its words
+        return repr(error)
+    return None

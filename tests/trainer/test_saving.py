@@ -11,7 +11,7 @@ from trainer.checkpoint import RunState
 from trainer.config import CheckpointConfig
 from trainer.model import BertConfig
 from trainer.run_directory import RunDirectory, step_folders
-from trainer.saving import Saver, _Task
+from trainer.saving import Saver, _problem_of
 from trainer.sharded_state import file_name, verify_state
 from trainer.world import World
 
@@ -106,14 +106,16 @@ class OddError(Exception):
     """Such as safetensors', of which nobody thought."""
 
 
-@pytest.mark.parametrize(
-    "error", [OddError("no room"), OSError("no room"), MemoryError("no room"), SystemExit("no room")]
-)
-def test_whatever_goes_wrong_in_a_thread_is_known(error):
+class Panic(BaseException):
+    """As Rust's are."""
+
+
+@pytest.mark.parametrize("error", [OddError("no room"), OSError("no room"), MemoryError("no room"), Panic("no room")])
+def test_whatever_goes_wrong_is_known(error):
     def work():
         raise error
 
-    assert "no room" in _Task(work).join()
+    assert "no room" in _problem_of(work)
 
 
 @pytest.mark.parametrize("error", [OddError(), OSError(), ValueError(), MemoryError()])
@@ -121,8 +123,17 @@ def test_an_error_without_words_is_one_too(error):
     def work():
         raise error
 
-    assert type(error).__name__ in _Task(work).join()
+    assert type(error).__name__ in _problem_of(work)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+def test_who_asks_for_the_end_of_the_program_gets_it(error):
+    def work():
+        raise error
+
+    with pytest.raises(type(error)):
+        _problem_of(work)
 
 
 def test_what_goes_well_says_nothing():
-    assert _Task(lambda: None).join() is None
+    assert _problem_of(lambda: None) is None
