@@ -9,10 +9,9 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import deepspeed
 import torch
@@ -88,19 +87,18 @@ _REFUSALS = (
 )
 
 
-@dataclass(frozen=True)
-class GlobalCounts:
+class GlobalCounts(NamedTuple):
     """Sums over all ranks' micro-batches of a step."""
 
-    predictions: int
-    samples: int
-    micro_batches: int
-    tokens: int  # real ones
-    slots: int  # tokens and padding
+    predictions: float
+    samples: float
+    micro_batches: float
+    tokens: float  # real ones
+    slots: float  # tokens and padding
     flops: float
-    stop: bool  # some rank was asked to stop
-    writing: bool  # some rank is still writing a checkpoint
-    unreadable: bool  # some rank could not read its micro-batches
+    stop: float  # ranks that were asked to stop
+    writing: float  # ranks that are still writing a checkpoint
+    unreadable: float  # ranks that could not read their micro-batches
 
 
 class Engine:
@@ -223,7 +221,7 @@ class Engine:
         metrics = self._means(all_sums, totals.predictions, totals.samples)
         if not math.isfinite(metrics["loss"]):
             suspects = self._find_suspects(of_micro_batches, batches)
-            raise bad_loss(step + 1, metrics["loss"], suspects, totals.micro_batches)
+            raise bad_loss(step + 1, metrics["loss"], suspects, int(totals.micro_batches))
         metrics["learning_rate"] = learning_rate
         metrics |= self._update(step, batches, learning_rate)
         laps.lap("update_seconds")
@@ -266,23 +264,14 @@ class Engine:
         lengths = torch.cat([torch.zeros(0), *(batch.lengths for batch in batches)])
         predicted = sum(int((batch.mlm_labels != EMPTY_SLOT).sum()) for batch in batches)
         judged = sum(int((batch.nsp_labels != EMPTY_SLOT).sum()) for batch in batches)
+        slots = sum(len(batch.tokens.input_ids) for batch in batches)
         flops = training_flops(self._config, lengths, predicted)
-        mine = [
-            predicted,
-            judged,
-            len(batches),
-            int(lengths.sum()),
-            sum(len(batch.tokens.input_ids) for batch in batches),
-            flops,
-            float(stop),
-            float(writing),
-            float(unreadable),
-        ]
-        predictions, samples, micro_batches, tokens, slots, flops, stopping, busy, unread = self._world.sum(mine)
-        return GlobalCounts(  # never 0: data.skip may leave out all of a step, whose losses are then sums of nothing
-            max(1, int(predictions)), max(1, int(samples)), int(micro_batches), int(tokens), int(slots), flops,
-            stop=stopping > 0, writing=busy > 0, unreadable=unread > 0,
-        )  # fmt: skip
+        mine = GlobalCounts(
+            predicted, judged, len(batches), int(lengths.sum()), slots, flops, stop, writing, unreadable
+        )
+        totals = GlobalCounts(*self._world.sum(mine))
+        # Never 0: data.skip may leave out all of a step, whose losses are then sums of nothing.
+        return totals._replace(predictions=max(1.0, totals.predictions), samples=max(1.0, totals.samples))
 
     def snapshot(self) -> list[Flat]:
         """Copies in CPU memory of the weights and moments that this rank owns and the first one does not have too.

@@ -109,7 +109,7 @@ class Session:
                 self.saver.finish()  # what is being written is from before
                 raise
             clock.lap("compute_seconds")
-            step, stopped = step + 1, totals.stop
+            step, stopped = step + 1, totals.stop > 0
             is_saved = stopped or _is_due(self.recipe.checkpoint.every, step, end)
             if is_saved:
                 self._save(engine, step, clock)
