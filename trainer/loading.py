@@ -79,7 +79,6 @@ class StepReader(Iterator[list[Batch]]):
             _Pickled(steps) if workers else _Reporting(steps),
             sampler=range(first, last),
             batch_size=None,
-            collate_fn=_as_it_is,
             num_workers=workers,
             prefetch_factor=2 if workers else None,
             worker_init_fn=_belong_to_the_trainer,
@@ -203,7 +202,3 @@ def _end(code: int) -> str:
     if code == -signal.SIGKILL:
         return "was killed by SIGKILL, usually for lack of memory; lower data.workers or add memory"
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
-
-def _as_it_is(step: list[Batch] | ShardError) -> list[Batch] | ShardError:
-    return step
