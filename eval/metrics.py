@@ -19,6 +19,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -41,49 +42,21 @@ Scheme = Literal["conlleval", "IOB1", "IOB2"]
 # ---- labels and figures ---------------------------------------------------------------------------------------------
 
 
-def accuracy(labels: Sequence[int], predictions: Sequence[int]) -> float:
-    """Share of the predictions that are right."""
-    return 100.0 * float(sklearn.metrics.accuracy_score(labels, predictions))
-
-
-def f1_binary(labels: Sequence[int], predictions: Sequence[int]) -> float:
-    """F1 of class 1 of two."""
-    return 100.0 * float(sklearn.metrics.f1_score(labels, predictions, zero_division=0))
-
-
-def macro_f1(labels: Sequence[int], predictions: Sequence[int]) -> float:
-    """Mean of the classes' F1, over those that occur."""
-    return 100.0 * float(sklearn.metrics.f1_score(labels, predictions, average="macro", zero_division=0))
-
-
-def matthews(labels: Sequence[int], predictions: Sequence[int]) -> float:
-    """Matthews' correlation; 0 where all predictions are the same."""
-    return 100.0 * float(sklearn.metrics.matthews_corrcoef(labels, predictions))
-
-
-def pearson(labels: Sequence[float], predictions: Sequence[float]) -> float:
-    """Pearson's correlation; 0 where all predictions, or all labels, are the same."""
-    return _correlation(scipy.stats.pearsonr, labels, predictions)
-
-
-def spearman(labels: Sequence[float], predictions: Sequence[float]) -> float:
-    """Spearman's rank correlation; 0 where all predictions, or all labels, are the same."""
-    return _correlation(scipy.stats.spearmanr, labels, predictions)
-
-
 def _correlation(function: Callable[..., Any], labels: Sequence[float], predictions: Sequence[float]) -> float:
+    """0 where all predictions, or all labels, are the same."""
     if len(set(labels)) == 1 or len(set(predictions)) == 1:
         return 0.0
-    return 100.0 * float(function(labels, predictions).statistic)
+    return float(function(labels, predictions).statistic)
 
 
+# Name -> function of labels and predictions, 1 at best.
 LABEL_METRICS: dict[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
-    "accuracy": accuracy,
-    "f1": f1_binary,
-    "macro_f1": macro_f1,
-    "matthews": matthews,
-    "pearson": pearson,
-    "spearman": spearman,
+    "accuracy": sklearn.metrics.accuracy_score,
+    "f1": partial(sklearn.metrics.f1_score, zero_division=0),  # of class 1 of two
+    "macro_f1": partial(sklearn.metrics.f1_score, average="macro", zero_division=0),  # over the classes that occur
+    "matthews": sklearn.metrics.matthews_corrcoef,  # 0 where all predictions are the same
+    "pearson": partial(_correlation, scipy.stats.pearsonr),
+    "spearman": partial(_correlation, scipy.stats.spearmanr),
 }
 
 GLUE_METRICS = {
@@ -116,12 +89,7 @@ def score_labels(metrics: Sequence[str], labels: Sequence[float], predictions: S
         raise UsageError(f"{len(labels)} labels and {len(predictions)} predictions: give as many, and one at least")
     if not all(map(math.isfinite, predictions)):
         raise UsageError("a prediction is not a finite number; train again with a lower learning rate")
-    return {metric: LABEL_METRICS[metric](labels, predictions) for metric in metrics}
-
-
-def glue(task: str, labels: Sequence[float], predictions: Sequence[float]) -> Scores:
-    """The metrics of a task of GLUE, a key of GLUE_METRICS: of MRPC "accuracy" and "f1", say."""
-    return score_labels(GLUE_METRICS[task], labels, predictions)
+    return {metric: 100.0 * float(LABEL_METRICS[metric](labels, predictions)) for metric in metrics}
 
 
 def confusion_matrix(labels: Sequence[int], predictions: Sequence[int], classes: int) -> list[list[int]]:
@@ -241,7 +209,8 @@ def _score_glue(arguments: argparse.Namespace) -> Scores:
             f"{arguments.predictions}: {len(missing)} examples have no prediction, such as index {missing[0]}; "
             "give one for each"
         )
-    return glue(arguments.task, *zip(*((e.label, predictions[e.id]) for e in examples), strict=True))
+    labels, ours = zip(*((e.label, predictions[e.id]) for e in examples), strict=True)
+    return score_labels(GLUE_METRICS[arguments.task], labels, ours)
 
 
 def _score_conll(arguments: argparse.Namespace) -> Scores:

@@ -26,7 +26,7 @@ from eval import run as evaluation
 from eval.evaluated import read_evaluations
 from eval.kinds import Texts
 from eval.locks import locked
-from eval.metrics import f1_binary
+from eval.metrics import score_labels
 from eval.options import default_output, parse
 from eval.parts import checksum_of, read_parts
 from eval.readers.examples import DatasetError
@@ -106,7 +106,7 @@ def test_results_of_a_task_of_pairs(
     lines = (tmp_path / "out" / "predictions" / "mrpc" / "dev_predictions.tsv").read_text().splitlines()[1:]
     predicted = [int(line.split("\t")[1]) for line in lines]
     labels = [example.label for example in READERS["MRPC"](data, "dev")]
-    assert f1_binary(labels, predicted) == task["metrics"]["f1"]["value"]
+    assert score_labels(["f1"], labels, predicted)["f1"] == task["metrics"]["f1"]["value"]
     confusion = (tmp_path / "out" / "predictions" / "mrpc" / "dev_confusion.tsv").read_text().splitlines()
     assert confusion[0] == "label\t0\t1"
     assert sum(int(cell) for line in confusion[1:] for cell in line.split("\t")[1:]) == 16
