@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,25 +69,6 @@ SIZES = {"large": (), "demo": DEMO}
 WARM_UP = 5  # steps, in which kernels are compiled and chosen
 TIMED = 5  # steps beside a profile
 COMPARED = 32  # samples at most of the comparison with float32, whose formula stores all
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Rates of a row; `wait` is the share of time that steps waited for the loader, `predicted` of tokens a second."""
-
-    row: str
-    length: int
-    dropout: str
-    batch: int
-    steps: int
-    sequences: float
-    tokens: float
-    predicted: float
-    tflops: float
-    ceiling: float
-    padding: float
-    wait: float
-    memory_gb: float
 
 
 @dataclass(frozen=True)
@@ -281,7 +262,10 @@ def work_of(batches: list[Batch]) -> Work:
 
 
 def train(row: Row, length: int, bench: Bench) -> dict[str, Any]:
-    """Train a row for some seconds, after some steps that don't count."""
+    """Train a row for some seconds, after some steps that don't count: its rates.
+
+    ``wait`` is the share of time that steps waited for the loader, ``predicted`` of tokens a second.
+    """
     recipe = bench.recipe(row, length)
     processes = recipe.data.processes(bench.world.device)
     if bench.world.device.type == "cuda":
@@ -299,12 +283,13 @@ def train(row: Row, length: int, bench: Bench) -> dict[str, Any]:
         sum(predict(model, row, work.lengths, length, work.predictions, bench.ceiling, bench.bandwidth).values())
         for work in works
     )
-    measured = Measured(
-        row.name, length, f"{model.hidden_dropout_prob:g} / {model.attention_probs_dropout_prob:g}",
-        bench.batches[length], len(steps), len(lengths) / took, tokens / took, tokens / foretold, rate / 1e12,
-        rate / bench.ceiling, 1 - tokens / sum(work.slots for work in works), waited / took, memory / 1e9,
-    )  # fmt: skip
-    return asdict(measured)
+    return {
+        "row": row.name, "length": length,
+        "dropout": f"{model.hidden_dropout_prob:g} / {model.attention_probs_dropout_prob:g}",
+        "batch": bench.batches[length], "steps": len(steps), "sequences": len(lengths) / took,
+        "tokens": tokens / took, "predicted": tokens / foretold, "tflops": rate / 1e12, "ceiling": rate / bench.ceiling,
+        "padding": 1 - tokens / sum(work.slots for work in works), "wait": waited / took, "memory_gb": memory / 1e9,
+    }  # fmt: skip
 
 
 def time_steps(trainer: Ours | Peer, reader: StepReader, seconds: float) -> tuple[list[list[Batch]], float, float]:
