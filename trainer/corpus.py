@@ -1,4 +1,4 @@
-"""The shard directories of a run: opened, of one vocabulary, and what identifies them together."""
+"""The shard directories of a run: opened, of one vocabulary, what identifies them together, and their samples."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from preprocessing.schema import MANIFEST, ShardDirectory, ShardEntry, ShardError, Vocabulary, checksum
+from trainer.config import Phase, Recipe
+from trainer.data import SampleStream
 from trainer.shard_cache import THREADS, cached
 
 
@@ -90,6 +92,20 @@ def open_corpus(sources: Sequence[str], cache_dir: str = "", verify: bool = True
     manifests = [(directory.path / MANIFEST).read_bytes().decode() for directory in directories]
     text = manifests[0] if len(manifests) == 1 else _together(checksums, manifests)
     return Corpus(directories, text, hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
+
+
+def train_stream(recipe: Recipe, phase: Phase, shards: Corpus) -> SampleStream:
+    """The training samples of a phase."""
+    return SampleStream(
+        shards.directories,
+        "train",
+        phase.sequence_length,
+        seed=recipe.train.seed,
+        max_predictions=phase.max_predictions,
+        masking=recipe.masking,
+        data=recipe.data,
+        causal=recipe.model.is_decoder,
+    )
 
 
 def directory_checksums(manifest: Path) -> list[str]:

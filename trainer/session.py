@@ -15,11 +15,10 @@ import torch
 from preprocessing.schema import checksum
 from trainer.checkpoint import RunState, cut_metrics, has_line, read_run_state
 from trainer.config import Phase, Recipe
-from trainer.corpus import Corpus
-from trainer.data import Batch, SampleStream, evaluation_batches, validation_stream
+from trainer.corpus import Corpus, train_stream
+from trainer.data import Batch, evaluation_batches, validation_stream
 from trainer.engine import Engine, GlobalCounts
 from trainer.files import append_line
-from trainer.hugging_face import load_export
 from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps
 from trainer.metrics import measure_ceiling, peak_memory, perplexity
 from trainer.model import parameter_count
@@ -27,7 +26,7 @@ from trainer.non_finite import NonFiniteError
 from trainer.progress import Clock, Progress
 from trainer.run_directory import CheckpointError, Ending, RunDirectory
 from trainer.saving import Saver, export_if_missing
-from trainer.settings import ConfigError
+from trainer.start import initial_weights
 from trainer.stopping import StopRequests, watch
 from trainer.world import World
 
@@ -262,48 +261,6 @@ def owes_validation(run: RunDirectory, recipe: Recipe, step: int) -> bool:
     ends = (min(end, recipe.last_step) for begin, end, _ in recipe.phase_ranges() if begin < step <= end)
     is_due = any(_is_due(recipe.log.validate_every, step, end) for end in ends)
     return is_due and not has_line(run.validation_metrics, step)
-
-
-def train_stream(recipe: Recipe, phase: Phase, shards: Corpus) -> SampleStream:
-    """The training samples of a phase."""
-    return SampleStream(
-        shards.directories,
-        "train",
-        phase.sequence_length,
-        seed=recipe.train.seed,
-        max_predictions=phase.max_predictions,
-        masking=recipe.masking,
-        data=recipe.data,
-        causal=recipe.model.is_decoder,
-    )
-
-
-def initial_weights(directory: Path, recipe: Recipe) -> dict[str, torch.Tensor]:
-    """The weights of a Hugging Face directory, heads included where it has them.
-
-    Raises:
-        ConfigError: it can't be read or is not the recipe's model.
-    """
-    try:
-        export = load_export(directory, recipe.train.seed)
-    except ValueError as error:
-        raise ConfigError(f"--init-from: {error}") from error
-    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
-             "is_decoder", "pre_layer_norm", "max_position_embeddings", "type_vocab_size",
-             "layer_norm_eps")  # fmt: skip
-    for name in sizes:
-        found, wanted = getattr(export.config, name), getattr(recipe.model, name)
-        if found != wanted:
-            advice = f"set model.{name}={found}"
-            if name == "vocab_size":  # that of the shards, as has been seen
-                advice = "give it the shards' words by trainer.new_vocabulary, or make shards with its own"
-            raise ConfigError(f"--init-from: {directory} has {name} {found}, the recipe {wanted}; {advice}")
-    for name, tensor in export.state.items():
-        if not torch.isfinite(tensor).all():
-            raise ConfigError(f"--init-from: {directory}: {name} is not finite; take weights from before that")
-    if export.initialized:
-        _log.info("%s has no %s: newly initialised", directory, ", ".join(export.initialized))
-    return export.state
 
 
 def _warn_of_other_bits(state: RunState, world: World) -> None:

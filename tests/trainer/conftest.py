@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.ranks import run_ranks
 from tests.trainer.shard_factory import write_shards
+from trainer.files import read_lines
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,3 +72,24 @@ def deepspeed_config(tmp_path: Path):
         return path
 
     return write
+
+
+@pytest.fixture
+def call(recipe, shards, deepspeed_config, tmp_path):
+    """Run the trainer; returns the exit codes of its ranks and what they printed."""
+    from tests.trainer.rank_tasks import run_pretrain  # seconds to import, for the few who train
+
+    def run(*settings, world=1, task=run_pretrain, **replaced):
+        arguments = {"config": recipe, "deepspeed_config": deepspeed_config(), "shards": shards,
+                     "output": tmp_path / "run", **replaced}  # fmt: skip
+        log = tmp_path / "log"
+        log.unlink(missing_ok=True)
+        flags = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
+        return run_ranks(world, task, [*flags, *settings], log=log), log.read_text()
+
+    return run
+
+
+def losses(run: Path) -> list[float]:
+    """Of all steps of a run directory."""
+    return [line["loss"] for line in read_lines(run / "metrics.jsonl")]

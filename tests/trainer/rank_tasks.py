@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from preprocessing.schema import ShardDirectory, ShardError
-from trainer import lineage, pretrain, saving, session, tensor_files
+from trainer import lineage, pretrain, saving, session, start, tensor_files
 from trainer.checkpoint import RunState
 from trainer.config import Recipe, load_recipe
 from trainer.data import Batch, SampleStream
@@ -114,14 +114,14 @@ def run_pretrain_and_crash_beside_others(arguments: list[str]) -> int:
 
 def run_pretrain_and_die_before_the_run_has_begun(arguments: list[str]) -> int:
     """The trainer's main; SIGKILL comes when all but the recipe is written."""
-    write = pretrain.write_atomically
+    write = start.write_atomically
 
     def write_or_die(path: Path, content: str | bytes) -> None:
         if path.name == "config.toml":
             os.kill(os.getpid(), signal.SIGKILL)
         write(path, content)
 
-    pretrain.write_atomically = write_or_die
+    start.write_atomically = write_or_die
     return pretrain.main(arguments)
 
 
@@ -180,7 +180,7 @@ def run_pretrain_with_a_tracker_that_ends_late(arguments: list[str]) -> int:
 
 def run_pretrain_without_patience(arguments: list[str]) -> int:
     """The trainer's main; another trainer gets no time to end."""
-    pretrain.hold_run = functools.partial(hold_run, patience=0)
+    start.hold_run = functools.partial(hold_run, patience=0)
     return pretrain.main(arguments)
 
 

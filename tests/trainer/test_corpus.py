@@ -1,14 +1,20 @@
 """The shard directories of a run: what they must agree on, what identifies them, and damage found before training."""
 
 import contextlib
+import dataclasses
 import json
 import shutil
 
+import numpy as np
 import pytest
+import torch
 
 from preprocessing.schema import MANIFEST, ShardDirectory, ShardError, checksum
-from tests.trainer.shard_factory import write_shards
-from trainer.corpus import directory_checksums, open_corpus
+from tests.trainer.shard_factory import MASK, write_shards
+from trainer.config import load_recipe
+from trainer.corpus import directory_checksums, open_corpus, train_stream
+from trainer.data import DataConfig, SampleStream
+from trainer.masking import MaskingConfig
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +103,19 @@ def test_every_shard_is_compared_by_one_rank_and_all_hear_of_a_damaged_one(shard
     for rank in range(world):
         with pytest.raises(ShardError, match=r"shard-00001\S*, \S*validation-shard-00000\S*: checksum differs"):
             verify(rank, add(found))
+
+
+@pytest.mark.parametrize("left_to_right", [False, True])
+def test_what_is_trained_on_is_what_the_recipe_says(recipe, shards, left_to_right):
+    special = ["model.is_decoder=true", "train.next_sentence=false"] if left_to_right else ["masking.probability=0.5"]
+    settings = load_recipe(recipe, ["train.seed=7", *special])
+    phase = dataclasses.replace(settings.phases[0], max_predictions=3)
+    stream = train_stream(settings, phase, open_corpus([str(shards)]))
+    expected = SampleStream(
+        ShardDirectory(shards), "train", 32, seed=7, max_predictions=3, masking=MaskingConfig(probability=0.5),
+        data=DataConfig(), causal=left_to_right,
+    )  # fmt: skip
+    ours, theirs = (each.batch(np.arange(6)) for each in (stream, expected))
+    assert torch.equal(ours.tokens.input_ids, theirs.tokens.input_ids)
+    assert torch.equal(ours.mlm_labels, theirs.mlm_labels)
+    assert (MASK in ours.tokens.input_ids) == (not left_to_right)

@@ -1,9 +1,7 @@
 """The trainer as its users meet it: outcomes, messages and what stands in the run directory."""
 
-import dataclasses
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -11,19 +9,18 @@ import statistics
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoTokenizer
 from transformers import BertForPreTraining as TheirBert
 
-from preprocessing.schema import MANIFEST, Manifest, checksum
+from preprocessing.schema import MANIFEST
 from tests.ranks import run_ranks
-from tests.trainer.conftest import TINY
+from tests.trainer.conftest import TINY, losses
 from tests.trainer.rank_tasks import (
     run_pretrain,
     run_pretrain_and_check_out_another_commit,
     run_pretrain_and_crash,
     run_pretrain_and_crash_beside_others,
-    run_pretrain_and_die_before_the_run_has_begun,
     run_pretrain_and_edit_the_configuration,
     run_pretrain_and_lose_the_settings,
     run_pretrain_and_signal,
@@ -49,21 +46,6 @@ from trainer import export
 from trainer.files import read_lines
 from trainer.leases import hold_export, hold_run
 from trainer.run_directory import RunDirectory
-
-
-@pytest.fixture
-def call(recipe, shards, deepspeed_config, tmp_path):
-    """Run the trainer; returns the exit codes of its ranks and what they printed."""
-
-    def run(*settings, world=1, task=run_pretrain, **replaced):
-        arguments = {"config": recipe, "deepspeed_config": deepspeed_config(), "shards": shards,
-                     "output": tmp_path / "run", **replaced}  # fmt: skip
-        log = tmp_path / "log"
-        log.unlink(missing_ok=True)
-        flags = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
-        return run_ranks(world, task, [*flags, *settings], log=log), log.read_text()
-
-    return run
 
 
 def test_a_run_directory_has_all_that_a_reader_needs(call, shards, tmp_path):
@@ -122,18 +104,6 @@ def test_the_same_command_again_does_nothing_when_the_run_is_done(call, tmp_path
     assert codes == [0]
     assert "done already, 8 steps" in log
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
-
-
-def test_a_first_start_that_is_killed_before_the_run_has_begun_is_made_again(call, tmp_path):
-    call("train.max_steps=1", output=tmp_path / "other")
-    run, export = tmp_path / "run", tmp_path / "other" / "exports" / "step-000001"
-    with pytest.raises(AssertionError, match="rank 0 died"):
-        call(task=run_pretrain_and_die_before_the_run_has_begun, **{"init-from": export})
-    assert (run / "initial_weights.json").exists()
-    assert not (run / "config.toml").exists()
-    assert call("train.max_steps=1", world=2)[0] == [0, 0]
-    lineage = json.loads((run / "exports" / "step-000001" / "lineage.json").read_text())
-    assert lineage["initial_weights"] is None, "the second start named none"
 
 
 def test_what_a_kill_after_the_last_checkpoint_cut_is_made_up_for(call, tmp_path):
@@ -208,96 +178,6 @@ def test_options_and_settings_in_any_order(shards, recipe, deepspeed_config, tmp
     assert not (run / "validation.jsonl").exists()
 
 
-def damaged_shards(shards, tmp_path):
-    copy = tmp_path / "damaged"
-    shutil.copytree(shards, copy)
-    return copy
-
-
-def without_next_sentences(shards, tmp_path):
-    copy = tmp_path / "single"
-    shutil.copytree(shards, copy)
-    manifest = Manifest.from_json((copy / MANIFEST).read_bytes())
-    options = {"pairs": {"next_sentence": False}}
-    (copy / MANIFEST).write_text(dataclasses.replace(manifest, options=options).to_json())
-    return copy
-
-
-BAD_INPUT = {
-    "no such shards": (lambda s, t: {"shards": t / "nowhere"}, [], r"nowhere: no such directory; make shards with"),
-    "shards without a manifest": (
-        lambda s, t: {"shards": (damaged := damaged_shards(s, t), (damaged / MANIFEST).unlink())[0]},
-        [],
-        "no manifest.json, so its shards are not complete",
-    ),
-    "a shard that is cut off": (
-        lambda s, t: {"shards": (damaged := damaged_shards(s, t), _cut(damaged / "shard-00000-of-00003.arrow"))[0]},
-        [],
-        "shard-00000-of-00003.arrow: 100 bytes where the manifest says",
-    ),
-    "another vocabulary than the model's": (
-        lambda s, t: {},
-        ["model.vocab_size=100"],
-        "made with a vocabulary of 64 entries, but model.vocab_size is 100; set model.vocab_size=64",
-    ),
-    "shards without next sentences": (
-        lambda s, t: {"shards": without_next_sentences(s, t)},
-        [],
-        r"made with --no-nsp, so there are no next sentences to learn from; set train.next_sentence=false",
-    ),
-    "second segments that the model does not know": (
-        lambda s, t: {},
-        ["model.type_vocab_size=1", "train.next_sentence=false"],
-        r"samples have two segments, but model.type_vocab_size is 1; set it to 2",
-    ),
-    "an unknown setting": (lambda s, t: {}, ["model.hiden_size=3"], "unknown setting model.hiden_size; did you mean"),
-    "a recipe that is not there": (lambda s, t: {"config": t / "x.toml"}, [], "x.toml: can't read the recipe"),
-    "a global batch that the ranks can't divide": (
-        lambda s, t: {},
-        ["phases.0.micro_batch_size=3"],
-        "global batch of 8 can't be cut into micro-batches of 3 for 1 ranks: it must be a multiple of 3",
-    ),
-    "a length that the shards do not have": (
-        lambda s, t: {},
-        ["phases.0.sequence_length=16"],
-        "no pairs for sequence length 16, only for [32]; make the shards with --sequence-lengths 16",
-    ),
-    "shards without a validation part": (
-        lambda s, t: {"shards": write_shards(t / "all-for-training", validation=())},
-        [],
-        "or set log.validate_every=0",
-    ),
-    "an output that is a file": (
-        lambda s, t: {"output": ((t / "file").touch(), t / "file")[1]},
-        [],
-        "file: a file; choose another --output",
-    ),
-    "an output that holds something else": (
-        lambda s, t: {"output": ((t / "other").mkdir(), (t / "other" / "file").touch(), t / "other")[2]},
-        [],
-        "other: holds something that is not a run; choose another --output",
-    ),
-}
-
-
-def _cut(path):
-    path.write_bytes(path.read_bytes()[:100])
-
-
-@pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_gets_one_line_and_exit_code_2_and_leaves_nothing(call, shards, tmp_path, case):
-    replaced, settings, message = BAD_INPUT[case]
-    replaced = replaced(shards, tmp_path)
-    codes, log = call(*settings, **replaced)
-    assert codes == [2]
-    errors = [line for line in log.splitlines() if line.startswith("error:")]
-    assert len(errors) == 1
-    assert message in errors[0]
-    assert "Traceback" not in log
-    output = replaced.get("output", tmp_path / "run")
-    assert not output.is_dir() or [path.name for path in output.iterdir()] == ["file"]
-
-
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize(("changes", "words"), [
     ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "overlap_com"),
@@ -312,20 +192,6 @@ def test_what_deepspeed_refuses_is_a_mistake_of_the_user(call, deepspeed_config,
     assert errors[0].startswith("error: DeepSpeed's configuration: ")
     assert words in errors[0]
     assert (tmp_path / "run" / "outcome").read_text().startswith("failed: DeepSpeed's configuration: ")
-
-
-@pytest.mark.parametrize(
-    ("settings", "world", "changes", "message"),
-    [
-        (["schedule.peak=0.5"], 1, {}, "started with other settings (schedule.peak: 0.01 -> 0.5)"),
-        (["model.num_hidden_layers=3"], 2, {}, "model.num_hidden_layers: 2 -> 3"),
-    ],
-)
-def test_a_run_is_not_gone_on_with_as_another(call, deepspeed_config, settings, world, changes, message):
-    assert call("train.max_steps=4")[0] == [0]
-    codes, log = call(*settings, world=world, deepspeed_config=deepspeed_config(**changes))
-    assert codes == [2] * world
-    assert message in log
 
 
 def test_a_run_that_runs_out_of_memory_may_go_on_with_less_of_it(call, deepspeed_config, tmp_path):
@@ -345,30 +211,6 @@ def test_a_run_that_runs_out_of_memory_may_go_on_with_less_of_it(call, deepspeed
     assert [loss for _, loss in less] == pytest.approx([loss for _, loss in whole], rel=1e-5)
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(call, tmp_path):
-    call(output=tmp_path / "whole")
-    assert call("train.max_steps=6", "checkpoint.every=2")[0] == [0]
-    state = tmp_path / "run" / "checkpoints" / "step-000006" / "state-00000-of-00001.safetensors"
-    state.write_bytes(state.read_bytes()[:-4] + b"\0\1\2\3")
-    codes, log = call()
-    assert codes == [0]
-    assert "skipped a damaged checkpoint" in log
-    assert "resumed after step 4" in log
-    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
-
-
-def test_a_run_of_which_every_checkpoint_is_damaged_does_not_begin_anew(call, tmp_path):
-    assert call("train.max_steps=4", "checkpoint.every=2")[0] == [0]
-    for state in (tmp_path / "run" / "checkpoints").glob("step-*/state-00000-of-00001.safetensors"):
-        state.unlink()
-        state.symlink_to(tmp_path / "nowhere")
-    codes, log = call()
-    assert codes == [2]
-    assert "no checkpoint is whole (step-000004, step-000002); put a good copy back, or move checkpoints/ away" in log
-    assert "Traceback" not in log
-    assert len(losses(tmp_path / "run")) == 4
-
-
 def test_an_export_names_the_code_that_trained_it(call, tmp_path):
     assert call(task=run_pretrain_and_check_out_another_commit)[0] == [0]
     code = json.loads((tmp_path / "run" / "code.json").read_text())
@@ -376,11 +218,6 @@ def test_an_export_names_the_code_that_trained_it(call, tmp_path):
     assert export.main([str(tmp_path / "run" / "checkpoints" / "step-000008"), str(tmp_path / "again")]) == 0
     for directory in (tmp_path / "run" / "exports" / "step-000008", tmp_path / "again"):
         assert json.loads((directory / "lineage.json").read_text())["code"] == code
-
-
-def test_a_warm_up_that_is_longer_than_the_run_is_told(call):
-    _, log = call("schedule.warmup_steps=8")
-    assert "the learning rate never reaches its peak: schedule.warmup_steps is 8, and there are 8 steps" in log
 
 
 def test_a_run_that_is_moved_while_it_trains_ends_well(call, tmp_path):
@@ -436,10 +273,6 @@ def test_a_signal_on_a_full_disk_costs_the_steps_since_the_checkpoint_before(cal
     assert losses(run.path) == losses(tmp_path / "whole")
 
 
-def losses(run):
-    return [line["loss"] for line in read_lines(run / "metrics.jsonl")]
-
-
 @pytest.mark.parametrize(
     ("task", "where"),
     [
@@ -466,110 +299,6 @@ def test_without_next_sentence_only_the_words_are_learned(call, tmp_path):
     head, words = "cls.seq_relationship.weight", "bert.embeddings.word_embeddings.weight"
     assert torch.equal(weights[0][head], weights[1][head])
     assert not torch.equal(weights[0][words], weights[1][words])
-
-
-def with_words(export, count, tmp_path, value=0.0):
-    """A copy of an export whose vocabulary has so many entries, the last with a value in all its places."""
-    copy = tmp_path / f"words-{count}-{value}"
-    model = TheirBert.from_pretrained(export)
-    model.resize_token_embeddings(count, mean_resizing=False)
-    model.get_input_embeddings().weight.data[-1] = value
-    model.save_pretrained(copy)
-    return copy
-
-
-def test_continued_pretraining_begins_with_the_very_weights_of_a_directory(call, tmp_path):
-    call()
-    export = tmp_path / "run" / "exports" / "step-000008"
-    codes, log = call(
-        "schedule.warmup_steps=4", "train.max_steps=1", world=2, output=tmp_path / "continued", **{"init-from": export}
-    )
-    assert codes == [0, 0]
-    first = tmp_path / "continued" / "exports" / "step-000001" / "model.safetensors"  # the rate of the first step is 0
-    assert first.read_bytes() == (export / "model.safetensors").read_bytes()
-    begun = {"directory": str(export), "blake2b": checksum(export / "model.safetensors")}
-    assert json.loads((tmp_path / "continued" / "initial_weights.json").read_text()) == begun
-    assert json.loads((first.parent / "lineage.json").read_text())["initial_weights"] == begun
-    assert json.loads((export / "lineage.json").read_text())["initial_weights"] is None
-    codes, log = call("model.hidden_size=64", output=tmp_path / "other", **{"init-from": export})
-    assert codes == [2]
-    assert "has hidden_size 32, the recipe 64; set model.hidden_size=32" in log
-    codes, log = call(
-        "model.vocab_size=64", output=tmp_path / "other", **{"init-from": with_words(export, 72, tmp_path)}
-    )
-    assert codes == [2]
-    assert "has vocab_size 72, the recipe 64; give it the shards' words by trainer.new_vocabulary" in log
-    codes, log = call(output=tmp_path / "other", **{"init-from": with_words(export, 64, tmp_path, math.nan)})
-    assert codes == [2]
-    assert "bert.embeddings.word.weight is not finite; take weights from before that" in log
-    codes, log = call(output=tmp_path / "other", **{"init-from": tmp_path / "nowhere"})
-    assert codes == [2]
-    assert "error: --init-from: " in log
-    assert not (tmp_path / "other").exists()
-
-
-def test_what_killed_trainers_were_writing_goes_at_the_next_start(call, tmp_path):
-    """A rank that is killed in the grace after a signal leaves a part of a checkpoint that no later one replaces."""
-    assert call("train.max_steps=4")[0] == [0]
-    run = tmp_path / "run"
-    left = ["checkpoints/.step-000003.incomplete", "exports/.step-000003.incomplete", "exports/.step-000002.removed"]
-    for name in left:
-        (run / name).mkdir()
-        (run / name / "half").write_text("half of the weights")
-    assert call("train.max_steps=4")[0] == [0]
-    assert not list(run.rglob(".step*"))
-    assert RunDirectory(run).step == 4
-
-
-def test_a_run_without_a_checkpoint_begins_again_with_the_same_weights(call, tmp_path):
-    call("train.max_steps=4")
-    export, output = tmp_path / "run" / "exports" / "step-000004", tmp_path / "continued"
-    assert call(output=output, task=run_pretrain_and_crash, **{"init-from": export})[0] == [1]
-    other = tmp_path / "other"
-    shutil.copytree(export, other)
-    save_file({n: t + 1 for n, t in load_file(other / "model.safetensors").items()}, other / "model.safetensors")
-    for initial in ({}, {"init-from": other}):
-        codes, log = call(world=2, output=output, **initial)
-        assert codes == [2, 2]
-        assert f"the run was started with the weights of {export} and has no checkpoint yet" in log
-    assert call("train.max_steps=4", output=output, **{"init-from": export})[0] == [0]
-    elsewhere = {"init-from": tmp_path / "nowhere"}
-    assert call("train.max_steps=6", output=output, **elsewhere)[0] == [0], "a checkpoint has weights of its own"
-    assert call(output=output)[0] == [0]
-    assert call(output=tmp_path / "new", task=run_pretrain_and_crash)[0] == [1]
-    codes, log = call(output=tmp_path / "new", **{"init-from": export})
-    assert codes == [2]
-    assert "the run was started without --init-from and has no checkpoint yet" in log
-
-
-@pytest.mark.parametrize("file", ["vocab.txt", "tokenizer.json"])
-def test_weights_of_another_vocabulary_are_refused(call, shards, tmp_path, file):
-    call("train.max_steps=1")
-    other = tmp_path / "other"
-    shutil.copytree(tmp_path / "run" / "exports" / "step-000001", other)
-    for name in {"vocab.txt", "tokenizer.json"} - {file}:
-        (other / name).unlink()
-    text = (other / file).read_text()
-    (other / file).write_text(text.replace("word1\n", "other\n").replace('"word1"', '"other"'))
-    codes, log = call(output=tmp_path / "continued", **{"init-from": other})
-    assert codes == [2]
-    assert f"{other} has another vocabulary than {shards}: id 6 is 'other' there and 'word1' here" in log
-    assert not (tmp_path / "continued").exists()
-
-
-def test_a_folder_beside_the_tokenizer_s_files_is_nobody_s_mistake(call, tmp_path):
-    """As notebooks leave it."""
-    shards = write_shards(tmp_path / "others")
-    (shards / "tokenizer" / ".ipynb_checkpoints").mkdir()
-    assert call("train.max_steps=1", shards=shards)[0] == [0]
-    assert {path.name for path in (tmp_path / "run" / "tokenizer").iterdir()} >= {"vocab.txt", "tokenizer.json"}
-
-
-def test_a_run_is_not_gone_on_with_on_other_shards(call, tmp_path):
-    assert call("train.max_steps=4")[0] == [0]
-    codes, log = call(shards=write_shards(tmp_path / "others", seed=1))
-    assert codes == [2]
-    assert "started with other shards" in log
 
 
 def test_a_loss_that_is_no_number_ends_the_run_as_failed(call, tmp_path):

@@ -1,26 +1,19 @@
 """What a session puts together; tests/trainer/test_pretrain.py trains with it."""
 
-import dataclasses
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
-from preprocessing.schema import ShardDirectory
 from tests.trainer.shard_factory import MASK, write_shards
 from trainer.config import load_recipe
 from trainer.corpus import open_corpus
-from trainer.data import DataConfig, SampleStream
 from trainer.engine import GlobalCounts
 from trainer.files import read_lines
-from trainer.hugging_face import Export
-from trainer.masking import MaskingConfig
 from trainer.model import EMPTY_SLOT
 from trainer.run_directory import RunDirectory
-from trainer.session import Session, _throughput, initial_weights, train_stream
-from trainer.settings import ConfigError
+from trainer.session import Session, _throughput
 from trainer.world import World
 
 
@@ -34,22 +27,6 @@ def of_session(recipe, shards, folder, *settings):
 
 
 LEFT_TO_RIGHT = ["model.is_decoder=true", "train.next_sentence=false"]
-
-
-@pytest.mark.parametrize("left_to_right", [False, True])
-def test_what_is_trained_on_is_what_the_recipe_says(recipe, shards, left_to_right):
-    special = LEFT_TO_RIGHT if left_to_right else ["masking.probability=0.5"]
-    settings = load_recipe(recipe, ["train.seed=7", *special])
-    phase = dataclasses.replace(settings.phases[0], max_predictions=3)
-    stream = train_stream(settings, phase, open_corpus([str(shards)]))
-    expected = SampleStream(
-        ShardDirectory(shards), "train", 32, seed=7, max_predictions=3, masking=MaskingConfig(probability=0.5),
-        data=DataConfig(), causal=left_to_right,
-    )  # fmt: skip
-    ours, theirs = (each.batch(np.arange(6)) for each in (stream, expected))
-    assert torch.equal(ours.tokens.input_ids, theirs.tokens.input_ids)
-    assert torch.equal(ours.mlm_labels, theirs.mlm_labels)
-    assert (MASK in ours.tokens.input_ids) == (not left_to_right)
 
 
 @pytest.mark.parametrize("left_to_right", [False, True])
@@ -82,23 +59,6 @@ def test_a_phase_goes_on_behind_the_samples_of_earlier_ones_of_its_length(recipe
     session = of_session(path, write_shards(tmp_path / "shards", sequence_lengths=(16, 32)), tmp_path)
     firsts = [int(session._steps(phase, begin)[0][0].indices[0]) for begin, _, phase in session.recipe.phase_ranges()]
     assert firsts == [0, 0, 64, 64 + 12]
-
-
-@pytest.mark.parametrize(("name", "value"), [
-    ("vocab_size", 72), ("hidden_size", 64), ("num_hidden_layers", 3), ("num_attention_heads", 4),
-    ("intermediate_size", 32), ("hidden_act", "relu"), ("is_decoder", True), ("pre_layer_norm", True),
-    ("max_position_embeddings", 64), ("type_vocab_size", 3), ("layer_norm_eps", 1e-5),
-])  # fmt: skip
-def test_weights_of_a_model_that_computes_something_else_are_refused(recipe, tmp_path, monkeypatch, name, value):
-    """Most would fit, and give another model."""
-    settings = load_recipe(recipe)
-    weights = {"nsp.bias": torch.zeros(2)}
-    monkeypatch.setattr("trainer.session.load_export", lambda *_: Export(settings.model, weights, []))
-    assert initial_weights(tmp_path, settings) is weights
-    other = dataclasses.replace(settings.model, **{name: value})
-    monkeypatch.setattr("trainer.session.load_export", lambda *_: Export(other, weights, []))
-    with pytest.raises(ConfigError, match=rf"has {name} {value}, the recipe {getattr(settings.model, name)}; "):
-        initial_weights(tmp_path, settings)
 
 
 def test_rates_are_of_the_time_that_a_step_waits_and_computes():

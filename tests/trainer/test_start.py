@@ -1,0 +1,287 @@
+"""What comes before the first step: mistakes that are found, what a start goes on from, what it begins with."""
+
+import dataclasses
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import BertForPreTraining as TheirBert
+
+from preprocessing.schema import MANIFEST, Manifest, checksum
+from tests.trainer.conftest import losses
+from tests.trainer.rank_tasks import run_pretrain_and_crash, run_pretrain_and_die_before_the_run_has_begun
+from tests.trainer.shard_factory import write_shards
+from trainer.config import load_recipe
+from trainer.hugging_face import Export
+from trainer.run_directory import RunDirectory
+from trainer.settings import ConfigError
+from trainer.start import initial_weights
+
+
+def damaged_shards(shards, tmp_path):
+    copy = tmp_path / "damaged"
+    shutil.copytree(shards, copy)
+    return copy
+
+
+def without_next_sentences(shards, tmp_path):
+    copy = tmp_path / "single"
+    shutil.copytree(shards, copy)
+    manifest = Manifest.from_json((copy / MANIFEST).read_bytes())
+    options = {"pairs": {"next_sentence": False}}
+    (copy / MANIFEST).write_text(dataclasses.replace(manifest, options=options).to_json())
+    return copy
+
+
+BAD_INPUT = {
+    "no such shards": (lambda s, t: {"shards": t / "nowhere"}, [], r"nowhere: no such directory; make shards with"),
+    "shards without a manifest": (
+        lambda s, t: {"shards": (damaged := damaged_shards(s, t), (damaged / MANIFEST).unlink())[0]},
+        [],
+        "no manifest.json, so its shards are not complete",
+    ),
+    "a shard that is cut off": (
+        lambda s, t: {"shards": (damaged := damaged_shards(s, t), _cut(damaged / "shard-00000-of-00003.arrow"))[0]},
+        [],
+        "shard-00000-of-00003.arrow: 100 bytes where the manifest says",
+    ),
+    "another vocabulary than the model's": (
+        lambda s, t: {},
+        ["model.vocab_size=100"],
+        "made with a vocabulary of 64 entries, but model.vocab_size is 100; set model.vocab_size=64",
+    ),
+    "shards without next sentences": (
+        lambda s, t: {"shards": without_next_sentences(s, t)},
+        [],
+        r"made with --no-nsp, so there are no next sentences to learn from; set train.next_sentence=false",
+    ),
+    "second segments that the model does not know": (
+        lambda s, t: {},
+        ["model.type_vocab_size=1", "train.next_sentence=false"],
+        r"samples have two segments, but model.type_vocab_size is 1; set it to 2",
+    ),
+    "an unknown setting": (lambda s, t: {}, ["model.hiden_size=3"], "unknown setting model.hiden_size; did you mean"),
+    "a recipe that is not there": (lambda s, t: {"config": t / "x.toml"}, [], "x.toml: can't read the recipe"),
+    "a global batch that the ranks can't divide": (
+        lambda s, t: {},
+        ["phases.0.micro_batch_size=3"],
+        "global batch of 8 can't be cut into micro-batches of 3 for 1 ranks: it must be a multiple of 3",
+    ),
+    "a length that the shards do not have": (
+        lambda s, t: {},
+        ["phases.0.sequence_length=16"],
+        "no pairs for sequence length 16, only for [32]; make the shards with --sequence-lengths 16",
+    ),
+    "shards without a validation part": (
+        lambda s, t: {"shards": write_shards(t / "all-for-training", validation=())},
+        [],
+        "or set log.validate_every=0",
+    ),
+    "an output that is a file": (
+        lambda s, t: {"output": ((t / "file").touch(), t / "file")[1]},
+        [],
+        "file: a file; choose another --output",
+    ),
+    "an output that holds something else": (
+        lambda s, t: {"output": ((t / "other").mkdir(), (t / "other" / "file").touch(), t / "other")[2]},
+        [],
+        "other: holds something that is not a run; choose another --output",
+    ),
+}
+
+
+def _cut(path):
+    path.write_bytes(path.read_bytes()[:100])
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_gets_one_line_and_exit_code_2_and_leaves_nothing(call, shards, tmp_path, case):
+    replaced, settings, message = BAD_INPUT[case]
+    replaced = replaced(shards, tmp_path)
+    codes, log = call(*settings, **replaced)
+    assert codes == [2]
+    errors = [line for line in log.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert "Traceback" not in log
+    output = replaced.get("output", tmp_path / "run")
+    assert not output.is_dir() or [path.name for path in output.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "world", "changes", "message"),
+    [
+        (["schedule.peak=0.5"], 1, {}, "started with other settings (schedule.peak: 0.01 -> 0.5)"),
+        (["model.num_hidden_layers=3"], 2, {}, "model.num_hidden_layers: 2 -> 3"),
+    ],
+)
+def test_a_run_is_not_gone_on_with_as_another(call, deepspeed_config, settings, world, changes, message):
+    assert call("train.max_steps=4")[0] == [0]
+    codes, log = call(*settings, world=world, deepspeed_config=deepspeed_config(**changes))
+    assert codes == [2] * world
+    assert message in log
+
+
+def test_a_run_is_not_gone_on_with_on_other_shards(call, tmp_path):
+    assert call("train.max_steps=4")[0] == [0]
+    codes, log = call(shards=write_shards(tmp_path / "others", seed=1))
+    assert codes == [2]
+    assert "started with other shards" in log
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(call, tmp_path):
+    call(output=tmp_path / "whole")
+    assert call("train.max_steps=6", "checkpoint.every=2")[0] == [0]
+    state = tmp_path / "run" / "checkpoints" / "step-000006" / "state-00000-of-00001.safetensors"
+    state.write_bytes(state.read_bytes()[:-4] + b"\0\1\2\3")
+    codes, log = call()
+    assert codes == [0]
+    assert "skipped a damaged checkpoint" in log
+    assert "resumed after step 4" in log
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_a_run_of_which_every_checkpoint_is_damaged_does_not_begin_anew(call, tmp_path):
+    assert call("train.max_steps=4", "checkpoint.every=2")[0] == [0]
+    for state in (tmp_path / "run" / "checkpoints").glob("step-*/state-00000-of-00001.safetensors"):
+        state.unlink()
+        state.symlink_to(tmp_path / "nowhere")
+    codes, log = call()
+    assert codes == [2]
+    assert "no checkpoint is whole (step-000004, step-000002); put a good copy back, or move checkpoints/ away" in log
+    assert "Traceback" not in log
+    assert len(losses(tmp_path / "run")) == 4
+
+
+def test_what_killed_trainers_were_writing_goes_at_the_next_start(call, tmp_path):
+    """A rank that is killed in the grace after a signal leaves a part of a checkpoint that no later one replaces."""
+    assert call("train.max_steps=4")[0] == [0]
+    run = tmp_path / "run"
+    left = ["checkpoints/.step-000003.incomplete", "exports/.step-000003.incomplete", "exports/.step-000002.removed"]
+    for name in left:
+        (run / name).mkdir()
+        (run / name / "half").write_text("half of the weights")
+    assert call("train.max_steps=4")[0] == [0]
+    assert not list(run.rglob(".step*"))
+    assert RunDirectory(run).step == 4
+
+
+def test_a_first_start_that_is_killed_before_the_run_has_begun_is_made_again(call, tmp_path):
+    call("train.max_steps=1", output=tmp_path / "other")
+    run, export = tmp_path / "run", tmp_path / "other" / "exports" / "step-000001"
+    with pytest.raises(AssertionError, match="rank 0 died"):
+        call(task=run_pretrain_and_die_before_the_run_has_begun, **{"init-from": export})
+    assert (run / "initial_weights.json").exists()
+    assert not (run / "config.toml").exists()
+    assert call("train.max_steps=1", world=2)[0] == [0, 0]
+    lineage = json.loads((run / "exports" / "step-000001" / "lineage.json").read_text())
+    assert lineage["initial_weights"] is None, "the second start named none"
+
+
+def with_words(export, count, tmp_path, value=0.0):
+    """A copy of an export whose vocabulary has so many entries, the last with a value in all its places."""
+    copy = tmp_path / f"words-{count}-{value}"
+    model = TheirBert.from_pretrained(export)
+    model.resize_token_embeddings(count, mean_resizing=False)
+    model.get_input_embeddings().weight.data[-1] = value
+    model.save_pretrained(copy)
+    return copy
+
+
+def test_continued_pretraining_begins_with_the_very_weights_of_a_directory(call, tmp_path):
+    call()
+    export = tmp_path / "run" / "exports" / "step-000008"
+    codes, log = call(
+        "schedule.warmup_steps=4", "train.max_steps=1", world=2, output=tmp_path / "continued", **{"init-from": export}
+    )
+    assert codes == [0, 0]
+    first = tmp_path / "continued" / "exports" / "step-000001" / "model.safetensors"  # the rate of the first step is 0
+    assert first.read_bytes() == (export / "model.safetensors").read_bytes()
+    begun = {"directory": str(export), "blake2b": checksum(export / "model.safetensors")}
+    assert json.loads((tmp_path / "continued" / "initial_weights.json").read_text()) == begun
+    assert json.loads((first.parent / "lineage.json").read_text())["initial_weights"] == begun
+    assert json.loads((export / "lineage.json").read_text())["initial_weights"] is None
+    codes, log = call("model.hidden_size=64", output=tmp_path / "other", **{"init-from": export})
+    assert codes == [2]
+    assert "has hidden_size 32, the recipe 64; set model.hidden_size=32" in log
+    codes, log = call(
+        "model.vocab_size=64", output=tmp_path / "other", **{"init-from": with_words(export, 72, tmp_path)}
+    )
+    assert codes == [2]
+    assert "has vocab_size 72, the recipe 64; give it the shards' words by trainer.new_vocabulary" in log
+    codes, log = call(output=tmp_path / "other", **{"init-from": with_words(export, 64, tmp_path, math.nan)})
+    assert codes == [2]
+    assert "bert.embeddings.word.weight is not finite; take weights from before that" in log
+    codes, log = call(output=tmp_path / "other", **{"init-from": tmp_path / "nowhere"})
+    assert codes == [2]
+    assert "error: --init-from: " in log
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("vocab_size", 72), ("hidden_size", 64), ("num_hidden_layers", 3), ("num_attention_heads", 4),
+    ("intermediate_size", 32), ("hidden_act", "relu"), ("is_decoder", True), ("pre_layer_norm", True),
+    ("max_position_embeddings", 64), ("type_vocab_size", 3), ("layer_norm_eps", 1e-5),
+])  # fmt: skip
+def test_weights_of_a_model_that_computes_something_else_are_refused(recipe, tmp_path, monkeypatch, name, value):
+    """Most would fit, and give another model."""
+    settings = load_recipe(recipe)
+    weights = {"nsp.bias": torch.zeros(2)}
+    monkeypatch.setattr("trainer.start.load_export", lambda *_: Export(settings.model, weights, []))
+    assert initial_weights(tmp_path, settings) is weights
+    other = dataclasses.replace(settings.model, **{name: value})
+    monkeypatch.setattr("trainer.start.load_export", lambda *_: Export(other, weights, []))
+    with pytest.raises(ConfigError, match=rf"has {name} {value}, the recipe {getattr(settings.model, name)}; "):
+        initial_weights(tmp_path, settings)
+
+
+def test_a_run_without_a_checkpoint_begins_again_with_the_same_weights(call, tmp_path):
+    call("train.max_steps=4")
+    export, output = tmp_path / "run" / "exports" / "step-000004", tmp_path / "continued"
+    assert call(output=output, task=run_pretrain_and_crash, **{"init-from": export})[0] == [1]
+    other = tmp_path / "other"
+    shutil.copytree(export, other)
+    save_file({n: t + 1 for n, t in load_file(other / "model.safetensors").items()}, other / "model.safetensors")
+    for initial in ({}, {"init-from": other}):
+        codes, log = call(world=2, output=output, **initial)
+        assert codes == [2, 2]
+        assert f"the run was started with the weights of {export} and has no checkpoint yet" in log
+    assert call("train.max_steps=4", output=output, **{"init-from": export})[0] == [0]
+    elsewhere = {"init-from": tmp_path / "nowhere"}
+    assert call("train.max_steps=6", output=output, **elsewhere)[0] == [0], "a checkpoint has weights of its own"
+    assert call(output=output)[0] == [0]
+    assert call(output=tmp_path / "new", task=run_pretrain_and_crash)[0] == [1]
+    codes, log = call(output=tmp_path / "new", **{"init-from": export})
+    assert codes == [2]
+    assert "the run was started without --init-from and has no checkpoint yet" in log
+
+
+@pytest.mark.parametrize("file", ["vocab.txt", "tokenizer.json"])
+def test_weights_of_another_vocabulary_are_refused(call, shards, tmp_path, file):
+    call("train.max_steps=1")
+    other = tmp_path / "other"
+    shutil.copytree(tmp_path / "run" / "exports" / "step-000001", other)
+    for name in {"vocab.txt", "tokenizer.json"} - {file}:
+        (other / name).unlink()
+    text = (other / file).read_text()
+    (other / file).write_text(text.replace("word1\n", "other\n").replace('"word1"', '"other"'))
+    codes, log = call(output=tmp_path / "continued", **{"init-from": other})
+    assert codes == [2]
+    assert f"{other} has another vocabulary than {shards}: id 6 is 'other' there and 'word1' here" in log
+    assert not (tmp_path / "continued").exists()
+
+
+def test_a_folder_beside_the_tokenizer_s_files_is_nobody_s_mistake(call, tmp_path):
+    """As notebooks leave it."""
+    shards = write_shards(tmp_path / "others")
+    (shards / "tokenizer" / ".ipynb_checkpoints").mkdir()
+    assert call("train.max_steps=1", shards=shards)[0] == [0]
+    assert {path.name for path in (tmp_path / "run" / "tokenizer").iterdir()} >= {"vocab.txt", "tokenizer.json"}
+
+
+def test_a_warm_up_that_is_longer_than_the_run_is_told(call):
+    _, log = call("schedule.warmup_steps=8")
+    assert "the learning rate never reaches its peak: schedule.warmup_steps is 8, and there are 8 steps" in log

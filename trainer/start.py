@@ -1,0 +1,282 @@
+"""What comes before the first step: see that all fits together, take over the run directory, write down the start."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from preprocessing.schema import ShardError, checksum
+from preprocessing.tokenization import (
+    TOKENIZER_FILE,
+    VOCABULARY_FILE,
+    VocabularyError,
+    load_vocabulary,
+    load_words,
+)
+from trainer.checkpoint import read_run_state, remove_leftovers, set_aside
+from trainer.config import Phase, Recipe, differences, load_recipe, other_draws, to_toml
+from trainer.corpus import Corpus, train_stream
+from trainer.data import validation_stream
+from trainer.engine import device_kind, fp16_is_supported
+from trainer.files import is_full, write_atomically
+from trainer.fp8 import why_not_fp8
+from trainer.hugging_face import WEIGHTS, load_export
+from trainer.leases import hold_run
+from trainer.lineage import code_version, uncommitted_changes
+from trainer.run_directory import CheckpointError, RunDirectory, step_number
+from trainer.settings import ConfigError
+from trainer.sharded_state import StateError, verify_state
+
+_log = logging.getLogger("pretrain")
+
+
+def check(
+    recipe: Recipe, configs: Sequence[dict[str, Any]], shards: Corpus, run: RunDirectory, init_from: Path | None
+) -> None:
+    """See that recipe, machine, shards and run directory go together. Nothing is written.
+
+    Args:
+        recipe: of the run.
+        configs: DeepSpeed's of its phases, resolved.
+        shards: to train on.
+        run: new, or to go on with.
+        init_from: Hugging Face directory whose weights a new run begins with.
+
+    Raises:
+        ConfigError, ShardError, VocabularyError, CheckpointError: what does not, and what to do.
+    """
+    for phase in recipe.phases:
+        train_stream(recipe, phase, shards)
+        _check_validation(recipe, phase, shards)
+    _check_precision(recipe, configs[0])  # which is the same in all phases
+    _check_vocabulary(recipe, shards)
+    _check_segments(recipe, shards)
+    _check_run(run, recipe, shards)
+    if init_from and not run.step:
+        _check_initial_vocabulary(init_from, shards)
+        initial_weights(init_from, recipe)
+
+
+def initial_weights(directory: Path, recipe: Recipe) -> dict[str, torch.Tensor]:
+    """The weights of a Hugging Face directory, heads included where it has them.
+
+    Raises:
+        ConfigError: it can't be read or is not the recipe's model.
+    """
+    try:
+        export = load_export(directory, recipe.train.seed)
+    except ValueError as error:
+        raise ConfigError(f"--init-from: {error}") from error
+    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
+             "is_decoder", "pre_layer_norm", "max_position_embeddings", "type_vocab_size",
+             "layer_norm_eps")  # fmt: skip
+    for name in sizes:
+        found, wanted = getattr(export.config, name), getattr(recipe.model, name)
+        if found != wanted:
+            advice = f"set model.{name}={found}"
+            if name == "vocab_size":  # that of the shards, as has been seen
+                advice = "give it the shards' words by trainer.new_vocabulary, or make shards with its own"
+            raise ConfigError(f"--init-from: {directory} has {name} {found}, the recipe {wanted}; {advice}")
+    for name, tensor in export.state.items():
+        if not torch.isfinite(tensor).all():
+            raise ConfigError(f"--init-from: {directory}: {name} is not finite; take weights from before that")
+    if export.initialized:
+        _log.info("%s has no %s: newly initialised", directory, ", ".join(export.initialized))
+    return export.state
+
+
+def why_not_fused(device: torch.device) -> str:
+    """What keeps this machine from the kernels of trainer.fused, or ''."""
+    if device.type != "cuda":
+        return "its kernels are for GPUs; leave it out on a CPU"
+    return "" if find_spec("triton") else "triton is not installed, which torch brings on Linux: pip install triton"
+
+
+def take_over(
+    run: RunDirectory, recipe: Recipe, shards: Corpus, init_from: Path | None, held: contextlib.ExitStack
+) -> int:
+    """Make the run directory this trainer's alone and look at it again; returns the step to go on from."""
+    try:
+        held.enter_context(hold_run(run))
+        run.set_outcome(None)
+    except OSError as error:
+        raise _unwritable(run, error) from None
+    _check_run(run, recipe, shards)  # another trainer may have begun it meanwhile
+    remove_leftovers(run)
+    step = _newest_good_step(run)
+    if not step and run.config.is_file():
+        _check_initial_weights(run, init_from)
+    return step
+
+
+def write_run(
+    run: RunDirectory, recipe: Recipe, shards: Corpus, deepspeed_config: Path, init_from: Path | None, step: int
+) -> None:
+    """Write down what this start of the run is made of, and make way for it."""
+    try:
+        aside = set_aside(run, step)
+        draws = other_draws(load_recipe(run.config), recipe) if run.config.is_file() else []
+        _write_settings(run, recipe, shards, deepspeed_config, init_from, step)
+    except OSError as error:
+        raise _unwritable(run, error) from None
+    if draws:
+        _log.warning(
+            "%s: from here on the same samples and masks as without this change, but other dropout", "; ".join(draws)
+        )
+    if aside:
+        _log.warning(
+            "resuming from step %d: newer checkpoints and exports are now in %s, with a copy of the metrics; delete "
+            "that folder when nobody needs it",
+            step, aside,
+        )  # fmt: skip
+
+
+def warn_of_the_warmup(recipe: Recipe) -> None:
+    """Say so where a schedule ends before its peak, as that of a recipe that was shortened."""
+    schedules = {phase.schedule or recipe.schedule: phase.steps for phase in recipe.phases}
+    if recipe.schedule in schedules:  # one for all phases that have none of their own
+        schedules[recipe.schedule] = recipe.total_steps
+    for schedule, steps in schedules.items():
+        if schedule.warmup_steps >= steps:
+            _log.warning(
+                "the learning rate never reaches its peak: schedule.warmup_steps is %d, and there are %d steps",
+                schedule.warmup_steps, steps,
+            )  # fmt: skip
+
+
+def _check_precision(recipe: Recipe, config: dict[str, Any]) -> None:
+    if config.get("fp16", {}).get("enabled") and not fp16_is_supported():
+        raise ConfigError("fp16: this machine's processor can't compute in it; use bf16, or train on GPUs")
+    if recipe.train.fp8 and (reason := why_not_fp8(device_kind())):
+        raise ConfigError(f"train.fp8: {reason}")
+    if recipe.train.fused and (reason := why_not_fused(device_kind())):
+        raise ConfigError(f"train.fused: {reason}")
+
+
+def _check_validation(recipe: Recipe, phase: Phase, shards: Corpus) -> None:
+    if recipe.log.validate_every:
+        try:
+            validation_stream(shards.directories, phase.sequence_length, recipe.model.is_decoder)
+        except ShardError as error:
+            raise ConfigError(f"{error}; make them with --validation-fraction, or set log.validate_every=0") from error
+
+
+def _check_vocabulary(recipe: Recipe, shards: Corpus) -> None:
+    found, wanted = shards.vocabulary.size, recipe.model.vocab_size
+    if found != wanted:
+        raise ConfigError(
+            f"{shards.name}: made with a vocabulary of {found} entries, but model.vocab_size is {wanted}; "
+            f"set model.vocab_size={found} or make shards with the model's vocabulary"
+        )
+
+
+def _check_segments(recipe: Recipe, shards: Corpus) -> None:
+    """See that there are next sentences to judge, and that the model knows the second of two segments."""
+    for directory in shards.directories:
+        if recipe.train.next_sentence and not directory.manifest.next_sentence:
+            raise ConfigError(
+                f"{directory.path}: made with --no-nsp, so there are no next sentences to learn from; "
+                "set train.next_sentence=false, or make shards without --no-nsp"
+            )
+        if recipe.model.type_vocab_size < 2 and directory.manifest.next_sentence:
+            raise ConfigError(
+                f"{directory.path}: samples have two segments, but model.type_vocab_size is "
+                f"{recipe.model.type_vocab_size}; set it to 2, or make shards with --no-nsp"
+            )
+
+
+def _check_initial_vocabulary(directory: Path, shards: Corpus) -> None:
+    """See that the words of a Hugging Face directory, where it tells them, are those of the shards."""
+    wanted = load_vocabulary(shards.tokenizer / VOCABULARY_FILE)
+    if not any((directory / name).is_file() for name in (VOCABULARY_FILE, TOKENIZER_FILE)):
+        return
+    try:
+        found = load_words(directory)
+    except VocabularyError as error:
+        raise ConfigError(f"--init-from: {error}") from error
+    if found != wanted:
+        pairs = itertools.zip_longest(found, wanted)
+        i, (theirs, ours) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
+        raise ConfigError(
+            f"--init-from: {directory} has another vocabulary than {shards.name}: id {i} is {theirs!r} there and "
+            f"{ours!r} here; make shards with its vocabulary, or give it that of the shards by trainer.new_vocabulary"
+        )
+
+
+def _check_run(run: RunDirectory, recipe: Recipe, shards: Corpus) -> None:
+    """See that the run directory is new, or was begun by this very command."""
+    run.check()
+    if run.is_new:
+        return
+    advice = "choose another --output, or go on with what the run was started with"
+    changed = differences(load_recipe(run.config), recipe)
+    if changed:
+        raise CheckpointError(f"{run.path}: the run was started with other settings ({'; '.join(changed)}); {advice}")
+    if run.manifest.is_file() and checksum(run.manifest) != shards.manifest_blake2b:
+        raise CheckpointError(f"{run.path}: the run was started with other shards than {shards.name}; {advice}")
+
+
+def _unwritable(run: RunDirectory, error: OSError) -> CheckpointError:
+    advice = "make room, and give the same command" if is_full(error) else "choose another --output"
+    return CheckpointError(f"{run.path}: can't be written ({error.strerror}); {advice}")
+
+
+def _check_initial_weights(run: RunDirectory, init_from: Path | None) -> None:
+    """See that a run that has no checkpoint yet begins again with the weights that it began with."""
+    told = run.read_initial_weights()
+    if (told and told["blake2b"]) != (init_from and checksum(init_from / WEIGHTS)):
+        begun = f"with the weights of {told['directory']}" if told else "without --init-from"
+        raise CheckpointError(
+            f"{run.path}: the run was started {begun} and has no checkpoint yet; start it so again, or choose another "
+            "--output"
+        )
+
+
+def _newest_good_step(run: RunDirectory) -> int:
+    """The step of the newest checkpoint whose checksums are right; a damaged one is skipped with a warning.
+
+    Raises:
+        CheckpointError: all are damaged. To begin anew is not for this program to decide.
+    """
+    candidates = run.candidates()
+    for checkpoint in candidates:
+        try:
+            read_run_state(checkpoint)
+            verify_state(checkpoint)
+        except (CheckpointError, StateError) as error:
+            _log.warning("skipped a damaged checkpoint: %s", error)
+        else:
+            return step_number(checkpoint)
+    if candidates:
+        raise CheckpointError(
+            f"{run.path}: no checkpoint is whole ({', '.join(path.name for path in candidates)}); put a good copy "
+            "back, or move checkpoints/ away to begin with step 0"
+        )
+    return 0
+
+
+def _write_settings(
+    run: RunDirectory, recipe: Recipe, shards: Corpus, deepspeed_config: Path, init_from: Path | None, step: int
+) -> None:
+    run.tokenizer.mkdir(exist_ok=True)
+    for file in filter(Path.is_file, shards.tokenizer.iterdir()):
+        write_atomically(run.tokenizer / file.name, file.read_bytes())
+    write_atomically(run.manifest, shards.manifest)
+    write_atomically(run.deepspeed_config, deepspeed_config.read_text(encoding="utf-8"))
+    write_atomically(run.code, json.dumps(code_version(), indent=2) + "\n")
+    write_atomically(run.code_changes, uncommitted_changes())
+    if init_from and not step:
+        weights = init_from.resolve()
+        told = {"directory": str(weights), "blake2b": checksum(weights / WEIGHTS)}
+        write_atomically(run.initial_weights, json.dumps(told, indent=2) + "\n")
+    elif not step:
+        run.initial_weights.unlink(missing_ok=True)  # of a start that did not get as far as to make it a run
+    write_atomically(run.config, to_toml(recipe))  # last: with it the directory is a run
