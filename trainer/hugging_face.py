@@ -138,9 +138,7 @@ def from_hugging_face(config: Mapping[str, Any], state: Mapping[str, Tensor]) ->
         ValueError: The configuration is of no BERT that we have, or tensors are missing, too many or of another shape.
     """
     ours = _read_config(config)
-    state = _canonical(state)
-    _check(state, _their_shapes(ours))
-    return ours, {name: _join([state[part] for part in theirs]) for name, theirs in _names(ours).items()}
+    return ours, _joined(_canonical(state), ours)
 
 
 def save_export(
@@ -229,7 +227,7 @@ def load_export(directory: Path, seed: int = 0) -> Export:
         state = _canonical(_read_weights(weights_file))
         _check_count(state, config)
         initialized = _add_missing_heads(state, config, seed)
-        return Export(*from_hugging_face(settings, state), initialized)
+        return Export(config, _joined(state, config), initialized)
     except ValueError as error:
         raise ValueError(f"{weights_file}: {error}") from error
 
@@ -331,6 +329,12 @@ def _add_missing_heads(state: dict[str, Tensor], config: BertConfig, seed: int) 
         fresh = BertForPreTraining(config, seed).state_dict()
         state |= {names[ours][0]: fresh[ours] for ours in missing}
     return missing
+
+
+def _joined(state: Mapping[str, Tensor], config: BertConfig) -> dict[str, Tensor]:
+    """A state of Hugging Face's, complete and under today's names, as one of ours."""
+    _check(state, _their_shapes(config))
+    return {ours: _join([state[part] for part in theirs]) for ours, theirs in _names(config).items()}
 
 
 def _join(parts: list[Tensor]) -> Tensor:
