@@ -157,10 +157,10 @@ class Engine:
             add = _sum_over_ranks(world.device) if self._engine.zero_optimization() else None
             self._optimizer.partition(self._owned, add, joined_sizes(shapes))
         self.reset_moments()
+        if given:
+            self._fill_weights(given)
         if reader:
-            self._fill(reader)
-        elif weights:
-            self._fill_weights(weights)
+            self._fill_moments(reader)
         has_parts = self._engine.zero_optimization() or world.is_first  # without ZeRO all ranks have the same
         self._copies = [flat.room() for flat in self._flats()] if has_parts else []
         self._scaler: Any = getattr(self._engine.optimizer, "loss_scaler", None)
@@ -343,10 +343,10 @@ class Engine:
                 flat.tensors[WEIGHTS][start : start + length].copy_(values)
 
     @torch.no_grad()
-    def _fill(self, reader: StateReader) -> None:
-        """Put a checkpoint's float32 weights and moments into what this rank owns."""
+    def _fill_moments(self, reader: StateReader) -> None:
+        """Put a checkpoint's moments into what this rank owns."""
         for flat in self._flats():
-            reader.fill(flat)
+            reader.fill_moments(flat)
         for owned in self._owned:
             state_of(self._optimizer, owned.tensor)["step"].fill_(reader.optimizer_step)
 

@@ -207,11 +207,12 @@ class StateReader:
         whole = self._shapes.items()
         return {name: self.read_range(WEIGHTS, name, 0, shape.numel()).view(shape) for name, shape in whole}
 
-    def fill(self, flat: Flat) -> None:
-        """Put this checkpoint's numbers into a rank's flat tensors; padding is left as it is."""
+    def fill_moments(self, flat: Flat) -> None:
+        """Put this checkpoint's moments into a rank's flat tensors; weights and padding are left as they are."""
         for start, length, name, offset in flat.fragments:
-            for kind, tensor in flat.tensors.items():
-                tensor[start : start + length].copy_(self.read_range(kind, name, offset, offset + length))
+            for kind in MOMENTS:
+                values = self.read_range(kind, name, offset, offset + length)
+                flat.tensors[kind][start : start + length].copy_(values)
 
     def _open(self, path: Path) -> safe_open:
         try:
