@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from eval.readers.examples import DatasetError, TaggedSentence
@@ -17,24 +17,23 @@ from eval.readers.files import find, read_text, split_lines
 ENTITY_TYPES = ("PER", "ORG", "LOC", "MISC")
 _COLUMN = re.compile("[^ \t]+")  # a word may hold any other space
 _OUTSIDE = "O"
+_TAGS = {_OUTSIDE, *(f"{prefix}-{kind}" for prefix in "BI" for kind in ENTITY_TYPES)}
 _DOCUMENT = "-DOCSTART-"
 _FILES = {"train": "eng.train", "dev": "eng.testa", "test": "eng.testb"}
 
 
-def read(data: Path, split: str, types: Sequence[str] = ENTITY_TYPES) -> list[TaggedSentence]:
+def read(data: Path, split: str) -> list[TaggedSentence]:
     """Sentences in the order of the file, with the tags that it has, IOB1 or IOB2.
 
     Args:
         data: a file, or a folder that holds it, itself or in conll2003/ or conll/.
         split: "train", "dev", "test", or the name of another file.
-        types: of entities that there may be.
 
     Raises:
         DatasetError: the file is missing, a line malformed, a tag impossible, or there are no sentences.
     """
     path = find(data, ("conll2003", "conll", "."), _FILES.get(split, split))
-    tags = {_OUTSIDE, *(f"{prefix}-{kind}" for prefix in "BI" for kind in types)}
-    documents = [_sentences(path, tags, document) for document in _documents(path)]
+    documents = [_sentences(path, document) for document in _documents(path)]
     sentences = [
         TaggedSentence(f"{number}-{position}", words, tags, number, position)
         for number, document in enumerate(filter(None, documents))
@@ -53,25 +52,23 @@ def _documents(path: Path) -> Iterator[list[tuple[int, list[str]]]]:
             yield list(group)
 
 
-def _sentences(
-    path: Path, tags: Collection[str], lines: Sequence[tuple[int, list[str]]]
-) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+def _sentences(path: Path, lines: Sequence[tuple[int, list[str]]]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     """(words, tags) of each sentence of a document."""
     sentences = []
     for has_words, group in itertools.groupby(lines, key=lambda line: bool(line[1])):
         if has_words:
-            pairs = [_word_and_tag(path, tags, number, columns) for number, columns in group]
+            pairs = [_word_and_tag(path, number, columns) for number, columns in group]
             sentences.append((tuple(word for word, _ in pairs), tuple(tag for _, tag in pairs)))
     return sentences
 
 
-def _word_and_tag(path: Path, tags: Collection[str], number: int, columns: list[str]) -> tuple[str, str]:
+def _word_and_tag(path: Path, number: int, columns: list[str]) -> tuple[str, str]:
     if len(columns) < 2:
         raise DatasetError(f"{path}: line {number}: {len(columns)} column; expected a word and, last, its tag")
-    if columns[-1] not in tags:
+    if columns[-1] not in _TAGS:
         raise DatasetError(
             f"{path}: line {number}, column {len(columns)}: {columns[-1]!r} is not a tag; "
-            f"expected {', '.join(sorted(tags))}"
+            f"expected {', '.join(sorted(_TAGS))}"
         )
     return columns[0], columns[-1]
 

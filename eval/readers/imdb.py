@@ -12,7 +12,6 @@ from eval.readers.examples import DatasetError, TextExample
 from eval.readers.files import find, read_text
 
 LABELS = ("neg", "pos")
-_SPLITS = ("train", "test")
 _NAME = re.compile(r"[0-9]+_[0-9]+\.txt")
 
 
@@ -24,10 +23,8 @@ def read(data: Path, split: str) -> list[TextExample]:
         split: "train" or "test".
 
     Raises:
-        DatasetError: a folder is missing or holds no reviews, a review is not UTF-8, or there is no such split.
+        DatasetError: a folder is missing or holds no reviews, or a review is not UTF-8.
     """
-    if split not in _SPLITS:
-        raise DatasetError(f"IMDB has no split {split!r}; known here: {', '.join(_SPLITS)}")
     if not data.is_dir():
         raise DatasetError(f"{data}: no such folder; give the one that holds aclImdb/")
     folder = find(data, ("aclImdb", "imdb/aclImdb"), split)

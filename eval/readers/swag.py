@@ -47,19 +47,19 @@ def read_codah(data: Path, split: str) -> list[ChoiceExample]:
     Args:
         data: full_data.tsv, or a folder that holds it, itself or in codah/ or swag/ (there also as
             codah.full_data.tsv).
-        split: the file isn't divided: "dev" is every fifth row, "train" the others, "all" both.
+        split: the file isn't divided: "dev" is every fifth row, "train" the others.
 
     Raises:
         DatasetError: the file is missing, a row malformed, a label impossible, there are no rows, or no such split.
     """
-    if split not in ("train", "dev", "all"):
-        raise DatasetError(f"CODAH has no split {split!r}; known here: train, dev, all")
+    if split not in ("train", "dev"):
+        raise DatasetError(f"CODAH has no split {split!r}; known here: train, dev")
     path = _codah_file(data)
     lines = enumerate(split_lines(read_text(path)), start=1)
     rows = [(line, text.split("\t")) for line, text in lines if text]
     _check(path, rows, _CODAH)
     examples = [_codah_example(path, line, row) for line, row in rows]
-    return [e for i, e in enumerate(examples) if split == "all" or (i % _FOLDS == _FOLDS - 1) == (split == "dev")]
+    return [e for i, e in enumerate(examples) if (i % _FOLDS == _FOLDS - 1) == (split == "dev")]
 
 
 def _codah_file(data: Path) -> Path:

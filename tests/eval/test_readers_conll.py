@@ -69,11 +69,6 @@ def test_missing_files(tmp_path):
     assert str(raised.value) == expected
 
 
-def test_other_types(tmp_path):
-    file = write(tmp_path, "Seoul B-CITY\n")
-    assert read(file, "dev", types=("CITY",))[0].tags == ("B-CITY",)
-
-
 @pytest.mark.parametrize(
     ("iob1", "iob2"),
     [

@@ -37,7 +37,6 @@ def test_mistakes(tmp_path):
     for data, split, message in (
         (tmp_path, "train", f"{root}/train/pos: no reviews (ID_RATING.txt) in it; unpack the archive anew"),
         (tmp_path, "test", f"{root}/test/neg/3_2.txt: line 1: not UTF-8 (byte 0xe9); convert the file with iconv"),
-        (tmp_path, "dev", "IMDB has no split 'dev'; known here: train, test"),
         (root / "train", "train", f"{root}/train: no train in aclImdb/, imdb/aclImdb/; "
                                   "put it there, or give the folder that holds it"),
         (tmp_path / "x", "train", f"{tmp_path}/x: no such folder; give the one that holds aclImdb/"),

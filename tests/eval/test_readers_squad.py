@@ -103,7 +103,6 @@ def test_files_of_another_kind(tmp_path):
     file.unlink()
     expected = f"{tmp_path}: no dev-v1.1.json in squad/, ./; put it there, or give the folder that holds it"
     assert message(tmp_path, "dev") == expected
-    assert message(tmp_path, "dev", "v3") == "unknown version 'v3'; known here: v1.1, v2.0, korquad"
 
 
 # As the data sets' papers count them, but for v2.0, of which this is the half that CS224N gives out.

@@ -53,8 +53,7 @@ def test_malformed_files(tmp_path, lines, problem):
 def test_codah(tmp_path):
     lines = [f'o\tprompt {i}\ta\tb\t"c\td\t{i % 4}' for i in range(10)]
     file = write(tmp_path / "codah" / "full_data.tsv", *lines)
-    everything = read_codah(tmp_path, "all")
-    assert everything[3] == ChoiceExample("3", "prompt 3", "", ("a", "b", '"c', "d"), 3)
+    assert read_codah(tmp_path, "train")[3] == ChoiceExample("3", "prompt 3", "", ("a", "b", '"c', "d"), 3)
     assert [example.id for example in read_codah(tmp_path, "dev")] == ["4", "9"]
     assert [example.id for example in read_codah(file, "train")] == ["0", "1", "2", "3", "5", "6", "7", "8"]
 
@@ -62,14 +61,14 @@ def test_codah(tmp_path):
 @pytest.mark.parametrize(
     ("line", "split", "message"),
     [
-        ("o\tprompt\ta\tb\tc\td", "all", "{file}: line 1: 6 cells instead of 7; mend the line"),
+        ("o\tprompt\ta\tb\tc\td", "train", "{file}: line 1: 6 cells instead of 7; mend the line"),
         (
             "o\tprompt\ta\tb\tc\td\t4",
-            "all",
+            "train",
             "{file}: line 1, column 'label': '4' is not the number of an ending, 0 to 3",
         ),
-        ("", "all", "{file}: no rows; give a file with examples"),
-        ("", "test", "CODAH has no split 'test'; known here: train, dev, all"),
+        ("", "train", "{file}: no rows; give a file with examples"),
+        ("", "test", "CODAH has no split 'test'; known here: train, dev"),
     ],
 )
 def test_malformed_codah(tmp_path, line, split, message):
