@@ -27,7 +27,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Export:
+class MeasuredExport:
     """An export, and everything that was evaluated on its weights.
 
     Attributes:
@@ -53,11 +53,11 @@ class Export:
         return f"{self.run}{step}" + (f" ({min(self.limits.values()):,} examples)" if self.limits else "")
 
     @property
-    def whole(self) -> Export:
+    def whole(self) -> MeasuredExport:
         """With the figures of whole data sets alone."""
         return self.of([task for task in self.tasks if task not in self.limits])
 
-    def of(self, tasks: Collection[str]) -> Export:
+    def of(self, tasks: Collection[str]) -> MeasuredExport:
         """With the figures of some tasks alone."""
         return replace(
             self,
@@ -75,7 +75,7 @@ class Export:
         return Score(float(measured["value"]), tuple(seeds), measured["half_width"])
 
 
-def exports_of(evaluations: Iterable[Evaluated]) -> list[Export]:
+def exports_of(evaluations: Iterable[Evaluated]) -> list[MeasuredExport]:
     """The exports behind some evaluations, by run and step.
 
     Raises:
@@ -84,13 +84,13 @@ def exports_of(evaluations: Iterable[Evaluated]) -> list[Export]:
     by_weights: dict[tuple[str, str], list[Evaluated]] = {}
     for evaluated in evaluations:
         by_weights.setdefault((evaluated.run, evaluated.weights_blake2b), []).append(evaluated)
-    return sorted(map(_export, by_weights.values()), key=lambda export: (export.run, export.step or 0))
+    return sorted(map(_measured, by_weights.values()), key=lambda export: (export.run, export.step or 0))
 
 
-def _export(group: Sequence[Evaluated]) -> Export:
+def _measured(group: Sequence[Evaluated]) -> MeasuredExport:
     counting = prevailing(group)
     limits = {task: evaluated.limit(task) for task, evaluated in counting.items()}
-    return Export(
+    return MeasuredExport(
         run=group[0].run,
         step=group[0].step,
         tasks={task: evaluated.results["tasks"][task] for task, evaluated in counting.items()},
@@ -100,7 +100,7 @@ def _export(group: Sequence[Evaluated]) -> Export:
     )
 
 
-def on_same_data(exports: Sequence[Export]) -> tuple[list[Export], list[str]]:
+def on_same_data(exports: Sequence[MeasuredExport]) -> tuple[list[MeasuredExport], list[str]]:
     """What can stand in one picture: of each task the figures on the data that the last export to have it was given.
 
     Trials on a part of it don't count, unless there are only trials.
@@ -122,7 +122,7 @@ def on_same_data(exports: Sequence[Export]) -> tuple[list[Export], list[str]]:
     return kept, left_out
 
 
-def compare(table: Table, exports: Sequence[Export]) -> list[list[str]]:
+def compare(table: Table, exports: Sequence[MeasuredExport]) -> list[list[str]]:
     """The rows of a table: the paper's models, and for each run its newest export that has a figure for it, or any.
 
     Figures of whole data sets go before those of trials, however new.
@@ -137,7 +137,7 @@ def compare(table: Table, exports: Sequence[Export]) -> list[list[str]]:
     return [header, *_lines(table, chosen)]
 
 
-def _newest(table: Table, exports: Sequence[Export]) -> list[Export]:
+def _newest(table: Table, exports: Sequence[MeasuredExport]) -> list[MeasuredExport]:
     """Of each run the newest export with a figure of a whole data set for the table, or else with one, or any."""
     exports = [export.of([measure.task for measure in table.measures]) for export in exports]
     whole = [export.whole for export in exports]
@@ -145,7 +145,7 @@ def _newest(table: Table, exports: Sequence[Export]) -> list[Export]:
     return list({export.run: export for export in (*whole, *measured)}.values())  # all ascend by step
 
 
-def _lines(table: Table, chosen: Sequence[Export]) -> Iterator[list[str]]:
+def _lines(table: Table, chosen: Sequence[MeasuredExport]) -> Iterator[list[str]]:
     for i, measure in enumerate(table.measures):
         papers = [model.figures[i] for model in table.models]
         digits = max(_digits(figure) for figure in papers)
@@ -168,7 +168,7 @@ def _cells(ours: Score | None, papers: float | None, digits: int) -> list[str]:
     return [_shown(ours.value, digits), _difference(ours.value, papers, digits), _spread(ours.seeds, digits)]
 
 
-def _averages(table: Table, chosen: Sequence[Export]) -> list[str]:
+def _averages(table: Table, chosen: Sequence[MeasuredExport]) -> list[str]:
     row = ["average", *(_shown(_mean(model.figures)) for model in table.models)]
     for export in chosen:
         figures = [export.score(measure.task, measure.metric) for measure in table.measures]

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator, PercentFormatter
 
-from eval.comparison import Export
+from eval.comparison import MeasuredExport
 from eval.errors import UsageError
 from eval.evaluated import Evaluated, run_names, settings_of
 from preprocessing.figures import COLOURS, STYLE
@@ -236,7 +236,7 @@ def column(lines: Sequence[dict[str, Any]], name: str) -> np.ndarray:
     return np.array([line[name] for line in lines], dtype=float)
 
 
-def measured_scores(exports: Sequence[Export]) -> list[tuple[str, str]]:
+def measured_scores(exports: Sequence[MeasuredExport]) -> list[tuple[str, str]]:
     """The task and metric of each panel: what pretraining learns, then each task by the metric that it is judged by."""
     judged = {
         (name, content["details"]["selected_by"])
@@ -248,7 +248,7 @@ def measured_scores(exports: Sequence[Export]) -> list[tuple[str, str]]:
     return [*intrinsic, *sorted(judged)]
 
 
-def draw_scores(exports: Sequence[Export]) -> Figure:
+def draw_scores(exports: Sequence[MeasuredExport]) -> Figure:
     """A panel for each score, over the steps of the training; a line for each run.
 
     A bar is half of the 95 % interval over the examples, or the standard deviation over the seeds where there are some.
@@ -276,7 +276,7 @@ def draw_scores(exports: Sequence[Export]) -> Figure:
     return figure
 
 
-def _draw_score(axes: Any, exports: Sequence[Export], task: str, metric: str, style: Mapping[str, Any]) -> None:
+def _draw_score(axes: Any, exports: Sequence[MeasuredExport], task: str, metric: str, style: Mapping[str, Any]) -> None:
     figures = [(export.step, figure) for export in exports if (figure := export.score(task, metric)) is not None]
     steps, values = [step for step, _ in figures], [figure.value for _, figure in figures]
     bars = [
@@ -288,7 +288,7 @@ def _draw_score(axes: Any, exports: Sequence[Export], task: str, metric: str, st
     )
 
 
-def _finish_score(axes: Any, exports: Sequence[Export], task: str, metric: str) -> None:
+def _finish_score(axes: Any, exports: Sequence[MeasuredExport], task: str, metric: str) -> None:
     limits = [export.limits.get(task) for export in exports if export.score(task, metric)]
     trials = [limit for limit in limits if limit is not None]
     of_trials = f", {min(trials):,} examples" if len(trials) == len(limits) else ""

@@ -29,7 +29,7 @@ with needs("eval"):
     from markdown_it import MarkdownIt
     from markupsafe import Markup
 
-    from eval.comparison import Export, compare, exports_of, on_same_data
+    from eval.comparison import MeasuredExport, compare, exports_of, on_same_data
     from eval.curves import WINDOWS, History, baselines, column, draw, draw_scores, measured_scores, read_histories
     from eval.errors import UsageError
     from eval.evaluated import Evaluated, find_results, of_present_weights, prevailing, read_evaluations
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write_report(
-    output: Path, histories: Sequence[History], evaluations: Sequence[Evaluated], exports: Sequence[Export]
+    output: Path, histories: Sequence[History], evaluations: Sequence[Evaluated], exports: Sequence[MeasuredExport]
 ) -> list[Path]:
     """Write pictures, report.md and report.html; returns the files."""
     save_picture(draw(histories, baselines(evaluations)), output / CURVES)
@@ -109,7 +109,7 @@ def page(text: str, folder: Path, pictures: Sequence[str]) -> str:
 def report(
     histories: Sequence[History],
     evaluations: Sequence[Evaluated],
-    exports: Sequence[Export],
+    exports: Sequence[MeasuredExport],
     left_out: Sequence[str] | None,
 ) -> Iterator[str]:
     """The paragraphs of report.md; ``left_out`` is what the picture of scores lacks, None where there is no picture."""
@@ -131,7 +131,7 @@ def report(
     yield markdown_table([["run", "configuration", "shards", "commit", "directory"], *(_origin(h) for h in histories)])
 
 
-def _beside_the_paper(exports: Sequence[Export]) -> Iterator[str]:
+def _beside_the_paper(exports: Sequence[MeasuredExport]) -> Iterator[str]:
     yield "## Beside the paper\n"
     yield f"{_BESIDE}\n"
     for table in TABLES:
