@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -156,19 +157,10 @@ def _rate(text: str) -> float:
     return rate
 
 
-def _index(text: str) -> int:
-    return _at_least(text, 0)
-
-
-def _positive(text: str) -> int:
-    return _at_least(text, 1)
-
-
-def _fewest(text: str) -> int:
-    return _at_least(text, FEWEST)
-
-
-def _at_least(text: str, least: int) -> int:
+def _at_least(least: int, text: str) -> int:
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
     return int(text)
+
+
+_index, _positive, _fewest = (partial(_at_least, least) for least in (0, 1, FEWEST))

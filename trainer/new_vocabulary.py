@@ -41,14 +41,13 @@ class NewVocabulary(NamedTuple):
     new: int
 
 
-def change_vocabulary(export: Export, old: Sequence[str], words: Sequence[str], seed: int = 0) -> NewVocabulary:
+def change_vocabulary(export: Export, old: Sequence[str], words: Sequence[str]) -> NewVocabulary:
     """Exchange the vocabulary of a model.
 
     Args:
         export: the model; it may have more rows than words, as those have that are padded to a multiple of 8.
         old: its words in the order of their ids.
         words: those that it is to have.
-        seed: of the rows that nothing is known about.
 
     Raises:
         ValueError: the model has fewer rows than words.
@@ -61,7 +60,7 @@ def change_vocabulary(export: Export, old: Sequence[str], words: Sequence[str], 
     ids = {word: i for i, word in enumerate(old)}
     pieces = [[ids[word]] if word in ids else cut(word, ids) for word in words]
     config = dataclasses.replace(export.config, vocab_size=len(words), pad_token_id=words.index(PAD))
-    fresh = BertForPreTraining(config, seed).state_dict()
+    fresh = BertForPreTraining(config, seed=0).state_dict()  # for rows that nothing is known about
     rows = {name: _means(export.state[name], pieces, fresh[name]) for name in _ROWS}
     kept, unknown = sum(word in ids for word in words), sum(not of_word for of_word in pieces)
     return NewVocabulary(config, {**export.state, **rows}, kept, len(words) - kept - unknown, unknown)
