@@ -177,9 +177,9 @@ def open_shards(parser: argparse.ArgumentParser, arguments: argparse.Namespace) 
         parser.error(str(error))
 
 
-def recipe_of(name: str, shards: ShardDirectory, length: int, batch: int, settings: Sequence[str]) -> Recipe:
-    """A recipe of the trainer with one long phase of whole batches, and the vocabulary of the shards."""
-    return load_recipe(ROOT / "trainer" / "recipes" / name, [*one_phase(shards, length, batch), *settings])
+def recipe_of(shards: ShardDirectory, length: int, batch: int, settings: Sequence[str]) -> Recipe:
+    """BERT-LARGE's recipe with one long phase of whole batches, and the vocabulary of the shards."""
+    return load_recipe(ROOT / "trainer" / "recipes" / "bert_large.toml", [*one_phase(shards, length, batch), *settings])
 
 
 def one_phase(shards: ShardDirectory, length: int, batch: int) -> list[str]:

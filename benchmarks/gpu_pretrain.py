@@ -86,7 +86,7 @@ class Bench:
     def recipe(self, row: Row, length: int, *settings: str, batch: int | None = None) -> Recipe:
         """The recipe of a row."""
         settings = (*SIZES[self.size], *row.settings, *settings)
-        return recipe_of("bert_large.toml", self.shards, length, batch or self.batches[length], settings)
+        return recipe_of(self.shards, length, batch or self.batches[length], settings)
 
     def steps(self, row: Row, recipe: Recipe) -> Steps:
         """The batches of a row."""

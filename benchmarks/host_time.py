@@ -41,7 +41,7 @@ def main() -> None:
     world = join_world(threads=1)
     table = [["", "forward", "backward", "update"]]
     for name, change in (("DeepSpeed's norms", _no_change), ("one norm", take_norm_once)):
-        recipe = recipe_of("bert_large.toml", shards, 128, 2, widths)
+        recipe = recipe_of(shards, 128, 2, widths)
         with mock.patch("trainer.engine.take_norm_once", change):
             engine = Engine(recipe, deepspeed_config(recipe, world), world)
         found = []
@@ -57,7 +57,7 @@ def main() -> None:
     print(markdown_table(table, (1, 2, 3)))
     table = [["a step of 256 sequences of 128", "ms"]]
     for ahead in (False, True):
-        recipe = recipe_of("bert_large.toml", shards, 128, 256, NARROW)
+        recipe = recipe_of(shards, 128, 256, NARROW)
         reader, seconds = StepReader(steps_of(recipe, shards), 0, STEPS, workers=1), []
         for _ in range(STEPS):
             if ahead:

@@ -72,7 +72,7 @@ def plain_python(directory: ShardDirectory, length: int) -> Callable[[np.ndarray
 
     def read(indices: np.ndarray) -> int:
         rows = []
-        for index in indices:
+        for _ in indices:
             i = chance.randrange(len(pairs))
             a = shard.document(pairs.row[i])[pairs.a_begin[i] : pairs.a_end[i]].tolist()
             b = shard.document(pairs.b_row[i])[pairs.b_begin[i] : pairs.b_end[i]].tolist()
@@ -83,7 +83,6 @@ def plain_python(directory: ShardDirectory, length: int) -> Callable[[np.ndarray
                 draw = chance.random()
                 tokens[place] = MASK_ID if draw < 0.8 else chance.randrange(30522) if draw < 0.9 else tokens[place]
             rows.append(tokens)
-            del index
         width = max(map(len, rows))
         torch.tensor([row + [0] * (width - len(row)) for row in rows])
         return sum(map(len, rows))

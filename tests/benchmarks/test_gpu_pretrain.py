@@ -142,7 +142,7 @@ def test_slots_that_only_fill_up_are_no_work(tmp_path: Path):
     shards = ShardDirectory(write_shards(tmp_path / "shards"))
     works = {}
     for multiple in (1, 1024):
-        recipe = recipe_of("bert_large.toml", shards, 32, 8, [f"data.token_multiple={multiple}"])
+        recipe = recipe_of(shards, 32, 8, [f"data.token_multiple={multiple}"])
         works[multiple] = gpu_pretrain.work_of(steps_of(recipe, shards)[0])
     config = BertConfig(64)
     assert works[1024].slots == 1024 > works[1].slots
@@ -152,7 +152,7 @@ def test_slots_that_only_fill_up_are_no_work(tmp_path: Path):
 
 def test_the_peer_computes_every_slot_of_the_longest_sequence(tmp_path: Path):
     shards = ShardDirectory(write_shards(tmp_path / "shards"))
-    batches = steps_of(recipe_of("bert_large.toml", shards, 32, 8, []), shards, padded=True)[0]
+    batches = steps_of(recipe_of(shards, 32, 8, []), shards, padded=True)[0]
     work = gpu_pretrain.work_of(batches)
     assert work.slots == 8 * int(work.lengths.max()) < 8 * 32  # a batch without a full slot
     assert all(x.is_contiguous() for x in batches[0].inputs.values())  # or transformers' loss refuses its labels
@@ -160,7 +160,7 @@ def test_the_peer_computes_every_slot_of_the_longest_sequence(tmp_path: Path):
 
 def test_eight_bits_are_refused_for_the_trainers_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shards = ShardDirectory(write_shards(tmp_path / "shards"))
-    recipe = recipe_of("bert_large.toml", shards, 32, 8, ["train.fp8=true"])
+    recipe = recipe_of(shards, 32, 8, ["train.fp8=true"])
     monkeypatch.setattr(gpu_pretrain, "why_not_fp8", lambda device: "torchao is not installed")
     with pytest.raises(ConfigError, match=r"train\.fp8: torchao is not installed"):
         gpu_pretrain.Ours(recipe, BENCH.world)
@@ -185,7 +185,7 @@ class Events:
 
 def test_the_peer_reads_ahead_before_its_last_backward_pass(tmp_path: Path):
     shards = ShardDirectory(write_shards(tmp_path / "shards"))
-    recipe = recipe_of("bert_large.toml", shards, 32, 8, [])
+    recipe = recipe_of(shards, 32, 8, [])
     peer, events = object.__new__(gpu_pretrain.Peer), Events()
     peer._recipe, peer._device, peer._engine = recipe, torch.device("cpu"), events
     peer._optimizer = SimpleNamespace(param_groups=[{}])
