@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import logging
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import deepspeed
+import pydantic
 import torch
 import torch.distributed
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime.config import DeepSpeedConfigError
+from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from torch import Tensor
 
 from trainer.allocator import keep_freed_memory
@@ -443,8 +445,29 @@ def _initialize(
     """
     if world.size == 1:
         config = without_communication(config)
-    try:
+    with _mistakes():
         return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+def check_deepspeed(config: Mapping[str, Any]) -> None:
+    """See that DeepSpeed can read its configuration, as far as it looks at it without a model.
+
+    Raises:
+        ConfigError: it can't.
+    """
+    with _mistakes():  # the batch is that of all ranks, and this one has not met them yet
+        DeepSpeedConfig({name: value for name, value in config.items() if name != "train_batch_size"})
+
+
+@contextlib.contextmanager
+def _mistakes() -> Iterator[None]:
+    """What DeepSpeed refuses is a mistake of the user."""
+    try:
+        yield
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"DeepSpeed's configuration: {key}: {first['msg']} ({error.title})") from error
     except _REFUSALS as error:
         why = str(error).replace("\n", " ") or type(error).__name__
         raise ConfigError(f"DeepSpeed's configuration: {why}") from error

@@ -25,7 +25,7 @@ from trainer.checkpoint import read_run_state, remove_leftovers, set_aside
 from trainer.config import Phase, Recipe, differences, load_recipe, other_draws, to_toml
 from trainer.corpus import Corpus, train_stream
 from trainer.data import validation_stream
-from trainer.engine import device_kind, fp16_is_supported
+from trainer.engine import check_deepspeed, device_kind, fp16_is_supported
 from trainer.files import is_full, write_atomically
 from trainer.fp8 import why_not_fp8
 from trainer.hugging_face import WEIGHTS, load_export
@@ -53,6 +53,8 @@ def check(
     Raises:
         ConfigError, ShardError, VocabularyError, CheckpointError: what does not, and what to do.
     """
+    for config in configs:
+        check_deepspeed(config)
     for phase in recipe.phases:
         train_stream(recipe, phase, shards)
         _check_validation(recipe, phase, shards)
@@ -217,6 +219,8 @@ def _check_run(run: RunDirectory, recipe: Recipe, shards: Corpus) -> None:
     if run.is_new:
         return
     advice = "choose another --output, or go on with what the run was started with"
+    if not run.step and not run.metrics.exists():
+        advice = "choose another --output, or remove this one, in which nothing has been trained"
     changed = differences(load_recipe(run.config), recipe)
     if changed:
         raise CheckpointError(f"{run.path}: the run was started with other settings ({'; '.join(changed)}); {advice}")

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import statistics
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -180,7 +181,7 @@ def test_options_and_settings_in_any_order(shards, recipe, deepspeed_config, tmp
 
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize(("changes", "words"), [
-    ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "overlap_com"),
+    ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "overlap_com: Extra inputs are not permitted"),
     ({"zero_optimization": {"stage": 3, "mics_shard_size": 1}}, "MiCS ZeRO-3 sharding has been removed"),
     ({"zero_optimization": {"stage": 2, "offload_optimizer": True}}, "offload_optimizer"),
 ])  # fmt: skip
@@ -191,7 +192,20 @@ def test_what_deepspeed_refuses_is_a_mistake_of_the_user(call, deepspeed_config,
     assert len(errors) == 1
     assert errors[0].startswith("error: DeepSpeed's configuration: ")
     assert words in errors[0]
-    assert (tmp_path / "run" / "outcome").read_text().startswith("failed: DeepSpeed's configuration: ")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(find_spec("wandb") is not None, reason="wandb is installed")
+def test_what_deepspeed_refuses_when_it_has_a_model_is_one_too(call, deepspeed_config, tmp_path):
+    """And what was written before that is no riddle to the next start."""
+    codes, log = call(deepspeed_config=deepspeed_config(wandb={"enabled": True}))
+    assert codes == [2]
+    (error,) = [line for line in log.splitlines() if line.startswith("error: ")]
+    assert error == "error: DeepSpeed's configuration: No module named 'wandb'"
+    assert RunDirectory(tmp_path / "run").ending == "failed"
+    codes, log = call("schedule.peak=0.5")
+    assert codes == [2]
+    assert "choose another --output, or remove this one, in which nothing has been trained" in log
 
 
 def test_a_run_that_runs_out_of_memory_may_go_on_with_less_of_it(call, deepspeed_config, tmp_path):
