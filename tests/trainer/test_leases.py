@@ -1,5 +1,6 @@
 """Retention of exports beside evaluations that read them, and trainers of one run, in processes of their own."""
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -9,7 +10,7 @@ import threading
 import pytest
 
 from trainer.checkpoint import keep_newest
-from trainer.leases import RunInUseError, hold_export, hold_run, remove_export
+from trainer.leases import RunInUseError, hold_export, hold_run, is_held, remove_export
 from trainer.run_directory import CheckpointError, RunDirectory
 
 HOLD = """
@@ -151,6 +152,12 @@ def test_a_deletion_that_was_cut_short_is_finished_the_next_time(exports):
     assert keep_one(exports) == ["step-000003"]
 
 
+def test_an_export_that_has_lost_its_configuration_goes_all_the_same(exports):
+    """Somebody who deletes it by hand may have been cut short."""
+    (exports / "step-000001" / "config.json").unlink()
+    assert keep_one(exports) == ["step-000003"]
+
+
 @pytest.fixture
 def trainer(tmp_path):
     """A process that holds a run directory."""
@@ -163,6 +170,12 @@ def test_a_run_has_one_trainer(tmp_path, trainer, caplog):
     with pytest.raises(RunInUseError, match=message), hold_run(RunDirectory(tmp_path / "run"), patience=0.1):
         pass
     assert f"in use by {who}; waiting" in caplog.text
+
+
+def test_a_run_s_folder_is_made_with_all_above_it(tmp_path):
+    """runs/large, the first time."""
+    with hold_run(RunDirectory(tmp_path / "runs" / "large")):
+        assert names(tmp_path / "runs" / "large") == ["trainer.lock"]
 
 
 def test_a_run_is_free_when_its_trainer_has_ended(tmp_path, trainer):
@@ -178,3 +191,26 @@ def test_without_locks_a_trainer_goes_on(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("preprocessing.locks.fcntl.flock", no_locks)
     with hold_run(RunDirectory(tmp_path / "run")):
         assert "has no locks; start no other trainer in this run directory" in caplog.text
+
+
+def test_who_only_looks_whether_a_run_is_held_is_not_taken_for_its_trainer(tmp_path):
+    """As two that carry a run over to MLflow may, at one time."""
+    run = RunDirectory(tmp_path)
+    assert not is_held(run), "nobody has ever trained here"
+    run.lock.touch()
+    with run.lock.open("rb") as looked_at:
+        fcntl.flock(looked_at, fcntl.LOCK_SH)
+        assert not is_held(run)
+        fcntl.flock(looked_at, fcntl.LOCK_EX)
+        assert is_held(run)
+
+
+def test_without_locks_nobody_is_taken_for_a_trainer(tmp_path, monkeypatch):
+    """Or a run that was killed there would be a running one in MLflow for ever."""
+
+    def no_locks(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("preprocessing.locks.fcntl.flock", no_locks)
+    RunDirectory(tmp_path).lock.touch()
+    assert not is_held(RunDirectory(tmp_path))
