@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from tests.conftest import ROOT
 from trainer import outcome
 from trainer.run_directory import RunDirectory
 
@@ -19,6 +20,15 @@ def test_a_word_and_an_exit_code_for_job_scripts(tmp_path, capsys, ending, reaso
     printed = capsys.readouterr()
     assert printed.out == f"{word}\n"
     assert reason in printed.err
+    assert bool(printed.err) == (ending != "done")
+
+
+def test_the_command_s_exit_code_is_that_of_the_word(tmp_path):
+    RunDirectory(tmp_path).set_outcome("requeue", "asked to stop after step 7")
+    command = [sys.executable, "-m", "trainer.outcome", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (10, "requeue\n")
+    assert done.stderr == f"{tmp_path}: asked to stop after step 7\n"
 
 
 @pytest.mark.parametrize("text", ["", "fine\n", "don"])
