@@ -146,6 +146,26 @@ def test_a_flipped_bit_is_found_by_the_checksum(tmp_path):
         verify_state(tmp_path)
 
 
+def test_a_link_to_what_is_no_longer_there_is_a_damaged_file(tmp_path):
+    """As of a checkpoint that was moved to another disk, which is not mounted."""
+    path = write(tmp_path, "one rank") / file_name(0, 1)
+    path.unlink()
+    path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(StateError, match="not the bytes that were written"):
+        verify_state(tmp_path)
+    with pytest.raises(StateError, match="not a readable checkpoint file"):
+        StateReader(tmp_path, SHAPES)
+
+
+def test_a_checksum_whose_bits_have_changed_is_no_checksum(tmp_path):
+    """A resume passes over such a checkpoint, to the one before: any other error would end it, time and again."""
+    path = write(tmp_path, "one rank") / file_name(0, 1)
+    checksum = path.with_suffix(".blake2b")
+    checksum.write_bytes(b"\xff" + checksum.read_bytes()[1:])
+    with pytest.raises(StateError, match="its checksum is missing"):
+        verify_state(tmp_path)
+
+
 def test_another_models_parameters(tmp_path):
     write(tmp_path, "one rank")
     with pytest.raises(StateError, match="another model's parameters; words is in only one of the two"):
