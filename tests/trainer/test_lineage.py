@@ -81,3 +81,13 @@ def test_new_modules_without_end_are_named(checkout):
         (checkout / name).unlink()
     git(checkout, "apply", input=patch.encode())
     assert (checkout / "trainer/c.py").read_text() == "c = 1\n"
+
+
+def test_the_patch_has_room_for_so_many_new_modules_and_names_the_others(checkout):
+    """They are copied into every run: none of these is too large by itself."""
+    for name in ("trainer/a.py", "trainer/b.py", "trainer/c.py"):
+        write(checkout, name, f"{name[-4]} = 1\n" * 70_000)
+    patch = uncommitted_changes()
+    assert len(patch) < 1 << 20
+    assert patch.endswith("new, but too large for this patch: trainer/c.py\n")
+    assert "+b = 1\n" in patch
