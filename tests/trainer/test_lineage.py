@@ -45,6 +45,13 @@ def write(checkout, name, content):
     (checkout / name).write_text(content)
 
 
+def test_the_commit_is_told_without_the_line_s_end_that_git_and_a_snapshot_give_it(checkout):
+    told = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    assert code_version()["commit"] == told.stdout.removesuffix("\n")
+    write(checkout, lineage.COMMIT, "c0ffee\n")
+    assert code_version()["commit"] == "c0ffee"
+
+
 def test_a_change_in_another_encoding_ends_no_run(checkout):
     (checkout / "notes.txt").write_bytes(b"caf\xe9\n")
     git(checkout, "add", "notes.txt")
