@@ -52,6 +52,20 @@ def test_the_commit_is_told_without_the_line_s_end_that_git_and_a_snapshot_give_
     assert code_version()["commit"] == "c0ffee"
 
 
+def test_a_snapshot_has_the_changes_of_the_checkout_that_it_was_taken_from(checkout):
+    write(checkout, lineage.DIFF, "+x = 1\n")
+    assert uncommitted_changes() == "+x = 1\n"
+    assert code_version()["modified"] is True
+
+
+def test_another_project_s_repository_around_this_one_says_nothing(checkout, monkeypatch):
+    """Such as that of somebody who has installed this project below his own."""
+    write(checkout, "installed/trainer/model.py", "x = 1\n")
+    monkeypatch.setattr(lineage, "_ROOT", checkout / "installed")
+    assert code_version()["commit"] is None
+    assert uncommitted_changes() == ""
+
+
 def test_a_change_in_another_encoding_ends_no_run(checkout):
     (checkout / "notes.txt").write_bytes(b"caf\xe9\n")
     git(checkout, "add", "notes.txt")
