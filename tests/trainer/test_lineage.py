@@ -52,6 +52,13 @@ def test_the_commit_is_told_without_the_line_s_end_that_git_and_a_snapshot_give_
     assert code_version()["commit"] == "c0ffee"
 
 
+def test_a_machine_without_git_ends_no_run(checkout, monkeypatch):
+    """As a container's image is."""
+    monkeypatch.setenv("PATH", str(checkout))
+    assert code_version()["commit"] is None
+    assert uncommitted_changes() == ""
+
+
 def test_a_snapshot_has_the_changes_of_the_checkout_that_it_was_taken_from(checkout):
     write(checkout, lineage.DIFF, "+x = 1\n")
     assert uncommitted_changes() == "+x = 1\n"
