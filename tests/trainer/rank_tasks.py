@@ -271,6 +271,12 @@ def run_pretrain_and_lose_the_settings(arguments: list[str]) -> int:
     return pretrain.main(arguments)
 
 
+def run_pretrain_where_a_rank_can_reach_a_teraflop(arguments: list[str]) -> int:
+    """The trainer's main; what the processor of each rank could do at most is known."""
+    session.measure_ceiling = lambda *_: 1e12
+    return pretrain.main(arguments)
+
+
 def run_pretrain_where_the_port_is_taken(arguments: list[str]) -> int:
     """The trainer's main; another program listens where the ranks are to meet."""
     with socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))):

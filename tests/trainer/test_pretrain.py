@@ -33,6 +33,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_on_a_full_disk,
     run_pretrain_on_broken_data,
     run_pretrain_on_broken_data_and_count_commits,
+    run_pretrain_where_a_rank_can_reach_a_teraflop,
     run_pretrain_where_only_the_small_files_find_no_room,
     run_pretrain_where_the_port_is_taken,
     run_pretrain_with_a_bad_sample,
@@ -80,6 +81,14 @@ def test_a_run_directory_has_all_that_a_reader_needs(call, shards, tmp_path):
     assert ["validation_seconds" in line for line in lines] == [line["step"] in (4, 8) for line in lines]
     for words in ("22,594 parameters", "step 2/8: loss", "to go", "held out: loss", "time of 8 steps: data "):
         assert words in log
+
+
+def test_utilisation_is_of_what_all_ranks_could_do_together(call, tmp_path):
+    codes, log = call("train.max_steps=1", world=2, task=run_pretrain_where_a_rank_can_reach_a_teraflop)
+    assert codes == [0, 0]
+    assert "ceiling: 2.000 TFLOP/s of matrix products in torch.bfloat16 over all ranks" in log
+    (line,) = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert line["mfu"] == pytest.approx(line["tflops"] / 2)
 
 
 def test_the_export_is_a_bert_of_transformers(call, tmp_path, monkeypatch):
