@@ -1,6 +1,8 @@
 """What a session puts together; tests/trainer/test_pretrain.py trains with it."""
 
 import math
+import multiprocessing
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +16,7 @@ from trainer.files import read_lines
 from trainer.model import EMPTY_SLOT
 from trainer.run_directory import RunDirectory
 from trainer.session import Session, _throughput
+from trainer.stopping import watch
 from trainer.world import World
 
 
@@ -24,6 +27,23 @@ def of_session(recipe, shards, folder, *settings):
     run.code.write_text("{}")
     world, rest = World(0, 1, torch.device("cpu")), SimpleNamespace()
     return Session([], None, load_recipe(recipe, settings), open_corpus([str(shards)]), run, world, rest, rest, False)
+
+
+def end_and_take_time(session):
+    watch(1)
+    session.deepspeed_configs = [{}]
+    assert session.train(session.recipe.last_step) == ("done", "")
+    time.sleep(3)
+
+
+def test_what_comes_after_the_training_may_take_longer_than_a_hang(recipe, shards, tmp_path):
+    """As MLflow's end may, on a slow line."""
+    session = of_session(recipe, shards, tmp_path)
+    session.run.export(session.recipe.last_step).mkdir(parents=True)
+    process = multiprocessing.get_context("fork").Process(target=end_and_take_time, args=(session,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 LEFT_TO_RIGHT = ["model.is_decoder=true", "train.next_sentence=false"]
