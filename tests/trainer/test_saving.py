@@ -11,7 +11,7 @@ from trainer.checkpoint import RunState
 from trainer.config import CheckpointConfig
 from trainer.model import BertConfig
 from trainer.run_directory import RunDirectory, step_folders
-from trainer.saving import Saver, _problem_of
+from trainer.saving import Saver, _problem_of, export_if_missing
 from trainer.sharded_state import file_name, verify_state
 from trainer.world import World
 
@@ -100,6 +100,40 @@ def test_what_went_wrong_once_is_forgotten_when_it_goes_well(saver, run, monkeyp
     save(saver, 5)
     assert (saver.last, saver.problem) == (5, None)
     assert run.step == 5
+
+
+def test_a_checkpoint_whose_folder_can_not_be_made_is_a_problem_until_one_can(saver, run):
+    """Where it was the last step's, the run has not ended well."""
+    run.path.mkdir()
+    run.checkpoints.write_text("in the way")
+    save(saver, 4)
+    assert "Not a directory" in saver.problem
+    assert saver.last == 0
+    run.checkpoints.unlink()
+    save(saver, 5)
+    assert (saver.last, saver.problem) == (5, None)
+
+
+def test_an_export_that_can_not_be_written_is_told_once_and_costs_no_checkpoint(saver, run, monkeypatch, caplog):
+    def find_no_room(*_):
+        raise OSError("no room")
+
+    monkeypatch.setattr(saving, "export_checkpoint", find_no_room)
+    save(saver, 4)
+    saver.finish()
+    told = "the export can't be written (no room); to make it later, run python -m trainer.export"
+    assert caplog.messages == [told]
+    assert (saver.last, saver.problem) == (4, None)
+
+
+def test_an_export_that_is_there_is_not_made_again_and_none_before_the_first_step(run, monkeypatch, caplog):
+    """Somebody may be reading it."""
+    made = []
+    monkeypatch.setattr(saving, "export_checkpoint", lambda *_: made.append(1))
+    run.export(4).mkdir(parents=True)
+    for step in (0, 4):
+        export_if_missing(run, step, BertConfig(vocab_size=64))
+    assert made == caplog.messages == []
 
 
 class OddError(Exception):
