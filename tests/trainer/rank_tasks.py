@@ -258,6 +258,18 @@ def run_pretrain_on_broken_data_and_count_commits(arguments: list[str]) -> int:
     return run_pretrain_on_broken_data(arguments)
 
 
+def run_pretrain_and_tell_who_exports(arguments: list[str]) -> int:
+    """The trainer's main, and a line for each export that a rank makes."""
+    make = saving.export_checkpoint
+
+    def make_and_tell(*rest: Any) -> None:
+        print("exported by rank", os.environ["RANK"])
+        make(*rest)
+
+    saving.export_checkpoint = make_and_tell
+    return pretrain.main(arguments)
+
+
 def run_pretrain_and_lose_the_settings(arguments: list[str]) -> int:
     """The trainer's main; before the first checkpoint somebody moves config.toml away."""
     begin = saving.begin_checkpoint

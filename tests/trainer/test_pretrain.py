@@ -29,6 +29,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_and_signal_on_a_full_disk,
     run_pretrain_and_stop,
     run_pretrain_and_stop_at_its_end,
+    run_pretrain_and_tell_who_exports,
     run_pretrain_on_a_disk_that_stays_full,
     run_pretrain_on_a_full_disk,
     run_pretrain_on_broken_data,
@@ -123,7 +124,9 @@ def test_what_a_kill_after_the_last_checkpoint_cut_is_made_up_for(call, tmp_path
     export = (run.export(8) / "model.safetensors").read_bytes()
     shutil.rmtree(run.export(8))
     run.set_outcome(None)
-    assert call(world=2)[0] == [0, 0]
+    codes, log = call(world=2, task=run_pretrain_and_tell_who_exports)
+    assert codes == [0, 0]
+    assert re.findall("exported by rank .", log) == ["exported by rank 0"]
     assert (run.export(8) / "model.safetensors").read_bytes() == export
     assert run.outcome == ("done", "")
 
