@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from tests.trainer.shard_factory import MASK, write_shards
+from trainer.checkpoint import RunState
 from trainer.config import load_recipe
 from trainer.corpus import open_corpus
 from trainer.engine import GlobalCounts
 from trainer.files import read_lines
 from trainer.model import EMPTY_SLOT
 from trainer.run_directory import RunDirectory
-from trainer.session import Session, _throughput
+from trainer.session import Session, _throughput, _warn_of_other_bits
 from trainer.stopping import watch
 from trainer.world import World
 
@@ -79,6 +80,18 @@ def test_a_phase_goes_on_behind_the_samples_of_earlier_ones_of_its_length(recipe
     session = of_session(path, write_shards(tmp_path / "shards", sequence_lengths=(16, 32)), tmp_path)
     firsts = [int(session._steps(phase, begin)[0][0].indices[0]) for begin, _, phase in session.recipe.phase_ranges()]
     assert firsts == [0, 0, 64, 64 + 12]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "more_threads", "is_told"), [(2, 0, False), (1, 0, True), (4, 0, True), (2, 1, True)]
+)
+def test_a_resume_by_other_ranks_or_threads_is_told_to_differ_in_the_last_bits(caplog, ranks, more_threads, is_told):
+    threads = torch.get_num_threads()
+    state = RunState(step=4, samples=32, world_size=ranks, threads=threads + more_threads, manifest_blake2b="m",
+                     config_blake2b="c")  # fmt: skip
+    _warn_of_other_bits(state, World(0, 2, torch.device("cpu")))
+    how = f"written with {ranks} rank(s) x {threads + more_threads} thread(s), resuming with 2 x {threads}: "
+    assert [how in message for message in caplog.messages] == [True] * is_told
 
 
 def test_rates_are_of_the_time_that_a_step_waits_and_computes():
