@@ -246,6 +246,19 @@ def run_pretrain_on_broken_data(arguments: list[str]) -> int:
     return pretrain.main(arguments)
 
 
+def run_pretrain_on_data_that_is_broken_where_the_second_phase_begins(arguments: list[str]) -> int:
+    """The trainer's main; phases of one length read one stream, of which the part of the second can't be read."""
+    read = Steps.__getitem__
+
+    def read_the_first_phase(self: Steps, step: int) -> list[Batch]:
+        if self._first:
+            raise ShardError("shard-x: a broken pair")
+        return read(self, step)
+
+    Steps.__getitem__ = read_the_first_phase  # type: ignore[method-assign]
+    return pretrain.main(arguments)
+
+
 def run_pretrain_on_broken_data_and_count_commits(arguments: list[str]) -> int:
     """run_pretrain_on_broken_data, and a line for each checkpoint that gets its name."""
     commit = saving.commit_checkpoint

@@ -34,6 +34,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_on_a_full_disk,
     run_pretrain_on_broken_data,
     run_pretrain_on_broken_data_and_count_commits,
+    run_pretrain_on_data_that_is_broken_where_the_second_phase_begins,
     run_pretrain_where_a_rank_can_reach_a_teraflop,
     run_pretrain_where_only_the_small_files_find_no_room,
     run_pretrain_where_the_port_is_taken,
@@ -176,6 +177,39 @@ def test_two_phases_in_one_command_and_a_resume_in_the_second(call, tmp_path):
         assert b'"optimizer_step":"4"' in state[:4096], "the moments of the second phase began anew"
     rates = [line["learning_rate"] for line in read_lines(tmp_path / "run" / "metrics.jsonl")]
     assert rates[5:] == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+
+
+@pytest.fixture
+def three_steps_and_two(tmp_path):
+    """A recipe of two phases of one sequence length."""
+    second = "[[phases]]\nsequence_length = 32\nsteps = 2\nglobal_batch_size = 8\nmicro_batch_size = 2\n"
+    text = TINY.replace("steps = 8", "steps = 3").replace(
+        "[checkpoint]", f"{second}max_predictions = 4\n\n[checkpoint]"
+    )
+    (tmp_path / "phases.toml").write_text(text, encoding="utf-8")
+    return tmp_path / "phases.toml"
+
+
+@pytest.mark.parametrize(("settings", "outcome"), [
+    ([], ("requeue", "asked to stop after step 3")), (["train.max_steps=3"], ("done", "")),
+], ids=["a phase's last step", "the last step of all"])  # fmt: skip
+def test_a_signal_in_a_last_step_begins_no_other_phase_and_no_other_start(
+    call, three_steps_and_two, tmp_path, settings, outcome
+):
+    call("log.validate_every=0", *settings, config=three_steps_and_two, task=run_pretrain_and_signal)
+    run = RunDirectory(tmp_path / "run")
+    assert run.outcome == outcome
+    assert run.step == 3
+
+
+def test_data_that_can_not_be_read_where_a_phase_begins_leaves_the_checkpoint_before(
+    call, three_steps_and_two, tmp_path
+):
+    task = run_pretrain_on_data_that_is_broken_where_the_second_phase_begins
+    assert call(config=three_steps_and_two, task=task)[0] == [1]
+    run = RunDirectory(tmp_path / "run")
+    assert run.outcome == ("failed", "rank 0: shard-x: a broken pair")
+    assert run.candidates() == [run.checkpoint(3)]
 
 
 def test_options_and_settings_in_any_order(shards, recipe, deepspeed_config, tmp_path):
@@ -365,6 +399,9 @@ def test_a_checkpoint_that_is_complete_is_not_written_again_for_data_that_can_no
     assert codes == [1, 1]
     assert [line for line in log.splitlines() if line.startswith("committed")] == ["committed 3"]
     assert (tmp_path / "run" / "checkpoints" / "latest").read_text() == "step-000003\n"
+    codes, log = call("checkpoint.every=3", world=2, task=run_pretrain_on_broken_data_and_count_commits)
+    assert codes == [1, 1]
+    assert "committed" not in log, "nor by a start that comes no further"
 
 
 def test_a_port_that_another_training_has_is_told_in_a_line(call, tmp_path):
