@@ -55,7 +55,14 @@ def test_either_split_has_two_documents_of_four(count: int, fraction: float) -> 
     for seed in range(10):
         layout = Layout(seed, train_shards=1, validation_shards=1, validation_fraction=fraction)
         totals, edges = known_of(layout, count)
+        tokens = totals.tokens.total()
         settlement = settle(layout, totals, edges)
+        ways = [
+            [layout.place(edge.doc_id).shard(t) for t in (layout.threshold, settlement.threshold)] for edge in edges
+        ]
+        moved = [(new, edge.span) for (old, new), edge in zip(ways, edges, strict=True) if old != new]
+        assert [(shard, span) for shard, spans in settlement.moved.items() for span in spans] == moved
+        assert totals.tokens.total() == tokens
         held_out = sum(layout.place(f"d{n}").split_hash < settlement.threshold for n in range(count))
         assert 2 <= held_out <= count - 2
         assert totals.rows["validation-" + ONLY] == held_out
@@ -85,6 +92,9 @@ def test_a_corpus_that_cannot_be_sharded_is_refused_with_the_reason() -> None:
     many = dataclasses.replace(ONE_SHARD, train_shards=8)
     with pytest.raises(ShardingError, match=r"would hold [01] of the documents.*smaller --num-shards"):
         settle(many, *known_of(many, 9))
+    thin = Layout(seed=1, train_shards=1, validation_shards=8, validation_fraction=0.5)
+    with pytest.raises(ShardingError, match=r"validation-\S+ would hold [01] of the documents.*--validation-fraction"):
+        settle(thin, *known_of(thin, 9))
     with pytest.raises(ShardingError, match=r"would hold 1 of the documents"):
         check_shard_size(ONLY, 1, 10)
     with pytest.raises(ShardingError, match=r"2,147,483,648 tokens.*greater --num-shards"):
