@@ -13,10 +13,10 @@ from trainer.checkpoint import RunState
 from trainer.config import load_recipe
 from trainer.corpus import open_corpus
 from trainer.engine import GlobalCounts
-from trainer.files import read_lines
+from trainer.files import append_line, read_lines
 from trainer.model import EMPTY_SLOT
 from trainer.run_directory import RunDirectory
-from trainer.session import Session, _throughput, _warn_of_other_bits
+from trainer.session import Session, _throughput, _warn_of_other_bits, owes_validation
 from trainer.stopping import watch
 from trainer.world import World
 
@@ -67,6 +67,15 @@ def test_validation_is_of_as_many_samples_as_asked_for(recipe, shards, tmp_path,
         assert any(MASK in batch.tokens.input_ids for batch in batches) == (not left_to_right)
     line = list(read_lines(tmp_path / "validation.jsonl"))[-1]
     assert (line["step"], line["perplexity"]) == (4, pytest.approx(math.exp(2.0)))
+
+
+def test_a_step_owes_its_validation_until_that_has_a_line(recipe, tmp_path):
+    """A start that goes on from it would write a second one."""
+    run = RunDirectory(tmp_path)
+    for settings, owing in ((["log.validate_every=3"], [3, 6, 8]), (["log.validate_every=0"], []), ([], [4, 8])):
+        assert [step for step in range(9) if owes_validation(run, load_recipe(recipe, settings), step)] == owing
+    append_line(run.validation_metrics, {"step": 4})
+    assert [step for step in range(9) if owes_validation(run, load_recipe(recipe), step)] == [8]
 
 
 def test_a_phase_goes_on_behind_the_samples_of_earlier_ones_of_its_length(recipe, tmp_path):
