@@ -12,6 +12,7 @@ from preprocessing.layout import (
     Span,
     Totals,
     check_shard_size,
+    row_key,
     settle,
     shard_name,
     split_of,
@@ -39,6 +40,15 @@ def test_shares_of_shards_and_of_the_validation_split_are_even() -> None:
     assert set(counts) == {*layout.names("train"), *layout.names("validation")}
     assert all(abs(counts[name] - 4500) < 4 * 60 for name in layout.names("train"))
     assert all(abs(counts[name] - 1000) < 4 * 31 for name in layout.names("validation"))
+
+
+def test_keys_of_rows_are_distinct_and_ascend_up_to_the_largest() -> None:
+    """What is dropped is found by them."""
+    rows, batches = (1 << 24) - 1, (1 << 16) - 1
+    places = [(u, b, r) for u in (0, 1, 100_000) for b in (0, 1, batches) for r in (0, 1, 1 << 16, rows)]
+    keys = [row_key(*place) for place in places]
+    assert keys == sorted(set(keys))
+    assert Span(2, 3, begin=5, end=8, tokens=9).keys().tolist() == [row_key(2, 3, row) for row in (5, 6, 7)]
 
 
 def known_of(layout: Layout, count: int) -> tuple[Totals, list[Edge]]:
