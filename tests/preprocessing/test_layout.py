@@ -59,6 +59,11 @@ def known_of(layout: Layout, count: int) -> tuple[Totals, list[Edge]]:
     return note.totals, edges[:4] + edges[4:][-2:]
 
 
+def test_the_totals_of_units_add_up() -> None:
+    one, other = (Totals(Counter(a=n), Counter(a=10 * n), Counter({"read": 100 * n})) for n in (1, 2))
+    assert one.add(other) == Totals(Counter(a=3), Counter(a=30), Counter({"read": 300}))
+
+
 @pytest.mark.parametrize("fraction", [0.001, 0.5, 0.98])
 @pytest.mark.parametrize("count", [4, 5, 9])
 def test_either_split_has_two_documents_of_four(count: int, fraction: float) -> None:
