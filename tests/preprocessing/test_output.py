@@ -53,6 +53,41 @@ def test_foreign_files_are_never_touched(make: Maker, books: Path, tmp_path: Pat
     assert sorted(path.name for path in output.rglob("*")) == ["manifest.json", "notes", "tokenizer"]
 
 
+def test_a_foreign_manifest_need_not_even_be_text(make: Maker, books: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "manifest.json").write_bytes(b"caf\xe9")
+    assert "'manifest.json'; use another directory" in make.error(output, "--books", books / "*.txt")
+    said = make.error(output, "--books", books / "*.txt", "--overwrite")
+    assert "'manifest.json' was not written by a job of this program" in said
+    assert (output / "manifest.json").read_bytes() == b"caf\xe9"
+
+
+def test_a_later_version_of_a_library_does_not_unmake_a_finished_job(make: Maker, books: Path, tmp_path: Path) -> None:
+    """One that is not finished would go on with shards of which some are as the earlier version made them."""
+    output = tmp_path / "out"
+    make(output, "--books", books / "*.txt")
+    job = json.loads((output / "job.json").read_text())
+    job["versions"]["tokenizers"] = "0.0.1"
+    (output / "job.json").write_text(json.dumps(job))
+    assert "nothing to do" in make(output, "--books", books / "*.txt")
+    (output / "manifest.json").unlink()
+    said = make.error(output, "--books", books / "*.txt")
+    assert "another job, interrupted: versions.tokenizers was 0.0.1 there and is " in said
+
+
+def test_shards_without_their_job_are_replaced_when_asked(make: Maker, books: Path, tmp_path: Path) -> None:
+    """As they are where somebody has copied what a training needs."""
+    output = tmp_path / "out"
+    make(output, "--books", books / "*.txt")
+    made = contents(output)
+    (output / "job.json").unlink()
+    said = make.error(output, "--books", books / "*.txt")
+    assert "holds shards without their job.json; use --overwrite to replace it, or another directory" in said
+    make(output, "--books", books / "*.txt", "--overwrite")
+    assert contents(output) == made
+
+
 def test_a_foreign_tokenizer_is_never_written_over(make: Maker, books: Path, tmp_path: Path) -> None:
     mine = tmp_path / "out" / "tokenizer" / "vocab.txt"
     mine.parent.mkdir(parents=True)
