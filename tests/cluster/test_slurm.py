@@ -352,8 +352,9 @@ def test_preprocessing_pretraining_and_evaluation_run_through_in_a_chain(site):
 
 
 def test_a_chain_whose_first_job_fails_is_not_left_in_the_queue(site):
+    (site / "broken.jsonl").write_text("no JSON\n", encoding="utf-8")
     settings = [
-        'preprocess.arguments=["--jsonl", "nowhere.jsonl", "--train-vocab", "1000", "--output", "never"]',
+        'preprocess.arguments=["--jsonl", "broken.jsonl", "--train-vocab", "1000", "--output", "never"]',
         'pretrain.arguments=["--config", "recipe.toml", "--output", "runs/never"]',
         'eval.arguments=["--tasks", "mlm", "--output", "results-never"]',
     ]
