@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import itertools
 import logging
 import multiprocessing
 import os
@@ -41,13 +40,13 @@ class StopRequests:
 
 
 def _launchers() -> list[psutil.Process]:
-    """Whoever started this process and is a launcher, as `deepspeed` is of its launcher; a shell may go."""
+    """Those above this process, as `deepspeed` is above its launcher; shells between or above them may go."""
 
     def is_launcher(process: psutil.Process) -> bool:
         program = _command(process)[:4]  # at most: python -u -m NAME; what follows may be a launcher's command line
         return any(Path(word).name in _LAUNCHERS for word in program)
 
-    return list(itertools.takewhile(is_launcher, psutil.Process().parents()))
+    return [process for process in psutil.Process().parents() if is_launcher(process)]
 
 
 def _command(process: psutil.Process) -> list[str]:

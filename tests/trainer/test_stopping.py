@@ -76,8 +76,10 @@ def test_a_moment_without_file_handles_is_no_reason_to_stop():
     assert rank.stdout.read() == "went on\n"
 
 
-def test_a_launcher_that_is_killed():
-    launcher = chain("torchrun")
+@pytest.mark.parametrize("names", [("torchrun",), ("torch.distributed.run",), ("torchrun", "bash")])
+def test_a_launcher_that_is_killed(names):
+    """A script of the user's may stand between it and the rank."""
+    launcher = chain(*names)
     launcher.kill()
     assert launcher.stdout.read() == "stopped\n"
 
