@@ -21,15 +21,6 @@ _START_BYTES = 10
 _READ = 1 << 18  # bytes of the file
 _PIECE = 1 << 16  # bytes of what comes out
 _BLOCK = 900_000  # that a block of text holds, at whose end is its checksum; one of long repetitions holds more
-_LOOK_BACK = 1 << 24
-
-
-class BrokenStreamError(SourceError):
-    """A stream that is damaged or cut short."""
-
-    def __init__(self, message: str, start: int):
-        super().__init__(message)
-        self.start = start  # where it begins
 
 
 def decompress(file: BinaryIO, begin: int, name: str) -> Iterator[tuple[int, bytes]]:
@@ -47,7 +38,7 @@ def decompress(file: BinaryIO, begin: int, name: str) -> Iterator[tuple[int, byt
         Where the stream of a piece begins, and the piece.
 
     Raises:
-        BrokenStreamError: a stream is damaged, or ends with the file; what is before that has been yielded.
+        SourceError: a stream is damaged, or ends with the file; what is before that has been yielded.
     """
     file.seek(begin)
     data, at = file.read(_READ), begin  # `at` is where the file goes on after `data` once that is handed over
@@ -64,19 +55,17 @@ def decompress(file: BinaryIO, begin: int, name: str) -> Iterator[tuple[int, byt
             if decompressor.needs_input:
                 data = data or file.read(_READ)
                 if not data:
-                    raise BrokenStreamError(
+                    raise SourceError(
                         f"{name}: cut short at byte {at:,}, in the bzip2 stream that begins at byte {start:,}; "
-                        "fetch it again",
-                        start,
+                        "fetch it again"
                     )
             handed, data, at = data, b"", at + len(data)
             try:
                 piece = decompressor.decompress(handed, _PIECE)
             except (OSError, ValueError) as error:
-                raise BrokenStreamError(
+                raise SourceError(
                     f"{name}: damaged before byte {at:,}, in the bzip2 stream that begins at byte {start:,} ({error}); "
-                    "fetch it again",
-                    start,
+                    "fetch it again"
                 ) from error
             unchecked.append(piece)
             size += len(piece)
@@ -91,54 +80,12 @@ def decompress(file: BinaryIO, begin: int, name: str) -> Iterator[tuple[int, byt
 
 
 def first_start(file: BinaryIO, begin: int, end: int) -> int | None:
-    """Where the first stream that begins in [begin, end) does so; None where none does.
-
-    Of what looks like a stream's beginning it is one if it decompresses, or if a stream ends right before it: a
-    damaged stream is an error for its reader, not a part of the one before.
-    """
-    boundary: int | None = None
-    for candidate in _candidates(file, begin, end):
-        if candidate == 0 or _decompresses(file, candidate):
-            return candidate
-        if boundary is None:  # looked for once: it is the same for all candidates that don't decompress
-            boundary = _boundary(file, begin)
-        if candidate == boundary:
-            return candidate
-    return None
-
-
-def _candidates(file: BinaryIO, begin: int, end: int) -> Iterator[int]:
-    """Everything in [begin, end) that looks like the beginning of a stream."""
+    """Where the first stream that begins in [begin, end) does so, whole or damaged; None where none does."""
     at = begin
     while at < end:
         file.seek(at)
         window = file.read(min(_READ, end - at) + _START_BYTES - 1)
-        yield from (at + match.start() for match in _START.finditer(window) if at + match.start() < end)
+        if match := _START.search(window):
+            return at + match.start()
         at += _READ
-
-
-def _decompresses(file: BinaryIO, start: int) -> bool:
-    """Whether the first block of a stream is intact."""
-    try:
-        return next(decompress(file, start, ""), (-1, b""))[0] == start
-    except BrokenStreamError:
-        return False
-
-
-def _boundary(file: BinaryIO, begin: int) -> int:
-    """Where, from a place on, the next stream begins after the intact ones that begin before; -1 where none does."""
-    beyond = begin
-    while beyond > 0:
-        window = max(0, beyond - _LOOK_BACK)
-        for start in reversed(list(_candidates(file, window, beyond))):
-            if _decompresses(file, start):
-                return _end_of_streams(file, start, begin)
-        beyond = window
-    return -1
-
-
-def _end_of_streams(file: BinaryIO, start: int, begin: int) -> int:
-    try:
-        return next((stream for stream, _ in decompress(file, start, "") if stream >= begin), -1)
-    except BrokenStreamError as error:
-        return error.start
+    return None
