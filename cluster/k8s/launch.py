@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster import checks
-from cluster.k8s.render import NAME_LABEL, Work, check_paths, render, submit_command
+from cluster.k8s.render import NAME_LABEL, Work, check_paths, render
 from cluster.k8s.settings import KubernetesSettings, has_registry
 from cluster.paths import current_folder, fingerprint
-from cluster.programs import Name, Program, pretraining_of
+from cluster.programs import Program, pretraining_of
 from cluster.snapshot import take_snapshot
-from trainer.config import to_toml
 from trainer.files import write_atomically
 from trainer.run_directory import RunDirectory
 from trainer.settings import ConfigError
@@ -52,7 +51,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
             _let_pods_read(folder, snapshot)
     else:
         folder = current_folder() / f"{name}.job"
-    files = render(settings, _work(name, programs, snapshot))
+    files = render(settings, Work(name, {program.name: program for program in programs}, str(snapshot or "")))
     with checks.writing("make it writable" if snapshot else "launch from another folder"):
         for file, text in files.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +59,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     if not dry_run and snapshot and (pretraining := pretraining_of(programs)):
         _forget_failure(RunDirectory(pretraining.output))
     _warn_of_images(programs, settings)
-    command = submit_command(folder)
+    command = ["kubectl", "apply", "-k", str(folder)]
     if not dry_run and shutil.which("kubectl"):
         _apply(command)
         print(f"pods      kubectl get pods --namespace={settings.namespace} --selector={NAME_LABEL}={name} --watch")
@@ -79,29 +78,6 @@ def _warn_of_images(programs: Sequence[Program], settings: KubernetesSettings) -
                 "kubernetes.image and kubernetes.preprocess.image take REGISTRY/NAME:TAG",
                 file=sys.stderr,
             )
-
-
-def _work(name: str, programs: Sequence[Program], snapshot: Path | None) -> Work:
-    """What is to be done, as the renderer wants it."""
-    arguments: dict[Name, tuple[str, ...]] = {program.name: program.arguments for program in programs}
-    preprocessing = next((program for program in programs if program.name == "preprocess"), None)
-    pretraining = pretraining_of(programs)
-    recipe = deepspeed = ""
-    if pretraining:
-        assert pretraining.recipe
-        assert pretraining.deepspeed_config
-        recipe = to_toml(pretraining.recipe)
-        deepspeed = pretraining.deepspeed_config.read_text(encoding="utf-8")
-    return Work(
-        name=name,
-        **arguments,
-        recipe=recipe,
-        deepspeed=deepspeed,
-        run=str(pretraining.output) if pretraining else "",
-        wait_for_shards=str(preprocessing.output) if preprocessing and pretraining else "",
-        wait_for_run=bool(pretraining and "eval" in arguments),
-        code=str(snapshot or ""),
-    )
 
 
 def _make_folders(folder: Path, outputs: Sequence[Path]) -> None:
@@ -160,7 +136,8 @@ def _forget_failure(run: RunDirectory) -> None:
 def _object_name(output: Path) -> str:
     """What the objects of an output are called after: its name, as far as Kubernetes takes it, and a hash of its path.
 
-    Runs of one name in different folders have different objects, and a run has the same ones at every launch.
+    Runs of one name in different folders have different objects, and a run has the same ones at every launch. It is a
+    host name with -pretrain-node-0-N, and of 45 letters at most with -flink.
     """
     readable = re.sub(r"[^a-z0-9]+", "-", output.name.lower()).strip("-")
     if not readable[:1].isalpha():

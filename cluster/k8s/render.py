@@ -24,8 +24,10 @@ from typing import Any
 
 import yaml
 
-from cluster.k8s.settings import KubernetesSettings, Pods, is_clean, is_object_name, split_image
+from cluster.k8s.settings import KubernetesSettings, Pods, is_clean, split_image
 from cluster.paths import is_seen
+from cluster.programs import CONFIG, DEEPSPEED_CONFIG, Name, Program
+from trainer.config import to_toml
 
 BASE = Path(__file__).with_name("base")
 _RUNNERS = ("--runner", "--direct_")  # options of Beam that say who works
@@ -35,44 +37,25 @@ _FILES = "/etc/bert-pretraining"  # where Pods see the run's configuration
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be done; a job whose arguments are None is left out.
+    """What is to be done.
 
     Attributes:
         name: what the run's objects are called after.
-        preprocess: arguments of make_shards.py; without a word about a runner, workers for all its cores are added.
-        pretrain: arguments of trainer.pretrain, but for --config and --deepspeed_config.
-        eval: arguments of eval.run; with several Pods --grid-index and --grid-count are added.
-        recipe: the recipe, a TOML file's text.
-        deepspeed: DeepSpeed's configuration, a JSON file's text.
-        run: the run directory, as Pods see it, like all paths.
-        wait_for_shards: the shard directory that pretraining waits for; empty where it is there already.
-        wait_for_run: evaluation waits for the run's end.
+        programs: the jobs; of several each waits for what the one before makes. Pods see the same paths.
         code: a directory with the code to run; empty for the image's own.
     """
 
     name: str
-    preprocess: Sequence[str] | None = None
-    pretrain: Sequence[str] | None = None
-    eval: Sequence[str] | None = None
-    recipe: str = ""
-    deepspeed: str = ""
-    run: str = ""
-    wait_for_shards: str = ""
-    wait_for_run: bool = False
+    programs: Mapping[Name, Program]
     code: str = ""
 
 
 def render(settings: KubernetesSettings, work: Work) -> dict[str, str]:
-    """The files of a directory for ``kubectl apply -k``, by their names.
-
-    Raises:
-        ValueError: a name that objects can't have, a path that Pods don't share, or nothing to do.
-    """
-    _check(settings, work)
+    """The files of a directory for ``kubectl apply -k``, by their names."""
     jobs = {
         name: make(settings, work)
         for name, make in (("preprocess", _preprocess), ("pretrain", _pretrain), ("eval", _eval))
-        if getattr(work, name) is not None
+        if name in work.programs
     }
     files = {"kustomization.yaml": to_yaml(_kustomization(resources=list(jobs)))}
     for name, overlay in jobs.items():
@@ -92,11 +75,6 @@ def check_paths(settings: KubernetesSettings, paths: Iterable[Path | str]) -> No
             raise ValueError(f"{path!r} is not in the shared volume; give a whole path below {settings.mount_path}")
 
 
-def submit_command(directory: Path | str) -> list[str]:
-    """What sends a rendered directory to the cluster; what is there already and the same is left alone."""
-    return ["kubectl", "apply", "-k", str(directory)]
-
-
 def to_yaml(value: Any) -> str:
     """A YAML document that Kubernetes' reader, of another YAML version than ours, takes as it is meant."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
@@ -106,7 +84,7 @@ def to_yaml(value: Any) -> str:
 def _preprocess(settings: KubernetesSettings, work: Work) -> dict[str, str]:
     """One Pod that runs the command, with its workers in it or in a Flink cluster."""
     pods = settings.preprocess
-    arguments = list(work.preprocess or ())
+    arguments = work.programs["preprocess"].arguments
     workers = []
     if pods.engine == "job" and pods.cpu > 1 and not any(word.startswith(_RUNNERS) for word in arguments):
         workers = ["--direct_running_mode=multi_processing", f"--direct_num_workers={pods.cpu}"]
@@ -136,20 +114,21 @@ def _preprocess(settings: KubernetesSettings, work: Work) -> dict[str, str]:
 
 def _pretrain(settings: KubernetesSettings, work: Work) -> dict[str, str]:
     """A Pod for each node."""
-    pods = settings.pretrain
+    pods, program = settings.pretrain, work.programs["pretrain"]
+    assert program.recipe
+    assert program.deepspeed_config
+    files = {CONFIG: to_toml(program.recipe), DEEPSPEED_CONFIG: program.deepspeed_config.read_text(encoding="utf-8")}
     variables = {
-        "RUN": work.run,
+        "RUN": str(program.output),
         "PET_NNODES": pods.nodes,
         "PET_NPROC_PER_NODE": pods.ranks_per_node,
         **settings.environment,
+        "RECIPE": f"{_FILES}/{CONFIG}",
+        "DEEPSPEED_CONFIG": f"{_FILES}/{DEEPSPEED_CONFIG}",
     }
-    files = {name: text for name, text in (("config.toml", work.recipe), ("ds_config.json", work.deepspeed)) if text}
-    for variable, name in (("RECIPE", "config.toml"), ("DEEPSPEED_CONFIG", "ds_config.json")):
-        if name in files:
-            variables[variable] = f"{_FILES}/{name}"
     node = {
         **_container("node", settings, work),
-        "args": _literal(work.pretrain or ()),
+        "args": _literal(program.arguments),
         "env": _variables(variables),
         "envFrom": _secrets(settings),
         "resources": _resources(settings, pods),
@@ -157,14 +136,15 @@ def _pretrain(settings: KubernetesSettings, work: Work) -> dict[str, str]:
     spec: dict[str, Any] = {
         "terminationGracePeriodSeconds": pods.grace_seconds,
         **_pod(settings, pods),
-        "initContainers": [_waiter("shards", settings, work, {"SHARDS": work.wait_for_shards}, pods.wait_minutes)],
+        "initContainers": [
+            _waiter("shards", settings, work, {"SHARDS": _output(work, "preprocess")}, pods.wait_minutes)
+        ],
         "containers": [node],
     }
     # Named after its content too: Pods that run, and are made anew, keep what they were submitted with.
     config_map = f"{work.name}-pretrain-{_fingerprint(files)}"
-    if files:
-        node["volumeMounts"] += [{"name": "files", "mountPath": _FILES, "readOnly": True}]
-        spec["volumes"] += [{"name": "files", "configMap": {"name": config_map}}]
+    node["volumeMounts"] += [{"name": "files", "mountPath": _FILES, "readOnly": True}]
+    spec["volumes"] += [{"name": "files", "configMap": {"name": config_map}}]
     patch = _patch("pretrain", work, {"run": work.name}, spec)
     return _overlay(settings, work, "pretrain", pods.kind, [patch], config_map, files)
 
@@ -175,35 +155,26 @@ def _eval(settings: KubernetesSettings, work: Work) -> dict[str, str]:
     grid = ["--grid-index=$(JOB_COMPLETION_INDEX)", "--grid-count=$(PODS)"] if pods.pods > 1 else []
     command = {
         **_container("eval", settings, work),
-        "args": [*_literal(work.eval or ()), *grid],
+        "args": [*_literal(work.programs["eval"].arguments), *grid],
         # The base takes OMP_NUM_THREADS from a field: that must go where a value is given, and nothing else has one.
         "env": [
             {**variable, "valueFrom": None} if variable["name"] == "OMP_NUM_THREADS" else variable
-            for variable in _variables({"RUN": work.run, "PODS": pods.pods, **settings.environment})
+            for variable in _variables({"RUN": _output(work, "pretrain"), "PODS": pods.pods, **settings.environment})
         ],
         "envFrom": _secrets(settings),
         "resources": _resources(settings, pods),
     }
     spec = {
         **_pod(settings, pods),
-        "initContainers": [
-            _waiter("training", settings, work, {"RUN": work.run if work.wait_for_run else ""}, pods.wait_minutes)
-        ],
+        "initContainers": [_waiter("training", settings, work, {"RUN": _output(work, "pretrain")}, pods.wait_minutes)],
         "containers": [command],
     }
     return _overlay(settings, work, "eval", "job", [_patch("eval", work, {"run": work.name}, spec)])
 
 
-def _check(settings: KubernetesSettings, work: Work) -> None:
-    if not is_object_name(work.name):
-        raise ValueError(
-            f"the run's name {work.name!r} must begin with a letter and have no more than 39 of a-z, 0-9 and inner -: "
-            "its objects are named after it"
-        )
-    if work.preprocess is None and work.pretrain is None and work.eval is None:
-        raise ValueError("no job is asked for: preprocess, pretrain or eval")
-    optional = [path for path in (work.wait_for_shards, work.code) if path]
-    check_paths(settings, [work.run, *optional] if work.pretrain is not None or work.wait_for_run else optional)
+def _output(work: Work, name: Name) -> str:
+    """What a job makes that others wait for; empty where it is not of this work."""
+    return str(work.programs[name].output) if name in work.programs else ""
 
 
 def _fingerprint(files: Mapping[str, str]) -> str:

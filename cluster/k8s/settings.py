@@ -202,11 +202,6 @@ def is_clean(path: str) -> bool:
     return len(parts) > 1 and parts[0] == "/" and ".." not in parts and ":" not in path and path.isprintable()
 
 
-def is_object_name(name: str) -> bool:
-    """Whether objects can be called after it: a host name with -pretrain-node-0-N, 45 letters at most with -flink."""
-    return bool(_LABEL.fullmatch(name)) and name[0].isalpha() and len(name) <= 39
-
-
 def _check_memory(name: str, memory: str) -> None:
     if not _MEMORY.fullmatch(memory):
         raise ValueError(f"{name} {memory!r} is not of a form like 64Gi")

@@ -28,12 +28,14 @@ import pytest
 
 from cluster.k8s.render import Work, render
 from cluster.k8s.settings import EvalPods, KubernetesSettings, PreprocessPods, PretrainPods
+from cluster.programs import Program
 from tests.cluster.k8s.kustomize import needs_kubectl, write
 from tests.conftest import LAB, ROOT
 from tests.ranks import run_ranks
 from tests.trainer.conftest import TINY
 from tests.trainer.rank_tasks import run_pretrain
 from tests.trainer.shard_factory import SPECIAL, write_shards
+from trainer.config import load_recipe
 
 CHECK, RUN = LAB / "cluster" / "k8s-check", LAB / "cluster" / "pods-run"
 K8S = ROOT / "cluster" / "k8s"
@@ -92,7 +94,9 @@ def test_every_overlay_is_accepted(server, tmp_path):
 def test_what_is_rendered_is_accepted(server, tmp_path, kind, engine):
     pretrain, preprocess = PretrainPods(kind=kind, nodes=4), PreprocessPods(engine=engine)
     settings = KubernetesSettings(namespace="ml", queue="gpus", pretrain=pretrain, preprocess=preprocess)
-    work = Work("large", ["--books", "x"], ["--shards", "y"], ["--tasks", "mlm"], "a = 1", "{}", "/shared/runs/large")
+    preprocessing = Program("preprocess", Path("/shared/shards"), ("--books", "x"))
+    evaluation = Program("eval", Path("/shared/results"), ("--tasks", "mlm"))
+    work = work_of(preprocessing, training(tmp_path), evaluation)
     judged = judge([write(tmp_path / "run", render(settings, work))], tmp_path)
     assert judged.returncode == 0, judged.stdout
 
@@ -162,14 +166,23 @@ RECIPE = (
     .replace("validate_every = 4", "validate_every = 0")
     .replace("every = 4", "every = 10")
 )
-WORK = Work(
-    name="tiny",
-    pretrain=["--shards", "/shared/shards", "--output", "/shared/runs/tiny"],
-    recipe=RECIPE,
-    deepspeed=(ROOT / "ds_config.json").read_text(encoding="utf-8"),
-    run="/shared/runs/tiny",
-    code="/shared/code",
-)
+OUTPUT = Path("/shared/runs/tiny")  # as Pods see it
+
+
+def training(folder: Path) -> Program:
+    """Of a recipe that is written into a folder here."""
+    (folder / "recipe.toml").write_text(RECIPE)
+    return Program(
+        "pretrain",
+        OUTPUT,
+        ("--shards", "/shared/shards", "--output", str(OUTPUT)),
+        recipe=load_recipe(folder / "recipe.toml"),
+        deepspeed_config=ROOT / "ds_config.json",
+    )
+
+
+def work_of(*programs: Program) -> Work:
+    return Work("tiny", {program.name: program for program in programs}, code="/shared/code")
 
 
 def curve(run: Path) -> list[tuple]:
@@ -195,7 +208,7 @@ def first_process(node: int) -> psutil.Process:
     for process in psutil.process_iter(["cmdline"]):
         if "cluster.k8s.ranks" in (process.info["cmdline"] or []):
             environment = process.environ()
-            if environment.get("PET_NODE_RANK") == str(node) and environment.get("RUN") == WORK.run:
+            if environment.get("PET_NODE_RANK") == str(node) and environment.get("RUN") == str(OUTPUT):
                 return process
     raise AssertionError(f"no Pod of node {node} is there")
 
@@ -224,7 +237,7 @@ def test_pods_drained_and_killed_leave_the_curve_of_a_run_that_was_never_disturb
 ):
     """One Pod gets SIGTERM, as when its node is drained; later the other one, or the same, is killed."""
     write_shards(volume / "shards")
-    directory = write(tmp_path / "run", render(settings_for(kind), WORK))
+    directory = write(tmp_path / "run", render(settings_for(kind), work_of(training(tmp_path))))
     run = volume / "runs" / "tiny"
     with running(volume, directory) as lab:
         wait_for_step(20, run, lab, directory)
@@ -245,7 +258,7 @@ def test_pods_drained_and_killed_leave_the_curve_of_a_run_that_was_never_disturb
 @pytest.mark.parametrize("kind", ["job", "jobset"])
 def test_a_mistake_is_not_tried_again(volume, tmp_path, kind):
     write_shards(volume / "shards", vocab_size=70)
-    directory = write(tmp_path / "run", render(settings_for(kind), WORK))
+    directory = write(tmp_path / "run", render(settings_for(kind), work_of(training(tmp_path))))
     with running(volume, directory) as lab:
         assert lab.wait(300) == 1
     log = told(directory)
@@ -261,20 +274,21 @@ def test_all_three_jobs_submitted_at_once_run_one_after_the_other(volume, tmp_pa
     for book in range(8):
         lines = [" ".join(words[(book + i * j) % len(words)] for j in range(1, 9)) + " ." for i in range(1, 60)]
         (volume / f"book-{book}.txt").write_text("\n".join(lines) + "\n")
-    shards, export = "/shared/runs/shards", f"/shared/runs/tiny/exports/step-{20:06d}"
-    work = replace(
-        WORK,
-        preprocess=[
-            "--books", "/shared/book-*.txt", "--vocab", "/shared/vocab.txt", "--sequence-lengths", "32",
-            "--duplicates", "2", "--validation-fraction", "0.3", "--min-tokens", "1", "--deduplicate", "none",
-            "--output", shards,
-        ],
-        pretrain=["--shards", shards, "--output", "/shared/runs/tiny", "train.max_steps=20"],
-        eval=["--checkpoint", export, "--tasks", "mlm,nsp", "--shards", shards, "--samples", "10", "--no-tracking",
-              "--output", "/shared/runs/results"],
-        wait_for_shards=shards,
-        wait_for_run=True,
+    shards, results = Path("/shared/runs/shards"), Path("/shared/runs/results")
+    export = OUTPUT / "exports" / f"step-{20:06d}"
+    making = (
+        "--books", "/shared/book-*.txt", "--vocab", "/shared/vocab.txt", "--sequence-lengths", "32",
+        "--duplicates", "2", "--validation-fraction", "0.3", "--min-tokens", "1", "--deduplicate", "none",
+        "--output", str(shards),
     )  # fmt: skip
+    learning = ("--shards", str(shards), "--output", str(OUTPUT), "train.max_steps=20")
+    judging = ("--checkpoint", str(export), "--tasks", "mlm,nsp", "--shards", str(shards), "--samples", "10",
+               "--no-tracking", "--output", str(results))  # fmt: skip
+    work = work_of(
+        Program("preprocess", shards, making),
+        replace(training(tmp_path), arguments=learning),
+        Program("eval", results, judging),
+    )
     directory = write(tmp_path / "run", render(settings_for("job"), work))
     with running(volume, directory) as lab:
         assert lab.wait(500) == 0, told(directory)[-3000:]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from cluster.k8s.render import Work, check_paths, render, submit_command, to_yaml
+from cluster.k8s.render import Work, check_paths, render, to_yaml
 from cluster.k8s.settings import EvalPods, KubernetesSettings, PreprocessPods, PretrainPods, Toleration, has_registry
+from cluster.programs import Program
 from tests.cluster.k8s.kustomize import build, containers, needs_kubectl, only, pod_templates, pods, variables, write
+from tests.conftest import ROOT
+from trainer.config import load_recipe
 
 SETTINGS = KubernetesSettings(
     namespace="research",
@@ -28,17 +32,29 @@ SETTINGS = KubernetesSettings(
     ),
     eval=EvalPods(pods=3, wait_minutes=5000),
 )  # fmt: skip
-WORK = Work(
-    name="large",
-    preprocess=["--books", "/lustre/books/*.txt", "--output", "/lustre/shards"],
-    pretrain=["--shards", "/lustre/shards", "--output", "/lustre/runs/large"],
-    eval=["--checkpoint", "/lustre/runs/large/exports/step-000100", "--output", "/lustre/results"],
-    recipe="[model]\nvocab_size = 64\n",
-    deepspeed="{}\n",
-    run="/lustre/runs/large",
-    wait_for_shards="/lustre/shards",
-    wait_for_run=True,
+PREPROCESS = Program(
+    "preprocess", Path("/lustre/shards"), ("--books", "/lustre/books/*.txt", "--output", "/lustre/shards")
 )
+PRETRAIN = Program(
+    "pretrain",
+    Path("/lustre/runs/large"),
+    ("--shards", "/lustre/shards", "--output", "/lustre/runs/large"),
+    recipe=load_recipe(ROOT / "trainer" / "recipes" / "demo.toml"),
+    deepspeed_config=ROOT / "ds_config.json",
+)
+EVAL = Program(
+    "eval",
+    Path("/lustre/results"),
+    ("--checkpoint", "/lustre/runs/large/exports/step-000100", "--output", "/lustre/results"),
+)
+WORK = Work("large", {"preprocess": PREPROCESS, "pretrain": PRETRAIN, "eval": EVAL})
+
+
+def with_experiment(name: str) -> Work:
+    """The same with another recipe."""
+    assert PRETRAIN.recipe
+    recipe = replace(PRETRAIN.recipe, tracking=replace(PRETRAIN.recipe.tracking, experiment=name))
+    return replace(WORK, programs={**WORK.programs, "pretrain": replace(PRETRAIN, recipe=recipe)})
 
 
 def objects_of(settings: KubernetesSettings, work: Work, folder: Path) -> list[dict]:
@@ -88,11 +104,12 @@ class TestTheWholeRun:
         assert found["NCCL_SOCKET_IFNAME"] == "eth0"
         assert found["NCCL_IB_TIMEOUT"] == "22"
         assert (found["PET_NNODES"], found["PET_NPROC_PER_NODE"]) == ("4", "8")
-        assert node["args"] == WORK.pretrain
+        assert node["args"] == list(PRETRAIN.arguments)
 
     def test_has_the_recipe_in_a_config_map_that_the_command_names(self, objects):
         config = only(objects, "ConfigMap")
-        assert config["data"] == {"config.toml": WORK.recipe, "ds_config.json": WORK.deepspeed}
+        assert tomllib.loads(config["data"]["config.toml"])["model"]["vocab_size"] == PRETRAIN.recipe.model.vocab_size
+        assert config["data"]["ds_config.json"] == (ROOT / "ds_config.json").read_text(encoding="utf-8")
         (pod,) = [pod for pod in pods(objects) if pod["containers"][0]["name"] == "node"]
         (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "files"]
         (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "files"]
@@ -100,7 +117,7 @@ class TestTheWholeRun:
         assert variables(pod["containers"][0])["RECIPE"] == f"{mount['mountPath']}/config.toml"
 
     def test_leaves_the_recipe_of_a_run_that_runs_as_it_is(self, objects, tmp_path):
-        other = objects_of(SETTINGS, replace(WORK, recipe="[model]\nvocab_size = 65\n"), tmp_path)
+        other = objects_of(SETTINGS, with_experiment("another"), tmp_path)
         assert only(other, "ConfigMap")["metadata"]["name"] != only(objects, "ConfigMap")["metadata"]["name"]
 
     def test_waits_for_the_job_before(self, objects):
@@ -118,23 +135,21 @@ class TestTheWholeRun:
         evaluation = next(item for item in objects if item["metadata"]["name"] == "large-eval")
         assert (evaluation["spec"]["parallelism"], evaluation["spec"]["completions"]) == (3, 3)
         (box,) = evaluation["spec"]["template"]["spec"]["containers"]
-        assert box["args"] == [*WORK.eval, "--grid-index=$(JOB_COMPLETION_INDEX)", "--grid-count=$(PODS)"]
+        assert box["args"] == [*EVAL.arguments, "--grid-index=$(JOB_COMPLETION_INDEX)", "--grid-count=$(PODS)"]
         (pod,) = [pod for pod in pods(objects) if pod["containers"][0]["name"] == "beam"]
         assert pod["containers"][0]["args"][-1] == "--direct_num_workers=16"
 
 
 @needs_kubectl
 def test_one_job_alone_waits_for_nothing(tmp_path):
-    work = replace(WORK, preprocess=None, eval=None, wait_for_shards="", wait_for_run=False)
-    (pod,) = pods(objects_of(SETTINGS, work, tmp_path))
+    (pod,) = pods(objects_of(SETTINGS, Work("large", {"pretrain": PRETRAIN}), tmp_path))
     assert not pod["initContainers"]
 
 
 @needs_kubectl
 def test_preprocessing_on_flink(tmp_path):
     flink = PreprocessPods(engine="flink", task_managers=5, worker_memory="3Gi", node_selector={"pool": "cpu"})
-    work = replace(WORK, pretrain=None, eval=None, wait_for_shards="", wait_for_run=False)
-    objects = objects_of(replace(SETTINGS, preprocess=flink), work, tmp_path)
+    objects = objects_of(replace(SETTINGS, preprocess=flink), Work("large", {"preprocess": PREPROCESS}), tmp_path)
     task_manager = only(objects, "FlinkDeployment")["spec"]["taskManager"]["podTemplate"]["spec"]
     (worker,) = [box for box in task_manager["containers"] if box["name"] == "worker"]
     assert worker["resources"]["limits"] == {"cpu": "1", "memory": "3Gi"}
@@ -142,7 +157,7 @@ def test_preprocessing_on_flink(tmp_path):
     (command,) = only(objects, "Job")["spec"]["template"]["spec"]["containers"]
     assert variables(command)["TASKMANAGERS"] == "5"
     assert "--runner=PortableRunner" in command["command"]
-    assert command["args"] == WORK.preprocess
+    assert command["args"] == list(PREPROCESS.arguments)
 
 
 @needs_kubectl
@@ -155,7 +170,7 @@ def test_code_from_the_shared_volume_instead_of_the_images(tmp_path):
 @needs_kubectl
 def test_flink_stages_on_the_volume_and_its_workers_find_the_code_without_writing_into_it(tmp_path):
     flink = replace(SETTINGS, preprocess=PreprocessPods(engine="flink"))
-    work = replace(WORK, pretrain=None, eval=None, wait_for_shards="", code="/lustre/runs/large/job/snapshot")
+    work = Work("large", {"preprocess": PREPROCESS}, code="/lustre/runs/large/job/snapshot")
     objects = objects_of(flink, work, tmp_path)
     task_manager = only(objects, "FlinkDeployment")["spec"]["taskManager"]["podTemplate"]["spec"]
     (worker,) = [box for box in task_manager["containers"] if box["name"] == "worker"]
@@ -204,7 +219,8 @@ HOSTILE = [
 def test_arguments_and_variables_arrive_as_they_are(tmp_path):
     """Kubernetes replaces $$ by $, and nothing else is changed on the way."""
     settings = replace(SETTINGS, environment={f"V{i}": word for i, word in enumerate(HOSTILE)})
-    objects = objects_of(settings, replace(WORK, pretrain=HOSTILE), tmp_path)
+    hostile = {**WORK.programs, "pretrain": replace(PRETRAIN, arguments=tuple(HOSTILE))}
+    objects = objects_of(settings, replace(WORK, programs=hostile), tmp_path)
     (pod,) = [pod for pod in pods(objects) if pod["containers"][0]["name"] == "node"]
     (node,) = pod["containers"]
     escaped = [word.replace("$", "$$") for word in HOSTILE]
@@ -214,9 +230,9 @@ def test_arguments_and_variables_arrive_as_they_are(tmp_path):
 
 @needs_kubectl
 def test_a_recipe_with_anything_in_it_stays_a_file(tmp_path):
-    recipe = 'name = "$(RUN)"\n---\nkind: Secret\n# {{ }}\n'
-    objects = objects_of(SETTINGS, replace(WORK, recipe=recipe), tmp_path)
-    assert only(objects, "ConfigMap")["data"]["config.toml"] == recipe
+    name = 'a "$(RUN)"\n---\nkind: Secret\n# {{ }}'
+    objects = objects_of(SETTINGS, with_experiment(name), tmp_path)
+    assert tomllib.loads(only(objects, "ConfigMap")["data"]["config.toml"])["tracking"]["experiment"] == name
 
 
 @pytest.mark.parametrize("word", HOSTILE)
@@ -237,29 +253,6 @@ def test_everything_that_is_rendered_lies_in_the_directory():
         for document in yaml.safe_load_all(text) if name.endswith("kustomization.yaml") else ():
             for reference in [*document.get("resources", []), *document.get("components", [])]:
                 assert reference.startswith("../base/") or "/" not in reference
-
-
-def test_a_directory_is_submitted_by_one_command():
-    assert submit_command("runs/a b/job") == ["kubectl", "apply", "-k", "runs/a b/job"]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"name": "Large"}, "the run's name 'Large' must begin with a letter"),
-        ({"name": "x" * 40}, "no more than 39"),
-        ({"name": "a\nb"}, "must begin with a letter"),
-        ({"run": "/home/me/run"}, "'/home/me/run' is not in the shared volume; give a whole path below /lustre"),
-        ({"run": "/lustre/../etc"}, "is not in the shared volume"),
-        ({"run": "runs/large"}, "is not in the shared volume"),
-        ({"wait_for_shards": "/lustrex/shards"}, "is not in the shared volume"),
-        ({"code": "/lustre/a:b"}, "is not in the shared volume"),
-        ({"preprocess": None, "pretrain": None, "eval": None}, "no job is asked for"),
-    ],
-)
-def test_work_that_can_not_be_done_is_refused(change, message):
-    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        render(SETTINGS, replace(WORK, **change))
 
 
 def test_paths_of_arguments_are_checked_by_whom_knows_them():
