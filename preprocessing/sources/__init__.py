@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, Literal, NamedTuple, Protocol
+from typing import BinaryIO, Literal, NamedTuple
 
 MAX_DOCUMENT = 1 << 25  # characters, of any source; MediaWiki itself stores no more than 2 MiB a page
 
@@ -99,19 +99,6 @@ def every(_doc_id: str) -> bool:
     return True
 
 
-class Reader(Protocol):
-    """Reads a whole file; the bytes it is given are decompressed."""
-
-    def __call__(
-        self, file: BinaryIO, name: str, options: ReadOptions = ..., wanted: Wanted = ..., /
-    ) -> Iterator[Item]:
-        """The documents of a file that are wanted, in order."""
-
-
-class PartReader(Protocol):
-    """Reads a part of a file; the bytes it is given are those that lie there."""
-
-    def __call__(
-        self, file: BinaryIO, name: str, part: Part, options: ReadOptions = ..., wanted: Wanted = ..., /
-    ) -> Iterator[Item]:
-        """The documents of a part of a file that are wanted, in order."""
+# Both give the documents that are wanted, in order: of a whole file, decompressed, or of a part of one as it lies.
+Reader = Callable[[BinaryIO, str, ReadOptions, Wanted], Iterator[Item]]
+PartReader = Callable[[BinaryIO, str, Part, ReadOptions, Wanted], Iterator[Item]]
