@@ -33,12 +33,12 @@ from preprocessing import bzip2
 from preprocessing.sources import SourceError, StorageError, is_of_storage
 
 _WILDCARD = re.compile(r"[*?\[]")
-_COMPRESSIONS: tuple[tuple[re.Pattern[bytes], Callable[[BinaryIO], Any]], ...] = (
-    (re.compile(rb"\x1f\x8b"), lambda file: gzip.GzipFile(fileobj=file)),
-    (re.compile(rb"\xfd7zXZ\x00"), lambda file: io.BufferedReader(_Pieces(_xz_streams(file)))),
+_COMPRESSIONS: tuple[tuple[re.Pattern[bytes], Callable[[BinaryIO], Iterator[bytes]]], ...] = (
+    (re.compile(rb"\x1f\x8b"), lambda file: _pieces(gzip.GzipFile(fileobj=file))),
+    (re.compile(rb"\xfd7zXZ\x00"), lambda file: _xz_streams(file)),
     (
         re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # a frame, or one to skip, as pzstd writes
-        lambda file: pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd"),
+        lambda file: _pieces(pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")),
     ),
 )
 _ZIP = b"PK\x03\x04"
@@ -140,6 +140,10 @@ class _Pieces(io.RawIOBase):
         return size
 
 
+def _pieces(stream: Any) -> Iterator[bytes]:
+    return iter(lambda: stream.read1(_PIECE), b"")
+
+
 def _xz_streams(file: BinaryIO) -> Iterator[bytes]:
     """What is in an .xz file; lzma.LZMAFile takes whatever follows a stream for padding, and the rest is missing."""
     data = file.read(_READ)
@@ -159,33 +163,20 @@ def _xz_streams(file: BinaryIO) -> Iterator[bytes]:
         data = decompressor.unused_data or file.read(_READ)
 
 
-class _Intact(io.RawIOBase):
-    """A decompressing stream that reports a damaged file as the user's input, not as a failure of this program."""
-
-    def __init__(self, stream: Any, raw: BinaryIO, path: str):
-        self._stream, self._raw, self._path = stream, raw, path
-
-    def readable(self) -> bool:
-        """Always."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Decompress up to the length of a buffer into it."""
-        try:
-            data = self._stream.read1(min(len(buffer), _PIECE))
-        except _DAMAGE as error:
-            if is_of_storage(error):
-                raise
-            if _TOO_LARGE in str(error):
-                raise SourceError(
-                    f"{self._path}: compressed with a window larger than is read here (--long); decompress it first"
-                ) from error
+def _intact(pieces: Iterator[bytes], raw: BinaryIO, path: str) -> Iterator[bytes]:
+    """Pieces of a decompressed file, whose damage is told as the user's input, not as a failure of this program."""
+    try:
+        yield from pieces
+    except _DAMAGE as error:
+        if is_of_storage(error):
+            raise
+        if _TOO_LARGE in str(error):
             raise SourceError(
-                f"{self._path}: the compressed file is cut short or damaged before byte {self._raw.tell():,} "
-                f"({error}); fetch it again"
+                f"{path}: compressed with a window larger than is read here (--long); decompress it first"
             ) from error
-        buffer[: len(data)] = data
-        return len(data)
+        raise SourceError(
+            f"{path}: the compressed file is cut short or damaged before byte {raw.tell():,} ({error}); fetch it again"
+        ) from error
 
 
 @contextmanager
@@ -237,15 +228,15 @@ def open_input(path: str) -> Iterator[BinaryIO]:
     with open_raw(path) as raw:
         start = raw.read(6)
         raw.seek(0)
-        stream: io.RawIOBase | None = None
+        pieces: Iterator[bytes] | None = None
         if start.startswith(bzip2.MAGIC):
-            stream = _Pieces(piece for _, piece in bzip2.decompress(raw, 0, path))
+            pieces = (piece for _, piece in bzip2.decompress(raw, 0, path))
         if start.startswith(_ZIP):
             raise SourceError(f"{path}: a zip archive; extract the files in it and name these")
         for magic, decompress in _COMPRESSIONS:
             if magic.match(start):
-                stream = cast(io.RawIOBase, _Intact(decompress(raw), raw, path))
-        yield cast(BinaryIO, io.BufferedReader(stream, buffer_size=1 << 20)) if stream else raw
+                pieces = _intact(decompress(raw), raw, path)
+        yield cast(BinaryIO, io.BufferedReader(_Pieces(pieces), buffer_size=1 << 20)) if pieces else raw
 
 
 class HashingWriter(io.RawIOBase):
