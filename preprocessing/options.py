@@ -103,31 +103,24 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
 seed_number = whole_number(0, 2**63)
 
 
-def _number(text: str) -> float:
-    """A number, or NaN, which is in no range."""
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")
+def _number(meant: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+    """An argparse type: a number that fits; what is none is NaN, which is in no range."""
+
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = float("nan")
+        if not fits(number):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {meant}")
+        return number
+
+    return parse
 
 
-def _share(text: str) -> float:
-    """An argparse type: a number in [0, 1)."""
-    number = _number(text)
-    if not 0 <= number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share: a number from 0 to less than 1")
-    return number
-
-
-def _threshold(text: str) -> float:
-    """An argparse type: a number in [0.5, 0.99]; below, clusters of near duplicates grow together by chance.
-
-    Above, datasketch finds no bands, and what is left are documents of the same words.
-    """
-    number = _number(text)
-    if not 0.5 <= number <= 0.99:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a similarity: a number from 0.5 to 0.99")
-    return number
+_share = _number("a share: a number from 0 to less than 1", lambda number: 0 <= number < 1)
+# Below, clusters of near duplicates grow together by chance; above, datasketch finds no bands.
+_threshold = _number("a similarity: a number from 0.5 to 0.99", lambda number: 0.5 <= number <= 0.99)
 
 
 def _utf8(text: str) -> str:
