@@ -23,6 +23,7 @@ PERMUTATIONS = 128  # the standard error of an estimated share is below 0.045
 _AT_ONCE = 4096  # shingles; the permutations of one take half a kilobyte
 _REMEMBERED_WORDS = 1 << 20
 _WORD = re.compile(r"\w+")
+_KNOWN: dict[str, int] = {}  # words met by this process, with their hashes
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -85,23 +86,16 @@ def _long_lines(text: str, line_sentences: Sequence[int], sentence_ends: np.ndar
     return np.array(found, LINE)
 
 
-@cache
-def _known_words() -> dict[str, int]:
-    """The words met by this process, with their hashes."""
-    return {}
-
-
 def word_sequences(text: str, words: int) -> np.ndarray:
     """Hashes of every sequence of so many words, in any case and between any punctuation; uint64 [sequences].
 
     A text of fewer words is one sequence.
     """
-    known = _known_words()
-    if len(known) > _REMEMBERED_WORDS:
-        known.clear()
+    if len(_KNOWN) > _REMEMBERED_WORDS:
+        _KNOWN.clear()
     found = _WORD.findall(text.casefold())
-    known.update((word, keyed_hash(word, b"word")) for word in set(found) if word not in known)
-    hashes = np.fromiter((known[word] for word in found), np.uint64, len(found))
+    _KNOWN.update((word, keyed_hash(word, b"word")) for word in set(found) if word not in _KNOWN)
+    hashes = np.fromiter((_KNOWN[word] for word in found), np.uint64, len(found))
     words = min(words, len(hashes))
     sequences = np.zeros(len(hashes) - words + 1 if words else 0, np.uint64)
     for first in range(words):

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -25,10 +26,6 @@ UNKNOWN_LABELS = ("none", "to 0.01%", "to 0.1%", "to 1%", "to 10%", "more")
 DOCUMENTS, PAIRS, UNKNOWN = "document_length.png", "pair_length.png", "unknown_share.png"
 
 
-def _counter() -> dict[str, np.ndarray]:
-    return defaultdict(lambda: np.zeros(0, dtype=np.int64))
-
-
 @dataclass
 class Histograms:
     """What the shards hold, counted.
@@ -40,9 +37,9 @@ class Histograms:
         sums: totals by name, for the means that the figures tell.
     """
 
-    document_lengths: dict[str, np.ndarray] = field(default_factory=_counter)
-    unknown_shares: dict[str, np.ndarray] = field(default_factory=_counter)
-    pair_lengths: dict[int, np.ndarray] = field(default_factory=dict)
+    document_lengths: dict[str, Any] = field(default_factory=lambda: defaultdict(int))
+    unknown_shares: dict[str, Any] = field(default_factory=lambda: defaultdict(int))
+    pair_lengths: dict[int, Any] = field(default_factory=lambda: defaultdict(int))
     sums: Counter[str] = field(default_factory=Counter)
 
     def add(self, shard: Shard, sequence_lengths: Iterable[int], unknown_id: int) -> None:
@@ -52,8 +49,8 @@ class Histograms:
         sources = np.array(shard.table.column("source").to_pylist())
         for source in sorted(set(sources.tolist())):
             own = sources == source
-            _add(self.document_lengths, source, np.histogram(lengths[own], LENGTH_BINS)[0])
-            _add(self.unknown_shares, source, np.histogram(unknown[own] / lengths[own], UNKNOWN_BINS)[0])
+            self.document_lengths[source] += np.histogram(lengths[own], LENGTH_BINS)[0]
+            self.unknown_shares[source] += np.histogram(unknown[own] / lengths[own], UNKNOWN_BINS)[0]
             self.sums.update(
                 {f"tokens/{source}": int(lengths[own].sum()), f"unknown/{source}": int(unknown[own].sum())}
             )
@@ -61,12 +58,7 @@ class Histograms:
             pairs = shard.pairs(length)
             b = pairs.b_end - pairs.b_begin
             special = np.where(b > 0, SPECIAL_TOKENS_OF_A_PAIR, SPECIAL_TOKENS_OF_A_SINGLE)
-            counts = np.bincount(pairs.a_end - pairs.a_begin + b + special, minlength=length + 1)
-            self.pair_lengths[length] = self.pair_lengths.get(length, 0) + counts
-
-
-def _add(counts: dict[str, np.ndarray], name: str, more: np.ndarray) -> None:
-    counts[name] = counts[name] + more if len(counts[name]) else more
+            self.pair_lengths[length] += np.bincount(pairs.a_end - pairs.a_begin + b + special, minlength=length + 1)
 
 
 def count_all(shards: ShardDirectory) -> Histograms:
