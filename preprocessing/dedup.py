@@ -247,35 +247,30 @@ def review(runs: Sequence[Run], rule: RepeatRule) -> Review:
     return made
 
 
-class Drops:
-    """What the second pass leaves out, found by the rows' keys.
+def reasons_of(rows: np.ndarray, lost: pa.RecordBatch) -> np.ndarray:
+    """The Reason for which each row, by its key, is dropped, or 0; uint8 [rows]. ``lost`` is LOST."""
+    found = np.zeros(len(rows), np.uint8)
+    keys = _column(lost, "row")
+    if len(keys):
+        at = np.minimum(np.searchsorted(keys, rows), len(keys) - 1)
+        hit = keys[at] == rows
+        found[hit] = _column(lost, "reason")[at[hit]]
+    return found
 
-    A file of lines has a batch for each range of hashes, so what is repeated in a shard is gathered from all of them.
+
+def repeats_of(rows: np.ndarray, repeats: Iterable[pa.RecordBatch]) -> np.ndarray:
+    """The sentences that go of rows: [repeated lines, 3] of (position in ``rows``, begin, end).
+
+    REPEATS has a batch for each range of hashes, so what is repeated in a shard is gathered from all of them.
     """
-
-    def __init__(self, lost: pa.RecordBatch, repeats: Iterable[pa.RecordBatch]):
-        self._lost, self._repeats = lost, repeats
-
-    def reasons(self, rows: np.ndarray) -> np.ndarray:
-        """The Reason for which each row is dropped, or 0; uint8 [rows]."""
-        found = np.zeros(len(rows), np.uint8)
-        lost = _column(self._lost, "row")
-        at = np.minimum(np.searchsorted(lost, rows), max(0, len(lost) - 1))
-        if len(lost):
-            hit = lost[at] == rows
-            found[hit] = _column(self._lost, "reason")[at[hit]]
-        return found
-
-    def lines(self, rows: np.ndarray) -> np.ndarray:
-        """The sentences that go: [repeated lines, 3] of (position in ``rows``, begin, end)."""
-        order = np.argsort(rows)
-        found = [np.empty((0, 3), np.int64)]
-        for batch in self._repeats:
-            keys = _column(batch, "row")
-            begin, end = (np.searchsorted(keys, rows[order], side=side) for side in ("left", "right"))
-            count = end - begin
-            # The records of one row lie together: count[i] of them from begin[i] on.
-            at = np.repeat(end - np.cumsum(count), count) + np.arange(count.sum())
-            columns = [np.repeat(order, count), *(_column(batch, name)[at] for name in ("begin", "end"))]
-            found.append(np.stack([column.astype(np.int64) for column in columns], axis=1))
-        return np.concatenate(found)
+    order = np.argsort(rows)
+    found = [np.empty((0, 3), np.int64)]
+    for batch in repeats:
+        keys = _column(batch, "row")
+        begin, end = (np.searchsorted(keys, rows[order], side=side) for side in ("left", "right"))
+        count = end - begin
+        # The records of one row lie together: count[i] of them from begin[i] on.
+        at = np.repeat(end - np.cumsum(count), count) + np.arange(count.sum())
+        columns = [np.repeat(order, count), *(_column(batch, name)[at] for name in ("begin", "end"))]
+        found.append(np.stack([column.astype(np.int64) for column in columns], axis=1))
+    return np.concatenate(found)

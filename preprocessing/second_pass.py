@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from preprocessing import files
 from preprocessing.contamination import shares
-from preprocessing.dedup import LOST, REPEATS, Drops, Run, review
+from preprocessing.dedup import LOST, REPEATS, Run, reasons_of, repeats_of, review
 from preprocessing.job import Job, versions
 from preprocessing.layout import Counts, Edge, Settlement, Span, split_of
 from preprocessing.output import clear_work
@@ -105,8 +105,8 @@ def read_spans(job: Job, spans: Iterable[Span]) -> Rows:
             slices += (reader.get_batch(span.batch).slice(span.begin, span.end - span.begin) for span in own)
     keys = np.concatenate([np.empty(0, np.uint64), *(span.keys() for span in ordered)])
     with files.open_arrow(job.lost_file) as lost, files.open_arrow(job.repeats_file) as repeats:
-        drops = Drops(lost.get_batch(0), map(repeats.get_batch, range(repeats.num_record_batches)))
-        reasons, lines = drops.reasons(keys), drops.lines(keys)
+        reasons = reasons_of(keys, lost.get_batch(0))
+        lines = repeats_of(keys, map(repeats.get_batch, range(repeats.num_record_batches)))
     return Rows(pa.Table.from_batches(slices, schema=tokens_schema(job.vocabulary.size)), reasons, lines)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preprocessing import dedup
-from preprocessing.dedup import Drops, Reason, Review, Run, review
+from preprocessing.dedup import Reason, Review, Run, reasons_of, repeats_of, review
 from preprocessing.fingerprints import RepeatRule, fingerprint, signature, word_sequences
 from preprocessing.layout import Layout
 from preprocessing.shards import PairOptions, Rows, build_shard, lines_of, take_rows, without_lines
@@ -62,11 +62,10 @@ class Corpus:
 
     def rows(self, found: Review, min_tokens: int) -> Rows:
         repeats = list(found.drop_lines(min_tokens))
-        drops = Drops(found.lost_documents(), repeats)
         spans = self.note.spans.get(ONLY, [])
         keys = np.concatenate([np.empty(0, np.uint64), *(span.keys() for span in spans)])
         tables = [self.batches[span.unit, span.batch].slice(span.begin, span.end - span.begin) for span in spans]
-        return Rows(pa.Table.from_batches(tables), drops.reasons(keys), drops.lines(keys))
+        return Rows(pa.Table.from_batches(tables), reasons_of(keys, found.lost_documents()), repeats_of(keys, repeats))
 
 
 def what_stays(rows: Rows) -> dict[str, list[str]]:
