@@ -28,7 +28,7 @@ Text = Annotated[str, pydantic.BeforeValidator(_as_text)]
 
 @dataclass(frozen=True)
 class Job:
-    """What a job takes.
+    """What a job takes; [slurm.preprocess]: one node, whose cores Beam's workers share.
 
     Attributes:
         partition: instead of slurm.partition.
@@ -59,11 +59,6 @@ class Job:
     def seconds(self) -> int:
         """The time limit."""
         return seconds_of(self.time)
-
-
-@dataclass(frozen=True)
-class PreprocessJob(Job):
-    """[slurm.preprocess]: one node, whose cores Beam's workers share."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +171,7 @@ class SlurmSettings:
     setup: list[str] = field(default_factory=list)
     environment: dict[str, Text] = field(default_factory=dict)
     container: Container = field(default_factory=Container)
-    preprocess: PreprocessJob = field(default_factory=PreprocessJob)
+    preprocess: Job = field(default_factory=Job)
     pretrain: PretrainJob = field(default_factory=PretrainJob)
     eval: EvalJob = field(default_factory=EvalJob)
 
