@@ -9,18 +9,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
-import gzip
 import hashlib
 import io
 import json
-import lzma
 import os
 import re
 import shutil
 import stat
 import uuid
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -29,25 +26,11 @@ import pyarrow as pa
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
-from preprocessing import bzip2
-from preprocessing.sources import SourceError, StorageError, is_of_storage
+from preprocessing.decompression import decompressed
+from preprocessing.sources import SourceError, StorageError
 
 _WILDCARD = re.compile(r"[*?\[]")
-_COMPRESSIONS: tuple[tuple[re.Pattern[bytes], Callable[[BinaryIO], Iterator[bytes]]], ...] = (
-    (re.compile(rb"\x1f\x8b"), lambda file: _pieces(gzip.GzipFile(fileobj=file))),
-    (re.compile(rb"\xfd7zXZ\x00"), lambda file: _xz_streams(file)),
-    (
-        re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # a frame, or one to skip, as pzstd writes
-        lambda file: _pieces(pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")),
-    ),
-)
-_ZIP = b"PK\x03\x04"
-_READ = 1 << 18  # bytes of a compressed file
-_PIECE = 1 << 14  # bytes of what comes out of it: when it ends within a piece, that piece is lost
-# What the decompressors raise for a file that is cut short or damaged.
-_DAMAGE = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, OSError)
 _NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # gone, or a link that leads nowhere
-_TOO_LARGE = "too much memory"  # how Zstandard says that a frame's window is above its limit of 128 MB
 
 
 class Found(NamedTuple):
@@ -122,63 +105,6 @@ def _match(pattern: str) -> dict[str, int]:
     return {match.path: int(match.size_in_bytes) for match in FileSystems.match([pattern])[0].metadata_list}
 
 
-class _Pieces(io.RawIOBase):
-    """Pieces of bytes as a stream."""
-
-    def __init__(self, pieces: Iterator[bytes]):
-        self._pieces, self._left = pieces, memoryview(b"")
-
-    def readable(self) -> bool:
-        """Always."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Hand out the next piece, or what the buffer has room for."""
-        self._left = self._left or memoryview(next(self._pieces, b""))
-        size = min(len(buffer), len(self._left))
-        buffer[:size], self._left = self._left[:size], self._left[size:]
-        return size
-
-
-def _pieces(stream: Any) -> Iterator[bytes]:
-    return iter(lambda: stream.read1(_PIECE), b"")
-
-
-def _xz_streams(file: BinaryIO) -> Iterator[bytes]:
-    """What is in an .xz file; lzma.LZMAFile takes whatever follows a stream for padding, and the rest is missing."""
-    data = file.read(_READ)
-    while data:
-        if not (data := data.lstrip(b"\0")):  # what may stand between streams
-            data = file.read(_READ)
-            continue
-        decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ)
-        while not decompressor.eof:
-            if decompressor.needs_input:
-                data = data or file.read(_READ)
-                if not data:
-                    raise EOFError("the last stream has no end")
-            if piece := decompressor.decompress(data, _PIECE):
-                yield piece
-            data = b""
-        data = decompressor.unused_data or file.read(_READ)
-
-
-def _intact(pieces: Iterator[bytes], raw: BinaryIO, path: str) -> Iterator[bytes]:
-    """Pieces of a decompressed file, whose damage is told as the user's input, not as a failure of this program."""
-    try:
-        yield from pieces
-    except _DAMAGE as error:
-        if is_of_storage(error):
-            raise
-        if _TOO_LARGE in str(error):
-            raise SourceError(
-                f"{path}: compressed with a window larger than is read here (--long); decompress it first"
-            ) from error
-        raise SourceError(
-            f"{path}: the compressed file is cut short or damaged before byte {raw.tell():,} ({error}); fetch it again"
-        ) from error
-
-
 @contextmanager
 def open_raw(path: str) -> Iterator[BinaryIO]:
     """Open an input file for reading as it lies.
@@ -219,24 +145,14 @@ def begins_with(path: str, magic: bytes) -> bool:
 
 @contextmanager
 def open_input(path: str) -> Iterator[BinaryIO]:
-    """Open an input file for reading, decompressed if its first bytes are those of bzip2, gzip, xz or Zstandard.
+    """Open an input file for reading, decompressed.
 
     Raises:
-        SourceError: the file is a zip archive, or turns out cut short or damaged while it is read.
+        SourceError: as decompressed.
         StorageError: as open_raw.
     """
     with open_raw(path) as raw:
-        start = raw.read(6)
-        raw.seek(0)
-        pieces: Iterator[bytes] | None = None
-        if start.startswith(bzip2.MAGIC):
-            pieces = (piece for _, piece in bzip2.decompress(raw, 0, path))
-        if start.startswith(_ZIP):
-            raise SourceError(f"{path}: a zip archive; extract the files in it and name these")
-        for magic, decompress in _COMPRESSIONS:
-            if magic.match(start):
-                pieces = _intact(decompress(raw), raw, path)
-        yield cast(BinaryIO, io.BufferedReader(_Pieces(pieces), buffer_size=1 << 20)) if pieces else raw
+        yield decompressed(raw, path)
 
 
 class HashingWriter(io.RawIOBase):

@@ -105,30 +105,6 @@ def test_what_is_before_the_end_of_a_compressed_file_that_is_cut_short_is_kept(
     assert len(documents) > least
 
 
-def test_streams_of_xz_that_follow_each_other_are_all_read_or_told(tmp_path: Path) -> None:
-    path = tmp_path / "a.xz"
-    first, second = (lzma.compress(part) for part in (b"one\n", b"two\n"))
-    for between, after in ((b"", b""), (b"\0" * 8, b"\0" * 4), (b"", b"\0" * (1 << 19))):
-        path.write_bytes(first + between + second + after)
-        with files.open_input(str(path)) as stream:
-            assert stream.read() == b"one\ntwo\n"
-    damaged = bytes([second[0], second[1] ^ 255, *second[2:]])
-    for rest in (damaged, b"garbage", second[:-20]):
-        path.write_bytes(first + rest)
-        with (
-            files.open_input(str(path)) as stream,
-            pytest.raises(SourceError, match=r"a\.xz: the compressed file is cut"),
-        ):
-            stream.read()
-
-
-def test_a_frame_that_zstandard_skips_may_stand_first(tmp_path: Path) -> None:
-    path = tmp_path / "a.zst"
-    path.write_bytes(b"\x50\x2a\x4d\x18\x04\0\0\0size" + zstandard.ZstdCompressor().compress(b"text"))
-    with files.open_input(str(path)) as stream:
-        assert stream.read() == b"text"
-
-
 def test_what_is_no_file_of_text_is_told(make: Maker, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.txt")
     assert "no regular file, and what is read once" in make.error(tmp_path / "out", "--books", tmp_path / "pipe.txt")
