@@ -1,7 +1,9 @@
-"""The sample that a job trains its vocabulary on, drawn by all workers: the one that train_vocab draws."""
+"""The sample that a vocabulary is trained on: by all workers of a job the same as from a stream of documents."""
 
 from __future__ import annotations
 
+import hashlib
+import heapq
 from collections.abc import Iterable, Iterator
 from itertools import chain, count
 
@@ -13,7 +15,7 @@ from preprocessing.inputs import Unit, check_unchanged
 from preprocessing.job import Job, reporting
 from preprocessing.reading import read_inputs
 from preprocessing.sources import Document, Skipped
-from preprocessing.train_vocab import hashed_texts, lowest, sample_hash
+from preprocessing.text import clean
 from preprocessing.watchdog import Watchdog, watching
 
 ALL = 1 << 64  # no hash is as high
@@ -21,6 +23,51 @@ SPARE = 2.0  # text that is sampled at first, for a budget of 1: what inputs hol
 ROWS = 256  # of a record batch
 FOUND = b"found"  # in the metadata of a unit's sample: documents below the cutoff
 SAMPLE = pa.schema([pa.field("hash", pa.uint64()), pa.field("text", pa.large_string())])
+
+
+def sample_hash(doc_id: str, seed: int) -> int:
+    """A document's place in the order in which samples take documents: 64 bits."""
+    key = str(seed).encode()
+    digest = hashlib.blake2b(doc_id.encode(), digest_size=8, key=key, person=b"vocab sample").digest()
+    return int.from_bytes(digest, "big")
+
+
+def lowest(entries: Iterable[tuple[int, str]], budget: int) -> list[tuple[int, str]]:
+    """Of (hash, text) those with the lowest hashes, as many as fit into a budget, in the hashes' order.
+
+    What it takes of a whole it takes of the parts' own samples.
+
+    Args:
+        entries: in any order.
+        budget: bytes of UTF-8; the first text is taken even if it is larger.
+    """
+    heap: list[tuple[int, str]] = []  # highest hash on top
+    total, cutoff = 0, (-(2**64), "")
+    for number, text in entries:
+        entry = (-number, text)
+        # Once a document had no room, none of a higher hash may slip in: which one did would be the files' order.
+        if entry <= cutoff:
+            continue
+        heapq.heappush(heap, entry)
+        total += len(text.encode())
+        while total > budget and len(heap) > 1:
+            cutoff = heapq.heappop(heap)
+            total -= len(cutoff[1].encode())
+    return [(-number, text) for number, text in sorted(heap, reverse=True)]
+
+
+def hashed_texts(documents: Iterable[Document | Skipped], seed: int) -> Iterator[tuple[int, str]]:
+    """(hash, cleaned text) of documents; what a reader skipped is passed over."""
+    return (
+        (sample_hash(document.doc_id, seed), clean(document.text))
+        for document in documents
+        if isinstance(document, Document)
+    )
+
+
+def sample_texts(documents: Iterable[Document | Skipped], budget: int, seed: int) -> list[str]:
+    """The texts of the documents with the lowest keyed hashes, as many as fit into a budget, in the hashes' order."""
+    return [text for _, text in lowest(hashed_texts(documents, seed), budget)]
 
 
 def first_cutoff(budget: int, text_bytes: float) -> int:

@@ -8,79 +8,40 @@ The sample and the vocabulary depend on the documents and the seed only, not on 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import heapq
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from preprocessing.extras import needs
 
+# Before Beam is imported, which warns of Google's client libraries, wanted or not.
+logging.getLogger().setLevel(logging.ERROR)
 with needs("preprocess"):
+    from preprocessing import files
+    from preprocessing.inputs import find_inputs
     from preprocessing.interruption import end_when_interrupted
-    from preprocessing.sources import Document, Skipped, SourceError, StorageError
-    from preprocessing.text import clean
-    from preprocessing.tokenization import VocabularyError, train_vocabulary, vocabulary_text
-
-
-def sample_hash(doc_id: str, seed: int) -> int:
-    """A document's place in the order in which samples take documents: 64 bits."""
-    key = str(seed).encode()
-    digest = hashlib.blake2b(doc_id.encode(), digest_size=8, key=key, person=b"vocab sample").digest()
-    return int.from_bytes(digest, "big")
-
-
-def lowest(entries: Iterable[tuple[int, str]], budget: int) -> list[tuple[int, str]]:
-    """Of (hash, text) those with the lowest hashes, as many as fit into a budget, in the hashes' order.
-
-    What it takes of a whole it takes of the parts' own samples.
-
-    Args:
-        entries: in any order.
-        budget: bytes of UTF-8; the first text is taken even if it is larger.
-    """
-    heap: list[tuple[int, str]] = []  # highest hash on top
-    total, cutoff = 0, (-(2**64), "")
-    for number, text in entries:
-        entry = (-number, text)
-        # Once a document had no room, none of a higher hash may slip in: which one did would be the files' order.
-        if entry <= cutoff:
-            continue
-        heapq.heappush(heap, entry)
-        total += len(text.encode())
-        while total > budget and len(heap) > 1:
-            cutoff = heapq.heappop(heap)
-            total -= len(cutoff[1].encode())
-    return [(-number, text) for number, text in sorted(heap, reverse=True)]
-
-
-def hashed_texts(documents: Iterable[Document | Skipped], seed: int) -> Iterator[tuple[int, str]]:
-    """(hash, cleaned text) of documents; what a reader skipped is passed over."""
-    return (
-        (sample_hash(document.doc_id, seed), clean(document.text))
-        for document in documents
-        if isinstance(document, Document)
+    from preprocessing.options import (
+        MAX_VOCABULARY,
+        SAMPLE_BYTES,
+        OneLineParser,
+        add_input_arguments,
+        add_sample_bytes,
+        inputs_of,
+        read_options,
+        refuse_empty,
+        seed_number,
+        whole_number,
     )
-
-
-def sample_texts(documents: Iterable[Document | Skipped], budget: int, seed: int) -> list[str]:
-    """The texts of the documents with the lowest keyed hashes, as many as fit into a budget, in the hashes' order."""
-    return [text for _, text in lowest(hashed_texts(documents, seed), budget)]
+    from preprocessing.reading import read_inputs
+    from preprocessing.sampling import sample_texts
+    from preprocessing.sources import SourceError, StorageError
+    from preprocessing.tokenization import VocabularyError, train_vocabulary, vocabulary_text
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    from preprocessing.options import (
-        MAX_VOCABULARY,
-        OneLineParser,
-        add_input_arguments,
-        add_sample_bytes,
-        seed_number,
-        whole_number,
-    )
-
     parser = OneLineParser(
         prog="train_vocab",
         usage="python -m preprocessing.train_vocab --wikipedia GLOB --books GLOB --output FILE [options]",
@@ -113,11 +74,6 @@ def run(argv: Sequence[str]) -> None:
         StorageError: an input whose storage fails.
         VocabularyError: too little text, too small a size, or a vocabulary that can't be written.
     """
-    from preprocessing import files
-    from preprocessing.inputs import find_inputs
-    from preprocessing.options import SAMPLE_BYTES, inputs_of, read_options, refuse_empty
-    from preprocessing.reading import read_inputs
-
     ours = parser()
     found = ours.parse_args(argv)
     refuse_empty(ours, found)
@@ -144,8 +100,6 @@ def run(argv: Sequence[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command: errors of the user's in one line, exit code 2."""
-    # Beam, which the imports in the functions above bring in, warns of Google's client libraries, wanted or not.
-    logging.getLogger().setLevel(logging.ERROR)
     try:
         run(sys.argv[1:] if argv is None else argv)
     except (SourceError, StorageError, VocabularyError) as error:

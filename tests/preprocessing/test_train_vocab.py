@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from preprocessing.files import write_text
+from preprocessing.sampling import sample_texts
 from preprocessing.sources import Document, Skipped
 from preprocessing.tokenization import SPECIAL_TOKENS, load_vocabulary
-from preprocessing.train_vocab import main, sample_texts
+from preprocessing.train_vocab import main
 from tests.preprocessing import memory_filesystem
 
 DOCUMENTS = [Document(f"d{n}", "books", None, f"text {n} " + "x" * n) for n in range(50)]

@@ -9,8 +9,8 @@ import pytest
 
 from preprocessing import launch, sampling
 from preprocessing.make_shards import main
+from preprocessing.sampling import lowest
 from preprocessing.schema import ShardDirectory
-from preprocessing.train_vocab import lowest
 from preprocessing.train_vocab import main as train_vocab
 from tests.preprocessing.maker import contents
 
