@@ -28,7 +28,7 @@ from preprocessing.inputs import Input, find_inputs, text_bytes, units_of
 from preprocessing.interruption import before_end
 from preprocessing.job import ERROR, STORAGE, Job, choose_layout, describe
 from preprocessing.options import Arguments, VocabularyRule
-from preprocessing.output import JOB, JobError, State, clear, clear_work, inspect
+from preprocessing.output import JOB, JobError, JobFailedError, State, clear, clear_work, inspect
 from preprocessing.progress import show_progress
 from preprocessing.sampling import ALL, build_sampling, first_cutoff, sampled_texts
 from preprocessing.schema import MANIFEST, Manifest, ShardDirectory, Vocabulary
@@ -47,14 +47,6 @@ from preprocessing.watchdog import STUCK, Watchdog
 from preprocessing.workers import deaths_noticed, reach_by_no_proxy
 
 LOG_TAIL = 4000  # bytes of Beam's noise that are shown when a job fails
-
-
-class StuckError(RuntimeError):
-    """A document takes for ever, which is a bug of this program. The message names it."""
-
-
-class WorkerError(RuntimeError):
-    """A worker process has died. The message says how."""
 
 
 def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[str] | None]:
@@ -217,8 +209,7 @@ def execute(job: Job, inputs: Sequence[Input], beam_options: Sequence[str]) -> t
     Raises:
         SourceError: an input that can't be read, or a corpus that can't be sharded as asked, wherever that was found.
         JobError: nothing can be written any more, or an input not be read, or the engine made no manifest.
-        StuckError: a document takes for ever.
-        WorkerError: a worker process has died.
+        JobFailedError: a document takes for ever, or a worker process has died.
     """
     begun = time.monotonic()
     _run_pipeline(job, beam_options, partial(build_pipeline, job=job, units=units_of(inputs)))
@@ -247,7 +238,7 @@ def _run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.P
                 running.wait_until_finish()
         except Exception as error:
             if reason := job.left_error(STUCK):
-                raise StuckError(reason) from error
+                raise JobFailedError(reason) from error
             if reason := job.left_error(STORAGE):
                 raise JobError(reason) from error
             if files.is_full(error):
@@ -257,7 +248,7 @@ def _run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.P
                 clear(job.output)
                 raise SourceError(reason) from error
             if reason := why_a_worker_died():
-                raise WorkerError(reason) from error
+                raise JobFailedError(reason) from error
             raise
 
 
@@ -289,7 +280,7 @@ def _quiet(embedded: bool) -> Iterator[int]:
         logging.getLogger("apache_beam").setLevel(logging.ERROR)
         try:
             yield terminal
-        except (JobError, SourceError, StuckError, WorkerError):
+        except (JobError, JobFailedError, SourceError):
             raise  # a worker's noise about it adds nothing
         except Exception:
             log.seek(max(0, log.tell() - LOG_TAIL))

@@ -23,13 +23,12 @@ with needs("preprocess"):
     from preprocessing.files import absolute
     from preprocessing.interruption import end_when_interrupted
     from preprocessing.layout import ShardingError
-    from preprocessing.output import JobError, JobInUseError, alone
+    from preprocessing.output import FAILED, JobError, JobFailedError, alone
     from preprocessing.schema import ShardError
     from preprocessing.sources import SourceError, StorageError
     from preprocessing.summary import summary
     from preprocessing.terminal import show
     from preprocessing.tokenization import VocabularyError
-    from preprocessing.watchdog import STUCK_CODE
 
 
 def run(argv: Sequence[str]) -> None:
@@ -60,9 +59,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (EncoderError, JobError, ShardError, ShardingError, SourceError, StorageError, VocabularyError) as error:
         print(f"make_shards: error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
-    except (JobInUseError, launch.StuckError, launch.WorkerError) as error:
+    except JobFailedError as error:
         print(f"make_shards: error: {error}", file=sys.stderr)
-        raise SystemExit(STUCK_CODE) from error
+        raise SystemExit(FAILED) from error
 
 
 if __name__ == "__main__":

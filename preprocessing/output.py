@@ -30,6 +30,7 @@ from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_F
 
 JOB = "job.json"
 LOCK = f"{WORK}/lock"
+FAILED = 1  # exit code of a JobFailedError
 PATIENCE = 90.0  # seconds to wait for another job's end
 _ATTEMPTS = 100  # to make the lock's file
 _TOKENIZER_FILES = frozenset(f"{TOKENIZER}/{name}" for name in (VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE))
@@ -45,8 +46,8 @@ class JobError(ValueError):
     """A job that can't run as asked. The message says what to do."""
 
 
-class JobInUseError(RuntimeError):
-    """Another job holds the output directory. The message names it."""
+class JobFailedError(RuntimeError):
+    """A job that can't go on, though nothing is wrong with what was asked for. The message says why."""
 
 
 def inspect(output: str, description: dict[str, Any]) -> State:
@@ -172,7 +173,7 @@ def alone(output: str, note: Callable[[str], None]) -> Iterator[None]:
         note: told what is waited for, and where the file system has no locks.
 
     Raises:
-        JobInUseError: another job holds it, and did not end.
+        JobFailedError: another job holds it, and did not end.
     """
     with ExitStack() as held:
         if not files.is_remote(output):
@@ -206,7 +207,7 @@ def _lock(path: Path, note: Callable[[str], None]) -> TextIO:
         held = wait_and_lock(file, PATIENCE, wait)
         if held is False:
             with file:
-                raise JobInUseError(f"{in_use(holder(file))}end that job, or choose another --output")
+                raise JobFailedError(f"{in_use(holder(file))}end that job, or choose another --output")
         if held is None:
             note(f"{output}: the file system has no locks; make sure that no other job works there")
         if _is_open_at(path, file.fileno()):

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from preprocessing import files
 from preprocessing.interruption import end
 from preprocessing.job import Job
+from preprocessing.output import FAILED
 from preprocessing.terminal import tell
-from preprocessing.watchdog import STUCK, STUCK_CODE
+from preprocessing.watchdog import STUCK
 
 LIVE_SECONDS = 1.0  # between two looks at the work folder
 QUIET_SECONDS = 3.0  # the same where stderr is no terminal
@@ -47,7 +48,7 @@ def _watch(job: Job, terminal: int, done: threading.Event) -> None:
             continue
         took = time.monotonic() - now
         if reason:
-            end(STUCK_CODE, f"make_shards: error: {reason}", terminal)  # a worker is dead, and not every engine notices
+            end(FAILED, f"make_shards: error: {reason}", terminal)  # a worker is dead, and not every engine notices
         if line:
             told = now
             tell(terminal, f"\r\033[K{line}" if live else f"{line}\n")

@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 STUCK = "error-stuck-"  # how the name of the file begins in which the document is named
-STUCK_CODE = 1  # exit code of a job that is ended
 _STATE = struct.Struct("<QH500s")  # how many times there was something to watch, and the name of the latest
 _LOOK_SECONDS = 0.5
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from preprocessing.interruption import end
+from preprocessing.output import FAILED
 
 SECONDS = 10.0  # for Beam to find out by itself that a worker has died
 _THREAD = "run_worker"  # Beam's name of the one that waits for a worker's end
@@ -43,7 +44,7 @@ def deaths_noticed(terminal: int) -> Iterator[Callable[[], str | None]]:
             "the same command goes on with this job"
         )
         if len(deaths) == 1:  # one tells for all
-            timer = threading.Timer(SECONDS, end, (1, f"make_shards: error: {deaths[0]}", terminal))
+            timer = threading.Timer(SECONDS, end, (FAILED, f"make_shards: error: {deaths[0]}", terminal))
             timer.daemon = True
             timers.append(timer)
             timer.start()

@@ -199,7 +199,7 @@ def _hold_in_turn(output: str, marker: str, rounds: int) -> int:
     locks._INTERVAL = 0.0
     held = 0
     for _ in range(rounds):
-        with contextlib.suppress(outputs.JobInUseError), alone(output, lambda _told: None):
+        with contextlib.suppress(outputs.JobFailedError), alone(output, lambda _told: None):
             os.close(os.open(marker, os.O_CREAT | os.O_EXCL))  # FileExistsError where another one holds it too
             held += 1
             Path(marker).unlink()
