@@ -1,39 +1,26 @@
-"""A preprocessing job from its command line to its end: prepared, begun, run, and its failures told."""
+"""The steps of a preprocessing job: prepared, begun, given its vocabulary, and executed."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import logging
-import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO
-
-import apache_beam as beam
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
-from apache_beam.runners.portability.fn_api_runner import worker_handlers
 
 from preprocessing import files
 from preprocessing.contamination import Benchmark, read_benchmark
 from preprocessing.encoder import available_engine
-from preprocessing.inputs import Input, find_inputs, text_bytes, units_of
-from preprocessing.interruption import before_end
-from preprocessing.job import ERROR, STORAGE, Job, choose_layout, describe
-from preprocessing.options import Arguments, VocabularyRule
-from preprocessing.output import JOB, JobError, JobFailedError, State, clear, clear_work, inspect
-from preprocessing.progress import show_progress
-from preprocessing.sampling import ALL, build_sampling, first_cutoff, sampled_texts
+from preprocessing.inputs import Input, find_inputs, units_of
+from preprocessing.job import ERROR, Job, choose_layout, describe
+from preprocessing.options import Arguments
+from preprocessing.output import JOB, JobError, State, clear, clear_work, inspect
+from preprocessing.runner import run_pipeline
+from preprocessing.sampling import draw_sample
 from preprocessing.schema import MANIFEST, Manifest, ShardDirectory, Vocabulary
-from preprocessing.sources import SourceError
-from preprocessing.terminal import tell
 from preprocessing.tokenization import (
     VocabularyError,
     case_of,
@@ -43,10 +30,6 @@ from preprocessing.tokenization import (
     vocabulary_text,
 )
 from preprocessing.transforms import build_pipeline
-from preprocessing.watchdog import STUCK, Watchdog
-from preprocessing.workers import deaths_noticed, reach_by_no_proxy
-
-LOG_TAIL = 4000  # bytes of Beam's noise that are shown when a job fails
 
 
 def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[str] | None]:
@@ -164,15 +147,15 @@ def provide_vocabulary(job: Job, inputs: Sequence[Input], beam_options: Sequence
     """The job with the vocabulary that is trained on its inputs, now or by the interrupted one that it goes on with.
 
     Raises:
-        SourceError: an input that can't be read.
         VocabularyError: too little text, or too small a size.
+        SourceError, JobError, JobFailedError: as run_pipeline.
     """
     rule = job.options.train_vocabulary
     if rule is None:
         return job
     text = files.read_text(job.vocabulary_file)
     if text is None:
-        texts = _draw_sample(job, inputs, rule, beam_options)
+        texts = draw_sample(job, inputs, rule.sample_bytes, beam_options)
         try:
             tokens = train_vocabulary(texts, rule.size, job.options.lowercase)
         except VocabularyError:
@@ -190,104 +173,16 @@ def provide_vocabulary(job: Job, inputs: Sequence[Input], beam_options: Sequence
     return replace(job, vocabulary=_identity(tokens, job.options.lowercase))
 
 
-def _draw_sample(job: Job, inputs: Sequence[Input], rule: VocabularyRule, beam_options: Sequence[str]) -> list[str]:
-    """The texts with the lowest hashes. Where the inputs hold less than it seemed, they are read a second time."""
-    budget = rule.sample_bytes
-    units = units_of(inputs)
-    texts: list[str] = []
-    for cutoff in (first_cutoff(budget, sum(map(text_bytes, inputs))), ALL):
-        _run_pipeline(job, beam_options, partial(build_sampling, job=job, units=units, budget=budget, cutoff=cutoff))
-        texts, filled = sampled_texts(job, budget)
-        if filled or cutoff == ALL:
-            break
-    return texts
-
-
 def execute(job: Job, inputs: Sequence[Input], beam_options: Sequence[str]) -> tuple[Manifest, float]:
     """Make the shards; returns their manifest and the seconds it took.
 
     Raises:
-        SourceError: an input that can't be read, or a corpus that can't be sharded as asked, wherever that was found.
-        JobError: nothing can be written any more, or an input not be read, or the engine made no manifest.
-        JobFailedError: a document takes for ever, or a worker process has died.
+        JobError: the engine made no manifest.
+        SourceError, JobError, JobFailedError: as run_pipeline.
     """
     begun = time.monotonic()
-    _run_pipeline(job, beam_options, partial(build_pipeline, job=job, units=units_of(inputs)))
+    run_pipeline(job, beam_options, partial(build_pipeline, job=job, units=units_of(inputs)))
     manifest = files.read_text(files.join(job.output, MANIFEST))
     if manifest is None:
         raise JobError(f"{job.output}: the engine ended without an error and without a {MANIFEST}; see its log")
     return Manifest.from_json(manifest, job.output), time.monotonic() - begun
-
-
-def _run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.Pipeline], None]) -> None:
-    options = PipelineOptions(list(beam_options))
-    if options.view_as(DirectOptions).direct_running_mode == "multi_processing":
-        # One thread a worker process: there are as many processes as the user wants cores busy.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    reach_by_no_proxy()
-    # A timed flush of Beam's data channel races with its writer and drops elements; 0 turns it off.
-    worker_handlers.DATA_BUFFER_TIME_LIMIT_MS = 0
-    embedded = options.view_as(StandardOptions).runner == "FnApiRunner"
-    with _quiet(embedded) as terminal, show_progress(job, terminal), deaths_noticed(terminal) as why_a_worker_died:
-        try:
-            pipeline = beam.Pipeline(options=options)
-            build(pipeline)
-            running = pipeline.run()
-            # The workers of another machine's engine would go on, and write among the files of the next job.
-            with contextlib.nullcontext() if embedded else before_end(running.cancel):
-                running.wait_until_finish()
-        except Exception as error:
-            if reason := job.left_error(STUCK):
-                raise JobFailedError(reason) from error
-            if reason := job.left_error(STORAGE):
-                raise JobError(reason) from error
-            if files.is_full(error):
-                raise JobError(files.FULL.format(job.output)) from error
-            if reason := job.left_error(ERROR):
-                # What is wrong with the inputs or the options changes with them, and so what was made is of no use.
-                clear(job.output)
-                raise SourceError(reason) from error
-            if reason := why_a_worker_died():
-                raise JobFailedError(reason) from error
-            raise
-
-
-def _temporary_file() -> IO[bytes]:
-    try:
-        return tempfile.TemporaryFile()
-    except OSError as error:
-        raise JobError(f"no temporary file can be made ({error.strerror}); free some space, or set TMPDIR") from error
-
-
-@contextmanager
-def _quiet(embedded: bool) -> Iterator[int]:
-    """Keep what Beam and its worker processes write to stderr in a file, shown only if the job fails.
-
-    Worker processes inherit the descriptor, so it is the descriptor that is turned aside.
-
-    Yields:
-        A descriptor of the terminal (or whatever stderr was), to tell the user something.
-    """
-    if not embedded:
-        yield 2
-        return
-    sys.stderr.flush()
-    terminal = os.dup(2)
-    with _temporary_file() as log:
-        os.dup2(log.fileno(), 2)
-        Watchdog.terminal = terminal
-        level = logging.getLogger("apache_beam").level
-        logging.getLogger("apache_beam").setLevel(logging.ERROR)
-        try:
-            yield terminal
-        except (JobError, JobFailedError, SourceError):
-            raise  # a worker's noise about it adds nothing
-        except Exception:
-            log.seek(max(0, log.tell() - LOG_TAIL))
-            tell(terminal, log.read().decode(errors="replace"))
-            raise
-        finally:
-            logging.getLogger("apache_beam").setLevel(level)
-            Watchdog.terminal = None
-            os.dup2(terminal, 2)
-            os.close(terminal)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, count
 
 import apache_beam as beam
 import pyarrow as pa
 
 from preprocessing import files
-from preprocessing.inputs import Unit, check_unchanged
+from preprocessing.inputs import Input, Unit, check_unchanged, text_bytes, units_of
 from preprocessing.job import Job, reporting
 from preprocessing.reading import read_inputs
+from preprocessing.runner import run_pipeline
 from preprocessing.sources import Document, Skipped
 from preprocessing.text import clean
 from preprocessing.watchdog import Watchdog, watching
@@ -73,6 +75,22 @@ def sample_texts(documents: Iterable[Document | Skipped], budget: int, seed: int
 def first_cutoff(budget: int, text_bytes: float) -> int:
     """A bound of hashes below which lies more than a budget, if inputs hold about so much text."""
     return min(ALL, int(ALL * SPARE * budget / max(1.0, text_bytes)))
+
+
+def draw_sample(job: Job, inputs: Sequence[Input], budget: int, beam_options: Sequence[str]) -> list[str]:
+    """The texts with the lowest hashes. Where the inputs hold less than it seemed, they are read a second time.
+
+    Raises:
+        SourceError, JobError, JobFailedError: as run_pipeline.
+    """
+    units = units_of(inputs)
+    texts: list[str] = []
+    for cutoff in (first_cutoff(budget, sum(map(text_bytes, inputs))), ALL):
+        run_pipeline(job, beam_options, partial(build_sampling, job=job, units=units, budget=budget, cutoff=cutoff))
+        texts, filled = sampled_texts(job, budget)
+        if filled or cutoff == ALL:
+            break
+    return texts
 
 
 def sample_unit(unit: Unit, job: Job, budget: int, cutoff: int) -> None:

@@ -76,8 +76,8 @@ def test_inputs_that_hold_less_than_it_seemed_are_read_again(
         cutoffs.append(cutoff)
         build(*arguments, cutoff=cutoff, **others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(launch, "build_sampling", watched)
-    monkeypatch.setattr("preprocessing.launch.text_bytes", lambda file: 100 * file.bytes)
+    monkeypatch.setattr(sampling, "build_sampling", watched)
+    monkeypatch.setattr("preprocessing.sampling.text_bytes", lambda file: 100 * file.bytes)
     make(tmp_path / "wrong", *sampled, "--train-vocab", 70, "--vocab-sample-bytes", 20_000)
     assert contents(tmp_path / "wrong") == contents(tmp_path / "right")
     assert len(cutoffs) == 2
@@ -99,7 +99,7 @@ def test_a_corpus_in_one_unit_is_read_once_where_it_holds_enough(
         runs.append(cutoff)
         build(*arguments, cutoff=cutoff, **others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(launch, "build_sampling", watched)
+    monkeypatch.setattr(sampling, "build_sampling", watched)
     make(tmp_path / "job", *sample, "--train-vocab", 70, "--vocab-sample-bytes", 5000)
     assert len(runs) == 1
     assert (tmp_path / "job" / "tokenizer" / "vocab.txt").read_bytes() == vocabulary.read_bytes()
