@@ -68,14 +68,27 @@ def shard_schema(vocab_size: int, sequence_lengths: Sequence[int]) -> pa.Schema:
         pa.field("doc_id", pa.string(), nullable=False),
         pa.field("source", pa.string(), nullable=False),
         pa.field("title", pa.string(), nullable=True),
-        pa.field("tokens", pa.list_(pa.field("item", token_type(vocab_size), nullable=False)), nullable=False),
-        pa.field("sentence_ends", pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False),
+        pa.field("tokens", _list_of(token_type(vocab_size)), nullable=False),
+        pa.field("sentence_ends", _list_of(pa.int32()), nullable=False),
     ]
-    fields += [
-        pa.field(pairs_column(length), pa.list_(pa.field("item", PAIR, nullable=False)), nullable=False)
-        for length in sequence_lengths
-    ]
+    fields += [pa.field(pairs_column(length), _list_of(PAIR), nullable=False) for length in sequence_lengths]
     return pa.schema(fields, metadata={"format": "bert-pretraining-shard", "version": str(FORMAT_VERSION)})
+
+
+def _list_of(value_type: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("item", value_type, nullable=False))
+
+
+def lists(arrays: Sequence[np.ndarray], value_type: pa.DataType) -> pa.ListArray:
+    """Arrays as one list column, whose values can't be null."""
+    offsets = np.zeros(len(arrays) + 1, dtype=np.int32)
+    np.cumsum([len(array) for array in arrays], out=offsets[1:])
+    return list_column(offsets, pa.array(np.concatenate(arrays), type=value_type))
+
+
+def list_column(offsets: np.ndarray, values: pa.Array) -> pa.ListArray:
+    """Row n holds values[offsets[n] : offsets[n + 1]]."""
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=_list_of(values.type))
 
 
 def checksum(path: Path) -> str:

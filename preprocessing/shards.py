@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from preprocessing.layout import Counts, Layout, check_shard_size, split_of
-from preprocessing.list_columns import list_column
 from preprocessing.nsp import Negatives, PairRule, Sentences
 from preprocessing.nsp_lanes import draw_passes, draw_single_passes
 from preprocessing.schema import (
     PAIR,
     SPECIAL_TOKENS_OF_A_PAIR,
     SPECIAL_TOKENS_OF_A_SINGLE,
+    list_column,
     pairs_column,
     shard_schema,
 )

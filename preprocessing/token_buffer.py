@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from preprocessing.fingerprints import PERMUTATIONS, Fingerprint, keyed_hash
 from preprocessing.layout import Layout, Place, Span, Totals
-from preprocessing.list_columns import lists
-from preprocessing.schema import shard_schema, token_type
+from preprocessing.schema import lists, shard_schema, token_type
 from preprocessing.sources import Document
 
 LINES = pa.schema({"hash": pa.uint64()} | dict.fromkeys(("row", "begin", "end", "tokens"), pa.uint32()))
