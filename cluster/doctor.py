@@ -36,13 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     found = list(_check_alone(arguments, launch))
-    placed = [Placed(socket.gethostname(), finding) for finding in found]
+    placed = [(socket.gethostname(), finding) for finding in found]
     prints = launch is None or launch["LOCAL_RANK"] == "0"
     if launch is not None and not any(finding.check == "names" and finding.state == "wrong" for finding in found):
         placed, prints = _check_together(arguments, launch, found)
     if prints:
         _print(placed, arguments.json)
-    return int(any(item.finding.state == "wrong" for item in placed))
+    return int(any(finding.state == "wrong" for _, finding in placed))
 
 
 def _check_alone(arguments: argparse.Namespace, launch: Mapping[str, str] | None) -> Iterator[Finding]:
@@ -72,15 +72,15 @@ def _check_together(
             "NCCL_SOCKET_IFNAME)."
         )
         found.append(Finding("ranks", "wrong", f"{launch['WORLD_SIZE']} ranks don't come together ({reason})", advice))
-        return [Placed(socket.gethostname(), finding) for finding in found], launch["LOCAL_RANK"] == "0"
+        return [(socket.gethostname(), finding) for finding in found], launch["LOCAL_RANK"] == "0"
 
 
 def _print(placed: Sequence[Placed], as_json: bool) -> None:
     if as_json:
-        rows = [{"host": item.host, **dataclasses.asdict(item.finding)} for item in placed]
+        rows = [{"host": host, **dataclasses.asdict(finding)} for host, finding in placed]
         show(json.dumps(rows, indent=2))
         return
-    well = {item.finding.state for item in placed} == {"ok"}
+    well = {finding.state for _, finding in placed} == {"ok"}
     show("\n".join([*table(placed), *(["All is well."] if well else [])]))
 
 

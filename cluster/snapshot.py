@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from cluster.programs import CONFIG, DEEPSPEED_CONFIG, Program
@@ -55,11 +54,7 @@ def _fill(copy: Path, pretraining: Program | None) -> None:
 def _fingerprint(folder: Path) -> str:
     """Of all names and contents below a folder."""
     digest = hashlib.blake2b(digest_size=6)
-    for path in sorted(_files(folder)):
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name, content = str(path.relative_to(folder)).encode(), path.read_bytes()
         digest.update(b"%d %s %d %s" % (len(name), name, len(content), content))
     return digest.hexdigest()
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())

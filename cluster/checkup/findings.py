@@ -29,12 +29,7 @@ class Finding:
     advice: str = ""
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A finding and the host that it was made on."""
-
-    host: str
-    finding: Finding
+Placed = tuple[str, Finding]  # the host that a finding was made on
 
 
 def judge(check: str, found: str, advice: str, *, wrong: bool = False, warning: bool = False) -> Finding:
@@ -45,12 +40,10 @@ def judge(check: str, found: str, advice: str, *, wrong: bool = False, warning: 
 
 def table(placed: Sequence[Placed]) -> Iterator[str]:
     """What was found, equal findings of several hosts in one row; then, in sentences, what to do."""
-    hosts = list(dict.fromkeys(item.host for item in placed))
+    hosts = list(dict.fromkeys(host for host, _ in placed))
     found: dict[Finding, list[str]] = {}
-    for item in placed:
-        where = found.setdefault(item.finding, [])
-        if item.host not in where:
-            where.append(item.host)
+    for host, finding in dict.fromkeys(placed):
+        found.setdefault(finding, []).append(host)
     order = list(dict.fromkeys(finding.check for finding in found))
     rows = sorted(found, key=lambda finding: order.index(finding.check))
     yield markdown_table(

@@ -271,4 +271,4 @@ def _file(directory: Path, name: str, rank: int) -> Path:
 def collect(peers: Peers, findings: list[Finding]) -> list[Placed]:
     """All ranks' findings, on every rank."""
     gathered = peers.gather(findings)
-    return [Placed(host, finding) for host, own in zip(peers.hosts, gathered, strict=True) for finding in own]
+    return [(host, finding) for host, own in zip(peers.hosts, gathered, strict=True) for finding in own]

@@ -38,14 +38,13 @@ def make_plan(
 
     Args:
         recipe: to train.
-        cluster: on which.
+        cluster: on which; its GPUs can share every batch, see check_shares.
         assumptions: to take.
         micro_batches: of each phase; None takes the largest that fit and divide what a GPU has of a batch.
 
     Raises:
-        PlanError: the GPUs can't share a batch, or nothing fits.
+        PlanError: precision and GPU do not go together, or nothing fits.
     """
-    check_shares(recipe, cluster.gpus)
     if cluster.sharding.precision == "bf16" and not cluster.gpu.bfloat16:
         raise PlanError(f"a {cluster.gpu.name} has no bfloat16: take a DeepSpeed configuration with fp16 or in float32")
     parameters = parameter_count(recipe.model)

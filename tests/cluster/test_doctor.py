@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.checkup.findings import Finding, Placed, table
+from cluster.checkup.findings import Finding, table
 from cluster.checkup.node import check_compiler, check_gpus, check_limits, check_packages, check_threads
 from cluster.checkup.peers import UsageError, check_names, read_launch
 from cluster.checkup.storage import check_space, check_writing
@@ -347,11 +347,11 @@ def test_a_rank_that_never_comes(monkeypatch, capsys):
 
 def test_equal_findings_of_several_hosts_are_one_row():
     fine, bad = Finding("stack", "ok", "8 MiB"), Finding("stack", "wrong", "1 MiB", "Set more.")
-    placed = [*(Placed(f"node{i}", fine) for i in range(6)), Placed("node6", bad), Placed("node6", bad)]
+    placed = [*((f"node{i}", fine) for i in range(6)), ("node6", bad), ("node6", bad)]
     lines = list(table(placed))
     assert "node0, node1, node2, node3 and 2 more" in lines[0]
     assert lines[1:] == ["wrong, stack: 1 MiB. Set more."]
-    assert "all 2" in next(table([Placed(host, fine) for host in ("a", "b")]))
+    assert "all 2" in next(table([(host, fine) for host in ("a", "b")]))
 
 
 @pytest.mark.slurm
