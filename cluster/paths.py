@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
+
+from trainer.settings import ConfigError
 
 
 def current_folder() -> Path:
@@ -19,11 +22,17 @@ def current_folder() -> Path:
 
 
 def whole(path: Path | str) -> Path:
-    """A path as it is found from other folders too.
+    """A path as it is found from other folders too; a leading ~ is the home folder, as in a shell.
 
     What stands before a "..", which leads up from where a link leads to, is resolved.
+
+    Raises:
+        ConfigError: what else a shell would have replaced: a variable, or the home folder of nobody.
     """
-    parts = (current_folder() / path).parts
+    home = os.path.expanduser(path)  # noqa: PTH111  of nobody, pathlib's raises
+    if home.startswith("~") or re.search(r"\$\{?[A-Za-z_]", home):
+        raise ConfigError(f"{path}: no shell reads this, so it is not replaced; write the path out")
+    parts = (current_folder() / home).parts
     end = len(parts) - parts[::-1].index("..") if ".." in parts else 0
     return Path(*parts[:end]).resolve().joinpath(*parts[end:]) if end else Path(*parts)
 

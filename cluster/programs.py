@@ -90,17 +90,16 @@ def read_preprocess(arguments: Sequence[str]) -> Program:
         ConfigError: no --output, or one that is not a folder.
     """
     parser = _Parser("preprocess", add_help=False, allow_abbrev=False)
-    parser.add_argument("--output", required=True)
+    parser.add_argument("--output", type=_place, required=True)
     for option in CORPUS:
-        parser.add_argument(option, nargs="+", action="extend", default=[])
+        parser.add_argument(option, type=_place, nargs="+", action="extend", default=[])
     found, rest = parser.parse_known_args(arguments)
     if "://" in found.output:
         raise ConfigError(f"preprocess: --output {found.output} is not a folder; use `beam run` itself for that")
-    output = whole(found.output)
-    given = {option: [_absolute(text) for text in getattr(found, option.removeprefix("--"))] for option in CORPUS}
+    given = {option: getattr(found, option.removeprefix("--")) for option in CORPUS}
     words = [word for option, values in given.items() if values for word in (option, *values)]
     corpus = tuple(path for values in given.values() for path in values if "://" not in path)
-    return Program("preprocess", output, (*rest, *words, "--output", str(output)), corpus=corpus)
+    return Program("preprocess", Path(found.output), (*rest, *words, "--output", found.output), corpus=corpus)
 
 
 def read_pretrain(arguments: Sequence[str]) -> Program:
@@ -110,20 +109,20 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
         ConfigError: an argument that lacks, or a recipe that can't be used.
     """
     parser = _Parser("pretrain", add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--deepspeed_config", type=Path, default=Path("ds_config.json"))
-    parser.add_argument("--shards", nargs="+", action="extend", required=True)
-    parser.add_argument("--output", type=whole, required=True)
-    parser.add_argument("--init-from", type=whole)
+    parser.add_argument("--config", type=_path, required=True)
+    parser.add_argument("--deepspeed_config", type=_path, default=Path("ds_config.json"))
+    parser.add_argument("--shards", type=_place, nargs="+", action="extend", required=True)
+    parser.add_argument("--output", type=_path, required=True)
+    parser.add_argument("--init-from", type=_path)
     overrides = [argument for argument in arguments if is_override(argument)]
     found, rest = parser.parse_known_args([argument for argument in arguments if not is_override(argument)])
     initial = ["--init-from", str(found.init_from)] if found.init_from else []
-    shards = [source if "://" in source else whole(source) for source in found.shards]
+    shards = [Path(source) for source in found.shards if "://" not in source]
     return Program(
         "pretrain",
         found.output,
-        (*rest, *initial, "--shards", *map(str, shards), "--output", str(found.output)),
-        reads=(*(path / MANIFEST for path in shards if isinstance(path, Path)), *map(Path, initial[1:])),
+        (*rest, *initial, "--shards", *found.shards, "--output", str(found.output)),
+        reads=(*(path / MANIFEST for path in shards), *map(Path, initial[1:])),
         recipe=load_recipe(found.config, overrides),
         deepspeed_config=found.deepspeed_config,
     )
@@ -136,14 +135,13 @@ def read_eval(arguments: Sequence[str]) -> Program:
         ConfigError: an argument that lacks.
     """
     parser = _Parser("eval", add_help=False, allow_abbrev=False)
-    parser.add_argument("--checkpoint", type=whole, required=True)
-    parser.add_argument("--output", type=whole, required=True)
-    parser.add_argument("--tasks", required=True)
+    parser.add_argument("--checkpoint", type=_path, required=True)
+    parser.add_argument("--output", type=_path, required=True)
+    parser.add_argument("--tasks", type=_tasks, required=True)
     for option in ("--shards", "--data", "--sentences"):
-        parser.add_argument(option, type=whole)
+        parser.add_argument(option, type=_path)
     found, rest = parser.parse_known_args(arguments)
-    names = [name.strip() for name in found.tasks.split(",")]
-    tasks = [whole(name) if name.endswith(".toml") else name for name in names if name]
+    tasks = found.tasks
     given = {**vars(found), "tasks": ",".join(map(str, tasks))}
     words = [word for name, value in given.items() if value for word in (f"--{name}", str(value))]
     reads = [found.checkpoint, found.shards and found.shards / MANIFEST, found.data, found.sentences, *tasks]
@@ -249,6 +247,20 @@ def _searched(pattern: str) -> Path:
     return Path(*itertools.takewhile(lambda part: not re.search(r"[*?[]", part), Path(pattern).parts))
 
 
-def _absolute(text: str) -> str:
+def _path(text: str) -> Path:
+    """A path of a command line as it is found from elsewhere too."""
+    try:
+        return whole(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error  # the parser adds which option it is of
+
+
+def _place(text: str) -> str:
     """A path or a glob as it is found from elsewhere too; a URL as it is."""
-    return text if "://" in text else str(whole(text))
+    return text if "://" in text else str(_path(text))
+
+
+def _tasks(text: str) -> list[Path | str]:
+    """Names of tasks, and files that describe one."""
+    names = [name.strip() for name in text.split(",")]
+    return [_path(name) if name.endswith(".toml") else name for name in names if name]

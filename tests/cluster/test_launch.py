@@ -786,6 +786,32 @@ def test_bad_arguments_of_the_programs(here, slurm, capsys, command, message):
     assert not (here / "run").exists()
 
 
+def test_paths_of_the_settings_are_replaced_as_a_shell_would_or_refused(here, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(here / "home"))
+    (here / "home").mkdir()
+    (here / "tiny.toml").rename(here / "home" / "tiny.toml")
+    arguments = '"--config", "~/tiny.toml", "--shards", "{}", "--output={}"'
+
+    def pretrain(shards: str, output: str) -> int:
+        given = f"pretrain.arguments=[{arguments.format(shards, output)}]"
+        return main(["pretrain", "--on", "local", "--dry-run", given])
+
+    assert pretrain("shards", "~/runs/large") == 0
+    assert (here / "home" / "runs" / "large" / "job").is_dir()
+    assert not (here / "~").exists()
+    assert pretrain("$DATA/shards", "run") == 2
+    assert capsys.readouterr().err == (
+        "error: pretrain: argument --shards: $DATA/shards: no shell reads this, so it is not replaced; "
+        "write the path out\n"
+    )
+    assert (
+        main(["eval", "--on", "local", "--", "--checkpoint", "shards", "--output", "run", "--tasks", "mlm,$X.toml"])
+        == 2
+    )
+    assert "eval: argument --tasks: $X.toml: no shell" in capsys.readouterr().err
+    assert not (here / "run").exists()
+
+
 OWN = {"good.toml": 'text = "a"\nlabel = "b"\nlabels = ["0", "1"]', "bad.toml": 'txt = "a"'}
 
 

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from cluster.paths import current_folder, fingerprint, is_seen, whole
+from trainer.settings import ConfigError
 
 
 @pytest.fixture
@@ -27,6 +28,23 @@ def test_two_dots_lead_up_from_where_the_link_leads_to_as_they_do_for_every_prog
     assert whole("link/../x") == linked / "real" / "x"
     assert whole("link/../x").samefile("link/../x")
     assert whole("../../" + "../" * 20 + "etc/passwd").as_posix() == "/etc/passwd"
+
+
+def test_a_leading_tilde_is_the_home_folder(linked, monkeypatch):
+    monkeypatch.setenv("HOME", str(linked / "real"))
+    assert whole("~/runs") == linked / "real" / "runs"
+    assert whole("link/~") == linked / "link" / "~"
+
+
+@pytest.mark.parametrize("path", ["$FOO/shards", "a/${FOO}/b", "/x/$HOME", "~nobody-of-this-name/x"])
+def test_what_only_a_shell_would_replace_is_refused(linked, path):
+    with pytest.raises(ConfigError, match="no shell reads this, so it is not replaced; write the path out"):
+        whole(path)
+
+
+@pytest.mark.parametrize("path", ["a$", "5$/b", "$(x)", "$5", "x~", "./~x"])
+def test_dollars_and_tildes_that_a_name_may_have_are_left(linked, path):
+    assert whole(path) == linked / path
 
 
 def test_the_link_behind_two_dots_stays(linked, monkeypatch):
