@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cluster.paths import current_folder
 from cluster.programs import Program
+from trainer.config import differences, load_recipe
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.settings import ConfigError
 
@@ -44,16 +45,24 @@ def check_runs(programs: Iterable[Program]) -> None:
     """See that the trainer will take the run directory, as far as that can be seen from here.
 
     Raises:
-        ConfigError: it holds something that is not a run.
+        ConfigError: it holds something that is not a run, or a run of other settings.
     """
     for program in programs:
+        if not program.recipe:
+            continue
+        run = RunDirectory(program.output)
         try:
-            if program.name == "pretrain":
-                RunDirectory(program.output).check()
+            run.check()
         except CheckpointError as error:
             raise ConfigError(f"{program.name}: {error}") from error
         except OSError:  # a folder that the nodes' user may enter and this one may not
             continue
+        begun = load_recipe(run.config) if os.access(run.config, os.R_OK) else program.recipe
+        if changed := differences(begun, program.recipe):
+            raise ConfigError(
+                f"{program.name}: {run.path}: the run was started with other settings ({'; '.join(changed)}); "
+                "choose another --output, or go on with what the run was started with"
+            )
 
 
 def check_reads(programs: Iterable[Program]) -> None:

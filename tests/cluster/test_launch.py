@@ -614,7 +614,7 @@ def test_on_kubernetes_a_run_that_pods_can_not_write_into_is_refused(here, pods,
 def test_on_kubernetes_evaluation_does_not_take_an_old_failure_for_the_new_training_s(here, pods, ending, stays):
     run = RunDirectory(here / "run")
     run.path.mkdir()
-    run.config.touch()
+    shutil.copyfile(here / "tiny.toml", run.config)
     run.set_outcome(ending)
     settings = [
         f"kubernetes.mount_path={here}",
@@ -983,8 +983,31 @@ def test_a_folder_of_something_else_is_no_run_directory(here, slurm, pods, capsy
     expected = f"error: pretrain: {here}/notes: holds something that is not a run; choose another --output\n"
     assert capsys.readouterr().err == expected
     assert [path.name for path in (here / "notes").iterdir()] == ["mine.txt"]
-    (here / "notes" / "mine.txt").rename(here / "notes" / "config.toml")
-    assert main([*command, "--output", "notes"]) == 0
+
+
+@pytest.mark.parametrize("place", ["slurm", "kubernetes", "local"])
+def test_a_run_is_gone_on_with_by_the_settings_that_it_was_started_with(here, slurm, pods, capsys, place):
+    """As the trainer has it, which would tell only when the job has waited for its nodes."""
+    (here / "run").mkdir()
+    shutil.copyfile(here / "tiny.toml", here / "run" / "config.toml")
+    settings = ["--settings", "cluster.toml", f"kubernetes.mount_path={here}", "kubernetes.pretrain.gpus=0"]
+    command = ["pretrain", "--on", place, "--dry-run", *settings, "--", "--config", "tiny.toml", "--shards", "shards"]
+    assert main([*command, "--output", "run", "train.seed=7", "model.num_hidden_layers=3"]) == 2
+    told = capsys.readouterr().err
+    assert told == (
+        f"error: pretrain: {here}/run: the run was started with other settings (model.num_hidden_layers: 2 -> 3; "
+        "train.seed: 1 -> 7); choose another --output, or go on with what the run was started with\n"
+    )
+    assert [path.name for path in (here / "run").iterdir()] == ["config.toml"]
+    assert main([*command, "--output", "run", "phases.0.micro_batch_size=4", "checkpoint.every=3"]) == 0
+
+
+def test_the_settings_of_a_run_that_only_the_nodes_user_may_read_are_left_to_the_trainer(here, monkeypatch):
+    (here / "run").mkdir()
+    shutil.copyfile(here / "tiny.toml", here / "run" / "config.toml")
+    monkeypatch.setattr("cluster.checks.os.access", lambda path, mode: mode != os.R_OK)
+    command = ["pretrain", "--on", "local", "--dry-run", "--", "--config", "tiny.toml", "--shards", "shards"]
+    assert main([*command, "--output", "run", "train.seed=7"]) == 0
 
 
 @pytest.mark.parametrize("place", ["slurm", "kubernetes", "local"])
