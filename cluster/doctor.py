@@ -26,6 +26,8 @@ from cluster.checkup.peers import UsageError, check_names, check_peers, collect,
 from cluster.checkup.storage import check_space, check_writing
 from preprocessing.terminal import show
 
+NEED_GB = 50.0  # of a run, where nothing is said
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Check and print; the exit code is told above."""
@@ -50,7 +52,7 @@ def _check_alone(arguments: argparse.Namespace, launch: Mapping[str, str] | None
     if launch is None or launch["LOCAL_RANK"] == "0":
         yield from check_node({**os.environ, **(launch or {})})
         if arguments.shared is not None:
-            yield check_space(arguments.shared, arguments.need_gb * 1e9)
+            yield check_space(arguments.shared, (arguments.need_gb or NEED_GB) * 1e9)
             yield check_writing(arguments.shared)
     if launch is not None:
         yield from check_names(launch)
@@ -92,14 +94,17 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--shared", type=Path, metavar="DIR", help="where runs are to be, on a file system of all nodes"
     )
     parser.add_argument(
-        "--need-gb", type=_positive, default=50.0, metavar="GB", help="a run writes (default %(default)g)"
+        "--need-gb", type=_positive, metavar="GB", help=f"a run writes into --shared (default {NEED_GB:g})"
     )
     parser.add_argument("--alone", action="store_true", help="check this node by itself, whatever a launcher has set")
     parser.add_argument(
         "--patience", type=_positive, default=120.0, metavar="S", help="to wait for other ranks (default %(default)g)"
     )
     parser.add_argument("--json", action="store_true", help="print findings as JSON")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.need_gb and arguments.shared is None:
+        parser.error("--need-gb: in which folder? name it by --shared")
+    return arguments
 
 
 def _positive(text: str) -> float:

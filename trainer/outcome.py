@@ -8,6 +8,7 @@ requeue   10          requeue: REASON      asked to end; with a checkpoint if it
 failed    11          failed: REASON       what will come again: wrong settings, bad data,     tells a person
                                            a NaN or infinite loss, no room for a checkpoint
 crashed   12          none                 killed, out of memory, a node or a rank was lost    starts it again, a few times
+none      2           no such folder       a mistyped RUN, or no start has made it yet         tells a person; or makes RUN first
 """  # noqa: E501  a table
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="the trainer's --output")
     run: Path = parser.parse_args(argv).run
     try:
+        run.stat()
         outcome = RunDirectory(run).outcome
     except OSError as error:
         print(f"error: {run}: not a run directory ({error.strerror})", file=sys.stderr)
         return MISTAKE
-    word, reason = outcome or ("crashed", "it left no word of how it ended" if run.is_dir() else "no such directory")
+    word, reason = outcome or ("crashed", "it left no word of how it ended")
     print(word)
     if reason:
         print(f"{run}: {reason}", file=sys.stderr)

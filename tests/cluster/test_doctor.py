@@ -263,6 +263,13 @@ def test_half_a_launch_is_a_mistake_in_usage(environment, monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("error: ")
 
 
+def test_room_that_is_needed_is_needed_in_a_folder(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--need-gb", "700"])
+    assert stopped.value.code == 2
+    assert "--need-gb: in which folder? name it by --shared" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("option", "value"), [("--need-gb", "0"), ("--need-gb", "nan"), ("--patience", "inf"), ("--patience", "abc")]
 )

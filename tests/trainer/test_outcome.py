@@ -38,9 +38,16 @@ def test_half_a_word_is_no_word(tmp_path, text):
     assert outcome.main([str(tmp_path)]) == 12
 
 
-def test_a_run_that_never_began_has_crashed(tmp_path, capsys):
-    assert outcome.main([str(tmp_path / "nowhere")]) == 12
-    assert "nowhere: no such directory" in capsys.readouterr().err
+def test_a_folder_that_is_not_there_is_a_mistake_and_no_reason_to_start_again(tmp_path, capsys):
+    assert outcome.main([str(tmp_path / "nowhere")]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == f"error: {tmp_path}/nowhere: not a run directory (No such file or directory)\n"
+
+
+def test_a_run_that_was_made_and_never_began_has_crashed(tmp_path, capsys):
+    assert outcome.main([str(tmp_path)]) == 12
+    assert "it left no word of how it ended" in capsys.readouterr().err
 
 
 def test_a_file_is_no_run(tmp_path, capsys):
