@@ -151,7 +151,7 @@ class SlurmSettings:
         qos: quality of service.
         constraint: features that a node must have.
         options: more options of sbatch, such as "--exclusive" or "--mail-type=FAIL".
-        notice: seconds ahead of the time limit at which the ranks get SIGUSR1; long enough for a step and a checkpoint.
+        notice: seconds ahead of the time limit at which a job is asked to stop: for a step and a checkpoint.
         crashes: a run that crashes is restarted until it has crashed more often than this without a newer checkpoint.
         shared: folders that all nodes see although their file system looks like a disk of one machine.
         python: the interpreter on the nodes; empty for the one that launches, or the image's own.
@@ -189,7 +189,7 @@ class SlurmSettings:
             raise ValueError("python holds characters that can't be printed")
         if not 0 < self.notice <= 65535 or self.crashes < 0:
             raise ValueError("notice must be from 1 to 65535 seconds, crashes 0 or more")
-        for name, job in (("preprocess", self.preprocess), ("pretrain", self.pretrain)):
+        for name, job in (("preprocess", self.preprocess), ("pretrain", self.pretrain), ("eval", self.eval)):
             if job.seconds <= self.notice:
                 raise ValueError(f"notice, {self.notice} s, leaves nothing of {name}.time, {job.time}")
 

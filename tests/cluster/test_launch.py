@@ -242,7 +242,7 @@ def test_a_job_starts_a_rank_per_process_with_the_snapshot_s_code(here, slurm):
 
 
 @pytest.mark.parametrize(("state", "requeued"), [("RUNNING", True), ("COMPLETING", False)])
-@pytest.mark.parametrize("job", ["preprocess", "pretrain"])
+@pytest.mark.parametrize("job", ["preprocess", "pretrain", "eval"])
 def test_a_job_asks_slurm_until_it_answers(here, slurm, job, state, requeued):
     """A controller that restarts does not; a job that was cancelled must not come back."""
     too_early = f"sys.argv[1] != 'show' and open({str(here / 'calls')!r}).read().count(CALL) <= 2"
@@ -254,10 +254,12 @@ def test_a_job_asks_slurm_until_it_answers(here, slurm, job, state, requeued):
     if job == "pretrain":
         launch("--dry-run")
         file = here / "runs" / "tiny" / "job" / "pretrain.sbatch"
-    else:
+    elif job == "preprocess":
         assert main(["preprocess", "--on", "slurm", "--settings", "cluster.toml", "--dry-run", "--",
                      "--output", "made"]) == 0  # fmt: skip
         file = here / "made.job" / "preprocess.sbatch"
+    else:
+        file = evaluation()
     check_shell(file)
     done = run_job(file)
     called = [name for name, arguments, _ in slurm.calls() if name == "squeue" or arguments[:1] == ["requeue"]]
@@ -265,6 +267,31 @@ def test_a_job_asks_slurm_until_it_answers(here, slurm, job, state, requeued):
     assert (len(called) > 3) == requeued
     assert (done.returncode == 0) == requeued
     assert ("it was cancelled" in done.stderr) != requeued
+
+
+def evaluation(*settings: str) -> Path:
+    """The job file of an evaluation with the files of ``here``."""
+    assert main(["eval", "--on", "slurm", "--settings", "cluster.toml", "--dry-run", *settings, "--",
+                 "--checkpoint", "shards", "--output", "results", "--tasks", "mrpc"]) == 0  # fmt: skip
+    return Path.cwd() / "results" / "job" / "eval.sbatch"
+
+
+@pytest.mark.parametrize("array", [1, 3])
+@pytest.mark.parametrize(("code", "requeued"), [(130, True), (0, False), (1, False), (143, False)])
+def test_an_evaluation_that_its_time_limit_stops_is_requeued_of_an_array_the_member_alone(
+    here, slurm, array, code, requeued
+):
+    """The number of an array's last member is that of the whole array too."""
+    slurm.stand_in("srun", f"sys.exit({code})")
+    file = evaluation(f"slurm.eval.array={array}", "slurm.notice=77")
+    check_shell(file)
+    assert "--signal=INT@77" in directives(file)
+    member = {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "3"}
+    done = run_job(file, **(member if array > 1 else {}))
+    number = "12_2" if array > 1 else "12"
+    asked = [arguments for name, arguments, _ in slurm.calls() if name in ("squeue", "scontrol")]
+    assert asked == [["--noheader", "--format=%T", f"--job={number}"], ["requeue", number]] * requeued
+    assert done.returncode == (0 if requeued else code)
 
 
 def test_an_address_and_a_port_of_the_settings_stay_the_ranks_own(here, slurm):
