@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from cluster.checks import check_printable, check_reads, check_runs, writing
-from cluster.paths import current_folder, fingerprint
+from cluster.paths import current_folder, fingerprint, whole
 from cluster.programs import NAMES, Name, Program, pretraining_of
 from cluster.slurm.partitions import check_fit, read_partitions
 from cluster.slurm.requeue import Verdict
 from cluster.slurm.settings import Container, EvalJob, Job, SlurmSettings
-from cluster.slurm.visible import check_container, check_shared
+from cluster.slurm.visible import check_container, check_interpreter, check_shared
 from cluster.snapshot import take_snapshot
 from cluster.templates import write_script
 from trainer.settings import ConfigError
@@ -53,6 +53,9 @@ def check(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dr
     check_printable(paths)
     check_shared(paths, settings.shared)
     check_container(settings.container, paths)
+    python = _python(settings)
+    if not settings.container.runtime and "/" in python:
+        check_interpreter(Path(python), settings.shared)
     try:
         groups = read_partitions()
     except ConfigError as error:
@@ -103,10 +106,12 @@ def submit(command: list[str], name: Name) -> Iterable[tuple[Name, str]]:
 def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: Path) -> dict[str, Any]:
     """What the job file of a program says."""
     job: Job = getattr(settings, program.name)
-    python = settings.python or ("python" if settings.container.runtime else sys.executable)
+    python = _python(settings)
     inside, here = _container(settings.container)
     rank = ["-m", "cluster.slurm.rank"] if program.name == "pretrain" else []
     on_cpu = {"DS_ACCELERATOR": "cpu"} if program.name == "pretrain" and not job.gpus_per_node else {}
+    # $HOME is seen in images too, with packages of other versions that the user has installed there.
+    in_image = {"PYTHONNOUSERSITE": "1"} if settings.container.runtime else {}
     of_array = isinstance(job, EvalJob) and job.array > 1
     return {
         "title": _title(program),
@@ -116,7 +121,7 @@ def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: P
         "options": _options(program, settings),
         "bin": Path(python).parent if python.startswith("/") else "",
         "threads": job.cpus_per_task,
-        "environment": {**on_cpu, **settings.environment},
+        "environment": {**on_cpu, **in_image, **settings.environment},
         "directory": current_folder(),
         "snapshot": snapshot,
         "program": [*inside, python, *rank, *program.command(snapshot)],
@@ -124,6 +129,13 @@ def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: P
         "run": program.output,
         "verdict": Verdict,
     }
+
+
+def _python(settings: SlurmSettings) -> str:
+    """The interpreter of the jobs: a name that is looked for in PATH, or a whole path."""
+    if not settings.python:
+        return "python" if settings.container.runtime else sys.executable
+    return str(whole(settings.python)) if "/" in settings.python else settings.python
 
 
 def _title(program: Program) -> str:

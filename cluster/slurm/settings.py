@@ -137,7 +137,7 @@ class Container:
     @property
     def image_file(self) -> Path | None:
         """The image where it is a file."""
-        named = "://" in self.image or (self.runtime == "pyxis" and not re.match(r"[./]", self.image))
+        named = "://" in self.image or (self.runtime == "pyxis" and not re.match(r"[./~]", self.image))
         return None if named or not self.image else Path(self.image)
 
 

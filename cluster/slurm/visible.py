@@ -47,6 +47,24 @@ def check_shared(paths: Iterable[Path], vouched: Sequence[Path]) -> None:
             )
 
 
+def check_interpreter(python: Path, vouched: Sequence[Path]) -> None:
+    """Warn of an interpreter that the nodes may lack: it looks as if it were this machine's alone.
+
+    A warning, since the nodes may have the same on disks of their own.
+
+    Args:
+        python: a path; of a virtual environment's interpreter, a link, its folder counts.
+        vouched: folders that the user says are shared.
+    """
+    kind, mount = file_system(python.parent)
+    if kind in _OF_ONE_MACHINE and not any(python.is_relative_to(folder) for folder in vouched):
+        print(
+            f"warning: {python}: the jobs' interpreter lies on {mount} ({kind}), a file system of this machine alone: "
+            "the nodes must have it too; else launch by one that they see, or name it by slurm.python",
+            file=sys.stderr,
+        )
+
+
 def file_system(path: Path) -> tuple[str, str]:
     """The kind of file system that a path lies on, or will lie on, and where that is mounted."""
     path = path.resolve()
@@ -59,7 +77,7 @@ def file_system(path: Path) -> tuple[str, str]:
 
 
 def check_container(container: Container, paths: Iterable[Path]) -> None:
-    """See that an image that is a file is there, and that the program will see its files.
+    """See that an image that is a file is there, and that the program will see its files; warn of one that is none.
 
     Raises:
         ConfigError: it is not, or it won't.
@@ -71,3 +89,9 @@ def check_container(container: Container, paths: Iterable[Path]) -> None:
     for path in paths if container.runtime else ():
         if not is_seen(path, container.mounts):
             raise ConfigError(f"{path}: is not within the image; add its folder to slurm.container.mounts")
+    if container.runtime == "pyxis" and not container.image_file:
+        print(
+            f"warning: slurm.container.image {container.image}: pyxis fetches it anew for every step, and the last one "
+            "must end before the time limit; make a file of it: enroot import -o IMAGE.sqsh docker://...",
+            file=sys.stderr,
+        )

@@ -38,7 +38,7 @@ from trainer.settings import ConfigError
 SINFO = "gpu*|2-00:00:00|4|gpu:h100:8(S:0-1)\ncpu|infinite|10|(null)\nshort|1:00:00|2|gpu:2"
 SETTINGS = """
 [slurm]
-shared = ["HERE"]
+shared = ["HERE", "PREFIX"]
 
 [slurm.pretrain]
 nodes = 2
@@ -50,7 +50,8 @@ gpus_per_node = 0
 """
 STAND_IN = """#!PYTHON -I
 import json, os, sys
-seen = {name: os.environ.get(name) for name in ("PYTHONPATH", "MASTER_ADDR", "MASTER_PORT", "HOSTILE")}
+names = ("PYTHONPATH", "PYTHONNOUSERSITE", "MASTER_ADDR", "MASTER_PORT", "HOSTILE")
+seen = {name: os.environ.get(name) for name in names}
 with open("CALLS", "a") as calls:
     print(json.dumps([os.path.basename(sys.argv[0]), sys.argv[1:], seen]), file=calls)
 """
@@ -68,7 +69,7 @@ def here(tmp_path, monkeypatch) -> Path:
     write_shards(tmp_path / "shards")
     (tmp_path / "tiny.toml").write_text(TINY.replace("global_batch_size = 8", "global_batch_size = 16"))
     (tmp_path / "ds_config.json").write_text((ROOT / "ds_config.json").read_text())
-    (tmp_path / "cluster.toml").write_text(SETTINGS.replace("HERE", str(tmp_path)))
+    (tmp_path / "cluster.toml").write_text(SETTINGS.replace("HERE", str(tmp_path)).replace("PREFIX", sys.prefix))
     return tmp_path
 
 
@@ -236,6 +237,7 @@ def test_a_job_starts_a_rank_per_process_with_the_snapshot_s_code(here, slurm):
         "--shards", str(here / "shards"), "--output", str(here / "runs" / "tiny"),
     ]  # fmt: skip
     assert seen["PYTHONPATH"].split(":")[0] == str(snapshot)
+    assert seen["PYTHONNOUSERSITE"] is None  # without an image what the user has installed there may be wanted
     assert seen["MASTER_ADDR"] == "node7"
     assert 20000 <= int(seen["MASTER_PORT"]) < 30000
     assert "will be restarted: crash 1 since step 0 (exit code 0)" in done.stderr  # srun here trains nothing
@@ -353,10 +355,28 @@ def test_a_container_goes_around_every_program(here, slurm, settings, expected):
     run_job(file)
     runs = [arguments for name, arguments, _ in slurm.calls() if name in ("srun", "apptainer")]
     training = next(arguments for arguments in runs if "cluster.slurm.rank" in arguments)
+    assert {seen["PYTHONNOUSERSITE"] for name, _, seen in slurm.calls() if name in ("srun", "apptainer")} == {"1"}
     begin = training.index("--cpus-per-task=3") + 1
     assert training[begin : begin + len(expected)] == [word.replace("HERE", str(here)) for word in expected]
     deciding = [arguments for arguments in runs if "cluster.slurm.requeue" in arguments]
     assert [("before" in arguments, "after" in arguments) for arguments in deciding] == [(True, False), (False, True)]
+
+
+@pytest.mark.parametrize(("image", "fetched"), [("nvcr.io#nvidia/pytorch:26.01-py3", True), ("HERE/bert.sqsh", False)])
+def test_an_image_that_pyxis_fetches_for_every_step_is_warned_of(here, slurm, capsys, image, fetched):
+    (here / "bert.sqsh").touch()
+    container = [f"slurm.container.image={image.replace('HERE', str(here))}", f'slurm.container.mounts=["{here}"]']
+    assert launch("--dry-run", "slurm.container.runtime=pyxis", *container) == 0
+    told = capsys.readouterr().err
+    expected = (
+        f"warning: slurm.container.image {image}: pyxis fetches it anew for every step, and the last one must end"
+    )
+    assert told.startswith(expected) if fetched else not told
+
+
+def test_the_home_folder_is_none_of_an_image_s_name(here, slurm, capsys):
+    assert launch("--dry-run", "slurm.container.runtime=pyxis", "slurm.container.image=~/bert.sqsh") == 2
+    assert "slurm.container.image: ~/bert.sqsh: no such file" in capsys.readouterr().err
 
 
 def test_an_image_must_see_the_folder_of_the_code_too(here, slurm, monkeypatch, capsys):
@@ -1090,6 +1110,47 @@ def test_a_link_on_a_disk_of_this_machine_to_a_shared_folder_is_warned_of(monkey
     visible.check_shared([tmp_path / "home" / "me" / "a"], vouched=[tmp_path / "home"])
     visible.check_shared([tmp_path / "net" / "mine" / "a"], vouched=[])
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ([], "PREFIX/bin/"),
+        (["slurm.python=/usr/bin/python3"], "/usr/bin/python3"),
+        (["slurm.python=venv/bin/python"], "HERE/venv/bin/python"),
+        (["slurm.python=~/venv/bin/python"], "HERE/venv/bin/python"),
+        (["slurm.python=/net/venv/bin/python"], ""),
+        (["slurm.python=python3.12"], ""),  # by setup, such as `module load`
+        (['slurm.shared=["HERE", "PREFIX"]'], ""),
+        (
+            [
+                "slurm.container.runtime=apptainer",
+                "slurm.container.image=docker://a",
+                'slurm.container.mounts=["HERE"]',
+            ],
+            "",
+        ),
+    ],
+)
+def test_an_interpreter_on_a_disk_of_this_machine_is_warned_of(here, slurm, monkeypatch, capsys, settings, warned):
+    """A login node's own virtual environment: the job would end with 127 when it has waited for its nodes."""
+
+    def replaced(text: str) -> str:
+        return text.replace("HERE", str(here)).replace("PREFIX", sys.prefix)
+
+    mounts = [("/", "ext4"), (str(here), "nfs4"), (str(here / "venv"), "ext4"), ("/net", "nfs4")]
+    partitions = [type("Mount", (), {"mountpoint": point, "fstype": kind}) for point, kind in mounts]
+    monkeypatch.setattr(visible.psutil, "disk_partitions", lambda **_: partitions)
+    monkeypatch.setenv("HOME", str(here))
+    assert launch("--dry-run", "slurm.shared=[]", *map(replaced, settings)) == 0
+    told = capsys.readouterr().err
+    assert told.count("\n") == bool(warned)
+    assert told.startswith(f"warning: {replaced(warned)}" if warned else "")
+    assert not warned or "the jobs' interpreter lies on " in told
+    if "~" in str(settings):
+        assert f"{here}/venv/bin/python -m cluster.slurm.rank" in (
+            here / "runs" / "tiny" / "job" / "pretrain.sbatch"
+        ).read_text().replace("\\\n    ", "")
 
 
 @pytest.mark.parametrize(
