@@ -16,7 +16,8 @@ _REPOSITORY = re.compile(r"[a-z0-9][-a-z0-9._:/]*")
 _TAG = re.compile(r"\w[-\w.]{0,127}", re.ASCII)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _OURS = re.compile(
-    "RUN|SHARDS|PODS|RECIPE|DEEPSPEED_CONFIG|CPUS|HOME|JOB|JOBSET|PET_.*"
+    "RUN|SHARDS|PODS|RECIPE|DEEPSPEED_CONFIG|CPUS|HOME|JOB|JOBSET|JOB_COMPLETION_INDEX|PET_.*"
+    "|PATH|PYTHONPATH|PYTHONHOME|PYTHONSAFEPATH"  # the image's own
     "|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"  # cluster.k8s.ranks
 )
 _TAKEN = ("bin", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "tmp", "usr", "var")

@@ -759,6 +759,8 @@ BAD = {
     "a name with a line end": (['slurm.account="a\\n#SBATCH --uid=0"'], "is not a name that SLURM knows"),
     "a variable that is none": (['slurm.environment={"A;B"="1"}'], "'A;B' is not the name of a variable"),
     "a variable of the job's own": (["slurm.environment.RANK=1"], "'RANK' is not the name of a variable, or one that"),
+    "where programs are found": (['slurm.environment.PATH="/opt/bin"'], "'PATH' is not the name of a variable, or one"),
+    "no time left for an evaluation": (["slurm.eval.time=4"], "notice, 300 s, leaves nothing of eval.time, 4"),
     "an image that is not there": (
         ["slurm.container.runtime=apptainer", "slurm.container.image=/nowhere/bert.sif"],
         "slurm.container.image: /nowhere/bert.sif: no such file",
