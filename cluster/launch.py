@@ -26,6 +26,7 @@ from cluster.programs import (
     folder_of,
     pretraining_of,
     read_chain,
+    warn_of_workers,
 )
 from cluster.settings import ClusterSettings, load_settings
 from cluster.slurm.launch import launch as launch_on_slurm
@@ -74,9 +75,12 @@ def start(programs: Sequence[Program], settings: ClusterSettings, place: str, dr
     if pretraining := pretraining_of(programs):
         check_ranks(pretraining, ranks[place])
     sharing = {"slurm": settings.slurm.eval.array, "kubernetes": settings.kubernetes.eval.pods, "local": 1}
+    cores = {"slurm": settings.slurm.preprocess.cpus_per_task, "kubernetes": settings.kubernetes.preprocess.cpu}
     for program in programs:
         if program.name == "eval":
             check_tasks(program, sharing[place])
+        if program.name == "preprocess" and place in cores:
+            warn_of_workers(program, cores[place])
     if place == "slurm":
         launch_on_slurm(programs, settings.slurm, folder_of(programs), dry_run)
     elif place == "kubernetes":

@@ -197,6 +197,17 @@ def check_ranks(program: Program, ranks: int) -> None:
         resolve_deepspeed(program.deepspeed_config, program.recipe, phase, ranks)
 
 
+def warn_of_workers(program: Program, cores: int) -> None:
+    """Say so where a preprocessing is told to start more workers than its job has cores."""
+    told = re.findall(r"--direct_num_workers[= ](\d+)", " ".join(program.arguments))
+    if told and int(told[-1]) > cores:
+        print(
+            f"warning: preprocess: --direct_num_workers={told[-1]}, but the job has {cores} cores "
+            "(slurm.preprocess.cpus_per_task, kubernetes.preprocess.cpu); make them the same",
+            file=sys.stderr,
+        )
+
+
 def check_tasks(program: Program, processes: int) -> None:
     """See that there are such tasks, as far as can be seen from here, and points for so many processes to share.
 

@@ -972,6 +972,22 @@ def test_inputs_of_preprocessing_must_be_within_the_image(here, slurm, monkeypat
     assert f"error: {here}: is not within the image; add its folder to" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", [["--direct_num_workers=32"], ["--direct_num_workers", "32"]])
+@pytest.mark.parametrize(
+    ("place", "cores", "warned"),
+    [("slurm", "slurm.preprocess.cpus_per_task", True), ("kubernetes", "kubernetes.preprocess.cpu", True),
+     ("local", "", False)],
+)  # fmt: skip
+def test_more_workers_than_the_job_has_cores_are_warned_of(here, slurm, pods, capsys, place, option, cores, warned):
+    settings = (f"kubernetes.mount_path={here}", "kubernetes.preprocess.image=localhost/b:1")
+    assert preprocess(*option, on=place, settings=settings) == 0
+    told = capsys.readouterr().err
+    assert ("warning: preprocess: --direct_num_workers=32, but the job has 8 cores" in told) == warned
+    if warned:
+        assert preprocess(*option, on=place, settings=(*settings, f"{cores}=32")) == 0
+        assert "--direct_num_workers" not in capsys.readouterr().err
+
+
 def test_what_a_chain_lacks_is_named_in_the_order_of_the_step(here):
     others = ["later", "books", "wiki", "again"]
     pretrain = ["--config", "tiny.toml", "--shards", "made", *others, "--output", "run", "--init-from", "old"]
