@@ -106,7 +106,7 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
     """The trainer.
 
     Raises:
-        ConfigError: an argument that lacks, or a recipe that can't be used.
+        ConfigError: an argument that lacks, a recipe that can't be used, or shards in the run directory or around it.
     """
     parser = _Parser("pretrain", add_help=False, allow_abbrev=False)
     parser.add_argument("--config", type=_path, required=True)
@@ -118,6 +118,12 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
     found, rest = parser.parse_known_args([argument for argument in arguments if not is_override(argument)])
     initial = ["--init-from", str(found.init_from)] if found.init_from else []
     shards = [Path(source) for source in found.shards if "://" not in source]
+    run = found.output.resolve()
+    for path in shards:
+        if path.resolve().is_relative_to(run) or run.is_relative_to(path.resolve()):
+            raise ConfigError(
+                f"pretrain: --shards {path} and --output {found.output} lie one in the other; take folders side by side"
+            )
     return Program(
         "pretrain",
         found.output,
@@ -161,17 +167,11 @@ def read_chain(arguments: dict[Name, Sequence[str]]) -> list[Program]:
     """All three, each given what the one before makes unless it is told otherwise: shards, and the last export.
 
     Raises:
-        ConfigError: see the readers; or shards in the run directory or around it, which neither program takes.
+        ConfigError: see the readers.
     """
     preprocess = read_preprocess(arguments["preprocess"])
     pretrain = read_pretrain(_with_default(arguments["pretrain"], "--shards", preprocess.output))
     assert pretrain.recipe
-    shards, run = preprocess.output.resolve(), pretrain.output.resolve()
-    if shards.is_relative_to(run) or run.is_relative_to(shards):
-        raise ConfigError(
-            f"preprocess: --output {preprocess.output} and that of pretrain, {pretrain.output}, lie one in the other; "
-            "take folders side by side"
-        )
     export = RunDirectory(pretrain.output).export(pretrain.recipe.last_step)
     evaluate = read_eval(
         _with_default(_with_default(arguments["eval"], "--checkpoint", export), "--shards", preprocess.output)

@@ -40,6 +40,9 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
         check_paths(settings, [folder])
     except ValueError as error:
         raise ConfigError(f"kubernetes: {error}") from error
+    for program in programs:
+        if program.output == Path(settings.mount_path):
+            raise ConfigError(f"{program.name}: --output {program.output} is the volume itself; take a folder in it")
     name = _object_name((pretraining_of(programs) or programs[0]).output)
     snapshot = None
     if Path(settings.mount_path).is_dir():

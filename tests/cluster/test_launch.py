@@ -1033,9 +1033,42 @@ def test_shards_in_the_run_directory_or_around_it_are_refused_before_they_are_ma
     ]
     assert main(["all", "--on", "local", "--dry-run", *chain]) == 2
     told = capsys.readouterr().err
-    assert told.startswith("error: preprocess: --output ")
+    assert told.startswith("error: pretrain: --shards ")
     assert told.endswith("lie one in the other; take folders side by side\n")
     assert not (here / "run").exists()
+
+
+def test_shards_that_are_there_and_a_run_lie_side_by_side_too(here, capsys):
+    command = [
+        "pretrain",
+        "--on",
+        "local",
+        "--dry-run",
+        "--",
+        "--config",
+        "tiny.toml",
+        "--shards",
+        "s3://b/x",
+        "shards",
+    ]
+    assert main([*command, "--output", "shards/run"]) == 2
+    expected = (
+        f"pretrain: --shards {here}/shards and --output {here}/shards/run lie one in the other; take folders side"
+    )
+    assert expected in capsys.readouterr().err
+    assert not (here / "shards" / "run").exists()
+
+
+@pytest.mark.parametrize("volume", ["/shared", "HERE"])
+def test_on_kubernetes_the_volume_itself_is_no_output(here, pods, capsys, volume):
+    volume = volume.replace("HERE", str(here))
+    before = sorted(here.rglob("*"))
+    settings = ["--dry-run", f"kubernetes.mount_path={volume}", "kubernetes.pretrain.gpus=0"]
+    given = ["--config", "tiny.toml", "--shards", "s3://bucket/shards", "--output", volume]
+    assert main(["pretrain", "--on", "kubernetes", *settings, "--", *given]) == 2
+    told = capsys.readouterr().err
+    assert told == f"error: pretrain: --output {volume} is the volume itself; take a folder in it\n"
+    assert sorted(here.rglob("*")) == before
 
 
 @pytest.mark.parametrize("place", ["slurm", "kubernetes", "local"])
