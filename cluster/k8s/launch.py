@@ -62,6 +62,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     if not dry_run and snapshot and (pretraining := pretraining_of(programs)):
         _forget_failure(RunDirectory(pretraining.output))
     _warn_of_images(programs, settings)
+    _warn_of_taints(programs, settings)
     command = ["kubectl", "apply", "-k", str(folder)]
     if not dry_run and shutil.which("kubectl"):
         _apply(command)
@@ -79,6 +80,19 @@ def _warn_of_images(programs: Sequence[Program], settings: KubernetesSettings) -
             print(
                 f"warning: image {image} names no registry: nodes look for it on Docker Hub unless it is loaded there; "
                 "kubernetes.image and kubernetes.preprocess.image take REGISTRY/NAME:TAG",
+                file=sys.stderr,
+            )
+
+
+def _warn_of_taints(programs: Sequence[Program], settings: KubernetesSettings) -> None:
+    """Say which Pods may wait for ever: nodes with GPUs that others' Pods must tolerate will not take them."""
+    pods = {"pretrain": settings.pretrain, "eval": settings.eval}
+    known = {toleration.key: name for name, other in pods.items() if other.gpus for toleration in other.tolerations}
+    for name in [program.name for program in programs if program.name in pods and pods[program.name].gpus]:
+        for key in sorted(set(known) - {toleration.key for toleration in pods[name].tolerations}):
+            print(
+                f"warning: kubernetes.{name} asks for GPUs without the toleration of {key} that "
+                f"kubernetes.{known[key]} has: its Pods may stay Pending; give it to kubernetes.{name}.tolerations too",
                 file=sys.stderr,
             )
 

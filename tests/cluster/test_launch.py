@@ -622,6 +622,41 @@ def test_on_kubernetes_an_image_without_a_registry_is_warned_of(here, pods, caps
     assert capsys.readouterr().err == ""
 
 
+def tolerated(job: str, key: str = "gpu") -> str:
+    return f'kubernetes.{job}.tolerations=[{{key="{key}"}}]'
+
+
+@pytest.mark.parametrize(
+    ("settings", "lacks"),
+    [
+        ([tolerated("pretrain")], ("eval", "pretrain")),
+        ([tolerated("eval")], ("pretrain", "eval")),
+        ([tolerated("pretrain"), tolerated("eval")], None),
+        ([tolerated("pretrain"), "kubernetes.eval.gpus=0"], None),
+        ([tolerated("preprocess", "memory")], None),
+        ([], None),
+    ],
+)
+def test_on_kubernetes_pods_that_lack_the_toleration_of_others_with_gpus_are_warned_of(
+    here, pods, capsys, settings, lacks
+):
+    """Nodes with GPUs have a taint as a rule: an evaluation would stay Pending when the training is done."""
+    chain = [
+        "kubernetes.image=localhost/a:1",
+        "kubernetes.preprocess.image=localhost/b:1",
+        'preprocess.arguments=["--books", "/shared/*.txt", "--output", "/shared/made"]',
+        'pretrain.arguments=["--config", "tiny.toml", "--output", "/shared/run"]',
+        'eval.arguments=["--tasks", "mlm", "--output", "/shared/results"]',
+    ]
+    assert main(["all", "--on", "kubernetes", "--dry-run", *chain, *settings]) == 0
+    told = capsys.readouterr().err
+    assert told.count("\n") == bool(lacks)
+    if lacks:
+        asks, other = lacks
+        expected = f"kubernetes.{asks} asks for GPUs without the toleration of gpu that kubernetes.{other} has"
+        assert told.startswith(f"warning: {expected}")
+
+
 @pytest.mark.parametrize("source", ["a umask", "a checkout"])
 def test_on_kubernetes_pods_may_read_the_code_whatever_lets_nobody(here, pods, monkeypatch, source):
     if source == "a checkout":
