@@ -49,7 +49,10 @@ def check_unchanged(unit: Unit) -> None:
 
 
 def find_inputs(
-    patterns: dict[str, list[str]], note: Callable[[str], None], options: ReadOptions = DEFAULTS
+    patterns: dict[str, list[str]],
+    note: Callable[[str], None],
+    options: ReadOptions = DEFAULTS,
+    output: str | None = None,
 ) -> list[Input]:
     """The files to read, sorted, each once.
 
@@ -57,6 +60,7 @@ def find_inputs(
         patterns: source -> paths and globs.
         note: told of files that are passed over.
         options: how they will be read.
+        output: the directory that is written, none of whose files is an input, as a glob may match them too.
 
     Raises:
         SourceError: a pattern matches nothing of use, or the documents of two files would have the same ids.
@@ -64,10 +68,16 @@ def find_inputs(
     found: dict[tuple[str, str], Input] = {}
     seen: dict[tuple[str, str], files.Found] = {}
     again: list[tuple[str, str]] = []
+    below = files.resolved(output).rstrip("/") + "/" if output else None
+    own: list[str] = []
     for source, globs in patterns.items():
         for file in (file for pattern in globs for file in files.expand(pattern)):
+            place = files.resolved(file.path)
+            if below and place.startswith(below):
+                own.append(file.path)
+                continue
             _check_name(file)
-            first = seen.setdefault((source, files.resolved(file.path)), file)
+            first = seen.setdefault((source, place), file)
             if first is not file:
                 again += [(file.path, first.path)] if file.path != first.path else []
                 continue
@@ -82,7 +92,12 @@ def find_inputs(
                     "name both by one glob, such as 'FOLDER/**/*.txt'"
                 )
         if not any(file.source == source for file in found.values()):
-            raise SourceError(f"--{source} {' '.join(globs)}: nothing but the index of a dump; give the dump")
+            nothing = f"--{source} {' '.join(globs)}: nothing but"
+            if own:
+                raise SourceError(f"{nothing} files below --output, such as {own[0]}; choose another output")
+            raise SourceError(f"{nothing} the index of a dump; give the dump")
+    if own:
+        note(f"{len(own):,} files below --output passed over, such as {own[0]}")
     if again:
         path, named = again[0]
         note(f"{len(again):,} paths passed over that lead to a file named already, such as {path} to that of {named}")

@@ -51,7 +51,7 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
     vocabulary = _identity(tokens, options.lowercase) if tokens else Vocabulary(wanted, "", options.lowercase)
     if tokens:
         _check_case(tokens, options.lowercase, str(arguments.vocabulary))
-    inputs = find_inputs(arguments.inputs, note, options.read)
+    inputs = find_inputs(arguments.inputs, note, options.read, output)
     job = Job(
         output=output,
         options=options,

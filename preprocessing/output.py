@@ -119,13 +119,13 @@ def _own_names(output: str, present: dict[str, int]) -> set[str]:
     old = _read_job(output) if JOB in present else None
     if old:
         shards = Layout(0, old["shards"]["train"], old["shards"]["validation"], 0.0)
-        own |= {JOB, *_TOKENIZER_FILES, *shards.names("train"), *shards.names("validation")}
+        own |= {JOB, MANIFEST, *_TOKENIZER_FILES, *shards.names("train"), *shards.names("validation")}
     try:
         text = files.read_text(files.join(output, MANIFEST)) if MANIFEST in present else None
         if text is not None:
             own |= {MANIFEST, *_TOKENIZER_FILES, *(entry.file for entry in Manifest.from_json(text).shards)}
     except (ShardError, UnicodeDecodeError):
-        pass  # somebody else's manifest.json
+        pass  # damaged, of another version, or, without a job.json of ours, somebody else's
     return own & present.keys() if old or MANIFEST in own else set()
 
 

@@ -32,6 +32,8 @@ TOKENIZER = "tokenizer"
 UINT16_VOCABULARY = 1 << 16  # vocabularies up to this size store a token in two bytes
 SPECIAL_TOKENS_OF_A_PAIR = 3  # [CLS] a [SEP] b [SEP]
 SPECIAL_TOKENS_OF_A_SINGLE = 2  # [CLS] a [SEP]
+_MAKE = "make the shards again with --overwrite"
+_AGAIN = f"copy it again, or {_MAKE}"  # what is missing or damaged
 
 Split = Literal["train", "validation"]
 
@@ -149,7 +151,7 @@ class Manifest:
         except ShardError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ShardError(f"{where}: not a shard manifest ({error}); make the shards again") from error
+            raise ShardError(f"{where}: not a shard manifest ({error}); {_AGAIN}") from error
 
     def split(self, split: Split) -> list[ShardEntry]:
         """The shards of one split, in the manifest's order."""
@@ -170,9 +172,7 @@ def _read_manifest(raw: dict[str, Any], where: str) -> Manifest:
     """Manifest.from_json of what the JSON holds; of types that are other than they should be Python complains too."""
     version = raw["format_version"]
     if version != FORMAT_VERSION:
-        raise ShardError(
-            f"{where}: format version {version}, this program reads {FORMAT_VERSION}; make the shards again"
-        )
+        raise ShardError(f"{where}: format version {version}, this program reads {FORMAT_VERSION}; {_MAKE}")
     manifest = Manifest(
         seed=int(raw["seed"]),
         sequence_lengths=[int(length) for length in raw["sequence_lengths"]],
@@ -184,7 +184,7 @@ def _read_manifest(raw: dict[str, Any], where: str) -> Manifest:
     )
     size, name, lowercase = dataclasses.astuple(manifest.vocabulary)
     if not isinstance(size, int) or not isinstance(name, str) or not isinstance(lowercase, bool):
-        raise ShardError(f"{where}: its vocabulary is not a size, a checksum and a yes or no; make the shards again")
+        raise ShardError(f"{where}: its vocabulary is not a size, a checksum and a yes or no; {_AGAIN}")
     for entry in manifest.shards:
         if not isinstance(entry.file, str) or Path(entry.file).name != entry.file or entry.file in {"", ".", ".."}:
             raise ShardError(f"{where}: the shard name {entry.file!r} is not a plain file name")
@@ -243,11 +243,11 @@ class Shard:
                 self.table = reader.get_batch(0)
             self.table.validate()  # reads no values, but keeps views within the file
         except FileNotFoundError as error:
-            raise ShardError(f"{path}: the manifest lists this shard but it is not there") from error
+            raise ShardError(f"{path}: the manifest lists this shard but it is not there; {_AGAIN}") from error
         except (pa.ArrowException, OSError) as error:
-            raise ShardError(f"{path}: not a readable Arrow file ({error}); make the shards again") from error
+            raise ShardError(f"{path}: not a readable Arrow file ({error}); {_AGAIN}") from error
         if not self.table.schema.equals(shard_schema(vocab_size, sequence_lengths)):
-            raise ShardError(f"{path}: its columns are not those of a shard of this version")
+            raise ShardError(f"{path}: its columns are not those of a shard of this version; {_MAKE}")
         column = self.table.column("tokens")
         self.tokens: np.ndarray = column.values.to_numpy(zero_copy_only=True)
         self.token_offsets: np.ndarray = column.offsets.to_numpy(zero_copy_only=True)
@@ -321,14 +321,14 @@ class ShardDirectory:
         for entry in self.manifest.shards:
             file = self.path / entry.file
             if not file.is_file():
-                raise ShardError(f"{file}: the manifest lists this shard but it is not there")
+                raise ShardError(f"{file}: the manifest lists this shard but it is not there; {_AGAIN}")
             if file.stat().st_size != entry.bytes:
-                raise ShardError(f"{file}: {file.stat().st_size} bytes where the manifest says {entry.bytes}")
+                raise ShardError(f"{file}: {file.stat().st_size} bytes where the manifest says {entry.bytes}; {_AGAIN}")
         vocabulary = self.tokenizer / "vocab.txt"
         if not vocabulary.is_file():
-            raise ShardError(f"{vocabulary}: the tokenizer's vocabulary is missing")
+            raise ShardError(f"{vocabulary}: the tokenizer's vocabulary is missing; {_AGAIN}")
         if checksum(vocabulary) != self.manifest.vocabulary.blake2b:
-            raise ShardError(f"{vocabulary}: not the vocabulary that the manifest names")
+            raise ShardError(f"{vocabulary}: not the vocabulary that the manifest names; {_AGAIN}")
 
     @property
     def tokenizer(self) -> Path:
@@ -350,7 +350,7 @@ class ShardDirectory:
         found = (len(shard), int(shard.token_offsets[-1] - shard.token_offsets[0]))
         if found != (entry.rows, entry.tokens):
             raise ShardError(
-                f"{shard.path}: {found} rows and tokens where the manifest says {entry.rows, entry.tokens}"
+                f"{shard.path}: {found} rows and tokens where the manifest says {entry.rows, entry.tokens}; {_AGAIN}"
             )
         return shard
 
@@ -362,4 +362,4 @@ class ShardDirectory:
         """
         for entry in self.manifest.shards if split is None else self.manifest.split(split):
             if checksum(self.path / entry.file) != entry.blake2b:
-                raise ShardError(f"{self.path / entry.file}: checksum differs from the manifest; make the shards again")
+                raise ShardError(f"{self.path / entry.file}: checksum differs from the manifest; {_AGAIN}")

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,23 @@ def test_another_jobs_output_is_refused_and_replaced_when_asked(make: Maker, boo
     assert len(list(output.glob("shard-*"))) == 1
     (output / "shard-00000-of-00001.arrow").unlink()
     assert "is not there" in make.error(output, "--books", books / "*.txt")
+
+
+def test_a_glob_that_matches_the_output_too_reads_none_of_it(
+    make: Maker, write_books: Callable[[Path, int], Path], tmp_path: Path
+) -> None:
+    docs = write_books(tmp_path / "docs", 4)
+    output = docs / "out"
+    make(output, "--books", docs / "**")
+    made = contents(output)
+    for asked in ((), ("--overwrite",)):
+        make(output, "--books", docs / "**", *asked)
+        assert contents(output) == made
+    said = make.error(output, "--books", output / "tokenizer" / "*.txt", "--overwrite")
+    assert said.endswith(
+        f"nothing but files below --output, such as {output}/tokenizer/vocab.txt; choose another output"
+    )
+    assert contents(output) == made
 
 
 def test_foreign_files_are_never_touched(make: Maker, books: Path, tmp_path: Path) -> None:
@@ -84,6 +102,19 @@ def test_shards_without_their_job_are_replaced_when_asked(make: Maker, books: Pa
     (output / "job.json").unlink()
     said = make.error(output, "--books", books / "*.txt")
     assert "holds shards without their job.json; use --overwrite to replace it, or another directory" in said
+    make(output, "--books", books / "*.txt", "--overwrite")
+    assert contents(output) == made
+
+
+@pytest.mark.parametrize("manifest", [b'{"format_version": 0}', b'{"format_ver', b"\xff"])
+def test_shards_whose_manifest_is_damaged_or_of_another_version_are_replaced_when_asked(
+    make: Maker, books: Path, tmp_path: Path, manifest: bytes
+) -> None:
+    output = tmp_path / "out"
+    make(output, "--books", books / "*.txt")
+    made = contents(output)
+    (output / "manifest.json").write_bytes(manifest)
+    assert "make the shards again with --overwrite" in make.error(output, "--books", books / "*.txt")
     make(output, "--books", books / "*.txt", "--overwrite")
     assert contents(output) == made
 
