@@ -17,7 +17,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import pyarrow as pa
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from preprocessing.decompression import decompressed
 from preprocessing.sources import SourceError, StorageError
@@ -33,12 +34,26 @@ _WILDCARD = re.compile(r"[*?\[]")
 _NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # gone, or a link that leads nowhere
 
 
+# Scheme of a URL -> the extra of Beam with what its file system needs, and how Beam complains where that is missing.
+_EXTRAS = {
+    "gs": ("gcp", "Unable to get filesystem"),
+    "s3": ("aws", "Missing boto3"),
+    "hdfs": ("hadoop", "Failed to import hdfs"),
+    "azfs": ("azure", "BlobServiceClient"),
+}
+
+
 class Found(NamedTuple):
     """A file that a pattern matched."""
 
     path: str
     name: str  # relative to the pattern's folder before the first wildcard: the same wherever the corpus lies
     bytes: int
+
+
+def set_options(beam: Sequence[str] = ()) -> None:
+    """Have Beam's file systems know their options, such as --s3_region_name: a pipeline tells them once it is made."""
+    FileSystems.set_options(PipelineOptions(list(beam)))
 
 
 def is_remote(path: str) -> bool:
@@ -89,7 +104,7 @@ def expand(pattern: str) -> list[Found]:
         # Beam's own local search enters no folder that is a link.
         matches = _match(path) if is_remote(path) else _match_local(str(Path(glob.escape(str(Path.cwd()))) / pattern))
     except (BeamIOError, ValueError, OSError) as error:
-        raise SourceError(f"{pattern}: can't look for input files ({error})") from error
+        raise SourceError(f"{pattern}: can't look for input files ({_reason(path, error)})") from error
     if not matches:
         raise SourceError(f"{pattern}: no input file matches; check the path, and quote a glob as '{pattern}'")
     found = [Found(match, match.removeprefix(prefix), size) for match, size in matches.items()]
@@ -99,6 +114,17 @@ def expand(pattern: str) -> list[Found]:
 def _match_local(pattern: str) -> dict[str, int]:
     found = (Path(path) for path in glob.iglob(pattern, recursive=True))  # noqa: PTH207 - enters links
     return {str(path): path.stat().st_size for path in found if path.is_file()}
+
+
+def _reason(path: str, error: Exception) -> str:
+    """Why a path can't be looked at; Beam's own words name the wrong extra, or none."""
+    scheme = path.partition("://")[0]
+    extra, complaint = _EXTRAS.get(scheme, ("", ""))
+    if extra and complaint in str(error):
+        return f"{scheme}:// needs an extra of Beam: pip install 'apache-beam[{extra}]'"
+    if is_remote(path) and not extra and "Unable to get filesystem" in str(error):
+        return f"Beam knows no {scheme}://, but {', '.join(f'{known}://' for known in _EXTRAS)}"
+    return str(error)
 
 
 def _match(pattern: str) -> dict[str, int]:
@@ -135,6 +161,11 @@ def size(path: str) -> int:
         return int(metadata.size_in_bytes)
     except (OSError, ValueError) as error:
         raise StorageError(f"{path}: can't be read ({error}); once it can, the same command goes on") from error
+
+
+def exists(path: str) -> bool:
+    """Whether there is a file or a folder of that name."""
+    return bool(FileSystems.exists(path)) if is_remote(path) else Path(path).exists()
 
 
 def begins_with(path: str, magic: bytes) -> bool:
@@ -271,7 +302,7 @@ def names_below(folder: str) -> dict[str, int]:
     try:
         return {path.removeprefix(root): size for path, size in _match(root + "**").items()}
     except (BeamIOError, ValueError) as error:  # Beam's own, and of an address that no file system of its knows
-        raise OSError(errno.EIO, str(error)) from error
+        raise OSError(errno.EIO, _reason(folder, error)) from error
 
 
 def _size(path: Path) -> int | None:

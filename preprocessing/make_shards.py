@@ -18,9 +18,8 @@ if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
 from preprocessing.extras import needs
 
 with needs("preprocess"):
-    from preprocessing import launch, options
+    from preprocessing import files, launch, options
     from preprocessing.encoder import EncoderError
-    from preprocessing.files import absolute
     from preprocessing.interruption import end_when_interrupted
     from preprocessing.layout import ShardingError
     from preprocessing.output import FAILED, JobError, JobFailedError, alone
@@ -38,7 +37,8 @@ def run(argv: Sequence[str]) -> None:
         ValueError, StorageError: of the kinds that main tells, for anything the user can put right.
     """
     arguments = options.parse(argv)
-    output = absolute(arguments.output)
+    files.set_options(arguments.beam)
+    output = files.absolute(arguments.output)
     job, inputs, vocabulary = launch.prepare(arguments, output)
     job, benchmark = launch.with_benchmark(job, arguments.contamination)
     with alone(output, launch.note):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -123,8 +124,19 @@ _share = _number("a share: a number from 0 to less than 1", lambda number: 0 <= 
 _threshold = _number("a similarity: a number from 0.5 to 0.99", lambda number: 0.5 <= number <= 0.99)
 
 
-def _utf8(text: str) -> str:
+def path(text: str) -> str:
+    """An argparse type: a path or a glob, in which `~` is the user's home: within quotation marks the shell leaves it.
+
+    Elsewhere than at the beginning it is a character like any other.
+    """
+    if text.startswith("file://"):
+        raise argparse.ArgumentTypeError(f"{text!r} is a file of this machine; give its path, without file://")
+    return os.path.expanduser(text)  # noqa: PTH111 - Path takes the slashes out of a URL
+
+
+def _utf8_path(text: str) -> str:
     """An argparse type: a path that Arrow can open."""
+    text = path(text)
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -143,7 +155,13 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     inputs = parser.add_argument_group("inputs (at least one; paths or globs, local or of any file system Beam knows)")
     for source, its in SOURCES.items():
         inputs.add_argument(
-            f"--{source}", action="extend", nargs="+", default=[], metavar="GLOB", help=f"{its.help}; repeatable"
+            f"--{source}",
+            type=path,
+            action="extend",
+            nargs="+",
+            default=[],
+            metavar="GLOB",
+            help=f"{its.help}; repeatable",
         )
     inputs.add_argument(
         "--books-format",
@@ -233,7 +251,7 @@ def _add_tokens(parser: argparse.ArgumentParser) -> None:
     """The options that say how text becomes tokens."""
     tokens = parser.add_argument_group("tokens")
     vocabulary = tokens.add_mutually_exclusive_group(required=True)
-    vocabulary.add_argument("--vocab", metavar="FILE", help="WordPiece vocabulary, one token a line")
+    vocabulary.add_argument("--vocab", type=path, metavar="FILE", help="WordPiece vocabulary, one token a line")
     vocabulary.add_argument(
         "--train-vocab",
         type=whole_number(1, MAX_VOCABULARY),
@@ -292,6 +310,7 @@ def _add_repeats(parser: argparse.ArgumentParser) -> None:
     )
     repeats.add_argument(
         "--contamination",
+        type=path,
         metavar="DIR",
         help="tell what share of a benchmark's texts is in the corpus: those of the .txt, .tsv, .json and .jsonl files "
         "below DIR; nothing is dropped for it",
@@ -339,7 +358,7 @@ def _add_pairs(parser: argparse.ArgumentParser) -> None:
 def _add_output(parser: argparse.ArgumentParser) -> None:
     """The options of the shards as a whole, and of the job that writes them."""
     output = parser.add_argument_group("output")
-    output.add_argument("--output", required=True, type=_utf8, metavar="DIR", help="the shard directory")
+    output.add_argument("--output", required=True, type=_utf8_path, metavar="DIR", help="the shard directory")
     output.add_argument(
         "--validation-fraction",
         type=_share,

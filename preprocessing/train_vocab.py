@@ -29,6 +29,7 @@ with needs("preprocess"):
         add_input_arguments,
         add_sample_bytes,
         inputs_of,
+        path,
         read_options,
         refuse_empty,
         seed_number,
@@ -37,7 +38,7 @@ with needs("preprocess"):
     from preprocessing.reading import read_inputs
     from preprocessing.sampling import sample_texts
     from preprocessing.sources import SourceError, StorageError
-    from preprocessing.tokenization import VocabularyError, train_vocabulary, vocabulary_text
+    from preprocessing.tokenization import SPECIAL_TOKENS, VocabularyError, train_vocabulary, vocabulary_text
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,7 +63,10 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--seed", type=seed_number, default=1, metavar="N", help="of the sample (default: %(default)s)"
     )
-    options.add_argument("--output", required=True, metavar="FILE", help="the vocab.txt to write")
+    options.add_argument(
+        "--overwrite", action="store_true", help="replace a FILE that is there and holds something else"
+    )
+    options.add_argument("--output", required=True, type=path, metavar="FILE", help="the vocab.txt to write")
     return parser
 
 
@@ -71,12 +75,13 @@ def run(argv: Sequence[str]) -> None:
 
     Raises:
         SourceError: an input that is not there or is damaged.
-        StorageError: an input whose storage fails.
+        StorageError: an input or an output whose storage fails.
         VocabularyError: too little text, too small a size, or a vocabulary that can't be written.
     """
     ours = parser()
     found = ours.parse_args(argv)
     refuse_empty(ours, found)
+    files.set_options()
     output = files.absolute(found.output)
     if found.output.endswith("/") or (not files.is_remote(output) and Path(output).is_dir()):
         ours.error(f"--output {found.output} is a folder; name the file to write in it")
@@ -84,11 +89,20 @@ def run(argv: Sequence[str]) -> None:
         ours.error(f"--output {found.output} is there, and no file; give the vocabulary another name")
     options = read_options(found)
     inputs = find_inputs(inputs_of(ours, found), note=partial(print, file=sys.stderr), options=options)
+    if any(files.is_same(output, file.path) for file in inputs):
+        ours.error(f"--output {found.output} is one of the inputs; give the vocabulary another name")
+    other = f"--output {found.output} is there and holds something else; use another name, or --overwrite to replace it"
+    guarded = files.exists(output) and not found.overwrite
+    if guarded and not files.begins_with(output, vocabulary_text(SPECIAL_TOKENS).encode()):
+        ours.error(other)
     documents = read_inputs(inputs, options)
     texts = sample_texts(documents, found.sample_bytes or SAMPLE_BYTES, found.seed)
     vocabulary = train_vocabulary(texts, found.size, lowercase=not found.cased)
+    text = vocabulary_text(vocabulary)
+    if guarded and files.read_text(output) != text:
+        ours.error(other)
     try:
-        files.write_text(output, vocabulary_text(vocabulary), output.rpartition("/")[0] or "/")
+        files.write_text(output, text, output.rpartition("/")[0] or "/")
     except OSError as error:
         raise VocabularyError(f"{found.output}: can't be written ({error}); use another place") from error
     short = "" if len(vocabulary) == found.size else f" ({found.size:,} were asked for; the text has no more)"

@@ -8,13 +8,18 @@ import json
 import lzma
 import random
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from apache_beam.io.filesystem import FileSystem
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions, S3Options
 
+from preprocessing import train_vocab
 from preprocessing.inputs import Input, find_inputs, group_units, units_of
 from preprocessing.schema import ShardDirectory, pairs_column
 from preprocessing.sources import Part, ReadOptions, SourceError
@@ -324,3 +329,53 @@ def test_small_inputs_are_read_together() -> None:
     units = group_units(inputs)
     assert [len(unit.inputs) for unit in units] == [4, 4, 2, 1]
     assert [unit.number for unit in units] == [0, 1, 2, 3]
+
+
+def test_a_file_system_has_its_options_before_anything_is_looked_for(
+    make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    regions: list[str | None] = []
+
+    def connect(_self: FileSystem, pipeline_options: PipelineOptions) -> None:
+        regions.append(pipeline_options.view_as(S3Options).s3_region_name)
+
+    monkeypatch.setattr(FileSystems, "_pipeline_options", None)
+    monkeypatch.setattr(memory_filesystem.MemoryFileSystem, "__init__", connect)
+    arguments = ("--books", "memory://bucket/none/*.txt", "--s3_region_name=eu-north-1")
+    assert "no input file matches" in make.error(tmp_path / "out", *arguments)
+    assert set(regions) == {"eu-north-1"}
+    monkeypatch.setattr(FileSystems, "_pipeline_options", None)
+    with pytest.raises(SystemExit, match="2"):
+        train_vocab.main([*arguments[:2], "--output", str(tmp_path / "vocab.txt")])
+    assert regions[-1] is None
+
+
+@pytest.mark.parametrize(
+    ("url", "package", "told"),
+    [
+        ("s3://bucket/x", "boto3", "s3:// needs an extra of Beam: pip install 'apache-beam[aws]'"),
+        ("hdfs://bucket/x", "hdfs", "hdfs:// needs an extra of Beam: pip install 'apache-beam[hadoop]'"),
+        ("gs://bucket/x", "apitools", "gs:// needs an extra of Beam: pip install 'apache-beam[gcp]'"),
+        ("ftp://bucket/x", "", "Beam knows no ftp://, but gs://, s3://, hdfs://, azfs://"),
+        ("file:///bucket/x", "", "'file:///bucket/x' is a file of this machine; give its path, without file://"),
+    ],
+)
+def test_a_url_that_beam_can_not_open_is_told_with_what_is_missing(
+    make: Maker, books: Path, tmp_path: Path, url: str, package: str, told: str
+) -> None:
+    if package and find_spec(package):
+        pytest.skip(f"{package} is installed")
+    assert told in make.error(tmp_path / "out", "--books", url)
+    assert told in make.error(url, "--books", books / "*.txt")
+
+
+def test_a_tilde_within_quotation_marks_is_the_home_of_the_user(
+    make: Maker, write_books: Callable[[Path, int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(write_books(tmp_path / "books", 4))
+    make("~/out", "--books", "~/books/*.txt")
+    assert [row["doc_id"] for row in rows(tmp_path / "out")] == [f"book-0{number}.txt" for number in range(4)]
+    train_vocab.main(["--books", "~/books/*.txt", "--size", "60", "--output", "~/vocab.txt"])
+    assert (tmp_path / "vocab.txt").is_file()
+    assert not Path("~").exists()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,31 @@ def test_an_output_that_cannot_be_written_is_told_in_a_line(
     assert "is a folder; name the file" in error(capsys, *arguments, f"{tmp_path}/new/")
     assert "is there, and no file" in error(capsys, *arguments, "/dev/null")  # root could replace it
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_no_input_and_no_other_file_is_written_over_unasked(
+    books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(books, tmp_path / "books")
+    arguments = ("--books", tmp_path / "books" / "*.txt", "--output")
+    book = tmp_path / "books" / "book-03.txt"
+    before = book.read_bytes()
+    for asked in ((), ("--overwrite",)):
+        assert "book-03.txt is one of the inputs" in error(capsys, *arguments, book, *asked)
+    assert book.read_bytes() == before
+    output = tmp_path / "vocab.txt"
+    output.write_text("mine")
+    with monkeypatch.context() as patch:
+        patch.setattr("preprocessing.train_vocab.sample_texts", pytest.fail)  # that is told before anything is read
+        assert "is there and holds something else; use another name, or --overwrite" in error(
+            capsys, *arguments, output
+        )
+    again = [str(argument) for argument in (*arguments, output, "--size", 60)]
+    main([*again, "--overwrite"])
+    vocabulary = output.read_text()
+    main(again)
+    assert "holds something else" in error(capsys, *arguments, output, "--size", 61)
+    assert output.read_text() == vocabulary
 
 
 def test_a_folder_in_the_place_of_a_file_is_an_error_and_no_other_attempt(tmp_path: Path) -> None:
