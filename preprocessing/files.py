@@ -32,8 +32,7 @@ from preprocessing.sources import SourceError, StorageError
 
 _WILDCARD = re.compile(r"[*?\[]")
 _NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # gone, or a link that leads nowhere
-
-
+_NO_REGULAR = "{}: no regular file, and what is read once can't be read again; save it in one first"
 # Scheme of a URL -> the extra of Beam with what its file system needs, and how Beam complains where that is missing.
 _EXTRAS = {
     "gs": ("gcp", "Unable to get filesystem"),
@@ -90,30 +89,57 @@ def expand(pattern: str) -> list[Found]:
     path = absolute(pattern)
     local = None if is_remote(path) else Path(path)
     if local and local.is_dir():
-        raise SourceError(f"{pattern}: is a folder; give the files in it, as in {join(pattern, '*.txt')!r}")
+        raise SourceError(f"{pattern}: is a folder; give the files in it, as in {join(pattern, '*')!r}")
     if local and local.is_file():  # taken literally: a name may hold brackets
         return [Found(path, local.name, local.stat().st_size)]
     if local and local.exists():
-        raise SourceError(
-            f"{pattern}: no regular file, and what is read once can't be read again; save it in one first"
-        )
+        raise SourceError(_NO_REGULAR.format(pattern))
     # What the user wrote is the pattern: the working directory's own name may hold brackets.
     folder = "".join(_WILDCARD.split(pattern, maxsplit=1)[0].rpartition("/")[:2])
     prefix = absolute(folder).rstrip("/") + "/"
     try:
         # Beam's own local search enters no folder that is a link.
         matches = _match(path) if is_remote(path) else _match_local(str(Path(glob.escape(str(Path.cwd()))) / pattern))
+    except SourceError:
+        raise
     except (BeamIOError, ValueError, OSError) as error:
         raise SourceError(f"{pattern}: can't look for input files ({_reason(path, error)})") from error
     if not matches:
-        raise SourceError(f"{pattern}: no input file matches; check the path, and quote a glob as '{pattern}'")
+        brackets = "; [ ] stand for one of the characters between them, and [[] for a bracket" if "[" in pattern else ""
+        raise SourceError(
+            f"{pattern}: no input file matches; check the path, and quote a glob as '{pattern}'{brackets}"
+        )
     found = [Found(match, match.removeprefix(prefix), size) for match, size in matches.items()]
     return sorted(found, key=lambda file: file.name)
 
 
 def _match_local(pattern: str) -> dict[str, int]:
-    found = (Path(path) for path in glob.iglob(pattern, recursive=True))  # noqa: PTH207 - enters links
-    return {str(path): path.stat().st_size for path in found if path.is_file()}
+    """The files that a glob matches, with their sizes.
+
+    Raises:
+        SourceError: a link that leads nowhere, or a pipe: a corpus without them is not the one that was meant.
+    """
+    sizes = {}
+    for path in map(Path, glob.iglob(pattern, recursive=True)):  # noqa: PTH207 - enters links
+        size = _size(path)
+        if size is not None:
+            sizes[str(path)] = size
+        elif _leads_nowhere(path):
+            raise SourceError(f"{path}: a link that leads nowhere; mend it, or remove it")
+        elif path.exists() and not path.is_dir():
+            raise SourceError(_NO_REGULAR.format(path))
+    return sizes
+
+
+def _leads_nowhere(path: Path) -> bool:
+    """Whether a path is a broken link, and not one in a circle, where a glob may end up."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return path.is_symlink()
+    except OSError:
+        pass
+    return False
 
 
 def _reason(path: str, error: Exception) -> str:

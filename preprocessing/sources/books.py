@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import codecs
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import PurePosixPath
 from typing import BinaryIO
 
-from preprocessing.sources import DEFAULTS, MAX_DOCUMENT, Damaged, Document, Item, ReadOptions, Skipped, Wanted, every
+from preprocessing.sources import (
+    DEFAULTS,
+    MAX_DOCUMENT,
+    Damaged,
+    Document,
+    Item,
+    ReadOptions,
+    Skipped,
+    SourceError,
+    Wanted,
+    every,
+)
 from preprocessing.sources.lines import decode_utf8, lines
 
 SOURCE = "books"
@@ -26,6 +38,8 @@ _TITLE = re.compile(r"^Title: *(\S[^\n]*(?:\n[ \t]+\S[^\n]*)*)", re.M)
 _CONTROL = bytes(set(range(0x20)) - set(b"\t\n\v\f\r\x1a\x1c\x1d\x1e\x1f"))
 _LOOKED_AT = 1 << 16  # bytes
 _STRAY = 0.01  # this part of them at most; of a compressed file every tenth is one, of UTF-16 in English every second
+# Source -> how its files begin, which would pass for books.
+_OTHERS = {"wikipedia": "<mediawiki", "wikiextractor": "<doc id=", "jsonl": "{"}
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
 
@@ -95,6 +109,9 @@ def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wan
         name: its path relative to the corpus, which becomes the doc_id; FILE#ROW, counted from 0, of several documents.
         options: which format.
         wanted: which documents.
+
+    Raises:
+        SourceError: the file is of another source, whose marks would become text.
     """
     if options.books_format == "google":
         yield from _documents(file, name, wanted)
@@ -107,6 +124,7 @@ def _book(file: BinaryIO, name: str) -> Item:
     if not _is_text(data[:_LOOKED_AT]):
         return Damaged(name, SOURCE, f"{name}: not text in UTF-8, Windows-1252, or UTF-16 that begins with its mark")
     raw, replaced = decode(data)
+    _check_plain(raw, name)
     if len(data) > 4 * MAX_DOCUMENT or len(raw) > MAX_DOCUMENT:
         return Skipped(doc_id=name, source=SOURCE, reason="too_large")
     body, title = strip_gutenberg(raw.replace("\r\n", "\n").replace("\r", "\n"))
@@ -114,6 +132,28 @@ def _book(file: BinaryIO, name: str) -> Item:
     if not paragraphs:
         return Skipped(doc_id=name, source=SOURCE, reason="empty")
     return Document(name, SOURCE, title or PurePosixPath(name).stem, paragraphs, replaced=replaced)
+
+
+def _check_plain(text: str, name: str) -> None:
+    """Refuse a text that begins as the files of another source do.
+
+    Raises:
+        SourceError: it does; names that source's option.
+    """
+    text = text.lstrip()  # itself where there is nothing to strip
+    other = next((source for source, beginning in _OTHERS.items() if text.startswith(beginning)), None)
+    if other == "jsonl" and not _is_json_object(text.partition("\n")[0]):
+        other = None
+    if other:
+        raise SourceError(f"{name}: not plain text but a file for --{other}; name it there")
+
+
+def _is_json_object(line: str) -> bool:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and bool(found)
 
 
 def _is_text(beginning: bytes) -> bool:
@@ -125,7 +165,7 @@ def _is_text(beginning: bytes) -> bool:
 def _documents(file: BinaryIO, name: str, wanted: Wanted) -> Iterator[Item]:
     """A sentence a line, and a blank line between documents: the input format of google-research/bert."""
     row = 0
-    for document in _between_blank_lines(file):
+    for document in _between_blank_lines(_plain_lines(file, name)):
         doc_id = f"{name}#{row}"
         row += 1
         if document is None:
@@ -137,11 +177,21 @@ def _documents(file: BinaryIO, name: str, wanted: Wanted) -> Iterator[Item]:
         yield Skipped(name, SOURCE, "empty")
 
 
-def _between_blank_lines(file: BinaryIO) -> Iterator[bytes | None]:
+def _plain_lines(file: BinaryIO, name: str) -> Iterator[bytes | None]:
+    """The lines of a file, of which the first one with text in it is looked at."""
+    looked = False
+    for line in lines(file):
+        if line and line.strip() and not looked:
+            _check_plain(decode_utf8(line)[0], name)
+            looked = True
+        yield line
+
+
+def _between_blank_lines(found: Iterable[bytes | None]) -> Iterator[bytes | None]:
     """The documents of a file; None for one that is too large."""
     held: list[bytes] = []
     size = 0
-    for line in chain(lines(file), [b""]):
+    for line in chain(found, [b""]):
         if line is None or line.strip():
             size += MAX_DOCUMENT + 1 if line is None else len(line) + 1
             if line and size <= MAX_DOCUMENT:

@@ -3,11 +3,12 @@ from __future__ import annotations
 import gzip
 import io
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
-from preprocessing.sources import Damaged, Document, Item, ReadOptions, Skipped
+from preprocessing.sources import Damaged, Document, Item, ReadOptions, Skipped, SourceError
 from preprocessing.sources.books import read
 
 HEADER = "The Project Gutenberg eBook of X\r\n\r\nTitle: The Long\r\n  Title\r\n\r\nAuthor: A. B.\r\n\r\n"
@@ -131,3 +132,24 @@ def test_real_books_lose_their_licence_and_nothing_else(data: Path) -> None:
     assert alice.title == "Alice’s Adventures in Wonderland"
     assert "Alice was beginning to get very tired of sitting by her sister on the bank, and of having" in alice.text
     assert alice.text.endswith("THE END")
+
+
+@pytest.mark.parametrize(
+    ("beginning", "told"),
+    [
+        (b'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">\n<page>', "a.txt: .* a file for --wikipedia"),
+        (b'\xef\xbb\xbf\n<doc id="12" url="u" title="T">\nT\n', "a.txt: .* a file for --wikiextractor"),
+        (b' {"text": "A whale."}\n{"text"', "a.txt: .* a file for --jsonl"),
+    ],
+)
+@pytest.mark.parametrize("books_format", ["file", "google"])
+def test_files_of_other_sources_are_no_books(
+    beginning: bytes, told: str, books_format: Literal["file", "google"]
+) -> None:
+    with pytest.raises(SourceError, match=told):
+        list(read(io.BytesIO(beginning), "a.txt", ReadOptions(books_format)))
+
+
+@pytest.mark.parametrize("text", ["{} is empty.", "{", "{1} A note.", "<doc", "See <mediawiki>.", '"{"a": 1}'])
+def test_a_book_may_begin_with_a_bracket(text: str) -> None:
+    assert book(text.encode()).text == text

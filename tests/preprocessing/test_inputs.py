@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import random
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -215,6 +216,20 @@ def test_a_file_that_several_paths_lead_to_is_read_once(tmp_path: Path) -> None:
     assert (found.name, found.path) == ("x.txt", str(path))
     (note,) = notes
     assert f"paths passed over that lead to a file named already, such as {detour} to that of {path}" in note
+
+
+def test_broken_links_and_pipes_that_a_glob_matches_are_told(books: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "b.txt").mkdir()
+    (tmp_path / "c.txt").symlink_to("c.txt")  # in a circle
+    assert [file.name for file in find_inputs({"books": [f"{tmp_path}/*.txt"]}, print)] == ["a.txt"]
+    (tmp_path / "link.txt").symlink_to("nowhere")
+    with pytest.raises(SourceError, match=r"link\.txt: a link that leads nowhere; mend it, or remove it$"):
+        find_inputs({"books": [f"{tmp_path}/*.txt"]}, print)
+    (tmp_path / "link.txt").unlink()
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(SourceError, match=r"pipe\.txt: no regular file"):
+        find_inputs({"books": [f"{tmp_path}/*.txt"]}, print)
 
 
 def test_a_name_in_two_sources_is_told_in_a_line(make: Maker, tmp_path: Path) -> None:

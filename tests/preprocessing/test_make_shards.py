@@ -171,7 +171,8 @@ def test_a_command_killed_before_its_first_file_is_begun_anew(make: Maker, books
 def test_unusable_inputs_are_told_in_a_line(make: Maker, books: Path, tmp_path: Path, vocabulary: list[str]) -> None:
     output = tmp_path / "out"
     assert "no input file matches" in make.error(output, "--books", tmp_path / "*.txt")
-    assert "is a folder" in make.error(output, "--books", books)
+    assert f"is a folder; give the files in it, as in '{books}/*'" in make.error(output, "--parquet", books)
+    assert "[[] for a bracket" in make.error(output, "--books", tmp_path / "run [1]" / "*.txt")
     assert "nothing to read" in make.error(output)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
