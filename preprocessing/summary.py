@@ -11,6 +11,7 @@ from preprocessing.layout import Counts
 from preprocessing.schema import Manifest
 
 STRANGE_UNKNOWN_RATE = 0.05
+FEW_NEXT_RATE = 0.25  # of pairs; about half of them is usual
 
 
 def tell_statistics(counts: Counts, lengths: Iterable[int]) -> dict[str, Any]:
@@ -106,6 +107,14 @@ def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: f
         f"  shards     {counts['train']} train, {counts['validation']} validation, {size / 1e6:,.1f} MB, "
         f"{size / max(1, statistics['tokens']):.2f} bytes a token"
     )
+    drawn = [n for splits in statistics["pairs"].values() for n in splits.values()]
+    few = sum(n["is_next"] for n in drawn) < FEW_NEXT_RATE * sum(n["pairs"] for n in drawn)
+    if manifest.options["pairs"]["next_sentence"] and few:
+        short = sum(source["one_sentence"] for source in statistics["sources"].values())
+        lines.append(
+            f"  few true next sentences: {short:,} of {documents['in_shards']:,} documents are of one sentence; "
+            "--no-nsp draws no next sentences"
+        )
     if statistics["unknown_rate"] > STRANGE_UNKNOWN_RATE:
         lines.append("  this many unknown tokens suggest the wrong vocabulary, or a wrong --cased")
     return "\n".join(lines)

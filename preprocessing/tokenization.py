@@ -42,13 +42,15 @@ def parse_vocabulary(text: str, where: str) -> list[str]:
     """The tokens of a vocab.txt, one a line; the line's number is the token's id.
 
     Raises:
-        VocabularyError: empty, an empty line between tokens, a token twice, or a special token missing. ``where``
+        VocabularyError: JSON, empty, an empty line between tokens, a token twice, or a special token missing. ``where``
             names the file in the message.
     """
     # Not splitlines(): published vocabularies hold tokens such as U+2028 that it would split.
     tokens = text.replace("\r\n", "\n").removeprefix("\ufeff").rstrip("\n").split("\n")
     if tokens == [""]:
         raise VocabularyError(f"{where}: the vocabulary is empty; it needs one token a line")
+    if tokens[0].startswith("{") and SPECIAL_TOKENS[0] not in tokens:
+        raise VocabularyError(f"{where}: is JSON; give the vocab.txt beside it, one token a line")
     first_line = dict(zip(reversed(tokens), range(len(tokens), 0, -1), strict=True))
     for line, token in enumerate(tokens, start=1):
         if not token:

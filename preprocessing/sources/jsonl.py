@@ -51,6 +51,8 @@ def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wan
 
 def _document(line: bytes, doc_id: str, fields: Columns, first: bool) -> Item:
     text, replaced = decode_utf8(line)
+    if first and text.lstrip().startswith("["):
+        return Damaged(doc_id, SOURCE, f"{doc_id}: a JSON array; what is read is one object a line")
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:

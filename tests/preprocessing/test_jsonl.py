@@ -53,6 +53,13 @@ def test_what_is_no_document() -> None:
     assert found[7].doc_id == "a/b.jsonl#7"
 
 
+@pytest.mark.parametrize("array", [b'[{"text": "a"},\n{"text": "b"}]', b'[\n  {"text": "a"}\n]'])
+def test_an_array_is_told_that_an_object_a_line_is_wanted(array: bytes) -> None:
+    assert next(read(io.BytesIO(array), "a.json")) == Damaged(
+        "a.json#0", "jsonl", "a.json#0: a JSON array; what is read is one object a line"
+    )
+
+
 def test_an_empty_file_is_counted() -> None:
     assert documents(b"") == [Skipped("a/b.jsonl", "jsonl", "empty")]
 

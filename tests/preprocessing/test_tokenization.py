@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -52,6 +53,9 @@ def test_a_bad_vocabulary_is_named_with_its_fault(tmp_path: Path) -> None:
     assert "v.txt" in vocabulary_error(all_but_sep)
     assert "[SEP] is missing" in vocabulary_error(all_but_sep)
     assert "empty" in vocabulary_error("")
+    for indent in (None, 2):  # a vocab.json and a tokenizer.json
+        assert "v.txt: is JSON; give the vocab.txt" in vocabulary_error(json.dumps({"[PAD]": 0}, indent=indent))
+    assert parse_vocabulary("\n".join(["{", *SPECIAL_TOKENS]), "v.txt")[0] == "{"
     assert "line 6 is empty" in vocabulary_error("\n".join(SPECIAL_TOKENS) + "\n\na\n")
     assert "'a' is on line 6 and again on 8" in vocabulary_error("\n".join([*SPECIAL_TOKENS, "a", "b", "a"]))
     with pytest.raises(VocabularyError, match="No such file"):
