@@ -25,6 +25,38 @@ MIN_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH = 8, 65_536
 MAX_VOCABULARY = 2**31 - 1
 TYPO = 0.8  # how alike, by difflib, an unknown option is one of ours; of Beam's own options none reaches 0.71
 SAMPLE_BYTES = 200_000_000  # of text to train a vocabulary on
+# Countries' codes that are taken for their languages' and that no text is in, though kr is Kanuri's.
+_COUNTRIES = {
+    "cn": "zh",
+    "cz": "cs",
+    "dk": "da",
+    "ge": "de, or ka",
+    "gr": "el",
+    "ir": "fa",
+    "jp": "ja",
+    "kr": "ko",
+    "ua": "uk",
+    "us": "en",
+    "vn": "vi",
+}
+# Others' names for what is an option here: google-research/bert's, NVIDIA's, and those of common tools.
+_OTHERS_NAMES = {
+    "--input_file": "--books FILE --books-format google",
+    "--input_files": "--books FILE --books-format google",
+    "--output_file": "--output",
+    "--output_dir": "--output",
+    "--vocab_file": "--vocab",
+    "--vocab_size": "--train-vocab",
+    "--max_seq_length": "--sequence-lengths",
+    "--dupe_factor": "--duplicates",
+    "--random_seed": "--seed",
+    "--short_seq_prob": "--short-sequence-probability",
+    "--do_lower_case": "--cased",
+    "--workers": "--direct_num_workers",
+    "--num_proc": "--direct_num_workers",
+    "--jobs": "--direct_num_workers",
+}
+_OF_THE_TRAINING = ("--max_predictions_per_seq", "--masked_lm_prob", "--do_whole_word_mask")
 LINE_CHARACTERS = 100  # a line of fewer may repeat
 MAX_DUPLICATES = 32767  # as the shard's column holds
 
@@ -145,6 +177,9 @@ def _utf8_path(text: str) -> str:
 
 
 def _language(text: str) -> str:
+    """An argparse type: the code of a language; one that the splitter doesn't know has English's rules."""
+    if meant := _COUNTRIES.get(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is a country, not a language; did you mean {meant}?")
     if not re.fullmatch(r"[a-z]{2,3}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a language code such as en, ko or als")
     return text
@@ -394,6 +429,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         SystemExit: with code 2, once the reason is on stderr.
     """
     ours = parser()
+    _refuse_others_names(ours, argv)
     found, rest = ours.parse_known_args(argv)
     refuse_empty(ours, found)
     inputs = inputs_of(ours, found)
@@ -438,6 +474,15 @@ def parse(argv: Sequence[str]) -> Arguments:
     )
 
 
+def _refuse_others_names(ours: OneLineParser, argv: Sequence[str]) -> None:
+    """End where an option is called as another program calls it, before a missing one of ours is told."""
+    for option in (word.partition("=")[0] for word in argv):
+        if meant := _OTHERS_NAMES.get(option):
+            ours.error(f"unknown option {option!r}: did you mean {meant!r}?")
+        if option in _OF_THE_TRAINING:
+            ours.error(f"unknown option {option!r}: masks are drawn by the training; see docs/migrating.md")
+
+
 def _repeat_rule(ours: OneLineParser, found: argparse.Namespace) -> RepeatRule:
     asked = set(found.deduplicate)
     if len(asked) > 1 and "none" in asked:
@@ -476,6 +521,8 @@ def _beam_options(ours: OneLineParser, rest: list[str]) -> list[str]:
         )
     if not embedded:
         return rest
+    if known.num_workers is not None or known.max_num_workers is not None:
+        ours.error("--num_workers is Dataflow's, and does nothing on one machine; there it is --direct_num_workers")
     if known.direct_num_workers < 0:
         ours.error("--direct_num_workers must be 0, for as many as there are cores, or more")
     several = known.direct_num_workers != 1

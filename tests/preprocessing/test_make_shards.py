@@ -242,10 +242,12 @@ def test_compression_is_seen_by_content(make: Maker, write_books: Books, tmp_pat
     assert contents(tmp_path / "plain") == contents(tmp_path / "packed")
 
 
-def test_documents_of_one_sentence_have_no_true_nexts(make: Maker, tmp_path: Path) -> None:
+def test_documents_of_one_sentence_have_no_true_nexts_and_a_line_says_so(make: Maker, tmp_path: Path) -> None:
     lines = (json.dumps({"text": f"The captain spoke of whale {number}"}) for number in range(6))
     (tmp_path / "short.jsonl").write_text("\n".join(lines))
-    make(tmp_path / "out", "--jsonl", tmp_path / "short.jsonl")
+    said = make(tmp_path / "out", "--jsonl", tmp_path / "short.jsonl")
+    assert "few true next sentences: 6 of 6 documents are of one sentence; --no-nsp" in said
+    assert "few true" not in make(tmp_path / "single", "--jsonl", tmp_path / "short.jsonl", "--no-nsp")
     for splits in ShardDirectory(tmp_path / "out").manifest.statistics["pairs"].values():
         assert {split: (counts["is_next"], counts["is_next_rate"]) for split, counts in splits.items()} == {
             "train": (0, 0.0),
@@ -292,6 +294,11 @@ def test_a_dump_and_books_together(make: Maker, data: Path, books: Path, tmp_pat
         (["--vocab-sample-bytes", "10"], "--vocab-sample-bytes is for --train-vocab"),
         (["--jsonl-text-field", "body"], "--jsonl-text-field says how --jsonl is read, which is not given"),
         (["--language", "English"], "not a language code"),
+        (["--language", "kr"], "'kr' is a country, not a language; did you mean ko?"),
+        (["--num_workers=4"], "does nothing on one machine; there it is --direct_num_workers"),
+        (["--workers", "4"], "unknown option '--workers': did you mean '--direct_num_workers'?"),
+        (["--dupe_factor=10"], "unknown option '--dupe_factor': did you mean '--duplicates'?"),
+        (["--masked_lm_prob=0.15"], "masks are drawn by the training; see docs/migrating.md"),
         (["--seed", "-1"], "-1 is not 0 or more"),
         (["--contamination", ""], "--contamination is empty"),
         (["--books", ""], "--books is empty"),
@@ -300,6 +307,15 @@ def test_a_dump_and_books_together(make: Maker, data: Path, books: Path, tmp_pat
 )
 def test_bad_options_are_told_in_a_line(make: Maker, tmp_path: Path, arguments: list[str], told: str) -> None:
     assert told in make.error(tmp_path / "out", "--books", "x.txt", *arguments)
+
+
+def test_the_command_of_google_s_program_is_told_our_names(capsys: pytest.CaptureFixture[str]) -> None:
+    """Though none of what is needed here is given."""
+    for option, meant in [("--input_file=a.txt", "--books FILE --books-format google"), ("--vocab_file=v", "--vocab")]:
+        with pytest.raises(SystemExit) as caught:
+            parse([option, "--max_seq_length=128"])
+        assert caught.value.code == 2
+        assert f"did you mean {meant!r}?" in capsys.readouterr().err
 
 
 def parsed(*arguments: str) -> Arguments:
