@@ -24,10 +24,17 @@ _LONGEST = 128  # bytes of a folder's name that are told; file systems take 255
 T = TypeVar("T", int, float)
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the words of the command; a mistake in them ends the program with exit code 2."""
+def parse(argv: Sequence[str], program: str = "python -m eval.run", usage: str | None = None) -> argparse.Namespace:
+    """Read the words of the command; a mistake in them ends the program with exit code 2.
+
+    Args:
+        argv: the words.
+        program: that is told to have made a mistake.
+        usage: of another program that takes these options; None for eval.run's.
+    """
     parser = argparse.ArgumentParser(
-        prog="python -m eval.run",
+        prog=program,
+        usage=usage,
         description="Evaluate an export.",
         epilog=f"Tasks: {', '.join(TASKS)}; groups: {', '.join(GROUPS)}. docs/evaluation.md says what each measures.",
     )

@@ -47,6 +47,7 @@ with needs("eval"):
 
 CHEAP = ("mlm", "nsp", "fill_mask")
 FINAL = "-final"  # after the name of an export: the folder of the final tasks
+_USAGE = "python -m eval.watch RUN [--tasks NAME[,NAME...]] [--once] ..., and options of eval.run"
 _REFUSED = 2  # the exit code of an evaluation that can't be as it was asked for
 
 _log = logging.getLogger("eval")
@@ -259,14 +260,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if not (run.config.is_file() or run.exports.is_dir()):
-        _log.warning("%s: no run is there%s", run.path, "" if arguments.once else " yet; waiting for one")
+    if not _is_there(run):
+        _log.warning("%s: no run is there yet; waiting for one", run.path)
     watch = Watch(run, arguments.tasks, arguments.final_tasks, options)
     if arguments.once:
         watch.evaluate(run.ending)
     else:
         watch.follow(arguments.poll)
     return _conclude(run, watch.failed)
+
+
+def _is_there(run: RunDirectory) -> bool:
+    """Whether a run has begun, or its exports alone lie there."""
+    return run.config.is_file() or run.exports.is_dir()
 
 
 def _conclude(run: RunDirectory, failed: set[Path]) -> int:
@@ -295,15 +301,18 @@ def _check(run: RunDirectory, arguments: argparse.Namespace, options: Sequence[s
     """Look for what would make every evaluation fail.
 
     Raises:
-        UsageError: no run, one that can't be written to, an unknown task, a folder that is missing or not there, a data
-            set that can't be read, or an option that is the watch's own; argparse ends the program for other words.
+        UsageError: no run that could be waited for, one that can't be written to, an unknown task, a folder that is
+            missing or not there, a data set that can't be read, or an option that is the watch's own; argparse ends
+            the program for other words.
     """
-    if not run.path.is_dir():
-        raise UsageError(f"{run.path}: no such directory; give a run directory")
-    check_output(run.path / EVALUATIONS)
     wanted = select([*arguments.tasks, *arguments.final_tasks])
     job = Job(run.path, tuple(task.name for task in wanted), run.path)
-    parsed = parse_evaluation([*evaluation_words(job), *options])
+    parsed = parse_evaluation([*evaluation_words(job), *options], "python -m eval.watch", _USAGE)
+    if arguments.once and not _is_there(run):
+        raise UsageError(f"{run.path}: no run is there; give a run directory")
+    if not run.path.absolute().parent.is_dir():
+        raise UsageError(f"{run.path.parent}: no such directory; give a run directory, which may be made later")
+    check_output(run.path / EVALUATIONS)
     if (parsed.checkpoint, parsed.output, parsed.grid_count, parsed.points_only) != (job.export, job.output, 1, False):
         raise UsageError("--checkpoint, --output, --points-only and --grid-* are the watch's own; leave them out")
     for folder in filter(None, (parsed.shards, parsed.data)):

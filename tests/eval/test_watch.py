@@ -341,9 +341,8 @@ def test_no_run_is_there_yet(
     shutil.rmtree(run.exports)
     recipe = run.config.read_text()
     run.config.unlink()
-    assert follow("--once") == 0
     assert follow(events=[lambda: None, lambda: run.config.write_text(recipe), done(run)]) == 0
-    assert caplog.messages == [f"{run.path}: no run is there", f"{run.path}: no run is there yet; waiting for one"]
+    assert caplog.messages == [f"{run.path}: no run is there yet; waiting for one"]
 
 
 def test_nothing_of_the_trainer_is_touched(run: RunDirectory, follow: Callable[..., int]) -> None:
@@ -424,9 +423,38 @@ def test_a_run_that_takes_no_evaluations(
     assert capsys.readouterr().err == f"error: {file}: not a directory; choose another place\n"
 
 
-def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path / "gone")]) == 2
-    assert capsys.readouterr().err == f"error: {tmp_path / 'gone'}: no such directory; give a run directory\n"
+def test_a_run_that_is_not_there_yet_is_waited_for(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    later = tmp_path / "later"
+    run.path.rename(later)
+    assert follow(events=[lambda: later.rename(run.path), done(run)]) == 0
+    assert f"{run.path}: no run is there yet; waiting for one" in caplog.text
+    assert evaluated == ["step-000007", "step-000009"]
+
+
+def test_no_run_to_look_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (tmp_path / "gone", tmp_path):
+        assert main([str(path), "--tasks", "fill_mask", "--once"]) == 2
+        assert capsys.readouterr().err == f"error: {path}: no run is there; give a run directory\n"
+
+
+def test_a_run_whose_folder_is_not_there_can_not_be_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path / "gone" / "later"), "--tasks", "fill_mask"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'gone'}: no such directory; ")
+
+
+def test_a_word_that_is_no_option_is_told_by_the_watch_itself(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([str(run.path), "--sahrds", "x"])
+    usage, error = capsys.readouterr().err.splitlines()
+    assert usage.startswith("usage: python -m eval.watch RUN ")
+    assert error == "python -m eval.watch: error: unrecognized arguments: --sahrds x"
 
 
 @pytest.mark.parametrize("words", [["--poll", "0"], ["--poll", "x"], ["--sample", "1"], ["--samples", "-1"]])
