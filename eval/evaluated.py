@@ -122,6 +122,18 @@ def run_directory(checkpoint: Mapping[str, Any], file: Path) -> Path:
     return Path(trained_in or export)
 
 
+def tracked_run(checkpoint: Mapping[str, Any], file: Path) -> Path:
+    """The run that an evaluation belongs to in MLflow: of a task's model, that of the pretrained one behind it.
+
+    Args:
+        checkpoint: of results.
+        file: the results.json.
+    """
+    while learned_from := checkpoint["lineage"].get("pretrained"):
+        checkpoint = learned_from
+    return run_directory(checkpoint, file)
+
+
 def run_names(runs: Iterable[Path]) -> dict[Path, str]:
     """Runs by their directories' names, and where two share one, by as much of their paths as tells them apart."""
     paths = list(dict.fromkeys(runs))

@@ -14,7 +14,7 @@ from eval.encoding import LongText
 from eval.evaluated import EVALUATIONS
 from eval.finetune import Precision, Settings
 from eval.inputs import FEWEST
-from eval.results import RESULTS
+from eval.results import MODELS, RESULTS
 from eval.tasks import GROUPS, TASKS
 from preprocessing.tokenization import MASK
 from trainer.run_directory import RunDirectory
@@ -63,9 +63,14 @@ def parse(argv: Sequence[str], program: str = "python -m eval.run", usage: str |
 def default_output(export: Path, tasks: Sequence[str]) -> Path:
     """A folder for the results of some tasks, which those of others do not replace."""
     export = export.resolve()
-    of_a_run = export.parent.name == RunDirectory(export.parent.parent).exports.name
-    folder = export.parent.parent / EVALUATIONS if of_a_run else export.with_name(f"{export.name}-{EVALUATIONS}")
-    name = "-".join([export.name, *(Path(task).stem for task in tasks)])
+    around = export.parent.parent
+    if export.parent.name == RunDirectory(around).exports.name:
+        folder, of = around / EVALUATIONS, export.name
+    elif export.parent.name == MODELS and around.parent.name == EVALUATIONS:  # a task's model, of an evaluation
+        folder, of = around.parent, f"{around.name}-{MODELS}-{export.name}"
+    else:
+        folder, of = export.with_name(f"{export.name}-{EVALUATIONS}"), export.name
+    name = "-".join([of, *(Path(task).stem for task in tasks)])
     whole = os.fsencode(name)
     if len(whole) > _LONGEST:
         begin = whole[:_LONGEST].decode(errors="ignore")  # a letter that is cut

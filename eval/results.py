@@ -91,6 +91,14 @@ class Lineage(pydantic.BaseModel):
     shards_blake2b: list[str] | None = None
     config_blake2b: str | None = None
     code: _TrainedBy = _TrainedBy()
+    pretrained: _Pretrained | None = None
+
+
+class _Pretrained(pydantic.BaseModel):
+    """What a task's model was learned from, see eval.models."""
+
+    path: str
+    lineage: Lineage
 
 
 class _Checkpoint(pydantic.BaseModel):

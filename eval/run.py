@@ -31,7 +31,7 @@ from preprocessing.extras import needs
 
 with needs("eval"):
     from eval.errors import UsageError
-    from eval.evaluated import run_directory
+    from eval.evaluated import tracked_run
     from eval.experiment import Experiment
     from eval.locks import locked
     from eval.options import SUBMISSION, parse
@@ -304,7 +304,7 @@ def _track(file: Path, results: dict[str, Any]) -> str | None:
     try:
         from trainer.tracking import evaluation_store, log_evaluation  # seconds to import
 
-        store = evaluation_store([run_directory(results["checkpoint"], file)], file.parent)
+        store = evaluation_store([tracked_run(results["checkpoint"], file)], file.parent)
         files = [file, *(file.parent / name for name in results["files"])]
         name = f"eval {Path(results['checkpoint']['path']).name}"
         run_id = log_evaluation(store, name, tracked_metrics(results), tracked_tags(results), files)
@@ -334,8 +334,17 @@ def tracked_tags(results: dict[str, Any]) -> dict[str, str]:
 
 def _checksum(results: dict[str, Any]) -> str:
     """Of all but how long it took, by which a repeat is known."""
-    lasting = {name: content for name, content in results.items() if name != "seconds"}
+    tasks = {name: {**task, "details": _timeless(task["details"])} for name, task in results["tasks"].items()}
+    lasting = {name: content for name, content in results.items() if name != "seconds"} | {"tasks": tasks}
     return hashlib.blake2b(json.dumps(lasting, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _timeless(details: dict[str, Any]) -> dict[str, Any]:
+    """A task's details without the seconds of its points."""
+    if "points" not in details:
+        return details
+    points = [{name: content for name, content in point.items() if name != "seconds"} for point in details["points"]]
+    return {**details, "points": points}
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from eval import experiment
 from eval import run as evaluation
-from eval.evaluated import read_evaluations
+from eval.evaluated import find_results, read_evaluations
 from eval.kinds import Texts
 from eval.locks import locked
 from eval.metrics import score_labels
@@ -51,7 +51,9 @@ from tests.eval.small_data import (
 from tests.preprocessing.test_interruption import start
 from tests.trainer.mlflow_store import empty_store
 from tests.trainer.shard_factory import save_tokenizer
+from trainer import tracking
 from trainer.hugging_face import save_export
+from trainer.run_directory import RunDirectory
 
 QUICK = ("--epochs", "1", "--learning-rates", "1e-3", "--batch-sizes", "8")
 
@@ -678,6 +680,53 @@ def test_the_same_command_again_is_nothing_new_in_mlflow(
     own = ("--sentences", str(tmp_path / "own.txt"))
     assert run(export, data, tmp_path / "runs" / "out", "fill_mask,mrpc", *own, track=True) == 0
     assert len(client.search_runs([experiment_id])) == 2
+
+
+def test_the_same_command_with_another_output_is_nothing_new_in_mlflow(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    client = MlflowClient(empty_store(tmp_path / "runs" / "mlflow.db"))
+    write_mrpc(data)
+    took = []
+    for name in ("first", "second"):
+        assert run(export, data, tmp_path / "runs" / name, "mrpc", track=True) == 0
+        took += [
+            point["seconds"] for point in results_of(tmp_path / "runs" / name)["tasks"]["mrpc"]["details"]["points"]
+        ]
+    assert took[0] != took[1]
+    assert len(client.search_runs([client.get_experiment_by_name("bert-pretraining").experiment_id])) == 1
+
+
+def test_what_is_learned_on_from_a_task_s_model_belongs_to_the_run(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    store = empty_store(tmp_path / "runs" / "mlflow.db")
+    trained = RunDirectory(export.parents[1])
+    trained.set_outcome("done")
+    tracking.prepare(trained, "tests")
+    parent = tracking.sync(trained, ended="FINISHED")
+    write_mrpc(write_stsb(data))
+
+    def evaluate(checkpoint: Path, task: str) -> Path:
+        output = default_output(checkpoint, [task])
+        words = ["--checkpoint", str(checkpoint), "--tasks", task, "--data", str(data), "--save-models", *QUICK]
+        assert main(words) == 0
+        assert results_of(output)["tasks"].keys() == {task}
+        return output / "models" / task
+
+    learned_on = evaluate(evaluate(evaluate(export, "stsb"), "mrpc"), "stsb")
+    names = [f"{export.name}-stsb"]
+    names += [f"{names[0]}-models-stsb-mrpc"]
+    names += [f"{names[1]}-models-mrpc-stsb"]
+    assert learned_on.parents[1] == trained.path / "evaluations" / names[-1]
+    assert {file.parent.name for file in find_results([trained.path])} == set(names)
+    client = MlflowClient(store)
+    experiment = client.get_experiment_by_name("tests").experiment_id
+    children = client.search_runs([experiment], f"tags.mlflow.parentRunId = '{parent}'")
+    assert sorted(child.info.run_name for child in children) == ["eval mrpc", f"eval {export.name}", "eval stsb"]
+    assert list(trained.path.rglob("mlflow.db")) == []
 
 
 # ---- what is refused, before anything is computed -------------------------------------------------------------------

@@ -530,6 +530,35 @@ def test_until_a_run_is_there_the_newest_experiment_counts(
     assert found.name == "tests"
 
 
+def test_another_store_than_the_one_that_a_run_is_in_is_told_of_once(
+    run: RunDirectory, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare(run, "tests")
+    sync(run)
+    run.set_outcome("done")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    assert main(["sync", str(run.path)]) == 0
+    assert caplog.messages == []  # the same one
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:1")
+    for carry_over in (lambda: main(["sync", str(run.path)]), lambda: evaluation_store([run.path], tmp_path)):
+        carry_over()
+        (told,) = caplog.messages
+        assert told.startswith("MLFLOW_TRACKING_URI is http://")
+        assert f"stays in {store}, where it was first; delete {run.tracking} to have it" in told
+        assert "secret" not in told
+        caplog.clear()
+
+
+def test_an_evaluation_is_known_again_wherever_its_files_lie(run: RunDirectory, store: str, tmp_path: Path) -> None:
+    run.set_outcome("done")
+    prepare(run, "tests")
+    parent = sync(run)
+    where = evaluation_store([run.path], tmp_path)
+    first, again = (log_evaluation(where, *EVALUATION, write_files(tmp_path / name)) for name in ("a", "b"))
+    assert first == again
+    assert len(children(store, parent)) == 1
+
+
 def test_the_weights_that_a_run_began_with_are_tags(run: RunDirectory, store: str) -> None:
     run.initial_weights.write_text(json.dumps({"directory": "/models/bert", "blake2b": "c0ffee"}))
     main(["sync", str(run.path)])

@@ -29,6 +29,7 @@ from trainer.tracking.store import (
     is_lost,
     one_writer,
     read_cursor,
+    tell_of_another_store,
 )
 
 _IDENTITY = "evaluation"  # the tag by which one that was carried over, maybe in part, is found again
@@ -64,8 +65,8 @@ class _Evaluation:
 
     @property
     def identity(self) -> str:
-        """The same of a repeat, whenever that was."""
-        told = {name: value for name, value in asdict(self).items() if name != "milliseconds"}
+        """The same of a repeat, whenever that was and wherever its files lie."""
+        told = [self.name, self.metrics, self.tags]
         return hashlib.blake2b(json.dumps(told).encode(), digest_size=8).hexdigest()
 
 
@@ -92,6 +93,7 @@ def _store_of(run: RunDirectory) -> Store | None:
     except (ValueError, TypeError) as error:
         _log.warning("%s is damaged: %s", run.tracking, first_line(error))
         return None
+    tell_of_another_store(run, cursor)
     store = Store(cursor.tracking_uri, cursor.experiment, cursor.run_id or None)
     pending = Store(store.tracking_uri, store.experiment, store.parent, run.pending_evaluations)
     database = database_of(cursor.tracking_uri)
@@ -120,7 +122,7 @@ def log_evaluation(
         store: where.
         name: of the new run.
         metrics: name -> value.
-        tags: where the numbers come from: step, hashes, versions. A repeat is told by name, metrics, tags and paths.
+        tags: where the numbers come from: step, hashes, versions. A repeat is told by name, metrics and tags.
         files: results to keep as artifacts; a folder is kept whole.
 
     Returns:

@@ -30,6 +30,7 @@ from trainer.tracking.store import (
     is_lost,
     one_writer,
     read_cursor,
+    tell_of_another_store,
     write_cursor,
 )
 
@@ -195,6 +196,7 @@ def prepare(run: RunDirectory, experiment: str) -> None:
         return
     with contextlib.suppress(ValueError, TypeError):  # damaged, as is told when it is used
         cursor = read_cursor(run)
+        tell_of_another_store(run, cursor)
         if not cursor.run_id and cursor.experiment != experiment:
             write_cursor(run, dataclasses.replace(cursor, experiment=experiment))
 

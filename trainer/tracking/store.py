@@ -27,6 +27,8 @@ from trainer.credentials import without_credentials
 from trainer.files import write_atomically
 from trainer.run_directory import RunDirectory
 
+_log = logging.getLogger(__name__)
+
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's page opens on trainings, not on chats
 
 for _noisy in ("mlflow", "alembic"):  # what a new store's tables are called, and that a monitor has begun
@@ -69,6 +71,17 @@ def chosen_tracking_uri() -> str | None:
     given = os.environ.get("MLFLOW_TRACKING_URI") or None
     database = database_of(given) if given else None
     return f"sqlite:///{database.resolve()}" if database else given
+
+
+def tell_of_another_store(run: RunDirectory, cursor: Cursor) -> None:
+    """Warn where MLFLOW_TRACKING_URI names another store than the one that a run is in and stays in."""
+    chosen = chosen_tracking_uri()
+    if cursor.run_id and chosen not in (None, cursor.tracking_uri):
+        _log.warning(
+            "MLFLOW_TRACKING_URI is %s, but the run stays in %s, where it was first; delete %s to have it carried over "
+            "to the other",
+            *(without_credentials(chosen), without_credentials(cursor.tracking_uri), run.tracking),
+        )
 
 
 def experiment_id(client: MlflowClient, name: str, tracking_uri: str) -> str:
