@@ -17,6 +17,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import pydantic
 
+_OF_TYPES = {"tuple_type": "Input should be a list, in square brackets"}  # TOML has no tuples
 _DEEPEST = 4  # files that extend one another
 _Settings = TypeVar("_Settings")
 
@@ -47,8 +48,7 @@ def parse(raw: dict[str, Any], kind: type[_Settings], where: str, overrides: Seq
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        is_no_list = first["type"] in ("tuple_type", "list_type")
-        reason = "give a list, such as [1, 2]" if is_no_list else first["msg"].removeprefix("Value error, ")
+        reason = _OF_TYPES.get(first["type"], first["msg"].removeprefix("Value error, "))
         message = f"{key}: {reason}" if key else reason
         raise ConfigError(_located(message, key, where, overrides)) from error
 

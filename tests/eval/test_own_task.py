@@ -119,6 +119,8 @@ def test_beside_other_tasks(tmp_path: Path) -> None:
         ('text = "t"\nepochs = []\n', "learning_rates, epochs and batch_sizes need a value each"),
         ('text = "t"\nlearning_rates = [2]\n', "learning_rates must lie between 0 and 1"),
         ('text = "t"\nmax_length = 0\n', "max_length, epochs and batch_sizes must be 1 or more"),
+        ('text = "t"\nlabels = "billing"\n', "labels: Input should be a list, in square brackets"),
+        ('text = "t"\nepochs = 3\n', "epochs: Input should be a list, in square brackets"),
         ("text = ", "not a TOML file"),
     ],
 )
