@@ -80,8 +80,11 @@ def read_hub(name: str, split: str) -> Sequence[Example]:
 def _load(source: HubSource, split: str) -> Any:
     try:
         import datasets
+        import huggingface_hub
     except ImportError as error:
         raise DatasetError("the hub is read through datasets: pip install 'bert-pretraining[hub]'") from error
+    for library in (datasets, huggingface_hub):
+        library.utils.logging.disable_propagation()  # they have handlers of their own: a line is told once
     try:
         return datasets.concatenate_datasets(
             [

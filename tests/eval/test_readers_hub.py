@@ -1,5 +1,6 @@
 """The hub's layout of the data sets: small copies of it on disk, read by `datasets` itself, in place of the network."""
 
+import logging
 import sys
 
 import datasets
@@ -188,6 +189,16 @@ def test_a_hub_that_does_not_answer(monkeypatch, error):
     assert message("RTE", "dev") == (
         "nyu-mll/glue: can't be had from the hub (Couldn't reach the Hub); use the files with --data"
     )
+
+
+@pytest.mark.parametrize("library", ["datasets", "huggingface_hub"])
+def test_what_a_library_tells_by_its_own_handler_is_told_once(hub, monkeypatch, library):
+    """And not by the program's handler, which hears what is propagated."""
+    logger = logging.getLogger(library)
+    monkeypatch.setattr(logger, "propagate", True)
+    message("RTE", "dev")
+    assert logger.handlers
+    assert not logger.propagate
 
 
 def test_without_datasets(monkeypatch):
