@@ -33,6 +33,7 @@ with needs("eval"):
 
     from eval.errors import UsageError
     from eval.pages import render_page
+    from eval.paths import parse_path
     from eval.pictures import save_picture
     from eval.pretrained import load_pretrained, pack
     from trainer.files import write_atomically
@@ -192,7 +193,7 @@ def _check_head(shown: Picture, layer: int, head: int) -> None:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m eval.attention", description="Attention as a page in HTML.")
-    parser.add_argument("export", type=Path, metavar="EXPORT", help="RUN/exports/step-NNNNNN")
+    parser.add_argument("export", type=parse_path, metavar="EXPORT", help="RUN/exports/step-NNNNNN")
     parser.add_argument("a", type=_sentence, metavar="SENTENCE")
     parser.add_argument("b", type=_sentence, metavar="SENTENCE", nargs="?", help="a second one, for a pair")
     parser.add_argument(
@@ -216,7 +217,7 @@ def _sentence(text: str) -> str:
 def _file(text: str) -> Path:
     if not Path(text).name:
         raise argparse.ArgumentTypeError(f"{text!r} is not the name of a file")
-    return Path(text)
+    return parse_path(text)
 
 
 def _head(text: str) -> tuple[int, int]:

@@ -29,8 +29,9 @@ from preprocessing.tokenization import (
     load_vocabulary,
 )
 from trainer.data import SampleStream, validation_stream
-from trainer.hugging_face import LINEAGE, WEIGHTS, Export, load_export
+from trainer.hugging_face import CONFIG, LINEAGE, WEIGHTS, Export, load_export
 from trainer.model import BertConfig
+from trainer.run_directory import RunDirectory, step_folders
 
 FEWEST = 2  # samples: one alone says nothing about its error
 
@@ -74,6 +75,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises:
         UsageError: something is missing, damaged or doesn't fit; the message says what to do.
     """
+    _check_folder(path)
     with _as_usage_error():
         export, tokenizer = load_export(path), load_tokenizer(path)
     for name, tensor in export.state.items():
@@ -85,6 +87,21 @@ def open_checkpoint(path: Path) -> Checkpoint:
     weights = checksum(path / WEIGHTS)
     both = hashlib.blake2b(f"{weights} {tokenizer.to_str()}".encode(), digest_size=16).hexdigest()
     return Checkpoint(path, export, tokenizer, weights, both)
+
+
+def _check_folder(path: Path) -> None:
+    """Tell the folders that are often given instead of an export, and what to do about them."""
+    around = (RunDirectory(folder) for folder in (path, path.parent, path.parent.parent))
+    exports = [export for run in around for export in step_folders(run.exports)]
+    if not (path / CONFIG).is_file() and exports:
+        raise UsageError(f"{path / CONFIG}: missing, so it is no export; the newest one is {exports[-1]}")
+    tokenizer, vocabulary = path / TOKENIZER_FILE, path / VOCABULARY_FILE
+    if vocabulary.is_file() and not tokenizer.is_file():
+        folder = repr(str(path))
+        raise UsageError(
+            f"{tokenizer}: no such file; transformers makes it from {vocabulary.name}: "
+            f"AutoTokenizer.from_pretrained({folder}).save_pretrained({folder})"
+        )
 
 
 @contextmanager

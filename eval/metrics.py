@@ -30,6 +30,7 @@ import sklearn.metrics
 from seqeval.metrics import sequence_labeling, v1
 
 from eval.errors import UsageError
+from eval.paths import parse_path
 from eval.readers import conll, squad, tables
 from eval.readers.examples import DatasetError
 from eval.readers.files import read_text
@@ -254,15 +255,17 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         command.set_defaults(score=score)
         if name == "glue":
             command.add_argument("task", choices=[task for task in GLUE if task != "AX"])
-        command.add_argument("data", type=Path, help=data)
-        command.add_argument("predictions", type=Path, help=predictions)
+        command.add_argument("data", type=parse_path, help=data)
+        command.add_argument("predictions", type=parse_path, help=predictions)
         return command
 
     answers = "JSON object of ids and texts"
     add("squad_v1", _score_answers, "data set in SQuAD's format", answers)
     add("korquad", _score_answers, "data set in SQuAD's format", answers)
     v2 = add("squad_v2", _score_squad_v2, "data set in SQuAD's format", answers)
-    v2.add_argument("--na-prob-file", type=Path, help="JSON object of ids and probabilities that there is no answer")
+    v2.add_argument(
+        "--na-prob-file", type=parse_path, help="JSON object of ids and probabilities that there is no answer"
+    )
     v2.add_argument("--na-prob-thresh", type=_finite, default=1.0, help="above it there is none (default: 1)")
     add("glue", _score_glue, "labelled table of the task", "table with the columns index and prediction")
     entities = add("conll", _score_conll, "words with tags in the last column", "the same words with predicted tags")

@@ -14,12 +14,14 @@ from eval.encoding import LongText
 from eval.evaluated import EVALUATIONS
 from eval.finetune import Precision, Settings
 from eval.inputs import FEWEST
+from eval.paths import parse_path
 from eval.results import MODELS, RESULTS
 from eval.tasks import GROUPS, TASKS
 from preprocessing.tokenization import MASK
 from trainer.run_directory import RunDirectory
 
 SUBMISSION = "glue_submission.zip"
+_MOST_THREADS = 1024
 _LONGEST = 128  # bytes of a folder's name that are told; file systems take 255
 T = TypeVar("T", int, float)
 
@@ -38,17 +40,19 @@ def parse(argv: Sequence[str], program: str = "python -m eval.run", usage: str |
         description="Evaluate an export.",
         epilog=f"Tasks: {', '.join(TASKS)}; groups: {', '.join(GROUPS)}. docs/evaluation.md says what each measures.",
     )
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="EXPORT", help="RUN/exports/step-NNNNNN")
+    parser.add_argument(
+        "--checkpoint", type=parse_path, required=True, metavar="EXPORT", help="RUN/exports/step-NNNNNN"
+    )
     parser.add_argument(
         "--tasks", type=split_words, required=True, metavar="NAME[,NAME...]",
         help="tasks, groups of tasks, and files that describe a task of your own",
     )  # fmt: skip
     parser.add_argument(
-        "--output", type=Path, metavar="DIR",
+        "--output", type=parse_path, metavar="DIR",
         help=f"for {RESULTS}, which is replaced (default: a folder for export and tasks in RUN/{EVALUATIONS}, where "
         "eval.report looks, or beside an export that is of no run)",
     )  # fmt: skip
-    parser.add_argument("--threads", type=_positive, metavar="N", help="default: as many as torch takes")
+    parser.add_argument("--threads", type=_threads, metavar="N", help="default: as many as torch takes")
     parser.add_argument("--no-tracking", dest="tracking", action="store_false", help="leave MLflow out")
     _add_held_out(parser.add_argument_group("tasks that learn nothing"))
     _add_learning(parser.add_argument_group("tasks that the model learns"))
@@ -79,7 +83,7 @@ def default_output(export: Path, tasks: Sequence[str]) -> Path:
 
 
 def _add_held_out(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--shards", type=Path, metavar="DIR", help="their validation part is evaluated on")
+    group.add_argument("--shards", type=parse_path, metavar="DIR", help="their validation part is evaluated on")
     group.add_argument(
         "--sequence-length",
         type=_positive,
@@ -92,7 +96,7 @@ def _add_held_out(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--sentences",
-        type=Path,
+        type=parse_path,
         metavar="FILE",
         help=f"sentences to fill, one a line with {MASK} (default: ten of ours)",
     )
@@ -100,7 +104,7 @@ def _add_held_out(group: argparse._ArgumentGroup) -> None:
 
 def _add_learning(group: argparse._ArgumentGroup) -> None:
     source = group.add_mutually_exclusive_group()
-    source.add_argument("--data", type=Path, metavar="DIR", help="folder with the files of the data sets")
+    source.add_argument("--data", type=parse_path, metavar="DIR", help="folder with the files of the data sets")
     source.add_argument("--hub", action="store_true", help="take the data sets from the Hugging Face hub instead")
     group.add_argument("--test", action="store_true", help=f"predict test sets too; GLUE's go to {SUBMISSION}")
     group.add_argument(
@@ -167,6 +171,13 @@ def _rate(text: str) -> float:
     if not 0 < rate < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a learning rate, such as 5e-5")
     return rate
+
+
+def _threads(text: str) -> int:
+    threads = _positive(text)
+    if threads > _MOST_THREADS:  # with many more, torch crashes
+        raise argparse.ArgumentTypeError(f"{text} is more than {_MOST_THREADS}; give as many as there are cores")
+    return threads
 
 
 def _at_least(least: int, text: str) -> int:

@@ -35,6 +35,7 @@ from mlflow.types.schema import Array, ColSpec, DataType, Object, ParamSchema, P
 from eval.embeddings import K1, B, count_terms, save_terms
 from eval.errors import UsageError
 from eval.evaluated import Evaluated, best_evaluation, find_results, of_present_weights, read_evaluations
+from eval.paths import parse_path
 from eval.pretrained import Pretrained, load_pretrained
 from eval.readers.files import read_text, split_lines
 from eval.results import tags_of
@@ -238,11 +239,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m eval.registry", description="Register the best export of a run in MLflow."
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory with evaluations")
+    parser.add_argument("run", type=parse_path, metavar="RUN", help="a run directory with evaluations")
     parser.add_argument("--metric", type=_metric, required=True, metavar="TASK.METRIC", help="such as mrpc.f1")
     parser.add_argument("--name", default="bert", help="of the registered model (default: %(default)s)")
     parser.add_argument(
-        "--corpus", type=Path, metavar="FILE", help="a document a line: how rare words are, for --pooling bm25"
+        "--corpus", type=parse_path, metavar="FILE", help="a document a line: how rare words are, for pooling by BM25"
     )
     parser.add_argument("--k1", type=float, help=f"of BM25 (default: {K1})")
     parser.add_argument("--b", type=float, help=f"of BM25 (default: {B})")

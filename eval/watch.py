@@ -35,6 +35,7 @@ with needs("eval"):
     from eval.options import parse as parse_evaluation
     from eval.options import split_words
     from eval.parts import read_parts
+    from eval.paths import parse_path
     from eval.plan import check_source
     from eval.results import RESULTS, check_output, read_results
     from eval.tasks import GROUPS, Task, select
@@ -332,7 +333,7 @@ def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
         epilog="All other options are those of eval.run, such as --shards, --data, --seeds or --workers.",
         allow_abbrev=False,
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory")
+    parser.add_argument("run", type=parse_path, metavar="RUN", help="a run directory")
     parser.add_argument(
         "--tasks", type=split_words, default=list(CHEAP), metavar="NAME[,NAME...]",
         help=f"of every export (default: {','.join(CHEAP)})",

@@ -12,6 +12,7 @@ import pytest
 import torch
 from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from eval import probe
 from eval.inputs import choose_length
@@ -217,6 +218,28 @@ def test_an_incomplete_export(
     assert_refused(run(export, tmp_path / "results", shards), capsys, tmp_path / "results", message)
 
 
+@pytest.mark.parametrize("given", ["runs/demo", "runs/demo/exports", "runs/demo/checkpoints/step-000060"])
+def test_of_a_folder_of_the_run_that_is_no_export_the_newest_export_is_told(
+    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    shutil.copytree(export, newest := export.with_name("step-1000000"))
+    (tmp_path / given).mkdir(parents=True, exist_ok=True)
+    code = run(tmp_path / given, tmp_path / "results", None, tasks="fill_mask")
+    told = f"{tmp_path / given / 'config.json'}: missing, so it is no export; the newest one is {newest}\n"
+    assert_refused(code, capsys, tmp_path / "results", told)
+
+
+def test_a_vocabulary_without_its_tokenizer_is_told_with_how_to_make_it(
+    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (export / "tokenizer.json").unlink()
+    code = run(export, tmp_path / "results", None, tasks="fill_mask")
+    how = f"AutoTokenizer.from_pretrained('{export}').save_pretrained('{export}')"
+    assert_refused(code, capsys, tmp_path / "results", how)
+    AutoTokenizer.from_pretrained(str(export)).save_pretrained(str(export))
+    assert run(export, tmp_path / "results", None, tasks="fill_mask") == 0
+
+
 @pytest.mark.parametrize(
     ("options", "tasks", "message"),
     [
@@ -306,7 +329,9 @@ def test_an_output_that_is_a_file(export: Path, tmp_path: Path, capsys: pytest.C
         assert capsys.readouterr().err == f"error: {tmp_path / 'results'}: not a directory; choose another place\n"
 
 
-@pytest.mark.parametrize("option", [["--samples", "1"], ["--batch-size", "0"], ["--threads", "two"]])
+@pytest.mark.parametrize(
+    "option", [["--samples", "1"], ["--batch-size", "0"], ["--threads", "two"], ["--threads", "1025"]]
+)
 def test_numbers_that_cannot_be(export: Path, tmp_path: Path, option: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run(export, tmp_path, None, *option)
