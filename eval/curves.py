@@ -19,7 +19,7 @@ from eval.comparison import MeasuredExport
 from eval.errors import UsageError
 from eval.evaluated import Evaluated, run_names, settings_of
 from preprocessing.figures import COLOURS, STYLE
-from trainer.files import read_lines
+from trainer.files import DamagedFileError, read_lines
 from trainer.metrics import LARGEST_LOSS
 from trainer.run_directory import RunDirectory
 
@@ -76,7 +76,8 @@ def read_histories(paths: Sequence[Path]) -> tuple[list[History], list[Path]]:
     read = {path: _read_history(path, names[resolved]) for resolved, path in given.items()}
     found = [history for history in read.values() if history is not None]
     if not found:
-        raise UsageError(f"{paths[0]}: no steps; give a run directory whose training has begun")
+        within = f", such as those of {paths[0]}/*" if any(paths[0].glob("*/config.toml")) else ""
+        raise UsageError(f"{paths[0]}: no steps; give a run directory whose training has begun{within}")
     return found, [path for path, history in read.items() if history is None]
 
 
@@ -84,16 +85,25 @@ def _read_history(path: Path, name: str) -> History | None:
     run = RunDirectory(path)
     if not path.exists():
         raise UsageError(f"{path}: no such directory; give that of a run")
-    try:
-        training, validation = list(read_lines(run.metrics)), list(read_lines(run.validation_metrics))
-        for lines, names in ((training, _OF_A_STEP), (validation, _OF_A_VALIDATION)):
-            for figure in names:
-                column(lines, figure)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}: its metrics are damaged ({type(error).__name__}: {error})") from error
+    training = _read_figures(run.metrics, _OF_A_STEP)
+    validation = _read_figures(run.validation_metrics, _OF_A_VALIDATION)
     if not training:
         return None
     return History(name, run, training, validation, settings_of(path).get("train.next_sentence", True) is not False)
+
+
+def _read_figures(file: Path, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The lines of a file of metrics, all with these figures."""
+    try:
+        lines = list(read_lines(file))
+    except DamagedFileError as error:
+        raise UsageError(str(error)) from error
+    for name in names:
+        try:
+            column(lines, name)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{file}: a line is without a figure {name!r}; mend it, or delete the line") from error
+    return lines
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,9 @@ with needs("eval"):
     from eval.evaluated import Evaluated, find_results, of_present_weights, prevailing, read_evaluations
     from eval.pages import render_page
     from eval.paper import TABLES
+    from eval.paths import parse_path
     from eval.pictures import save_picture
-    from eval.results import RESULTS, check_output, figures_table, filled_table
+    from eval.results import RESULTS, best_points, check_output, figures_table, filled_table
     from preprocessing.markdown import markdown_table, plain
     from preprocessing.schema import checksum
     from preprocessing.terminal import show
@@ -45,8 +46,8 @@ with needs("eval"):
 CURVES, SCORES, REPORT, PAGE = "curves.png", "scores.png", "report.md", "report.html"
 _BESIDE = (
     "Devlin et al. (2019). Figures are in per cent, but for perplexities; empty is what was not measured. Ours is the "
-    "best of the grid on the dev set, as the paper's; under seeds stand their number, and mean ± standard deviation of "
-    "all that share its other hyperparameters."
+    "best on the dev set of the points that were tried, which the evaluation names; under seeds stand their number, "
+    "and mean ± standard deviation of all that share its other hyperparameters."
 )
 
 
@@ -193,7 +194,9 @@ def _evaluation(group: Sequence[Evaluated]) -> Iterator[str]:
         if facts := list(_facts(e, [task for task, of in counting.items() if of is e])):
             yield f"{plain('; '.join(facts))}. ± is half of the 95 % confidence interval.\n"
     tasks = {"tasks": {task: e.results["tasks"][task] for task, e in counting.items()}}
-    yield from filter(None, (figures_table(tasks), filled_table(tasks)))
+    points = [line for task, e in counting.items() for line in best_points(e.results, [task])]
+    learned = "".join(f"- {plain(line)}\n" for line in points)
+    yield from filter(None, (figures_table(tasks), learned, filled_table(tasks)))
     failed = {name: reason for e in group for name, reason in e.results["failed"].items()}
     yield from (f"Failed: {plain(f'{name}: {reason}')}\n" for name, reason in failed.items())
 
@@ -232,13 +235,13 @@ def _commit(code: dict[str, Any]) -> str:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m eval.report", description="Curves and tables of runs.")
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run directory; runs/* will do")
+    parser.add_argument("runs", type=parse_path, nargs="+", metavar="RUN", help="a run directory; runs/* will do")
     parser.add_argument(
-        "--output", type=Path, metavar="DIR",
+        "--output", type=parse_path, metavar="DIR",
         help=f"for {REPORT}, {PAGE} and pictures (default: report/ in the first run's directory)",
     )  # fmt: skip
     parser.add_argument(
-        "--results", type=Path, action="append", metavar="FILE",
+        "--results", type=parse_path, action="append", metavar="FILE",
         help=f"a {RESULTS} of eval.run, once or several times (default: those found in the output and the runs)",
     )  # fmt: skip
     return parser.parse_args(argv)

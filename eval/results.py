@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +41,20 @@ FORMAT_VERSION = 2
 PREDICTED, MODELS, STATES = "predictions", "models", "states"
 
 
-class _Measured(pydantic.BaseModel):
+class _Finite(pydantic.BaseModel):
+    """Python's JSON has NaN and infinity, which no figure is."""
+
+    model_config = pydantic.ConfigDict(allow_inf_nan=False)
+
+
+class _Measured(_Finite):
     value: float
     half_width: float | None
     baseline: float | None
     unit: str
 
 
-class _Candidate(pydantic.BaseModel):
+class _Candidate(_Finite):
     token: str
     probability: float
 
@@ -58,9 +64,19 @@ class _Sentence(pydantic.BaseModel):
     masks: list[list[_Candidate]]
 
 
-class _Details(pydantic.BaseModel):
+class _Point(_Finite):
+    learning_rate: float
+    epochs: int
+    batch_size: int
+    seed: int
+
+
+class _Details(_Finite):
     samples: int | None = None
     selected_by: str | None = None
+    max_length: int | None = None
+    best_point: _Point | None = None
+    points: list[Any] = []
     seeds: dict[str, list[float]] = {}
     sentences: list[_Sentence] = []
 
@@ -117,6 +133,11 @@ class _Data(pydantic.BaseModel):
     limit: int | None = None
 
 
+class _FineTuning(pydantic.BaseModel):
+    optimizer: str
+    precision: str
+
+
 class _Code(pydantic.BaseModel):
     version: str | None
     commit: str | None
@@ -129,6 +150,7 @@ class _Results(pydantic.BaseModel):
     checkpoint: _Checkpoint
     shards: _Shards | None
     data: _Data | None = None
+    fine_tuning: _FineTuning | None = None
     tasks: dict[str, _Task]
     failed: dict[str, str]
     code: _Code
@@ -178,7 +200,7 @@ def read_results(path: Path) -> dict[str, Any]:
     """
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
-        version = results["format_version"]
+        version, _ = results["format_version"], results["checkpoint"]  # other files of ours have a version too
         if version == FORMAT_VERSION:
             _Results.model_validate(results, strict=True)
     except OSError as error:
@@ -213,6 +235,22 @@ def figures_table(results: dict[str, Any]) -> str:
         for metric, measured in task["metrics"].items()
     ]
     return markdown_table([["", "model", "baseline", "which is"], *rows], numbers=(1, 2)) if rows else ""
+
+
+def best_points(results: Mapping[str, Any], tasks: Iterable[str]) -> Iterator[str]:
+    """A line for each of some tasks that was learned: which point of its grid the figures are of, and how it was."""
+    settings = results.get("fine_tuning") or {}
+    found = {name: results["tasks"][name]["details"] for name in tasks}
+    for name, details in found.items():
+        if (point := details.get("best_point")) is None:
+            continue
+        count = len(details.get("points", ()))
+        tried = f"the best of {count} points by {details.get('selected_by')}" if count > 1 else "the only point"
+        epochs = f"{point['epochs']} epoch{'s' if point['epochs'] > 1 else ''}"
+        facts = [f"learning rate {point['learning_rate']:g}", epochs, f"batches of {point['batch_size']}"]
+        facts += [f"seed {point['seed']}", f"at most {details.get('max_length')} tokens"]
+        facts += [settings[name] for name in ("optimizer", "precision") if name in settings]
+        yield f"{name}: {tried}: {', '.join(facts)}"
 
 
 def sentences_of(results: dict[str, Any]) -> list[dict[str, Any]]:

@@ -42,6 +42,7 @@ with needs("eval"):
         PREDICTED,
         RESULTS,
         STATES,
+        best_points,
         check_output,
         figures_table,
         filled_table,
@@ -290,9 +291,9 @@ def _shown(results: dict[str, Any]) -> Iterator[str]:
         trained_on = lineage.get("shards_blake2b") or [lineage.get("manifest_blake2b", shards["manifest_blake2b"])]
         if shards["manifest_blake2b"] not in trained_on:
             yield "note: the model was trained on other shards, whose training part may hold these samples"
-    for table in (figures_table(results), filled_table(results)):
-        if table:
-            yield "\n" + table.rstrip("\n")
+    for shown in (figures_table(results), "\n".join(best_points(results, results["tasks"])), filled_table(results)):
+        if shown:
+            yield "\n" + shown.rstrip("\n")
 
 
 def _track(file: Path, results: dict[str, Any]) -> str | None:

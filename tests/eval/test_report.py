@@ -5,6 +5,7 @@ import functools
 import html
 import io
 import json
+import math
 import os
 import re
 import subprocess
@@ -80,6 +81,12 @@ def trained_by_nothing() -> dict[str, Any]:
 
 def judged_by_nothing() -> dict[str, Any]:
     return RESULTS | {"tasks": {"mrpc": task({"selected_by": "f1"}, accuracy=0.5)}}
+
+
+def valued(figure: float) -> dict[str, Any]:
+    spoilt = json.loads(json.dumps(RESULTS))
+    spoilt["tasks"]["nsp"]["metrics"]["accuracy"]["value"] = figure
+    return dict(spoilt)
 
 
 def rows_of(text: str) -> dict[str, list[str]]:
@@ -249,9 +256,9 @@ def test_smoothing() -> None:
     [
         ("metrics.jsonl", None, ": no steps; give a run directory"),
         ("metrics.jsonl", "", ": no steps; give a run directory"),
-        ("metrics.jsonl", "{\n", "its metrics are damaged"),
-        ("metrics.jsonl", '{"step": 1}\n', "its metrics are damaged"),
-        ("metrics.jsonl", "3\n", "its metrics are damaged"),
+        ("metrics.jsonl", "{\n", "metrics.jsonl: line 1 is damaged"),
+        ("metrics.jsonl", '{"step": 1}\n', "metrics.jsonl: a line is without a figure 'samples'; mend it"),
+        ("metrics.jsonl", "3\n", "metrics.jsonl: a line is without a figure 'step'; mend it"),
         ("results.json", json.dumps({"format_version": FORMAT_VERSION}), "results.json: not the results of an eval"),
         ("results.json", None, "results.json: can't read the results"),
         ("results.json", "{}", "results.json: not the results of an evaluation"),
@@ -266,6 +273,9 @@ def test_smoothing() -> None:
             "metrics.loss.unit: Field req",
         ),
         ("results.json", json.dumps(trained_by_nothing()), "checkpoint.lineage.code: Input should be"),
+        ("results.json", json.dumps(valued(math.nan)), "tasks.nsp.metrics.accuracy.value: Input should be a finite"),
+        ("results.json", json.dumps(valued(-math.inf)), "tasks.nsp.metrics.accuracy.value: Input should be a finite"),
+        ("results.json", '{"format_version": 1, "shards": []}', "results.json: not the results of an evaluation"),
         ("results.json", json.dumps(judged_by_nothing()), "selected by 'f1', which is none of its metrics"),
         (
             "results.json",
@@ -310,6 +320,22 @@ def test_what_else_lies_in_a_folder_of_runs_is_left_out(run: Path, capsys: pytes
 
     assert main([str(run), str(runs / "typo")]) == 2
     assert "typo: no such directory" in capsys.readouterr().err
+
+
+def test_a_folder_of_runs_is_told_from_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run.parent)]) == 2
+    assert capsys.readouterr().err.endswith(f"whose training has begun, such as those of {run.parent}/*\n")
+
+
+def test_of_a_learned_task_the_report_says_which_point_is_the_best(run: Path) -> None:
+    point = {"learning_rate": 3e-5, "epochs": 1, "batch_size": 16, "seed": 2}
+    details = {"selected_by": "f1", "best_point": point, "max_length": 128, "points": [{}] * 4}
+    file = write_evaluation(run, 60, mrpc=task(details, f1=88.9), rte=task({**details, "points": [{}]}, f1=50.0))
+    write_results(file, read_results(file) | {"fine_tuning": {"optimizer": "adamw", "precision": "bf16"}})
+    how = "learning rate 3e-05, 1 epoch, batches of 16, seed 2, at most 128 tokens, adamw, bf16"
+    lines = report_of(run).partition("## Evaluation of")[2].splitlines()
+    assert f"- mrpc: the best of 4 points by f1: {plain(how)}" in lines
+    assert f"- rte: the only point: {plain(how)}" in lines
 
 
 def rows_after(text: str, heading: str) -> dict[str, dict[str, str]]:

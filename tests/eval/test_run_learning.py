@@ -97,11 +97,14 @@ def test_results_of_a_task_of_pairs(
     assert details["splits"] == {"train": ["MRPC", "train"], "dev": ["MRPC", "dev"]}
     assert details["examples"] == {"train": 48, "dev": 16}
     assert len(details["points"]) == 4
+    best = details["best_point"]
+    point = f"learning rate {best['learning_rate']:g}, 2 epochs, batches of 16, seed {best['seed']}, at most 48 tokens"
+    shown = capsys.readouterr().out
+    assert f"\nmrpc: the best of 4 points by f1: {point}, bert_adam, float32\n" in shown
 
     # The best on dev, and all seeds of its other hyperparameters.
     figures = {(p["point"]["learning_rate"], p["point"]["seed"]): p["metrics"]["dev"]["f1"] for p in details["points"]}
     assert task["metrics"]["f1"]["value"] == max(figures.values())
-    best = details["best_point"]
     assert details["seeds"]["f1"] == [figures[best["learning_rate"], seed] for seed in (0, 1)]
 
     # The predictions beside it are those of the best point, and give its figures.
@@ -118,7 +121,7 @@ def test_results_of_a_task_of_pairs(
     assert [epoch["epoch"] for epoch in found["epochs"]] == [1, 2]
     assert found["epochs"][-1]["metrics"] == found["metrics"]
     assert len(json.loads((point.parent / "losses.json").read_text())) == found["steps"] == 6
-    assert "| mrpc f1 " in capsys.readouterr().out
+    assert "| mrpc f1 " in shown
 
 
 def test_every_kind_of_task(long_export: Path, data: Path, tmp_path: Path) -> None:
@@ -781,6 +784,15 @@ def test_without_an_output_results_lie_where_the_report_looks(export: Path, data
     assert results_of(export.parent.parent / "evaluations" / f"{export.name}-mrpc")["tasks"]["mrpc"]
     alone = shutil.copytree(export, tmp_path / "model")
     assert default_output(alone, ["glue", "mlm"]) == tmp_path / "model-evaluations" / "model-glue-mlm"
+
+
+def test_a_home_directory_that_no_shell_puts_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    asked = parse(["--checkpoint=~/model", "--tasks=glue", "--data=./~data"])
+    assert (asked.checkpoint, asked.output.parent) == (tmp_path / "model", tmp_path / "model-evaluations")
+    assert asked.data == Path("~data")
+    with pytest.raises(SystemExit, match="2"):
+        parse(["--checkpoint=~nobody-of-that-name/model", "--tasks=glue"])
 
 
 def test_many_tasks_have_a_folder_of_their_own_whose_name_a_file_system_takes(tmp_path: Path) -> None:
