@@ -83,14 +83,13 @@ def draw_sample(job: Job, inputs: Sequence[Input], budget: int, beam_options: Se
     Raises:
         SourceError, JobError, JobFailedError: as run_pipeline.
     """
-    units = units_of(inputs)
-    texts: list[str] = []
+    units, numbers = units_of(inputs), range(job.units)
     for cutoff in (first_cutoff(budget, sum(map(text_bytes, inputs))), ALL):
         run_pipeline(job, beam_options, partial(build_sampling, job=job, units=units, budget=budget, cutoff=cutoff))
-        texts, filled = sampled_texts(job, budget)
-        if filled or cutoff == ALL:
+        sample = lowest(chain.from_iterable(_rows(job, unit) for unit in numbers), budget)
+        if cutoff == ALL or len(sample) < sum(_found(job, unit) for unit in numbers):
             break
-    return texts
+    return [text for _, text in sample]
 
 
 def sample_unit(unit: Unit, job: Job, budget: int, cutoff: int) -> None:
@@ -127,14 +126,6 @@ def build_sampling(pipeline: beam.Pipeline, job: Job, units: Iterable[Unit], bud
         | "Spread" >> beam.Reshuffle()
         | "Sample" >> beam.Map(sample_unit, job=job, budget=budget, cutoff=cutoff)
     )
-
-
-def sampled_texts(job: Job, budget: int) -> tuple[list[str], bool]:
-    """The texts of a drawn sample, and whether there was more than it has room for."""
-    units = range(job.units)
-    sample = lowest(chain.from_iterable(_rows(job, unit) for unit in units), budget)
-    found = sum(_found(job, unit) for unit in units)
-    return [text for _, text in sample], len(sample) < found
 
 
 def _rows(job: Job, unit: int) -> Iterator[tuple[int, str]]:

@@ -1,19 +1,14 @@
 from __future__ import annotations
 
-import random
 import shutil
 from pathlib import Path
 
 import pytest
 
 from preprocessing.files import write_text
-from preprocessing.sampling import sample_texts
-from preprocessing.sources import Document, Skipped
 from preprocessing.tokenization import SPECIAL_TOKENS, load_vocabulary
 from preprocessing.train_vocab import main
 from tests.preprocessing import memory_filesystem
-
-DOCUMENTS = [Document(f"d{n}", "books", None, f"text {n} " + "x" * n) for n in range(50)]
 
 
 def error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -22,19 +17,6 @@ def error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.strip().split("\n")
     return line
-
-
-def test_a_sample_depends_on_documents_and_seed_only() -> None:
-    whole = sample_texts(DOCUMENTS, 10_000, seed=1)
-    assert len(whole) == 50
-    sample = sample_texts(DOCUMENTS, 500, seed=1)
-    assert sample == whole[: len(sample)]
-    assert sum(map(len, sample)) <= 500 < sum(map(len, whole[: len(sample) + 1]))
-    for seed in range(5):
-        shuffled = random.Random(seed).sample(DOCUMENTS, 50)
-        assert sample_texts([Skipped("s", "books", "empty"), *shuffled], 500, seed=1) == sample
-    assert sample_texts(DOCUMENTS, 500, seed=2) != sample
-    assert len(sample_texts(DOCUMENTS, 1, seed=1)) == 1
 
 
 def test_the_command_writes_one_vocabulary(books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

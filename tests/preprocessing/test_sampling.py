@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 
 from preprocessing import launch, sampling
 from preprocessing.make_shards import main
-from preprocessing.sampling import lowest
+from preprocessing.sampling import lowest, sample_texts
 from preprocessing.schema import ShardDirectory
+from preprocessing.sources import Document, Skipped
 from preprocessing.train_vocab import main as train_vocab
 from tests.preprocessing.maker import contents
 
 TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+DOCUMENTS = [Document(f"d{n}", "books", None, f"text {n} " + "x" * n) for n in range(50)]
 
 
 def make(output: Path, *arguments: object) -> None:
@@ -149,6 +152,19 @@ def test_unusable_requests_are_told_in_a_line(
         assert caught.value.code == 2
         assert told in capsys.readouterr().err
         assert not list(tmp_path.glob("out/*"))
+
+
+def test_a_sample_depends_on_documents_and_seed_only() -> None:
+    whole = sample_texts(DOCUMENTS, 10_000, seed=1)
+    assert len(whole) == 50
+    sample = sample_texts(DOCUMENTS, 500, seed=1)
+    assert sample == whole[: len(sample)]
+    assert sum(map(len, sample)) <= 500 < sum(map(len, whole[: len(sample) + 1]))
+    for seed in range(5):
+        shuffled = random.Random(seed).sample(DOCUMENTS, 50)
+        assert sample_texts([Skipped("s", "books", "empty"), *shuffled], 500, seed=1) == sample
+    assert sample_texts(DOCUMENTS, 500, seed=2) != sample
+    assert len(sample_texts(DOCUMENTS, 1, seed=1)) == 1
 
 
 def test_a_sample_of_samples_is_the_sample_of_the_whole() -> None:
