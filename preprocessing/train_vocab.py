@@ -16,8 +16,8 @@ from pathlib import Path
 
 from preprocessing.extras import needs
 
-# Before Beam is imported, which warns of Google's client libraries, wanted or not.
-logging.getLogger().setLevel(logging.ERROR)
+if __name__ == "__main__":  # before Beam is imported, which warns of Google's client libraries, wanted or not
+    logging.getLogger().setLevel(logging.ERROR)
 with needs("preprocess"):
     from preprocessing import files
     from preprocessing.inputs import find_inputs

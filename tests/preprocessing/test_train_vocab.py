@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from preprocessing.files import write_text
 from preprocessing.tokenization import SPECIAL_TOKENS, load_vocabulary
 from preprocessing.train_vocab import main
+from tests.conftest import ROOT
 from tests.preprocessing import memory_filesystem
 
 
@@ -103,3 +106,9 @@ def test_a_vocabulary_on_another_file_system_leaves_nothing_here(
     main(["--books", f"{books}/*.txt", "--size", "60", "--output", "memory://bucket/vocab.txt"])
     assert list(memory_filesystem.FILES) == ["memory://bucket/vocab.txt"]
     assert not list(tmp_path.iterdir())
+
+
+def test_who_imports_the_command_keeps_a_log_of_its_own() -> None:
+    program = "import logging, preprocessing.train_vocab; print(logging.getLogger().level == logging.WARNING)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "True\n"
