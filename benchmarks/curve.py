@@ -80,6 +80,7 @@ def train_peer(arguments: argparse.Namespace) -> None:
     assert phase.global_batch_size == phase.micro_batch_size
     device = torch.device(arguments.device)
     shards = ShardDirectory(arguments.shards)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as the trainer: torch 2.11 has it wrong
     model = transformers_model.build(recipe.model, recipe.train.seed).to(device)
     compiled = torch.compile(model) if recipe.train.compile else model
     optimizer = _adamw(model, recipe)

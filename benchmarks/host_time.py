@@ -1,10 +1,9 @@
-"""What a step of BERT-LARGE costs the host, whatever the device: every tensor and operation, each almost empty.
+"""What a step of BERT-LARGE costs the host, and how long a GPU waits for it, on a machine without a GPU.
 
-    python benchmarks/host_time.py --shards shards/
+    python benchmarks/cuda_stand_in benchmarks/host_time.py --shards shards/
 
-A GPU waits for the host where the host has waited for it: after the loss has been read, that is through the update and
-up to the next forward pass. A model with BERT-LARGE's 302 parameters, 16 wide, shows on a CPU how long that takes, with
-the update as DeepSpeed makes it and as trainer.gradients has it, and with the next step unpacked then or before.
+Kernels of the stand-in take no time, so the time of a step is the host's. A GPU does not see most of it: the host is
+ahead of it. It stands idle where the host has waited for it, as for the loss, until the host asks for more.
 """
 
 from __future__ import annotations
@@ -12,53 +11,65 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
-from common import be_the_only_rank, deepspeed_config, recipe_of, require_cpu, steps_of
+from common import be_the_only_rank, open_shards, release
+from cuda_stand_in import Counts, counts
+from gpu_predictions import BEST, BEST_BY_TORCH, PEER, Row
+from gpu_pretrain import Bench, trainer_of
 from preprocessing.markdown import markdown_table
-from preprocessing.schema import ShardDirectory
-from trainer.engine import Engine, join_world
-from trainer.gradients import take_norm_once
+from trainer.engine import join_world
 from trainer.loading import StepReader
 from trainer.world import leave_world
 
-NARROW = ("model.hidden_size=16", "model.num_attention_heads=1", "model.intermediate_size=16")
-WARM_UP, STEPS = 10, 60
+WARM_UP, STEPS = 10, 40
+LENGTH, BATCH = 128, 256
+DEEPSPEEDS = "as DeepSpeed takes the norm"
 
 
 def main() -> None:
-    """Print milliseconds, medians."""
+    """Print medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", type=Path, required=True)
-    parser.add_argument("--large", action="store_true", help="BERT-LARGE's own widths, which takes 14 GB and minutes")
+    parser.add_argument("--size", choices=["large", "demo"], default="large")
     arguments = parser.parse_args()
-    shards = ShardDirectory(arguments.shards)
-    widths, steps = ((), WARM_UP + 4) if arguments.large else (NARROW, STEPS)
-    require_cpu()
+    arguments.device = "cuda"
+    shards = open_shards(parser, arguments)
     be_the_only_rank()
-    world = join_world(threads=1)
-    table = [["", "forward", "backward", "update"]]
-    for name, change in (("DeepSpeed's norms", _no_change), ("one norm", take_norm_once)):
-        recipe = recipe_of(shards, 128, 2, widths)
-        with mock.patch("trainer.engine.take_norm_once", change):
-            engine = Engine(recipe, deepspeed_config(recipe, world), world)
-        found = []
-        for number, batches in enumerate(StepReader(steps_of(recipe, shards), 0, steps, workers=0)):
-            totals = engine.count_step(batches, stop=False)
-            found.append(engine.train_step(number, list(enumerate(batches)), totals, 1e-4))
-        parts = (
-            statistics.median(metrics[f"{part}_seconds"] for metrics in found[WARM_UP:])
-            for part in ("forward", "backward", "update")
-        )
-        table.append([name, *(f"{1e3 * seconds:.1f}" for seconds in parts)])
-        engine.close()
-    print(markdown_table(table, (1, 2, 3)))
-    table = [["a step of 256 sequences of 128", "ms"]]
-    for ahead in (False, True):
-        recipe = recipe_of(shards, 128, 256, NARROW)
-        reader, seconds = StepReader(steps_of(recipe, shards), 0, STEPS, workers=1), []
+    bench = Bench(shards, join_world(threads=1), 1.0, 1.0, {LENGTH: BATCH}, arguments.size, 0.0)
+    table = [["", "host, ms", "GPU idle, ms", "launches", "waits"]]
+    for name, row in [(row.name, row) for row in (PEER, BEST_BY_TORCH, BEST)] + [(DEEPSPEEDS, BEST)]:
+        with mock.patch("trainer.engine.take_norm_once") if name == DEEPSPEEDS else mock.MagicMock():
+            found = list(_steps(row, bench))[WARM_UP:]
+        host = statistics.median(seconds for seconds, _ in found)
+        idle = statistics.median(step.idle for _, step in found)
+        last = found[-1][1]
+        table.append([name, f"{1e3 * host:.1f}", f"{1e3 * idle:.1f}", f"{last.launches:,}", str(last.waits)])
+        release()
+    print(markdown_table(table, (1, 2, 3, 4)))
+    print(markdown_table([["the next step of 256 sequences is unpacked", "ms"], *_unpacking(bench)], (1,)))
+    leave_world()
+
+
+def _steps(row: Row, bench: Bench) -> Iterator[tuple[float, Counts]]:
+    """Seconds of each step, and what it asked of the device."""
+    recipe = bench.recipe(row, LENGTH)
+    steps = bench.steps(row, recipe)
+    batches = [steps[number] for number in range(8)]
+    with closing(trainer_of(row, recipe, bench.world)) as trainer:
+        for number in range(WARM_UP + STEPS):
+            before, began = counts(), time.perf_counter()
+            trainer.step(number, batches[number % len(batches)], lambda: None)
+            yield time.perf_counter() - began, counts().since(before)
+
+
+def _unpacking(bench: Bench) -> Iterator[list[str]]:
+    recipe = bench.recipe(BEST, LENGTH)
+    for ahead, when in (False, "when it is due"), (True, "while the device computes"):
+        reader, seconds = StepReader(bench.steps(BEST, recipe), 0, STEPS, workers=1), []
         for _ in range(STEPS):
             if ahead:
                 reader.read_ahead()
@@ -66,14 +77,7 @@ def main() -> None:
             began = time.perf_counter()
             next(reader)
             seconds.append(time.perf_counter() - began)
-        when = "while the device computes" if ahead else "when it is due"
-        table.append([f"unpacked {when}", f"{1e3 * statistics.median(seconds[WARM_UP:]):.2f}"])
-    print(markdown_table(table, (1,)))
-    leave_world()
-
-
-def _no_change(_: Any) -> None:
-    """The update as DeepSpeed makes it."""
+        yield [when, f"{1e3 * statistics.median(seconds[WARM_UP:]):.2f}"]
 
 
 if __name__ == "__main__":

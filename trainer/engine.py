@@ -199,11 +199,12 @@ class Engine:
         Raises:
             NonFiniteError: on every rank, before the update.
         """
-        self._engine.train()
+        if not self._engine.module.training:  # it takes a walk through all modules, for which a GPU waits
+            self._engine.train()
         laps = Laps(self._world.device)
         sums = []
         for place, batch in batches:
-            torch.manual_seed(derive_seed(self._seed, "dropout", step, place))
+            _seed_dropout(derive_seed(self._seed, "dropout", step, place), self._world.device)
             losses = self._losses(batch)
             laps.lap("forward_seconds")
             is_last = place + self._world.size >= totals.micro_batches
@@ -471,6 +472,13 @@ def _mistakes() -> Iterator[None]:
     except _REFUSALS as error:
         why = str(error).replace("\n", " ") or type(error).__name__
         raise ConfigError(f"DeepSpeed's configuration: {why}") from error
+
+
+def _seed_dropout(seed: int, device: torch.device) -> None:
+    """As torch.manual_seed, which also looks for kinds of devices that nobody has here, while a GPU waits."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def _sum_over_ranks(device: torch.device) -> Callable[[Tensor], None]:

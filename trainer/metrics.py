@@ -82,7 +82,8 @@ def perplexity(loss: float) -> float:
 def peak_memory(device: torch.device) -> float:
     """Bytes that this rank has held at the most: of the GPU's memory, or of the machine's on a CPU."""
     if device.type == "cuda":
-        return float(torch.cuda.max_memory_allocated(device))
+        allocated = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]  # of hundreds of figures
+        return float(allocated["peak"])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
 

@@ -1,0 +1,121 @@
+"""A stand-in for CUDA's libraries, with which the host's part of a GPU's program runs on a machine without a GPU.
+
+torch believes in one H100, whose kernels do nothing and whose memory reads as zeros. Everything else is real: torch's
+CUDA code and its checks, what torch.compile and triton build, DeepSpeed, the trainer. So a program shows whether it
+comes to its end, and what its host has to do; what it computes is nothing.
+
+    python benchmarks/cuda_stand_in benchmarks/gpu_pretrain.py --shards shards/ --output /tmp/nothing --size demo ...
+
+Needs a C compiler, nm, and torch as the package index has it for Linux, which brings CUDA 13's headers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import triton
+
+HERE = Path(__file__).parent
+SOURCES = ("runtime.c", "driver.c", "libraries.c")
+LIBRARY = "libcuda.so.1"  # the driver's name, by which torch and triton ask for it; the others' functions are in it too
+_STOOD_IN_FOR = re.compile(r"(?:__cuda|cuda[A-Z]|cu[A-Z]|cublas|nccl)\w+")
+
+
+class Counts(NamedTuple):
+    """What a program has asked of the device so far.
+
+    Attributes:
+        launches: of kernels, products of cuBLAS among them.
+        waits: for all that was asked before.
+        idle: seconds from the end of a wait, when there is nothing left to do, to the next launch.
+    """
+
+    launches: int
+    waits: int
+    idle: float
+
+    def since(self, before: Counts) -> Counts:
+        """What came after ``before``."""
+        return Counts(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+def why_not() -> str:
+    """Why there can be no stand-in on this machine; empty where there can."""
+    if torch.cuda.is_available():
+        return "there is a GPU"
+    if (torch.version.cuda or "").partition(".")[0] != "13":
+        return f"torch {torch.__version__} is not built for CUDA 13"
+    missing = [path for path in _headers() if not path.is_dir()]
+    return f"{missing[0]}: no CUDA headers" if missing else ""
+
+
+def build(folder: Path) -> dict[str, str]:
+    """Build the stand-in.
+
+    Returns:
+        What a program's environment needs beside this process's own, to have it.
+
+    Raises:
+        RuntimeError: it can't be built here.
+    """
+    if reason := why_not():
+        raise RuntimeError(f"no stand-in for CUDA: {reason}")
+    compiler = ["gcc", "-shared", "-fPIC", "-O1", "-w", *(f"-I{path}" for path in _headers())]
+    sources = [HERE / source for source in SOURCES]
+    ours = folder / "ours.so"
+    _run([*compiler, *sources, "-o", ours])
+    rest = sorted(_wanted() - _names("--defined-only", ours))
+    others = folder / "others.c"
+    others.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in rest), encoding="utf-8")
+    _run([*compiler, f"-Wl,-soname,{LIBRARY}", *sources, others, "-o", folder / LIBRARY, "-ldl"])
+    (folder / "libcuda.so").symlink_to(LIBRARY)  # triton's own module is linked with it
+    return {
+        "LD_PRELOAD": str(folder / LIBRARY),
+        "TRITON_LIBCUDA_PATH": str(folder),
+        "TRITON_CACHE_DIR": str(folder / "triton"),  # that module again
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "PYTHONPATH": os.pathsep.join([str(HERE / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "DS_ACCELERATOR": "cuda",
+    }
+
+
+def counts() -> Counts:
+    """Of this process, which has the stand-in."""
+    launches, waits, idle = ctypes.c_long(), ctypes.c_long(), ctypes.c_double()
+    ctypes.CDLL(LIBRARY).stand_in_counts(ctypes.byref(launches), ctypes.byref(waits), ctypes.byref(idle))
+    return Counts(launches.value, waits.value, idle.value)
+
+
+def _headers() -> list[Path]:
+    """Of the CUDA that torch is built for; triton has those that they include from CUDA's compiler."""
+    packages = Path(torch.__file__).parents[1]
+    return [packages / "nvidia" / "cu13" / "include", Path(triton.__file__).parent / "backends" / "nvidia" / "include"]
+
+
+def _wanted() -> set[str]:
+    """All functions of CUDA's that torch and triton call."""
+    triton_driver = Path(triton.__file__).parent / "backends" / "nvidia" / "driver.c"
+    libraries = sorted((Path(torch.__file__).parent / "lib").glob("*.so"))
+    called = _names("--undefined-only", *libraries) | set(re.findall(r"\w+", triton_driver.read_text(encoding="utf-8")))
+    return {name for name in called if _STOOD_IN_FOR.fullmatch(name)}
+
+
+def _names(which: str, *libraries: Path) -> set[str]:
+    listed = _run(["nm", "--dynamic", "--format=just-symbols", which, *libraries])
+    return {line.partition("@")[0] for line in listed.split()}
+
+
+def _run(command: list[object]) -> str:
+    try:
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise RuntimeError(f"no stand-in for CUDA: {error.filename} is not installed") from error
+    if done.returncode:
+        raise RuntimeError(f"no stand-in for CUDA: {' '.join(done.args)}: {done.stderr}")
+    return done.stdout

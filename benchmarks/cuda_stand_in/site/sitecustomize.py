@@ -1,0 +1,47 @@
+"""Python runs this at its start: what no program passes whose device holds nothing is left out.
+
+trainer.engine looks for its weights where DeepSpeed says that they are, and would find zeros; the ranks, here one, tell
+each other counts and objects by way of the device.
+"""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+
+
+def _change_engine(module):
+    module.Engine._check_layout = lambda *_: None
+
+
+def _change_world(module):
+    add = module.World.sum
+
+    def add_and_know(self, values):
+        add(self, values)
+        return [float(value) for value in values]
+
+    module.World.sum = add_and_know
+    module.World.gather = lambda _, value: [value]
+
+
+_CHANGES = {"trainer.engine": _change_engine, "trainer.world": _change_world}
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, *_):
+        change = _CHANGES.pop(name, None)
+        if not change:
+            return None
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def execute_and_change(module):
+            execute(module)
+            change(module)
+
+        spec.loader.exec_module = execute_and_change
+        return spec
+
+
+sys.meta_path.insert(0, _AfterImport())

@@ -1,0 +1,98 @@
+"""The GPU's path on a machine without a GPU: all code of the host, with a stand-in for CUDA whose kernels do nothing.
+
+It shows that a program comes to its end on a GPU's side of every branch, through torch's own checks, torch.compile,
+triton and DeepSpeed; not what it computes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cuda_stand_in import build, why_not
+from tests.ranks import launched
+from tests.trainer.shard_factory import write_shards
+from trainer.files import read_lines
+from trainer.run_directory import RunDirectory
+
+ROOT = Path(__file__).parents[2]
+PARAMETERS = "model={vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128}"
+PHASE = "phases=[{sequence_length=32, steps=100, global_batch_size=8, micro_batch_size=4, max_predictions=5}]"
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=f"the stand-in: {why_not()}")]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """In which a program has the stand-in, and is the only rank."""
+    return {**os.environ, **build(tmp_path_factory.mktemp("stand_in")), **launched(), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("data") / "shards", train=(70, 50), pairs_per_row=5)
+
+
+def run(environment: dict[str, str], *command: object) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, *map(str, command)]
+    return subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600)
+
+
+def test_reading_from_the_device_gives_zeros_and_is_counted(environment: dict[str, str]):
+    program = """if True:
+        import torch
+        from cuda_stand_in import counts
+
+        a = torch.ones(8, 8, device="cuda")
+        before = counts()
+        total = (a @ a).sum().item()
+        print(total, a.device, *counts().since(before)[:2])
+    """
+    done = run(with_benchmarks(environment), "-c", program)
+    assert (done.stdout, done.returncode) == ("0.0 cuda:0 2 1\n", 0), done.stderr
+
+
+def test_tensors_of_two_devices_do_not_mix(environment: dict[str, str]):
+    program = "import torch; torch.ones(2, device='cuda') + torch.ones(2)"
+    done = run(environment, "-c", program)
+    assert "Expected all tensors to be on the same device" in done.stderr
+
+
+@pytest.mark.parametrize("setting", ["train.fused=true", "model.attention_probs_dropout_prob=0.1"])
+def test_a_run_trains_stops_goes_on_and_is_exported(
+    setting: str, environment: dict[str, str], shards: Path, tmp_path: Path
+):
+    for last in (2, 4):
+        done = run(
+            environment, "trainer/pretrain.py", "--config", "trainer/recipes/bert_large.toml", "--shards", shards,
+            "--output", tmp_path / "run", PARAMETERS, PHASE, f"train.max_steps={last}", "tracking.enabled=false",
+            "data.workers=1", setting,
+        )  # fmt: skip
+        assert f"done: {last} steps" in done.stderr, done.stderr[-4000:]
+    directory = RunDirectory(tmp_path / "run")
+    lines = list(read_lines(directory.metrics))
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert all(line["peak_memory_gb"] > 0 and line["update_seconds"] > 0 for line in lines)
+    assert (directory.export(4) / "model.safetensors").is_file()
+
+
+def test_every_row_of_the_benchmark_is_measured(environment: dict[str, str], shards: Path, tmp_path: Path):
+    done = run(
+        with_benchmarks(environment), "benchmarks/gpu_pretrain.py", "--shards", shards, "--output", tmp_path, "--size",
+        "demo", "--lengths", 32, "--batches", 8, "--seconds", 0.1,
+    )  # fmt: skip
+    records = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))["parts"]
+    errors = {record["kind"]: record["error"] for record in records if "error" in record}
+    errors.pop("error")  # the comparison with float32: without lengths the formula has nothing to compute
+    errors.pop("dropout", None)  # torch 2.11 takes cuDNN's kernel there, and cuDNN wants a real driver
+    assert not errors, done.stderr[-4000:]
+    assert sum(record["kind"] == "row" for record in records) == 10
+
+
+def with_benchmarks(environment: dict[str, str]) -> dict[str, str]:
+    """In which a program imports what benchmarks/ has."""
+    return {**environment, "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), environment["PYTHONPATH"]])}
