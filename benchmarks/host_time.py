@@ -11,23 +11,25 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
-from common import be_the_only_rank, open_shards, release
+from common import be_the_only_rank, deepspeed_config, open_shards, release
 from cuda_stand_in import Counts, counts
 from gpu_predictions import BEST, BEST_BY_TORCH, PEER, Row
 from gpu_pretrain import Bench, trainer_of
 from preprocessing.markdown import markdown_table
-from trainer.engine import join_world
+from trainer.config import Recipe
+from trainer.engine import Engine, join_world
 from trainer.loading import StepReader
-from trainer.world import leave_world
+from trainer.world import World, leave_world
 
 WARM_UP, STEPS = 10, 40
-LENGTH, BATCH = 128, 256
-DEEPSPEEDS = "as DeepSpeed takes the norm"
+LENGTH, BATCH = 128, 32  # the recipe's; the host's time hardly depends on it
+UNPACKED = 256  # samples
 
 
 def main() -> None:
@@ -40,17 +42,26 @@ def main() -> None:
     shards = open_shards(parser, arguments)
     be_the_only_rank()
     bench = Bench(shards, join_world(threads=1), 1.0, 1.0, {LENGTH: BATCH}, arguments.size, 0.0)
-    table = [["", "host, ms", "GPU idle, ms", "launches", "waits"]]
-    for name, row in [(row.name, row) for row in (PEER, BEST_BY_TORCH, BEST)] + [(DEEPSPEEDS, BEST)]:
-        with mock.patch("trainer.engine.take_norm_once") if name == DEEPSPEEDS else mock.MagicMock():
+    table = [["", "host, ms", "of it the update", "GPU idle, ms", "launches", "waits"]]
+    rows = {
+        PEER.name: (PEER, nullcontext()),
+        "ours, layers by torch.compile": (BEST_BY_TORCH, nullcontext()),
+        "the norm as DeepSpeed takes it": (BEST_BY_TORCH, mock.patch("trainer.engine.take_norm_once")),
+        "under ZeRO 1": (BEST_BY_TORCH, mock.patch("gpu_pretrain.deepspeed_config", _under_zero_1)),
+        "ours, layers by kernels of our own": (BEST, nullcontext()),
+        "these under ZeRO 1": (BEST, mock.patch("gpu_pretrain.deepspeed_config", _under_zero_1)),
+    }
+    for name, (row, change) in rows.items():
+        updates: list[float] = []
+        with change, mock.patch.object(Engine, "_update", _timed(Engine._update, updates)):
             found = list(_steps(row, bench))[WARM_UP:]
-        host = statistics.median(seconds for seconds, _ in found)
+        host, last = statistics.median(seconds for seconds, _ in found), found[-1][1]
         idle = statistics.median(step.idle for _, step in found)
-        last = found[-1][1]
-        table.append([name, f"{1e3 * host:.1f}", f"{1e3 * idle:.1f}", f"{last.launches:,}", str(last.waits)])
+        update = f"{1e3 * statistics.median(updates[WARM_UP:]):.1f}" if updates else ""
+        table.append([name, f"{1e3 * host:.1f}", update, f"{1e3 * idle:.1f}", f"{last.launches:,}", str(last.waits)])
         release()
-    print(markdown_table(table, (1, 2, 3, 4)))
-    print(markdown_table([["the next step of 256 sequences is unpacked", "ms"], *_unpacking(bench)], (1,)))
+    print(markdown_table(table, range(1, 6)))
+    print(markdown_table([[f"the next step of {UNPACKED} sequences is unpacked", "ms"], *_unpacking(bench)], (1,)))
     leave_world()
 
 
@@ -66,8 +77,23 @@ def _steps(row: Row, bench: Bench) -> Iterator[tuple[float, Counts]]:
             yield time.perf_counter() - began, counts().since(before)
 
 
+def _timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        began = time.perf_counter()
+        result = function(*arguments)
+        seconds.append(time.perf_counter() - began)
+        return result
+
+    return call
+
+
+def _under_zero_1(recipe: Recipe, world: World) -> dict[str, Any]:
+    config = deepspeed_config(recipe, world)
+    return {**config, "zero_optimization": {**config["zero_optimization"], "stage": 1}}
+
+
 def _unpacking(bench: Bench) -> Iterator[list[str]]:
-    recipe = bench.recipe(BEST, LENGTH)
+    recipe = bench.recipe(BEST, LENGTH, batch=UNPACKED)
     for ahead, when in (False, "when it is due"), (True, "while the device computes"):
         reader, seconds = StepReader(bench.steps(BEST, recipe), 0, STEPS, workers=1), []
         for _ in range(STEPS):

@@ -42,6 +42,7 @@ from trainer.world import PortInUseError, World
 
 _FROM_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _backend: Any = importlib.import_module("deepspeed.comm.torch")  # deepspeed.comm.torch is torch itself
+_bf16_optimizer: Any = importlib.import_module("deepspeed.runtime.bf16_optimizer")
 
 
 def join_world(threads: int) -> World:
@@ -501,7 +502,11 @@ def device_kind() -> torch.device:
 
 
 def _silence_deepspeed() -> None:
-    """Leave out what is no news: which optimizer is ours, which updates are left out, what it calls by an old name."""
+    """Leave out what is no news: which optimizer is ours, which updates are left out, what it calls by an old name.
+
+    For bf16 under ZeRO 1 DeepSpeed prints a dozen lines of memory in use.
+    """
+    _bf16_optimizer.see_memory_usage = lambda *_, **__: None
     log = logging.getLogger("DeepSpeed")
     log.setLevel(logging.WARNING)
     log.addFilter(lambda record: not any(words in record.getMessage() for words in ("untested optimizer", "OVERFLOW!")))

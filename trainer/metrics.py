@@ -14,6 +14,7 @@ from torch import Tensor
 from trainer.model import BertConfig
 
 LARGEST_LOSS = 700.0  # whose perplexity float64 has a number for
+_FULLEST = 0.9  # share of a GPU's memory to count on
 _SIZE = {"cuda": 8192, "cpu": 1024}  # of the matrices whose product is timed
 _SECONDS = {"cuda": 0.5, "cpu": 0.3}  # that they are multiplied for
 
@@ -85,6 +86,27 @@ def peak_memory(device: torch.device) -> float:
         allocated = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]  # of hundreds of figures
         return float(allocated["peak"])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def memory_share(device: torch.device) -> float:
+    """The share of its GPU's memory that this rank has held at the most; 1 on a CPU, whose memory is everyone's."""
+    if device.type == "cuda":
+        return peak_memory(device) / torch.cuda.get_device_properties(device).total_memory
+    return 1.0
+
+
+def roomiest_micro_batch(size: int, accumulated: int, share: float) -> int:
+    """The largest micro-batch that surely fits: doubled as long as it divides the batch, and memory with it.
+
+    Args:
+        size: of the micro-batch that is trained with.
+        accumulated: micro-batches of a rank's share of a batch.
+        share: of the GPU's memory that was in use at the most. Weights and moments are in it, which don't double.
+    """
+    times = 1
+    while accumulated % (2 * times) == 0 and 2 * times * share <= _FULLEST:
+        times *= 2
+    return times * size
 
 
 def training_flops(config: BertConfig, lengths: Tensor, predictions: int) -> float:

@@ -20,7 +20,7 @@ from trainer.data import Batch, evaluation_batches, validation_stream
 from trainer.engine import Engine, GlobalCounts
 from trainer.files import append_line
 from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps
-from trainer.metrics import measure_ceiling, peak_memory, perplexity
+from trainer.metrics import measure_ceiling, memory_share, peak_memory, perplexity, roomiest_micro_batch
 from trainer.model import parameter_count
 from trainer.non_finite import NonFiniteError
 from trainer.progress import Clock, Progress
@@ -109,6 +109,8 @@ class Session:
                 raise
             clock.lap("compute_seconds")
             step, stopped = step + 1, totals.stop > 0
+            if step == first + 1:
+                self._tell_of_room(phase, len(batches))
             is_saved = stopped or _is_due(self.recipe.checkpoint.every, step, end)
             if is_saved:
                 self._save(engine, step, clock)
@@ -130,6 +132,19 @@ class Session:
         if is_complete and self.saver.problem:
             raise CheckpointError(f"{self.run.path}: no checkpoint of step {step} ({self.saver.problem})")
         return step, is_complete
+
+    def _tell_of_room(self, phase: Phase, accumulated: int) -> None:
+        """Say so where a GPU is given small micro-batches one after the other, and has memory for larger ones.
+
+        A small one takes a fast GPU less time than the host needs to ask for it (docs/results/gpu.md).
+        """
+        share = memory_share(self.world.device)
+        size = roomiest_micro_batch(phase.micro_batch_size, accumulated, share)
+        if size > phase.micro_batch_size:
+            _log.info(
+                "%.0f%% of the GPU's memory is in use: phases.%d.micro_batch_size=%d fits too, and fewer, larger ones "
+                "are faster", 100 * share, self.recipe.phases.index(phase), size,
+            )  # fmt: skip
 
     def _watch(self) -> None:
         """What follows may take ``train.hang_seconds``."""

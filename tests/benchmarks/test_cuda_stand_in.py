@@ -73,6 +73,7 @@ def test_a_run_trains_stops_goes_on_and_is_exported(
             "data.workers=1", setting,
         )  # fmt: skip
         assert f"done: {last} steps" in done.stderr, done.stderr[-4000:]
+        assert "memory is in use: phases.0.micro_batch_size=8 fits too" in done.stderr
     directory = RunDirectory(tmp_path / "run")
     lines = list(read_lines(directory.metrics))
     assert [line["step"] for line in lines] == [1, 2, 3, 4]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -106,6 +107,14 @@ def waits_for_the_device(recipe: Path, shards: Path, deepspeed_config: Path) -> 
     return synchronize.call_count
 
 
+def printed_in_a_step(recipe: Path, shards: Path, deepspeed_config: Path) -> str:
+    """What goes to standard output while an engine is built and trains."""
+    world = join_world(1)
+    with redirect_stdout(StringIO()) as printed:
+        Lesson(world, load_recipe(recipe, _TWO_MICRO_BATCHES), shards, deepspeed_config).train()
+    return printed.getvalue()
+
+
 class _BytesMoved(TorchDispatchMode):
     """Counts what operations read and write in memory; a view moves nothing, nor does the sum over one rank."""
 
@@ -130,6 +139,10 @@ def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
+# What DeepSpeed calls for a gradient or for all of them: two under ZeRO 2, the last for bf16 under ZeRO 1.
+_AFTER_BACKWARD = ("process_gradients", "independent_gradient_partition_epilogue", "update_hp_grads")
+
+
 def bytes_of_one_rank(recipe: Path, shards: Path, deepspeed_config: Path, communicates: bool) -> float:
     """Bytes a parameter that DeepSpeed moves after a backward pass under ZeRO 1 or 2, before the update.
 
@@ -143,14 +156,15 @@ def bytes_of_one_rank(recipe: Path, shards: Path, deepspeed_config: Path, commun
     moved, zero = _BytesMoved(), lesson.engine._engine.optimizer
 
     def within_count(function: Any) -> Any:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             with moved:
-                return function(*arguments)
+                return function(*arguments, **named)
 
         return call
 
-    for name in ("process_gradients", "independent_gradient_partition_epilogue"):
-        setattr(zero, name, within_count(getattr(zero, name)))
+    for name in _AFTER_BACKWARD:
+        if hasattr(zero, name):
+            setattr(zero, name, within_count(getattr(zero, name)))
     lesson.train()
     return moved.count / lesson.engine.parameters / 2
 

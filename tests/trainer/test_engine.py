@@ -16,6 +16,7 @@ from tests.trainer.engine_tasks import (
     bytes_left_after_close,
     bytes_of_one_rank,
     order_of_a_step,
+    printed_in_a_step,
     start_engine_with,
     state_of_one_rank,
     waits_for_the_device,
@@ -300,6 +301,13 @@ def test_deepspeed_does_not_wait_for_the_device_to_measure_it(recipe, shards, de
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_prints_nothing(recipe, shards, deepspeed_config, stage):
+    """As it would of memory in use, under ZeRO 1 in bf16."""
+    config = deepspeed_config(zero_optimization={"stage": stage})
+    assert run_ranks(1, printed_in_a_step, recipe, shards, config) == [""]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_one_rank_computes_the_same_without_what_ranks_do_to_communicate(stage, recipe, shards, deepspeed_config):
     path = deepspeed_config(zero_optimization={"stage": stage, "overlap_comm": True})
     weights, same = (run_ranks(1, state_of_one_rank, recipe, shards, path, does)[0] for does in (True, False))
@@ -313,3 +321,9 @@ def test_one_rank_moves_no_gradient_to_communicate_it(recipe, shards, deepspeed_
     )
     assert of_one == pytest.approx(24, abs=0.5)
     assert of_many > of_one + 14
+
+
+def test_under_zero_1_fewer_bytes_are_moved(recipe, shards, deepspeed_config):
+    """A gradient of 16 bits is widened (6) and added to what is there (12)."""
+    config = deepspeed_config(zero_optimization={"stage": 1})
+    assert run_ranks(1, bytes_of_one_rank, recipe, shards, config, False) == [pytest.approx(18, abs=0.5)]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainer.metrics import measure_ceiling, peak_memory, training_flops
+from trainer.metrics import measure_ceiling, memory_share, peak_memory, roomiest_micro_batch, training_flops
 from trainer.model import BertConfig
 
 
@@ -32,3 +32,24 @@ def test_peak_memory_is_that_of_the_process_in_bytes():
     assert before > 50e6
     assert peak_memory(torch.device("cpu")) >= before
     assert len(block)
+
+
+@pytest.mark.parametrize(
+    ("accumulated", "share", "size"),
+    [
+        (1, 0.1, 32),
+        (8, 0.1, 256),
+        (8, 0.2, 128),
+        (8, 0.46, 32),
+        (8, 0.45, 64),
+        (6, 0.1, 64),
+        (3, 0.1, 32),
+        (8, 1.0, 32),
+    ],
+)
+def test_the_largest_micro_batch_that_divides_the_batch_and_fits(accumulated, share, size):
+    assert roomiest_micro_batch(32, accumulated, share) == size
+
+
+def test_a_cpu_has_no_memory_of_its_own_to_fill():
+    assert memory_share(torch.device("cpu")) == 1.0
