@@ -321,11 +321,11 @@ def graphs_compiled() -> int:
 class Ours:
     """The trainer's engine."""
 
-    def __init__(self, recipe: Recipe, world: World) -> None:
+    def __init__(self, recipe: Recipe, world: World, stage: int) -> None:
         if recipe.train.fp8 and (reason := why_not_fp8(world.device)):
             raise ConfigError(f"train.fp8: {reason}")
         self._recipe = recipe
-        self._engine = Engine(recipe, deepspeed_config(recipe, world), world)
+        self._engine = Engine(recipe, deepspeed_config(recipe, world, stage), world)
 
     def step(self, number: int, batches: list[Batch], meanwhile: Callable[[], None]) -> None:
         """One update."""
@@ -341,7 +341,7 @@ class Ours:
 class Peer:
     """Transformers' model in a DeepSpeed engine of the same settings, as DeepSpeed makes it."""
 
-    def __init__(self, recipe: Recipe, compiled: bool, world: World) -> None:
+    def __init__(self, recipe: Recipe, compiled: bool, world: World, stage: int) -> None:
         import deepspeed
 
         use_deterministic_kernels(False, world.device)  # as torch has them
@@ -351,7 +351,7 @@ class Peer:
         self._optimizer = build_optimizer(parameter_groups(model, recipe.optimizer.weight_decay), recipe.optimizer)
         self._engine, *_ = deepspeed.initialize(
             model=torch.compile(model) if compiled else model, optimizer=self._optimizer,
-            config=deepspeed_config(recipe, world),
+            config=deepspeed_config(recipe, world, stage),
         )  # fmt: skip
 
     def step(self, number: int, batches: list[Batch], meanwhile: Callable[[], None]) -> None:
@@ -374,7 +374,7 @@ class Peer:
 
 def trainer_of(row: Row, recipe: Recipe, world: World) -> Ours | Peer:
     """What a row trains with."""
-    return Peer(recipe, row.compiled, world) if row.peer else Ours(recipe, world)
+    return Peer(recipe, row.compiled, world, row.zero) if row.peer else Ours(recipe, world, row.zero)
 
 
 # --- Where the time of a step goes ---

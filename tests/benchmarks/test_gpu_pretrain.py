@@ -163,7 +163,7 @@ def test_eight_bits_are_refused_for_the_trainers_reason(tmp_path: Path, monkeypa
     recipe = recipe_of(shards, 32, 8, ["train.fp8=true"])
     monkeypatch.setattr(gpu_pretrain, "why_not_fp8", lambda device: "torchao is not installed")
     with pytest.raises(ConfigError, match=r"train\.fp8: torchao is not installed"):
-        gpu_pretrain.Ours(recipe, BENCH.world)
+        gpu_pretrain.Ours(recipe, BENCH.world, 2)
 
 
 class Events:
