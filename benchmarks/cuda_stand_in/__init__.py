@@ -12,6 +12,7 @@ Needs a C compiler, nm, and torch as the package index has it for Linux, which b
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import re
 import subprocess
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import triton
 
 HERE = Path(__file__).parent
 SOURCES = ("runtime.c", "driver.c", "libraries.c")
@@ -51,6 +51,8 @@ def why_not() -> str:
         return "there is a GPU"
     if (torch.version.cuda or "").partition(".")[0] != "13":
         return f"torch {torch.__version__} is not built for CUDA 13"
+    if not importlib.util.find_spec("triton"):
+        return "triton is not installed"
     missing = [path for path in _headers() if not path.is_dir()]
     return f"{missing[0]}: no CUDA headers" if missing else ""
 
@@ -94,13 +96,19 @@ def counts() -> Counts:
 
 def _headers() -> list[Path]:
     """Of the CUDA that torch is built for; triton has those that they include from CUDA's compiler."""
-    packages = Path(torch.__file__).parents[1]
-    return [packages / "nvidia" / "cu13" / "include", Path(triton.__file__).parent / "backends" / "nvidia" / "include"]
+    return [Path(torch.__file__).parents[1] / "nvidia" / "cu13" / "include", _triton() / "include"]
+
+
+def _triton() -> Path:
+    """What triton has for CUDA."""
+    import triton  # not every torch brings it
+
+    return Path(triton.__file__).parent / "backends" / "nvidia"
 
 
 def _wanted() -> set[str]:
     """All functions of CUDA's that torch and triton call."""
-    triton_driver = Path(triton.__file__).parent / "backends" / "nvidia" / "driver.c"
+    triton_driver = _triton() / "driver.c"
     libraries = sorted((Path(torch.__file__).parent / "lib").glob("*.so"))
     called = _names("--undefined-only", *libraries) | set(re.findall(r"\w+", triton_driver.read_text(encoding="utf-8")))
     return {name for name in called if _STOOD_IN_FOR.fullmatch(name)}
