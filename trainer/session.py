@@ -110,7 +110,7 @@ class Session:
             clock.lap("compute_seconds")
             step, stopped = step + 1, totals.stop > 0
             if step == first + 1:
-                self._tell_of_room(phase, len(batches))
+                self._tell_of_room(phase, len(batches), totals)
             is_saved = stopped or _is_due(self.recipe.checkpoint.every, step, end)
             if is_saved:
                 self._save(engine, step, clock)
@@ -133,13 +133,14 @@ class Session:
             raise CheckpointError(f"{self.run.path}: no checkpoint of step {step} ({self.saver.problem})")
         return step, is_complete
 
-    def _tell_of_room(self, phase: Phase, accumulated: int) -> None:
+    def _tell_of_room(self, phase: Phase, accumulated: int, totals: GlobalCounts) -> None:
         """Say so where a GPU is given small micro-batches one after the other, and has memory for larger ones.
 
         A small one takes a fast GPU less time than the host needs to ask for it (docs/results/gpu.md).
         """
         share = memory_share(self.world.device)
-        size = roomiest_micro_batch(phase.micro_batch_size, accumulated, share)
+        whole = max(1.0, phase.global_batch_size * phase.sequence_length / totals.slots)  # if all sequences were full
+        size = roomiest_micro_batch(phase.micro_batch_size, accumulated, share * whole)
         if size > phase.micro_batch_size:
             _log.info(
                 "%.0f%% of the GPU's memory is in use: phases.%d.micro_batch_size=%d fits too, and fewer, larger ones "
