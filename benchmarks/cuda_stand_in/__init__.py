@@ -68,14 +68,13 @@ def build(folder: Path) -> dict[str, str]:
     """
     if reason := why_not():
         raise RuntimeError(f"no stand-in for CUDA: {reason}")
-    compiler = ["gcc", "-shared", "-fPIC", "-O1", "-w", *(f"-I{path}" for path in _headers())]
-    sources = [HERE / source for source in SOURCES]
-    ours = folder / "ours.so"
-    _run([*compiler, *sources, "-o", ours])
-    rest = sorted(_wanted() - _names("--defined-only", ours))
-    others = folder / "others.c"
-    others.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in rest), encoding="utf-8")
-    _run([*compiler, f"-Wl,-soname,{LIBRARY}", *sources, others, "-o", folder / LIBRARY, "-ldl"])
+    others = folder / "others.c"  # weak: what SOURCES have takes their place
+    stubs = (f"__attribute__((weak)) int {name}(void) {{ return 0; }}\n" for name in _wanted())
+    others.write_text("".join(stubs), encoding="utf-8")
+    includes = [f"-I{path}" for path in _headers()]
+    sources = [*(HERE / source for source in SOURCES), others]
+    output = [f"-Wl,-soname,{LIBRARY}", "-o", folder / LIBRARY]
+    _run(["gcc", "-shared", "-fPIC", "-O1", "-w", *includes, *sources, *output, "-ldl"])
     (folder / "libcuda.so").symlink_to(LIBRARY)  # triton's own module is linked with it
     return {
         "LD_PRELOAD": str(folder / LIBRARY),
@@ -106,17 +105,12 @@ def _triton() -> Path:
     return Path(triton.__file__).parent / "backends" / "nvidia"
 
 
-def _wanted() -> set[str]:
+def _wanted() -> list[str]:
     """All functions of CUDA's that torch and triton call."""
-    triton_driver = _triton() / "driver.c"
     libraries = sorted((Path(torch.__file__).parent / "lib").glob("*.so"))
-    called = _names("--undefined-only", *libraries) | set(re.findall(r"\w+", triton_driver.read_text(encoding="utf-8")))
-    return {name for name in called if _STOOD_IN_FOR.fullmatch(name)}
-
-
-def _names(which: str, *libraries: Path) -> set[str]:
-    listed = _run(["nm", "--dynamic", "--format=just-symbols", which, *libraries])
-    return {line.partition("@")[0] for line in listed.split()}
+    called = _run(["nm", "--dynamic", "--format=just-symbols", "--undefined-only", *libraries])
+    called += (_triton() / "driver.c").read_text(encoding="utf-8")
+    return sorted({name for name in re.findall(r"\w+", called) if _STOOD_IN_FOR.fullmatch(name)})
 
 
 def _run(command: list[object]) -> str:

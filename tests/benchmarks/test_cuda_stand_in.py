@@ -45,14 +45,14 @@ def run(environment: dict[str, str], *command: object) -> subprocess.CompletedPr
 def test_reading_from_the_device_gives_zeros_and_is_counted(environment: dict[str, str]):
     program = """if True:
         import torch
-        from cuda_stand_in import counts
+        from benchmarks.cuda_stand_in import counts
 
         a = torch.ones(8, 8, device="cuda")
         before = counts()
         total = (a @ a).sum().item()
         print(total, a.device, *counts().since(before)[:2])
     """
-    done = run(with_benchmarks(environment), "-c", program)
+    done = run(environment, "-c", program)
     assert (done.stdout, done.returncode) == ("0.0 cuda:0 2 1\n", 0), done.stderr
 
 
@@ -83,7 +83,7 @@ def test_a_run_trains_stops_goes_on_and_is_exported(
 
 def test_every_row_of_the_benchmark_is_measured(environment: dict[str, str], shards: Path, tmp_path: Path):
     done = run(
-        with_benchmarks(environment), "benchmarks/gpu_pretrain.py", "--shards", shards, "--output", tmp_path, "--size",
+        environment, "benchmarks/gpu_pretrain.py", "--shards", shards, "--output", tmp_path, "--size",
         "demo", "--lengths", 32, "--batches", 8, "--seconds", 0.1,
     )  # fmt: skip
     records = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))["parts"]
@@ -92,8 +92,3 @@ def test_every_row_of_the_benchmark_is_measured(environment: dict[str, str], sha
     errors.pop("dropout", None)  # torch 2.11 takes cuDNN's kernel there, and cuDNN wants a real driver
     assert not errors, done.stderr[-4000:]
     assert sum(record["kind"] == "row" for record in records) == 11
-
-
-def with_benchmarks(environment: dict[str, str]) -> dict[str, str]:
-    """In which a program imports what benchmarks/ has."""
-    return {**environment, "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), environment["PYTHONPATH"]])}
