@@ -57,6 +57,7 @@ from trainer.data import Batch
 from trainer.determinism import use_deterministic_kernels
 from trainer.engine import Engine, join_world
 from trainer.fp8 import why_not_fp8
+from trainer.graphs import begin_micro_batch, put_into_graphs
 from trainer.loading import StepReader, Steps
 from trainer.metrics import measure_ceiling, training_flops
 from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, Losses, pretraining_losses
@@ -94,8 +95,8 @@ class Bench:
 
     @property
     def ladder(self) -> list[Row]:
-        """The rows; kernels of our own are for GPUs."""
-        return [row for row in LADDER if self.world.device.type == "cuda" or not row.fused]
+        """The rows; kernels of our own and CUDA graphs are for GPUs."""
+        return [row for row in LADDER if self.world.device.type == "cuda" or not (row.fused or row.graphs)]
 
     @property
     def best(self) -> Row:
@@ -203,7 +204,15 @@ def compare_with_float32(length: int, bench: Bench) -> dict[str, Any]:
             del layer.forward  # fuse's: the class's is back
     for layer in model.bert.layers:
         layer.compile()
-    ways["packed sequences, compiled"] = _loss_and_gradient(model, batch, torch.compile(pretraining_losses))
+    losses_of = torch.compile(pretraining_losses)
+    ways["packed sequences, compiled"] = _loss_and_gradient(model, batch, losses_of)
+    if bench.world.device.type == "cuda":
+        for layer in model.bert.layers:
+            layer._compiled_call_impl = None  # compile's
+        put_into_graphs(model)
+        for _ in range(3):  # as it is, recorded, replayed
+            begin_micro_batch()
+            ways["packed sequences, in CUDA graphs"] = _loss_and_gradient(model, batch, losses_of)
     errors = {
         way: {
             "loss": abs(float(loss) / float(exact[0]) - 1),

@@ -29,6 +29,7 @@ from trainer.deepspeed_config import without_communication
 from trainer.determinism import use_deterministic_kernels
 from trainer.fp8 import to_fp8
 from trainer.gradients import take_norm_once, total_norm
+from trainer.graphs import begin_micro_batch, put_into_graphs
 from trainer.loss_scale import LossScale, is_exhausted, put_loss_scale, scale_after_updates, take_loss_scale
 from trainer.metrics import Laps, training_flops
 from trainer.model import EMPTY_SLOT, BertForPreTraining, Losses, joined_sizes, parameter_shapes, pretraining_losses
@@ -152,6 +153,7 @@ class Engine:
         initial = given or {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         self._optimizer = build_optimizer(parameter_groups(model, recipe.optimizer.weight_decay), recipe.optimizer)
         self._losses_of = _speed_up(model, train, world.device)
+        self._has_graphs = train.cuda_graphs
         self._engine = _initialize(model, self._optimizer, deepspeed_config, world)
         take_norm_once(self._engine.optimizer)
         self._owned = list(find_owned(self._engine, self._optimizer, names, world.rank))
@@ -412,12 +414,14 @@ class Engine:
 
     def _losses(self, batch: Batch) -> Losses:
         batch = batch.to(self._world.device)
+        if self._has_graphs:
+            begin_micro_batch()
         mlm_logits, nsp_logits = self._engine(batch.tokens, batch.positions)
         return self._losses_of(mlm_logits, batch.mlm_labels, nsp_logits, batch.nsp_labels)
 
 
 def _speed_up(model: BertForPreTraining, train: TrainConfig, device: torch.device) -> Callable[..., Losses]:
-    """Have the layers compute as [train] says; they keep their parameters, and these their names.
+    """Have the model compute as [train] says; it keeps its parameters, and these their names.
 
     Returns:
         What computes the losses.
@@ -427,7 +431,9 @@ def _speed_up(model: BertForPreTraining, train: TrainConfig, device: torch.devic
     if train.compile:
         torch._dynamo.reset()  # what it keeps of one phase would count against its limit of ways in the next
         torch._dynamo.config.recompile_limit = 16  # training and validation have 7 ways, of 8 at first
-    if train.fused:
+    if train.cuda_graphs:
+        put_into_graphs(model)
+    elif train.fused:
         from trainer.fused import fuse  # its kernels want triton
 
         fuse(model.bert.layers, model.config)

@@ -159,6 +159,8 @@ def _check_precision(recipe: Recipe, config: dict[str, Any]) -> None:
         raise ConfigError("fp16: this machine's processor can't compute in it; use bf16, or train on GPUs")
     if recipe.train.fp8 and (reason := why_not_fp8(device_kind())):
         raise ConfigError(f"train.fp8: {reason}")
+    if recipe.train.cuda_graphs and device_kind().type != "cuda":
+        raise ConfigError("train.cuda_graphs: there is no GPU to have graphs; leave it out on a CPU")
     if recipe.train.fused and (reason := why_not_fused(device_kind())):
         raise ConfigError(f"train.fused: {reason}")
 

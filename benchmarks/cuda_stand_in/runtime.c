@@ -37,8 +37,13 @@ void stand_in_counts(long *launches, long *waits, double *idle)
     *launches = counts.launches, *waits = counts.waits, *idle = counts.idle;
 }
 
+static cudaStream_t captured; /* NULL, or the stream whose work is put into a graph and not begun */
+static unsigned long long captures;
+
 void stand_in_launched(void)
 {
+    if (captured)
+        return;
     pthread_mutex_lock(&lock);
     counts.launches++;
     if (idle_since)
@@ -49,6 +54,8 @@ void stand_in_launched(void)
 
 static cudaError_t waited(void)
 {
+    if (captured)
+        return cudaErrorStreamCaptureUnsupported;
     pthread_mutex_lock(&lock);
     counts.waits++;
     if (!idle_since)
@@ -58,8 +65,12 @@ static cudaError_t waited(void)
 }
 
 cudaError_t cudaDeviceSynchronize(void) { return waited(); }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return waited(); }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) { return waited(); }
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    return captured && stream != captured ? cudaSuccess : waited(); /* others may be waited for meanwhile */
+}
 
 /* ---- Memory ---- */
 
@@ -290,19 +301,6 @@ cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority)
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
-{
-    *status = cudaStreamCaptureStatusNone;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamGetCaptureInfo(
-    cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id, cudaGraph_t *graph,
-    const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges, size_t *number)
-{
-    return cudaStreamIsCapturing(stream, status);
-}
-
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
 {
     *event = calloc(1, sizeof(double));
@@ -335,6 +333,73 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEve
     return from && to ? cudaSuccess : cudaErrorInvalidResourceHandle;
 }
 
+/* ---- Graphs: what is put into one is forgotten, and to launch it is one launch ---- */
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
+{
+    *status = captured && stream == captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetCaptureInfo(
+    cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id, cudaGraph_t *graph,
+    const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges, size_t *number)
+{
+    if (id)
+        *id = captures;
+    return cudaStreamIsCapturing(stream, status);
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
+{
+    if (captured || !stream)
+        return cudaErrorStreamCaptureUnsupported;
+    captured = stream, captures++;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
+{
+    captured = NULL;
+    *graph = calloc(1, 1);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *number)
+{
+    *number = 1; /* torch warns of an empty graph */
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *found, cudaGraph_t graph, unsigned long long flags)
+{
+    *found = calloc(1, 1);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *found, cudaGraph_t graph, unsigned long long flags)
+{
+    return cudaGraphInstantiateWithFlags(found, graph, flags);
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t what, cudaStream_t stream)
+{
+    stand_in_launched();
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    free(graph);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t what)
+{
+    free(what);
+    return cudaSuccess;
+}
+
 /* ---- Kernels ---- */
 
 static cudaError_t last_error;
@@ -357,7 +422,13 @@ cudaError_t cudaGetLastError(void)
 
 cudaError_t cudaPeekAtLastError(void) { return last_error; }
 const char *cudaGetErrorName(cudaError_t error) { return "the stand-in for CUDA"; }
-const char *cudaGetErrorString(cudaError_t error) { return "the stand-in for CUDA takes no such call"; }
+
+const char *cudaGetErrorString(cudaError_t error)
+{
+    if (error == cudaErrorStreamCaptureUnsupported)
+        return "a stream is captured, and this can't be done in a graph";
+    return "the stand-in for CUDA takes no such call";
+}
 
 cudaError_t cudaLaunchKernel(const void *f, dim3 grid, dim3 block, void **arguments, size_t shared, cudaStream_t stream)
 {

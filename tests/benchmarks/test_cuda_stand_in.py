@@ -62,15 +62,42 @@ def test_tensors_of_two_devices_do_not_mix(environment: dict[str, str]):
     assert "Expected all tensors to be on the same device" in done.stderr
 
 
-@pytest.mark.parametrize("setting", ["train.fused=true", "model.attention_probs_dropout_prob=0.1"])
+def test_what_is_put_into_a_graph_is_launched_with_it(environment: dict[str, str]):
+    program = """if True:
+        import torch
+        from benchmarks.cuda_stand_in import counts
+
+        a, graph = torch.ones(8, 8, device="cuda"), torch.cuda.CUDAGraph()
+        before = counts()
+        with torch.cuda.graph(graph):
+            b = a @ a @ a
+        print(counts().since(before).launches)
+        graph.replay()
+        print(counts().since(before).launches)
+    """
+    done = run(environment, "-c", program)
+    assert (done.stdout, done.returncode) == ("0\n1\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("asked", ["a.sum().item()", "torch.cuda.synchronize()"])
+def test_what_needs_the_host_can_not_be_put_into_a_graph(asked: str, environment: dict[str, str]):
+    program = f"import torch; a = torch.ones(8, device='cuda')\nwith torch.cuda.graph(torch.cuda.CUDAGraph()): {asked}"
+    done = run(environment, "-c", program)
+    assert "this can't be done in a graph" in done.stderr
+
+
+@pytest.mark.parametrize("settings", [
+    ["train.fused=true"], ["model.attention_probs_dropout_prob=0.1"],
+    ["train.compile=true", "train.cuda_graphs=true", "data.token_multiple=64"],
+], ids=["kernels of our own", "dropout everywhere", "CUDA graphs"])  # fmt: skip
 def test_a_run_trains_stops_goes_on_and_is_exported(
-    setting: str, environment: dict[str, str], shards: Path, tmp_path: Path
+    settings: list[str], environment: dict[str, str], shards: Path, tmp_path: Path
 ):
     for last in (2, 4):
         done = run(
             environment, "trainer/pretrain.py", "--config", "trainer/recipes/bert_large.toml", "--shards", shards,
             "--output", tmp_path / "run", PARAMETERS, PHASE, f"train.max_steps={last}", "tracking.enabled=false",
-            "data.workers=1", setting,
+            "data.workers=1", *settings,
         )  # fmt: skip
         assert f"done: {last} steps" in done.stderr, done.stderr[-4000:]
         assert "memory is in use: phases.0.micro_batch_size=8 fits too" in done.stderr
@@ -91,4 +118,14 @@ def test_every_row_of_the_benchmark_is_measured(environment: dict[str, str], sha
     errors.pop("error")  # the comparison with float32: without lengths the formula has nothing to compute
     errors.pop("dropout", None)  # torch 2.11 takes cuDNN's kernel there, and cuDNN wants a real driver
     assert not errors, done.stderr[-4000:]
-    assert sum(record["kind"] == "row" for record in records) == 11
+    assert sum(record["kind"] == "row" for record in records) == 12
+
+
+def test_in_graphs_the_host_has_less_to_launch(environment: dict[str, str], tmp_path: Path):
+    shards = write_shards(tmp_path / "shards", sequence_lengths=(128,), train=(70, 50), pairs_per_row=5)
+    rows = ["layers by torch.compile", "the model in CUDA graphs"]
+    done = run(environment, "benchmarks/host_time.py", "--shards", shards, "--size", "demo", "--rows", *rows)
+    assert done.returncode == 0, done.stderr[-4000:]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()]
+    launches = {line[0]: int(line[4].replace(",", "")) for line in cells if line and line[0] in rows}
+    assert launches[rows[1]] < launches[rows[0]] - 100

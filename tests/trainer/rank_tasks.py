@@ -22,6 +22,7 @@ import torch._dynamo
 from deepspeed.accelerator import get_accelerator
 from safetensors import SafetensorError
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 
 from preprocessing.schema import ShardDirectory, ShardError
 from trainer import lineage, pretrain, saving, session, start, tensor_files
@@ -69,6 +70,35 @@ def run_pretrain_with_a_quick_compiler(arguments: list[str]) -> int:
     compile_module = torch.nn.Module.compile
     torch.nn.Module.compile = functools.partialmethod(compile_module, backend="aot_eager")  # type: ignore[assignment]
     torch.compile = functools.partial(torch.compile, backend="aot_eager")
+    return pretrain.main(arguments)
+
+
+def run_pretrain_in_emulated_graphs(arguments: list[str]) -> int:
+    """The trainer's main, as train.cuda_graphs has it on a GPU: at the next micro-batch a graph's results are NaN."""
+    results: dict[torch.UntypedStorage, torch.dtype] = {}  # no tensors, whose gradients torch would copy on its own
+
+    def graph(module: torch.fx.GraphModule, _: list[Tensor]) -> Callable[[list[Any]], Any]:
+        def compute(inputs: list[Any]) -> Any:
+            given = {each.untyped_storage() for each in inputs if isinstance(each, Tensor)}
+            found = module(*inputs)
+            for each in found:
+                if isinstance(each, Tensor) and each.is_floating_point() and each.untyped_storage() not in given:
+                    results[each.untyped_storage()] = each.dtype
+            return found
+
+        compute._boxed_call = True  # type: ignore[attr-defined]  # aot_autograd's word for: takes a list
+        return compute
+
+    def spoil() -> None:
+        for storage, dtype in results.items():
+            torch.empty(0, dtype=dtype).set_(storage).fill_(torch.nan)
+        results.clear()
+
+    graphs, compile_module = aot_autograd(fw_compiler=graph, bw_compiler=graph), torch.nn.Module.compile
+    torch.nn.Module.compile = lambda module, **_: compile_module(module, backend=graphs)  # type: ignore[method-assign]
+    torch.compile = functools.partial(torch.compile, backend="aot_eager")
+    torch.compiler.cudagraph_mark_step_begin = spoil
+    start.device_kind = lambda: torch.device("cuda")  # type: ignore[attr-defined]
     return pretrain.main(arguments)
 
 

@@ -209,6 +209,18 @@ def test_a_mistake_on_the_command_line_is_told_from_one_in_the_file(tmp_path, in
             ["model.pre_layer_norm=true", "train.fused=true"],
             r"train\.fused has kernels for layers that end in LayerNorm",
         ),
+        *(
+            (
+                ["train.cuda_graphs=true", *others],
+                r"cuda_graphs needs train.compile=true and.* data.token_multiple=1024",
+            )
+            for others in (
+                ["data.token_multiple=64"],
+                ["train.compile=true"],
+                ["train.compile=true", "data.token_multiple=64", "train.fused=true"],
+                ["train.compile=true", "data.token_multiple=64", "model.activation_checkpointing=true"],
+            )
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(recipe, overrides, message):
@@ -274,6 +286,12 @@ def test_phases_follow_one_another(tmp_path):
 def test_whatever_changes_the_numbers_is_a_difference(recipe, override):
     [found] = differences(load_recipe(recipe), load_recipe(recipe, [override]))
     assert found.startswith(override.partition("=")[0] + ": ")
+
+
+def test_so_are_graphs(recipe):
+    compiled = ["train.compile=true", "data.token_multiple=64"]
+    [found] = differences(load_recipe(recipe, compiled), load_recipe(recipe, [*compiled, "train.cuda_graphs=true"]))
+    assert found == "train.cuda_graphs: False -> True"
 
 
 @pytest.mark.parametrize(

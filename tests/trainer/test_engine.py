@@ -24,6 +24,7 @@ from tests.trainer.engine_tasks import (
 from tests.trainer.rank_tasks import (
     device_of_this_rank,
     run_pretrain,
+    run_pretrain_in_emulated_graphs,
     run_pretrain_where_new_memory_holds_nan,
     run_pretrain_with_a_quick_compiler,
     train_into_what_is_no_number,
@@ -133,6 +134,11 @@ WAYS = {
     "compiled, checkpointed activations": (
         FLOAT32, ["train.compile=true", "model.activation_checkpointing=true"], 1e-5
     ),
+    **{f"CUDA graphs{where}": (
+        {**FLOAT32, "zero_optimization": {"stage": stage}},
+        ["train.compile=true", "train.cuda_graphs=true", "data.token_multiple=64"],
+        1e-5,
+    ) for where, stage in (("", 1), (", ZeRO 0", 0), (", ZeRO 2", 2))},
     "eight bits": ({}, ["train.fp8=true"], 2e-2),
     **{f"bf16, ZeRO {stage}": ({"zero_optimization": {"stage": stage}}, [], 2e-3) for stage in (1, 2, 3)},
 }  # fmt: skip
@@ -140,7 +146,11 @@ WAYS = {
 
 @pytest.mark.parametrize("plain_loop", ["adamw"], indirect=True)
 @pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=[pytest.mark.slow] if "compiled, " in way else []) for way in WAYS]
+    "way",
+    [
+        pytest.param(way, marks=[pytest.mark.slow] if way.startswith(("compiled, ", "CUDA graphs, ")) else [])
+        for way in WAYS
+    ],
 )
 def test_every_way_to_train_is_the_plain_loop_and_goes_on_bit_for_bit(
     train, plain_loop, deepspeed_config, tmp_path, way
@@ -148,7 +158,8 @@ def test_every_way_to_train_is_the_plain_loop_and_goes_on_bit_for_bit(
     """20 steps of two ranks, two micro-batches accumulated."""
     settings, losses, _ = plain_loop
     changes, more, tolerance = WAYS[way]
-    train = functools.partial(train, task=run_pretrain_with_a_quick_compiler if "compiled" in way else run_pretrain)
+    task = run_pretrain_with_a_quick_compiler if "compiled" in way else run_pretrain
+    train = functools.partial(train, task=run_pretrain_in_emulated_graphs if "graphs" in way else task)
     config, settings = deepspeed_config(**changes), [*settings, *more, "log.validate_every=0", "checkpoint.every=20"]
     whole = train(tmp_path / "whole", config, 2, *settings)
     np.testing.assert_allclose(curve(whole), losses, rtol=tolerance)

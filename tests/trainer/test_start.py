@@ -75,6 +75,11 @@ BAD_INPUT = {
         ["phases.0.sequence_length=16"],
         "no pairs for sequence length 16, only for [32]; make the shards with --sequence-lengths 16",
     ),
+    "graphs of a CPU": (
+        lambda s, t: {},
+        ["train.compile=true", "train.cuda_graphs=true", "data.token_multiple=64"],
+        "train.cuda_graphs: there is no GPU to have graphs; leave it out on a CPU",
+    ),
     "shards without a validation part": (
         lambda s, t: {"shards": write_shards(t / "all-for-training", validation=())},
         [],
