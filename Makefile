@@ -73,11 +73,14 @@ lint: $(VENV)/.dev
 	mypy
 	lint-imports
 
+# Two tests at a time: one alone leaves half of two cores idle. Each may take 2 GB of memory.
+WORKERS ?= 2
+
 test: lint
-	pytest -m "not (slow or flink or slurm or kubernetes)"
+	pytest -n $(WORKERS) --dist worksteal -m "not (slow or flink or slurm or kubernetes)"
 
 test-cluster: $(VENV)/.dev
-	pytest -m "slow or flink or slurm or kubernetes" --durations=15
+	pytest -n $(WORKERS) --dist loadgroup -m "slow or flink or slurm or kubernetes" --durations=15
 
 # The quick form of each; their own --help tells the long ones. benchmarks/make_shards.py wants books of yours.
 bench: $(VENV)/.dev $(DEMO)/shards/manifest.json
