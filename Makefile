@@ -77,10 +77,10 @@ lint: $(VENV)/.dev
 WORKERS ?= 2
 
 test: lint
-	pytest -n $(WORKERS) --dist worksteal -m "not (slow or flink or slurm or kubernetes)"
+	pytest -n $(WORKERS) --dist loadfile -m "not (slow or flink or slurm or kubernetes)"
 
 test-cluster: $(VENV)/.dev
-	pytest -n $(WORKERS) --dist loadgroup -m "slow or flink or slurm or kubernetes" --durations=15
+	pytest -n $(WORKERS) --dist loadfile -m "slow or flink or slurm or kubernetes" --durations=15
 
 # The quick form of each; their own --help tells the long ones. benchmarks/make_shards.py wants books of yours.
 bench: $(VENV)/.dev $(DEMO)/shards/manifest.json

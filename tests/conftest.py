@@ -24,18 +24,6 @@ settings.register_profile("ours", deadline=None, derandomize=True)
 settings.load_profile("ours")
 
 
-LABS = ("flink", "slurm", "kubernetes")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have one process of pytest-xdist run all tests of a laboratory, of which a machine has one."""
-    for item in items:
-        for lab in LABS:
-            if item.get_closest_marker(lab):
-                item.add_marker(pytest.mark.xdist_group(lab))
-
-
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real corpora; the test is skipped where it is missing."""

@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,6 @@ from cluster.checkup.peers import UsageError, check_names, read_launch
 from cluster.checkup.storage import check_space, check_writing
 from cluster.doctor import main
 from tests.cluster.doctor_tasks import run_doctor, run_doctor_on_other_files, run_doctor_with_a_clock_ahead
-from tests.conftest import LAB
 from tests.ranks import free_port, run_ranks
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_ID")
@@ -359,36 +357,3 @@ def test_equal_findings_of_several_hosts_are_one_row():
     assert "node0, node1, node2, node3 and 2 more" in lines[0]
     assert lines[1:] == ["wrong, stack: 1 MiB. Set more."]
     assert "all 2" in next(table([(host, fine) for host in ("a", "b")]))
-
-
-@pytest.mark.slurm
-@pytest.mark.skipif(not (LAB / "cluster" / "slurm-up").exists(), reason="no SLURM laboratory at ../shared/cluster")
-@pytest.mark.skipif(os.geteuid() != 0, reason="the SLURM laboratory needs root")
-def test_two_nodes_of_a_real_slurm(tmp_path):
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "timeout": 300, "start_new_session": True}
-    subprocess.run([str(LAB / "cluster" / "slurm-up")], check=True, **quiet)
-    try:
-        command = [
-            "srun",
-            "--nodes=2",
-            "--ntasks-per-node=1",
-            "--chdir",
-            str(Path(__file__).parents[2]),
-            sys.executable,
-            "-m",
-            "cluster.doctor",
-            "--shared",
-            str(tmp_path),
-            "--need-gb",
-            "0.001",
-            "--json",
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    finally:
-        subprocess.run([str(LAB / "cluster" / "slurm-down")], check=True, **quiet)
-    rows = json.loads(done.stdout)
-    assert {row["host"] for row in rows} == {"node1", "node2"}
-    (bandwidth,) = [row for row in rows if row["check"] == "all-reduce"]
-    assert "2 ranks on 2 hosts" in bandwidth["found"]
-    assert all(row["state"] == "ok" for row in rows if row["check"] in ("names", "clocks", "shared files"))
-    assert socket.gethostname() not in {row["host"] for row in rows}

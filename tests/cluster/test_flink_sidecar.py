@@ -19,6 +19,7 @@ import yaml
 
 from preprocessing.schema import ShardDirectory
 from tests.conftest import LAB, ROOT
+from tests.labs import to_itself
 
 FLINK = Path(os.environ.get("FLINK_LAB_DIR", "/tmp/flink-lab"))
 JOB_PORT = os.environ.get("FLINK_LAB_JOB_PORT", "18099")
@@ -44,25 +45,28 @@ def container(file: str, name: str) -> dict:
 @pytest.fixture
 def flink(tmp_path: Path) -> Iterator[None]:
     """Flink with one TaskManager, Beam's job server, and the sidecar."""
-    environment = {**os.environ, "FLINK_LAB_DIR": str(FLINK), "FLINK_LAB_PYTHON": sys.executable,
-                   "FLINK_LAB_TASKMANAGERS": "1"}  # fmt: skip
-    up = subprocess.run([LAB / "beam" / "flink-up"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                        timeout=900, text=True, start_new_session=True)  # fmt: skip
-    if up.returncode == 2:
-        pytest.skip(up.stderr.strip())
-    assert up.returncode == 0, up.stderr
-    worker = container("taskmanager.yaml", "worker")
-    command = [word.replace("/opt/apache/beam/boot", str(FLINK / "bin" / "container")) for word in worker["command"]]
-    variables = {item["name"]: item["value"] for item in worker["env"]}
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
-    pool = subprocess.Popen(
-        [sys.executable, *command[1:]], cwd=tmp_path, env={**os.environ, **variables}, stderr=subprocess.DEVNULL
-    )
-    signal.signal(signal.SIGINT, before)
-    yield
-    pool.send_signal(signal.SIGINT)  # it ends its workers then
-    pool.wait(120)
-    subprocess.run([LAB / "beam" / "flink-down"], env=environment, capture_output=True, check=True)
+    with to_itself("flink"):
+        environment = {**os.environ, "FLINK_LAB_DIR": str(FLINK), "FLINK_LAB_PYTHON": sys.executable,
+                       "FLINK_LAB_TASKMANAGERS": "1"}  # fmt: skip
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "start_new_session": True}
+        up = subprocess.run([LAB / "beam" / "flink-up"], env=environment, timeout=900, text=True, **quiet)
+        if up.returncode == 2:
+            pytest.skip(up.stderr.strip())
+        assert up.returncode == 0, up.stderr
+        worker = container("taskmanager.yaml", "worker")
+        command = [
+            word.replace("/opt/apache/beam/boot", str(FLINK / "bin" / "container")) for word in worker["command"]
+        ]
+        variables = {item["name"]: item["value"] for item in worker["env"]}
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
+        pool = subprocess.Popen(
+            [sys.executable, *command[1:]], cwd=tmp_path, env={**os.environ, **variables}, stderr=subprocess.DEVNULL
+        )
+        signal.signal(signal.SIGINT, before)
+        yield
+        pool.send_signal(signal.SIGINT)  # it ends its workers then
+        pool.wait(120)
+        subprocess.run([LAB / "beam" / "flink-down"], env=environment, capture_output=True, check=True)
 
 
 def make_shards(output: Path, *runner: str) -> dict[str, str]:

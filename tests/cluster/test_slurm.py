@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ import pytest
 
 from preprocessing.schema import ShardDirectory
 from tests.conftest import LAB, ROOT, TEXTS
+from tests.labs import to_itself
 from tests.trainer.conftest import TINY
 from tests.trainer.shard_factory import write_shards
 from trainer.files import read_lines
@@ -84,12 +86,13 @@ def lab(*command: str) -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """Two nodes."""
-    lab("slurm-up")
-    with (LAB_FILES / "etc" / "slurm.conf").open("a") as configuration:
-        configuration.write(PREEMPTION)
-    slurm("scontrol", "reconfigure")
-    yield
-    lab("slurm-down")
+    with to_itself("slurm"):
+        lab("slurm-up")
+        with (LAB_FILES / "etc" / "slurm.conf").open("a") as configuration:
+            configuration.write(PREEMPTION)
+        slurm("scontrol", "reconfigure")
+        yield
+        lab("slurm-down")
 
 
 @pytest.fixture(scope="module")
@@ -365,3 +368,15 @@ def test_a_chain_whose_first_job_fails_is_not_left_in_the_queue(site):
     for job in jobs:
         job.wait_for(lambda job=job: job.state in ENDED, 120)
     assert [job.state for job in jobs] == ["FAILED", "CANCELLED", "CANCELLED"]
+
+
+def test_the_doctor_sees_two_nodes(site, cluster):
+    command = ["srun", "--nodes=2", "--ntasks-per-node=1", f"--chdir={ROOT}", sys.executable, "-m", "cluster.doctor",
+               "--shared", str(site), "--need-gb", "0.001", "--json"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    rows = json.loads(done.stdout)
+    assert {row["host"] for row in rows} == {"node1", "node2"}
+    (bandwidth,) = [row for row in rows if row["check"] == "all-reduce"]
+    assert "2 ranks on 2 hosts" in bandwidth["found"]
+    assert all(row["state"] == "ok" for row in rows if row["check"] in ("names", "clocks", "shared files"))
+    assert socket.gethostname() not in {row["host"] for row in rows}

@@ -23,6 +23,7 @@ import pytest
 
 from preprocessing.schema import ShardDirectory
 from tests.conftest import ROOT
+from tests.labs import to_itself
 
 SHARED = ROOT.parent / "shared"
 LAB = Path(os.environ.get("FLINK_LAB_DIR", "/tmp/flink-lab"))
@@ -53,11 +54,12 @@ def lab(command: str) -> None:
 @pytest.fixture(scope="module")
 def flink() -> Iterator[list[str]]:
     """The pipeline options of a running cluster."""
-    lab("flink-up")
-    words = shlex.split((LAB / "env").read_text())
-    options = next(word for word in words if word.startswith("BEAM_FLINK_OPTIONS="))
-    yield shlex.split(options.partition("=")[2])
-    lab("flink-down")
+    with to_itself("flink"):
+        lab("flink-up")
+        words = shlex.split((LAB / "env").read_text())
+        options = next(word for word in words if word.startswith("BEAM_FLINK_OPTIONS="))
+        yield shlex.split(options.partition("=")[2])
+        lab("flink-down")
 
 
 @pytest.fixture(scope="module")
