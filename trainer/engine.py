@@ -28,7 +28,7 @@ from trainer.data import Batch
 from trainer.deepspeed_config import without_communication
 from trainer.determinism import use_deterministic_kernels
 from trainer.fp8 import to_fp8
-from trainer.gradients import take_norm_once, total_norm
+from trainer.gradients import add_up_at_once, scale_down, take_norm_once, total_norm
 from trainer.graphs import begin_micro_batch, put_into_graphs
 from trainer.loss_scale import LossScale, is_exhausted, put_loss_scale, scale_after_updates, take_loss_scale
 from trainer.metrics import Laps, training_flops
@@ -69,6 +69,11 @@ def join_world(threads: int) -> World:
     if get_accelerator().device_name() == "cpu":
         keep_freed_memory()
     _backend.build_shm_op = lambda: None  # compiled at the first start, for inference alone
+    # For bf16 under ZeRO 1, where its own go through gradients one by one, and on CPUs are 2e-4 off.
+    _bf16_optimizer.get_global_norm_of_tensors = lambda input_tensors, **_: total_norm(input_tensors)
+    _bf16_optimizer.clip_tensors_by_global_norm = lambda input_tensors, max_norm, global_norm, **_: scale_down(
+        input_tensors, max_norm, global_norm
+    )
     get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))  # DeepSpeed does so only with an engine
     try:
         deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
@@ -156,6 +161,7 @@ class Engine:
         self._has_graphs = train.cuda_graphs
         self._engine = _initialize(model, self._optimizer, deepspeed_config, world)
         take_norm_once(self._engine.optimizer)
+        add_up_at_once(self._engine.optimizer)
         self._owned = list(find_owned(self._engine, self._optimizer, names, world.rank))
         self._check_layout(initial)
         if isinstance(self._optimizer, Lamb):

@@ -1,4 +1,4 @@
-"""The norm of a gradient, by which it is clipped and which tells whether it is finite."""
+"""Gradients between backward pass and update: their norm, their sums, and neither in more passes than needed."""
 
 from __future__ import annotations
 
@@ -57,3 +57,42 @@ def take_norm_once(zero: Any) -> None:
 
     zero.get_grad_norm_direct = norm_over_ranks
     zero.check_overflow = lambda *_, **__: None
+
+
+def scale_down(gradients: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
+    """Clip gradients, in place, whose norm as one vector is given, as DeepSpeed does.
+
+    Args:
+        gradients: floating point, of any shapes.
+        max_norm: that they have at most afterwards.
+        norm: a scalar on their device.
+    """
+    factor = max_norm / (norm + 1e-6)
+    if factor < 1:
+        torch._foreach_mul_(list(gradients), factor)
+
+
+def add_up_at_once(optimizer: Any) -> None:
+    """Have DeepSpeed's optimizer for bf16 under ZeRO 1 add gradients to their float32 sums in one pass over memory.
+
+    DeepSpeed 0.19 copies each one to float32 first, and then keeps it: it is cleared, and the next micro-batch's added
+    to that. Here 10 bytes a parameter are moved instead of 26, to the same bits, by a third of the kernels.
+
+    Args:
+        optimizer: of any kind; another one stays as it is.
+    """
+    if not hasattr(optimizer, "update_hp_grads") or optimizer.immediate_grad_update:
+        return
+
+    @torch.no_grad()
+    def add(*_: Any, **__: Any) -> None:
+        for group, parameters in enumerate(optimizer.bf16_groups):
+            sums = optimizer.fp32_groups_gradients[group]
+            found = [place for place, parameter in enumerate(parameters) if parameter.grad is not None]
+            added = [parameters[place].grad for place in found]
+            torch._foreach_add_([sums[place].view_as(parameters[place]) for place in found], added)
+            for place in found:
+                optimizer.fp32_groups_has_gradients[group][place] = True
+
+    optimizer.update_hp_grads = add
+    optimizer.backward_prologue = lambda: optimizer.clear_lp_grads(set_to_none=True)

@@ -13,6 +13,7 @@ from unittest import mock
 import numpy as np
 import torch
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime import bf16_optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -175,6 +176,18 @@ def state_of_one_rank(recipe: Path, shards: Path, deepspeed_config: Path, commun
     for _ in range(3):
         lesson.train()
     return [tensor.numpy() for tensor in lesson.state()]
+
+
+def state_by_deepspeed_s_own_sums(recipe: Path, shards: Path, deepspeed_config: Path) -> list[np.ndarray]:
+    """The same, where DeepSpeed adds gradients up by itself."""
+    with mock.patch("trainer.engine.add_up_at_once"):
+        return state_of_one_rank(recipe, shards, deepspeed_config, False)
+
+
+def norm_under_zero_1(gradients: list[np.ndarray]) -> float:
+    """The norm that DeepSpeed's optimizer for bf16 under ZeRO 1 takes."""
+    join_world(1)
+    return float(bf16_optimizer.get_global_norm_of_tensors(input_tensors=[*map(torch.from_numpy, gradients)]))
 
 
 def _lesson_of_one_rank(recipe: Path, shards: Path, deepspeed_config: Path, communicates: bool) -> Lesson:

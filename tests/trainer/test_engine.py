@@ -15,9 +15,11 @@ from tests.trainer import reference
 from tests.trainer.engine_tasks import (
     bytes_left_after_close,
     bytes_of_one_rank,
+    norm_under_zero_1,
     order_of_a_step,
     printed_in_a_step,
     start_engine_with,
+    state_by_deepspeed_s_own_sums,
     state_of_one_rank,
     waits_for_the_device,
 )
@@ -335,6 +337,20 @@ def test_one_rank_moves_no_gradient_to_communicate_it(recipe, shards, deepspeed_
 
 
 def test_under_zero_1_fewer_bytes_are_moved(recipe, shards, deepspeed_config):
-    """A gradient of 16 bits is widened (6) and added to what is there (12)."""
+    """A gradient of 16 bits is added to what is there (10)."""
     config = deepspeed_config(zero_optimization={"stage": 1})
-    assert run_ranks(1, bytes_of_one_rank, recipe, shards, config, False) == [pytest.approx(18, abs=0.5)]
+    assert run_ranks(1, bytes_of_one_rank, recipe, shards, config, False) == [pytest.approx(10, abs=0.5)]
+
+
+def test_under_zero_1_gradients_are_added_up_at_once_to_the_same_bits(recipe, shards, deepspeed_config):
+    config = deepspeed_config(zero_optimization={"stage": 1})
+    (ours,) = run_ranks(1, state_of_one_rank, recipe, shards, config, False)
+    (theirs,) = run_ranks(1, state_by_deepspeed_s_own_sums, recipe, shards, config)
+    assert all(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+def test_under_zero_1_the_norm_is_right_on_a_cpu_too():
+    gradient = np.random.default_rng(0).standard_normal((30522, 128), dtype=np.float32)
+    gradient *= np.exp(3 * np.random.default_rng(1).standard_normal((30522, 1), dtype=np.float32))
+    (norm,) = run_ranks(1, norm_under_zero_1, [gradient])
+    assert norm == pytest.approx(np.linalg.norm(gradient.astype(np.float64)), rel=1e-6)

@@ -1,12 +1,15 @@
 """The norm of a gradient, against sums in float64."""
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
 import torch
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.utils import clip_tensors_by_global_norm
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-from trainer.gradients import take_norm_once, total_norm
+from trainer.gradients import add_up_at_once, scale_down, take_norm_once, total_norm
 
 
 def gradients(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
@@ -89,3 +92,24 @@ def test_deepspeed_still_calls_what_is_replaced():
     """Or it would take the slow way again without a word; tests/trainer/test_engine.py shows that ours is right."""
     calls = DeepSpeedZeroOptimizer.step.__code__.co_names + DeepSpeedZeroOptimizer.scaled_global_norm.__code__.co_names
     assert {"check_overflow", "check_grad_overflow", "get_grad_norm_direct"} <= set(calls)
+    calls = inspect.unwrap(BF16_Optimizer.step).__code__.co_names
+    assert {"get_global_norm_of_tensors", "clip_tensors_by_global_norm"} <= set(calls)
+    assert "update_hp_grads" in BF16_Optimizer.backward_epilogue.__code__.co_names
+    assert BF16_Optimizer.backward_prologue.__code__.co_names == ("clear_lp_grads",)
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1e9])
+def test_gradients_are_clipped_as_deepspeed_does(max_norm):
+    ours, theirs = gradients((7, 300), (5,)), gradients((7, 300), (5,))
+    norm = total_norm(ours)
+    scale_down(ours, max_norm, norm)
+    clip_tensors_by_global_norm(theirs, max_norm=max_norm, global_norm=norm)
+    assert all(map(torch.equal, ours, theirs))
+    assert float(total_norm(ours)) == pytest.approx(min(max_norm, float(norm)), rel=1e-5)
+
+
+@pytest.mark.parametrize("other", [SimpleNamespace(), SimpleNamespace(update_hp_grads=1, immediate_grad_update=True)])
+def test_an_optimizer_that_adds_up_in_another_way_goes_on_with_it(other):
+    before = vars(other).copy()
+    add_up_at_once(other)
+    assert vars(other) == before
