@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -301,10 +302,17 @@ def test_all_three_jobs_submitted_at_once_run_one_after_the_other(volume, tmp_pa
 # ---- the image ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def podman(tmp_path_factory) -> list[str]:
+@pytest.fixture
+def images() -> Iterator[Path]:
+    """A folder of a short name: podman wants one of 50 characters at most."""
+    with tempfile.TemporaryDirectory(prefix="images-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def podman(images: Path) -> list[str]:
     """The laboratory's podman with images of its own, among them stand-ins for those that a registry has."""
-    folder = tmp_path_factory.mktemp("images")
+    folder = images
     if shutil.which("debootstrap") is None:
         pytest.skip("debootstrap is not installed")
     (folder / "job.yaml").write_text(
