@@ -69,6 +69,7 @@ def test_encodings(encoding: str) -> None:
 @pytest.mark.parametrize(
     "data",
     [gzip.compress(b"A book. " * 500)[1:], np.random.default_rng(1).bytes(5000), "Zoë. ".encode("utf-16-le") * 50],
+    ids=["cut off in front", "random", "utf-16 without a mark"],
 )
 def test_what_is_no_text_is_damaged(data: bytes) -> None:
     (item,) = read(io.BytesIO(data), "a.txt")
