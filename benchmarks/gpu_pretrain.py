@@ -3,7 +3,7 @@
     python benchmarks/gpu_pretrain.py --shards shards/ --output gpu-128/ --lengths 128 --batches 256
     python benchmarks/gpu_pretrain.py --shards shards/ --output gpu-512/ --lengths 512 --batches 64
 
-Each command should take five to seven minutes on an H200, most of them for torch.compile. Everything trains through the
+Each command should take seven to nine minutes on an H200, most of them for torch.compile. Everything trains through the
 trainer's own engine and loader on real shards (`beam run preprocessing/make_shards.py ... --sequence-lengths 128 512`).
 The peers are transformers' BertForPreTraining with SDPA, padded, in a DeepSpeed engine of the same settings, plain and
 by torch.compile. Rates count real tokens; TFLOP/s by trainer.metrics.training_flops; the ceiling is a bf16 product of

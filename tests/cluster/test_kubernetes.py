@@ -312,29 +312,28 @@ def images() -> Iterator[Path]:
 @pytest.fixture
 def podman(images: Path) -> list[str]:
     """The laboratory's podman with images of its own, among them stand-ins for those that a registry has."""
-    folder = images
     if shutil.which("debootstrap") is None:
         pytest.skip("debootstrap is not installed")
-    (folder / "job.yaml").write_text(
+    (images / "job.yaml").write_text(
         "{apiVersion: batch/v1, kind: Job, metadata: {name: hello}, spec: {template: {spec: {restartPolicy: Never, "
         "containers: [{name: hello, image: none, command: ['true']}]}}}}"
     )
-    subprocess.run([RUN, folder / "job.yaml"], check=True, capture_output=True)  # installs what it needs
+    subprocess.run([RUN, images / "job.yaml"], check=True, capture_output=True)  # installs what it needs
     lab = Path(os.environ.get("PODS_LAB_DIR", "/tmp/pods-lab"))
     command = ["env", f"CONTAINERS_CONF={lab / 'containers.conf'}", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "podman",
-               "--root", str(folder / "store"), "--runroot", str(folder / "run"),
-               "--tmpdir", str(folder / "tmp")]  # fmt: skip
-    debian = ["debootstrap", "--variant=minbase", "bookworm", folder / "debian", "http://deb.debian.org/debian"]
+               "--root", str(images / "store"), "--runroot", str(images / "run"),
+               "--tmpdir", str(images / "tmp")]  # fmt: skip
+    debian = ["debootstrap", "--variant=minbase", "bookworm", images / "debian", "http://deb.debian.org/debian"]
     made = subprocess.run(debian, capture_output=True, text=True)
     if made.returncode:
         pytest.skip(f"debootstrap: {made.stdout[-300:]}")
-    beam = folder / "beam" / "opt" / "apache" / "beam"
+    beam = images / "beam" / "opt" / "apache" / "beam"
     beam.mkdir(parents=True)
     (beam / "boot").touch(0o755)
     for name in ("debian", "beam"):
-        subprocess.run(["tar", "-C", folder / name, "-cf", folder / f"{name}.tar", "."], check=True)
+        subprocess.run(["tar", "-C", images / name, "-cf", images / f"{name}.tar", "."], check=True)
         subprocess.run(
-            [*command, "import", folder / f"{name}.tar", f"localhost/{name}:1"], check=True, capture_output=True
+            [*command, "import", images / f"{name}.tar", f"localhost/{name}:1"], check=True, capture_output=True
         )
     return command
 

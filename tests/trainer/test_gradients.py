@@ -1,4 +1,4 @@
-"""The norm of a gradient, against sums in float64."""
+"""The norm of a gradient against sums in float64, and what takes the place of DeepSpeed's own against that."""
 
 import inspect
 from types import SimpleNamespace
