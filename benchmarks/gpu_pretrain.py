@@ -3,10 +3,11 @@
     python benchmarks/gpu_pretrain.py --shards shards/ --output gpu-128/ --lengths 128 --batches 256
     python benchmarks/gpu_pretrain.py --shards shards/ --output gpu-512/ --lengths 512 --batches 64
 
-Each command should take seven to nine minutes on an H200, most of them for torch.compile. Everything trains through the
-trainer's own engine and loader on real shards (`beam run preprocessing/make_shards.py ... --sequence-lengths 128 512`).
-The peers are transformers' BertForPreTraining with SDPA, padded, in a DeepSpeed engine of the same settings, plain and
-by torch.compile. Rates count real tokens; TFLOP/s by trainer.metrics.training_flops; the ceiling is a bf16 product of
+Each command takes under eight minutes, most of them for torch.compile, and leaves out what it has no time for: by
+estimate the last row or two on an H200, which another run measures by --rows. Everything trains through the trainer's
+own engine and loader on real shards (`beam run preprocessing/make_shards.py ... --sequence-lengths 128 512`). The peers
+are transformers' BertForPreTraining with SDPA, padded, in a DeepSpeed engine of the same settings, plain and by
+torch.compile. Rates count real tokens; TFLOP/s by trainer.metrics.training_flops; the ceiling is a bf16 product of
 8192^3 in the same run.
 
 OUTPUT/gpu.md has the tables, OUTPUT/gpu.json the figures. Both are written anew after each part; a part that fails or
@@ -20,7 +21,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -119,25 +120,34 @@ def main() -> None:
     machine = torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU"
     about = {"machine": machine, "torch": torch.__version__, "ceiling": bench.ceiling, "bandwidth": bench.bandwidth}
     parts = Parts(arguments.output / "gpu", about, lambda records: page(about, records), arguments.end)
-    for kind, name, measure in all_parts(bench):
-        parts.run(kind, name, measure)
+    for part in all_parts(bench, arguments.rows):
+        parts.run(*part)
     print(page(about, parts.records))
     leave_world()
     sys.exit(not parts.complete)
 
 
-def all_parts(bench: Bench) -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    """Kind, name and function of each part; what matters most comes first."""
+Part = tuple[str, str, Callable[[], Any]]  # kind, name and function
+
+
+def all_parts(bench: Bench, rows: Sequence[str] | None = None) -> Iterator[Part]:
+    """What matters most comes first; rows that are named come alone."""
+    if rows is not None:
+        yield from _rows([row for row in LADDER if row.name in rows], list(bench.batches), bench)
+        return
     yield "dropout", "of attention", partial(dropout_in_effect, bench.world.device)
     for length in bench.batches:
-        for row in (bench.best, PEER):
-            yield "row", f"{row.name}, {length} tokens", partial(train, row, length, bench)
+        yield from _rows([bench.best, PEER], [length], bench)
         for row in (bench.best, PEER):
             yield "profile", f"{row.name}, {length} tokens", partial(profile, row, length, bench)
         yield "error", f"{length} tokens", partial(compare_with_float32, length, bench)
-        for row in bench.ladder:
-            if row not in (bench.best, PEER):
-                yield "row", f"{row.name}, {length} tokens", partial(train, row, length, bench)
+        yield from _rows([row for row in bench.ladder if row not in (bench.best, PEER)], [length], bench)
+
+
+def _rows(rows: Sequence[Row], lengths: Sequence[int], bench: Bench) -> Iterator[Part]:
+    for length in lengths:
+        for row in rows:
+            yield "row", f"{row.name}, {length} tokens", partial(train, row, length, bench)
 
 
 # --- Dropout and rounding ---
@@ -514,8 +524,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", required=True, help="samples of a micro-batch, per length")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each row")
     parser.add_argument(
-        "--end", type=float, default=500.0, help="seconds from the start when no part is begun any more"
+        "--end", type=float, default=440.0, help="seconds from the start when no part is begun any more"
     )
+    parser.add_argument("--rows", nargs="+", choices=[row.name for row in LADDER], help="measure these alone")
     arguments = parser.parse_args()
     if len(arguments.lengths) != len(arguments.batches):
         parser.error("--batches: as many as --lengths")

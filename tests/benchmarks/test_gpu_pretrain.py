@@ -131,6 +131,12 @@ def test_what_is_measured_is_on_disk_before_the_next_part(tmp_path: Path):
     assert f"| {BEST.name} " in (tmp_path / "gpu.md").read_text(encoding="utf-8")
 
 
+def test_rows_that_are_named_are_measured_alone():
+    names = [LADDER[3].name, LADDER[-1].name]
+    parts = [(kind, name) for kind, name, _ in gpu_pretrain.all_parts(BENCH, names)]
+    assert parts == [("row", f"{name}, 128 tokens") for name in names]
+
+
 @pytest.mark.usefixtures("ladder")
 def test_when_time_is_up_the_rest_is_not_run(tmp_path: Path):
     parts, page = run_all(tmp_path, end=-1.0)
