@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from tokenizers import Tokenizer
 from eval.errors import UsageError
 from eval.readers.files import read_text, split_lines
 from eval.results import Lineage
-from preprocessing.schema import ShardDirectory, checksum
+from preprocessing.schema import ShardDirectory, checksum, checksum_of
 from preprocessing.tokenization import (
     MASK,
     SPECIAL_TOKENS,
@@ -85,7 +84,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     tokenizer.no_padding()
     _check_tokenizer(path, tokenizer, export.config)
     weights = checksum(path / WEIGHTS)
-    both = hashlib.blake2b(f"{weights} {tokenizer.to_str()}".encode(), digest_size=16).hexdigest()
+    both = checksum_of(f"{weights} {tokenizer.to_str()}".encode())
     return Checkpoint(path, export, tokenizer, weights, both)
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import logging
 import shutil
@@ -58,7 +57,7 @@ with needs("eval"):
     from eval.tasks.result import Result
     from eval.workers import describe, run_points, run_side_by_side, share
     from preprocessing.interruption import end_when_interrupted
-    from preprocessing.schema import ShardError
+    from preprocessing.schema import ShardError, checksum_of
     from preprocessing.terminal import show
     from trainer.credentials import without_credentials
     from trainer.determinism import use_deterministic_kernels
@@ -337,7 +336,7 @@ def _checksum(results: dict[str, Any]) -> str:
     """Of all but how long it took, by which a repeat is known."""
     tasks = {name: {**task, "details": _timeless(task["details"])} for name, task in results["tasks"].items()}
     lasting = {name: content for name, content in results.items() if name != "seconds"} | {"tasks": tasks}
-    return hashlib.blake2b(json.dumps(lasting, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return checksum_of(json.dumps(lasting, sort_keys=True).encode())
 
 
 def _timeless(details: dict[str, Any]) -> dict[str, Any]:

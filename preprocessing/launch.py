@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 import time
@@ -20,7 +19,7 @@ from preprocessing.options import Arguments
 from preprocessing.output import JOB, JobError, State, clear, clear_work, inspect
 from preprocessing.runner import run_pipeline
 from preprocessing.sampling import draw_sample
-from preprocessing.schema import MANIFEST, Manifest, ShardDirectory, Vocabulary
+from preprocessing.schema import MANIFEST, Manifest, ShardDirectory, Vocabulary, checksum_of
 from preprocessing.tokenization import (
     VocabularyError,
     case_of,
@@ -84,7 +83,7 @@ def _check_case(tokens: Sequence[str], lowercase: bool, file: str) -> None:
 
 def _identity(tokens: Sequence[str], lowercase: bool) -> Vocabulary:
     content = vocabulary_text(tokens).encode()
-    return Vocabulary(len(tokens), hashlib.blake2b(content, digest_size=16).hexdigest(), lowercase)
+    return Vocabulary(len(tokens), checksum_of(content), lowercase)
 
 
 def with_benchmark(job: Job, folder: str | None) -> tuple[Job, Benchmark | None]:

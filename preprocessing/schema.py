@@ -99,6 +99,11 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
+def checksum_of(content: bytes) -> str:
+    """The checksum of a file that holds these bytes."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
 @dataclass(frozen=True)
 class ShardEntry:
     """One shard as the manifest lists it."""
@@ -203,7 +208,6 @@ class Pairs:
     """Some pairs of a shard, column by column; all arrays have shape [pairs]."""
 
     row: np.ndarray  # int64: the document that segment A is taken from
-    duplicate: np.ndarray  # int16
     a_begin: np.ndarray  # int32, as in PAIR
     a_end: np.ndarray
     b_row: np.ndarray
@@ -260,12 +264,6 @@ class Shard:
         """The tokens of one document, [tokens of the document]."""
         return self.tokens[self.token_offsets[row] : self.token_offsets[row + 1]]
 
-    def sentence_ends(self, row: int) -> np.ndarray:
-        """The exclusive end of every sentence in the document's tokens, int32 [sentences]."""
-        column = self.table.column("sentence_ends")
-        begin, end = column.offsets[row].as_py(), column.offsets[row + 1].as_py()
-        return np.asarray(column.values.slice(begin, end - begin))
-
     def pairs(self, sequence_length: int, indices: np.ndarray | None = None) -> Pairs:
         """The pairs drawn for a sequence length: all of them in row order, or those at ``indices`` ([n] integers).
 
@@ -290,6 +288,7 @@ class Shard:
     def _view_pairs(self, sequence_length: int) -> _PairColumns:
         column = self.table.column(pairs_column(sequence_length))
         columns = dict(zip((field.name for field in PAIR), column.values.flatten(), strict=True))
+        del columns["duplicate"]  # which nothing here asks for
         bits = np.frombuffer(columns.pop("is_next").buffers()[1], dtype=np.uint8)
         offsets: np.ndarray = column.offsets.to_numpy(zero_copy_only=True)
         return offsets, bits, {name: values.to_numpy(zero_copy_only=True) for name, values in columns.items()}
@@ -301,6 +300,8 @@ class ShardDirectory:
     Attributes:
         path: the directory.
         manifest: its manifest.
+        manifest_text: that, as the file has it.
+        manifest_blake2b: the checksum of that, which names every shard's checksum: the identity of the data.
     """
 
     def __init__(self, path: Path | str):
@@ -317,7 +318,10 @@ class ShardDirectory:
             )
         if not manifest.is_file():
             raise ShardError(f"{self.path}: no {MANIFEST}, so its shards are not complete; run the preprocessing again")
-        self.manifest = Manifest.from_json(manifest.read_bytes(), where=str(manifest))
+        content = manifest.read_bytes()
+        self.manifest_text = content.decode(errors="replace")
+        self.manifest = Manifest.from_json(self.manifest_text, where=str(manifest))
+        self.manifest_blake2b = checksum_of(content)
         for entry in self.manifest.shards:
             file = self.path / entry.file
             if not file.is_file():
@@ -334,11 +338,6 @@ class ShardDirectory:
     def tokenizer(self) -> Path:
         """The folder of tokenizer files, in the layout that Hugging Face's AutoTokenizer loads."""
         return self.path / TOKENIZER
-
-    @property
-    def manifest_blake2b(self) -> str:
-        """The checksum of the manifest, which names every shard's checksum: the identity of the data."""
-        return checksum(self.path / MANIFEST)
 
     def shard(self, entry: ShardEntry) -> Shard:
         """Map one shard and compare its size with the manifest.

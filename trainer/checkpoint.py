@@ -5,7 +5,6 @@ A checkpoint is written beside its final name and renamed when every rank has fi
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import logging
@@ -15,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from preprocessing.schema import checksum_of
 from trainer.files import sync, write_atomically
 from trainer.loss_scale import LossScale
 from trainer.run_directory import CheckpointError, RunDirectory, step_folders, step_name, step_number
@@ -129,7 +129,7 @@ def read_run_state(checkpoint: Path) -> RunState:
 
 
 def _checksum(values: dict[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return checksum_of(json.dumps(values, sort_keys=True).encode())
 
 
 def _take_checksum(values: dict[str, Any]) -> None:

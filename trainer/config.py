@@ -7,7 +7,7 @@ Here are those of the run itself, and what puts all of them together and refuses
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -257,14 +257,12 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
 def to_toml(recipe: Recipe) -> str:
     """The resolved recipe, every default written out."""
-    return tomli_w.dumps(_without_none(dataclasses.asdict(recipe)))
+    return tomli_w.dumps(dataclasses.asdict(recipe, dict_factory=_without_none))
 
 
-def _without_none(value: Any) -> Any:
+def _without_none(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """TOML has no null: what is not set is left out."""
-    if isinstance(value, dict):
-        return {key: _without_none(child) for key, child in value.items() if child is not None}
-    return [_without_none(child) for child in value] if isinstance(value, list) else value
+    return {key: value for key, value in fields if value is not None}
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from preprocessing.schema import MANIFEST, ShardDirectory, ShardEntry, ShardError, Vocabulary, checksum
+from preprocessing.schema import ShardDirectory, ShardEntry, ShardError, Vocabulary, checksum, checksum_of
 from trainer.config import Phase, Recipe
 from trainer.data import SampleStream
 from trainer.shard_cache import THREADS, cached
@@ -89,9 +88,9 @@ def open_corpus(sources: Sequence[str], cache_dir: str = "", verify: bool = True
             raise ShardError(
                 f"{sources[0]} and {source} were made with different vocabularies; make one again with the other's"
             )
-    manifests = [(directory.path / MANIFEST).read_bytes().decode() for directory in directories]
+    manifests = [directory.manifest_text for directory in directories]
     text = manifests[0] if len(manifests) == 1 else _together(checksums, manifests)
-    return Corpus(directories, text, hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
+    return Corpus(directories, text, checksum_of(text.encode()))
 
 
 def train_stream(recipe: Recipe, phase: Phase, shards: Corpus) -> SampleStream:

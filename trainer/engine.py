@@ -111,11 +111,7 @@ class GlobalCounts(NamedTuple):
 
 
 class Engine:
-    """A model, its optimizer and DeepSpeed around them, for the batch sizes of one phase.
-
-    Attributes:
-        parameters: number of trainable parameters over all ranks.
-    """
+    """A model, its optimizer and DeepSpeed around them, for the batch sizes of one phase."""
 
     def __init__(
         self,
@@ -148,7 +144,6 @@ class Engine:
         self._world = world
         self._next_sentence = float(train.next_sentence)  # whether its loss counts; metrics have it in any case
         shapes = parameter_shapes(recipe.model)
-        self.parameters = sum(shape.numel() for shape in shapes.values())
         reader = StateReader(checkpoint, shapes) if checkpoint else None
         given = reader.weights() if reader else weights
         model = BertForPreTraining(recipe.model, seed=None if given else train.seed)

@@ -5,7 +5,7 @@ DeepSpeed is known here by the names of its attributes alone (0.19).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -42,12 +42,12 @@ def find_owned(engine: Any, optimizer: torch.optim.Optimizer, names: Mapping[int
                 yield Owned(parameter, [Fragment(0, parameter.numel(), name, 0)], [name])
     elif hasattr(zero, "fp32_partitioned_groups_flat"):
         for flat, parameters in zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True):
-            yield _owned(flat, [names[id(p)] for p in parameters], _equal_shares(parameters, rank))
+            yield Owned(flat, list(_equal_shares(parameters, names, rank)), [names[id(p)] for p in parameters])
     else:
         flats = getattr(zero, "single_partition_of_fp32_groups", None) or zero.fp32_groups_flat_partition
         groups = getattr(zero, "bit16_groups", None) or zero.bf16_groups
         for flat, parameters in zip(flats, groups, strict=True):
-            yield _owned(flat, [names[id(p)] for p in parameters], map(_mapped_stretch, parameters))
+            yield Owned(flat, list(_mapped(parameters, names)), [names[id(p)] for p in parameters])
 
 
 @torch.no_grad()
@@ -68,37 +68,20 @@ def first_misplaced(owned: Iterable[Owned], initial: Mapping[str, Tensor], dtype
     return None
 
 
-class _Stretch(NamedTuple):
-    """Where in a flat tensor a rank has a part of a parameter."""
-
-    start: int
-    length: int
-    offset: int  # in the parameter
-
-
-def _owned(flat: Tensor, names: list[str], stretches: Iterable[_Stretch | None]) -> Owned:
-    fragments = [
-        Fragment(stretch.start, stretch.length, name, stretch.offset)
-        for name, stretch in zip(names, stretches, strict=True)
-        if stretch is not None
-    ]
-    return Owned(flat, fragments, names)
+def _mapped(parameters: Iterable[Any], names: Mapping[int, str]) -> Iterator[Fragment]:
+    """ZeRO 1 and 2 cut the group wherever ranks meet; of some parameters this rank has nothing."""
+    for parameter in parameters:
+        if parameter._hp_mapping is not None:
+            here, there = parameter._hp_mapping.get_hp_fragment_address(), parameter._hp_mapping.lp_fragment_address
+            yield Fragment(here.start, here.numel, names[id(parameter)], there.start)
 
 
-def _mapped_stretch(parameter: Any) -> _Stretch | None:
-    """ZeRO 1 and 2 cut the group wherever ranks meet; None where this rank has nothing of the parameter."""
-    mapping = parameter._hp_mapping
-    if mapping is None:
-        return None
-    here, there = mapping.get_hp_fragment_address(), mapping.lp_fragment_address
-    return _Stretch(here.start, here.numel, there.start)
-
-
-def _equal_shares(parameters: Sequence[Any], rank: int) -> Iterator[_Stretch | None]:
+def _equal_shares(parameters: Iterable[Any], names: Mapping[int, str], rank: int) -> Iterator[Fragment]:
     """ZeRO 3 gives every rank an equal share of each parameter, the last one filled up with zeros."""
     start = 0
     for parameter in parameters:
         share = parameter.partition_numel()
         real = min(max(parameter.ds_numel - rank * share, 0), share)
-        yield _Stretch(start, real, rank * share) if real else None
+        if real:
+            yield Fragment(start, real, names[id(parameter)], rank * share)
         start += share

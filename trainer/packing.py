@@ -72,12 +72,6 @@ class PackedTokens:
         return cls.from_flat(flat, kinds, lengths)
 
     @classmethod
-    def from_padded(cls, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor) -> PackedTokens:
-        """Take the padding out of [B, S] tensors; ``attention_mask`` is true, from the left, where a token is real."""
-        mask = attention_mask.bool()
-        return cls.from_flat(input_ids[mask], token_type_ids[mask], mask.sum(dim=1))
-
-    @classmethod
     def from_flat(cls, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor) -> PackedTokens:
         """From [T], [T] and int64 [B], the number of tokens of each sequence."""
         bounds = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
@@ -118,9 +112,10 @@ class PackedTokens:
 
     def pad(self, values: Tensor, padding: float = 0.0) -> Tensor:
         """[T, ...] -> [B, S, ...], with ``padding`` after the end of each sequence."""
-        everything = _table(self.bounds.tolist(), range(len(self.bounds) - 1), self.longest, values.device)
-        padded = values[everything.rows]
-        return padded if everything.real is None else padded.masked_fill_(~_expand(everything.real, padded), padding)
+        real = torch.arange(self.longest, device=values.device) < self.lengths[:, None]  # [B, S]
+        padded = values.new_full((*real.shape, *values.shape[1:]), padding)
+        padded[real] = values
+        return padded
 
     def select(self, rows: Tensor) -> Selection:
         """Some of the tokens, int64 [R] in ascending order."""
@@ -180,8 +175,3 @@ def _table(bounds: list[int], sequences: Sequence[int], width: int, device: torc
     rows = begins[:, None] + torch.arange(width, device=device)  # [G, S]
     real = rows < ends[:, None]
     return Table(rows, None) if bool(real.all()) else Table(rows.where(real, 0), real)
-
-
-def _expand(mask: Tensor, like: Tensor) -> Tensor:
-    """[B, S] -> [B, S, 1, ...], with as many dimensions as ``like``."""
-    return mask.view(*mask.shape, *(1,) * (like.ndim - mask.ndim))

@@ -1,4 +1,4 @@
-"""What a run shows of itself while it goes on: a bar or lines, and where its time goes."""
+"""What a run shows of itself while it goes on: a bar or lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 import time
-from collections import defaultdict
 from typing import Any
 
 from tqdm import tqdm
@@ -16,31 +15,6 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from trainer.config import Recipe
 
 _log = logging.getLogger("pretrain")
-
-
-class Clock:
-    """Seconds of the parts of a step as the host sees them, and of all steps together."""
-
-    def __init__(self) -> None:
-        self.all_steps: dict[str, float] = defaultdict(float)
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin a step."""
-        self.parts: dict[str, float] = defaultdict(float)
-        self._last = time.perf_counter()
-
-    def lap(self, part: str) -> None:
-        """Give the time since the last lap a name; laps of one name add up."""
-        now = time.perf_counter()
-        self.parts[part] += now - self._last
-        self.all_steps[part] += now - self._last
-        self._last = now
-
-    def shares(self) -> str:
-        """Where the time of all steps went, in words."""
-        total = sum(self.all_steps.values()) or 1.0
-        return ", ".join(f"{part.removesuffix('_seconds')} {n / total:.2%}" for part, n in self.all_steps.items())
 
 
 class Progress:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,16 +20,17 @@ from trainer.data import Batch, evaluation_batches, validation_stream
 from trainer.engine import Engine, GlobalCounts
 from trainer.files import append_line
 from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps
-from trainer.metrics import measure_ceiling, memory_share, peak_memory, perplexity, roomiest_micro_batch
+from trainer.metrics import Laps, measure_ceiling, memory_share, peak_memory, perplexity, roomiest_micro_batch
 from trainer.model import parameter_count
 from trainer.non_finite import NonFiniteError
-from trainer.progress import Clock, Progress
+from trainer.progress import Progress
 from trainer.run_directory import CheckpointError, Ending, RunDirectory
 from trainer.saving import Saver, export_if_missing
 from trainer.start import initial_weights
 from trainer.stopping import StopRequests, watch
 from trainer.world import World
 
+_HOST = torch.device("cpu")  # by whose clock the parts of a step are measured here
 _log = logging.getLogger("pretrain")
 
 
@@ -93,13 +94,13 @@ class Session:
         steps = self._steps(phase, begin)
         ceiling = self.world.sum([measure_ceiling(self.world.device, engine.dtype)])[0]
         _log.info("ceiling: %.3f TFLOP/s of matrix products in %s over all ranks", ceiling / 1e12, engine.dtype)
-        progress, clock = Progress(self.world.is_first, self.recipe, step), Clock()
+        progress, spent = Progress(self.world.is_first, self.recipe, step), dict[str, float]()
         loader = StepReader(steps, step - begin, end - begin, self.recipe.data.processes(self.world.device))
         stopped = self.owes_validation and self._is_stopped_in_validation(engine, phase, step)
         while step < end and not stopped:
             self._watch()
-            clock.restart()
-            batches, totals = self._take(loader, engine, clock, step if step > first else 0)
+            laps = Laps(_HOST)
+            batches, totals = self._take(loader, engine, laps, step if step > first else 0)
             placed = [(steps.micro_batch_index(i), batch) for i, batch in enumerate(batches)]
             try:
                 rate = self.recipe.learning_rate(step)
@@ -107,24 +108,26 @@ class Session:
             except NonFiniteError:
                 self.saver.finish()  # what is being written is from before
                 raise
-            clock.lap("compute_seconds")
+            laps.lap("compute_seconds")
             step, stopped = step + 1, totals.stop > 0
             if step == first + 1:
                 self._tell_of_room(phase, len(batches), totals)
             is_saved = stopped or _is_due(self.recipe.checkpoint.every, step, end)
             if is_saved:
-                self._save(engine, step, clock)
+                self._save(engine, step, laps)
             self.owes_validation = _is_due(self.recipe.log.validate_every, step, end)
             if self.owes_validation and not stopped:  # while the checkpoint is written
                 stopped = self._is_stopped_in_validation(engine, phase, step)
-                clock.lap("validation_seconds")
+                laps.lap("validation_seconds")
                 if stopped and not is_saved:
-                    self._save(engine, step, clock)
-            self._report(step, metrics | _throughput(totals, clock, ceiling), progress)
+                    self._save(engine, step, laps)
+            seconds = laps.seconds()
+            spent = {part: spent.get(part, 0.0) + seconds.get(part, 0.0) for part in {**spent, **seconds}}
+            self._report(step, metrics | _throughput(totals, seconds, ceiling), progress)
         self._watch()
         loader.close()
         progress.close()
-        _log.info("time of %d steps: %s", step - first, clock.shares())
+        _log.info("time of %d steps: %s", step - first, _shares(spent))
         self.saver.finish()
         self._watch()
         engine.close()
@@ -151,12 +154,12 @@ class Session:
         """What follows may take ``train.hang_seconds``."""
         watch(self.recipe.train.hang_seconds)
 
-    def _save(self, engine: Engine, step: int, clock: Clock) -> None:
+    def _save(self, engine: Engine, step: int, laps: Laps) -> None:
         self._watch()
         self.saver.begin(self._state(step, engine), engine)
-        clock.lap("checkpoint_seconds")
+        laps.lap("checkpoint_seconds")
 
-    def _take(self, loader: StepReader, engine: Engine, clock: Clock, trained: int) -> tuple[list[Batch], GlobalCounts]:
+    def _take(self, loader: StepReader, engine: Engine, laps: Laps, trained: int) -> tuple[list[Batch], GlobalCounts]:
         """This rank's micro-batches of the next step, and what the ranks agree on before it.
 
         Where a rank can't read its own, all of them save what they have trained, up to step ``trained`` (0: nothing
@@ -168,9 +171,9 @@ class Session:
             batches = next(loader)
         except (LoaderError, DamagedShardError) as found:
             error = type(found)(f"rank {self.world.rank}: {found}")
-        clock.lap("data_seconds")
+        laps.lap("data_seconds")
         totals = engine.count_step(batches, self.stop.received, self.saver.writing, unreadable=error is not None)
-        clock.lap("compute_seconds")
+        laps.lap("compute_seconds")
         if totals.unreadable:
             self.saver.finish()
             if trained and self.saver.last != trained:  # what is complete is not written again: a kill could take both
@@ -180,7 +183,7 @@ class Session:
         if not totals.writing:
             self._write_lines()  # no resume from this checkpoint would train their steps again
             self.saver.settle()
-        clock.lap("checkpoint_seconds")
+        laps.lap("checkpoint_seconds")
         return batches, totals
 
     def _start_engine(self, phase: Phase, config: dict[str, Any], step: int) -> Engine:
@@ -191,10 +194,9 @@ class Session:
         state = read_run_state(checkpoint) if checkpoint else None
         loss_scale = state.loss_scale if state else None
         engine = Engine(recipe, config, world, checkpoint=checkpoint, weights=weights, loss_scale=loss_scale)
-        assert engine.parameters == parameter_count(recipe.model)
         _log.info(
             "model: %s parameters, ZeRO stage %d",
-            f"{engine.parameters:,}", config.get("zero_optimization", {}).get("stage", 0),
+            f"{parameter_count(recipe.model):,}", config.get("zero_optimization", {}).get("stage", 0),
         )  # fmt: skip
         _log.info(
             "batch: %d samples of %d tokens = %d rank(s) on %s, %d thread(s) each, x %d x %d accumulated",
@@ -289,14 +291,20 @@ def _warn_of_other_bits(state: RunState, world: World) -> None:
         )  # fmt: skip
 
 
-def _throughput(totals: GlobalCounts, clock: Clock, ceiling: float) -> dict[str, float]:
+def _shares(spent: Mapping[str, float]) -> str:
+    """Where the time of all steps went, in words."""
+    total = sum(spent.values()) or 1.0
+    return ", ".join(f"{part.removesuffix('_seconds')} {seconds / total:.2%}" for part, seconds in spent.items())
+
+
+def _throughput(totals: GlobalCounts, seconds: Mapping[str, float], ceiling: float) -> dict[str, float]:
     """Seconds of the parts of a step, and rates while it waited for data and computed."""
-    seconds = clock.parts["data_seconds"] + clock.parts["compute_seconds"]
+    rated = seconds["data_seconds"] + seconds["compute_seconds"]
     return {
-        **clock.parts,
-        "tokens_per_second": totals.tokens / seconds,
-        "tflops": totals.flops / seconds / 1e12,
-        "mfu": totals.flops / seconds / ceiling,
+        **seconds,
+        "tokens_per_second": totals.tokens / rated,
+        "tflops": totals.flops / rated / 1e12,
+        "mfu": totals.flops / rated / ceiling,
         "padding": 1 - totals.tokens / totals.slots,
     }
 

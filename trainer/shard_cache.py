@@ -24,7 +24,16 @@ from typing import TypeVar
 from fsspec.core import url_to_fs
 
 from preprocessing.locks import try_lock
-from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardDirectory, ShardEntry, ShardError, checksum
+from preprocessing.schema import (
+    MANIFEST,
+    TOKENIZER,
+    Manifest,
+    ShardDirectory,
+    ShardEntry,
+    ShardError,
+    checksum,
+    checksum_of,
+)
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from trainer.files import sync, write_atomically
 
@@ -50,7 +59,7 @@ def cached(source: str, cache: Path, verify: bool) -> ShardDirectory:
     remote = _Source(source)
     text = remote.read(MANIFEST)
     manifest = Manifest.from_json(text.decode(errors="replace"), where=f"{source}/{MANIFEST}")
-    directory = cache / hashlib.blake2b(text, digest_size=16).hexdigest()
+    directory = cache / checksum_of(text)
     try:
         with _locked(directory.with_suffix(".lock")):
             _complete(directory, remote, manifest, verify and os.environ.get("LOCAL_RANK", "0") == "0")

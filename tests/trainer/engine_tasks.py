@@ -21,6 +21,7 @@ from tests.trainer.rank_tasks import Lesson
 from trainer.config import load_recipe
 from trainer.deepspeed_config import resolve_deepspeed
 from trainer.engine import Engine, join_world
+from trainer.model import parameter_count
 from trainer.settings import ConfigError
 
 _TWO_MICRO_BATCHES = ["phases.0.global_batch_size=4"]  # for one rank
@@ -167,7 +168,7 @@ def bytes_of_one_rank(recipe: Path, shards: Path, deepspeed_config: Path, commun
         if hasattr(zero, name):
             setattr(zero, name, within_count(getattr(zero, name)))
     lesson.train()
-    return moved.count / lesson.engine.parameters / 2
+    return moved.count / parameter_count(lesson.recipe.model) / 2
 
 
 def state_of_one_rank(recipe: Path, shards: Path, deepspeed_config: Path, communicates: bool) -> list[np.ndarray]:

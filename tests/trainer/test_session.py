@@ -104,8 +104,8 @@ def test_a_resume_by_other_ranks_or_threads_is_told_to_differ_in_the_last_bits(c
 
 
 def test_rates_are_of_the_time_that_a_step_waits_and_computes():
-    clock = SimpleNamespace(parts={"data_seconds": 1.0, "compute_seconds": 3.0, "checkpoint_seconds": 5.0})
+    seconds = {"data_seconds": 1.0, "compute_seconds": 3.0, "checkpoint_seconds": 5.0}
     totals = GlobalCounts(10, 8, 4, tokens=600, slots=800, flops=8e12, stop=False, writing=False, unreadable=False)
-    assert _throughput(totals, clock, 16e12) == {
-        **clock.parts, "tokens_per_second": 150.0, "tflops": 2.0, "mfu": 0.125, "padding": 0.25,
+    assert _throughput(totals, seconds, 16e12) == {
+        **seconds, "tokens_per_second": 150.0, "tflops": 2.0, "mfu": 0.125, "padding": 0.25,
     }  # fmt: skip

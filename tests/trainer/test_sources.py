@@ -16,7 +16,7 @@ def shard(tmp_path_factory):
 
 def a_pair(**changes):
     """The first two tokens of the first document and the first one of the second, but for some changes."""
-    fields = {"row": 0, "duplicate": 0, "a_begin": 0, "a_end": 2, "b_row": 1, "b_begin": 0, "b_end": 1, "is_next": 0}
+    fields = {"row": 0, "a_begin": 0, "a_end": 2, "b_row": 1, "b_begin": 0, "b_end": 1, "is_next": 0}
     return Pairs(**{name: np.array([value]) for name, value in {**fields, **changes}.items()})
 
 
