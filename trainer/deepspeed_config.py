@@ -127,13 +127,17 @@ _REFUSED: list[tuple[str, Any, str]] = [
         None,
         "remove it: losses are normalized already, and ZeRO 3 of DeepSpeed 0.19 forgets to multiply by it again",
     ),
+    (
+        "prescale_gradients",
+        True,
+        "remove it: losses are normalized already, and most ways to reduce gradients refuse it",
+    ),
     ("gradient_allreduce_op", None, "remove it: losses are normalized for the mean over the ranks"),
     ("activation_checkpointing", None, "remove it and set model.activation_checkpointing=true"),
     ("zero_optimization.zero_quantized_gradients", True, "remove it: on CPUs DeepSpeed fails, on GPUs it is untried"),
-    (
-        "zero_optimization.stage3_module_granularity_threshold",
-        None,
-        "remove it: DeepSpeed 0.19 fails with it in the first backward pass",
+    *(  # one setting of two names
+        (f"zero_optimization.{name}", None, "remove it: DeepSpeed 0.19 fails with it in the first backward pass")
+        for name in ("module_granularity_threshold", "stage3_module_granularity_threshold")
     ),
     ("tensor_parallel", None, _WHOLE_LAYERS),
     ("sequence_parallel_size", None, _WHOLE_LAYERS),

@@ -151,7 +151,9 @@ class Engine:
         if given:  # DeepSpeed rounds them to the precision of the products, so they are put in again below
             model.load_state_dict(given)
         initial = given or {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        self._optimizer = build_optimizer(parameter_groups(model, recipe.optimizer.weight_decay), recipe.optimizer)
+        untrained = [] if train.next_sentence else [*model.pooler.parameters(), *model.nsp.parameters()]
+        groups = parameter_groups(model, recipe.optimizer.weight_decay, untrained)
+        self._optimizer = build_optimizer(groups, recipe.optimizer)
         self._losses_of = _speed_up(model, train, world.device)
         self._has_graphs = train.cuda_graphs
         self._engine = _initialize(model, self._optimizer, deepspeed_config, world)
@@ -249,11 +251,13 @@ class Engine:
         """
         self._engine.eval()
         sums = torch.zeros(6, dtype=torch.float64)
-        for batch in batches:
-            if self._world.sum([is_asked_to_stop()])[0]:
-                return None
-            counts = [(labels != EMPTY_SLOT).sum() for labels in (batch.mlm_labels, batch.nsp_labels)]
-            sums += torch.stack([value.double().cpu() for value in (*self._losses(batch), *counts)])
+        # These batches have any number of tokens, each of which would get graphs of its own.
+        with torch.compiler.set_stance("force_eager" if self._has_graphs else "default"):
+            for batch in batches:
+                if self._world.sum([is_asked_to_stop()])[0]:
+                    return None
+                counts = [(labels != EMPTY_SLOT).sum() for labels in (batch.mlm_labels, batch.nsp_labels)]
+                sums += torch.stack([value.double().cpu() for value in (*self._losses(batch), *counts)])
         *losses, predictions, samples = self._world.sum(sums.tolist())
         return self._means(losses, predictions, samples)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-# Shapes that a model is compiled for; beyond that torch would go on without, and dropout draw other numbers.
-_MOST_SHAPES = 256
+# At its limits of shapes torch would go on without graphs, and dropout draw other numbers.
+_NO_LIMIT = 1 << 30
 
 
 def put_into_graphs(model: nn.Module) -> None:
@@ -19,7 +19,7 @@ def put_into_graphs(model: nn.Module) -> None:
     Args:
         model: on any device; on a CPU it is compiled and nothing else. Keeps its parameters, and these their names.
     """
-    torch._dynamo.config.recompile_limit = _MOST_SHAPES
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = _NO_LIMIT
     # With sizes left open, as is torch's way from the second shape on, its kernels can't be written for some of them.
     model.compile(dynamic=False, options={"triton.cudagraphs": True})
     for parameter in model.parameters():

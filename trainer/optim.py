@@ -59,13 +59,21 @@ class OptimizerConfig:
                 )
 
 
-def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(
+    model: torch.nn.Module, weight_decay: float, untrained: Iterable[torch.nn.Parameter] = ()
+) -> list[dict[str, Any]]:
     """Two groups, with and without weight decay; every parameter stands in exactly one.
 
     Without: all biases and the weights of LayerNorm, as google-research/bert excludes them by name. That group says so
     itself, under "undecayed": with a weight decay of 0 both look the same.
+
+    Args:
+        model: whose parameters these are.
+        weight_decay: of those that have any.
+        untrained: parameters without a gradient, of which a decay would leave nothing: LAMB would take the share of the
+            learning rate from them in every step, since its trust ratio undoes how small their decay is.
     """
-    undecayed = {
+    undecayed = {id(parameter) for parameter in untrained} | {
         id(parameter)
         for module in model.modules()
         for name, parameter in module.named_parameters(recurse=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from contextlib import nullcontext, redirect_stdout
@@ -14,11 +15,14 @@ import numpy as np
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime import bf16_optimizer
+from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from preprocessing.schema import ShardDirectory
 from tests.trainer.rank_tasks import Lesson
 from trainer.config import load_recipe
+from trainer.data import evaluation_batches, validation_stream
 from trainer.deepspeed_config import resolve_deepspeed
 from trainer.engine import Engine, join_world
 from trainer.model import parameter_count
@@ -98,6 +102,20 @@ def gradients_in_fp16(recipe: Path, shards: Path, deepspeed_config: Path) -> lis
             found.append((told["loss_scale"], told["grad_norm"], float(torch.cat(given).norm())))
             given.clear()
     return found
+
+
+def graphs_of_training_and_validation(recipe: Path, shards: Path, deepspeed_config: Path) -> tuple[int, int]:
+    """How many graphs torch makes of the model in a step, and how many more in a validation of three batches."""
+    settings = ["train.compile=true", "train.cuda_graphs=true", "data.token_multiple=64"]
+    counter, compile_module = CompileCounter(), torch.nn.Module.compile
+    torch.compile = functools.partial(torch.compile, backend="eager")
+    with mock.patch.object(torch.nn.Module, "compile", lambda module, **_: compile_module(module, backend=counter)):
+        lesson = Lesson(join_world(1), load_recipe(recipe, [*_TWO_MICRO_BATCHES, *settings]), shards, deepspeed_config)
+    lesson.train()
+    training = counter.frame_count
+    stream = validation_stream([ShardDirectory(shards)], lesson.recipe.phases[0].sequence_length)
+    lesson.engine.evaluate(evaluation_batches(stream, samples=6, size=2))
+    return training, counter.frame_count - training
 
 
 def waits_for_the_device(recipe: Path, shards: Path, deepspeed_config: Path) -> int:

@@ -73,6 +73,10 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
             {"zero_optimization": {"stage": 3, "stage3_module_granularity_threshold": 100000}},
             "stage3_module_granularity_threshold is 100000; remove it",
         ),
+        (
+            {"zero_optimization": {"stage": 3, "module_granularity_threshold": 100000}},
+            "zero_optimization.module_granularity_threshold is 100000; remove it",
+        ),
         ({"torch_autocast": {"enabled": True}}, "torch_autocast.enabled is true; use bf16 or fp16"),
         (
             {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": True}}},
@@ -96,6 +100,7 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
         ({"fp16": True}, "fp16 is true; it must be an object"),
         ({"data_types": "fp32"}, 'data_types is "fp32"; it must be an object'),
         ({"zero_optimisation": {"stage": 3}}, r"unknown key zero_optimisation; did you mean zero_optimization\?"),
+        ({"prescale_gradients": True}, "prescale_gradients is true; remove it: losses are normalized already"),
         ({"prescale_gradient": True}, r"unknown key prescale_gradient; did you mean prescale_gradients\?"),
         ({"bfloat16": {"enabled": True}}, r"unknown key bfloat16; did you mean bf16\?"),
         ({"data_types": {"grad_accum_dtyp": "fp32"}}, "data_types.grad_accum_dtyp has no effect here"),

@@ -15,6 +15,7 @@ from tests.trainer import reference
 from tests.trainer.engine_tasks import (
     bytes_left_after_close,
     bytes_of_one_rank,
+    graphs_of_training_and_validation,
     norm_under_zero_1,
     order_of_a_step,
     printed_in_a_step,
@@ -242,6 +243,21 @@ def test_a_run_goes_on_with_other_ranks_and_other_stages(train, deepspeed_config
         torch.testing.assert_close(weights[1][name], tensor, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("optimizer", ["lamb", "bert_adam"])
+def test_without_next_sentences_their_weights_stay_as_they_were_drawn(
+    train, recipe, deepspeed_config, tmp_path, optimizer
+):
+    """Without a gradient there is nothing but decay, and LAMB's ratio would make it the learning rate itself."""
+    settings = ["train.next_sentence=false", f"optimizer.name={optimizer}", "schedule.peak=0.1"]
+    run = train(tmp_path / "run", deepspeed_config(**FLOAT32), 2, *settings)
+    weights = load_file(run / "exports" / "step-000008" / "model.safetensors")
+    drawn = load_recipe(recipe)
+    model = BertForPreTraining(drawn.model, seed=drawn.train.seed)
+    assert torch.equal(weights["cls.seq_relationship.weight"], model.nsp.weight)
+    assert torch.equal(weights["bert.pooler.dense.weight"], model.pooler.dense.weight)
+    assert not torch.equal(weights["bert.embeddings.word_embeddings.weight"], model.bert.embeddings.word.weight)
+
+
 def test_exports_hold_the_float32_masters(train, deepspeed_config, tmp_path):
     """In bf16 training the weights that are exported have more bits than the ones that are multiplied."""
     run = train(tmp_path / "run", deepspeed_config(), 2)
@@ -303,6 +319,13 @@ def test_the_next_batch_is_asked_for_before_the_last_backward_pass(recipe, shard
     """Within that pass DeepSpeed may have the process wait for the device."""
     (order,) = run_ranks(1, order_of_a_step, recipe, shards, deepspeed_config())
     assert order == ["forward", "backward", "forward", "meanwhile", "backward"]
+
+
+def test_only_training_is_put_into_graphs(recipe, shards, deepspeed_config):
+    """Batches of validation differ in their numbers of tokens, and each of these would be compiled for minutes."""
+    ((training, validation),) = run_ranks(1, graphs_of_training_and_validation, recipe, shards, deepspeed_config())
+    assert training > 0
+    assert validation == 0
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
