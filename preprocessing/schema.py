@@ -324,10 +324,12 @@ class ShardDirectory:
         self.manifest_blake2b = checksum_of(content)
         for entry in self.manifest.shards:
             file = self.path / entry.file
-            if not file.is_file():
-                raise ShardError(f"{file}: the manifest lists this shard but it is not there; {_AGAIN}")
-            if file.stat().st_size != entry.bytes:
-                raise ShardError(f"{file}: {file.stat().st_size} bytes where the manifest says {entry.bytes}; {_AGAIN}")
+            try:
+                found = file.stat()  # once: of thousands of files on a network, for every rank
+            except OSError as error:
+                raise ShardError(f"{file}: the manifest lists this shard but it is not there; {_AGAIN}") from error
+            if found.st_size != entry.bytes:
+                raise ShardError(f"{file}: {found.st_size} bytes where the manifest says {entry.bytes}; {_AGAIN}")
         vocabulary = self.tokenizer / "vocab.txt"
         if not vocabulary.is_file():
             raise ShardError(f"{vocabulary}: the tokenizer's vocabulary is missing; {_AGAIN}")

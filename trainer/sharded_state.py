@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +27,7 @@ from preprocessing.schema import checksum
 from trainer.files import write_atomically
 from trainer.tensor_files import write_tensors
 
+_THREADS = 4  # files that are hashed at a time
 _CHECKSUM = ".blake2b"  # ending of the file beside a state file
 WEIGHTS, MOMENTS = "weights", ("exp_avg", "exp_avg_sq")
 
@@ -129,13 +131,17 @@ def verify_state(directory: Path) -> None:
     Raises:
         StateError: a file is missing or not what was written.
     """
-    for path in _paths(directory):
-        try:
-            expected = path.with_suffix(_CHECKSUM).read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise StateError(f"{path}: its checksum is missing ({error})") from error
-        if not path.is_file() or checksum(path) != expected:
-            raise StateError(f"{path}: not the bytes that were written")
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(_verify_file, _paths(directory)))
+
+
+def _verify_file(path: Path) -> None:
+    try:
+        expected = path.with_suffix(_CHECKSUM).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StateError(f"{path}: its checksum is missing ({error})") from error
+    if not path.is_file() or checksum(path) != expected:
+        raise StateError(f"{path}: not the bytes that were written")
 
 
 def _paths(directory: Path) -> list[Path]:

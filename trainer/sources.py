@@ -16,6 +16,8 @@ from preprocessing.schema import (
 )
 from trainer.order import PairOrder
 
+_MAPPED = 2048  # shards at a time: what Arrow keeps of each takes 40 kB, and an epoch passes through all
+
 
 class Source:
     """One split of a shard directory.
@@ -48,6 +50,8 @@ class Source:
             found, told = shard.count_pairs(self._sequence_length), entry.pairs[str(self._sequence_length)]
             if found != told:
                 raise ShardError(f"{shard.path}: {found} pairs where the manifest says {told}; make the shards again")
+            if len(self._shards) == _MAPPED:
+                del self._shards[next(iter(self._shards))]  # mapped before all others
             self._shards[number] = shard
         return self._shards[number]
 
