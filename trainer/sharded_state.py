@@ -78,7 +78,7 @@ class Flat:
         """Where no fragment lies."""
         inside = sorted((fragment.start, fragment.start + fragment.length) for fragment in self.fragments)
         size = len(self.tensors[WEIGHTS])
-        return ((end, begin) for (_, end), (begin, _) in pairwise([(0, 0), *inside, (size, size)]) if end < begin)
+        return ((end, begin) for (_, end), (begin, _) in pairwise([(0, 0), *inside, (size, size)]))
 
 
 def file_name(rank: int, world: int) -> str:
@@ -149,9 +149,12 @@ def _paths(directory: Path) -> list[Path]:
     found = sorted(directory.glob("state-*-of-*.safetensors"))
     world = int(found[0].stem.rpartition("-")[2]) if found else 0
     paths = [directory / file_name(rank, world) for rank in range(world)]
-    if not paths or found != paths:
-        missing = [path.name for path in paths if path not in found] or ["state-*.safetensors"]
+    missing = [path.name for path in paths if path not in found] if paths else ["state-*.safetensors"]
+    if missing:
         raise StateError(f"{directory}: {missing[0]} is missing from this checkpoint")
+    if found != paths:
+        other = min(set(found) - set(paths))
+        raise StateError(f"{directory}: {other.name} is of another number of ranks than {paths[0].name}")
     return paths
 
 

@@ -136,6 +136,17 @@ def test_missing_and_cut_files(tmp_path, damage, message):
         StateReader(tmp_path, SHAPES)
 
 
+def test_files_of_two_numbers_of_ranks_are_no_checkpoint(tmp_path):
+    """Nobody knows which of them are of this step."""
+    for cut in ("one rank", "shares of each"):
+        write(tmp_path, cut)
+    told = r"state-00000-of-00002\.safetensors is of another number of ranks than state-00000-of-00001\.safetensors"
+    with pytest.raises(StateError, match=told):
+        StateReader(tmp_path, SHAPES)
+    with pytest.raises(StateError, match=told):
+        verify_state(tmp_path)
+
+
 def test_a_flipped_bit_is_found_by_the_checksum(tmp_path):
     path = write(tmp_path, "one rank") / file_name(0, 1)
     path.write_bytes(path.read_bytes()[:-1] + b"\x55")
@@ -176,8 +187,13 @@ def test_another_models_parameters(tmp_path):
         StateReader(tmp_path, {**SHAPES, "more": torch.Size([1])})
 
 
-def test_a_stretch_that_is_there_twice(tmp_path):
-    table = [[(0, 3, "bias", 0), (3, 3, "bias", 0)]]
+@pytest.mark.parametrize("stretches", [
+    [(0, 3, "bias", 0), (3, 3, "bias", 0)],
+    [(0, 2, "bias", 0), (2, 2, "bias", 1)],
+    [(0, 1, "bias", 0), (1, 1, "bias", 2)],
+], ids=["twice", "in part twice", "with a gap"])  # fmt: skip
+def test_stretches_that_are_not_the_whole_once(tmp_path, stretches):
+    table = [stretches]
     save_file({f"0.{kind}": torch.zeros(6) for kind in KINDS}, tmp_path / file_name(0, 1),
               {"fragments": json.dumps(table), "optimizer_step": "1"})  # fmt: skip
     with pytest.raises(StateError, match="bias is incomplete or stored more than once"):
