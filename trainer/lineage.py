@@ -77,4 +77,4 @@ def _git(*arguments: str, differ: bool = False) -> str | None:
         done = subprocess.run(command, check=False, capture_output=True, encoding="utf-8", errors="replace")  # noqa: S603
     except OSError:
         return None
-    return done.stdout if done.returncode in (0, int(differ)) else None
+    return done.stdout if done.returncode == int(differ) else None

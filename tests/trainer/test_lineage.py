@@ -65,6 +65,22 @@ def test_a_snapshot_has_the_changes_of_the_checkout_that_it_was_taken_from(check
     assert code_version()["modified"] is True
 
 
+def test_a_second_work_tree_of_a_repository_is_a_checkout_too(checkout, monkeypatch):
+    """Whose .git is a file."""
+    git(checkout, "worktree", "add", "--quiet", "tree")
+    monkeypatch.setattr(lineage, "_ROOT", checkout / "tree")
+    write(checkout, "tree/trainer/new.py", "x = 1\n")
+    assert len(code_version()["commit"]) == 40
+    assert "+x = 1\n" in uncommitted_changes()
+
+
+def test_a_repository_without_a_commit_has_none(tmp_path, monkeypatch):
+    """Git says HEAD then, and that this is an error."""
+    git(tmp_path, "init", "--quiet")
+    monkeypatch.setattr(lineage, "_ROOT", tmp_path)
+    assert code_version()["commit"] is None
+
+
 def test_another_project_s_repository_around_this_one_says_nothing(checkout, monkeypatch):
     """Such as that of somebody who has installed this project below his own."""
     write(checkout, "installed/trainer/model.py", "x = 1\n")
