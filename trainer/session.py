@@ -69,7 +69,7 @@ class Session:
             export_if_missing(self.run, step, self.recipe.model)
         for config, (begin, end, phase) in zip(self.deepspeed_configs, self.recipe.phase_ranges(), strict=True):
             end = min(end, self.recipe.last_step)
-            if step < end or (self.owes_validation and begin < step == end):
+            if step < end or (self.owes_validation and step == end):
                 step, is_complete = self._train_phase(phase, config, begin, step, end)
                 if not is_complete:
                     _log.info("stopped on request after step %d; run the same command to resume", step)

@@ -168,8 +168,9 @@ def run_pretrain_with_slow_validation(arguments: list[str]) -> int:
     return pretrain.main(arguments)
 
 
-def run_pretrain_and_signal_in_validation(arguments: list[str]) -> int:
-    """The trainer's main; the last rank gets SIGTERM while it computes the second batch of a validation."""
+def run_pretrain_and_signal_in_validation_and_count_commits(arguments: list[str]) -> int:
+    """The last rank gets SIGTERM in the second batch of a validation; a line for each checkpoint that gets its name."""
+    _tell_commits()
     losses, batches = Engine._losses, []
 
     def losses_and_signal(self: Engine, batch: Batch) -> Losses:
@@ -291,6 +292,11 @@ def run_pretrain_on_data_that_is_broken_where_the_second_phase_begins(arguments:
 
 def run_pretrain_on_broken_data_and_count_commits(arguments: list[str]) -> int:
     """run_pretrain_on_broken_data, and a line for each checkpoint that gets its name."""
+    _tell_commits()
+    return run_pretrain_on_broken_data(arguments)
+
+
+def _tell_commits() -> None:
     commit = saving.commit_checkpoint
 
     def commit_and_tell(run: RunDirectory, state: RunState, *rest: Any) -> None:
@@ -298,7 +304,6 @@ def run_pretrain_on_broken_data_and_count_commits(arguments: list[str]) -> int:
         commit(run, state, *rest)
 
     saving.commit_checkpoint = commit_and_tell
-    return run_pretrain_on_broken_data(arguments)
 
 
 def run_pretrain_and_tell_who_exports(arguments: list[str]) -> int:

@@ -25,7 +25,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_and_edit_the_configuration,
     run_pretrain_and_lose_the_settings,
     run_pretrain_and_signal,
-    run_pretrain_and_signal_in_validation,
+    run_pretrain_and_signal_in_validation_and_count_commits,
     run_pretrain_and_signal_on_a_full_disk,
     run_pretrain_and_stop,
     run_pretrain_and_stop_at_its_end,
@@ -200,6 +200,13 @@ def test_a_signal_in_a_last_step_begins_no_other_phase_and_no_other_start(
     run = RunDirectory(tmp_path / "run")
     assert run.outcome == outcome
     assert run.step == 3
+
+
+def test_a_phase_goes_on_with_the_moments_of_the_one_before(call, three_steps_and_two, tmp_path):
+    """Unless it says reset_moments."""
+    assert call("log.validate_every=0", config=three_steps_and_two)[0] == [0]
+    state = (tmp_path / "run" / "checkpoints" / "step-000005" / "state-00000-of-00001.safetensors").read_bytes()
+    assert b'"optimizer_step":"5"' in state[:4096]
 
 
 def test_data_that_can_not_be_read_where_a_phase_begins_leaves_the_checkpoint_before(
@@ -472,7 +479,9 @@ def test_a_validation_that_takes_longer_than_a_hang_is_none(call, tmp_path):
 def test_a_validation_ends_where_a_rank_is_asked_to_stop_and_is_made_up_for(call, tmp_path, steps, every):
     settings = [f"train.max_steps={steps}", f"checkpoint.every={every}"]
     assert call(*settings, world=2, output=tmp_path / "whole")[0] == [0, 0]
-    assert call(*settings, world=2, task=run_pretrain_and_signal_in_validation)[0] == [0, 0]
+    codes, log = call(*settings, world=2, task=run_pretrain_and_signal_in_validation_and_count_commits)
+    assert codes == [0, 0]
+    assert re.findall("committed .", log) == ["committed 4"], "once: a kill could take what is complete"
     run, whole = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "whole")
     assert run.outcome == ("requeue", "asked to stop after step 4")
     assert run.step == 4

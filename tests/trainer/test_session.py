@@ -15,6 +15,7 @@ from trainer.corpus import open_corpus
 from trainer.engine import GlobalCounts
 from trainer.files import append_line, read_lines
 from trainer.model import EMPTY_SLOT
+from trainer.progress import Clock
 from trainer.run_directory import RunDirectory
 from trainer.session import Session, _throughput, _warn_of_other_bits, owes_validation
 from trainer.stopping import watch
@@ -67,6 +68,28 @@ def test_validation_is_of_as_many_samples_as_asked_for(recipe, shards, tmp_path,
         assert any(MASK in batch.tokens.input_ids for batch in batches) == (not left_to_right)
     line = list(read_lines(tmp_path / "validation.jsonl"))[-1]
     assert (line["step"], line["perplexity"]) == (4, pytest.approx(math.exp(2.0)))
+
+
+def test_a_checkpoint_gets_its_name_once_no_rank_is_writing_and_no_step_waits_for_that(recipe, shards, tmp_path):
+    session = of_session(recipe, shards, tmp_path)
+    session.unwritten = [(session.run.metrics, {"step": 3})]  # which no resume from it would train again
+    settled, told = [], []
+    session.saver = SimpleNamespace(writing=True, settle=lambda: settled.extend(read_lines(session.run.metrics)))
+    session.stop = SimpleNamespace(received=False)
+
+    def step(writing):
+        def count(batches, stop, is_writing, unreadable):
+            told.append(is_writing)
+            return SimpleNamespace(writing=writing, unreadable=0)
+
+        session._take(iter([[]]), SimpleNamespace(count_step=count), Clock(), 0)
+
+    step(writing=2)
+    session.saver.writing = False
+    step(writing=1)
+    assert (told, settled) == ([True, False], [])
+    step(writing=0)
+    assert settled == [{"step": 3}], "it was written before"
 
 
 def test_a_step_owes_its_validation_until_that_has_a_line(recipe, tmp_path):
