@@ -1,5 +1,6 @@
 import dataclasses
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from tests.trainer.test_sharded_state import flat
 from trainer import saving
-from trainer.checkpoint import RunState
+from trainer.checkpoint import RunState, begin_checkpoint
 from trainer.config import CheckpointConfig
 from trainer.model import BertConfig
 from trainer.run_directory import RunDirectory, step_folders
@@ -76,6 +77,58 @@ def test_checkpoints_and_exports_are_kept_by_settings_of_their_own(saver, run):
     assert [path.name for path in step_folders(run.exports)] == ["step-000004", "step-000005"]
 
 
+def test_a_rank_is_writing_until_its_part_is_on_disk(saver, run, monkeypatch):
+    going_on, write = threading.Event(), saving.write_state
+    monkeypatch.setattr(saving, "write_state", lambda *rest: going_on.wait(60) and write(*rest))
+    assert not saver.writing
+    saver.begin(STATE, engine())
+    assert saver.writing
+    going_on.set()
+    while saver.writing:
+        time.sleep(0.01)
+    assert run.step == 0, "it has no name yet"
+    saver.settle()
+    assert run.step == saver.last == 4
+
+
+@pytest.fixture
+def saver_of_two(saver, run):
+    """A saver of one of two ranks; the other one says what is listed, each time that they tell each other."""
+
+    def make(rank, *others):
+        answers = iter(others)
+
+        class OfTwo(World):
+            def gather(self, value):
+                told = [next(answers)] * 2
+                told[rank] = value
+                return told
+
+        return Saver(run, OfTwo(rank, 2, torch.device("cpu")), BertConfig(vocab_size=64), CheckpointConfig())
+
+    return make
+
+
+def test_what_another_rank_can_not_write_is_given_up_by_all(saver_of_two, run, caplog):
+    saver = saver_of_two(0, None, "no room")
+    save(saver, 4)
+    assert (saver.last, saver.problem) == (0, "no room")
+    assert not list(run.checkpoints.iterdir())
+    assert caplog.messages == ["step 4: the checkpoint can't be written (no room)",
+                               "the newest good checkpoint is that of step 0"]  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", [None, "no room"])
+def test_only_the_first_rank_names_and_exports_what_all_have_written_or_gives_it_up(saver_of_two, run, caplog, problem):
+    begin_checkpoint(run, 4)
+    saver = saver_of_two(1, None, None, problem)
+    save(saver, 4)
+    assert (saver.last, saver.problem) == (0 if problem else 4, problem)
+    assert [path.name for path in run.checkpoints.iterdir()] == [run.staging(4).name]
+    assert not run.exports.exists()
+    assert caplog.messages == []
+
+
 def test_an_export_is_waited_for_at_the_end(saver, run, monkeypatch):
     going_on, made = threading.Event(), []
     monkeypatch.setattr(saving, "export_checkpoint", lambda *_: made.append(going_on.wait(30)))
@@ -93,6 +146,16 @@ def test_a_checkpoint_without_a_rank_s_file_gets_no_name(saver, run, monkeypatch
     assert not list(run.checkpoints.iterdir())
 
 
+def test_a_checkpoint_that_finds_no_room_for_its_last_bytes_gets_no_name(saver, run, monkeypatch):
+    def find_no_room(*_):
+        raise OSError("no room")
+
+    monkeypatch.setattr(saving, "commit_checkpoint", find_no_room)
+    save(saver, 4)
+    assert (saver.last, saver.problem) == (0, "no room")
+    assert not list(run.checkpoints.iterdir())
+
+
 def test_what_went_wrong_once_is_forgotten_when_it_goes_well(saver, run, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(saving, "write_state", lambda *_: None)
@@ -102,13 +165,14 @@ def test_what_went_wrong_once_is_forgotten_when_it_goes_well(saver, run, monkeyp
     assert run.step == 5
 
 
-def test_a_checkpoint_whose_folder_can_not_be_made_is_a_problem_until_one_can(saver, run):
+def test_a_checkpoint_whose_folder_can_not_be_made_is_a_problem_until_one_can(saver, run, caplog):
     """Where it was the last step's, the run has not ended well."""
     run.path.mkdir()
     run.checkpoints.write_text("in the way")
     save(saver, 4)
     assert "Not a directory" in saver.problem
     assert saver.last == 0
+    assert len(caplog.messages) == 2, "the problem, and what is there"
     run.checkpoints.unlink()
     save(saver, 5)
     assert (saver.last, saver.problem) == (5, None)
