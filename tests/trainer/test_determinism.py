@@ -48,6 +48,10 @@ class TestKernels:
         use_deterministic_kernels(True, GPU)
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == after
 
+    def test_what_is_fastest_leaves_cublas_its_memory(self):
+        use_deterministic_kernels(False, GPU)
+        assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+
     def test_a_cpu_is_left_as_it_is(self):
         use_deterministic_kernels(True, torch.device("cpu"))
         assert not torch.are_deterministic_algorithms_enabled()

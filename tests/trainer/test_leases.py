@@ -1,5 +1,6 @@
 """Retention of exports beside evaluations that read them, and trainers of one run, in processes of their own."""
 
+import errno
 import fcntl
 import os
 import socket
@@ -115,6 +116,16 @@ def test_what_one_may_not_read_is_refused(exports):
     (exports / "step-000001").chmod(0o755)
 
 
+def test_a_disk_that_fails_is_told_with_what_it_says(exports, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr("pathlib.Path.open", fail)
+    told = r"config\.json: can't be read \(Stale file handle\)"
+    with pytest.raises(CheckpointError, match=told), hold_export(exports / "step-000001"):
+        pass
+
+
 def test_what_is_no_export_is_not_held(tmp_path):
     with hold_export(tmp_path):
         assert names(tmp_path) == []
@@ -170,6 +181,15 @@ def test_a_run_has_one_trainer(tmp_path, trainer, caplog):
     with pytest.raises(RunInUseError, match=message), hold_run(RunDirectory(tmp_path / "run"), patience=0.1):
         pass
     assert f"in use by {who}; waiting" in caplog.text
+
+
+def test_a_trainer_whose_name_is_damaged_is_another_one_all_the_same(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.lock.write_bytes(b"process \xff\n")
+    with run.lock.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(RunInUseError, match="in use by process \ufffd; end that"), hold_run(run, patience=0):
+            pass
 
 
 def test_a_run_s_folder_is_made_with_all_above_it(tmp_path):

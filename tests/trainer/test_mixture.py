@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainer.mixture import interleave, whole_weights
@@ -87,6 +87,7 @@ def test_weights_are_taken_as_they_are_written(given_weights, expected):
 
 
 @given(st.lists(st.integers(1, 10**15), min_size=2, max_size=6))
+@example([1, (1 << 31) - 1])
 def test_great_numbers_of_pairs_are_scaled_down(pairs):
     whole = whole_weights(pairs)
     assert sum(whole) < 1 << 31

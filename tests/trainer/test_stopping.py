@@ -76,7 +76,9 @@ def test_a_moment_without_file_handles_is_no_reason_to_stop():
     assert rank.stdout.read() == "went on\n"
 
 
-@pytest.mark.parametrize("names", [("torchrun",), ("torch.distributed.run",), ("torchrun", "bash")])
+@pytest.mark.parametrize("names", [
+    ("torchrun",), ("torch.distributed.run",), ("deepspeed.launcher.launch",), ("torchrun", "bash"),
+])  # fmt: skip
 def test_a_launcher_that_is_killed(names):
     """A script of the user's may stand between it and the rank."""
     launcher = chain(*names)
