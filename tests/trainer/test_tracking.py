@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from tests.trainer.mlflow_store import add_lines, empty_store, metrics, write_run
@@ -94,6 +95,55 @@ def test_again_adds_nothing(run: RunDirectory, store: str) -> None:
     assert_complete(run, store, only_run(store).info.run_id)
 
 
+def test_what_is_there_is_not_sent_again(run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million steps would take hours."""
+    prepare(run, "tests")
+    sync(run)
+    monkeypatch.setattr(MlflowClient, "log_batch", lambda *_, **__: pytest.fail("sent again"))
+    sync(run)
+
+
+def test_every_setting_is_a_parameter_however_many_and_long_they_are(
+    run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow takes a hundred a request, of at most 6,000 characters, and not every store cuts them off by itself."""
+    monkeypatch.setenv("MLFLOW_TRUNCATE_LONG_VALUES", "false")
+    with run.config.open("a", encoding="utf-8") as file:
+        file.write("\n[data]\n" + "".join(f"key{i} = {i}\n" for i in range(250)) + f'skip = "{"x" * 7000}"\n')
+    prepare(run, "tests")
+    sync(run)
+    params = only_run(store).data.params
+    assert {key: value for key, value in params.items() if "key" in key} == {f"data.key{i}": str(i) for i in range(250)}
+    assert params["data.skip"] == "x" * 6000
+
+
+def test_a_store_that_refuses_a_new_run_has_not_lost_one(
+    run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise MlflowException("read only")
+
+    monkeypatch.setattr(MlflowClient, "create_run", refuse)
+    assert main(["sync", str(run.path)]) == 1
+    assert capsys.readouterr().err == f"error: {store}: read only; try again later\n"
+
+
+def test_no_message_has_the_credentials_of_a_store(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cursor = {"experiment": "tests", "run_id": "0" * 32, "steps": {}, "described": True}
+    run.tracking.write_text(json.dumps(cursor | {"tracking_uri": "http://me:secret@127.0.0.1:1"}))
+    assert main(["sync", str(run.path)]) == 1
+    monkeypatch.setattr(runs, "is_lost", lambda *_: True)
+    assert main(["sync", str(run.path)]) == 2
+    monkeypatch.setattr(main.__globals__["__name__"] + ".sync", lambda *_: "0" * 32)
+    assert main(["sync", str(run.path)]) == 0
+    told = capsys.readouterr()
+    assert "127.0.0.1:1: run 0000" in told.err
+    assert f"MLflow run {'0' * 32} at http://" in told.out
+    assert "secret" not in told.out + told.err
+
+
 def test_goes_on_where_it_was(run: RunDirectory, store: str) -> None:
     main(["sync", str(run.path)])
     add_lines(run.metrics, 4, 200)  # 2,400 values: more than a request takes
@@ -156,7 +206,7 @@ def test_new_lines_are_found_from_the_end(tmp_path: Path, tail: int, monkeypatch
     add_lines(path, 1, 40)
     with path.open("a") as file:
         file.write('{"step": 41')
-    for after in (0, 1, 20, 39, 40):
+    for after in range(41):
         assert [line["step"] for line in runs._lines_after(path, after)] == list(range(after + 1, 41))
 
 
@@ -178,8 +228,10 @@ def test_no_system_metrics_is_no_reason_to_stop(
     monkeypatch.setattr(runs, "_INTERVAL", 0.05)
     monkeypatch.setattr(runs, "_monitor", lambda *_: 1 / 0)
     with Tracker(run, "tests", system_metrics=True):
-        wait_for(lambda: "no system metrics" in caplog.text)
-        add_lines(run.metrics, 4, 6)
+        for step in (4, 5, 6):
+            add_lines(run.metrics, step, step)
+            wait_for(lambda: json.loads(run.tracking.read_text())["steps"].get("metrics.jsonl") == step)  # noqa: B023
+    assert caplog.text.count("no system metrics") == 1
     assert_complete(run, store, only_run(store).info.run_id)
 
 
@@ -286,13 +338,14 @@ def test_mistakes_end_with_one_line(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("content", ['{"tracking_', "{}"])
 def test_a_damaged_cursor_is_told_once_and_with_what_to_do(
     run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], content: str,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(runs, "_INTERVAL", 0.01)
     told = f"{run.tracking} is damaged ("
-    run.tracking.write_text('{"tracking_')
+    run.tracking.write_text(content)
     with Tracker(run, "tests", system_metrics=False):
         wait_for(lambda: told in caplog.text)
         time.sleep(0.1)  # time to try again
@@ -514,9 +567,7 @@ def test_a_run_that_was_deleted_is_not_tried_again(
     assert_complete(run, store, only_run(store).info.run_id)
 
 
-def test_until_a_run_is_there_the_newest_experiment_counts(
-    run: RunDirectory, store: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_until_a_run_is_there_the_newest_experiment_counts(run: RunDirectory, store: str, tmp_path: Path) -> None:
     client = MlflowClient(store)
     client.delete_experiment(client.create_experiment("gone"))
     prepare(run, "gone")
@@ -528,6 +579,7 @@ def test_until_a_run_is_there_the_newest_experiment_counts(
     sync(run)
     found = client.get_experiment(only_run(store).info.experiment_id)
     assert found.name == "tests"
+    assert evaluation_store([run.path], tmp_path).experiment == "tests"
 
 
 def test_another_store_than_the_one_that_a_run_is_in_is_told_of_once(
@@ -562,7 +614,10 @@ def test_an_evaluation_is_known_again_wherever_its_files_lie(run: RunDirectory, 
 def test_the_weights_that_a_run_began_with_are_tags(run: RunDirectory, store: str) -> None:
     run.initial_weights.write_text(json.dumps({"directory": "/models/bert", "blake2b": "c0ffee"}))
     main(["sync", str(run.path)])
-    tags = only_run(store).data.tags
+    found = only_run(store)
+    files = {Path(file.path).name for file in MlflowClient(store).list_artifacts(found.info.run_id, "run")}
+    assert "initial_weights.json" in files
+    tags = found.data.tags
     assert (tags["initial_weights_directory"], tags["initial_weights_blake2b"]) == ("/models/bert", "c0ffee")
 
 

@@ -9,6 +9,7 @@ import logging
 import threading
 import tomllib
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,9 +35,8 @@ from trainer.tracking.store import (
     write_cursor,
 )
 
-_BATCH = 1000  # MLflow takes at most so many metrics a request
-_PARAMETERS = 100  # so many parameters
-_LONGEST_VALUE = 6000  # and so many characters a parameter
+_LINES = 50  # of metrics.jsonl that are sent at once: how far MLflow has got is noted after each
+_LONGEST_VALUE = 6000  # characters that a parameter may have in MLflow
 _TAIL = 1 << 16  # bytes of a file that are looked at first
 _INTERVAL = 5.0  # seconds between two looks at metrics.jsonl
 _PATIENCE = 60.0  # seconds that a finished training waits for its tracker
@@ -81,12 +81,11 @@ def _raise_if_lost(run: RunDirectory, error: MlflowException) -> None:
     cursor = read_cursor(run)
     if not cursor.run_id:
         return
-    with contextlib.suppress(MlflowException):  # away, as the caller has been told
-        if is_lost(cursor.tracking_uri, cursor.run_id):
-            raise LostRunError(
-                f"{without_credentials(cursor.tracking_uri)}: run {cursor.run_id} was deleted there; delete "
-                f"{run.tracking} to have everything carried over to a new one"
-            ) from error
+    if is_lost(cursor.tracking_uri, cursor.run_id):
+        raise LostRunError(
+            f"{without_credentials(cursor.tracking_uri)}: run {cursor.run_id} was deleted there; delete "
+            f"{run.tracking} to have everything carried over to a new one"
+        ) from error
 
 
 def status_of(run: RunDirectory) -> Ended | None:
@@ -140,13 +139,12 @@ class Tracker:
     def __enter__(self) -> Tracker:
         return self
 
-    def __exit__(self, error: object = None, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         """Carry over the rest and close the MLflow run; when patience ends, give up and say how to do it later."""
-        well = error is None and self._run.ending in ("done", "requeue")
-        self._ended = "FINISHED" if well else "FAILED"
+        self._ended = "FINISHED" if self._run.ending in ("done", "requeue") else "FAILED"
         self._done.set()
         self._thread.join(self._patience)
-        if self._thread.is_alive() or not self._finished:
+        if not self._finished:
             _log.warning(
                 "MLflow has not received everything; to catch up later, run python -m trainer.tracking sync %s",
                 self._run.path,
@@ -236,11 +234,8 @@ def _open(run: RunDirectory) -> Cursor:
 
 def _describe(run: RunDirectory, cursor: Cursor) -> None:
     """Log parameters and tags; the same again changes nothing."""
-    client = MlflowClient(cursor.tracking_uri)
     params = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in _parameters(run)]
-    client.log_batch(cursor.run_id, tags=_tags(run))
-    for i in range(0, len(params), _PARAMETERS):
-        client.log_batch(cursor.run_id, params=params[i : i + _PARAMETERS])
+    MlflowClient(cursor.tracking_uri).log_batch(cursor.run_id, params=params, tags=_tags(run))
 
 
 def _parameters(run: RunDirectory) -> Iterator[tuple[str, Any]]:
@@ -265,16 +260,9 @@ def _tags(run: RunDirectory) -> list[RunTag]:
 
 
 def _chunks(path: Path, after: int) -> Iterator[list[dict[str, Any]]]:
-    """Lines of steps after ``after``, in lists that fit one request."""
-    chunk: list[dict[str, Any]] = []
-    values = 0
-    for line in _lines_after(path, after):
-        if chunk and values + len(line) > _BATCH:
-            yield chunk
-            chunk, values = [], 0
-        chunk.append(line)
-        values += len(line)
-    if chunk:
+    """Lines of steps after ``after``, a few at a time."""
+    lines = _lines_after(path, after)
+    while chunk := list(islice(lines, _LINES)):
         yield chunk
 
 
