@@ -6,6 +6,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mlflow.entities import Run
@@ -19,6 +20,7 @@ from trainer.run_directory import RunDirectory
 from trainer.tracking import LostRunError, Store, Tracker, evaluation_store, log_evaluation, prepare, runs, sync
 from trainer.tracking import store as store_module
 from trainer.tracking.__main__ import main
+from trainer.tracking.store import one_writer
 
 NOBODY = "http://127.0.0.1:1"
 
@@ -472,8 +474,10 @@ def test_a_damaged_or_incomplete_evaluation_stops_nothing(
     where = evaluation_store([run.path], tmp_path)
     log_evaluation(where, *EVALUATION, [*write_files(tmp_path / "results"), tmp_path / "gone.txt"])
     (run.path / "mlflow.pending" / "0.json").write_text("{")
+    (run.path / "mlflow.pending" / "1.json").write_text("{}")
     assert main(["sync", str(run.path)]) == 0
-    assert f"{run.path / 'mlflow.pending' / '0.json'} is damaged" in caplog.text
+    for name in ("0.json", "1.json"):
+        assert f"{run.path / 'mlflow.pending' / name} is damaged" in caplog.text
     assert f"{tmp_path / 'gone.txt'} is gone" in caplog.text
     (found,) = children(store, json.loads(run.tracking.read_text())["run_id"])
     assert_evaluation(store, found)
@@ -606,9 +610,64 @@ def test_an_evaluation_is_known_again_wherever_its_files_lie(run: RunDirectory, 
     prepare(run, "tests")
     parent = sync(run)
     where = evaluation_store([run.path], tmp_path)
-    first, again = (log_evaluation(where, *EVALUATION, write_files(tmp_path / name)) for name in ("a", "b"))
-    assert first == again
+    first = log_evaluation(where, *EVALUATION, write_files(tmp_path / "a"))
+    files = write_files(tmp_path / "b")
+    files[0].write_text("another time")
+    assert log_evaluation(where, *EVALUATION, files) == first
     assert len(children(store, parent)) == 1
+    assert Path(MlflowClient(store).download_artifacts(first, "results.json")).read_text() == "{}", "it stays as it is"
+
+
+def test_evaluations_with_another_name_metric_or_tag_are_others(
+    run: RunDirectory, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though they wait since the same millisecond."""
+    where = Store(store, "tests", None, pending=run.pending_evaluations)
+    name, metrics_, tags = EVALUATION
+    others = [("other", metrics_, tags), (name, {"mlm_perplexity": 1.0}, tags), (name, metrics_, {"step": "8"})]
+    files = write_files(tmp_path / "results")
+    with monkeypatch.context() as patch:
+        patch.setattr("trainer.tracking.evaluations.time", SimpleNamespace(time=lambda: 1.7e9))
+        for evaluation in (EVALUATION, *others):
+            log_evaluation(where, *evaluation, files)
+    prepare(run, "tests")
+    found = children(store, sync(run))
+    assert len(found) == 4
+    assert {each.info.start_time for each in found} == {1_700_000_000_000}, "when it was, and not when it came here"
+
+
+def test_an_evaluation_that_waits_has_its_files_wherever_commands_start(
+    run: RunDirectory, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = write_files(tmp_path / "results")
+    monkeypatch.chdir(tmp_path / "results")
+    where = Store(store, "tests", None, pending=run.pending_evaluations)
+    log_evaluation(where, *EVALUATION, [Path(file.name) for file in files])
+    monkeypatch.chdir(tmp_path)
+    prepare(run, "tests")
+    (found,) = children(store, sync(run))
+    assert_evaluation(store, found)
+
+
+def test_a_server_takes_evaluations_at_once_while_a_run_trains(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has many writers, as SQLite has not."""
+    monkeypatch.setattr("trainer.tracking.evaluations.is_lost", lambda *_: False)
+    cursor = {"tracking_uri": NOBODY, "experiment": "tests", "run_id": "0" * 32, "steps": {}}
+    run.tracking.write_text(json.dumps(cursor))
+    assert evaluation_store([run.path], tmp_path) == Store(NOBODY, "tests", "0" * 32)
+
+
+def test_an_evaluation_waits_for_who_writes_into_its_store(run: RunDirectory, store: str, tmp_path: Path) -> None:
+    files = write_files(tmp_path / "results")
+    with ThreadPoolExecutor(1) as pool:
+        with one_writer(store, run.path):
+            written = pool.submit(log_evaluation, Store(store, "tests", None), *EVALUATION, files)
+            with pytest.raises(TimeoutError):
+                written.result(3)
+        found = written.result()
+    assert only_run(store).info.run_id == found
 
 
 def test_the_weights_that_a_run_began_with_are_tags(run: RunDirectory, store: str) -> None:
@@ -621,13 +680,13 @@ def test_the_weights_that_a_run_began_with_are_tags(run: RunDirectory, store: st
     assert (tags["initial_weights_directory"], tags["initial_weights_blake2b"]) == ("/models/bert", "c0ffee")
 
 
-@pytest.mark.parametrize("mistake", ["untracked", "store gone", "run gone", "damaged"])
+@pytest.mark.parametrize("mistake", ["untracked", "store gone", "run gone", "cut", "emptied"])
 def test_an_evaluation_without_a_training_in_reach(run: RunDirectory, store: str, tmp_path: Path, mistake: str) -> None:
     cursor = {"tracking_uri": store, "experiment": "tests", "run_id": "0" * 32, "steps": {}}
     cursor |= {"store gone": {"tracking_uri": f"sqlite:///{tmp_path / 'gone.db'}"}}.get(mistake, {})
     run.set_outcome("done")
     if mistake != "untracked":
-        run.tracking.write_text("{" if mistake == "damaged" else json.dumps(cursor))
+        run.tracking.write_text({"cut": "{", "emptied": "{}"}.get(mistake, json.dumps(cursor)))
     expected = Store(f"sqlite:///{tmp_path / 'mlflow.db'}", "bert-pretraining", None)
     assert evaluation_store([run.path], tmp_path / "results") == expected
     assert not (tmp_path / "gone.db").exists()

@@ -280,7 +280,7 @@ def _lines_after(path: Path, after: int) -> Iterator[dict[str, Any]]:
             begin = max(0, size - length)
             file.seek(begin)
             # The last piece has no end yet, and the first one no beginning unless it is the file's.
-            lines = file.read(size - begin).split(b"\n")[1 if begin else 0 : -1]
+            lines = file.read().split(b"\n")[1 if begin else 0 : -1]
             if begin == 0 or (lines and json.loads(lines[0])["step"] <= after):
                 break
             length *= 8
