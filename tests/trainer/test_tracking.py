@@ -258,6 +258,7 @@ def test_a_server_that_is_away_fails_nothing_and_gets_all_later(
     assert main(["sync", str(run.path)]) == 1  # still away
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)  # nothing lies anywhere yet: another store will do
     assert main(["sync", str(run.path)]) == 0
+    assert "the run stays in" not in caplog.text
     assert_complete(run, store, only_run(store).info.run_id)
 
 
@@ -265,7 +266,8 @@ def test_a_store_that_is_locked_for_days_is_told_of_once(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(runs, "_INTERVAL", 0.01)
-    answers = iter([OSError("locked")] * 3 + ["id"] + [OSError("locked")] * 2 + [OSError("damaged")] * 2)
+    others = [OSError("damaged")] * 2 + [OSError(), OSError("http://me:secret@host is away\nsince noon")]
+    answers = iter([OSError("locked")] * 3 + ["id"] + [OSError("locked")] * 2 + others)
     tries: list[object] = []
 
     def sync(*_: object) -> object:
@@ -276,9 +278,10 @@ def test_a_store_that_is_locked_for_days_is_told_of_once(
 
     monkeypatch.setattr(runs, "sync", sync)
     with Tracker(run, "tests", system_metrics=False):
-        wait_for(lambda: len(tries) > 9)
+        wait_for(lambda: len(tries) > 11)
     assert [line for line in caplog.messages if "try again" in line] == [
-        f"MLflow: {words}; will try again" for words in ("locked", "locked", "damaged")
+        f"MLflow: {words}; will try again"
+        for words in ("locked", "locked", "damaged", "OSError", "http://host is away")
     ]
     assert not logging.getLogger("mlflow.store.db.utils").isEnabledFor(logging.ERROR), "it prints tracebacks"
 
@@ -305,6 +308,21 @@ def test_mlflow_is_not_as_patient_as_it_would_be() -> None:
     assert MLFLOW_HTTP_REQUEST_TIMEOUT.get() == 20
 
 
+def test_mlflow_reports_to_nobody_else() -> None:
+    from mlflow.environment_variables import MLFLOW_DISABLE_TELEMETRY
+
+    assert MLFLOW_DISABLE_TELEMETRY.get()
+
+
+def test_a_store_given_by_a_path_stays_where_it_is_wherever_commands_start(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///here.db")
+    prepare(run, "tests")
+    assert json.loads(run.tracking.read_text())["tracking_uri"] == f"sqlite:///{tmp_path / 'here.db'}"
+
+
 def test_a_store_is_there_whole_or_not_at_all(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,6 +335,7 @@ def test_a_store_is_there_whole_or_not_at_all(
     class Killed:
         def __init__(self, uri: str) -> None:
             Path(uri.removeprefix("sqlite:///")).write_bytes(b"half a table")
+            Path(f"{uri.removeprefix('sqlite:///')}-journal").write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7 half")
             raise KeyboardInterrupt
 
     monkeypatch.setattr(store_module, "MlflowClient", Killed)
@@ -592,9 +611,10 @@ def test_another_store_than_the_one_that_a_run_is_in_is_told_of_once(
     prepare(run, "tests")
     sync(run)
     run.set_outcome("done")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    assert main(["sync", str(run.path)]) == 0
-    assert caplog.messages == []  # the same one
+    for chosen in (store, ""):  # the same one, or none
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", chosen)
+        assert main(["sync", str(run.path)]) == 0
+        assert caplog.messages == []
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:1")
     for carry_over in (lambda: main(["sync", str(run.path)]), lambda: evaluation_store([run.path], tmp_path)):
         carry_over()

@@ -142,8 +142,7 @@ def one_writer(tracking_uri: str, run: Path) -> Iterator[None]:
 def _create(database: Path) -> None:
     """Make an SQLite store that is there whole or not at all: of half its tables MLflow can't make the others."""
     unfinished = database.with_name(f".{database.name}.unfinished")
-    for path in (unfinished, unfinished.with_name(f"{unfinished.name}-journal")):
-        path.unlink(missing_ok=True)  # of one that was killed
+    unfinished.unlink(missing_ok=True)  # of one that was killed; SQLite removes its journal
     MlflowClient(f"sqlite:///{unfinished}").search_experiments(max_results=1)
     unfinished.replace(database)
 
