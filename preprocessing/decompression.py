@@ -22,7 +22,7 @@ _ZIP = b"PK\x03\x04"
 _READ = 1 << 18  # bytes of a compressed file
 _PIECE = 1 << 14  # bytes of what comes out of it: when it ends within a piece, that piece is lost
 # What the decompressors raise for a file that is cut short or damaged.
-_DAMAGE = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, OSError)
+_DAMAGE = (EOFError, lzma.LZMAError, zlib.error, OSError)
 _TOO_LARGE = "too much memory"  # how Zstandard says that a frame's window is above its limit of 128 MB
 
 

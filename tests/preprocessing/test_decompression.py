@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import lzma
+import random
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import zstandard
 
+from preprocessing import decompression
 from preprocessing.decompression import decompressed
 from preprocessing.sources import SourceError
+
+PACKERS = [bz2.compress, gzip.compress, lzma.compress, zstandard.ZstdCompressor().compress]
 
 
 def read(data: bytes) -> bytes:
@@ -25,5 +33,32 @@ def test_streams_of_xz_that_follow_each_other_are_all_read_or_told() -> None:
             read(first + rest)
 
 
-def test_a_frame_that_zstandard_skips_may_stand_first() -> None:
-    assert read(b"\x50\x2a\x4d\x18\x04\0\0\0size" + zstandard.ZstdCompressor().compress(b"text")) == b"text"
+@pytest.mark.parametrize("size", [1, 7, len(lzma.compress(b"one\n"))])
+def test_streams_of_xz_are_all_read_wherever_a_read_of_the_file_ends(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decompression, "_READ", size)
+    assert read(lzma.compress(b"one\n") + b"\0" * 8 + lzma.compress(b"two\n")) == b"one\ntwo\n"
+    assert read(lzma.compress(b"one\n") + lzma.compress(b"two\n")) == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("pack", PACKERS)
+def test_nothing_is_lost_however_much_is_read_at_a_time(pack: Callable[[bytes], bytes]) -> None:
+    content = random.Random(1).randbytes(3_000_000)
+    packed = pack(content)
+    assert read(packed) == content
+    for size in (1000, 700_000, 2_000_000):
+        with decompressed(io.BytesIO(packed), "a") as stream:
+            assert b"".join(iter(partial(stream.read, size), b"")) == content
+
+
+def test_damage_of_gzip_is_told_where_it_can_not_be_decompressed_and_where_its_checksum_differs() -> None:
+    packed = gzip.compress(b"text")
+    for damaged in (packed[:10] + b"\xff" + packed[11:], packed[:-8] + b"\0" * 4 + packed[-4:]):
+        with pytest.raises(SourceError, match="cut short or damaged"):
+            read(damaged)
+
+
+@pytest.mark.parametrize("first", [b"\x50", b"\x5f"])
+def test_a_frame_that_zstandard_skips_may_stand_first(first: bytes) -> None:
+    assert read(first + b"\x2a\x4d\x18\x04\0\0\0size" + zstandard.ZstdCompressor().compress(b"text")) == b"text"
