@@ -33,7 +33,7 @@ class Layout:
 
     Attributes:
         seed: key of every hash.
-        train_shards, validation_shards: how many of each; the latter may be 0.
+        train_shards, validation_shards: how many of each; the latter 0 where nothing is held out.
         validation_fraction: share of the documents that are held out, before the rule for small corpora.
     """
 
@@ -45,7 +45,7 @@ class Layout:
     @property
     def threshold(self) -> int:
         """Documents whose split hash is below this are held out."""
-        return round(self.validation_fraction * 2**64) if self.validation_shards else 0
+        return round(self.validation_fraction * 2**64)
 
     def names(self, split: Split) -> list[str]:
         """The file names of a split's shards."""
@@ -132,9 +132,9 @@ class Totals:
         return self
 
     def move(self, span: Span, old: str, new: str) -> None:
-        """Count a document for another shard."""
+        """Count a document, which is all of a span, for another shard."""
         for shard, sign in ((old, -1), (new, 1)):
-            self.rows[shard] += sign * (span.end - span.begin)
+            self.rows[shard] += sign
             self.tokens[shard] += sign * span.tokens
 
 
@@ -168,7 +168,7 @@ def settle(layout: Layout, totals: Totals, edges: Sequence[Edge]) -> Settlement:
         found = f"a single document, {edges[0].doc_id!r}" if edges else "no document with text"
         reasons = [
             f"{count:,} {name.rpartition('/')[2]}" for name, count in sorted(totals.counts.items())
-            if count and name.startswith(("skipped/", "dropped/"))
+            if name.startswith(("skipped/", "dropped/"))
         ]  # fmt: skip
         why = f" (passed over: {', '.join(reasons)})" if reasons else ""
         raise ShardingError(f"the inputs hold {found}{why}, but a shard needs at least {MIN_ROWS}; give more inputs")

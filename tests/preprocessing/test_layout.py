@@ -92,6 +92,12 @@ def test_fewer_than_four_documents_are_all_for_training() -> None:
         assert totals.rows[ONLY] == 3
 
 
+def test_two_documents_are_enough() -> None:
+    totals, edges = known_of(ONE_SHARD, 2)
+    assert settle(ONE_SHARD, totals, edges).threshold == 0
+    assert totals.rows[ONLY] == 2
+
+
 def test_where_nothing_is_to_be_held_out_nothing_is() -> None:
     totals, edges = known_of(ONE_SHARD, 9)
     settlement = settle(ONE_SHARD, totals, edges)
@@ -102,6 +108,9 @@ def test_where_nothing_is_to_be_held_out_nothing_is() -> None:
 def test_a_corpus_that_cannot_be_sharded_is_refused_with_the_reason() -> None:
     with pytest.raises(ShardingError, match="no document with text"):
         settle(ONE_SHARD, Totals(), [])
+    counts = Counter({"skipped/books/too_short": 2, "kept/books": 9, "dropped/books/exact_copies": 1000})
+    with pytest.raises(ShardingError, match=r"no document with text \(passed over: 1,000 exact_copies, 2 too_short\)"):
+        settle(ONE_SHARD, Totals(counts=counts), [])
     with pytest.raises(ShardingError, match=r"a single document, 'd0',.*give more inputs"):
         settle(ONE_SHARD, *known_of(ONE_SHARD, 1))
     many = dataclasses.replace(ONE_SHARD, train_shards=8)

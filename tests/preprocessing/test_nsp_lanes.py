@@ -18,7 +18,7 @@ from preprocessing.nsp import (
     stream_key,
     stretch,
 )
-from preprocessing.nsp_lanes import draw_passes, draw_single_passes, openings
+from preprocessing.nsp_lanes import _Streams, draw_passes, draw_single_passes, openings
 
 
 def shard_of(seed: int, documents: int) -> Sentences:
@@ -38,6 +38,12 @@ def test_a_stream_opens_with_numpys_numbers_and_goes_on_with_them() -> None:
         expected = np.random.Philox(key=np.array(key, np.uint64)).random_raw(200).tolist()
         assert list(islice(chain(opening.tolist(), draws_from(key, len(opening))), 200)) == expected
         assert stretch(key, 64, 136).tolist() == expected[64:]
+
+
+def test_a_number_below_a_bound_is_that_of_the_whole_product() -> None:
+    keys, bound = [stream_key(1, f"d{number}", 0, 128) for number in range(100)], 2**32 - 5
+    drawn = _Streams(keys).below(np.full(100, bound), np.arange(100))
+    assert drawn.tolist() == [next(draws_from(key, 0)) * bound >> 64 for key in keys]
 
 
 @pytest.mark.parametrize("negatives", ["uniform", "by-sentence"])
