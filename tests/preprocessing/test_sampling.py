@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from pathlib import Path
 
 import pytest
 
-from preprocessing import launch, sampling
+from preprocessing import files, launch, sampling
+from preprocessing.inputs import Input, Unit
+from preprocessing.job import STORAGE, Job
+from preprocessing.layout import Layout
 from preprocessing.make_shards import main
-from preprocessing.sampling import lowest, sample_texts
-from preprocessing.schema import ShardDirectory
-from preprocessing.sources import Document, Skipped
+from preprocessing.options import parse
+from preprocessing.sampling import lowest, sample_texts, sample_unit
+from preprocessing.schema import ShardDirectory, Vocabulary
+from preprocessing.sources import Document, Skipped, StorageError
+from preprocessing.text import clean
 from preprocessing.train_vocab import main as train_vocab
 from tests.preprocessing.maker import contents
 
@@ -62,9 +68,18 @@ def test_a_sample_has_every_document_whatever_the_batches_that_it_is_written_in(
         samples.append(texts)
         return train(texts, size, lowercase)
 
+    runs: list[int] = []
+    build = sampling.build_sampling
+
+    def counted(*arguments: object, cutoff: int, **others: object) -> None:
+        runs.append(cutoff)
+        build(*arguments, cutoff=cutoff, **others)  # type: ignore[arg-type]
+
     monkeypatch.setattr(sampling, "ROWS", rows)
+    monkeypatch.setattr(sampling, "build_sampling", counted)
     monkeypatch.setattr(launch, "train_vocabulary", watched)
     make(tmp_path / "out", "--books", books / "*.txt", "--train-vocab", 70)
+    assert runs == [sampling.ALL]
     assert len(set(samples[0])) == len(samples[0]) == len(list(books.glob("*.txt"))) == 12
 
 
@@ -91,9 +106,10 @@ def test_a_corpus_in_one_unit_is_read_once_where_it_holds_enough(
     books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = (books / "book-11.txt").read_text().split()
-    lines = (json.dumps({"text": " ".join(words[at : at + 20])}) for at in range(len(words) - 20))
+    lines = (json.dumps({"body": " ".join(words[at : at + 20])}) for at in range(len(words) - 20))
     (tmp_path / "texts.jsonl").write_text("\n".join(lines))
-    vocabulary, sample = tmp_path / "vocab.txt", ("--jsonl", tmp_path / "texts.jsonl", "--seed", 3)
+    sample = ("--jsonl", tmp_path / "texts.jsonl", "--jsonl-text-field", "body", "--seed", 3)
+    vocabulary = tmp_path / "vocab.txt"
     train_vocab([*map(str, sample), "--size", "70", "--sample-bytes", "5000", "--output", str(vocabulary)])
     runs: list[int] = []
     build = sampling.build_sampling
@@ -167,11 +183,67 @@ def test_a_sample_depends_on_documents_and_seed_only() -> None:
     assert len(sample_texts(DOCUMENTS, 1, seed=1)) == 1
 
 
+def test_a_budget_is_of_bytes_and_filled_to_the_last() -> None:
+    entries = [(3, "é"), (1, "ü"), (2, "ß")]
+    assert lowest(entries, 4) == [(1, "ü"), (2, "ß")]
+    assert lowest(entries, 3) == [(1, "ü")]
+
+
 def test_a_sample_of_samples_is_the_sample_of_the_whole() -> None:
     entries = [((number * 7919) % 1009, "x" * (number % 40 + 1)) for number in range(400)]
     for budget in (1, 30, 200, 3000, 10**6):
         parts = [lowest(entries[part::7], budget) for part in range(7)]
         assert lowest([entry for part in parts for entry in part], budget) == lowest(entries, budget)
+
+
+def test_a_sample_is_of_texts_as_they_are_encoded() -> None:
+    document = Document("d", "books", None, "one\u00a0 two\r\n\ufeffthree")
+    assert sample_texts([document], 100, seed=1) == [clean(document.text)] != [document.text]
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> tuple[Job, Unit]:
+    """A unit of three documents."""
+    path = tmp_path / "three.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "two", "six")))
+    options = parse(["--jsonl", str(path), "--train-vocab", "70", "--output", "o"]).options
+    job = Job(str(tmp_path / "out"), options, Vocabulary(70, "", True), Layout(1, 1, 0, 0.0), units=1)
+    return job, Unit(0, (Input("jsonl", path.name, path.stat().st_size, str(path)),))
+
+
+def test_the_file_of_a_unit_has_no_more_than_fits_and_tells_how_much_there_is(three: tuple[Job, Unit]) -> None:
+    job, unit = three
+    sample_unit(unit, job, budget=6, cutoff=sampling.ALL)
+    with files.open_arrow(job.sample_file(0)) as sample:
+        assert sample.get_batch(0).num_rows == 2
+        assert sample.schema.metadata[sampling.FOUND] == b"3"
+
+
+def test_an_input_that_changes_while_it_is_sampled_is_told(three: tuple[Job, Unit]) -> None:
+    """When it is read again it may be whole, and the vocabulary another one than its own."""
+    job, unit = three
+    file = unit.inputs[0]
+    with pytest.raises(StorageError, match="has changed since the job began"):
+        sample_unit(Unit(0, (file._replace(bytes=file.bytes - 1),)), job, 100, sampling.ALL)
+    assert not Path(job.sample_file(0)).exists()
+    assert "has changed since the job began" in (job.left_error(STORAGE) or "")
+
+
+def test_a_document_is_watched_until_it_is_cleaned(three: tuple[Job, Unit], monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+
+    class Dog:
+        def watch(self, what: str) -> bool:
+            happened.append(what)
+            return True
+
+        def rest(self) -> None:
+            happened.append("rest")
+
+    monkeypatch.setattr(sampling, "watching", lambda _folder, _patience: contextlib.nullcontext(Dog()))
+    monkeypatch.setattr(sampling, "clean", lambda text: (happened.append("clean"), text)[1])
+    sample_unit(three[1], three[0], 100, sampling.ALL)
+    assert happened == [step for row in range(3) for step in (f"three.jsonl#{row}", "clean", "rest")]
 
 
 def test_a_cutoff_leaves_room_to_be_wrong() -> None:
