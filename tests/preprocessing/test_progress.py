@@ -14,6 +14,7 @@ from preprocessing.layout import Layout
 from preprocessing.options import parse
 from preprocessing.progress import Progress, show_progress
 from preprocessing.schema import Vocabulary
+from preprocessing.terminal import tell
 from preprocessing.watchdog import STUCK
 
 
@@ -40,10 +41,95 @@ def test_progress_tells_what_this_run_has_read(tmp_path: Path) -> None:
     )
 
 
+def test_each_note_is_read_once_and_no_file_of_tokens_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are large, and there may be many thousand."""
+    job, read, read_json = job_at(tmp_path), [], files.read_json
+    monkeypatch.setattr(files, "read_json", lambda path: (read.append(path), read_json(path))[1])
+    write_note(job, 0, kept=5)
+    Path(job.unit_files(0).tokens).write_text("{}")
+    progress = Progress(job)
+    write_note(job, 1, kept=5)
+    for _ in range(3):
+        assert "read 2/3 parts, 10 documents" in progress.line(1)
+    assert read == [job.unit_note(0), job.unit_note(1)]
+
+
+def test_a_note_that_is_removed_before_it_is_read_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its very end a job removes its notes."""
+    job, names_below = job_at(tmp_path), files.names_below
+    write_note(job, 0, kept=5)
+    monkeypatch.setattr(files, "names_below", lambda folder: names_below(folder) | {"tokens-00001.json": 10})
+    assert "read 1/3 parts, 5 documents" in Progress(job).line(1)
+
+
+def test_a_terminal_shows_one_line_that_is_wiped_out_before_anything_else_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = threading.Event()
+
+    def slow(terminal: int, text: str) -> None:
+        shown.set()
+        threading.Event().wait(0.1)
+        tell(terminal, text)
+
+    monkeypatch.setattr(progress, "LIVE_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "tell", slow)
+    master, terminal = os.openpty()
+    with show_progress(job_at(tmp_path), terminal):
+        assert shown.wait(30)
+    os.write(terminal, b"and the result")
+    said = ""
+    while not said.endswith("and the result"):
+        said += os.read(master, 10_000).decode()
+    assert said.startswith("\r\033[K0:00  read 0/3 parts")
+    assert said.endswith("\r\033[Kand the result")
+    assert "\n" not in said
+
+
+class Clock:
+    """Time that passes while a watch waits, and while it looks; it may wait so many times."""
+
+    def __init__(self, waits: int):
+        self.now, self.waits, self._most = 100.0, [], waits
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        self.waits.append(seconds)
+        return len(self.waits) > self._most
+
+
+@pytest.mark.parametrize(
+    ("seconds_a_look", "waits", "told"),
+    [(0.0, [3.0] * 31, ["0:30", "1:00", "1:30"]), (1.0, [3.0, 20.0, 20.0, 20.0, 20.0], ["0:45", "1:27"])],
+)
+def test_a_log_gets_a_line_now_and_then_and_looking_takes_a_small_share_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds_a_look: float, waits: list[float], told: list[str]
+) -> None:
+    clock = Clock(len(waits))
+
+    def look(_job: Job, _kind: str) -> None:
+        clock.now += seconds_a_look
+
+    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(Job, "left_error", look)
+    with (tmp_path / "log").open("w") as log:
+        progress._watch(job_at(tmp_path), log.fileno(), clock)
+    assert clock.waits[:-1] == waits
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert [line.split()[0] for line in lines] == told
+    assert all(
+        line.endswith("read 0/3 parts, 0 documents (0 skipped), 0.00 M characters/s; built 0/3 shards")
+        for line in lines
+    )
+
+
 def test_storage_that_fails_for_a_moment_does_not_end_the_look_for_stuck_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, ended, looks = job_at(tmp_path), threading.Event(), []
+    job, ended, ends, looks = job_at(tmp_path), threading.Event(), [], []
     Path(job.error_file("unit-00000", STUCK)).parent.mkdir()
     Path(job.error_file("unit-00000", STUCK)).write_text("a document takes for ever")
     names_below = files.names_below
@@ -56,7 +142,8 @@ def test_storage_that_fails_for_a_moment_does_not_end_the_look_for_stuck_workers
 
     monkeypatch.setattr(files, "names_below", stale)
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.01)
-    monkeypatch.setattr(progress, "end", lambda _code, _why, _terminal: ended.set())
+    monkeypatch.setattr(progress, "end", lambda code, why, _terminal: (ends.append((code, why)), ended.set()))
     with (tmp_path / "told").open("w") as told, show_progress(job, told.fileno()):
         assert ended.wait(30)
     assert len(looks) > 3
+    assert ends[0] == (1, "make_shards: error: a document takes for ever")
