@@ -41,6 +41,35 @@ with before_end(cancel):
     raise RuntimeError("failed in state CANCELLED")
 """
 
+# What is to be done before an end, by several: one that is over with, one that fails, and one that never returns.
+BEFORE = """
+import os, threading, time
+from preprocessing import interruption
+interruption.end_when_interrupted("told")
+interruption._PATIENCE = 2
+
+def fail():
+    raise ConnectionError("no cluster")
+
+def slow():
+    time.sleep(0.5)
+    os.write(1, b"done")
+
+with interruption.before_end(lambda: os.write(1, b"over")):
+    pass
+with interruption.before_end(fail), interruption.before_end(threading.Event().wait), interruption.before_end(slow):
+    print("begun", flush=True)
+    time.sleep(1000)
+"""
+
+# A process that would die of SIGINT, and by itself.
+WORKER = """
+import subprocess, sys
+from preprocessing.interruption import end_when_interrupted
+end_when_interrupted("told")
+subprocess.run([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('alive')"])
+"""
+
 
 def start(*command: object, ignored: bool = False) -> subprocess.Popen[str]:
     """A command in a group of its own, which does or does not ignore SIGINT from its start."""
@@ -114,6 +143,32 @@ def test_what_an_end_breaks_off_is_no_error() -> None:
     process.terminate()
     assert process.communicate(timeout=60)[1] == "told\n"
     assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_each_that_has_something_to_do_before_an_end_gets_time_for_it() -> None:
+    process = start(sys.executable, "-c", BEFORE)
+    assert process.stdout
+    assert process.stdout.readline() == "begun\n"
+    process.terminate()
+    said, told = process.communicate(timeout=60)
+    assert said == "done"
+    assert told.startswith("told\n")
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_worker_does_not_answer_to_the_signal_by_itself() -> None:
+    assert start(sys.executable, "-c", WORKER).communicate(timeout=60) == ("alive\n", "")
+
+
+def test_the_message_takes_the_place_of_the_progress_on_a_terminal() -> None:
+    master, terminal = os.openpty()
+    process = subprocess.Popen([sys.executable, "-c", IN_C], cwd=ROOT, stdout=subprocess.PIPE, stderr=terminal)
+    assert process.stdout
+    assert process.stdout.readline() == b"begun\n"
+    os.write(terminal, b"0:10  read 1/3 parts")
+    process.terminate()
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert os.read(master, 1000) == b"0:10  read 1/3 parts\r\033[Ktold\r\n"
 
 
 def test_nobody_need_be_there_to_read_it() -> None:
