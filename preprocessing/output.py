@@ -121,11 +121,10 @@ def _own_names(output: str, present: dict[str, int]) -> set[str]:
         shards = Layout(0, old["shards"]["train"], old["shards"]["validation"], 0.0)
         own |= {JOB, MANIFEST, *_TOKENIZER_FILES, *shards.names("train"), *shards.names("validation")}
     try:
-        text = files.read_text(files.join(output, MANIFEST)) if MANIFEST in present else None
-        if text is not None:
-            own |= {MANIFEST, *_TOKENIZER_FILES, *(entry.file for entry in Manifest.from_json(text).shards)}
+        manifest = Manifest.from_json(files.read_text(files.join(output, MANIFEST)) or "")
+        own |= {MANIFEST, *_TOKENIZER_FILES, *(entry.file for entry in manifest.shards)}
     except (ShardError, UnicodeDecodeError):
-        pass  # damaged, of another version, or, without a job.json of ours, somebody else's
+        pass  # not there, damaged, of another version, or, without a job.json of ours, somebody else's
     return own & present.keys() if old or MANIFEST in own else set()
 
 

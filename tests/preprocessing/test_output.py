@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import threading
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +15,12 @@ import pytest
 
 from preprocessing import files, locks, second_pass
 from preprocessing import output as outputs
-from preprocessing.output import alone, clear, difference
-from preprocessing.schema import ShardDirectory
+from preprocessing.job import ERROR, STORAGE, Job
+from preprocessing.layout import Layout
+from preprocessing.options import parse
+from preprocessing.output import alone, clear, clear_work, difference
+from preprocessing.schema import ShardDirectory, Vocabulary
+from preprocessing.watchdog import STUCK
 from tests.preprocessing.maker import Maker, contents
 
 
@@ -69,6 +74,17 @@ def test_foreign_files_are_never_touched(make: Maker, books: Path, tmp_path: Pat
     said = make.error(output, "--books", books / "*.txt", "--overwrite")
     assert "'manifest.json' was not written by a job of this program" in said
     assert sorted(path.name for path in output.rglob("*")) == ["manifest.json", "notes", "tokenizer"]
+
+
+def test_a_work_folder_among_foreign_files_is_foreign_too(make: Maker, books: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    (output / ".work").mkdir(parents=True)
+    for mine in (output / "notes", output / ".work" / "vocab.txt"):
+        mine.write_text("mine")
+    for asked in ((), ("--overwrite",)):
+        said = make.error(output, "--books", books / "*.txt", *asked)
+        assert "contains files that are not from this program" in said
+    assert (output / ".work" / "vocab.txt").read_text() == "mine"
 
 
 def test_a_foreign_manifest_need_not_even_be_text(make: Maker, books: Path, tmp_path: Path) -> None:
@@ -154,6 +170,36 @@ def test_a_directory_is_cleared_manifest_first_notes_before_their_data_and_job_l
     assert len([name for name in removed if name.startswith(".work/tokens-")]) == 24
     notes = [name.endswith(".json") for name in removed[:-1]]
     assert notes == sorted(notes, reverse=True)
+
+
+def test_all_that_a_job_may_leave_in_its_work_folder_goes_with_it_and_nothing_else(tmp_path: Path) -> None:
+    options = parse(["--books", "x", "--vocab", "v", "--output", "o"]).options
+    job = Job(str(tmp_path), options, Vocabulary(1, "", True), Layout(1, 2, 1, 0.1), units=100_001)
+    shards = [*job.layout.names("train"), *job.layout.names("validation")]
+    places = ["drops", "settle", "unit-00003", *shards]
+    units = [path for unit in (3, 100_000) for path in (*job.unit_files(unit), job.found_file(unit),
+                                                        job.sample_file(unit), job.unit_note(unit))]  # fmt: skip
+    corpus = [job.vocabulary_file, job.benchmark_sequences_file, job.benchmark_texts_file, job.lost_file,
+              job.repeats_file, job.drops_note]  # fmt: skip
+    errors = [job.error_file(place, kind) for place in places for kind in (ERROR, STORAGE, STUCK)]
+    for path in (*units, *corpus, *errors, *map(job.shard_note, shards)):
+        files.write_text(path, "{}", job.work)
+    Path(job.work, f"tmp-{uuid.uuid4().hex}").write_text("half")
+    Path(job.work, "notes").write_text("mine")
+    clear_work(job.output)
+    assert [path.name for path in Path(job.work).iterdir()] == ["notes"]
+
+
+def test_a_file_of_somebody_elses_with_the_name_of_a_new_shard_is_never_written_over(
+    make: Maker, books: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    make(output, "--books", books / "*.txt", "--num-shards", 2)
+    (output / "shard-00000-of-00001.arrow").write_text("mine")
+    said = make.error(output, "--books", books / "*.txt", "--num-shards", 1, "--overwrite")
+    assert "'shard-00000-of-00001.arrow' was not written by a job of this program" in said
+    assert (output / "shard-00000-of-00001.arrow").read_text() == "mine"
+    assert len(ShardDirectory(output).manifest.split("train")) == 2
 
 
 def test_the_manifest_is_the_last_of_all_files_to_get_its_name(
