@@ -204,7 +204,7 @@ def draw_passes(rows: np.ndarray, names: Sequence[Name], sentences: Sentences, r
     Args:
         rows: [passes] the document of each pass.
         names: whose random numbers each pass takes.
-        sentences: all documents of the shard, at least two; every pass over one has a pair.
+        sentences: all documents of the shard, at least two.
         rule: length and chances.
     """
     shard = _Shard(sentences, rule)
@@ -221,7 +221,7 @@ def draw_passes(rows: np.ndarray, names: Sequence[Name], sentences: Sentences, r
             drawn.append(_pairs(draw_pairs(int(rows[each]), sentences, rule, random_draws(*names[each]))))
             pass_of.append(np.full(len(drawn[-1]), each))
     of = np.concatenate(pass_of)
-    return Passes(np.bincount(of), np.concatenate(drawn)[np.argsort(of, kind="stable")])
+    return Passes(np.bincount(of, minlength=len(rows)), np.concatenate(drawn)[np.argsort(of, kind="stable")])
 
 
 def draw_single_passes(rows: np.ndarray, names: Sequence[Name], sentences: Sentences, rule: PairRule) -> Passes:
