@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from functools import reduce
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial, reduce
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.pvalue import AsSingleton
@@ -35,14 +36,10 @@ from preprocessing.token_buffer import UnitNote
 
 def tokenize(unit: Unit, job: Job) -> UnitNote:
     """The first pass over a unit. One whose note is there has been done by an earlier run."""
-    path = job.unit_note(unit.number)
-    noted = finished(path, *job.unit_files(unit.number))
-    if noted is not None:
-        return UnitNote.from_json(noted)
-    with reporting(job, f"unit-{unit.number:05d}"):
-        note = tokenize_unit(job, unit)
-    files.write_text(path, json.dumps(note.to_json()), job.work)
-    return note
+    note, made = job.unit_note(unit.number), job.unit_files(unit.number)
+    return UnitNote.from_json(
+        _once(job, f"unit-{unit.number:05d}", note, made, lambda: tokenize_unit(job, unit).to_json())
+    )
 
 
 def add_totals(several: Iterable[Totals]) -> Totals:
@@ -55,12 +52,8 @@ def settle_corpus(totals: Totals, job: Job) -> Settlement:
 
     Where the note of what is dropped is there, an earlier run has searched for it.
     """
-    note = finished(job.drops_note, job.lost_file, job.repeats_file)
-    if note is None:
-        with reporting(job, "drops"):
-            note = find_drops(job)
-        files.write_text(job.drops_note, json.dumps(note), job.work)
-    counts, noted = note
+    made = (job.lost_file, job.repeats_file)
+    counts, noted = _once(job, "drops", job.drops_note, made, lambda: find_drops(job))
     known = Totals(counts=Counter(counts)).add(totals)
     edges = [Edge(split_hash, doc_id, Span(*span)) for split_hash, doc_id, span in noted]
     with reporting(job, "settle"):
@@ -77,14 +70,27 @@ def build(rows: tuple[str, Iterable[Span]], job: Job, settlement: Settlement) ->
     shard, spans = rows
     if split_of(shard) == "validation" and not settlement.threshold:
         return  # too small a corpus: what was set aside for validation has been moved
-    note = finished(job.shard_note(shard), job.shard_file(shard))
-    if note is not None:
-        yield ShardNote(*note)
-        return
-    with reporting(job, shard):
-        made = write_shard(job, shard, spans, settlement.threshold)
-    files.write_text(job.shard_note(shard), json.dumps(made), job.work)
-    yield made
+    made = (job.shard_file(shard),)
+    write = partial(write_shard, job, shard, spans, settlement.threshold)
+    yield ShardNote(*_once(job, shard, job.shard_note(shard), made, write))
+
+
+def _once(job: Job, place: str, note: str, made: Sequence[str], work: Callable[[], Any]) -> Any:
+    """What some work notes (JSON), unless an earlier run has done it: then what that has noted.
+
+    Args:
+        job: of which this is a part.
+        place: the part's name, for errors.
+        note: the file of the note, which appears when the work is done.
+        made: the files that the work makes.
+        work: the part.
+    """
+    noted = finished(note, *made)
+    if noted is None:
+        with reporting(job, place):
+            noted = work()
+        files.write_text(note, json.dumps(noted), job.work)
+    return noted
 
 
 def build_pipeline(pipeline: beam.Pipeline, job: Job, units: Iterable[Unit]) -> None:

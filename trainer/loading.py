@@ -76,7 +76,7 @@ class StepReader(Iterator[list[Batch]]):
     def __init__(self, steps: Steps, first: int, last: int, workers: int):
         """Start the processes."""
         loader: DataLoader[Any] = DataLoader(
-            _Pickled(steps) if workers else _Reporting(steps),
+            _Pickled(steps),
             sampler=range(first, last),
             batch_size=None,
             num_workers=workers,
@@ -114,8 +114,7 @@ class StepReader(Iterator[list[Batch]]):
         return step
 
     def _take(self) -> list[Batch] | ShardError:
-        taken = next(self._loaded)
-        step: list[Batch] | ShardError = pickle.loads(taken) if self._workers else taken  # noqa: S301  made by our own
+        step: list[Batch] | ShardError = pickle.loads(next(self._loaded))  # noqa: S301  made by our own
         return step
 
     def close(self) -> None:
@@ -124,24 +123,23 @@ class StepReader(Iterator[list[Batch]]):
         self._left, self._loaded = 0, iter(())
 
 
-class _Reporting(Dataset[list[Batch] | ShardError]):
-    """Steps, or what is wrong with a shard as a value: torch would make a traceback of it on its way to the trainer."""
+class _Pickled(Dataset[bytes]):
+    """Steps, or what is wrong with a shard, as bytes.
+
+    Torch would send each tensor by shared memory and a descriptor, of which there are few, and of what a process raises
+    it would make a traceback.
+    """
 
     def __init__(self, steps: Steps):
         self._steps = steps
 
-    def __getitem__(self, step: int) -> list[Batch] | ShardError:
+    def __getitem__(self, step: int) -> bytes:
+        found: list[Batch] | ShardError
         try:
-            return self._steps[step]
+            found = self._steps[step]
         except ShardError as error:
-            return error
-
-
-class _Pickled(_Reporting):
-    """Steps as bytes: torch would send each tensor by shared memory and a descriptor, of which there are few."""
-
-    def __getitem__(self, step: int) -> Any:
-        return pickle.dumps(super().__getitem__(step), protocol=pickle.HIGHEST_PROTOCOL)
+            found = error
+        return pickle.dumps(found, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def _start(loader: DataLoader[Any]) -> Any:
