@@ -132,6 +132,7 @@ def test_an_interrupted_job_keeps_its_vocabulary(
         patch.setattr(launch, "execute", lambda *_: (_ for _ in ()).throw(MemoryError))
         with pytest.raises(MemoryError):
             make(tmp_path / "out", *arguments)
+    assert not list(tmp_path.glob("out/.work/sample-*")), "which are as large as the sample"
     with monkeypatch.context() as patch:
         patch.setattr(launch, "train_vocabulary", None)  # would fail if it were called again
         make(tmp_path / "out", *arguments)

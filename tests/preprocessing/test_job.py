@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from preprocessing import files
+from preprocessing.encoder import EncoderError
+from preprocessing.inputs import Input
+from preprocessing.job import ERROR, STORAGE, Job, describe, reporting
+from preprocessing.layout import Layout, ShardingError
+from preprocessing.options import parse
+from preprocessing.schema import Vocabulary
+from preprocessing.sources import SourceError, StorageError
+
+BOOK = Input("books", "a.txt", 10, "/here/a.txt")
+
+
+def job_at(folder: Path, *options: str) -> Job:
+    asked = parse(["--books", "x", "--vocab", "v", "--output", "o", *options]).options
+    return Job(str(folder), asked, Vocabulary(100, "identity", True), Layout(1, 2, 1, 0.1), units=3)
+
+
+def test_two_jobs_are_one_where_all_that_decides_the_shards_is_the_same(tmp_path: Path) -> None:
+    job = job_at(tmp_path)
+    described = describe(job, [BOOK])
+    moved = replace(job, output="gs://elsewhere", encoder="words", patience=5.0)
+    assert describe(moved, [BOOK._replace(path="/there/a.txt")]) == described
+    others = [
+        replace(job, options=job_at(tmp_path, "--min-tokens", "2").options),
+        replace(job, vocabulary=Vocabulary(100, "another", True)),
+        replace(job, layout=Layout(1, 3, 1, 0.1)),
+        replace(job, layout=Layout(1, 2, 2, 0.1)),
+        replace(job, units=4),
+        replace(job, benchmark="identity"),
+    ]
+    assert all(describe(other, [BOOK]) != described for other in others)
+    for changes in ({"source": "jsonl"}, {"name": "b.txt"}, {"bytes": 11}):
+        assert describe(job, [BOOK._replace(**changes)]) != described
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(EncoderError, ERROR), (SourceError, ERROR), (ShardingError, ERROR), (StorageError, STORAGE)]
+)
+def test_an_error_of_the_users_is_left_for_the_launcher_and_goes_on(
+    tmp_path: Path, error: type[Exception], kind: str
+) -> None:
+    job = job_at(tmp_path)
+    for place in ("unit-00002", "unit-00001"):
+        with pytest.raises(error), reporting(job, place):
+            raise error(f"what is wrong in {place}")
+    assert job.left_error(kind) == "what is wrong in unit-00001"
+    assert (job.left_error(STORAGE) is None) == (kind == ERROR)
+
+
+def test_a_full_disk_is_left_for_the_launcher_and_no_other_failure(tmp_path: Path) -> None:
+    job = job_at(tmp_path)
+    with pytest.raises(OSError, match="stale"), reporting(job, "unit-00000"):
+        raise OSError(errno.ESTALE, "stale")
+    assert job.left_error(ERROR) is None
+    with pytest.raises(OSError, match="no space"), reporting(job, "unit-00000"):
+        raise OSError(errno.ENOSPC, "no space")
+    assert job.left_error(STORAGE) == files.FULL.format(job.output)
+
+
+def test_a_disk_that_is_too_full_to_say_so_is_told_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(files, "write_text", fail)
+    with pytest.raises(OSError, match="no space"), reporting(job_at(tmp_path), "unit-00000"):
+        raise OSError(errno.ENOSPC, "no space")

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from preprocessing import launch
+from preprocessing.inputs import Input
+from preprocessing.job import Job
+from preprocessing.launch import begin, execute, prepare, provide_vocabulary
+from preprocessing.options import Arguments, parse
+from preprocessing.output import JobError, State
+from tests.preprocessing.maker import Maker
+
+
+@pytest.fixture
+def arguments(books: Path, vocabulary_file: Path, tmp_path: Path) -> list[str]:
+    return ["--books", str(books / "*.txt"), "--vocab", str(vocabulary_file), "--output", str(tmp_path / "out")]
+
+
+def begun(arguments: list[str]) -> State:
+    parsed = parse(arguments)
+    return begin(*prepare(parsed, parsed.output), parsed)
+
+
+def test_what_an_interrupted_job_said_and_had_not_finished_is_forgotten(arguments: list[str], tmp_path: Path) -> None:
+    """What it said would be told once more when the job fails for another reason."""
+    assert begun(arguments) == "new"
+    work = tmp_path / "out" / ".work"
+    for name in ("error-unit-00000", "error-storage-drops", "error-stuck-17", "tmp-0123", "tokens-00000.json"):
+        (work / name).write_text("of the interrupted job")
+    assert begun(arguments) == "interrupted"
+    assert sorted(path.name for path in work.iterdir()) == ["tokens-00000.json", "vocab.txt"]
+
+
+def test_what_a_job_that_was_killed_at_its_very_end_has_left_is_removed(
+    make: Maker, arguments: list[str], tmp_path: Path
+) -> None:
+    make(tmp_path / "out", "--books", arguments[1])
+    work = tmp_path / "out" / ".work"
+    work.mkdir()
+    (work / "tokens-00000.arrow").write_text("")
+    make(tmp_path / "out", "--books", arguments[1])
+    assert not work.exists()
+
+
+def test_an_engine_that_ends_without_a_manifest_is_told(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "run_pipeline", lambda *_: None)
+    job, inputs, _ = prepare(parse(arguments), parse(arguments).output)
+    with pytest.raises(JobError, match=r"out: the engine ended without an error and without a manifest\.json"):
+        execute(job, inputs, [])
+
+
+def test_a_disk_that_is_full_when_the_vocabulary_is_trained_is_told(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_job: Job, _tokens: Sequence[str]) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def no_sample(_job: Job, _inputs: Sequence[Input], _budget: int, _beam: Sequence[str]) -> list[str]:
+        return ["the whale and the ship"] * 3
+
+    monkeypatch.setattr(launch, "draw_sample", no_sample)
+    monkeypatch.setattr(launch, "_write_vocabulary", fail)
+    parsed: Arguments = parse([*arguments[:2], "--train-vocab", "50", *arguments[4:]])
+    job, inputs, _ = prepare(parsed, parsed.output)
+    with pytest.raises(JobError, match="out: disk full or quota reached"):
+        provide_vocabulary(job, inputs, [])
