@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import subprocess
+import threading
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import pytest
 
+from preprocessing import runner
+from preprocessing.output import JobError
 from preprocessing.schema import ShardDirectory
 from tests.conftest import ROOT
 from tests.preprocessing.maker import started_by
@@ -61,3 +66,99 @@ def test_the_job_goes_on_when_nobody_watches_any_more(command: list[str], tmp_pa
     os.close(master)
     assert process.wait(timeout=300) == 0
     assert ShardDirectory(tmp_path / "out").manifest.statistics["documents"]["in_shards"] == 12
+
+
+@pytest.mark.parametrize(
+    ("known", "then"),
+    [
+        ({}, "localhost,127.0.0.1"),
+        ({"no_proxy": "a.org,localhost"}, "a.org,localhost,127.0.0.1"),
+        ({"no_proxy": "a.org", "no_grpc_proxy": "b.org"}, "b.org,localhost,127.0.0.1"),
+    ],
+)
+def test_what_else_is_reached_without_a_proxy_stays_so(
+    monkeypatch: pytest.MonkeyPatch, known: dict[str, str], then: str
+) -> None:
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in known.items():
+        monkeypatch.setenv(name, value)
+    runner._reach_by_no_proxy()
+    assert dict(os.environ)["no_grpc_proxy"] == then
+
+
+def test_noise_is_shown_where_an_error_is_not_explained_and_everything_is_as_it_was(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def noisy(error: Exception, noise: bytes) -> NoReturn:
+        os.write(2, noise)
+        raise error
+
+    def fail(error: Exception, noise: bytes) -> str:
+        with pytest.raises(type(error)), runner._quiet(embedded=True):
+            noisy(error, noise)
+        return capfd.readouterr().err
+
+    def level() -> int:
+        return logging.getLogger("apache_beam").level
+
+    before = psutil.Process().num_fds(), level()
+    assert fail(JobError("told by the command"), b"noise") == ""
+    assert fail(ValueError("unexpected"), b"noise") == "noise"
+    assert fail(ValueError("unexpected"), b"x" * 5000 + b"the end") == "x" * 3993 + "the end"
+    os.write(2, b"told")
+    assert capfd.readouterr().err == "told"
+    assert (psutil.Process().num_fds(), level()) == before
+    assert runner.Watchdog.terminal is None
+
+
+class Ends:
+    """What would have ended the process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.told: list[tuple[int, str]] = []
+        self.happened = threading.Event()
+        monkeypatch.setattr(runner, "end", self)
+
+    def __call__(self, code: int, message: str, _terminal: int) -> None:
+        self.told.append((code, message))
+        self.happened.set()
+
+
+def run_thread(name: str) -> None:
+    def fail() -> None:
+        raise RuntimeError("exited with return code -9")
+
+    thread = threading.Thread(target=fail, name=name)
+    thread.start()
+    thread.join()
+
+
+def test_of_workers_that_die_the_first_one_ends_a_job_that_does_not_end_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends = Ends(monkeypatch)
+    monkeypatch.setattr(runner, "SECONDS", 0.01)
+    with runner._deaths_noticed(2) as why:
+        assert why() is None
+        run_thread("run_worker")
+        run_thread("run_worker")
+        assert ends.happened.wait(30)
+        threading.Event().wait(0.1)  # a second one would end it too
+        assert "a worker process has died (exited with return code -9)" in (why() or "")
+    assert ends.told == [(1, f"make_shards: error: {why()}")]
+
+
+def test_a_job_that_ends_by_itself_is_not_ended_once_more_and_other_threads_fail_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends, failed = Ends(monkeypatch), []
+    monkeypatch.setattr(threading, "excepthook", lambda told: failed.append(told.thread.name))
+    monkeypatch.setattr(runner, "SECONDS", 0.2)
+    with runner._deaths_noticed(2) as why:
+        run_thread("another")
+        assert why() is None
+        run_thread("run_worker")
+    run_thread("run_worker")
+    assert not ends.happened.wait(0.5)
+    assert failed == ["another", "run_worker"]
