@@ -103,7 +103,7 @@ def read_spans(job: Job, spans: Iterable[Span]) -> Rows:
     for unit, own in groupby(ordered, key=lambda span: span.unit):
         with files.open_arrow(job.unit_files(unit).tokens) as reader:
             slices += (reader.get_batch(span.batch).slice(span.begin, span.end - span.begin) for span in own)
-    keys = np.concatenate([np.empty(0, np.uint64), *(span.keys() for span in ordered)])
+    keys = np.concatenate([span.keys() for span in ordered])
     with files.open_arrow(job.lost_file) as lost, files.open_arrow(job.repeats_file) as repeats:
         reasons = reasons_of(keys, lost.get_batch(0))
         lines = repeats_of(keys, map(repeats.get_batch, range(repeats.num_record_batches)))

@@ -64,6 +64,7 @@ def test_the_whole_path(make: Maker, books: Path, tmp_path: Path) -> None:
     for entry in manifest.shards:
         check_pairs(opened.shard(entry), 32)
         check_pairs(opened.shard(entry), 64)
+        assert entry.pairs == {str(length): len(opened.shard(entry).pairs(length)) for length in (32, 64)}
     assert "nothing to do" in make(tmp_path / "out", "--books", books / "*.txt", "--num-shards", 2, "--seed", 5)
 
 
@@ -376,6 +377,28 @@ def test_lost_documents_are_noticed(make: Maker, books: Path, tmp_path: Path, mo
     with pytest.raises(Exception, match="documents were lost"):
         make(tmp_path / "out", "--books", books / "*.txt")
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_lost_shards_are_noticed(make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = transforms.write_shard
+
+    def repetitive(job: transforms.Job, shard: str, *rest: object) -> transforms.ShardNote:
+        note = original(job, shard, *rest)  # type: ignore[arg-type]
+        note.entry["file"] = shard.replace("shard-00001", "shard-00000")
+        return note
+
+    monkeypatch.setattr(transforms, "write_shard", repetitive)
+    with pytest.raises(Exception, match="3 shards came out where 3 were expected"):
+        make(tmp_path / "out", "--books", books / "*.txt", "--num-shards", 2)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_three_documents_are_a_corpus_without_a_validation_split(
+    make: Maker, write_books: Books, tmp_path: Path
+) -> None:
+    make(tmp_path / "out", "--books", write_books(tmp_path / "books", 3) / "*.txt", "--validation-fraction", 0.5)
+    manifest = ShardDirectory(tmp_path / "out").manifest
+    assert [(entry.split, entry.rows) for entry in manifest.shards] == [("train", 3)]
 
 
 def test_of_the_module_path_only_the_script_s_own_folder_is_replaced(
