@@ -14,8 +14,8 @@ from trainer.config import load_recipe
 from trainer.corpus import open_corpus
 from trainer.engine import GlobalCounts
 from trainer.files import append_line, read_lines
+from trainer.metrics import Laps
 from trainer.model import EMPTY_SLOT
-from trainer.progress import Clock
 from trainer.run_directory import RunDirectory
 from trainer.session import Session, _throughput, _warn_of_other_bits, owes_validation
 from trainer.stopping import watch
@@ -82,7 +82,7 @@ def test_a_checkpoint_gets_its_name_once_no_rank_is_writing_and_no_step_waits_fo
             told.append(is_writing)
             return SimpleNamespace(writing=writing, unreadable=0)
 
-        session._take(iter([[]]), SimpleNamespace(count_step=count), Clock(), 0)
+        session._take(iter([[]]), SimpleNamespace(count_step=count), Laps(torch.device("cpu")), 0)
 
     step(writing=2)
     session.saver.writing = False
