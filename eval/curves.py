@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ _OF_A_STEP = ("step", "samples", "mlm_loss", "mlm_accuracy", "nsp_accuracy", "le
               "tokens_per_second", "data_seconds", "compute_seconds")  # fmt: skip
 _OF_A_VALIDATION = ("step", "mlm_loss", "perplexity", "mlm_accuracy", "nsp_accuracy")
 WINDOWS = 25  # a curve is smoothed over this part of its steps
+_STRETCHES = 2000  # of a curve, each drawn by its extremes: there are more than a picture has columns
 _INCHES = (12, 8)
 _TOLD_APART = 2  # runs of which the legend has training and held out each
 _COLUMNS = 4  # of the legend of more
@@ -43,16 +45,16 @@ class History:
     Attributes:
         name: of the run, see eval.evaluated.run_names.
         run: its directory.
-        training: a dictionary for every step.
-        validation: one for every validation; may be empty.
+        training: name of a figure -> its values at all steps, [steps] float64.
+        validation: the same of all validations, [validations]; there may be none.
         next_sentence: whether it learns to judge next sentences. One that does not has an accuracy all the same, of
             weights that nothing trains.
     """
 
     name: str
     run: RunDirectory
-    training: list[dict[str, Any]]
-    validation: list[dict[str, Any]]
+    training: Mapping[str, np.ndarray]
+    validation: Mapping[str, np.ndarray]
     next_sentence: bool
 
 
@@ -87,23 +89,23 @@ def _read_history(path: Path, name: str) -> History | None:
         raise UsageError(f"{path}: no such directory; give that of a run")
     training = _read_figures(run.metrics, _OF_A_STEP)
     validation = _read_figures(run.validation_metrics, _OF_A_VALIDATION)
-    if not training:
+    if not len(training["step"]):
         return None
     return History(name, run, training, validation, settings_of(path).get("train.next_sentence", True) is not False)
 
 
-def _read_figures(file: Path, names: Sequence[str]) -> list[dict[str, Any]]:
-    """The lines of a file of metrics, all with these figures."""
+def _read_figures(file: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Figures that all lines of a file of metrics have: name -> [lines] float64. Of a line nothing else is kept."""
+    columns = {name: array("d") for name in names}
     try:
-        lines = list(read_lines(file))
+        for line in read_lines(file):
+            for name in names:
+                columns[name].append(line[name])
     except DamagedFileError as error:
         raise UsageError(str(error)) from error
-    for name in names:
-        try:
-            column(lines, name)
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{file}: a line is without a figure {name!r}; mend it, or delete the line") from error
-    return lines
+    except (KeyError, TypeError, OverflowError) as error:
+        raise UsageError(f"{file}: a line is without a figure {name!r}; mend it, or delete the line") from error
+    return {name: np.array(column) for name, column in columns.items()}
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,20 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
     return np.asarray((sums[places + after + 1] - sums[places - before]) / (before + after + 1))
 
 
+def visible(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Those points of a curve, both [n], that a picture has room for; of few all.
+
+    Of each stretch these are the least and the greatest value, so the line through them covers what that through all
+    covers, and a lone spike stays.
+    """
+    if len(values) <= 2 * _STRETCHES:
+        return steps, values
+    ends = np.linspace(0, len(values), _STRETCHES + 1).astype(int)
+    stretches = [(begin, values[begin:end]) for begin, end in itertools.pairwise(ends)]
+    places = np.unique([begin + place for begin, of_it in stretches for place in (of_it.argmin(), of_it.argmax())])
+    return steps[places], values[places]
+
+
 def draw(histories: Sequence[History], known: Baselines) -> Figure:
     """The figure of all curves: loss, learning rate, accuracy in next sentences, or in words where none has those."""
     with_pairs, many = any(history.next_sentence for history in histories), len(histories) > _TOLD_APART
@@ -156,7 +172,7 @@ def draw(histories: Sequence[History], known: Baselines) -> Figure:
             _draw_curve(loss, history, "mlm_loss", style, *map(_label, labels))
             if history.next_sentence or not with_pairs:
                 _draw_curve(accuracy, history, "nsp_accuracy" if with_pairs else "mlm_accuracy", style)
-            rate.plot(_steps(history.training), column(history.training, "learning_rate"), **style)
+            rate.plot(*visible(history.training["step"], history.training["learning_rate"]), **style)
         _draw_baseline(loss, known.mlm_loss, None if many else "unigrams of the training text")
         lines, names = loss.get_legend_handles_labels()
         columns = _COLUMNS if many else -(-len(lines) // len(histories))  # a row has training, or held out
@@ -190,11 +206,10 @@ def _styles() -> Iterator[dict[str, Any]]:
 def _draw_curve(axes: Any, history: History, metric: str, style: Mapping[str, Any], *labels: str | None) -> None:
     """Training faint as it is and strong as it is smoothed, validation as points; labels for a legend, or none."""
     training, held_out = labels or (None, None)
-    steps, values = _steps(history.training), column(history.training, metric)
-    axes.plot(steps, values, color=style["color"], alpha=0.2, linewidth=0.8)
-    axes.plot(steps, smooth(values, len(values) // WINDOWS), linewidth=1.8, label=training, **style)
-    if history.validation:
-        steps, values = _steps(history.validation), column(history.validation, metric)
+    steps, values = history.training["step"], history.training[metric]
+    axes.plot(*visible(steps, values), color=style["color"], alpha=0.2, linewidth=0.8)
+    axes.plot(*visible(steps, smooth(values, len(values) // WINDOWS)), linewidth=1.8, label=training, **style)
+    if len(history.validation["step"]):
         circles = {
             "marker": "o",
             "markersize": 7,
@@ -202,7 +217,8 @@ def _draw_curve(axes: Any, history: History, metric: str, style: Mapping[str, An
             "markeredgewidth": 1.8,
             "linestyle": "none",
         }
-        axes.plot(steps, values, color=style["color"], zorder=3, label=held_out, **circles)
+        points = visible(history.validation["step"], history.validation[metric])
+        axes.plot(*points, color=style["color"], zorder=3, label=held_out, **circles)
 
 
 def _draw_baseline(axes: Any, value: float | None, label: str | None) -> None:
@@ -235,15 +251,6 @@ def _finish_accuracy(axes: Any, title: str, label: str) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)  # beside the title, off the curves
-
-
-def _steps(lines: Sequence[dict[str, Any]]) -> np.ndarray:
-    return np.array([line["step"] for line in lines])
-
-
-def column(lines: Sequence[dict[str, Any]], name: str) -> np.ndarray:
-    """A figure of every line."""
-    return np.array([line[name] for line in lines], dtype=float)
 
 
 def measured_scores(exports: Sequence[MeasuredExport]) -> list[tuple[str, str]]:

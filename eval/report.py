@@ -17,7 +17,7 @@ import argparse
 import base64
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ with needs("eval"):
     from markupsafe import Markup
 
     from eval.comparison import MeasuredExport, compare, exports_of, on_same_data
-    from eval.curves import WINDOWS, History, baselines, column, draw, draw_scores, measured_scores, read_histories
+    from eval.curves import WINDOWS, History, baselines, draw, draw_scores, measured_scores, read_histories
     from eval.errors import UsageError
     from eval.evaluated import Evaluated, find_results, of_present_weights, prevailing, read_evaluations
     from eval.pages import render_page
@@ -157,32 +157,31 @@ def _last_figures_table(histories: Sequence[History]) -> str:
 
 
 def _last_figures(history: History) -> dict[str, str]:
-    window = max(1, len(history.training) // WINDOWS)
-    recent, last = history.training[-window:], history.training[-1]
+    training, held_out = history.training, history.validation
+    window = max(1, len(training["step"]) // WINDOWS)
     figures = {
-        "steps": f"{last['step']:,}",
-        "samples": f"{last['samples']:,}",
-        "training MLM loss": f"{column(recent, 'mlm_loss').mean():.4f}",
+        "steps": f"{training['step'][-1]:,.0f}",
+        "samples": f"{training['samples'][-1]:,.0f}",
+        "training MLM loss": f"{training['mlm_loss'][-window:].mean():.4f}",
         "which is the mean of steps": str(window),
-        "tokens a second, median": f"{np.median(column(history.training, 'tokens_per_second')):,.0f}",
-        "hours": f"{_hours(history.training):.2f}",
+        "tokens a second, median": f"{np.median(training['tokens_per_second']):,.0f}",
+        "hours": f"{_hours(training):.2f}",
     }
-    if history.validation:
-        held_out = history.validation[-1]
+    if len(held_out["step"]):
         figures |= {
-            "held out, at step": f"{held_out['step']:,}",
-            "held out: MLM loss": f"{held_out['mlm_loss']:.4f}",
-            "held out: perplexity": f"{held_out['perplexity']:,.1f}",
-            "held out: MLM accuracy": f"{100 * held_out['mlm_accuracy']:.2f} %",
+            "held out, at step": f"{held_out['step'][-1]:,.0f}",
+            "held out: MLM loss": f"{held_out['mlm_loss'][-1]:.4f}",
+            "held out: perplexity": f"{held_out['perplexity'][-1]:,.1f}",
+            "held out: MLM accuracy": f"{100 * held_out['mlm_accuracy'][-1]:.2f} %",
         }
         if history.next_sentence:
-            figures["held out: NSP accuracy"] = f"{100 * held_out['nsp_accuracy']:.2f} %"
+            figures["held out: NSP accuracy"] = f"{100 * held_out['nsp_accuracy'][-1]:.2f} %"
     return figures
 
 
-def _hours(training: Sequence[dict[str, Any]]) -> float:
+def _hours(training: Mapping[str, np.ndarray]) -> float:
     """Time spent on steps, without validations, checkpoints and interruptions."""
-    return float(sum(line["data_seconds"] + line["compute_seconds"] for line in training)) / 3600
+    return float((training["data_seconds"] + training["compute_seconds"]).sum()) / 3600
 
 
 def _evaluation(group: Sequence[Evaluated]) -> Iterator[str]:

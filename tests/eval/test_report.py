@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 
 from eval.comparison import exports_of, on_same_data
-from eval.curves import Baselines, baselines, draw, draw_scores, read_histories, smooth
+from eval.curves import Baselines, baselines, draw, draw_scores, read_histories, smooth, visible
 from eval.evaluated import find_results, read_evaluations, run_directory, run_names
 from eval.report import main, page, report
 from eval.results import FORMAT_VERSION, read_results, write_results
@@ -251,6 +252,48 @@ def test_smoothing() -> None:
     np.testing.assert_allclose(smooth(values, 100)[[0, 1, -1]], [8, 14 / 3, 23 / 6])
 
 
+def test_of_a_line_only_the_figures_that_are_shown_stay_in_memory(run: Path) -> None:
+    lines = [json.dumps(json.loads(line) | {"more": "x" * 100_000}) for line in (run / "metrics.jsonl").open()]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    tracemalloc.start()
+    (history,), _ = read_histories([run])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(history.training["step"]) == 60
+    assert peak < 60 * 100_000 / 4
+
+
+def test_of_many_steps_a_picture_shows_the_extremes_of_each_stretch() -> None:
+    steps, values = np.arange(100_000) + 7, np.random.default_rng(0).normal(size=100_000)
+    values[77_777] = 50.0
+    shown_steps, shown = visible(steps, values)
+    assert len(shown) <= 4000
+    np.testing.assert_array_equal(shown, values[shown_steps - 7])
+    assert (np.diff(shown_steps) > 0).all()
+    for begin in range(0, 100_000, 50):
+        inside = shown[(shown_steps >= begin + 7) & (shown_steps < begin + 57)]
+        stretch = values[begin : begin + 50]
+        assert (inside.min(), inside.max()) == (stretch.min(), stretch.max())
+
+
+def test_of_few_steps_a_picture_shows_all() -> None:
+    steps = np.arange(4000)
+    assert visible(steps, -steps) == (pytest.approx(steps), pytest.approx(-steps))
+
+
+def test_curves_of_a_long_run_are_drawn_from_few_points_and_smoothed_over_all_steps(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "long", steps=9000)
+    lines = [json.loads(line) | {"mlm_loss": 3 + n % 7} for n, line in enumerate((run / "metrics.jsonl").open())]
+    lines[4321]["mlm_loss"] = 50.0
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    loss, accuracy, rate = draw(read_histories([run])[0], Baselines(None, None)).axes[:3]
+    assert all(len(line.get_xdata()) <= 4000 for axes in (loss, accuracy, rate) for line in axes.lines)
+    raw, smoothed, _ = loss.lines
+    assert [4322.0, 50.0] in raw.get_xydata().tolist()
+    expected = smooth(np.array([line["mlm_loss"] for line in lines]), 9000 // 25)
+    np.testing.assert_array_equal(smoothed.get_ydata(), expected[smoothed.get_xdata().astype(int) - 1])
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -259,6 +302,7 @@ def test_smoothing() -> None:
         ("metrics.jsonl", "{\n", "metrics.jsonl: line 1 is damaged"),
         ("metrics.jsonl", '{"step": 1}\n', "metrics.jsonl: a line is without a figure 'samples'; mend it"),
         ("metrics.jsonl", "3\n", "metrics.jsonl: a line is without a figure 'step'; mend it"),
+        ("metrics.jsonl", '{"step": null}\n', "metrics.jsonl: a line is without a figure 'step'; mend it"),
         ("results.json", json.dumps({"format_version": FORMAT_VERSION}), "results.json: not the results of an eval"),
         ("results.json", None, "results.json: can't read the results"),
         ("results.json", "{}", "results.json: not the results of an evaluation"),
