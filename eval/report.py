@@ -44,6 +44,7 @@ with needs("eval"):
     from trainer.files import write_atomically
 
 CURVES, SCORES, REPORT, PAGE = "curves.png", "scores.png", "report.md", "report.html"
+_NAMED = 3  # of what is left out; the others are counted
 _BESIDE = (
     "Devlin et al. (2019). Figures are in per cent, but for perplexities; empty is what was not measured. Ours is the "
     "best on the dev set of the points that were tried, which the evaluation names; under seeds stand their number, "
@@ -66,10 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for path in left_out:
-        print(f"note: {path} is left out: no run that has begun to train", file=sys.stderr)
-    for evaluated in outdated:
-        print(f"note: {evaluated.file} is left out: of other weights than that step has now", file=sys.stderr)
+    _tell_left_out(left_out, "no run that has begun to train")
+    _tell_left_out([evaluated.file for evaluated in outdated], "of other weights than that step has now")
     try:
         output.mkdir(parents=True, exist_ok=True)
         written = write_report(output, histories, evaluations, exports)
@@ -78,6 +77,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     show("\n".join(map(str, written)))
     return 0
+
+
+def _tell_left_out(paths: Sequence[Path], why: str) -> None:
+    for path in paths[:_NAMED]:
+        print(f"note: {path} is left out: {why}", file=sys.stderr)
+    if more := len(paths[_NAMED:]):
+        print(f"note: {more:,} more {'is' if more == 1 else 'are'} left out for the same reason", file=sys.stderr)
 
 
 def write_report(
@@ -125,7 +131,8 @@ def report(
         yield f"![What the exports score, over the steps]({SCORES})\n"
         yield "Bars are halves of the 95 % intervals, or standard deviations over seeds; dashed is the baseline.\n"
         if left_out:
-            yield f"Not drawn, as they were measured on other data than those that are: {plain(', '.join(left_out))}.\n"
+            names = ", ".join(left_out[:_NAMED]) + (f" and {more:,} more" if (more := len(left_out[_NAMED:])) else "")
+            yield f"Not drawn, as they were measured on other data than those that are: {plain(names)}.\n"
     for group in _newest(evaluations):
         yield from _evaluation(group)
     yield "## Origin\n"

@@ -362,6 +362,11 @@ def test_what_else_lies_in_a_folder_of_runs_is_left_out(run: Path, capsys: pytes
     ]
     assert str(run / "report" / "report.md") in said.out
 
+    for name in ("one more", "yet another"):
+        (runs / name).touch()
+    assert main(list(map(str, sorted(runs.iterdir())))) == 0
+    assert capsys.readouterr().err.splitlines()[3:] == ["note: 2 more are left out for the same reason"]
+
     assert main([str(run), str(runs / "typo")]) == 2
     assert "typo: no such directory" in capsys.readouterr().err
 
@@ -580,6 +585,22 @@ def test_of_a_step_that_was_trained_anew_the_weights_that_are_there_count(
     assert text.count("## Evaluation of") == 1
 
 
+def test_of_many_evaluations_of_other_weights_a_few_are_named_and_the_others_counted(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"trial{number:02d}" for number in range(20)]
+    for written, name in enumerate(names):
+        file = write_evaluation(run, 60, name, rte=measured_on("d", 50.0))
+        write_results(file, results(run, 60, read_results(file)["tasks"], weights=name))
+        os.utime(file, (written, written))
+    assert main([str(run), "--output", str(tmp_path / "output")]) == 0
+    files = [run / "evaluations" / name / "results.json" for name in names[:3]]
+    assert capsys.readouterr().err.splitlines() == [
+        *(f"note: {file} is left out: of other weights than that step has now" for file in files),
+        "note: 16 more are left out for the same reason",
+    ]
+
+
 def test_a_trial_over_few_samples_leaves_figures_over_many_alone(run: Path) -> None:
     """Of as many, the newest count, whatever their folder is called."""
     files = {
@@ -731,6 +752,14 @@ def test_figures_on_other_data_are_not_joined_by_a_line(run: Path, tmp_path: Pat
     assert main([str(run), "--output", str(tmp_path / "output")]) == 0
     text = (tmp_path / "output" / "report.md").read_text()
     assert "Not drawn, as they were measured on other data than those that are: mlm of demo 20." in text
+
+
+def test_of_many_figures_on_other_data_a_few_are_named_and_the_others_counted(run: Path, tmp_path: Path) -> None:
+    for step in range(1, 61):
+        write_evaluation(run, step, rte=measured_on("new" if step == 60 else "old", 50.0), mrpc=measured_on("d", 50.0))
+    assert main([str(run), "--output", str(tmp_path / "output")]) == 0
+    [told] = re.findall("Not drawn, .*: (.*)", (tmp_path / "output" / "report.md").read_text())
+    assert told == "rte of demo 1, rte of demo 2, rte of demo 3 and 56 more."
 
 
 def test_an_export_of_another_program_has_no_step(run: Path, tmp_path: Path) -> None:
