@@ -50,6 +50,7 @@ with needs("eval"):
         tags_of,
         write_results,
     )
+    from eval.stamps import stamp
     from eval.submission import write_glue_submission
     from eval.tasks import Task
     from eval.tasks.finetuned import FineTuned
@@ -97,7 +98,7 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         UsageError: a process that evaluates something else has written to the same output meanwhile.
         OSError: the results can't be written.
     """
-    before = _stamp(arguments.output / RESULTS)
+    before = stamp(arguments.output / RESULTS)
     try:
         check_output(arguments.output)
         plan = prepare(arguments)
@@ -110,21 +111,12 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     failed = learn(arguments, words, list(plan.experiments.values()))
     if _is_mine_to_collect(arguments, plan):
         with locked(arguments.output / ".collect.lock"):
-            by_another = arguments.grid_count > 1 or _stamp(arguments.output / RESULTS) != before
+            by_another = arguments.grid_count > 1 or stamp(arguments.output / RESULTS) != before
             if by_another and _is_collected(arguments, plan):
                 _log.info("%s is there: another process has gathered it", arguments.output / RESULTS)
             else:
                 collect(arguments, plan, failed, began)
     return 1 if failed else 0
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """What changes whenever a file is written anew; None where there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 def learn(arguments: argparse.Namespace, words: Sequence[str], experiments: Sequence[Experiment]) -> dict[str, str]:

@@ -4,7 +4,8 @@
 
 Each export is evaluated on a few cheap tasks, the last one of a finished run on the final tasks too; every other option
 goes to eval.run as it is. Results lie in RUN/evaluations/step-001000/ and RUN/evaluations/step-001000-final/, and are
-all that is remembered: the same command again does what is missing, and any number of watchers share the work.
+all that is remembered, with a note beside them that saves reading the weights again: the same command again does what
+is missing, and any number of watchers share the work.
 
 An evaluation is a process of its own, so that nothing it does ends the watch, and the trainer is left alone: the watch
 reads exports and the run's outcome, and writes below RUN/evaluations. It ends when the run is done and evaluated, or
@@ -20,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,16 +39,18 @@ with needs("eval"):
     from eval.paths import parse_path
     from eval.plan import check_source
     from eval.results import RESULTS, check_output, read_results
+    from eval.stamps import known_checksum, read_checksum, stamp
     from eval.tasks import GROUPS, Task, select
     from eval.tasks.finetuned import FineTuned
     from eval.tasks.intrinsic import Intrinsic
     from preprocessing.interruption import end_when_interrupted
-    from preprocessing.schema import ShardDirectory, ShardError, checksum
+    from preprocessing.schema import ShardDirectory, ShardError
     from trainer.hugging_face import WEIGHTS
     from trainer.run_directory import Ending, RunDirectory, step_folders
 
 CHEAP = ("mlm", "nsp", "fill_mask")
 FINAL = "-final"  # after the name of an export: the folder of the final tasks
+_NOTE = ".weights.json"  # beside results: the checksum of the export's weights, see eval.stamps
 _USAGE = "python -m eval.watch RUN [--tasks NAME[,NAME...]] [--once] ..., and options of eval.run"
 _REFUSED = 2  # the exit code of an evaluation that can't be as it was asked for
 
@@ -87,7 +90,9 @@ class Watch:
         self._names = {
             words: {task.name for task in select(words)} for words in (self._tasks, self._final_tasks) if words
         }
-        self._checksums: dict[tuple[Path, int], str] = {}
+        self._settled: dict[
+            Path, tuple[Any, Any]
+        ] = {}  # folder -> stamps of the results and weights that it was told by
 
     def follow(self, poll: float) -> None:
         """Evaluate until nothing more is to come; look every ``poll`` seconds."""
@@ -109,12 +114,12 @@ class Watch:
         """
         busy = False
         for job in self._jobs(ending):
-            if self._is_settled(job):
+            if self._is_settled(job, known_checksum):
                 continue
             with _claim(job.output) as claim:
                 if claim is None:
                     busy = True
-                elif not self._is_settled(job):  # by another, between the look and the claim
+                elif not self._is_settled(job, read_checksum):  # as by another, between the look and the claim
                     self._evaluate(job, claim)
         return busy
 
@@ -126,30 +131,40 @@ class Watch:
             jobs.append(Job(exports[-1], self._final_tasks, evaluations / f"{exports[-1].name}{FINAL}"))
         return jobs
 
-    def _is_settled(self, job: Job) -> bool:
-        """Whether nothing is to be done: there are results, or it failed, as it does with results made otherwise."""
+    def _is_settled(self, job: Job, checksum: Callable[[Path, Path], str | None]) -> bool:
+        """Whether nothing is to be done: there are results, or it failed, as it does with results made otherwise.
+
+        Args:
+            job: to be done.
+            checksum: of the weights, given their file and the note on it; one that doesn't read them may not know.
+        """
         if job.output in self.failed:
             return True
-        results = self._results(job)
+        stamps = stamp(job.output / RESULTS), stamp(job.export / WEIGHTS)
+        if self._settled.get(job.output) == stamps:
+            return True
+        results = self._results(job, checksum)
         if results is None:
             return False
+        self._settled[job.output] = stamps
         if otherwise := self._made_otherwise(job, results):
             self.failed.add(job.output)
             _log.error("%s: made %s; delete the folder to have it evaluated anew", job.output, otherwise)
         return True
 
-    def _results(self, job: Job) -> dict[str, Any] | None:
+    def _results(self, job: Job, checksum: Callable[[Path, Path], str | None]) -> dict[str, Any] | None:
         """Those of all tasks on these very weights, as a run that went back writes a step anew; None without.
 
         What failed is none of them, so a watcher that is started again tries it once more.
         """
         try:
             results = read_results(job.output / RESULTS)
-            weights = self._checksum(job.export / WEIGHTS)
+            if not self._names[job.tasks] <= results["tasks"].keys():
+                return None
+            weights = checksum(job.export / WEIGHTS, job.output / _NOTE)
         except (UsageError, OSError):
             return None
-        same = results["checkpoint"]["weights_blake2b"] == weights
-        return results if same and self._names[job.tasks] <= results["tasks"].keys() else None
+        return results if results["checkpoint"]["weights_blake2b"] == weights else None
 
     def _made_otherwise(self, job: Job, results: dict[str, Any]) -> str | None:
         """What results were made with that is not what is asked for now; None where they are as asked."""
@@ -177,12 +192,6 @@ class Watch:
         except (ShardError, OSError):
             return None
 
-    def _checksum(self, weights: Path) -> str:
-        key = weights, weights.stat().st_mtime_ns
-        if key not in self._checksums:
-            self._checksums[key] = checksum(weights)
-        return self._checksums[key]
-
     def _evaluate(self, job: Job, claim: int) -> None:
         _log.info("%s: %s", job.export.name, ",".join(job.tasks))
         code = _run_evaluation([*evaluation_words(job), *self._options], claim)
@@ -190,7 +199,7 @@ class Watch:
         if readable and readable != job.tasks:
             _log.error("%s: evaluated without the tasks that can't be read", job.export.name)
             code = _run_evaluation([*evaluation_words(replace(job, tasks=readable)), *self._options], claim)
-        if code == 0 and self._results(job):
+        if code == 0 and self._results(job, read_checksum):
             _log.info("%s: evaluated, %s", job.export.name, job.output / RESULTS)
         elif not job.export.is_dir():
             _log.warning("%s: deleted before it was evaluated; keep more by checkpoint.keep_exports", job.export.name)

@@ -18,19 +18,20 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from eval import run as evaluation
-from eval import watch
+from eval import stamps, watch
 from eval.plan import Plan
 from eval.results import read_results, write_results
 from eval.tasks import Task
 from eval.tasks.result import Result
 from eval.watch import main
+from preprocessing.schema import checksum
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.evaluations import task, write_evaluation
 from tests.eval.processes import assert_free, assert_interrupted, wait_for
 from tests.eval.small_data import write_mrpc, write_stsb, write_table
 from tests.preprocessing.test_interruption import start
 from tests.trainer.mlflow_store import empty_store
-from trainer.hugging_face import save_export
+from trainer.hugging_face import WEIGHTS, save_export
 from trainer.run_directory import RunDirectory, step_name
 from trainer.tracking import prepare, sync
 
@@ -74,6 +75,19 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(watch, "_run_evaluation", run_here)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     return names
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The exports whose weights the watch has read."""
+    exports: list[str] = []
+
+    def count(weights: Path) -> str:
+        exports.append(weights.parent.name)
+        return checksum(weights)
+
+    monkeypatch.setattr(stamps, "checksum", count)
+    return exports
 
 
 def add_export(run: RunDirectory, step: int) -> None:
@@ -282,15 +296,101 @@ def test_a_file_system_without_locks(
     assert warning in caplog.messages
 
 
+def train_anew(run: RunDirectory, step: int, shards: Path) -> None:
+    """Other weights of the same size, which a copy has brought: with the time of modification that the old ones had."""
+    before = (run.export(step) / WEIGHTS).stat()
+    state = {name: tensor + 0.01 for name, tensor in random_state().items()}
+    save_export(run.export(step), state, CONFIG, shards / "tokenizer", {"run": str(run.path), "step": step})
+    os.utime(run.export(step) / WEIGHTS, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (run.export(step) / WEIGHTS).stat().st_size == before.st_size
+
+
 def test_a_step_that_was_trained_anew_is_evaluated_anew(
     run: RunDirectory, follow: Callable[..., int], evaluated: list[str], shards: Path
 ) -> None:
-    def go_back_and_train_anew() -> None:
-        state = {name: tensor + 0.01 for name, tensor in random_state().items()}
-        save_export(run.export(9), state, CONFIG, shards / "tokenizer", {"run": str(run.path), "step": 9})
-
-    assert follow(events=[lambda: None, go_back_and_train_anew, done(run)]) == 0
+    assert follow(events=[lambda: None, lambda: train_anew(run, 9, shards), done(run)]) == 0
     assert evaluated == ["step-000007", "step-000009", "step-000009"]
+    train_anew(run, 7, shards)
+    assert follow() == 0
+    assert evaluated[3:] == ["step-000007"]
+
+
+def test_weights_that_were_written_over_are_evaluated_anew(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], shards: Path
+) -> None:
+    assert follow("--once") == 0
+    train_anew(run, 7, shards)
+    subprocess.run(["cp", "-p", run.export(7) / WEIGHTS, run.export(9) / WEIGHTS], check=True)  # whose inode stays
+    assert follow("--once") == 0
+    assert evaluated[2:] == ["step-000007", "step-000009"]
+
+
+def test_weights_that_were_evaluated_are_not_read_again(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], read: list[str], tmp_path: Path
+) -> None:
+    run.set_outcome("done")
+    assert follow("--final-tasks", "mlm") == 0
+    assert read == ["step-000007", "step-000009", "step-000009"]
+    assert follow("--final-tasks", "mlm") == 0  # nor by another watcher
+    add_export(run, 11)
+    assert follow("--once") == 0
+    assert read[3:] == ["step-000011"]
+
+
+def test_of_a_copied_run_the_weights_are_read_once(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], read: list[str]
+) -> None:
+    assert follow("--once") == 0
+    original = run.path.rename(run.path.with_name("original"))
+    subprocess.run(["cp", "-a", original, run.path], check=True)
+    for _ in range(2):
+        assert follow("--once") == 0
+    assert read == ["step-000007", "step-000009"] * 2
+    assert evaluated == ["step-000007", "step-000009"]
+
+
+def test_what_another_watcher_reads_is_left_to_it(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], read: list[str]
+) -> None:
+    write_evaluation(run.path, 7, fill_mask=task())
+    with (run.path / "evaluations" / ".step-000007.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert follow("--once") == 0
+    assert read == evaluated == ["step-000009"]
+
+
+def test_results_are_read_again_when_they_have_changed(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[list[str]] = [[]]
+
+    def count(path: Path) -> dict[str, Any]:
+        looks[-1].append(path.parent.name)
+        return read_results(path)
+
+    def look() -> None:
+        looks.append([])
+
+    def write_anew() -> None:
+        look()
+        file = run.path / "evaluations" / "step-000009" / "results.json"
+        write_results(file, read_results(file))
+
+    monkeypatch.setattr(watch, "read_results", count)
+    assert follow(events=[look, look, write_anew, look, lambda: [look(), run.set_outcome("done")]]) == 0
+    assert looks[2:] == [[], ["step-000009"], [], []]
+    assert evaluated == ["step-000007", "step-000009"]
+
+
+def test_results_that_lose_a_task_are_made_anew(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str]
+) -> None:
+    def lose() -> None:
+        file = run.path / "evaluations" / "step-000007" / "results.json"
+        write_results(file, read_results(file) | {"tasks": {}})
+
+    assert follow(events=[lambda: None, lose, done(run)]) == 0
+    assert evaluated == ["step-000007", "step-000009", "step-000007"]
 
 
 def test_more_tasks_than_were_evaluated(run: RunDirectory, follow: Callable[..., int], evaluated: list[str]) -> None:
