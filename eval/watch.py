@@ -90,9 +90,7 @@ class Watch:
         self._names = {
             words: {task.name for task in select(words)} for words in (self._tasks, self._final_tasks) if words
         }
-        self._settled: dict[
-            Path, tuple[Any, Any]
-        ] = {}  # folder -> stamps of the results and weights that it was told by
+        self._settled: dict[Path, tuple[Any, Any]] = {}  # folder -> stamps of its results and weights when it was so
 
     def follow(self, poll: float) -> None:
         """Evaluate until nothing more is to come; look every ``poll`` seconds."""
