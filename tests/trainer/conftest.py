@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,27 @@ def call(recipe, shards, deepspeed_config, tmp_path):
         return run_ranks(world, task, [*flags, *settings], log=log), log.read_text()
 
     return run
+
+
+@pytest.fixture
+def bytes_read(monkeypatch) -> list[int]:
+    """Filled with how many bytes each read takes from a file that is opened as bytes by its path."""
+    taken: list[int] = []
+
+    class Counted(io.FileIO):
+        def readinto(self, buffer):
+            taken.append(super().readinto(buffer))
+            return taken[-1]
+
+        def readall(self):
+            taken.append(len(found := super().readall()))
+            return found
+
+    def open_counted(path, mode="r", open_path=Path.open, **options):
+        return io.BufferedReader(Counted(path)) if mode == "rb" else open_path(path, mode, **options)
+
+    monkeypatch.setattr(Path, "open", open_counted)
+    return taken
 
 
 def losses(run: Path) -> list[float]:

@@ -259,13 +259,56 @@ def test_a_last_line_of_metrics_that_lacks_its_end_alone_is_half_written_too(run
     assert list(read_lines(run.metrics)) == [{"step": 1}, {"step": 3}]
 
 
+@pytest.fixture
+def long_run(run):
+    """A run of 20,000 steps, whose metrics are ten megabytes."""
+    run.metrics.write_bytes(b"".join(b'{"step": %d, "words": "%0500d"}\n' % (step, 0) for step in range(1, 20_001)))
+    return run
+
+
+@pytest.mark.parametrize("step", [0, 1, 10_000, 19_999, 20_000, 30_000])
+def test_of_long_metrics_little_is_read_and_nothing_written_again(long_run, bytes_read, step):
+    before = long_run.metrics.read_bytes().splitlines(keepends=True)
+    file = long_run.metrics.stat().st_ino
+    bytes_read.clear()
+    cut_metrics(long_run, step)
+    assert sum(bytes_read) < 2_000_000 < sum(map(len, before)) / 5
+    assert long_run.metrics.stat().st_ino == file
+    assert long_run.metrics.read_bytes() == b"".join(before[:step])
+
+
+def test_metrics_of_which_nothing_goes_are_left_alone(long_run):
+    before = long_run.metrics.stat()
+    cut_metrics(long_run, 20_000)
+    assert long_run.metrics.stat() == before
+
+
+def test_a_damaged_line_in_long_metrics_is_dropped_where_they_are_cut(long_run, caplog):
+    lines = long_run.metrics.read_bytes().splitlines(keepends=True)
+    lines[9_989] = b"\0" * 230 + b"\n"
+    long_run.metrics.write_bytes(b"".join(lines))
+    cut_metrics(long_run, 10_000)
+    assert [line["step"] for line in read_lines(long_run.metrics)] == [*range(1, 9_990), *range(9_991, 10_001)]
+    assert caplog.messages == [f"{long_run.metrics}: line 9990 is damaged and left out"]
+
+
 @pytest.mark.parametrize("line", [*DAMAGED_LINES, b'{"stfp": 2}', b"[2]", b'{"step": "2"}', b'{"step": null}'])
-def test_a_damaged_line_of_metrics_is_no_reason_not_to_go_on(run, caplog, line):
+@pytest.mark.parametrize("rest", [(3, 4), (4, 5), ()], ids=["among them", "behind them", "last"])
+def test_a_damaged_line_of_metrics_is_no_reason_not_to_go_on(run, caplog, line, rest):
     """A power cut may leave zeros."""
-    run.metrics.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n{"step": 4}\n')
+    lines = [json.dumps({"step": step}).encode() for step in rest]
+    run.metrics.write_bytes(b"".join(text + b"\n" for text in (b'{"step": 1}', line, *lines)))
     cut_metrics(run, 3)
-    assert list(read_lines(run.metrics)) == [{"step": 1}, {"step": 3}]
+    assert list(read_lines(run.metrics)) == [{"step": step} for step in (1, *rest) if step <= 3]
     assert caplog.messages == [f"{run.metrics}: line 2 is damaged and left out"]
+
+
+def test_lines_of_metrics_that_two_trainers_wrote_are_dropped_wherever_they_are(run):
+    """As on a file system without locks."""
+    for step in (1, 2, 3, 4, 2, 3, 4):
+        append_line(run.metrics, {"step": step})
+    cut_metrics(run, 3)
+    assert [line["step"] for line in read_lines(run.metrics)] == [1, 2, 3, 2, 3]
 
 
 def test_a_run_state_keeps_the_loss_scale_and_the_code(run):
@@ -281,9 +324,8 @@ def full_disk(monkeypatch):
     monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
 
 
-def test_metrics_that_can_not_be_cut_are_still_there(run, full_disk):
-    append_line(run.metrics, {"step": 1})
-    append_line(run.metrics, {"step": 2})
+def test_metrics_that_can_not_be_written_without_a_damaged_line_are_still_there(run, full_disk):
+    run.metrics.write_text('{"step": 1}\n{\n{"step": 2}\n')
     before = run.metrics.read_text()
     with pytest.raises(OSError, match="no space"):
         cut_metrics(run, 1)

@@ -14,7 +14,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from tests.trainer.mlflow_store import add_lines, empty_store, metrics, write_run
-from trainer.files import read_lines
+from trainer.files import STRETCH, read_lines
 from trainer.leases import hold_run
 from trainer.run_directory import RunDirectory
 from trainer.tracking import LostRunError, Store, Tracker, evaluation_store, log_evaluation, prepare, runs, sync
@@ -200,9 +200,7 @@ def test_a_line_that_is_being_written_waits(run: RunDirectory, store: str) -> No
     assert_complete(run, store, run_id)
 
 
-@pytest.mark.parametrize("tail", [1, 100, 1000, 1 << 20])
-def test_new_lines_are_found_from_the_end(tmp_path: Path, tail: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "_TAIL", tail)
+def test_new_lines_are_those_after_a_step_that_have_an_end(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     assert list(runs._lines_after(path, 0)) == []
     add_lines(path, 1, 40)
@@ -210,6 +208,26 @@ def test_new_lines_are_found_from_the_end(tmp_path: Path, tail: int, monkeypatch
         file.write('{"step": 41')
     for after in range(41):
         assert [line["step"] for line in runs._lines_after(path, after)] == list(range(after + 1, 41))
+
+
+@pytest.mark.parametrize("after", [0, 5_000, 9_990])
+def test_of_long_metrics_what_is_carried_over_is_read_as_it_goes(
+    tmp_path: Path, bytes_read: list[int], after: int
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    add_lines(path, 1, 10_000)
+    lines = runs._lines_after(path, after)
+    assert next(lines)["step"] == after + 1
+    assert sum(bytes_read) < 10 * STRETCH < path.stat().st_size / 4
+    assert sum(1 for _ in lines) == 10_000 - after - 1
+
+
+def test_a_damaged_line_is_not_carried_over_and_those_behind_it_are(run: RunDirectory, store: str) -> None:
+    with run.metrics.open("ab") as file:
+        file.write(b"\0" * 100 + b"\n")
+    add_lines(run.metrics, 5, 6)
+    assert main(["sync", str(run.path)]) == 0
+    assert [step for step, _ in history(store, only_run(store).info.run_id, "loss")] == [1, 2, 3, 5, 6]
 
 
 def test_a_training_is_followed(run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import logging
 import threading
@@ -18,6 +19,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from trainer.credentials import without_credentials
+from trainer.files import end_of_step, metrics_of
 from trainer.leases import is_held
 from trainer.run_directory import RunDirectory
 from trainer.tracking.evaluations import carry_over_pending
@@ -37,7 +39,6 @@ from trainer.tracking.store import (
 
 _LINES = 50  # of metrics.jsonl that are sent at once: how far MLflow has got is noted after each
 _LONGEST_VALUE = 6000  # characters that a parameter may have in MLflow
-_TAIL = 1 << 16  # bytes of a file that are looked at first
 _INTERVAL = 5.0  # seconds between two looks at metrics.jsonl
 _PATIENCE = 60.0  # seconds that a finished training waits for its tracker
 
@@ -267,27 +268,15 @@ def _chunks(path: Path, after: int) -> Iterator[list[dict[str, Any]]]:
 
 
 def _lines_after(path: Path, after: int) -> Iterator[dict[str, Any]]:
-    """The finished lines of steps after ``after``; steps ascend.
-
-    Looked for from the end: after a million steps, reading from the beginning would take the trainer's interpreter
-    seconds for the few lines that are new.
-    """
+    """The good lines of steps after ``after``, up to one that has no end yet; steps ascend."""
     if not path.exists():
         return
     with path.open("rb") as file:
-        size, length = path.stat().st_size, _TAIL
-        while True:
-            begin = max(0, size - length)
-            file.seek(begin)
-            # The last piece has no end yet, and the first one no beginning unless it is the file's.
-            lines = file.read().split(b"\n")[1 if begin else 0 : -1]
-            if begin == 0 or (lines and json.loads(lines[0])["step"] <= after):
-                break
-            length *= 8
-    for text in lines:
-        line = json.loads(text)
-        if line["step"] > after:
-            yield line
+        file.seek(end_of_step(file, after))
+        for text in itertools.takewhile(lambda text: text.endswith(b"\n"), file):
+            line = metrics_of(text)
+            if line is not None and line["step"] > after:
+                yield line
 
 
 def _metrics(lines: Sequence[dict[str, Any]], prefix: str) -> list[Metric]:
