@@ -141,13 +141,18 @@ class TrackingConfig:
         enabled: report to MLflow.
         experiment: name of the experiment.
         system_metrics: report CPU, memory and GPU use as well.
+        every: of metrics.jsonl report the steps that are multiples of it. A million steps, all of them, are 20 million
+            rows in MLflow's database, some 5 GB.
     """
 
     enabled: bool = True
     experiment: str = "bert-pretraining"
     system_metrics: bool = True
+    every: int = 1
 
     def __post_init__(self) -> None:
+        if self.every <= 0:
+            raise ValueError("every must be positive")
         if not 0 < len(self.experiment.strip()) <= len(self.experiment) <= 500:
             raise ValueError("experiment must be a name of 1 to 500 characters")
 

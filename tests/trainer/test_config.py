@@ -114,6 +114,12 @@ def test_every_recipe_loads_and_survives_being_written_out(path, tmp_path):
     assert load_recipe(tmp_path / "config.toml") == recipe
 
 
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_a_recipe_of_many_steps_gives_mlflow_every_hundredth_and_another_all(path):
+    recipe = load_recipe(path)
+    assert recipe.tracking.every == (100 if max(phase.steps for phase in recipe.phases) >= 100_000 else 1)
+
+
 def test_overrides(recipe):
     changed = load_recipe(
         recipe,
@@ -232,8 +238,9 @@ def test_settings_that_do_not_go_together_are_refused(recipe, overrides, message
     "override",
     ["train.hang_seconds=-1", "train.max_steps=-1", "train.threads=-1", "checkpoint.every=0", "checkpoint.keep=-1",
      "checkpoint.keep_every=-1", "checkpoint.keep_exports=-1", "log.every=0", "log.validate_every=-1",
-     "log.validation_samples=0", "data.workers=-2", "data.shuffle_bytes=0", "phases.0.max_predictions=0",
-     "phases.0.global_batch_size=0", "phases.0.micro_batch_size=0", "phases.0.sequence_length=0"],
+     "log.validation_samples=0", "tracking.every=0", "data.workers=-2", "data.shuffle_bytes=0",
+     "phases.0.max_predictions=0", "phases.0.global_batch_size=0", "phases.0.micro_batch_size=0",
+     "phases.0.sequence_length=0"],
 )  # fmt: skip
 def test_a_number_that_is_too_small_is_refused(recipe, override):
     with pytest.raises(ConfigError, match=r"must be (0 or more|-1 or more|positive)"):
@@ -297,8 +304,8 @@ def test_so_are_graphs(recipe):
 @pytest.mark.parametrize(
     "override",
     ["train.max_steps=3", "train.threads=2", "train.hang_seconds=5", "train.deterministic=false", "checkpoint.every=3",
-     "log.every=7",
-     "tracking.enabled=true", "phases.0.micro_batch_size=4", "model.activation_checkpointing=true", "data.workers=2",
+     "log.every=7", "tracking.enabled=true", "tracking.every=100",
+     "phases.0.micro_batch_size=4", "model.activation_checkpointing=true", "data.workers=2",
      "data.verify=false", "data.cache_dir='/x'", "data.skip=[[1, 2]]"],
 )  # fmt: skip
 def test_whatever_does_not_is_none(recipe, override):

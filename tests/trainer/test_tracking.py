@@ -13,7 +13,7 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from tests.trainer.mlflow_store import add_lines, empty_store, metrics, write_run
+from tests.trainer.mlflow_store import CONFIG, add_lines, empty_store, metrics, write_run
 from trainer.files import STRETCH, read_lines
 from trainer.leases import hold_run
 from trainer.run_directory import RunDirectory
@@ -228,6 +228,39 @@ def test_a_damaged_line_is_not_carried_over_and_those_behind_it_are(run: RunDire
     add_lines(run.metrics, 5, 6)
     assert main(["sync", str(run.path)]) == 0
     assert [step for step, _ in history(store, only_run(store).info.run_id, "loss")] == [1, 2, 3, 5, 6]
+
+
+def test_of_the_steps_every_nth_is_carried_over_and_of_the_validations_all(run: RunDirectory, store: str) -> None:
+    set_every(run, 10)
+    add_lines(run.metrics, 4, 1205)
+    add_lines(run.validation_metrics, 1205, 1205)
+    assert main(["sync", str(run.path)]) == 0
+    run_id = only_run(store).info.run_id
+    assert history(store, run_id, "loss") == [(step, metrics(step)["loss"]) for step in range(10, 1201, 10)]
+    assert [step for step, _ in history(store, run_id, "validation_loss")] == [3, 1205]
+
+
+def test_another_every_holds_for_the_steps_that_come_then(run: RunDirectory, store: str) -> None:
+    for every, last in ((10, 15), (1, 18), (10, 31)):
+        set_every(run, every)
+        add_lines(run.metrics, len(run.metrics.read_text().splitlines()) + 1, last)
+        main(["sync", str(run.path)])
+    assert [step for step, _ in history(store, only_run(store).info.run_id, "loss")] == [10, 16, 17, 18, 20, 30]
+
+
+def test_where_no_step_is_due_nothing_is_asked_of_mlflow(
+    run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_every(run, 10)
+    main(["sync", str(run.path)])
+    add_lines(run.metrics, 4, 9)
+    monkeypatch.setattr(MlflowClient, "log_batch", lambda *_, **__: 1 / 0)
+    assert main(["sync", str(run.path)]) == 0
+    assert json.loads(run.tracking.read_text())["steps"]["metrics.jsonl"] == 9
+
+
+def set_every(run: RunDirectory, every: int) -> None:
+    run.config.write_text(CONFIG + f"every = {every}\n")  # of [tracking], which comes last
 
 
 def test_a_training_is_followed(run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch) -> None:

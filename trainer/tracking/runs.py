@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import logging
 import threading
 import tomllib
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +36,7 @@ from trainer.tracking.store import (
     write_cursor,
 )
 
-_LINES = 50  # of metrics.jsonl that are sent at once: how far MLflow has got is noted after each
+_LINES = 50  # of a file of metrics that are sent at once: how far MLflow has got is noted after each
 _LONGEST_VALUE = 6000  # characters that a parameter may have in MLflow
 _INTERVAL = 5.0  # seconds between two looks at metrics.jsonl
 _PATIENCE = 60.0  # seconds that a finished training waits for its tracker
@@ -97,11 +96,12 @@ def status_of(run: RunDirectory) -> Ended | None:
 
 
 def _carry_over_steps(run: RunDirectory, cursor: Cursor, client: MlflowClient) -> None:
-    for path in (run.metrics, run.validation_metrics):
-        prefix = "" if path == run.metrics else "validation_"
-        for lines in _chunks(path, cursor.steps.get(path.name, 0)):
-            client.log_batch(cursor.run_id, metrics=_metrics(lines, prefix))
-            cursor.steps[path.name] = lines[-1]["step"]
+    every = _settings(run)["tracking"].get("every", 1)  # a run from before there was the setting has none
+    for path, prefix, every_nth in ((run.metrics, "", every), (run.validation_metrics, "validation_", 1)):
+        for lines, last in _chunks(path, cursor.steps.get(path.name, 0), every_nth):
+            if lines:
+                client.log_batch(cursor.run_id, metrics=_metrics(lines, prefix))
+            cursor.steps[path.name] = last
             write_cursor(run, cursor)
 
 
@@ -241,12 +241,16 @@ def _describe(run: RunDirectory, cursor: Cursor) -> None:
 
 def _parameters(run: RunDirectory) -> Iterator[tuple[str, Any]]:
     """Every setting of the recipe as section.key."""
-    sections = tomllib.loads(run.config.read_text(encoding="utf-8"))
-    for section, values in sections.items():
+    for section, values in _settings(run).items():
         for i, table in enumerate(values if isinstance(values, list) else [values]):
             prefix = f"{section}.{i}" if isinstance(values, list) else section
             for key, value in table.items():
                 yield f"{prefix}.{key}", value
+
+
+def _settings(run: RunDirectory) -> dict[str, Any]:
+    """The recipe as the newest start of the run has it."""
+    return tomllib.loads(run.config.read_text(encoding="utf-8"))
 
 
 def _tags(run: RunDirectory) -> list[RunTag]:
@@ -260,11 +264,11 @@ def _tags(run: RunDirectory) -> list[RunTag]:
     ]
 
 
-def _chunks(path: Path, after: int) -> Iterator[list[dict[str, Any]]]:
-    """Lines of steps after ``after``, a few at a time."""
+def _chunks(path: Path, after: int, every: int) -> Iterator[tuple[list[dict[str, Any]], int]]:
+    """Lines of steps after ``after`` that are multiples of ``every``, a few at a time, and the last step looked at."""
     lines = _lines_after(path, after)
-    while chunk := list(islice(lines, _LINES)):
-        yield chunk
+    while chunk := list(islice(lines, _LINES * every)):
+        yield [line for line in chunk if line["step"] % every == 0], chunk[-1]["step"]
 
 
 def _lines_after(path: Path, after: int) -> Iterator[dict[str, Any]]:
@@ -273,7 +277,7 @@ def _lines_after(path: Path, after: int) -> Iterator[dict[str, Any]]:
         return
     with path.open("rb") as file:
         file.seek(end_of_step(file, after))
-        for text in itertools.takewhile(lambda text: text.endswith(b"\n"), file):
+        for text in takewhile(lambda text: text.endswith(b"\n"), file):
             line = metrics_of(text)
             if line is not None and line["step"] > after:
                 yield line
