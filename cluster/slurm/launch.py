@@ -79,8 +79,9 @@ def write(programs: Sequence[Program], settings: SlurmSettings, folder: Path, sn
     (folder / LOGS).mkdir(exist_ok=True)
     files = {program.name: folder / f"{program.name}.sbatch" for program in programs}
     for program in programs:
-        values = _values(program, settings, folder, snapshot)
-        write_script(files[program.name], f"slurm/{program.name}.sbatch.j2", {**values, "file": files[program.name]})
+        template = "pretrain" if program.name == "pretrain" else "process"
+        values = {**_values(program, settings, folder, snapshot), "file": files[program.name]}
+        write_script(files[program.name], f"slurm/{template}.sbatch.j2", values)
     if len(files) == 1:
         return next(iter(files.values()))
     write_script(folder / "all.sh", "slurm/all.sh.j2", {"file": folder / "all.sh", "files": files})
@@ -112,13 +113,14 @@ def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: P
     on_cpu = {"DS_ACCELERATOR": "cpu"} if program.name == "pretrain" and not job.gpus_per_node else {}
     # $HOME is seen in images too, with packages of other versions that the user has installed there.
     in_image = {"PYTHONNOUSERSITE": "1"} if settings.container.runtime else {}
-    of_array = isinstance(job, EvalJob) and job.array > 1
+    array = _array(job)
     return {
         "title": _title(program),
-        "log": str(folder / LOGS).replace("%", "%%") + f"/{program.name}-{'%A_%a' if of_array else '%j'}.log",
+        "log": str(folder / LOGS).replace("%", "%%") + f"/{program.name}-{'%A_%a' if array else '%j'}.log",
         "job": job,
         "slurm": settings,
         "options": _options(program, settings),
+        "array": array,
         "bin": Path(python).parent if python.startswith("/") else "",
         "threads": job.cpus_per_task,
         "environment": {**on_cpu, **in_image, **settings.environment},
@@ -156,6 +158,13 @@ def _options(program: Program, settings: SlurmSettings) -> dict[str, str]:
         "gpus-per-node": gpus,
         "mem": job.memory,
     }
+
+
+def _array(job: Job) -> str:
+    """The members of an evaluation that share a grid, as sbatch takes them; empty for a process alone."""
+    if not isinstance(job, EvalJob) or job.array == 1:
+        return ""
+    return f"0-{job.array - 1}" + (f"%{job.array_limit}" if job.array_limit else "")
 
 
 def _container(container: Container) -> tuple[list[str], list[str]]:
