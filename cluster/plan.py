@@ -21,7 +21,7 @@ from pathlib import Path
 
 from cluster.planning.estimate import check_shares, make_plan, scaling
 from cluster.planning.figure import draw
-from cluster.planning.hardware import GPUS, Gpu, PlanError, change_node, find_gpu
+from cluster.planning.hardware import GPUS, Gpu, change_node, find_gpu
 from cluster.planning.plans import Assumptions, Cluster
 from cluster.planning.report import calibration, report
 from cluster.planning.sharding import Sharding, read_sharding
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             show("\n".join(calibration()))
         else:
             _plan(arguments)
-    except (PlanError, ConfigError) as error:
+    except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
@@ -58,7 +58,9 @@ def _plan(arguments: argparse.Namespace) -> None:
     others = list(scaling(recipe, cluster, assumptions, arguments.up_to))
     if arguments.plot:
         if not others:
-            raise PlanError("--plot: no power of two of these GPUs fits and divides the batches, so there is no curve")
+            raise ConfigError(
+                "--plot: no power of two of these GPUs fits and divides the batches, so there is no curve"
+            )
         draw(f"{path.stem} on {gpu.name}", others, arguments.plot)
     if arguments.json:
         whole = {"recipe": path.stem, "hours": plan.hours, "gpu_hours": plan.gpu_hours, "cost": plan.cost}
@@ -72,7 +74,7 @@ def _recipe_path(name: str) -> Path:
     """A file, or a recipe of the project by its name.
 
     Raises:
-        PlanError: there is neither.
+        ConfigError: there is neither.
     """
     if Path(name).is_file():
         return Path(name)
@@ -80,7 +82,7 @@ def _recipe_path(name: str) -> Path:
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name, known)
-    raise PlanError(
+    raise ConfigError(
         f"no recipe {name!r}; " + (f"{' or '.join(near)}?" if near else f"known: {', '.join(sorted(known))}")
     )
 
@@ -89,7 +91,7 @@ def _gpu(arguments: argparse.Namespace) -> Gpu:
     for name in ("gpus_per_node", "bus_gbs", "network_gbps", "up_to"):
         value = getattr(arguments, name)
         if value is not None and not 0 < value < math.inf:
-            raise PlanError(f"--{name.replace('_', '-')} {value:g}: give a positive number")
+            raise ConfigError(f"--{name.replace('_', '-')} {value:g}: give a positive number")
     return change_node(find_gpu(arguments.gpu), arguments.gpus_per_node, arguments.bus_gbs, arguments.network_gbps)
 
 

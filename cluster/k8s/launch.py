@@ -34,12 +34,9 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     Raises:
         ConfigError: something that can't be, or that the cluster refuses.
     """
-    try:
-        for program in programs:
-            check_paths(settings, [program.output, *program.reads, *program.corpus])
-        check_paths(settings, [folder])
-    except ValueError as error:
-        raise ConfigError(f"kubernetes: {error}") from error
+    for program in programs:
+        check_paths(settings, [program.output, *program.reads, *program.corpus])
+    check_paths(settings, [folder])
     for program in programs:
         if program.output == Path(settings.mount_path):
             raise ConfigError(f"{program.name}: --output {program.output} is the volume itself; take a folder in it")

@@ -28,6 +28,7 @@ from cluster.k8s.settings import KubernetesSettings, Pods, is_clean, split_image
 from cluster.paths import is_seen
 from cluster.programs import CONFIG, DEEPSPEED_CONFIG, Name, Program
 from trainer.config import to_toml
+from trainer.settings import ConfigError
 
 BASE = Path(__file__).with_name("base")
 _RUNNERS = ("--runner", "--direct_")  # options of Beam that say who works
@@ -68,11 +69,13 @@ def check_paths(settings: KubernetesSettings, paths: Iterable[Path | str]) -> No
     """See that Pods share what lies there, and where links that are seen from here lead to.
 
     Raises:
-        ValueError: one is not a path below the volume's.
+        ConfigError: one is not a path below the volume's.
     """
     for path in map(str, paths):
         if not is_clean(path) or not is_seen(Path(path), [Path(settings.mount_path)]):
-            raise ValueError(f"{path!r} is not in the shared volume; give a whole path below {settings.mount_path}")
+            raise ConfigError(
+                f"kubernetes: {path!r} is not in the shared volume; give a whole path below {settings.mount_path}"
+            )
 
 
 def to_yaml(value: Any) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from cluster.planning.activations import Kernel, MicroBatch, fastest_kernel, kept_bytes, largest_micro_batch
-from cluster.planning.hardware import GPUS, Gpu, PlanError
+from cluster.planning.hardware import GPUS, Gpu
 from cluster.planning.plans import Assumptions, Cluster, PhasePlan, Plan, StagePlan
 from cluster.planning.sharding import STAGES, States, model_states
 from cluster.planning.throughput import Speed, Work, step_time
@@ -16,6 +16,7 @@ from preprocessing.schema import PAIR, token_type
 from trainer.config import Phase, Recipe
 from trainer.metrics import training_flops
 from trainer.model import BertConfig, parameter_count
+from trainer.settings import ConfigError
 
 # Bytes that are read and written to update a parameter: by trainer.optim, Adam in one pass and LAMB by many operations;
 # and by DeepSpeed, which turns the gradient to float32, takes its norm, scales it, and turns the new weight to 16 bits.
@@ -43,10 +44,12 @@ def make_plan(
         micro_batches: of each phase; None takes the largest that fit and divide what a GPU has of a batch.
 
     Raises:
-        PlanError: precision and GPU do not go together, or nothing fits.
+        ConfigError: precision and GPU do not go together, or nothing fits.
     """
     if cluster.sharding.precision == "bf16" and not cluster.gpu.bfloat16:
-        raise PlanError(f"a {cluster.gpu.name} has no bfloat16: take a DeepSpeed configuration with fp16 or in float32")
+        raise ConfigError(
+            f"a {cluster.gpu.name} has no bfloat16: take a DeepSpeed configuration with fp16 or in float32"
+        )
     parameters = parameter_count(recipe.model)
     phases = plan_phases(recipe, cluster, assumptions, micro_batches)
     token_bytes = token_type(recipe.model.vocab_size).bit_width / 8
@@ -80,15 +83,15 @@ def check_shares(recipe: Recipe, gpus: int) -> None:
     """See that every batch can be dealt out.
 
     Raises:
-        PlanError: it can't; the message has the nearest numbers that can.
+        ConfigError: it can't; the message has the nearest numbers that can.
     """
     if gpus <= 0:
-        raise PlanError(f"--gpus {gpus}: give a positive number")
+        raise ConfigError(f"--gpus {gpus}: give a positive number")
     for i, phase in enumerate(recipe.phases):
         batch = phase.global_batch_size
         if batch % gpus:
             near = [max(d for d in _divisors(batch) if d < gpus), *(d for d in _divisors(batch) if d > gpus)][:2]
-            raise PlanError(
+            raise ConfigError(
                 f"{gpus} GPUs can't share phase {i}'s batch of {batch:,} sequences equally: "
                 f"take {' or '.join(map(str, near))} GPUs, or another phases.{i}.global_batch_size"
             )
@@ -99,7 +102,7 @@ def plan_phases(
 ) -> list[PhasePlan]:
     """All phases that the run comes to; see make_plan."""
     if micro_batches is not None and len(micro_batches) not in (1, len(recipe.phases)):
-        raise PlanError(f"--micro-batch: give one number, or one for each of {len(recipe.phases)} phases")
+        raise ConfigError(f"--micro-batch: give one number, or one for each of {len(recipe.phases)} phases")
     plans = []
     for i, (steps, phase) in enumerate(_phases(recipe)):
         wanted = micro_batches[i % len(micro_batches)] if micro_batches else None
@@ -120,7 +123,7 @@ def scaling(recipe: Recipe, cluster: Cluster, assumptions: Assumptions, most: in
     while gpus <= most and not any(phase.global_batch_size % gpus for phase in recipe.phases):
         try:
             phases = plan_phases(recipe, replace(cluster, gpus=gpus), assumptions)
-        except PlanError:
+        except ConfigError:
             phases = []
         if phases:
             yield gpus, sum(phase.hours for phase in phases)
@@ -134,7 +137,7 @@ def _plan_phase(
     share = phase.global_batch_size // cluster.gpus
     largest = _largest(recipe, phase, cluster, assumptions)
     if not largest:
-        raise PlanError(_too_small(recipe, phase, cluster, assumptions))
+        raise ConfigError(_too_small(recipe, phase, cluster, assumptions))
     micro_batch = _choose(phase, share, largest, wanted)
     kernel, one = fastest_kernel(config, sharding.width), _sequence(recipe, phase)
     length = assumptions.fill * phase.sequence_length
@@ -177,9 +180,9 @@ def _choose(phase: Phase, share: int, largest: int, wanted: int | None) -> int:
     if wanted is None:
         return max(divisor for divisor in _divisors(share) if divisor <= largest)
     if wanted <= 0 or share % wanted:
-        raise PlanError(f"--micro-batch {wanted}: it must divide the {share} sequences of a step that each GPU has")
+        raise ConfigError(f"--micro-batch {wanted}: it must divide the {share} sequences of a step that each GPU has")
     if wanted > largest:
-        raise PlanError(f"--micro-batch {wanted}: at most {largest} sequences of {phase.sequence_length} tokens fit")
+        raise ConfigError(f"--micro-batch {wanted}: at most {largest} sequences of {phase.sequence_length} tokens fit")
     return wanted
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.planning.hardware import PlanError
+from trainer.settings import ConfigError
 
 _INCHES, _DPI = (11, 4.5), 150
 
@@ -20,14 +20,14 @@ def draw(title: str, scaling: Sequence[tuple[int, float]], path: Path) -> None:
         path: of the file; its ending says the format.
 
     Raises:
-        PlanError: matplotlib is not installed, or the file can't be written.
+        ConfigError: matplotlib is not installed, or the file can't be written.
     """
     if path.is_dir() or not path.suffix:
-        raise PlanError(f"--plot {path}: not the name of a picture; give one such as plan.png")
+        raise ConfigError(f"--plot {path}: not the name of a picture; give one such as plan.png")
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PlanError("a figure needs matplotlib: pip install 'bert-pretraining[eval]'") from error
+        raise ConfigError("a figure needs matplotlib: pip install 'bert-pretraining[eval]'") from error
     figure = Figure(figsize=_INCHES, layout="constrained")
     time, work = figure.subplots(1, 2)
     gpus, hours = [n for n, _ in scaling], [h for _, h in scaling]
@@ -42,7 +42,7 @@ def draw(title: str, scaling: Sequence[tuple[int, float]], path: Path) -> None:
     try:
         figure.savefig(path, dpi=_DPI)
     except (OSError, ValueError) as error:
-        raise PlanError(f"{path}: can't write the figure ({error})") from error
+        raise ConfigError(f"{path}: can't write the figure ({error})") from error
 
 
 def _finish(axes: Any, title: str, label: str) -> None:

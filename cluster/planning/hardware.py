@@ -14,12 +14,10 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, replace
 
+from trainer.settings import ConfigError
+
 _GIGABITS = 1e9 / 8  # bytes/s of one Gb/s
 _GOODPUT = 0.96  # of the line rate: NCCL counts 12 GB/s for 100 Gb/s (src/graph/topo.h, NET_BW)
-
-
-class PlanError(ValueError):
-    """A plan that can't be made. The message says what to change."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +100,12 @@ def find_gpu(name: str) -> Gpu:
     """A GPU by its name.
 
     Raises:
-        PlanError: there is none of this name; the message has the nearest ones.
+        ConfigError: there is none of this name; the message has the nearest ones.
     """
     if name.lower() in GPUS:
         return GPUS[name.lower()]
     near = [gpu for gpu in GPUS if gpu.startswith(name.lower())] or difflib.get_close_matches(name.lower(), GPUS)
-    raise PlanError(
+    raise ConfigError(
         f"no GPU called {name!r} here; " + (f"{' or '.join(near)}?" if near else f"known: {', '.join(GPUS)}")
     )
 

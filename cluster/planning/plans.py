@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cluster.planning.hardware import Gpu, PlanError
+from cluster.planning.hardware import Gpu
 from cluster.planning.sharding import Sharding, States
 from cluster.planning.throughput import StepTime
+from trainer.settings import ConfigError
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,12 @@ class Assumptions:
 
     def __post_init__(self) -> None:
         if not (0 < self.efficiency <= 1 and 0 < self.fill <= 1):
-            raise PlanError("efficiency and fill are shares: give more than 0 and at most 1")
+            raise ConfigError("efficiency and fill are shares: give more than 0 and at most 1")
         if not 0 <= self.headroom < 1:
-            raise PlanError("headroom is a share: give 0 or more and less than 1")
+            raise ConfigError("headroom is a share: give 0 or more and less than 1")
         price = self.price or 0.0
         if not (math.isfinite(self.launch + self.write + price) and self.launch >= 0 and self.write > 0 and price >= 0):
-            raise PlanError("the write rate must be positive, times and prices 0 or more, and all of them finite")
+            raise ConfigError("the write rate must be positive, times and prices 0 or more, and all of them finite")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from cluster.planning.hardware import PlanError
+from trainer.settings import ConfigError
 
 Precision = Literal["float32", "bf16", "fp16"]
 STAGES = (0, 1, 2, 3)
@@ -88,12 +88,14 @@ def read_sharding(config: dict[str, Any]) -> Sharding:
         config: as trainer.deepspeed_config.resolve_deepspeed returns it.
 
     Raises:
-        PlanError: offloading, which this plan knows nothing of, or a type or a size that it can't count with.
+        ConfigError: offloading, which this plan knows nothing of, or a type or a size that it can't count with.
     """
     zero = config.get("zero_optimization", {})
     for section in ("offload_optimizer", "offload_param"):
         if (zero.get(section) or {}).get("device", "none") != "none":
-            raise PlanError(f"zero_optimization.{section}: a plan covers GPU memory only; take it out to plan without")
+            raise ConfigError(
+                f"zero_optimization.{section}: a plan covers GPU memory only; take it out to plan without"
+            )
     precision = _precision(config)
     accumulation = _width("data_types.grad_accum_dtype", config.get("data_types", {}).get("grad_accum_dtype"))
     communication = _width("communication_data_type", config.get("communication_data_type"))
@@ -116,7 +118,7 @@ def _elements(zero: dict[str, Any], name: str, default: int, least: int = 0) -> 
     """A number of elements; JSON may have it as 5e8."""
     found = zero.get(name, default)
     if type(found) not in (int, float) or found < least or found != found // 1:
-        raise PlanError(f"zero_optimization.{name} is {found!r}; a plan wants a whole number, {least} or more")
+        raise ConfigError(f"zero_optimization.{name} is {found!r}; a plan wants a whole number, {least} or more")
     return int(found)
 
 
@@ -131,7 +133,7 @@ def _width(name: str, dtype: str | None) -> int | None:
     if dtype is None:
         return None
     if dtype not in _BYTES:
-        raise PlanError(f"{name} {dtype!r} is not one of {', '.join(_BYTES)}")
+        raise ConfigError(f"{name} {dtype!r} is not one of {', '.join(_BYTES)}")
     return _BYTES[dtype]
 
 

@@ -16,6 +16,7 @@ from cluster.programs import Program
 from tests.cluster.k8s.kustomize import build, containers, needs_kubectl, only, pod_templates, pods, variables, write
 from tests.conftest import ROOT
 from trainer.config import load_recipe
+from trainer.settings import ConfigError
 
 SETTINGS = KubernetesSettings(
     namespace="research",
@@ -257,7 +258,7 @@ def test_everything_that_is_rendered_lies_in_the_directory():
 
 def test_paths_of_arguments_are_checked_by_whom_knows_them():
     check_paths(SETTINGS, [Path("/lustre/books")])
-    with pytest.raises(ValueError, match="is not in the shared volume"):
+    with pytest.raises(ConfigError, match="is not in the shared volume"):
         check_paths(SETTINGS, [Path("/home/books")])
 
 
