@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import glob
 import os
+import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 from cluster.paths import current_folder
 from cluster.programs import Program
 from trainer.config import differences, load_recipe
+from trainer.deepspeed_config import accumulation_steps, resolve_deepspeed
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.settings import ConfigError
 
@@ -78,3 +81,55 @@ def check_reads(programs: Iterable[Program]) -> None:
         for pattern in program.corpus:
             if not os.access(pattern, os.F_OK) and not any(glob.iglob(pattern, recursive=True)):  # noqa: PTH207
                 raise ConfigError(f"{program.name}: {pattern}: nothing is there; check the path, and quote a glob")
+
+
+def check_ranks(program: Program, ranks: int) -> None:
+    """See that so many ranks can train the recipe.
+
+    Raises:
+        ConfigError: they can't divide a global batch, or DeepSpeed's configuration contradicts the recipe.
+    """
+    assert program.recipe
+    assert program.deepspeed_config
+    for phase in program.recipe.phases:
+        accumulation_steps(phase, ranks)
+        resolve_deepspeed(program.deepspeed_config, program.recipe, phase, ranks)
+
+
+def warn_of_workers(program: Program, cores: int) -> None:
+    """Say so where a preprocessing is told to start more workers than its job has cores."""
+    told = re.findall(r"--direct_num_workers[= ](\d+)", " ".join(program.arguments))
+    if told and int(told[-1]) > cores:
+        print(
+            f"warning: preprocess: --direct_num_workers={told[-1]}, but the job has {cores} cores "
+            "(slurm.preprocess.cpus_per_task, kubernetes.preprocess.cpu); make them the same",
+            file=sys.stderr,
+        )
+
+
+def check_tasks(program: Program, processes: int) -> None:
+    """See that there are such tasks, as far as can be seen from here, and points for so many processes to share.
+
+    Raises:
+        ConfigError: no such task, a file that describes none, or no grid whose points processes could share.
+    """
+    try:
+        from eval.errors import UsageError  # seconds to import, and its packages need not be where a job is launched
+        from eval.tasks import select
+        from eval.tasks.finetuned import FineTuned
+        from eval.tasks.own import SUFFIX
+    except ModuleNotFoundError as error:
+        print(f"warning: --tasks is not checked, since {error.name} is not installed here", file=sys.stderr)
+        return
+    # A file that this machine does not have describes a task that is learned, as all of them do.
+    seen = [name for name in program.tasks if not name.endswith(SUFFIX) or os.access(name, os.R_OK)]
+    try:
+        tasks = select(seen) if seen or not program.tasks else []
+    except UsageError as error:
+        raise ConfigError(f"{program.name}: {error}") from error
+    learns = len(seen) < len(program.tasks) or any(isinstance(task, FineTuned) for task in tasks)
+    if processes > 1 and not learns:
+        raise ConfigError(
+            f"{program.name}: {processes} processes are to share the points of a grid, but {', '.join(program.tasks)} "
+            "learns nothing and has none; take one process (slurm.eval.array, kubernetes.eval.pods)"
+        )

@@ -14,20 +14,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster.checks import check_ranks, check_tasks, warn_of_workers
 from cluster.k8s.launch import launch as launch_on_kubernetes
 from cluster.local.launch import launch as launch_here
-from cluster.programs import (
-    NAMES,
-    READERS,
-    Name,
-    Program,
-    check_ranks,
-    check_tasks,
-    folder_of,
-    pretraining_of,
-    read_chain,
-    warn_of_workers,
-)
+from cluster.programs import NAMES, READERS, Name, Program, folder_of, pretraining_of, read_chain
 from cluster.settings import ClusterSettings, load_settings
 from cluster.slurm.launch import launch as launch_on_slurm
 from trainer.settings import ConfigError
