@@ -6,12 +6,12 @@ import glob
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.paths import current_folder
-from cluster.programs import Program
+from cluster.programs import Program, pretraining_of
 from trainer.config import differences, load_recipe
 from trainer.deepspeed_config import accumulation_steps, resolve_deepspeed
 from trainer.run_directory import CheckpointError, RunDirectory
@@ -83,7 +83,28 @@ def check_reads(programs: Iterable[Program]) -> None:
                 raise ConfigError(f"{program.name}: {pattern}: nothing is there; check the path, and quote a glob")
 
 
-def check_ranks(program: Program, ranks: int) -> None:
+def check_amounts(programs: Sequence[Program], ranks: int, processes: int, cores: int | None) -> None:
+    """See that the programs can do with what a place gives them.
+
+    Args:
+        programs: of the job.
+        ranks: that train.
+        processes: that evaluate.
+        cores: of the preprocessing; None for those of this machine.
+
+    Raises:
+        ConfigError: so many ranks can't train the recipe, there is no such task, or no grid for the processes to share.
+    """
+    if pretraining := pretraining_of(programs):
+        _check_ranks(pretraining, ranks)
+    for program in programs:
+        if program.name == "eval":
+            _check_tasks(program, processes)
+        if program.name == "preprocess" and cores is not None:
+            _warn_of_workers(program, cores)
+
+
+def _check_ranks(program: Program, ranks: int) -> None:
     """See that so many ranks can train the recipe.
 
     Raises:
@@ -96,7 +117,7 @@ def check_ranks(program: Program, ranks: int) -> None:
         resolve_deepspeed(program.deepspeed_config, program.recipe, phase, ranks)
 
 
-def warn_of_workers(program: Program, cores: int) -> None:
+def _warn_of_workers(program: Program, cores: int) -> None:
     """Say so where a preprocessing is told to start more workers than its job has cores."""
     told = re.findall(r"--direct_num_workers[= ](\d+)", " ".join(program.arguments))
     if told and int(told[-1]) > cores:
@@ -107,7 +128,7 @@ def warn_of_workers(program: Program, cores: int) -> None:
         )
 
 
-def check_tasks(program: Program, processes: int) -> None:
+def _check_tasks(program: Program, processes: int) -> None:
     """See that there are such tasks, as far as can be seen from here, and points for so many processes to share.
 
     Raises:

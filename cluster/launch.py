@@ -14,10 +14,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.checks import check_ranks, check_tasks, warn_of_workers
 from cluster.k8s.launch import launch as launch_on_kubernetes
 from cluster.local.launch import launch as launch_here
-from cluster.programs import NAMES, READERS, Name, Program, folder_of, pretraining_of, read_chain
+from cluster.programs import NAMES, READERS, Name, Program, folder_of, read_chain
 from cluster.settings import ClusterSettings, load_settings
 from cluster.slurm.launch import launch as launch_on_slurm
 from trainer.settings import ConfigError
@@ -57,26 +56,13 @@ def start(programs: Sequence[Program], settings: ClusterSettings, place: str, dr
     Raises:
         ConfigError: it can't run them.
     """
-    ranks = {
-        "slurm": settings.slurm.pretrain.ranks,
-        "kubernetes": settings.kubernetes.pretrain.ranks,
-        "local": settings.local.processes,
-    }
-    if pretraining := pretraining_of(programs):
-        check_ranks(pretraining, ranks[place])
-    sharing = {"slurm": settings.slurm.eval.array, "kubernetes": settings.kubernetes.eval.pods, "local": 1}
-    cores = {"slurm": settings.slurm.preprocess.cpus_per_task, "kubernetes": settings.kubernetes.preprocess.cpu}
-    for program in programs:
-        if program.name == "eval":
-            check_tasks(program, sharing[place])
-        if program.name == "preprocess" and place in cores:
-            warn_of_workers(program, cores[place])
+    folder = folder_of(programs)
     if place == "slurm":
-        launch_on_slurm(programs, settings.slurm, folder_of(programs), dry_run)
+        launch_on_slurm(programs, settings.slurm, folder, dry_run)
     elif place == "kubernetes":
-        launch_on_kubernetes(programs, settings.kubernetes, folder_of(programs), dry_run)
+        launch_on_kubernetes(programs, settings.kubernetes, folder, dry_run)
     else:
-        launch_here(programs, settings.local, folder_of(programs), dry_run)
+        launch_here(programs, settings.local, folder, dry_run)
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

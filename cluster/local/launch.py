@@ -20,8 +20,9 @@ def launch(programs: Sequence[Program], settings: LocalSettings, folder: Path, d
     """Write scripts into ``folder`` and become the one that runs all.
 
     Raises:
-        ConfigError: a path that no script can hold.
+        ConfigError: this machine can't run them.
     """
+    checks.check_amounts(programs, settings.processes, processes=1, cores=None)
     checks.check_reads(programs)
     checks.check_runs(programs)
     checks.check_printable(program.output for program in programs)
