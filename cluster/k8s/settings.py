@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal
 
+from cluster.places import check_environment, check_ranks
+
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # names of namespaces, queues, claims, secrets
 _KEY = re.compile(r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
 _VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 _MEMORY = re.compile(r"[1-9]\d*(Ki|Mi|Gi|Ti)")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REPOSITORY = re.compile(r"[a-z0-9][-a-z0-9._:/]*")
 _TAG = re.compile(r"\w[-\w.]{0,127}", re.ASCII)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -117,8 +118,7 @@ class PretrainPods(Pods):
         super().__post_init__()
         if min(self.nodes, self.grace_seconds, self.wait_minutes) <= 0 or self.processes < 0:
             raise ValueError("nodes, grace_seconds and wait_minutes must be positive, processes 0 or more")
-        if self.gpus and self.processes not in (0, self.gpus):
-            raise ValueError(f"{self.processes} ranks on {self.gpus} GPUs; leave processes at 0")
+        check_ranks("processes", self.processes, self.gpus)
 
     @property
     def ranks_per_node(self) -> int:
@@ -190,11 +190,7 @@ class KubernetesSettings:
         path = PurePosixPath(self.mount_path)
         if not is_clean(self.mount_path) or path.parts[1] in _TAKEN:
             raise ValueError(f"mount_path {self.mount_path!r} must be a whole path of its own, such as /shared")
-        for name in self.environment:
-            if not _VARIABLE.fullmatch(name) or _OURS.fullmatch(name):
-                raise ValueError(
-                    f"environment: {name!r} is not the name of a variable, or one that the job sets itself"
-                )
+        check_environment(self.environment, _OURS)
 
 
 def is_clean(path: str) -> bool:

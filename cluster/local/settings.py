@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cluster.places import check_ranks
+
 
 @dataclass(frozen=True)
 class LocalSettings:
@@ -22,8 +24,7 @@ class LocalSettings:
     def __post_init__(self) -> None:
         if min(self.gpus, self.ranks, self.threads) < 0:
             raise ValueError("gpus, ranks and threads must be 0 or more")
-        if self.gpus and self.ranks not in (0, self.gpus):
-            raise ValueError(f"{self.ranks} ranks on {self.gpus} GPUs; leave ranks at 0")
+        check_ranks("ranks", self.ranks, self.gpus)
 
     @property
     def processes(self) -> int:

@@ -9,12 +9,13 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
+from cluster.places import check_environment, check_ranks
+
 # sbatch's forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes and with seconds.
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _MEMORY = re.compile(r"\d+[KMGT]?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # What cluster.slurm.rank sets, and where programs and modules are found; setup may add to a PATH.
-_OURS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")
+_OURS = re.compile("RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|PATH|PYTHONPATH|PYTHONHOME|PYTHONSAFEPATH")
 # Names that SLURM's administrators give, with what selects several: commas, and | & [] () * for constraints.
 _NAME = re.compile(r"[\w.,:+=/@|&\[\]()*-]*", re.ASCII)
 
@@ -79,8 +80,7 @@ class PretrainJob(Job):
         super().__post_init__()
         if self.nodes <= 0 or self.tasks_per_node < 0:
             raise ValueError("nodes must be positive, tasks_per_node 0 or more")
-        if self.gpus_per_node and self.tasks_per_node not in (0, self.gpus_per_node):
-            raise ValueError(f"{self.tasks_per_node} ranks on {self.gpus_per_node} GPUs; leave tasks_per_node at 0")
+        check_ranks("tasks_per_node", self.tasks_per_node, self.gpus_per_node)
 
     @property
     def ranks_per_node(self) -> int:
@@ -181,11 +181,7 @@ class SlurmSettings:
         for option in self.options:
             if not option.startswith("--") or not option.isprintable():
                 raise ValueError(f"options: {option!r} is not an option of sbatch, such as --exclusive")
-        for name in self.environment:
-            if not _VARIABLE.fullmatch(name) or name in _OURS:
-                raise ValueError(
-                    f"environment: {name!r} is not the name of a variable, or one that the job sets itself"
-                )
+        check_environment(self.environment, _OURS)
         if not self.python.isprintable():
             raise ValueError("python holds characters that can't be printed")
         if not 0 < self.notice <= 65535 or self.crashes < 0:

@@ -795,6 +795,10 @@ BAD = {
     "a variable that is none": (['slurm.environment={"A;B"="1"}'], "'A;B' is not the name of a variable"),
     "a variable of the job's own": (["slurm.environment.RANK=1"], "'RANK' is not the name of a variable, or one that"),
     "where programs are found": (['slurm.environment.PATH="/opt/bin"'], "'PATH' is not the name of a variable, or one"),
+    "fewer ranks than GPUs": (
+        ["slurm.pretrain.gpus_per_node=4", "slurm.pretrain.tasks_per_node=2"],
+        "2 ranks on 4 GPUs; leave tasks_per_node at 0",
+    ),
     "no time left for an evaluation": (["slurm.eval.time=4"], "notice, 300 s, leaves nothing of eval.time, 4"),
     "an image that is not there": (
         ["slurm.container.runtime=apptainer", "slurm.container.image=/nowhere/bert.sif"],

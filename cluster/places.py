@@ -1,0 +1,38 @@
+"""What the settings of all places are held to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def check_environment(names: Iterable[str], ours: re.Pattern[str]) -> None:
+    """See that a user's variables can be set, beside those of the job.
+
+    Args:
+        names: of the user's.
+        ours: whole names that the job sets itself.
+
+    Raises:
+        ValueError: one can't.
+    """
+    for name in names:
+        if not _VARIABLE.fullmatch(name) or ours.fullmatch(name):
+            raise ValueError(f"environment: {name!r} is not the name of a variable, or one that the job sets itself")
+
+
+def check_ranks(setting: str, ranks: int, gpus: int) -> None:
+    """See that there is a rank for each GPU, where there are GPUs.
+
+    Args:
+        setting: its name.
+        ranks: its value, of a machine; 0 for one per GPU.
+        gpus: of a machine.
+
+    Raises:
+        ValueError: there are more ranks, or fewer.
+    """
+    if gpus and ranks not in (0, gpus):
+        raise ValueError(f"{ranks} ranks on {gpus} GPUs; leave {setting} at 0")
