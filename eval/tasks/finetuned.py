@@ -80,15 +80,21 @@ def _glue(name: str, dataset: str, best: str, dev: Mapping[str, str] | None = No
     )
 
 
+def _on(
+    name: str, dataset: str, kind: Kind, best: str, *, version: int = 1, dev: str = "dev", **tried: Any
+) -> FineTuned:
+    """A task on one data set, judged on its split ``dev``; ``tried`` are further attributes."""
+    return FineTuned(name, version, kind, best, train=(dataset, "train"), dev={"": (dataset, dev)}, **tried)
+
+
 def _features(choice: str, first: int, last: int, combine: Combine = "concatenated") -> FineTuned:
     """Section 5.3; the paper doesn't say how the BiLSTM is trained."""
-    return FineTuned(
-        name=f"conll2003_{choice}",
+    return _on(
+        f"conll2003_{choice}",
+        "CoNLL-2003",
+        FeatureTags(first, last, combine),
+        "f1",
         version=2,
-        kind=FeatureTags(first, last, combine),
-        best="f1",
-        train=("CoNLL-2003", "train"),
-        dev={"": ("CoNLL-2003", "dev")},
         learning_rates=(1e-3,),
         epochs=(10,),
         max_length=512,
@@ -105,65 +111,32 @@ _ROWS = (
     _glue("qnli", "QNLI", "accuracy"),
     _glue("rte", "RTE", "accuracy"),
     _glue("wnli", "WNLI", "accuracy"),
-    FineTuned(  # section 4.2
-        name="squad_v1",
-        version=1,
-        kind=Questions("v1.1"),
-        best="f1",
-        train=("SQuAD v1.1", "train"),
-        dev={"": ("SQuAD v1.1", "dev")},
-        learning_rates=(5e-5,),
-        max_length=384,
-    ),
-    FineTuned(  # section 4.3
-        name="squad_v2",
+    # Section 4.2.
+    _on("squad_v1", "SQuAD v1.1", Questions("v1.1"), "f1", learning_rates=(5e-5,), max_length=384),
+    # Section 4.3.
+    _on(
+        "squad_v2",
+        "SQuAD v2.0",
+        Questions("v2.0"),
+        "f1",
         version=2,
-        kind=Questions("v2.0"),
-        best="f1",
-        train=("SQuAD v2.0", "train"),
-        dev={"": ("SQuAD v2.0", "dev")},
         learning_rates=(5e-5,),
         epochs=(2,),
         batch_sizes=(48,),
         max_length=384,
     ),
-    FineTuned(  # as SQuAD v1.1
-        name="korquad",
-        version=1,
-        kind=Questions("korquad"),
-        best="f1",
-        train=("KorQuAD", "train"),
-        dev={"": ("KorQuAD", "dev")},
-        learning_rates=(5e-5,),
-        max_length=384,
-    ),
-    FineTuned(  # section 4.4
-        name="swag",
-        version=1,
-        kind=Choices(),
-        best="accuracy",
-        train=("SWAG", "train"),
-        dev={"": ("SWAG", "dev")},
-        learning_rates=(2e-5,),
-        batch_sizes=(16,),
-    ),
-    FineTuned(  # stands in for SWAG: the same form, settings and head
-        name="codah",
-        version=1,
-        kind=Choices(),
-        best="accuracy",
-        train=("CODAH", "train"),
-        dev={"": ("CODAH", "dev")},
-        learning_rates=(2e-5,),
-        batch_sizes=(16,),
-    ),
-    FineTuned(  # section 5.3; the settings of appendix A.3, as the paper says none for it
-        name="conll2003",
-        version=1,
-        kind=Tags(),
-        best="f1",
-        train=("CoNLL-2003", "train"),
-        dev={"": ("CoNLL-2003", "dev")},
+    # As SQuAD v1.1.
+    _on("korquad", "KorQuAD", Questions("korquad"), "f1", learning_rates=(5e-5,), max_length=384),
+    # Section 4.4.
+    _on("swag", "SWAG", Choices(), "accuracy", learning_rates=(2e-5,), batch_sizes=(16,)),
+    # Stands in for SWAG: the same form, settings and head.
+    _on("codah", "CODAH", Choices(), "accuracy", learning_rates=(2e-5,), batch_sizes=(16,)),
+    # Section 5.3; the settings of appendix A.3, as the paper says none for it.
+    _on(
+        "conll2003",
+        "CoNLL-2003",
+        Tags(),
+        "f1",
         test=(("CoNLL-2003", "test"),),
         learning_rates=(5e-5, 3e-5, 2e-5),
         epochs=(2, 3, 4),
@@ -176,44 +149,21 @@ _ROWS = (
     _features("sum_last_four", -4, -1, "weighted"),
     _features("concat_last_four", -4, -1),
     _features("sum_all", 1, -1, "weighted"),
-    FineTuned(  # Sun et al. (2019), section 5.1
-        name="imdb",
-        version=1,
-        kind=Texts(imdb.LABELS, long_text="head+tail"),
-        best="accuracy",
-        train=("IMDB", "train"),
-        dev={"": ("IMDB", "test")},
+    # Sun et al. (2019), section 5.1.
+    _on(
+        "imdb",
+        "IMDB",
+        Texts(imdb.LABELS, long_text="head+tail"),
+        "accuracy",
+        dev="test",
         learning_rates=(2e-5,),
         epochs=(4,),
         batch_sizes=(24,),
         max_length=512,
     ),
-    FineTuned(  # no published settings: one of the paper's
-        name="nsmc",
-        version=1,
-        kind=Texts(KOREAN["NSMC"].labels),
-        best="accuracy",
-        train=("NSMC", "train"),
-        dev={"": ("NSMC", "test")},
-        learning_rates=(5e-5,),
-    ),
-    FineTuned(
-        name="kornli",
-        version=1,
-        kind=Texts(NLI_LABELS),
-        best="accuracy",
-        train=("KorNLI", "train"),
-        dev={"": ("KorNLI", "dev")},
-        test=(("KorNLI", "test"),),
-    ),
-    FineTuned(
-        name="korsts",
-        version=1,
-        kind=Texts((), ("spearman", "pearson")),
-        best="spearman",
-        train=("KorSTS", "train"),
-        dev={"": ("KorSTS", "dev")},
-        test=(("KorSTS", "test"),),
-    ),
+    # No published settings: one of the paper's.
+    _on("nsmc", "NSMC", Texts(KOREAN["NSMC"].labels), "accuracy", dev="test", learning_rates=(5e-5,)),
+    _on("kornli", "KorNLI", Texts(NLI_LABELS), "accuracy", test=(("KorNLI", "test"),)),
+    _on("korsts", "KorSTS", Texts((), ("spearman", "pearson")), "spearman", test=(("KorSTS", "test"),)),
 )
 FINE_TUNED = {task.name: task for task in _ROWS}
