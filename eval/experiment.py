@@ -73,13 +73,12 @@ class Experiment:
         self._tests = {part: examples for part, examples in parts.items() if part in task.test_splits}
         self._data_blake2b = checksum_of(learned)
         self._test_blake2b = checksum_of(self._tests) if self._tests else None
-        self._origin = self._origin_of(learned)
-        former = self._origin_of(parts) if self._tests else None
-        self._disk = Points(bench.output / task.name / "points", self._origin, former)
+        self._origin = self._origin_of({part: len(examples) for part, examples in learned.items()})
+        self._disk = Points(bench.output / task.name / "points", self._origin)
         self._model = bench.output / MODELS / task.name
 
-    def _origin_of(self, parts: Parts) -> dict[str, Any]:
-        """What decides a point's figures, besides the point."""
+    def _origin_of(self, counts: Mapping[str, int]) -> dict[str, Any]:
+        """What decides a point's figures, besides the point; ``counts`` are of the examples that are learned."""
         settings = dataclasses.asdict(self._bench.settings)
         # The same in expectation, with other dropout masks; and it is what one changes when memory is short.
         del settings["max_tokens"]
@@ -87,8 +86,8 @@ class Experiment:
             "task": self.task.name,
             "version": self.task.version,
             "export": self._bench.checkpoint.blake2b,
-            "examples": {part: len(examples) for part, examples in parts.items()},
-            "data": checksum_of(parts),
+            "examples": counts,
+            "data": self._data_blake2b,
             "kind": repr(self.task.kind),
             "max_length": self._encoder.max_length,
             **settings,
@@ -256,8 +255,7 @@ class Experiment:
 
     def _is_tested(self, result: Mapping[str, Any]) -> bool:
         """Whether a point has predicted these test sets."""
-        known = result.get("test_blake2b") == self._test_blake2b or result["origin"] == self._disk.former
-        return bool(self._tests) and known
+        return bool(self._tests) and result.get("test_blake2b") == self._test_blake2b
 
     def _save(self, model: nn.Module, point: Hyperparameters, result: Mapping[str, Any]) -> None:
         """Keep a model; who does holds its lock."""

@@ -80,12 +80,10 @@ class Points:
     Attributes:
         folder: of them.
         origin: what they are of: hashes and settings.
-        former: the same of points from when test sets counted as what a point is of; None without test sets.
     """
 
     folder: Path
     origin: Mapping[str, Any]
-    former: Mapping[str, Any] | None = None
 
     def path(self, point: Hyperparameters) -> Path:
         """Where a finished point lies."""
@@ -111,8 +109,7 @@ class Points:
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}: not the result of a grid point; remove {path.parent}") from error
         made_of = result["origin"]
-        differing = [name for name, value in self.origin.items() if made_of.get(name) != value]
-        if differing and made_of != self.former:
+        if differing := [name for name, value in self.origin.items() if made_of.get(name) != value]:
             name = differing[0]
             was, now = made_of.get(name), self.origin[name]
             raise UsageError(f"{path}: made with {name} {was} instead of {now}; choose another --output")

@@ -28,7 +28,7 @@ from eval.kinds import Texts
 from eval.locks import locked
 from eval.metrics import score_labels
 from eval.options import default_output, parse
-from eval.parts import checksum_of, read_parts
+from eval.parts import read_parts
 from eval.readers.examples import DatasetError
 from eval.run import main
 from eval.tasks import TASKS
@@ -286,23 +286,6 @@ def test_what_is_measured_on_the_same_dev_set_is_on_the_same_data_whether_or_not
         assert run(export, data, tmp_path / output, "mrpc", *options) == 0
     first, second = read_evaluations(tmp_path / output / "results.json" for output in ("without", "with"))
     assert first.data("mrpc") == second.data("mrpc") != ""
-
-
-def test_a_grid_from_when_test_sets_counted_as_what_a_point_is_of_is_finished(
-    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_mrpc(data)
-    assert run(export, data, tmp_path / "out", "mrpc", "--test") == 0
-    before = results_of(tmp_path / "out")["tasks"]
-    [file] = points_of(tmp_path / "out", "mrpc")
-    result = json.loads(file.read_text())
-    whole = read_parts(TASKS["mrpc"], data, with_test=True, limit=None)
-    result["origin"] |= {"examples": {"train": 48, "dev": 16, "test": 6}, "data": checksum_of(whole)}
-    del result["test_blake2b"]
-    file.write_text(json.dumps(result))
-    monkeypatch.setattr(experiment, "learn", None)  # would fail if it were called
-    assert run(export, data, tmp_path / "out", "mrpc", "--test") == 0
-    assert results_of(tmp_path / "out")["tasks"] == before
 
 
 def test_test_sets_that_can_not_be_predicted_cost_no_figures(
