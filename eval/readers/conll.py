@@ -35,7 +35,7 @@ def read(data: Path, split: str) -> list[TaggedSentence]:
     path = find(data, ("conll2003", "conll", "."), _FILES.get(split, split))
     documents = [_sentences(path, document) for document in _documents(path)]
     sentences = [
-        TaggedSentence(f"{number}-{position}", words, tags, number, position)
+        TaggedSentence(f"{number}-{position}", words, tags, number)
         for number, document in enumerate(filter(None, documents))
         for position, (words, tags) in enumerate(document)
     ]

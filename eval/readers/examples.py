@@ -64,16 +64,12 @@ class QuestionExample:
         question: to be answered.
         context: the text.
         answers: all that are right; empty where there is none, or none is given.
-        impossible: whether the context doesn't answer the question.
-        title: of the article that the context is from.
     """
 
     id: str
     question: str
     context: str
     answers: tuple[Answer, ...]
-    impossible: bool
-    title: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +77,13 @@ class TaggedSentence:
     """Words with a tag each.
 
     Attributes:
-        id: DOCUMENT-POSITION.
+        id: DOCUMENT-POSITION, both from 0.
         words: of the sentence.
         tags: as in the file.
         document: number of the document, from 0.
-        position: number of the sentence within its document, from 0.
     """
 
     id: str
     words: tuple[str, ...]
     tags: tuple[str, ...]
     document: int
-    position: int

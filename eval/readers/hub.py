@@ -158,24 +158,12 @@ def _choices(rows: Rows, _: Sequence[str]) -> list[ChoiceExample]:
     ]
 
 
-def _questions(may_be_impossible: bool) -> Convert:
-    def convert(rows: Rows, _: Sequence[str]) -> list[QuestionExample]:
-        return [_question(row, may_be_impossible) for row in rows]
-
-    return convert
+def _questions(rows: Rows, _: Sequence[str]) -> list[QuestionExample]:
+    return [QuestionExample(row["id"], row["question"], row["context"], _answers(row["answers"])) for row in rows]
 
 
-def _question(row: Mapping[str, Any], may_be_impossible: bool) -> QuestionExample:
-    given = row["answers"]
-    answers = tuple(Answer(*answer) for answer in zip(given["text"], given["answer_start"], strict=True))
-    return QuestionExample(
-        id=row["id"],
-        question=row["question"],
-        context=row["context"],
-        answers=answers,
-        impossible=may_be_impossible and not answers,
-        title=row["title"],
-    )
+def _answers(given: Mapping[str, Any]) -> tuple[Answer, ...]:
+    return tuple(Answer(*answer) for answer in zip(given["text"], given["answer_start"], strict=True))
 
 
 def _tagged(rows: Rows, words: Sequence[str]) -> list[TaggedSentence]:
@@ -187,7 +175,6 @@ def _tagged(rows: Rows, words: Sequence[str]) -> list[TaggedSentence]:
             words=tuple(row["tokens"]),
             tags=convert_tags([words[tag] for tag in row["ner_tags"]]),
             document=number,
-            position=0,
         )
         for number, row in enumerate(rows)
     ]
@@ -224,9 +211,9 @@ HUB = {
     "RTE": _glue("RTE", "rte", "sentence1", "sentence2"),
     "WNLI": _glue("WNLI", "wnli", "sentence1", "sentence2"),
     "AX": _glue("AX", "ax", "premise", "hypothesis", {"test": "test"}),
-    "SQuAD v1.1": HubSource("rajpurkar/squad", _splits(_TRAIN_AND_DEV), _questions(may_be_impossible=False)),
-    "SQuAD v2.0": HubSource("rajpurkar/squad_v2", _splits(_TRAIN_AND_DEV), _questions(may_be_impossible=True)),
-    "KorQuAD": HubSource("KorQuAD/squad_kor_v1", _splits(_TRAIN_AND_DEV), _questions(may_be_impossible=False)),
+    "SQuAD v1.1": HubSource("rajpurkar/squad", _splits(_TRAIN_AND_DEV), _questions),
+    "SQuAD v2.0": HubSource("rajpurkar/squad_v2", _splits(_TRAIN_AND_DEV), _questions),
+    "KorQuAD": HubSource("KorQuAD/squad_kor_v1", _splits(_TRAIN_AND_DEV), _questions),
     "SWAG": HubSource("allenai/swag", _splits(config="regular"), _choices),
     "CoNLL-2003": HubSource("lhoestq/conll2003", _splits(), _tagged, words="ner_tags"),
     "IMDB": HubSource("stanfordnlp/imdb", _splits(_TRAIN_AND_TEST), _texts(LABELS, None, "text")),

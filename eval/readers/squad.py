@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pydantic
@@ -39,7 +38,6 @@ class _Paragraph(pydantic.BaseModel):
 
 
 class _Article(pydantic.BaseModel):
-    title: str = ""
     paragraphs: list[_Paragraph]
 
 
@@ -65,8 +63,9 @@ def read(data: Path, split: str, version: str = "v1.1") -> list[QuestionExample]
     """
     folders = ("korquad", "korean", ".") if version == "korquad" else ("squad", ".")
     path = find(data, folders, FILES[version].get(split, f"{split}.json"))
-    questions = list(_questions(_parse(path)))
-    _check(path, questions, answered=split != "test")
+    paragraphs = [paragraph for article in _parse(path).data for paragraph in article.paragraphs]
+    _check(path, [question for paragraph in paragraphs for question in paragraph.qas], answered=split != "test")
+    questions = [_example(question, paragraph.context) for paragraph in paragraphs for question in paragraph.qas]
     misplaced = [question for question in questions if not _answers_are_in_place(question)]
     if misplaced and split != "train":
         raise DatasetError(
@@ -93,31 +92,22 @@ def _parse(path: Path) -> _File:
         ) from error
 
 
-def _questions(file: _File) -> Iterator[QuestionExample]:
-    for article in file.data:
-        for paragraph in article.paragraphs:
-            for question in paragraph.qas:
-                yield QuestionExample(
-                    id=question.id,
-                    question=question.question,
-                    context=paragraph.context,
-                    answers=tuple(Answer(answer.text, answer.answer_start) for answer in question.answers),
-                    impossible=question.is_impossible,
-                    title=article.title,
-                )
-
-
-def _check(path: Path, questions: list[QuestionExample], answered: bool) -> None:
+def _check(path: Path, questions: list[_Question], answered: bool) -> None:
     if not questions:
         raise DatasetError(f"{path}: no questions; give a file with some")
     question, times = Counter(question.id for question in questions).most_common(1)[0]
     if times > 1:
         raise DatasetError(f"{path}: question {question}: there {times} times; ids must be unique")
     for found in questions:
-        if found.impossible and found.answers:
+        if found.is_impossible and found.answers:
             raise DatasetError(f"{path}: question {found.id}: is_impossible, but with answers; remove either")
-        if answered and not found.impossible and not found.answers:
+        if answered and not found.is_impossible and not found.answers:
             raise DatasetError(f"{path}: question {found.id}: no answers; give some, or mark it as is_impossible")
+
+
+def _example(question: _Question, context: str) -> QuestionExample:
+    answers = tuple(Answer(answer.text, answer.answer_start) for answer in question.answers)
+    return QuestionExample(question.id, question.question, context, answers)
 
 
 def _answers_are_in_place(question: QuestionExample) -> bool:

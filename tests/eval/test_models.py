@@ -38,11 +38,11 @@ CASES: dict[str, tuple[Kind, list[Any]]] = {
     ),
     "answers": (
         Questions("v1.1"),
-        [QuestionExample(str(i), WORDS[i], " ".join(WORDS), (Answer(WORDS[0], 0),), False, "") for i in range(6)],
+        [QuestionExample(str(i), WORDS[i], " ".join(WORDS), (Answer(WORDS[0], 0),)) for i in range(6)],
     ),
     "tags": (
         Tags(context=False),
-        [TaggedSentence(str(i), tuple(WORDS[i : i + 4]), ("O", "B-PER", "I-PER", "O"), i, 0) for i in range(6)],
+        [TaggedSentence(str(i), tuple(WORDS[i : i + 4]), ("O", "B-PER", "I-PER", "O"), i) for i in range(6)],
     ),
 }
 POST = dataclasses.replace(CONFIG, max_position_embeddings=96)

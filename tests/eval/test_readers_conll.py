@@ -33,16 +33,16 @@ He PRP I-NP O
 def test_documents_and_sentences(tmp_path):
     file = write(tmp_path, TEXT)
     expected = [
-        TaggedSentence("0-0", ("EU", "Inc\u00a0Ltd"), ("I-ORG", "I-ORG"), 0, 0),
-        TaggedSentence("0-1", (".",), ("O",), 0, 1),
-        TaggedSentence("1-0", ("He",), ("O",), 1, 0),
+        TaggedSentence("0-0", ("EU", "Inc\u00a0Ltd"), ("I-ORG", "I-ORG"), 0),
+        TaggedSentence("0-1", (".",), ("O",), 0),
+        TaggedSentence("1-0", ("He",), ("O",), 1),
     ]
     assert read(tmp_path, "dev") == read(file, "dev") == expected
 
 
 def test_a_first_document_may_go_unmarked(tmp_path):
     write(tmp_path, "He O\n\n-DOCSTART- O\n\nShe O\n")
-    assert [(s.document, s.position) for s in read(tmp_path, "dev")] == [(0, 0), (1, 0)]
+    assert [(s.id, s.document) for s in read(tmp_path, "dev")] == [("0-0", 0), ("1-0", 1)]
 
 
 @pytest.mark.parametrize(
@@ -99,5 +99,6 @@ def test_real_files(real_data, split, documents, sentences, words, entities):
     assert (len(found), sum(len(sentence.words) for sentence in found)) == (sentences, words)
     converted = Counter(tag for sentence in found for tag in convert_tags(sentence.tags))
     assert {tag[2:]: count for tag, count in converted.items() if tag.startswith("B-")} == entities
-    ids = [(sentence.document, sentence.position) for sentence in found]
-    assert ids == sorted(set(ids))
+    places = [tuple(int(number) for number in sentence.id.split("-")) for sentence in found]
+    assert places == sorted(set(places))
+    assert [document for document, _ in places] == [sentence.document for sentence in found]

@@ -20,9 +20,9 @@ def question(key="q1", answers=(("Houston", 18),), **more):
     }
 
 
-def write(path, *questions, title="Beyoncé"):
+def write(path, *questions):
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = [{"title": title, "paragraphs": [{"context": CONTEXT, "qas": list(questions)}]}]
+    data = [{"title": "Beyoncé", "paragraphs": [{"context": CONTEXT, "qas": list(questions)}]}]
     path.write_text(json.dumps({"version": "1.1", "data": data}, ensure_ascii=False), encoding="utf-8")
     return path
 
@@ -35,9 +35,7 @@ def message(*arguments):
 
 def test_version_1(tmp_path):
     file = write(tmp_path / "squad" / "dev-v1.1.json", question(answers=[("Houston", 18), ("in Houston", 15)]))
-    expected = [
-        QuestionExample("q1", "Where?", CONTEXT, (Answer("Houston", 18), Answer("in Houston", 15)), False, "Beyoncé")
-    ]
+    expected = [QuestionExample("q1", "Where?", CONTEXT, (Answer("Houston", 18), Answer("in Houston", 15)))]
     assert read(tmp_path, "dev") == read(tmp_path / "squad", "dev") == read(file, "dev") == expected
 
 
@@ -45,15 +43,12 @@ def test_version_2(tmp_path):
     plausible = [{"text": "Houston", "answer_start": 18}]
     impossible = question("q2", (), is_impossible=True, plausible_answers=plausible)
     write(tmp_path / "dev-v2.0.json", question(is_impossible=False), impossible)
-    assert [(q.answers, q.impossible) for q in read(tmp_path, "dev", "v2.0")] == [
-        ((Answer("Houston", 18),), False),
-        ((), True),
-    ]
+    assert [q.answers for q in read(tmp_path, "dev", "v2.0")] == [(Answer("Houston", 18),), ()]
 
 
 def test_a_test_set_has_no_answers(tmp_path):
     write(tmp_path / "test.json", question(answers=()))
-    assert [(q.answers, q.impossible) for q in read(tmp_path, "test")] == [((), False)]
+    assert [q.answers for q in read(tmp_path, "test")] == [()]
 
 
 MISPLACED = [("Houston", 17)]
@@ -117,12 +112,12 @@ def test_files_of_another_kind(tmp_path):
 )
 def test_real_files(real_data, version, split, file, questions, impossible):
     examples = read(real_data, split, version)
-    assert (len(examples), sum(example.impossible for example in examples)) == (questions, impossible)
+    assert (len(examples), sum(not example.answers for example in examples)) == (questions, impossible)
     walk = [
-        (article["title"], paragraph["context"], item["id"], [answer["text"] for answer in item["answers"]])
+        (paragraph["context"], item["id"], [answer["text"] for answer in item["answers"]])
         for article in json.loads((real_data / file).read_text(encoding="utf-8"))["data"]
         for paragraph in article["paragraphs"]
         for item in paragraph["qas"]
     ]
-    assert [(e.title, e.context, e.id, [answer.text for answer in e.answers]) for e in examples] == walk
+    assert [(e.context, e.id, [answer.text for answer in e.answers]) for e in examples] == walk
     assert set(FILES) == {"v1.1", "v2.0", "korquad"}

@@ -36,8 +36,7 @@ TOKENIZER = build_tokenizer([*SPECIAL_TOKENS, *(f"w{i}" for i in range(400)), "w
 
 def question(context: str = TEXT, answer: str | None = "w200 w201", text: str = "where", **changes) -> QuestionExample:
     answers = () if answer is None else (Answer(answer, context.index(answer)),)
-    example = QuestionExample("q", text, context, answers, impossible=answer is None, title="")
-    return replace(example, **changes)
+    return replace(QuestionExample("q", text, context, answers), **changes)
 
 
 def test_google_s_constants() -> None:

@@ -18,7 +18,7 @@ TOKENIZER = build_tokenizer([*SPECIAL_TOKENS, *LETTERS, *(f"##{letter}" for lett
 
 
 def sentence(words: str, tags: str, document: int = 0, position: int = 0) -> TaggedSentence:
-    return TaggedSentence(f"{document}-{position}", tuple(words.split()), tuple(tags.split()), document, position)
+    return TaggedSentence(f"{document}-{position}", tuple(words.split()), tuple(tags.split()), document)
 
 
 def tokens(passage) -> list[str]:
