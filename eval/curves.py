@@ -19,6 +19,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from eval.comparison import MeasuredExport
 from eval.errors import UsageError
 from eval.evaluated import Evaluated, run_names, settings_of
+from eval.results import is_learned
 from preprocessing.figures import COLOURS, STYLE
 from trainer.files import DamagedFileError, read_lines
 from trainer.metrics import LARGEST_LOSS
@@ -259,7 +260,7 @@ def measured_scores(exports: Sequence[MeasuredExport]) -> list[tuple[str, str]]:
         (name, content["details"]["selected_by"])
         for export in exports
         for name, content in export.tasks.items()
-        if "selected_by" in content["details"]
+        if is_learned(content["details"])
     }
     intrinsic = [pair for pair in _INTRINSIC if any(export.score(*pair) for export in exports)]
     return [*intrinsic, *sorted(judged)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.errors import UsageError
-from eval.results import RESULTS, read_results
+from eval.results import RESULTS, is_learned, read_results
 from preprocessing.schema import checksum
 from trainer.hugging_face import WEIGHTS
 from trainer.run_directory import RunDirectory
@@ -56,7 +56,7 @@ class Evaluated:
 
     def limit(self, task: str) -> int | None:
         """Examples of each data set that a task took at most; None for whole data sets, and where it read none."""
-        learned = "selected_by" in self.results["tasks"][task]["details"]
+        learned = is_learned(self.results["tasks"][task]["details"])
         return (self.results.get("data") or {}).get("limit") if learned else None
 
     def samples(self, task: str) -> int:
@@ -66,7 +66,7 @@ class Evaluated:
     def data(self, task: str) -> str:
         """What tells the data that a task was measured on from others; empty where it read none."""
         details, shards = self.results["tasks"][task]["details"], self.results["shards"]
-        if "selected_by" in details:
+        if is_learned(details):
             return str(details.get("data_blake2b", ""))
         return f"{shards['manifest_blake2b']} at {shards['sequence_length']}" if shards and self.samples(task) else ""
 

@@ -237,6 +237,11 @@ def figures_table(results: dict[str, Any]) -> str:
     return markdown_table([["", "model", "baseline", "which is"], *rows], numbers=(1, 2)) if rows else ""
 
 
+def is_learned(details: Mapping[str, Any]) -> bool:
+    """Whether a task's details are of one that the model learned."""
+    return "selected_by" in details
+
+
 def best_points(results: Mapping[str, Any], tasks: Iterable[str]) -> Iterator[str]:
     """A line for each of some tasks that was learned: which point of its grid the figures are of, and how it was."""
     settings = results.get("fine_tuning") or {}

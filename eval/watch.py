@@ -38,7 +38,7 @@ with needs("eval"):
     from eval.parts import read_parts
     from eval.paths import parse_path
     from eval.plan import check_source
-    from eval.results import RESULTS, check_output, read_results
+    from eval.results import RESULTS, check_output, is_learned, read_results
     from eval.stamps import known_checksum, read_checksum, stamp
     from eval.tasks import GROUPS, Task, select
     from eval.tasks.finetuned import FineTuned
@@ -168,7 +168,7 @@ class Watch:
         """What results were made with that is not what is asked for now; None where they are as asked."""
         of_tasks = [results["tasks"][name]["details"] for name in self._names[job.tasks]]
         limit, shards = (results.get("data") or {}).get("limit"), results["shards"]
-        if any("selected_by" in details for details in of_tasks) and limit != self._asked.limit:
+        if any(map(is_learned, of_tasks)) and limit != self._asked.limit:
             return f"with --limit {limit}" if limit else "without --limit"
         if shards and any("samples" in details for details in of_tasks):
             samples = shards["samples"]
