@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import sklearn.metrics
 import torch
 from torch import nn
 from typing_extensions import override
@@ -22,7 +23,7 @@ from eval import squad, tagging
 from eval.encoding import Encoder, LongText, Sample, collate
 from eval.finetune import Settings
 from eval.heads import ChoiceHead, ClassificationHead, SpanHead, TagHead, fine_tuned
-from eval.metrics import confusion_matrix, entity_f1, score_labels
+from eval.metrics import entity_f1, score_labels
 from eval.readers.conll import ENTITY_TYPES, convert_tags
 from eval.readers.examples import ChoiceExample, QuestionExample, TaggedSentence, TextExample
 from eval.squad_metrics import korquad, squad_v1, squad_v2
@@ -329,7 +330,7 @@ def read_predictions(path: Path, words: Sequence[str]) -> list[tuple[str, float]
 
 def _confusion(labels: Sequence[float], predicted: Sequence[float], words: Sequence[str]) -> str:
     """A row for each class, a column for what it was taken for."""
-    counts = confusion_matrix([int(i) for i in labels], [int(i) for i in predicted], len(words))
+    counts = sklearn.metrics.confusion_matrix(labels, predicted, labels=range(len(words)))
     rows = [["label", *words]] + [[word, *map(str, row)] for word, row in zip(words, counts, strict=True)]
     return "".join("\t".join(row) + "\n" for row in rows)
 

@@ -93,12 +93,6 @@ def score_labels(metrics: Sequence[str], labels: Sequence[float], predictions: S
     return {metric: 100.0 * float(LABEL_METRICS[metric](labels, predictions)) for metric in metrics}
 
 
-def confusion_matrix(labels: Sequence[int], predictions: Sequence[int], classes: int) -> list[list[int]]:
-    """How often a class (row) was predicted to be which (column)."""
-    counts = sklearn.metrics.confusion_matrix(labels, predictions, labels=range(classes))
-    return [[int(count) for count in row] for row in counts]
-
-
 def half_width(share: float, count: int) -> float:
     """Half of the 95 % confidence interval of a share, by Wilson, who has more than 0 where all or none are right.
 

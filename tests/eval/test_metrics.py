@@ -13,7 +13,6 @@ from torchmetrics.functional.text import squad as torchmetrics_squad
 
 from eval.metrics import (
     GLUE_METRICS,
-    confusion_matrix,
     entity_f1,
     half_width,
     korquad,
@@ -350,15 +349,6 @@ def test_predictions_that_do_not_fit(labels, predictions, message):
     with pytest.raises(ValueError, match="prediction") as raised:
         score_labels(["pearson"], labels, predictions)
     assert str(raised.value) == message
-
-
-def test_confusion():
-    assert confusion_matrix([0, 0, 1, 2, 2], [0, 1, 1, 0, 2], classes=4) == [
-        [1, 1, 0, 0],
-        [0, 1, 0, 0],
-        [1, 0, 1, 0],
-        [0, 0, 0, 0],
-    ]
 
 
 def test_half_widths():
