@@ -93,22 +93,18 @@ class NextSentence:
 
 
 @dataclass(frozen=True)
-class Unigram:
-    """Masked words by the frequencies of the training text: the loss of its distribution, and always its top token."""
+class Baseline:
+    """What can be had without a model, by one distribution for all.
 
-    loss: float
-    perplexity: float
-    accuracy: float
-    token: int  # the most frequent one
-
-
-@dataclass(frozen=True)
-class Majority:
-    """Next sentences without a look at them: the loss of the labels' own distribution, and always its top class."""
+    Attributes:
+        loss: in nats.
+        accuracy: of always its most probable token or class.
+        most_probable: that token or class.
+    """
 
     loss: float
     accuracy: float
-    label: int
+    most_probable: int
 
 
 @dataclass(frozen=True)
@@ -201,8 +197,8 @@ def count_tokens(shards: ShardDirectory) -> np.ndarray:
     return counts
 
 
-def unigram(labels: np.ndarray, counts: np.ndarray) -> Unigram:
-    """The baseline of masked words.
+def unigram(labels: np.ndarray, counts: np.ndarray) -> Baseline:
+    """Masked words by the frequencies of tokens in the training text.
 
     Args:
         labels: int64 [P], the words that were masked.
@@ -210,15 +206,14 @@ def unigram(labels: np.ndarray, counts: np.ndarray) -> Unigram:
     """
     losses = math.log(counts.sum() + len(counts)) - np.log(counts[labels] + 1)
     token = int(counts.argmax())
-    loss = float(losses.mean())
-    return Unigram(loss, math.exp(loss), float((labels == token).mean()), token)
+    return Baseline(float(losses.mean()), float((labels == token).mean()), token)
 
 
-def majority(labels: np.ndarray) -> Majority:
-    """The baseline of next sentences, from their labels, int64 [N]."""
+def majority(labels: np.ndarray) -> Baseline:
+    """Next sentences by the shares of their labels, int64 [N], without a look at them."""
     shares = np.bincount(labels, minlength=2) / len(labels)
     loss = -sum(share * math.log(share) for share in shares if share)
-    return Majority(float(loss), float(shares.max()), int(shares.argmax()))
+    return Baseline(float(loss), float(shares.max()), int(shares.argmax()))
 
 
 @torch.inference_mode()

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from eval import probe
 from eval.tasks.result import Measurement, Result, Unit
 from trainer.data import SampleStream, evaluation_batches
+from trainer.metrics import perplexity
 from trainer.model import BertForPreTraining
 
 
@@ -69,10 +70,10 @@ class Intrinsic:
 def _evaluate_mlm(subject: Subject) -> Result:
     model = probe.masked_words(subject.outcomes)
     baseline = probe.unigram(subject.outcomes.mlm_labels, probe.count_tokens(subject.held_out.directory))
-    token = subject.tokenizer.id_to_token(baseline.token)
+    token = subject.tokenizer.id_to_token(baseline.most_probable)
     return Result(
         metrics={
-            "perplexity": _measure(model.perplexity, baseline.perplexity),
+            "perplexity": _measure(model.perplexity, perplexity(baseline.loss)),
             "loss": _measure(model.loss, baseline.loss),
             "accuracy": _measure(model.accuracy, baseline.accuracy, "share"),
         },
@@ -87,7 +88,7 @@ def _evaluate_mlm(subject: Subject) -> Result:
 
 def _evaluate_nsp(subject: Subject) -> Result:
     model, baseline = probe.next_sentence(subject.outcomes), probe.majority(subject.outcomes.nsp_labels)
-    label = ("next", "random")[baseline.label]
+    label = ("next", "random")[baseline.most_probable]
     return Result(
         metrics={
             "accuracy": _measure(model.accuracy, baseline.accuracy, "share"),

@@ -14,8 +14,8 @@ import transformers
 
 from eval.probe import (
     SENTENCES,
+    Baseline,
     Estimate,
-    Majority,
     Outcomes,
     count_tokens,
     fill_masks,
@@ -121,14 +121,13 @@ def test_the_interval_holds_the_truth_95_times_of_100() -> None:
 def test_unigrams() -> None:
     found = unigram(np.array([0, 2, 1, 0]), np.array([3, 1, 0]))  # with one more each: 4/7, 2/7, 1/7
     loss = -(2 * math.log(4 / 7) + math.log(2 / 7) + math.log(1 / 7)) / 4
-    assert (found.loss, found.perplexity) == (pytest.approx(loss), pytest.approx(math.exp(loss)))
-    assert (found.accuracy, found.token) == (0.5, 0)
-    assert unigram(np.array([1, 0]), np.zeros(8, dtype=np.int64)).perplexity == pytest.approx(8)  # nothing counted
+    assert found == Baseline(pytest.approx(loss), 0.5, 0)
+    assert unigram(np.array([1, 0]), np.zeros(8, dtype=np.int64)).loss == pytest.approx(math.log(8))  # nothing counted
 
 
 def test_majority() -> None:
-    assert majority(np.array([1, 0, 1, 1])) == Majority(pytest.approx(0.5623351446), 0.75, 1)
-    assert majority(np.array([0, 0])) == Majority(0.0, 1.0, 0)
+    assert majority(np.array([1, 0, 1, 1])) == Baseline(pytest.approx(0.5623351446), 0.75, 1)
+    assert majority(np.array([0, 0])) == Baseline(0.0, 1.0, 0)
 
 
 @pytest.mark.parametrize("chunk", [7, 1 << 24])
