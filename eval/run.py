@@ -56,9 +56,9 @@ with needs("eval"):
     from eval.tasks.finetuned import FineTuned
     from eval.tasks.intrinsic import Subject
     from eval.tasks.result import Result
-    from eval.workers import describe, run_points, run_side_by_side, share
+    from eval.workers import describe, going_on, run_points, run_side_by_side, share
     from preprocessing.interruption import end_when_interrupted
-    from preprocessing.schema import ShardError, checksum_of
+    from preprocessing.schema import checksum_of
     from preprocessing.terminal import show
     from trainer.credentials import without_credentials
     from trainer.determinism import use_deterministic_kernels
@@ -116,6 +116,8 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
                 _log.info("%s is there: another process has gathered it", arguments.output / RESULTS)
             else:
                 collect(arguments, plan, failed, began)
+    for name, reason in failed.items():
+        print(f"failed: {name}: {reason}", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -197,8 +199,6 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
     shutil.rmtree(output / STATES, ignore_errors=True)
     tracked = _track(output / RESULTS, results) if arguments.tracking else None
     show("\n".join([*_shown(results), *([f"\n{tracked}"] if tracked else [])]))
-    for name, reason in failed.items():
-        print(f"failed: {name}: {reason}", file=sys.stderr)
 
 
 def _content(task: Task, result: Result) -> dict[str, Any]:
@@ -208,34 +208,23 @@ def _content(task: Task, result: Result) -> dict[str, Any]:
 
 def _result(task: Task, plan: Plan, failed: dict[str, str]) -> Result | None:
     """What a task found; None, and a reason in ``failed``, where it fails."""
-    try:
+    with going_on(failed, task.name):
         if isinstance(task, FineTuned):
             return plan.experiments[task.name].collect()
         assert plan.subject is not None
         return task.evaluate(plan.subject)
-    except (UsageError, ShardError) as error:
-        failed[task.name] = describe(error)
-    except Exception as error:  # of one task, whatever it is: the others must not be lost
-        failed[task.name] = describe(error)
-        _log.exception("%s failed", task.name)
     return None
 
 
 def _complete(experiments: Sequence[Experiment]) -> dict[str, str]:
     """See that the best points have what was asked for of them; returns the tasks where that fails, and why."""
-    failed = {}
+    failed: dict[str, str] = {}
     for experiment in experiments:
-        lacks: list[str] = []
-        try:
-            lacks = experiment.lacks
-            if lacks:
-                experiment.complete()
-        except UsageError as error:
-            failed[experiment.task.name] = describe(error)
-        except Exception as error:  # whatever it is: the figures, and the other tasks, must not be lost
-            without = f"without its {' and '.join(lacks)}"
-            failed[experiment.task.name] = f"{without}: {describe(error)}"
-            _log.exception("%s %s", experiment.task.name, without)
+        task = experiment.task.name
+        with going_on(failed, task):
+            if lacks := experiment.lacks:
+                with going_on(failed, task, without=f"its {' and '.join(lacks)}"):
+                    experiment.complete()
     return failed
 
 

@@ -8,13 +8,15 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
+from eval.errors import UsageError
 from eval.experiment import Experiment
 from eval.finetune import Hyperparameters
 from eval.locks import claimed, locked
+from preprocessing.schema import ShardError
 
 _log = logging.getLogger("eval")
 Work = tuple[Experiment, Hyperparameters]
@@ -56,18 +58,33 @@ def _run_if_free(experiment: Experiment, point: Hyperparameters, failed: dict[st
 
 def _run(experiment: Experiment, point: Hyperparameters, failed: dict[str, str]) -> None:
     task = experiment.task.name
-    try:
+    with going_on(failed, task):
         if experiment.is_finished(point):
             return
         if task not in failed:
             experiment.set_failure(point, None)
             experiment.run(point)
-    except Exception as error:  # of one task, whatever it is: the others must not be lost
-        failed[task] = describe(error)
-        _log.exception("%s failed", task)
     if task in failed:
         with contextlib.suppress(OSError):  # of a full disk: nobody hears why then, and the point is missing
             experiment.set_failure(point, failed[task])
+
+
+@contextlib.contextmanager
+def going_on(failed: dict[str, str], task: str, without: str = "") -> Iterator[None]:
+    """Note what goes wrong with a task, whatever it is, and go on: the others must not be lost.
+
+    Args:
+        failed: task -> why, to which it is added; of what is not the user's mistake, the log has the traceback.
+        task: its name.
+        without: what it has to do without then; empty where all of it is lost.
+    """
+    try:
+        yield
+    except (UsageError, ShardError) as error:
+        failed[task] = describe(error)
+    except Exception as error:
+        failed[task] = f"without {without}: {describe(error)}" if without else describe(error)
+        _log.exception("%s %s", task, f"without {without}" if without else "failed")
 
 
 def describe(error: Exception) -> str:

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from eval import experiment
 from eval import run as evaluation
+from eval.errors import UsageError
 from eval.evaluated import find_results, read_evaluations
 from eval.kinds import Texts
 from eval.locks import locked
@@ -540,6 +541,21 @@ def test_a_task_that_fails_in_one_of_several_processes_does_not_lose_the_others(
     monkeypatch.setattr(experiment, "learn", learn)
     assert run(export, data, tmp_path / "out", "mrpc,stsb", *sharing[0]) == 0  # the array again
     assert list(results_of(tmp_path / "out")["tasks"]) == ["mrpc", "stsb"]
+
+
+def test_a_process_that_gathers_nothing_says_what_failed_and_shows_no_traceback_of_the_user_s_mistake(
+    export: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write_mrpc(data)
+    monkeypatch.setattr(experiment, "learn", mock.Mock(side_effect=UsageError("a prediction is not a finite number")))
+    assert run(export, data, tmp_path / "out", "mrpc", "--points-only") == 1
+    assert capsys.readouterr().err == "failed: mrpc: a prediction is not a finite number\n"
+    assert not any(record.exc_info for record in caplog.records)
 
 
 def test_what_another_command_leaves_in_the_output_meanwhile_costs_its_task_alone(
