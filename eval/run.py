@@ -95,7 +95,8 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """What main does with an export that no retention deletes meanwhile.
 
     Raises:
-        UsageError: a process that evaluates something else has written to the same output meanwhile.
+        UsageError: a mistake in what was asked for; or a process that evaluates something else has written to the same
+            output meanwhile.
         OSError: the results can't be written.
     """
     before = stamp(arguments.output / RESULTS)
@@ -103,9 +104,8 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         check_output(arguments.output)
         plan = prepare(arguments)
         arguments.output.mkdir(parents=True, exist_ok=True)
-    except (UsageError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except OSError as error:
+        raise UsageError(str(error)) from error
     use_deterministic_kernels(True, plan.bench.device)
     began = time.perf_counter()
     failed = learn(arguments, words, list(plan.experiments.values()))
