@@ -29,7 +29,7 @@ import seqeval.scheme
 import sklearn.metrics
 from seqeval.metrics import sequence_labeling, v1
 
-from eval.errors import UsageError
+from eval.errors import UsageError, first_problem
 from eval.paths import parse_path
 from eval.readers import conll, squad, tables
 from eval.readers.examples import DatasetError
@@ -227,9 +227,9 @@ def _read_json(path: Path, kind: pydantic.TypeAdapter[T]) -> T:
     try:
         return kind.validate_json(read_text(path))
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        place = f"question {first['loc'][0]}: " if first["loc"] else ""
-        raise DatasetError(f"{path}: {place}{first['msg']}; give a JSON object of ids and predictions") from error
+        raise DatasetError(
+            f"{path}: {first_problem(error)}; give a JSON object of questions' ids and predictions"
+        ) from error
 
 
 def _file(path: Path) -> Path:

@@ -29,7 +29,7 @@ from typing import Any
 
 import pydantic
 
-from eval.errors import UsageError
+from eval.errors import UsageError, first_problem
 from preprocessing.markdown import markdown_table
 from trainer.files import write_atomically
 
@@ -206,20 +206,11 @@ def read_results(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{path}: can't read the results ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(
-            f"{path}: not the results of an evaluation{_place(error)}; run `python -m eval.run` again"
-        ) from error
+        wrong = f" ({first_problem(error)})" if isinstance(error, pydantic.ValidationError) else ""
+        raise UsageError(f"{path}: not the results of an evaluation{wrong}; run `python -m eval.run` again") from error
     if version != FORMAT_VERSION:
         raise UsageError(f"{path}: format version {version}, this program reads {FORMAT_VERSION}; evaluate again")
     return dict(results)
-
-
-def _place(error: Exception) -> str:
-    """Where in the file it is that something is wrong, as far as that is known."""
-    if not isinstance(error, pydantic.ValidationError):
-        return ""
-    first = error.errors()[0]
-    return f" ({'.'.join(map(str, first['loc']))}: {first['msg']})"
 
 
 def figures_table(results: dict[str, Any]) -> str:

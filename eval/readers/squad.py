@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pydantic
 
+from eval.errors import first_problem
 from eval.readers.examples import Answer, DatasetError, QuestionExample
 from eval.readers.files import find, read_text
 
@@ -85,11 +86,7 @@ def _parse(path: Path) -> _File:
     try:
         return _File.model_validate_json(read_text(path))
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise DatasetError(
-            f"{path}: {place + ': ' if place else ''}{first['msg']}; give a file in SQuAD's format"
-        ) from error
+        raise DatasetError(f"{path}: {first_problem(error)}; give a file in SQuAD's format") from error
 
 
 def _check(path: Path, questions: list[_Question], answered: bool) -> None:

@@ -568,14 +568,14 @@ def test_mistakes_in_files(tmp_path, capsys):
     for arguments, message in (
         (("squad_v1", data, f"{tmp_path}/no.json"), f"{tmp_path}/no.json: can't read it (No such file or directory)"),
         (("squad_v1", f"{tmp_path}/no.json", right), f"{tmp_path}/no.json: no such file"),
-        (("squad_v1", data, wrong), f"{wrong}: question a: Input should be a valid string; "
-                                    "give a JSON object of ids and predictions"),
+        (("squad_v1", data, wrong), f"{wrong}: a: Input should be a valid string; "
+                                    "give a JSON object of questions' ids and predictions"),
         (("squad_v1", data, listed), f"{listed}: Input should be an object; "
-                                     "give a JSON object of ids and predictions"),
-        (("squad_v2", data, right, "--na-prob-file", right), f"{right}: question a: Input should be a valid number, "
-         "unable to parse string as a number; give a JSON object of ids and predictions"),
-        (("squad_v2", data, right, "--na-prob-file", infinite), f"{infinite}: question a: Input should be a finite "
-         "number; give a JSON object of ids and predictions"),
+                                     "give a JSON object of questions' ids and predictions"),
+        (("squad_v2", data, right, "--na-prob-file", right), f"{right}: a: Input should be a valid number, "
+         "unable to parse string as a number; give a JSON object of questions' ids and predictions"),
+        (("squad_v2", data, right, "--na-prob-file", infinite), f"{infinite}: a: Input should be a finite "
+         "number; give a JSON object of questions' ids and predictions"),
         (("glue", "RTE", table, other),
          f"{other}: 1 examples have no prediction, such as index 3; give one for each"),
         (("glue", "RTE", table, bad),
