@@ -85,7 +85,7 @@ def read_preprocess(arguments: Sequence[str]) -> Program:
     """The Beam job.
 
     Raises:
-        ConfigError: no --output, or one that is not a folder.
+        ConfigError: no --output, or one that is not a folder with a name.
     """
     parser = _Parser("preprocess", add_help=False, allow_abbrev=False)
     parser.add_argument("--output", type=_place, required=True)
@@ -94,6 +94,8 @@ def read_preprocess(arguments: Sequence[str]) -> Program:
     found, rest = parser.parse_known_args(arguments)
     if "://" in found.output:
         raise ConfigError(f"preprocess: --output {found.output} is not a folder; use `beam run` itself for that")
+    if not Path(found.output).name:
+        raise ConfigError(f"preprocess: --output {found.output} has no name; take a folder in it")
     given = {option: getattr(found, option.removeprefix("--")) for option in CORPUS}
     words = [word for option, values in given.items() if values for word in (option, *values)]
     corpus = tuple(path for values in given.values() for path in values if "://" not in path)
