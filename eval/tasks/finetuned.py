@@ -161,7 +161,7 @@ _ROWS = (
         batch_sizes=(24,),
         max_length=512,
     ),
-    # No published settings: one of the paper's.
+    # NSMC has no published settings: one of the paper's.
     _on("nsmc", "NSMC", Texts(KOREAN["NSMC"].labels), "accuracy", dev="test", learning_rates=(5e-5,)),
     _on("kornli", "KorNLI", Texts(NLI_LABELS), "accuracy", test=(("KorNLI", "test"),)),
     _on("korsts", "KorSTS", Texts((), ("spearman", "pearson")), "spearman", test=(("KorSTS", "test"),)),
