@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,11 @@ def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int
                 f"{path}: train.{name} needs zero_optimization.stage 0, 1 or 2: under 3 a layer's parameters "
                 f"come and go while it is computed; use one of these, or train.{name}=false"
             )
+    if recipe.train.compile and _look_up(raw, "flops_profiler.enabled"):
+        raise ConfigError(
+            f"{path}: flops_profiler.enabled: DeepSpeed 0.19 fails to count what torch.compile has made; remove it, or "
+            "profile with train.compile=false"
+        )
     ruled = {
         "train_batch_size": phase.global_batch_size,
         "train_micro_batch_size_per_gpu": phase.micro_batch_size,
@@ -135,12 +140,36 @@ _REFUSED: list[tuple[str, Any, str]] = [
     ("gradient_allreduce_op", None, "remove it: losses are normalized for the mean over the ranks"),
     ("activation_checkpointing", None, "remove it and set model.activation_checkpointing=true"),
     ("zero_optimization.zero_quantized_gradients", True, "remove it: on CPUs DeepSpeed fails, on GPUs it is untried"),
+    ("zero_optimization.legacy_stage1", True, "remove it: DeepSpeed 0.19 has it no more"),
     *(  # one setting of two names
         (f"zero_optimization.{name}", None, "remove it: DeepSpeed 0.19 fails with it in the first backward pass")
         for name in ("module_granularity_threshold", "stage3_module_granularity_threshold")
     ),
     ("tensor_parallel", None, _WHOLE_LAYERS),
     ("sequence_parallel_size", None, _WHOLE_LAYERS),
+]
+
+_SWITCH: tuple[Callable[[Any], bool], str] = (lambda found: isinstance(found, bool), "write true or false")
+_LEVELS = ("debug", "info", "warning", "error", "critical")
+
+# Keys, which of their values are taken, and what else to do.
+_CHECKED: list[tuple[str, Callable[[Any], bool], str]] = [
+    # Of one rank's configuration the key is left out, unread.
+    ("communication_data_type", lambda found: found in ("fp32", "fp16", "bf16"), "choose fp32, fp16 or bf16"),
+    (
+        "steps_per_print",
+        lambda found: isinstance(found, int) and found > 0,
+        "give a number of steps, or leave it out",
+    ),
+    ("zero_optimization.stage", lambda found: type(found) is int and found in range(4), "choose 0, 1, 2 or 3"),
+    (
+        "zero_optimization.offload_optimizer.ratio",
+        lambda found: found == 1,
+        "leave it out: a part of the optimizer is offloaded only by one of DeepSpeed's own",
+    ),
+    ("bf16.enabled", *_SWITCH),  # DeepSpeed takes "auto" for false
+    ("fp16.enabled", *_SWITCH),
+    ("log_level", lambda found: str(found).lower() in _LEVELS, f"choose {', '.join(_LEVELS)}"),
 ]
 
 
@@ -160,19 +189,18 @@ def _refuse(raw: dict[str, Any], path: Path | str) -> None:
     for key in _look_up(raw, "data_types") or {}:
         if key != "grad_accum_dtype":
             raise ConfigError(f"{path}: data_types.{key} has no effect here, only grad_accum_dtype has; remove it")
-    sent = raw.get("communication_data_type")
-    if sent not in (None, "fp32", "fp16", "bf16"):  # of one rank's configuration the key is left out, unread
-        raise ConfigError(f"{path}: communication_data_type is {json.dumps(sent)}; choose fp32, fp16 or bf16")
-    steps = raw.get("steps_per_print")
-    if steps is not None and not (isinstance(steps, int) and steps > 0):
-        raise ConfigError(f"{path}: steps_per_print is {json.dumps(steps)}; give a number of steps, or leave it out")
-    stage = _look_up(raw, "zero_optimization.stage")
-    if stage is not None and (type(stage) is not int or stage not in range(4)):
-        raise ConfigError(f"{path}: zero_optimization.stage is {json.dumps(stage)}; choose 0, 1, 2 or 3")
+    for key, fits, advice in _CHECKED:
+        found = _look_up(raw, key)
+        if found is not None and not fits(found):
+            raise ConfigError(f"{path}: {key} is {json.dumps(found)}; {advice}")
+    stage = _look_up(raw, "zero_optimization.stage") or 0
+    for section, least in (("offload_optimizer", 1), ("offload_param", 3)):
+        if _look_up(raw, f"zero_optimization.{section}.device") == "cpu" and stage < least:
+            raise ConfigError(
+                f"{path}: zero_optimization.{section} has no effect under stage {stage}; remove it, or take stage "
+                f"{least if least == 3 else '1, 2 or 3'}"
+            )
     bf16, fp16 = (_look_up(raw, f"{precision}.enabled") for precision in ("bf16", "fp16"))
-    for precision, enabled in (("bf16", bf16), ("fp16", fp16)):
-        if enabled is not None and not isinstance(enabled, bool):  # DeepSpeed takes "auto" for false
-            raise ConfigError(f"{path}: {precision}.enabled is {json.dumps(enabled)}; write true or false")
     if bf16 and fp16:
         raise ConfigError(f"{path}: bf16 and fp16 are both enabled; choose one")
     if (bf16 or fp16) and not stage:

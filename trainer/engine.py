@@ -10,6 +10,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,8 +93,10 @@ def join_world(threads: int) -> World:
 # How DeepSpeed says that it does not take its configuration.
 _REFUSALS = (
     *(DeepSpeedConfigError, ValueError, TypeError, KeyError, AssertionError, NotImplementedError),
-    ImportError,  # of what it can report to
+    *(ImportError, OSError),  # of what it can report to
 )
+# What it can report to, and the modules that it needs for that.
+_MONITORS = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
 
 
 class GlobalCounts(NamedTuple):
@@ -122,6 +125,8 @@ class Engine:
         checkpoint: Path | None = None,
         weights: Mapping[str, Tensor] | None = None,
         loss_scale: LossScale | None = None,
+        step: int = 0,
+        samples: int = 0,
     ):
         """Build the model from its seed, from weights or from a checkpoint, and hand it to DeepSpeed.
 
@@ -132,6 +137,8 @@ class Engine:
             checkpoint: written by write_state, by any number of ranks under any ZeRO stage.
             weights: float32, to begin with where there is no checkpoint.
             loss_scale: to begin with in fp16; without it DeepSpeed's settings say.
+            step: finished updates of the run, by which DeepSpeed knows when to report.
+            samples: that they have seen, over which it reports.
 
         Raises:
             StateError: the checkpoint is damaged or another model's.
@@ -157,6 +164,7 @@ class Engine:
         self._losses_of = _speed_up(model, train, world.device)
         self._has_graphs = train.cuda_graphs
         self._engine = _initialize(model, self._optimizer, deepspeed_config, world)
+        self._engine.global_steps, self._engine.global_samples = step, samples
         take_norm_once(self._engine.optimizer)
         add_up_at_once(self._engine.optimizer)
         self._owned = list(find_owned(self._engine, self._optimizer, names, world.rank))
@@ -463,11 +471,14 @@ def _initialize(
 
 
 def check_deepspeed(config: Mapping[str, Any]) -> None:
-    """See that DeepSpeed can read its configuration, as far as it looks at it without a model.
+    """See that DeepSpeed can read its configuration, as far as it looks at it without a model, and has what it needs.
 
     Raises:
-        ConfigError: it can't.
+        ConfigError: it can't, or has not.
     """
+    for section, module in _MONITORS.items():
+        if config.get(section, {}).get("enabled") and not find_spec(module):
+            raise ConfigError(f"DeepSpeed's configuration: {section} needs {module}, which is not installed here")
     with _mistakes():  # the batch is that of all ranks, and this one has not met them yet
         DeepSpeedConfig({name: value for name, value in config.items() if name != "train_batch_size"})
 

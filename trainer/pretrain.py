@@ -37,7 +37,7 @@ from trainer.saving import Saver, export_if_missing
 from trainer.session import Session, owes_validation
 from trainer.settings import ConfigError, is_override
 from trainer.sharded_state import StateError
-from trainer.start import check, take_over, warn_of_the_warmup, write_run
+from trainer.start import check, check_output, take_over, warn_of_the_warmup, write_run
 from trainer.stopping import StopRequests, end_at_once, wait_for_first
 from trainer.world import PortInUseError, World, has_joined, leave_world
 
@@ -109,10 +109,11 @@ def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
     """
     stop = StopRequests()
     recipe = load_recipe(arguments.config, arguments.settings)
-    shards = open_corpus(arguments.shards, recipe.data.cache_dir, recipe.data.verify)
-    run = RunDirectory(arguments.output)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     configs = [resolve_deepspeed(arguments.deepspeed_config, recipe, phase, ranks) for phase in recipe.phases]
+    run = RunDirectory(arguments.output)
+    check_output(run, recipe.data.cache_dir)
+    shards = open_corpus(arguments.shards, recipe.data.cache_dir, recipe.data.verify)
     check(recipe, configs, shards, run, arguments.init_from)
 
     world = join_world(recipe.train.threads)

@@ -193,7 +193,10 @@ class Session:
         weights = initial_weights(self.init_from, recipe) if self.init_from and not checkpoint else None
         state = read_run_state(checkpoint) if checkpoint else None
         loss_scale = state.loss_scale if state else None
-        engine = Engine(recipe, config, world, checkpoint=checkpoint, weights=weights, loss_scale=loss_scale)
+        engine = Engine(
+            recipe, config, world, checkpoint=checkpoint, weights=weights, loss_scale=loss_scale, step=step,
+            samples=_samples(recipe, step),
+        )  # fmt: skip
         _log.info(
             "model: %s parameters, ZeRO stage %d",
             f"{parameter_count(recipe.model):,}", config.get("zero_optimization", {}).get("stage", 0),

@@ -20,6 +20,7 @@ from preprocessing.tokenization import (
     VocabularyError,
     load_vocabulary,
     load_words,
+    special_ids,
 )
 from trainer.checkpoint import read_run_state, remove_leftovers, set_aside
 from trainer.config import Phase, Recipe, differences, load_recipe, other_draws, to_toml
@@ -36,6 +37,19 @@ from trainer.settings import ConfigError
 from trainer.sharded_state import StateError, verify_state
 
 _log = logging.getLogger("pretrain")
+
+
+def check_output(run: RunDirectory, cache_dir: str) -> None:
+    """See that a run can be in its directory, before shards are copied to a cache, which may take long.
+
+    Raises:
+        CheckpointError, ConfigError: it can't, or the cache would be in its way.
+    """
+    run.check()
+    if cache_dir and Path(cache_dir).resolve().is_relative_to(run.path.resolve()):
+        raise ConfigError(
+            f"data.cache_dir {cache_dir} lies in --output, where only the run's own files are; take another"
+        )
 
 
 def check(
@@ -60,6 +74,8 @@ def check(
         _check_validation(recipe, phase, shards)
     _check_precision(recipe, configs[0])  # which is the same in all phases
     _check_vocabulary(recipe, shards)
+    if run.is_new:
+        _check_padding(recipe, shards)
     _check_segments(recipe, shards)
     _check_run(run, recipe, shards)
     if init_from and not run.step:
@@ -83,7 +99,7 @@ def initial_weights(directory: Path, recipe: Recipe) -> dict[str, torch.Tensor]:
     for name in sizes:
         found, wanted = getattr(export.config, name), getattr(recipe.model, name)
         if found != wanted:
-            advice = f"set model.{name}={found}"
+            advice = f"set model.{name}={json.dumps(found)}"  # as TOML has it too
             if name == "vocab_size":  # that of the shards, as has been seen
                 advice = "give it the shards' words by trainer.new_vocabulary, or make shards with its own"
             raise ConfigError(f"--init-from: {directory} has {name} {found}, the recipe {wanted}; {advice}")
@@ -143,10 +159,10 @@ def write_run(
 
 def warn_of_the_warmup(recipe: Recipe) -> None:
     """Say so where a schedule ends before its peak, as that of a recipe that was shortened."""
-    schedules = {phase.schedule or recipe.schedule: phase.steps for phase in recipe.phases}
-    if recipe.schedule in schedules:  # one for all phases that have none of their own
-        schedules[recipe.schedule] = recipe.total_steps
-    for schedule, steps in schedules.items():
+    schedules = [(phase.schedule, phase.steps) for phase in recipe.phases if phase.schedule]
+    if len(schedules) < len(recipe.phases):  # one for all phases that have none of their own
+        schedules.append((recipe.schedule, recipe.total_steps))
+    for schedule, steps in dict.fromkeys(schedules):
         if schedule.warmup_steps >= steps:
             _log.warning(
                 "the learning rate never reaches its peak: schedule.warmup_steps is %d, and there are %d steps",
@@ -179,6 +195,16 @@ def _check_vocabulary(recipe: Recipe, shards: Corpus) -> None:
         raise ConfigError(
             f"{shards.name}: made with a vocabulary of {found} entries, but model.vocab_size is {wanted}; "
             f"set model.vocab_size={found} or make shards with the model's vocabulary"
+        )
+
+
+def _check_padding(recipe: Recipe, shards: Corpus) -> None:
+    """See that the model's padding is that of the shards: fine-tuning never trains its row of the embeddings."""
+    found, wanted = special_ids(load_vocabulary(shards.tokenizer / VOCABULARY_FILE)).pad, recipe.model.pad_token_id
+    if found != wanted:
+        raise ConfigError(
+            f"{shards.name}: [PAD] is entry {found} of its vocabulary, but model.pad_token_id is {wanted}; "
+            f"set model.pad_token_id={found}"
         )
 
 

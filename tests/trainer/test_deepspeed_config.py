@@ -24,6 +24,16 @@ def test_compiled_layers_and_products_in_eight_bits_need_their_parameters_to_sta
     assert resolve_deepspeed(deepspeed_config(), settings, settings.phases[0], world=2)
 
 
+def test_what_torch_compiles_is_not_profiled_by_deepspeed(recipe, deepspeed_config):
+    """It would end the run at the step that is to be profiled, and again at each start."""
+    settings = load_recipe(recipe, ["train.compile=true"])
+    config = deepspeed_config(flops_profiler={"enabled": True})
+    with pytest.raises(ConfigError, match=r"flops_profiler\.enabled: DeepSpeed 0\.19 fails.* train\.compile=false"):
+        resolve_deepspeed(config, settings, settings.phases[0], world=2)
+    plain = load_recipe(recipe)
+    assert resolve_deepspeed(config, plain, plain.phases[0], world=2)["flops_profiler"] == {"enabled": True}
+
+
 def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
     settings = load_recipe(recipe)
     resolved = resolve_deepspeed(deepspeed_config(), settings, settings.phases[0], world=2)
@@ -39,6 +49,20 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"log_level": "quiet"}, 'log_level is "quiet"; choose debug, info, warning, error, critical'),
+        ({"zero_optimization": {"stage": 1, "legacy_stage1": True}}, "legacy_stage1 is true; remove it"),
+        (
+            {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
+            "offload_optimizer.ratio is 0.5; leave it out",
+        ),
+        (
+            {"bf16": None, "zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
+            "offload_optimizer has no effect under stage 0; remove it, or take stage 1, 2 or 3",
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
+            "offload_param has no effect under stage 2; remove it, or take stage 3",
+        ),
         ({"gradient_clipping": 0.5}, "gradient_clipping is 0.5, but the recipe says 1.0"),
         ({"gradient_clipping": "1.0"}, 'gradient_clipping is "1.0", but the recipe says 1.0'),
         ({"train_batch_size": 16}, "train_batch_size is 16, but the recipe says 8"),

@@ -248,13 +248,34 @@ def test_what_deepspeed_refuses_is_a_mistake_of_the_user(call, deepspeed_config,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.skipif(find_spec("wandb") is not None, reason="wandb is installed")
+def test_what_deepspeed_is_to_report_to_is_looked_for_by_all_ranks(call, deepspeed_config, tmp_path, world):
+    codes, log = call(world=world, deepspeed_config=deepspeed_config(wandb={"enabled": True}))
+    assert codes == [2] * world
+    (error,) = [line for line in log.splitlines() if line.startswith("error: ")]
+    assert error == "error: DeepSpeed's configuration: wandb needs wandb, which is not installed here"
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_deepspeed_reports_goes_on_where_the_run_does(call, deepspeed_config, tmp_path):
+    config = deepspeed_config(csv_monitor={"enabled": True, "output_path": str(tmp_path / "csv"), "job_name": "job"})
+    for steps in (4, 8):
+        assert call(f"train.max_steps={steps}", deepspeed_config=config)[0] == [0]
+    (file,) = (tmp_path / "csv").rglob("Train_Samples_lr.csv")
+    samples = [line.split(",")[0] for line in file.read_text().splitlines()]
+    assert [int(number) for number in samples if number.isdigit()] == [8 * step for step in range(1, 9)]
+
+
 def test_what_deepspeed_refuses_when_it_has_a_model_is_one_too(call, deepspeed_config, tmp_path):
     """And what was written before that is no riddle to the next start."""
-    codes, log = call(deepspeed_config=deepspeed_config(wandb={"enabled": True}))
+    (tmp_path / "file").touch()
+    monitor = {"enabled": True, "output_path": str(tmp_path / "file" / "folder"), "job_name": "job"}
+    codes, log = call(deepspeed_config=deepspeed_config(csv_monitor=monitor))
     assert codes == [2]
     (error,) = [line for line in log.splitlines() if line.startswith("error: ")]
-    assert error == "error: DeepSpeed's configuration: No module named 'wandb'"
+    assert error.startswith("error: DeepSpeed's configuration: ")
+    assert "Not a directory" in error
     assert RunDirectory(tmp_path / "run").ending == "failed"
     codes, log = call("schedule.peak=0.5")
     assert codes == [2]

@@ -18,7 +18,7 @@ from trainer.config import load_recipe
 from trainer.hugging_face import Export
 from trainer.run_directory import RunDirectory
 from trainer.settings import ConfigError
-from trainer.start import initial_weights
+from trainer.start import initial_weights, warn_of_the_warmup
 
 
 def damaged_shards(shards, tmp_path):
@@ -85,6 +85,16 @@ BAD_INPUT = {
         [],
         "or set log.validate_every=0",
     ),
+    "a cache in the output": (
+        lambda s, t: {},
+        lambda s, t: [f"data.cache_dir={t / 'run' / 'cache'}"],
+        "lies in --output, where only the run's own files are; take another",
+    ),
+    "padding that is another word": (
+        lambda s, t: {},
+        ["model.pad_token_id=1"],
+        "[PAD] is entry 0 of its vocabulary, but model.pad_token_id is 1; set model.pad_token_id=0",
+    ),
     "an output that is a file": (
         lambda s, t: {"output": ((t / "file").touch(), t / "file")[1]},
         [],
@@ -106,6 +116,7 @@ def _cut(path):
 def test_bad_input_gets_one_line_and_exit_code_2_and_leaves_nothing(call, shards, tmp_path, case):
     replaced, settings, message = BAD_INPUT[case]
     replaced = replaced(shards, tmp_path)
+    settings = settings(shards, tmp_path) if callable(settings) else settings
     codes, log = call(*settings, **replaced)
     assert codes == [2]
     errors = [line for line in log.splitlines() if line.startswith("error:")]
@@ -239,7 +250,8 @@ def test_weights_of_a_model_that_computes_something_else_are_refused(recipe, tmp
     assert initial_weights(tmp_path, settings) is weights
     other = dataclasses.replace(settings.model, **{name: value})
     monkeypatch.setattr("trainer.start.load_export", lambda *_: Export(other, weights, []))
-    with pytest.raises(ConfigError, match=rf"has {name} {value}, the recipe {getattr(settings.model, name)}; "):
+    advice = "give it the shards' words" if name == "vocab_size" else f"set model.{name}={json.dumps(value)}$"
+    with pytest.raises(ConfigError, match=rf"has {name} {value}, the recipe {getattr(settings.model, name)}; {advice}"):
         initial_weights(tmp_path, settings)
 
 
@@ -290,3 +302,10 @@ def test_a_folder_beside_the_tokenizer_s_files_is_nobody_s_mistake(call, tmp_pat
 def test_a_warm_up_that_is_longer_than_the_run_is_told(call):
     _, log = call("schedule.warmup_steps=8")
     assert "the learning rate never reaches its peak: schedule.warmup_steps is 8, and there are 8 steps" in log
+
+
+def test_each_of_two_phases_with_equal_schedules_has_to_reach_its_peak(recipe, caplog):
+    phase = ("{{sequence_length=32, steps={}, global_batch_size=8, micro_batch_size=2, max_predictions=4, "
+             "schedule={{peak=1e-2, warmup_steps=10}}}}")  # fmt: skip
+    warn_of_the_warmup(load_recipe(recipe, [f"phases=[{phase.format(5)}, {phase.format(100)}]"]))
+    assert [record.args for record in caplog.records] == [(10, 5)]
