@@ -72,6 +72,12 @@ class PackedTokens:
         return cls.from_flat(flat, kinds, lengths)
 
     @classmethod
+    def from_padded(cls, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor) -> PackedTokens:
+        """Take the padding out of [B, S] tensors; ``attention_mask`` is true, from the left, where a token is real."""
+        mask = attention_mask.bool()
+        return cls.from_flat(input_ids[mask], token_type_ids[mask], mask.sum(dim=1))
+
+    @classmethod
     def from_flat(cls, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor) -> PackedTokens:
         """From [T], [T] and int64 [B], the number of tokens of each sequence."""
         bounds = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])

@@ -30,7 +30,7 @@ def losses(config, batch, dtype):
     """A function that computes a loss of a new model, on full sequences, and the model."""
     model = BertForPreTraining(config).to(dtype).train()
     ids = torch.randint(0, config.vocab_size, (batch.sequences, batch.length))
-    tokens = PackedTokens.from_sequences(ids.tolist())
+    tokens = PackedTokens.from_padded(ids, torch.zeros_like(ids), torch.ones_like(ids))
     each = batch.predictions // batch.sequences
     positions = torch.cat([torch.arange(1, each + 1) + b * batch.length for b in range(batch.sequences)])
     return lambda: loss_of(model, tokens, positions), model

@@ -191,7 +191,7 @@ def test_a_layer_launches_as_many_operations_as_planned(monkeypatch):
             hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
         )  # fmt: skip
         ids = torch.ones((2, 8), dtype=torch.long)
-        model, tokens = BertForPreTraining(config), PackedTokens.from_sequences(ids.tolist(), ids.tolist())
+        model, tokens = BertForPreTraining(config), PackedTokens.from_padded(ids, ids, ids)
         with Traffic() as traffic:
             words, following = model(tokens, torch.arange(4))
             zeros = torch.zeros(4, dtype=torch.long)

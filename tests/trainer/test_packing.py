@@ -17,7 +17,7 @@ def packed(lengths: list[int], longest: int | None = None) -> PackedTokens:
     return replace(PackedTokens.from_flat(ids, ids % 2, torch.tensor(lengths)), longest=longest or max(lengths))
 
 
-def test_sequences_are_laid_end_to_end_and_padded_again():
+def test_sequences_and_padded_rows_give_the_same():
     ids, types = [[5, 6, 7], [8], [9, 10]], [[0, 0, 1], [0], [0, 1]]
     tokens = PackedTokens.from_sequences(ids, types)
     assert tokens.input_ids.tolist() == [5, 6, 7, 8, 9, 10]
@@ -29,6 +29,9 @@ def test_sequences_are_laid_end_to_end_and_padded_again():
     assert tokens.longest == 3
     assert PackedTokens.from_sequences(ids).token_type_ids.tolist() == [0] * 6
     padded = torch.tensor([[5, 6, 7], [8, 0, 0], [9, 10, 0]])
+    padded_types = torch.tensor([[0, 0, 1], [0, 0, 0], [0, 1, 0]])
+    again = PackedTokens.from_padded(padded, padded_types, torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0]]))
+    assert all(torch.equal(getattr(tokens, n), getattr(again, n)) for n in ("input_ids", "token_type_ids", "bounds"))
     assert torch.equal(tokens.pad(tokens.input_ids), padded)
     assert tokens.pad(tokens.input_ids, -1)[1].tolist() == [8, -1, -1]
     assert tokens.pad(torch.ones(6, 2, 5)).shape == (3, 3, 2, 5)

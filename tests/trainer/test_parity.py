@@ -82,11 +82,6 @@ def random_batch(lengths: list[int], config: transformers.BertConfig) -> Batch:
     return Batch(ids, types, mask, labels, torch.randint(0, 2, shape[:1]))
 
 
-def without_padding(ids: Tensor, types: Tensor, mask: Tensor) -> PackedTokens:
-    """The tokens of [B, S] tensors that are real: mask, bool [B, S], from the left."""
-    return PackedTokens.from_flat(ids[mask], types[mask], mask.sum(dim=1))
-
-
 def twins(settings: dict, dtype: torch.dtype) -> tuple[transformers.BertForPreTraining, BertForPreTraining]:
     """The same random weights in both, far larger than at a start: every term of every formula counts."""
     torch.manual_seed(1)
@@ -123,7 +118,7 @@ def test_logits_losses_and_every_gradient(settings, lengths, dtype, rtol, atol):
     flat_labels = batch.labels[batch.attention_mask]
     positions = (flat_labels != -100).nonzero().squeeze(1)
     labels = flat_labels[positions]
-    tokens = without_padding(batch.input_ids, batch.token_type_ids, batch.attention_mask)
+    tokens = PackedTokens.from_padded(batch.input_ids, batch.token_type_ids, batch.attention_mask)
     mlm_logits, nsp_logits = ours(tokens, positions)
     losses = pretraining_losses(mlm_logits, labels, nsp_logits, batch.next_sentence)
     loss = losses.mlm_loss / len(positions) + losses.nsp_loss / len(lengths)
@@ -175,7 +170,7 @@ def test_published_weights_give_the_same_hidden_states_in_every_layer(minilm, dt
     ours.load_state_dict(state)
     with torch.no_grad():
         expected = theirs(ids, attention_mask=mask, token_type_ids=types, output_hidden_states=True).hidden_states
-        found = ours.bert.hidden_states(without_padding(ids, types, mask.bool()))
+        found = ours.bert.hidden_states(PackedTokens.from_padded(ids, types, mask))
 
     assert len(found) == len(expected) == config.num_hidden_layers + 1
     for ours_here, theirs_here in zip(found, expected, strict=True):
