@@ -194,11 +194,11 @@ def _refuse(raw: dict[str, Any], path: Path | str) -> None:
         if found is not None and not fits(found):
             raise ConfigError(f"{path}: {key} is {json.dumps(found)}; {advice}")
     stage = _look_up(raw, "zero_optimization.stage") or 0
-    for section, least in (("offload_optimizer", 1), ("offload_param", 3)):
-        if _look_up(raw, f"zero_optimization.{section}.device") == "cpu" and stage < least:
+    for section, stages in (("offload_optimizer", "1, 2 or 3"), ("offload_param", "3")):
+        if _look_up(raw, f"zero_optimization.{section}.device") == "cpu" and str(stage) not in stages:
             raise ConfigError(
                 f"{path}: zero_optimization.{section} has no effect under stage {stage}; remove it, or take stage "
-                f"{least if least == 3 else '1, 2 or 3'}"
+                f"{stages}"
             )
     bf16, fp16 = (_look_up(raw, f"{precision}.enabled") for precision in ("bf16", "fp16"))
     if bf16 and fp16:

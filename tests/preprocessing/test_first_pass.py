@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from preprocessing.layout import Layout
 from preprocessing.options import parse
 from preprocessing.schema import Vocabulary
 from preprocessing.tokenization import vocabulary_text
+from tests.preprocessing.watchdog import noting
 
 
 def test_documents_are_watched_while_they_are_read_and_while_they_are_encoded_and_at_no_other_time(
@@ -27,16 +27,8 @@ def test_documents_are_watched_while_they_are_read_and_while_they_are_encoded_an
     Path(job.work).mkdir(parents=True)
     Path(job.vocabulary_file).write_text(vocabulary_text(vocabulary))
 
-    class Dog:
-        def watch(self, what: str) -> bool:
-            happened.append(what)
-            return True
-
-        def rest(self) -> None:
-            happened.append("rest")
-
     clean, write = first_pass.clean, first_pass._write
-    monkeypatch.setattr(first_pass, "watching", lambda _folder, _patience: contextlib.nullcontext(Dog()))
+    monkeypatch.setattr(first_pass, "watching", noting(happened))
     monkeypatch.setattr(first_pass, "clean", lambda text: (happened.append("encode"), clean(text))[1])
     monkeypatch.setattr(first_pass, "_write", lambda *batch: (happened.append("write"), write(*batch)))
     tokenize_unit(job, Unit(0, (Input("jsonl", path.name, path.stat().st_size, str(path)),)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 from pathlib import Path
@@ -21,6 +20,7 @@ from preprocessing.sources import Document, Skipped, StorageError
 from preprocessing.text import clean
 from preprocessing.train_vocab import main as train_vocab
 from tests.preprocessing.maker import contents
+from tests.preprocessing.watchdog import noting
 
 TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 DOCUMENTS = [Document(f"d{n}", "books", None, f"text {n} " + "x" * n) for n in range(50)]
@@ -233,15 +233,7 @@ def test_an_input_that_changes_while_it_is_sampled_is_told(three: tuple[Job, Uni
 def test_a_document_is_watched_until_it_is_cleaned(three: tuple[Job, Unit], monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[str] = []
 
-    class Dog:
-        def watch(self, what: str) -> bool:
-            happened.append(what)
-            return True
-
-        def rest(self) -> None:
-            happened.append("rest")
-
-    monkeypatch.setattr(sampling, "watching", lambda _folder, _patience: contextlib.nullcontext(Dog()))
+    monkeypatch.setattr(sampling, "watching", noting(happened))
     monkeypatch.setattr(sampling, "clean", lambda text: (happened.append("clean"), text)[1])
     sample_unit(three[1], three[0], 100, sampling.ALL)
     assert happened == [step for row in range(3) for step in (f"three.jsonl#{row}", "clean", "rest")]
