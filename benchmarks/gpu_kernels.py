@@ -8,7 +8,7 @@ counts what a kernel reads and writes; here it is given in widths: elements of 1
 the model. Instructions are read off the machine's code. The kernels of trainer.fused are built and counted as well.
 benchmarks/gpu_predictions.py takes its figures from here.
 
-This reaches into torch: the names that are patched below are those of 2.11 to 2.13.
+This reaches into torch: the names that are patched below are those of 2.11 to 2.15.
 """
 
 from __future__ import annotations

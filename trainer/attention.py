@@ -19,9 +19,10 @@ from trainer.packing import PackedTokens, Selection, Table
 
 Implementation = Literal["reference", "grouped", "sdpa", "varlen"]
 _Queries = PackedTokens | Selection
-# All but cuDNN's, which Hopper would take. In torch 2.11 it rounds the probability of dropout to sixteenths (pytorch
-# #174245), and with a mask its gradients are NaN for 64 tokens more than a multiple of 128 (#196678). Kept out where
-# attention is computed, and not once for the process: whoever imports the model has it right, and others their default.
+# All but cuDNN's, which Hopper would take, from torch 2.14 on for packed sequences too. In torch 2.11 it rounds the
+# probability of dropout to sixteenths (pytorch #174245), and with a mask its gradients are NaN for 64 tokens more than
+# a multiple of 128 (#196678). Kept out where attention is computed, and not once for the process: whoever imports the
+# model has it right, and others their default.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _FLASH_CAPABILITY = (8, 0)  # of the oldest GPUs that the kernel for packed sequences runs on: Ampere
 _FLASH_WIDTHS = (8, 256)  # of heads: multiples, and the widest, for which it has code; torch's own pads others
@@ -311,7 +312,8 @@ def _varlen(
         raise ValueError("attention over packed sequences has no dropout; set model.attention_probs_dropout_prob=0")
     window = (-1, 0) if causal else (-1, -1)
     longest = tokens.longest
-    gathered = varlen_attn(query, key, value, queries.bounds, tokens.bounds, longest, longest, window_size=window)
+    with sdpa_kernel(_KERNELS):
+        gathered = varlen_attn(query, key, value, queries.bounds, tokens.bounds, longest, longest, window_size=window)
     assert isinstance(gathered, Tensor)  # not with the statistics that it can return too
     return gathered
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.nn.attention import varlen
 
 from trainer import attention as attention_module
 from trainer.attention import attention, dropout, fastest_on_gpu
@@ -220,17 +221,20 @@ def test_the_kernel_for_packed_sequences_is_the_reference(causal):
         torch.testing.assert_close(ours, reference, rtol=0.02, atol=0.03)
 
 
-def test_cudnns_kernel_is_kept_out(monkeypatch):
+@pytest.mark.parametrize(
+    ("implementation", "module", "name"),
+    [("sdpa", torch.nn.functional, "scaled_dot_product_attention"), ("varlen", varlen, "varlen_attn")],
+)
+def test_cudnns_kernel_is_kept_out(implementation, module, name, monkeypatch):
     enabled = []
-    compute = torch.nn.functional.scaled_dot_product_attention
 
-    def compute_and_note(*arguments):
+    def note(query, *_, **__):
         enabled.append(torch.backends.cuda.cudnn_sdp_enabled())
-        return compute(*arguments)
+        return query
 
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", compute_and_note)
+    monkeypatch.setattr(module, name, note)
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    attention(*queries_keys_values(), packed(), implementation="sdpa")
+    attention(*queries_keys_values(), packed(), implementation=implementation)
     assert enabled == [False]
     assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
