@@ -36,6 +36,7 @@ with needs("eval"):
     from eval.paths import parse_path
     from eval.pictures import save_picture
     from eval.pretrained import load_pretrained, pack
+    from preprocessing.figures import FONTS
     from trainer.files import write_atomically
     from trainer.leases import hold_export
     from trainer.model import BertModel, Layer
@@ -138,9 +139,14 @@ def draw_head(shown: Picture, layer: int, head: int) -> Figure:
     weights, tokens = shown.weights[layer - 1, head - 1], shown.tokens
     wanted = max(4.0, 1.8 + 0.27 * len(tokens))
     inches = min(wanted, _MOST_INCHES)
-    style = {"axes.titleweight": "bold", "axes.titlelocation": "left", "text.parse_math": False}
-    # A token that holds dollars is no formula.
-    with mpl.rc_context({**style, "font.size": 11 * inches / wanted}):
+    style = {
+        "font.family": FONTS,
+        "font.size": 11 * inches / wanted,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "text.parse_math": False,  # a token that holds dollars is no formula
+    }
+    with mpl.rc_context(style):
         figure = Figure(figsize=(inches + 0.9, inches), layout="constrained")
         axes = figure.add_subplot()
         image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=max(weights.max(), 1e-6))

@@ -35,7 +35,7 @@ _TOLD_APART = 2  # runs of which the legend has training and held out each
 _COLUMNS = 4  # of the legend of more
 _LINES = ("-", "--", ":", "-.")
 _WIDE = 8  # times the smallest perplexity: from there on an axis is logarithmic
-_BASELINE = "#555555"
+_BASELINE, _OF_BASELINES = "#555555", "the task's baseline"
 _INTRINSIC = (("mlm", "perplexity"), ("mlm", "accuracy"), ("nsp", "accuracy"))
 
 
@@ -289,8 +289,10 @@ def draw_scores(exports: Sequence[MeasuredExport]) -> Figure:
             _finish_score(axes, exports, task, metric)
         for axes in grid.flat[len(scores) :]:
             axes.set_visible(False)
-        if len(runs) > 1:
-            figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=min(4, len(runs)))
+        known = {name: line for axes in grid.flat for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+        if len(known) > 1:
+            names = sorted(known, key=_OF_BASELINES.__eq__)  # last; the runs in their order
+            figure.legend([known[name] for name in names], names, loc="outside upper center", ncols=min(4, len(names)))
     return figure
 
 
@@ -300,7 +302,7 @@ def _draw_score(axes: Any, exports: Sequence[MeasuredExport], task: str, metric:
     bars = [
         statistics.stdev(figure.seeds) if len(figure.seeds) > 1 else figure.half_width or 0.0 for _, figure in figures
     ]
-    # Also without a point, so that the legend of the first panel knows every run.
+    # Also without a point, so that the legend has the runs in their order.
     axes.errorbar(
         steps, values, bars, label=_label(exports[0].run), marker="o", markersize=5, linewidth=1.6, capsize=3, **style
     )
@@ -314,7 +316,7 @@ def _finish_score(axes: Any, exports: Sequence[MeasuredExport], task: str, metri
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
     content = next(export.tasks[task]["metrics"][metric] for export in exports if export.score(task, metric))
     if content["baseline"] is not None:
-        axes.axhline(content["baseline"], color=_BASELINE, linestyle=(0, (5, 3)), linewidth=1.3)
+        axes.axhline(content["baseline"], color=_BASELINE, linestyle=(0, (5, 3)), linewidth=1.3, label=_OF_BASELINES)
     if content["unit"]:
         scale = 1.0 if content["unit"] == "share" else 100.0
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value / scale:.3g} %"))

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
+from matplotlib.font_manager import fontManager
+
+logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it would tell of each font without a bold one
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: for all eyes
+# A character is drawn by the first that has it: matplotlib's own, or one of a script's that is installed.
+FONTS = ["DejaVu Sans", *sorted(name for name in fontManager.get_font_names() if name.startswith("Noto Sans"))]
 STYLE = {
+    "font.family": FONTS,
     "font.size": 12,
     "axes.titlesize": 13,
     "axes.titleweight": "bold",

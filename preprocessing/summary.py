@@ -116,5 +116,8 @@ def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: f
             "--no-nsp draws no next sentences"
         )
     if statistics["unknown_rate"] > STRANGE_UNKNOWN_RATE:
-        lines.append("  this many unknown tokens suggest the wrong vocabulary, or a wrong --cased")
+        lines.append(
+            "  this many unknown tokens suggest the wrong vocabulary, one too small for the script's characters, "
+            "or a wrong --cased"
+        )
     return "\n".join(lines)

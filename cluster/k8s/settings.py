@@ -187,9 +187,10 @@ class KubernetesSettings:
         _check_image(self.image)
         if not _KEY.fullmatch(self.gpu) or "/" not in self.gpu:
             raise ValueError(f"gpu {self.gpu!r} is not a resource such as nvidia.com/gpu")
-        path = PurePosixPath(self.mount_path)
-        if not is_clean(self.mount_path) or path.parts[1] in _TAKEN:
-            raise ValueError(f"mount_path {self.mount_path!r} must be a whole path of its own, such as /shared")
+        if not is_clean(self.mount_path):
+            raise ValueError(f"mount_path {self.mount_path!r} must be a whole path, such as /shared")
+        if (first := PurePosixPath(self.mount_path).parts[1]) in _TAKEN:
+            raise ValueError(f"mount_path {self.mount_path!r} lies in the image's /{first}; choose one such as /shared")
         check_environment(self.environment, _OURS)
 
 

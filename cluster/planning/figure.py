@@ -26,6 +26,7 @@ def draw(title: str, scaling: Sequence[tuple[int, float]], path: Path) -> None:
         raise ConfigError(f"--plot {path}: not the name of a picture; give one such as plan.png")
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import LogLocator, NullFormatter
     except ImportError as error:
         raise ConfigError("a figure needs matplotlib: pip install 'bert-pretraining[eval]'") from error
     figure = Figure(figsize=_INCHES, layout="constrained")
@@ -39,6 +40,8 @@ def draw(title: str, scaling: Sequence[tuple[int, float]], path: Path) -> None:
     _finish(work, f"{title}: work", "GPU-hours")
     for axes in (time, work):
         axes.set_xlabel("GPUs")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     try:
         figure.savefig(path, dpi=_DPI)
     except (OSError, ValueError) as error:

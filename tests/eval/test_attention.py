@@ -109,6 +109,16 @@ def test_dollars_are_no_formula(export: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("*head*")] == ["head.png"]
 
 
+def test_characters_that_no_font_has_are_told_in_one_line(tmp_path, capsys, recwarn):
+    """Of the private use areas, for which none is meant to have a picture."""
+    shown = Picture(["[CLS]", "\ue123\ue124", "\ue124"], np.full((1, 1, 3, 3), 1 / 3, np.float32))
+    save_picture(draw_head(shown, 1, 1), tmp_path / "head.png")
+    told = capsys.readouterr().err
+    assert told.startswith(f"note: {tmp_path}/head.png: no font here has 2 of its characters, such as '\\ue123'; ")
+    assert told.count("\n") == 1
+    assert not recwarn.list
+
+
 def test_words_in_another_encoding(export: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([str(export), "caf\udce9"])  # Latin-1, as Python gets it from a terminal of UTF-8

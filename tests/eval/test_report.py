@@ -223,10 +223,18 @@ def test_a_baseline_is_drawn_where_all_runs_were_evaluated_on_the_same_shards(
     assert baselines(read_evaluations(find_results([run, other]))) == Baselines(baseline, None)
 
 
+def test_scores_tell_which_line_is_the_baseline_of_the_task(run: Path) -> None:
+    write_evaluation(run, 60, **INTRINSIC)
+    figure = draw_scores(exports_of(read_evaluations(find_results([run]))))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [run.name, "the task's baseline"]
+
+
 def test_large_perplexities_are_written_out(run: Path) -> None:
     for step, perplexity in ((20, 11_000.0), (40, 12_500.0), (60, 7_500.0)):
         write_evaluation(run, step, mlm=task({"samples": 50}, perplexity=perplexity))
-    axes = draw_scores(exports_of(read_evaluations(find_results([run])))).axes[0]
+    figure = draw_scores(exports_of(read_evaluations(find_results([run]))))
+    assert figure.legends == []  # of one run and nothing beside it
+    axes = figure.axes[0]
     shown = axes.yaxis.get_major_formatter()
     assert [shown(value, 0) for value in (7500, 12500, 999.5, 2.5)] == ["7,500", "12,500", "999.5", "2.5"]
 
@@ -733,7 +741,7 @@ def test_scores_over_the_steps(run: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(bars, np.array([3, 2, 1]) * 2 * np.sqrt(2))  # the standard deviation on both sides
     bars = panels["mlm", "accuracy"].containers[0].lines[2][0].get_segments()
     np.testing.assert_allclose([segment[1, 1] - segment[0, 1] for segment in bars], [0.006] * 3)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["demo", "other"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["demo", "other", "the task's baseline"]
     assert set(panels["nsp", "accuracy"].lines[-1].get_ydata()) == {0.515}  # the baseline
 
 
