@@ -66,6 +66,7 @@ def test_a_restored_scaler_goes_on_as_the_one_that_was_saved(updates, split, hys
     whole, first, second = (scaler(**settings) for _ in range(3))
     scales(first, updates[:split])
     state = LossScale(**json.loads(json.dumps(dataclasses.asdict(take_loss_scale(first)))))
+    scales(second, "o.")  # nothing is left of what it was
     put_loss_scale(second, state)
     assert take_loss_scale(second) == state
     assert scales(whole, updates)[split:] == scales(second, updates[split:])
@@ -88,10 +89,13 @@ def test_the_lowest_scale_can_fall_no_more_only_when_the_hysteresis_is_used_up()
 
 
 def test_a_fixed_scale_and_no_scale_have_no_state():
-    for other in (loss_scaler.LossScaler(128), None):
+    fixed = loss_scaler.LossScaler(128)
+    before = vars(fixed).copy()
+    for other in (fixed, None):
         put_loss_scale(other, LossScale(2.0, 0, 1))
         assert take_loss_scale(other) is None
         assert not is_exhausted(other)
+    assert vars(fixed) == before
 
 
 @pytest.fixture
