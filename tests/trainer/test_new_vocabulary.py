@@ -10,13 +10,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 from transformers import BertForPreTraining as TheirBert
 
+from preprocessing.schema import checksum
 from preprocessing.tokenization import SPECIAL_TOKENS, VocabularyError, load_words
 from tests.trainer.shard_factory import save_tokenizer
 from trainer.hugging_face import load_export, save_export
+from trainer.lineage import code_version
 from trainer.model import BertConfig, BertForPreTraining
 from trainer.new_vocabulary import change_vocabulary, cut, main
 
-OLD = [*SPECIAL_TOKENS, "[unused0]", "cat", "card", "##io", "##gram", "the", "##s"]
+OLD = [*SPECIAL_TOKENS, "##", "cat", "card", "##io", "##gram", "the", "##s"]
 EXTENDED = [*SPECIAL_TOKENS, "cardiogram", *OLD[6:], "##grams", "心", "cats"]
 CONFIG = BertConfig(
     vocab_size=16,  # four rows more than words
@@ -50,7 +52,7 @@ def tokenizer(tmp_path):
 
 
 def test_pieces():
-    ids = {word: i for i, word in enumerate(OLD)}
+    ids = {word: i for i, word in enumerate([*OLD, "##g"])}  # the longest one is taken
     assert cut("cardiogram", ids) == [7, 8, 9]
     assert cut("##grams", ids) == [9, 11]
     assert cut("心", ids) == []
@@ -58,11 +60,15 @@ def test_pieces():
     assert cut("##", ids) == []
 
 
-def test_where_rows_come_from(model, tokenizer, tmp_path, state, capsys):
-    assert main([str(model), str(tokenizer), str(tmp_path / "out")]) == 0
+def test_where_rows_come_from(model, tokenizer, tmp_path, state, capsys, caplog, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "models" / "domain" / "new"
+    assert main([model.name, str(tokenizer), str(out)]) == 0
     assert "15 words, 11 of them as they were, 3 from their pieces, 1 new" in capsys.readouterr().out
-    config, changed, initialized = load_export(tmp_path / "out")
+    assert caplog.messages == []
+    config, changed, initialized = load_export(out)
     assert (config.vocab_size, initialized) == (15, [])
+    fresh = BertForPreTraining(config, seed=0).state_dict()
     for name in (WORDS, BIAS):
         old, new = state[name], changed[name]
         for word in set(OLD) & set(EXTENDED):
@@ -70,11 +76,19 @@ def test_where_rows_come_from(model, tokenizer, tmp_path, state, capsys):
         assert torch.equal(new[5], old[[7, 8, 9]].mean(dim=0))  # cardiogram
         assert torch.equal(new[12], old[[9, 11]].mean(dim=0))  # ##grams
         assert torch.equal(new[14], old[[6, 11]].mean(dim=0))  # cats
-    assert changed[WORDS][13].abs().max() <= 0.04  # 心, as in a new model: cut at two deviations
-    assert changed[BIAS][13] == 0
+        assert torch.equal(new[13], fresh[name][13])  # 心, as in a new model
     assert all(torch.equal(changed[name], state[name]) for name in state.keys() - {WORDS, BIAS})
-    told = json.loads((tmp_path / "out" / "lineage.json").read_text())["initial_weights"]
-    assert told["directory"] == str(model)
+    told = json.loads((out / "lineage.json").read_text())
+    assert told["initial_weights"] == {"directory": str(model), "blake2b": checksum(model / "model.safetensors")}
+    assert told["code"] == code_version()
+
+
+def test_what_the_model_lacks_is_told(model, tokenizer, tmp_path, caplog):
+    """As an encoder without heads does."""
+    weights = model / "model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(weights).items() if "seq_rel" not in name}, weights)
+    assert main([str(model), str(tokenizer), str(tmp_path / "out")]) == 0
+    assert caplog.messages == [f"{model} has no nsp.weight, nsp.bias: newly initialised"]
 
 
 def test_a_text_of_old_words_means_what_it_meant(model, tokenizer, tmp_path):
