@@ -30,7 +30,7 @@ def test_a_sum_that_is_infinite_though_its_parts_are_not_blames_no_sample():
 
 
 def test_a_bad_gradient_is_told_with_the_samples_of_all_ranks_and_the_scale_where_there_is_one():
-    samples = [0, 1, 4, 5, 2, 3]
-    told = "step 7: a gradient is NaN or infinite, though all losses are finite; the samples of the step are [0, 6]"
+    samples = [2, 3, 6, 7, 0, 1, 4, 5]
+    told = "step 7: a gradient is NaN or infinite, though all losses are finite; the samples of the step are [0, 8]"
     assert str(bad_gradient(7, samples)) == told
     assert str(bad_gradient(7, samples, 0.5)) == told.replace(" is", " even at the lowest loss scale, 0.5, is", 1)
