@@ -104,18 +104,22 @@ def gradients_in_fp16(recipe: Path, shards: Path, deepspeed_config: Path) -> lis
     return found
 
 
-def graphs_of_training_and_validation(recipe: Path, shards: Path, deepspeed_config: Path) -> tuple[int, int]:
-    """How many graphs torch makes of the model in a step, and how many more in a validation of three batches."""
+def graphs_of_training_and_validation(recipe: Path, shards: Path, deepspeed_config: Path) -> tuple[int, int, int]:
+    """How many graphs torch makes of the model in a step, and how many more in a validation of three batches.
+
+    Before these stands how often torch was told, in the step, that a micro-batch begins.
+    """
     settings = ["train.compile=true", "train.cuda_graphs=true", "data.token_multiple=64"]
     counter, compile_module = CompileCounter(), torch.nn.Module.compile
     torch.compile = functools.partial(torch.compile, backend="eager")
     with mock.patch.object(torch.nn.Module, "compile", lambda module, **_: compile_module(module, backend=counter)):
         lesson = Lesson(join_world(1), load_recipe(recipe, [*_TWO_MICRO_BATCHES, *settings]), shards, deepspeed_config)
-    lesson.train()
+    with mock.patch("torch.compiler.cudagraph_mark_step_begin") as begin:
+        lesson.train()
     training = counter.frame_count
     stream = validation_stream([ShardDirectory(shards)], lesson.recipe.phases[0].sequence_length)
     lesson.engine.evaluate(evaluation_batches(stream, samples=6, size=2))
-    return training, counter.frame_count - training
+    return begin.call_count, training, counter.frame_count - training
 
 
 def waits_for_the_device(recipe: Path, shards: Path, deepspeed_config: Path) -> int:
