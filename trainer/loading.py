@@ -154,8 +154,7 @@ def _start(loader: DataLoader[Any]) -> Any:
         loaded = iter(loader)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, before)
+    signal.signal(signal.SIGCHLD, before)
     atexit.register(_kill, getattr(loaded, "_workers", []))
     return loaded
 

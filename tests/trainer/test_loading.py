@@ -5,6 +5,7 @@ import multiprocessing.synchronize
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from preprocessing.schema import ShardDirectory
 from tests.trainer.shard_factory import write_shards
 from trainer.data import DataConfig, SampleStream
-from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps, _start
+from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps, _end, _start
 from trainer.masking import MaskingConfig
 
 
@@ -30,6 +31,8 @@ def test_steps_may_begin_behind_other_samples_of_the_stream(shards):
     """As in a second phase of the same sequence length, which would else see again what the first one saw."""
     later = Steps(steps_of(shards).stream, 4, 2, rank=0, world=1, first=12)
     assert [batch.indices.tolist() for batch in later[0]] == [batch.indices.tolist() for batch in steps_of(shards)[3]]
+    far = 1 << 32  # samples are counted in 64 bits
+    assert Steps(later.stream, 4, 2, rank=0, world=1, first=far)[0][1].indices.tolist() == [far + 2, far + 3]
 
 
 def test_a_killed_process_ends_the_reading_when_its_step_is_due_and_not_before(shards):
@@ -164,6 +167,45 @@ def test_steps_are_the_same_whether_they_are_read_ahead_or_not(shards, workers):
     assert found == plain
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_that_nobody_foresaw_is_told_as_what_it_is(shards, monkeypatch, workers):
+    monkeypatch.setattr(SampleStream, "batch", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        next(StepReader(steps_of(shards), 0, 4, workers))
+
+
+def test_a_killed_process_is_told_however_its_reader_finds_its_pipe(shards):
+    """Most often as a RuntimeError, that torch raises when it looks for dead processes."""
+    others = multiprocessing.active_children()
+    reader = StepReader(steps_of(shards), 0, 1000, workers=1)
+    next(reader)
+    for process in set(multiprocessing.active_children()) - set(others):
+        process.kill()
+    reader._take = lambda: os.write(-1, b"")
+    with pytest.raises(LoaderError, match="was killed by SIGKILL"):
+        next(reader)
+    reader.close()
+
+
+@pytest.mark.parametrize(("code", "words"), [
+    (-signal.SIGKILL, "was killed by SIGKILL, usually for lack of memory; lower data.workers or add memory"),
+    (-signal.SIGSEGV, "was killed by SIGSEGV"),
+    (3, "ended with exit code 3"),
+])  # fmt: skip
+def test_how_a_process_ended(code, words):
+    assert _end(code) == words
+
+
+def test_without_processes_a_step_is_read_when_it_is_asked_for(shards, monkeypatch):
+    """A CPU that trains has no time for more."""
+    reader, read, batch = StepReader(steps_of(shards), 0, 4, workers=0), [], SampleStream.batch
+    monkeypatch.setattr(SampleStream, "batch", lambda *given: read.append(given) or batch(*given))
+    micro_batches = len(next(reader))
+    reader.read_ahead()
+    reader.close()
+    assert len(read) == micro_batches
+
+
 def test_what_goes_wrong_ahead_is_said_when_the_step_is_due(tmp_path):
     path = write_shards(tmp_path / "shards", train=(7,))
     others = multiprocessing.active_children()
@@ -188,10 +230,12 @@ def test_steps_of_many_micro_batches_take_no_descriptors(shards):
     reader.close()
 
 
-def test_a_reader_that_is_closed_early_leaves_no_process(shards):
-    others = multiprocessing.active_children()
+def test_a_reader_that_is_closed_early_leaves_no_process_and_no_thread(shards):
+    others, threads = multiprocessing.active_children(), {*threading.enumerate()}
     reader = StepReader(steps_of(shards), 0, 1000, workers=2)
     next(reader)
     reader.read_ahead()
     reader.close()
     assert set(multiprocessing.active_children()) <= set(others)
+    assert not any(thread.name.startswith("loader") for thread in {*threading.enumerate()} - threads)
+    assert list(reader) == []
