@@ -37,7 +37,7 @@ from trainer.model import EMPTY_SLOT, Losses
 from trainer.non_finite import NonFiniteError
 from trainer.run_directory import RunDirectory
 from trainer.stopping import end_at_once
-from trainer.world import World
+from trainer.world import World, has_joined, leave_world
 
 
 def run_pretrain(arguments: list[str]) -> int:
@@ -394,6 +394,16 @@ def device_of_this_rank(_: None) -> tuple[list[int], str]:
     world = join_world(threads=1)
     world.gather(None)  # the first rank keeps the others' meeting place: none leaves while another still joins
     return told, os.environ["LOCAL_RANK"] if world.device.type == "cpu" else str(world.device.index)
+
+
+def what_ranks_tell_each_other(_: None) -> tuple[tuple[int, bool], list[float], list[str], list[bool]]:
+    """Who a rank is, sums and a gathering over all, and whether it is in the process group before and after leaving."""
+    world = join_world(threads=1)
+    sums, gathered = world.sum([2.0**25 + world.rank, 0.5]), world.gather(f"of {world.rank}")
+    is_in = [has_joined()]
+    leave_world()
+    leave_world()  # which is over by now
+    return (world.rank, world.is_first), sums, gathered, [*is_in, has_joined()]
 
 
 def _with_full_disk(

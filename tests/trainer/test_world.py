@@ -1,0 +1,16 @@
+"""What the ranks of a run tell each other."""
+
+from tests.ranks import run_ranks
+from tests.trainer.rank_tasks import what_ranks_tell_each_other
+from trainer.world import has_joined
+
+
+def test_all_ranks_hear_sums_in_float64_and_what_each_has_to_say():
+    told = run_ranks(3, what_ranks_tell_each_other, None)
+    assert [who for who, *_ in told] == [(0, True), (1, False), (2, False)]
+    assert [heard for _, *heard, _ in told] == [[[3 * 2.0**25 + 3, 1.5], ["of 0", "of 1", "of 2"]]] * 3
+
+
+def test_a_rank_is_in_the_group_until_it_leaves():
+    assert not has_joined()
+    assert [is_in for *_, is_in in run_ranks(1, what_ranks_tell_each_other, None)] == [[True, False]]
