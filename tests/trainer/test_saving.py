@@ -121,10 +121,13 @@ def test_what_another_rank_can_not_write_is_given_up_by_all(saver_of_two, run, c
 @pytest.mark.parametrize("problem", [None, "no room"])
 def test_only_the_first_rank_names_and_exports_what_all_have_written_or_gives_it_up(saver_of_two, run, caplog, problem):
     begin_checkpoint(run, 4)
+    of_first = run.staging(4) / file_name(0, 2)
+    of_first.touch()
     saver = saver_of_two(1, None, None, problem)
     save(saver, 4)
     assert (saver.last, saver.problem) == (0 if problem else 4, problem)
     assert [path.name for path in run.checkpoints.iterdir()] == [run.staging(4).name]
+    assert {of_first, run.staging(4) / file_name(1, 2)} <= {*run.staging(4).iterdir()}
     assert not run.exports.exists()
     assert caplog.messages == []
 
@@ -183,10 +186,10 @@ def test_an_export_that_can_not_be_written_is_told_once_and_costs_no_checkpoint(
         raise OSError("no room")
 
     monkeypatch.setattr(saving, "export_checkpoint", find_no_room)
-    save(saver, 4)
+    save(saver, 3, 4)
     saver.finish()
     told = "the export can't be written (no room); to make it later, run python -m trainer.export"
-    assert caplog.messages == [told]
+    assert caplog.messages == [told] * 2, "of each"
     assert (saver.last, saver.problem) == (4, None)
 
 
