@@ -48,6 +48,88 @@ def test_what_comes_after_the_training_may_take_longer_than_a_hang(recipe, shard
     assert process.exitcode == 0
 
 
+@pytest.fixture
+def two_phases(recipe, tmp_path):
+    """A recipe of three steps and of two."""
+    second = "[[phases]]\nsequence_length = 32\nsteps = 2\nglobal_batch_size = 8\nmicro_batch_size = 2\n"
+    text = recipe.read_text().replace("steps = 8", "steps = 3")
+    path = tmp_path / "phases.toml"
+    path.write_text(text.replace("[checkpoint]", f"{second}max_predictions = 4\n\n[checkpoint]"), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("settings", "step", "owes_validation", "trained"), [
+    ([], 0, False, [(0, 0, 3), (3, 3, 5)]),
+    ([], 2, False, [(0, 2, 3), (3, 3, 5)]),
+    ([], 3, False, [(3, 3, 5)]),
+    ([], 3, True, [(0, 3, 3), (3, 3, 5)]),
+    ([], 4, True, [(3, 4, 5)]),
+    ([], 5, False, []),
+    ([], 5, True, [(3, 5, 5)]),
+    (["train.max_steps=4"], 1, False, [(0, 1, 3), (3, 3, 4)]),
+    (["train.max_steps=2"], 1, False, [(0, 1, 2)]),
+])  # fmt: skip
+def test_a_start_goes_through_the_phases_that_have_steps_left_or_a_validation_to_make_up_for(
+    two_phases, shards, tmp_path, settings, step, owes_validation, trained
+):
+    session = of_session(two_phases, shards, tmp_path, *settings)
+    session.run.export(step).mkdir(parents=True)
+    session.deepspeed_configs, session.owes_validation, phases = [{}, {}], owes_validation, []
+
+    def train_phase(phase, config, begin, step, end):
+        session.owes_validation = False
+        phases.append((begin, step, end))
+        return end, True
+
+    session._train_phase = train_phase
+    assert session.train(step) == ("done", "")
+    assert phases == trained
+
+
+@pytest.mark.parametrize("has_export", [True, False])
+def test_the_last_word_names_the_export_where_there_is_one(recipe, shards, tmp_path, caplog, has_export):
+    caplog.set_level("INFO")
+    session = of_session(recipe, shards, tmp_path)
+    session.deepspeed_configs, export = [{}], session.run.export(8)
+    if has_export:
+        export.mkdir(parents=True)
+    session.train(8)
+    assert caplog.messages[-1] == "done: 8 steps" + has_export * f"; the newest export is {export}"
+
+
+@pytest.mark.parametrize(("rank", "made"), [(0, [8]), (1, [])])
+def test_only_the_first_rank_makes_an_export_that_is_missing(recipe, shards, tmp_path, monkeypatch, rank, made):
+    asked = []
+    monkeypatch.setattr("trainer.session.export_if_missing", lambda run, step, model: asked.append(step))
+    session = of_session(recipe, shards, tmp_path)
+    session.deepspeed_configs, session.world = [{}], World(rank, 2, torch.device("cpu"))
+    session.train(8)
+    assert asked == made
+
+
+def test_lines_that_find_no_room_to_the_end_are_told_to_be_lost(recipe, shards, tmp_path, caplog):
+    session = of_session(recipe, shards, tmp_path)
+    session.deepspeed_configs = [{}]
+    session.unwritten = [(tmp_path / "file-system-that-is-gone" / "metrics.jsonl", {"step": step}) for step in (7, 8)]
+    session.run.export(8).mkdir(parents=True)
+    session.train(8)
+    assert caplog.messages == ["2 lines of metrics find no room and are lost (No such file or directory)"]
+
+
+@pytest.mark.parametrize(("full_sequences", "is_told"), [(8, True), (4, False), (16, True)])
+def test_a_larger_micro_batch_is_named_that_fits_even_if_all_sequences_were_full(
+    recipe, shards, tmp_path, monkeypatch, caplog, full_sequences, is_told
+):
+    """A step of eight samples that took 30 % of the memory by so many tokens, padding included."""
+    monkeypatch.setattr("trainer.session.memory_share", lambda _: 0.3)
+    caplog.set_level("INFO")
+    session = of_session(recipe, shards, tmp_path)
+    totals = GlobalCounts(10, 8, 4, tokens=100, slots=32 * full_sequences, flops=1, stop=0, writing=0, unreadable=0)
+    session._tell_of_room(session.recipe.phases[0], 4, totals)
+    told = "30% of the GPU's memory is in use: phases.0.micro_batch_size=4 fits too, and fewer, larger ones are faster"
+    assert caplog.messages == [told] * is_told
+
+
 LEFT_TO_RIGHT = ["model.is_decoder=true", "train.next_sentence=false"]
 
 
