@@ -59,6 +59,7 @@ def test_a_run_directory_has_all_that_a_reader_needs(call, shards, tmp_path):
     assert (run / "outcome").read_text() == "done\n"
     assert (run / "manifest.json").read_text() == (shards / MANIFEST).read_text()
     assert json.loads((run / "code.json").read_text())["version"]
+    assert {"config.toml", "ds_config.json", "code.diff", "tokenizer"} <= {path.name for path in run.iterdir()}
     lines = list(read_lines(run / "metrics.jsonl"))
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert [line["samples"] for line in lines] == list(range(8, 65, 8))
@@ -67,6 +68,7 @@ def test_a_run_directory_has_all_that_a_reader_needs(call, shards, tmp_path):
             "tflops", "mfu", "padding", "peak_memory_gb", "data_seconds", "compute_seconds", "forward_seconds",
             "backward_seconds", "update_seconds", "checkpoint_seconds"} < set(lines[0])  # fmt: skip
     assert all(line[part] > 0 for line in lines for part in line if part.endswith("_seconds"))
+    assert all(0.05 < line["peak_memory_gb"] < 100 for line in lines)
     shares = [
         sum(line[f"{part}_seconds"] for part in ("forward", "backward", "update")) / line["compute_seconds"]
         for line in lines
@@ -81,7 +83,10 @@ def test_a_run_directory_has_all_that_a_reader_needs(call, shards, tmp_path):
     modes = {path.stat().st_mode for folder in ("exports", "checkpoints") for path in (run / folder).glob("step-*/*")}
     assert modes == {(run / "config.toml").stat().st_mode}, "as the umask says, whoever wrote them"
     assert ["validation_seconds" in line for line in lines] == [line["step"] in (4, 8) for line in lines]
-    for words in ("22,594 parameters", "step 2/8: loss", "to go", "held out: loss", "time of 8 steps: data "):
+    parts = ("data", "compute", "checkpoint", "validation")
+    spent = {part: sum(line.get(f"{part}_seconds", 0.0) for line in lines) for part in parts}
+    shares = ", ".join(f"{part} {seconds / sum(spent.values()):.2%}" for part, seconds in spent.items())
+    for words in ("22,594 parameters", "step 2/8: loss", "to go", "held out: loss", f"time of 8 steps: {shares}"):
         assert words in log
 
 
@@ -172,6 +177,10 @@ def test_two_phases_in_one_command_and_a_resume_in_the_second(call, tmp_path):
                       for path in (tmp_path / "run", halves))  # fmt: skip
     assert whole == resumed
     assert [samples for _, samples, _ in whole] == [8, 16, 24, 32, 40, 44, 48, 52, 56]
+    validated = [
+        [line["step"] for line in read_lines(path / "validation.jsonl")] for path in (tmp_path / "run", halves)
+    ]
+    assert validated == [[4, 5, 8, 9], [4, 5, 7, 8, 9]], "at the end of each phase and of each start too"
     for path in (tmp_path / "run", halves):
         state = (path / "checkpoints" / "step-000009" / "state-00000-of-00002.safetensors").read_bytes()
         assert b'"optimizer_step":"4"' in state[:4096], "the moments of the second phase began anew"
