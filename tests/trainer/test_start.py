@@ -1,8 +1,12 @@
 """What comes before the first step: mistakes that are found, what a start goes on from, what it begins with."""
 
+import contextlib
 import dataclasses
+import errno
 import json
 import math
+import os
+import re
 import shutil
 
 import pytest
@@ -16,9 +20,9 @@ from tests.trainer.rank_tasks import run_pretrain_and_crash, run_pretrain_and_di
 from tests.trainer.shard_factory import write_shards
 from trainer.config import load_recipe
 from trainer.hugging_face import Export
-from trainer.run_directory import RunDirectory
+from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.settings import ConfigError
-from trainer.start import initial_weights, warn_of_the_warmup
+from trainer.start import initial_weights, take_over, warn_of_the_warmup, write_run
 
 
 def damaged_shards(shards, tmp_path):
@@ -79,6 +83,11 @@ BAD_INPUT = {
         lambda s, t: {},
         ["train.compile=true", "train.cuda_graphs=true", "data.token_multiple=64"],
         "train.cuda_graphs: there is no GPU to have graphs; leave it out on a CPU",
+    ),
+    "kernels of a GPU on a CPU": (
+        lambda s, t: {},
+        ["train.fused=true"],
+        "train.fused: its kernels are for GPUs; leave it out on a CPU",
     ),
     "shards without a validation part": (
         lambda s, t: {"shards": write_shards(t / "all-for-training", validation=())},
@@ -276,19 +285,42 @@ def test_a_run_without_a_checkpoint_begins_again_with_the_same_weights(call, tmp
     assert "the run was started without --init-from and has no checkpoint yet" in log
 
 
-@pytest.mark.parametrize("file", ["vocab.txt", "tokenizer.json"])
-def test_weights_of_another_vocabulary_are_refused(call, shards, tmp_path, file):
+@pytest.mark.parametrize(("file", "words", "others", "told"), [
+    ("vocab.txt", "word1\n", "other\n", "id 6 is 'other' there and 'word1' here"),
+    ("vocab.txt", "word58\n", "word58\nmore\n", "id 64 is 'more' there and None here"),
+    ("tokenizer.json", '"word1"', '"other"', "id 6 is 'other' there and 'word1' here"),
+])  # fmt: skip
+def test_weights_of_another_vocabulary_are_refused(call, shards, tmp_path, file, words, others, told):
     call("train.max_steps=1")
     other = tmp_path / "other"
     shutil.copytree(tmp_path / "run" / "exports" / "step-000001", other)
     for name in {"vocab.txt", "tokenizer.json"} - {file}:
         (other / name).unlink()
-    text = (other / file).read_text()
-    (other / file).write_text(text.replace("word1\n", "other\n").replace('"word1"', '"other"'))
+    (other / file).write_text((other / file).read_text().replace(words, others))
     codes, log = call(output=tmp_path / "continued", **{"init-from": other})
     assert codes == [2]
-    assert f"{other} has another vocabulary than {shards}: id 6 is 'other' there and 'word1' here" in log
+    assert f"{other} has another vocabulary than {shards}: {told}" in log
     assert not (tmp_path / "continued").exists()
+
+
+@pytest.mark.parametrize(("number", "advice"), [
+    (errno.ENOSPC, "make room, and give the same command"),
+    (errno.EROFS, "choose another --output"),
+])  # fmt: skip
+def test_a_run_directory_that_can_not_be_written_is_told_with_what_helps(
+    recipe, deepspeed_config, tmp_path, monkeypatch, number, advice
+):
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    run, settings = RunDirectory(tmp_path / "run"), load_recipe(recipe)
+    message = re.escape(f"{run.path}: can't be written ({os.strerror(number)}); {advice}")
+    monkeypatch.setattr("trainer.start.hold_run", fail)
+    monkeypatch.setattr("trainer.start.set_aside", fail)
+    with pytest.raises(CheckpointError, match=message):
+        take_over(run, settings, None, None, contextlib.ExitStack())
+    with pytest.raises(CheckpointError, match=message):
+        write_run(run, settings, None, deepspeed_config(), None, step=0)
 
 
 def test_a_folder_beside_the_tokenizer_s_files_is_nobody_s_mistake(call, tmp_path):
