@@ -19,10 +19,11 @@ from tests.trainer.conftest import losses
 from tests.trainer.rank_tasks import run_pretrain_and_crash, run_pretrain_and_die_before_the_run_has_begun
 from tests.trainer.shard_factory import write_shards
 from trainer.config import load_recipe
+from trainer.corpus import open_corpus
 from trainer.hugging_face import Export
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.settings import ConfigError
-from trainer.start import initial_weights, take_over, warn_of_the_warmup, write_run
+from trainer.start import _check_segments, initial_weights, take_over, warn_of_the_warmup, write_run
 
 
 def damaged_shards(shards, tmp_path):
@@ -134,6 +135,11 @@ def test_bad_input_gets_one_line_and_exit_code_2_and_leaves_nothing(call, shards
     assert "Traceback" not in log
     output = replaced.get("output", tmp_path / "run")
     assert not output.is_dir() or [path.name for path in output.iterdir()] == ["file"]
+
+
+def test_a_model_that_knows_one_segment_learns_from_shards_that_have_no_second(recipe, shards, tmp_path):
+    settings = load_recipe(recipe, ["model.type_vocab_size=1", "train.next_sentence=false"])
+    _check_segments(settings, open_corpus([str(without_next_sentences(shards, tmp_path))]))
 
 
 @pytest.mark.parametrize(
