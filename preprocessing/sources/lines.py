@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -20,13 +21,14 @@ def decode_utf8(data: bytes) -> tuple[str, int]:
 
 
 def lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """The lines of a file without what ends them; None for one too long to be held, which is passed over."""
-    first = True
+    """The lines of a file without what ends them; None for one too long to be held, which is passed over.
+
+    Byte order marks at their beginnings go: of files that were put together there are several.
+    """
     while line := file.readline(MAX_LINE):
         if len(line) == MAX_LINE and not line.endswith(b"\n"):
             while (rest := file.readline(MAX_LINE)) and not rest.endswith(b"\n"):
                 pass
             yield None
         else:
-            yield (line.removeprefix(b"\xef\xbb\xbf") if first else line).rstrip(b"\r\n")
-        first = False
+            yield line.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n")

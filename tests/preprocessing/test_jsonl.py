@@ -16,7 +16,8 @@ def documents(data: bytes | str, **fields: str) -> list[Item]:
 
 def test_objects_are_documents_named_by_file_and_row() -> None:
     lines = [{"text": "One.\nTwo.", "title": "A", "id": 7}, {"text": "Drei ü."}, {"title": 5, "text": "Four."}]
-    data = "\ufeff" + "\r\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
+    # Each with a byte order mark, as where several files were put together.
+    data = "\r\n".join("\ufeff" + json.dumps(line, ensure_ascii=False) for line in lines)
     assert documents(data) == [
         Document("a/b.jsonl#0", "jsonl", "A", "One.\nTwo."),
         Document("a/b.jsonl#1", "jsonl", None, "Drei ü."),
