@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -22,9 +23,10 @@ def book(data: bytes, name: str = "shelf/some-book.txt") -> Document:
     return document
 
 
-def test_a_gutenberg_book_without_header_and_footer() -> None:
+@pytest.mark.parametrize("credit", ["Produced by", "E-text prepared by", "Transcribed from"])
+def test_a_gutenberg_book_without_header_credits_and_footer(credit: str) -> None:
     body = "CHAPTER I.\r\n\r\nA line that\r\nwraps.\r\n\r\n\r\nAnother *** START of nothing.\r\n"
-    document = book(("\ufeff" + HEADER + START + body + END).encode())
+    document = book(("\ufeff" + HEADER + START.replace("Produced by", credit) + body + END).encode())
     assert document == Document(
         doc_id="shelf/some-book.txt",
         source="books",
@@ -43,6 +45,14 @@ def test_the_small_print_of_old_etexts_goes_before_the_book_and_behind_it(mark: 
         assert book(etext.encode()).text == "CHAPTER I.\nIt begins."
 
 
+@pytest.mark.parametrize("written", [str.upper, str.lower, str.title])
+def test_gutenbergs_lines_may_be_in_any_letters(written: Callable[[str], str]) -> None:
+    start, end = (written(f"*** {which} of this Project Gutenberg eBook X ***") for which in ("start", "end"))
+    assert book(f"Header.\n{start}\nA book.\n{end}\nLicence.".encode()).text == "A book."
+    small_print = written("*End*The Small Print! For Public Domain Etexts*")
+    assert book(f"Header.\n{small_print}\nA book.\n".encode()).text == "A book."
+
+
 def test_several_gutenberg_books_in_a_file_are_all_read() -> None:
     books = [HEADER + START + f"Book {number} begins.\r\n\r\nIt ends.\r\n" + END for number in range(3)]
     document = book("\r\n".join(books).encode())
@@ -56,14 +66,34 @@ def test_a_plain_text_is_titled_by_its_file() -> None:
     assert document.text == "One line. Same paragraph.\nTitle: not a header"
 
 
+def test_a_title_is_looked_for_in_the_header_alone() -> None:
+    document = book((START + "Title: not a header\n").encode())
+    assert (document.title, document.text) == ("some-book", "Title: not a header")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_may_end_as_on_any_system(end: str) -> None:
+    assert book(end.join(["One line.", "Same paragraph.", "", "Another."]).encode()).text.count("\n") == 1
+
+
 def test_lines_are_paragraphs_in_a_text_that_is_not_wrapped() -> None:
     lines = ["One paragraph a line, as long as it happens to be. " * 4, "Short.", "Another one, as long again. " * 8]
     assert book("\n".join(lines).encode()).text.split("\n") == [line.strip() for line in lines]
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "utf-16"])
+@pytest.mark.parametrize(("long", "paragraphs"), [(2, 2), (3, 40)])
+def test_a_text_is_wrapped_if_at_most_every_twentieth_line_is_longer_than_a_hundred_columns(
+    long: int, paragraphs: int
+) -> None:
+    lines = ["x" * 101] * long + ["x" * 100] * (40 - long)
+    blank = [""] * 40  # do not count
+    assert len(book("\n".join([*lines[:20], *blank, *lines[20:]]).encode()).text.split("\n")) == paragraphs
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "utf-16-le", "utf-16-be"])
 def test_encodings(encoding: str) -> None:
-    assert book("Ein Café für Zoë.".encode(encoding)).text == "Ein Café für Zoë."
+    mark = "\ufeff" if encoding.startswith("utf-16") else ""
+    assert book((mark + "Ein Café für Zoë.").encode(encoding)).text == "Ein Café für Zoë."
 
 
 @pytest.mark.parametrize(
@@ -83,9 +113,16 @@ def test_a_stray_control_character_makes_no_archive() -> None:
     assert book(b"A short poem.\0").text.startswith("A short poem.")
 
 
+def test_of_what_a_file_begins_with_one_percent_may_be_control_characters() -> None:
+    assert isinstance(book(b"x" * 990 + b"\0" * 10), Document)
+    (item,) = read(io.BytesIO(b"x" * 989 + b"\0" * 11), "a.txt")
+    assert isinstance(item, Damaged)
+    assert isinstance(book(b"x" * (1 << 16) + b"\0" * 1000), Document)  # no more than 64 KB are looked at
+
+
 def test_windows_quotation_marks_and_bytes_of_no_encoding() -> None:
     assert book(b"\x93Yes,\x94 he said.").text == "“Yes,” he said."
-    assert book(b"\x81 and \x93 never fail").text
+    assert book(b"\x81 and \x93 never fail").text == "\x81 and \x93 never fail"
 
 
 def test_a_damaged_letter_does_not_make_a_file_latin() -> None:
@@ -93,6 +130,11 @@ def test_a_damaged_letter_does_not_make_a_file_latin() -> None:
     assert document.text == "Ein Café für Zoë, caf\ufffd."
     assert document.replaced == 1
     assert book(b"caf\xe9 it is").text == "café it is"
+
+
+def test_a_file_is_utf8_if_more_of_its_letters_are_than_bytes_are_damaged() -> None:
+    assert book("Fête à Nîmes: ".encode() + b"\xe9 \xe9").text == "Fête à Nîmes: \ufffd \ufffd"
+    assert book("Fête à Nmes: ".encode() + b"\xe9 \xe9").text == "FÃªte Ã\xa0 Nmes: é é"
 
 
 def google(data: bytes) -> list[Item]:
@@ -107,11 +149,20 @@ def test_googles_format() -> None:
     assert google(b"\n\n") == google(b"") == [Skipped("b.txt", "books", "empty")]
 
 
+def test_only_what_is_wanted_is_read() -> None:
+    found = read(io.BytesIO(b"A\n\nB\n\nC\n"), "b.txt", ReadOptions("google"), lambda doc_id: doc_id != "b.txt#1")
+    assert [item.doc_id for item in found] == ["b.txt#0", "b.txt#2"]
+    assert list(read(io.BytesIO(b"A"), "a.txt", wanted=lambda doc_id: doc_id != "a.txt")) == []
+
+
 def test_too_large_documents_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("preprocessing.sources.books.MAX_DOCUMENT", 100)
-    found = google(b"x\n" * 60 + b"\n" + b"y" * 120 + b"\n\n" + b"z" * 99)
-    assert [getattr(item, "reason", "read") for item in found] == ["too_large", "too_large", "read"]
-    assert list(read(io.BytesIO(b"x" * 101), "x.txt")) == [Skipped("x.txt", "books", "too_large")]
+    monkeypatch.setattr("preprocessing.sources.lines.MAX_LINE", 150)
+    found = google(b"x\n" * 60 + b"\n" + b"y" * 120 + b"\n\n" + b"w" * 151 + b"\nshort\n\n" + b"z" * 99)
+    assert [getattr(item, "reason", "read") for item in found] == [*["too_large"] * 3, "read"]
+    for text in ("x" * 101, "\ufeff" + "\U00010000" * 200):  # of the second no more than 100 would be read
+        assert list(read(io.BytesIO(text.encode()), "x.txt")) == [Skipped("x.txt", "books", "too_large")]
+    assert len(book(b"x" * 100).text) == 100
 
 
 @pytest.mark.parametrize("data", [b"", b"\xef\xbb\xbf\r\n \r\n", (HEADER + START + END).encode()])
@@ -139,7 +190,7 @@ def test_real_books_lose_their_licence_and_nothing_else(data: Path) -> None:
     ("beginning", "told"),
     [
         (b'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">\n<page>', "a.txt: .* a file for --wikipedia"),
-        (b'\xef\xbb\xbf\n<doc id="12" url="u" title="T">\nT\n', "a.txt: .* a file for --wikiextractor"),
+        (b'\xef\xbb\xbf \n<doc id="12" url="u" title="T">\nT\n', "a.txt: .* a file for --wikiextractor"),
         (b' {"text": "A whale."}\n{"text"', "a.txt: .* a file for --jsonl"),
     ],
 )
@@ -151,6 +202,19 @@ def test_files_of_other_sources_are_no_books(
         list(read(io.BytesIO(beginning), "a.txt", ReadOptions(books_format)))
 
 
-@pytest.mark.parametrize("text", ["{} is empty.", "{", "{1} A note.", "<doc", "See <mediawiki>.", '"{"a": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{} is empty.", "{}", "{", "{1} A note.", "<doc", "See <mediawiki>.", '"{"a": 1}'),
+        pytest.param('{"a":' * 100_000, id="deeper than Python reads"),
+    ],
+)
 def test_a_book_may_begin_with_a_bracket(text: str) -> None:
     assert book(text.encode()).text == text
+
+
+@pytest.mark.parametrize("books_format", ["file", "google"])
+def test_a_book_may_have_lines_of_other_sources_further_on(books_format: Literal["file", "google"]) -> None:
+    data = b'A book of marks.\n<mediawiki\n<doc id="1"\n{"a": 1}\n'
+    (found,) = read(io.BytesIO(data), "a.txt", ReadOptions(books_format))
+    assert isinstance(found, Document)

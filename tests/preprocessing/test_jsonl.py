@@ -37,6 +37,8 @@ def test_a_field_that_no_record_has_so_far_is_another_file_than_was_meant() -> N
     assert without[1].message == "a/b.jsonl#1: no field 'body', but 'text', 'x'; use --jsonl-text-field"
     assert found == Document("a/b.jsonl#3", "jsonl", None, "B")
     assert later == Skipped("a/b.jsonl#4", "jsonl", "empty")
+    found_already = documents('{"text": ""}\nnot json\n{"body": "B"}')
+    assert [type(item) for item in found_already] == [Skipped, Damaged, Skipped]
 
 
 def test_a_text_that_is_no_string_is_not_taken_for_an_empty_one() -> None:
@@ -45,16 +47,18 @@ def test_a_text_that_is_no_string_is_not_taken_for_an_empty_one() -> None:
 
 
 def test_what_is_no_document() -> None:
-    data = '{"text": "Text."}\n\n{"text": null}\n{"text": " "}\n{"title": "x"}\nnot json\n[1]\n{"text": "Last."}\n'
+    data = '{"text": "Text."}\n \n{"text": null}\n{"text": " "}\n{"title": "x"}\nnot json\n[1]\n{"text": "Last."}\n'
     found = documents(data + "[" * 100_000)
     assert [type(item) for item in found] == [Document, *[Skipped] * 4, Damaged, Damaged, Document, Damaged]
     assert [item.reason for item in found if isinstance(item, Skipped)] == ["empty"] * 4
     assert isinstance(found[5], Damaged)
     assert found[5].message.startswith("a/b.jsonl#5: not a JSON object (Expecting value")
+    assert isinstance(found[6], Damaged)
+    assert found[6].message == "a/b.jsonl#6: a JSON list where an object is expected"
     assert found[7].doc_id == "a/b.jsonl#7"
 
 
-@pytest.mark.parametrize("array", [b'[{"text": "a"},\n{"text": "b"}]', b'[\n  {"text": "a"}\n]'])
+@pytest.mark.parametrize("array", [b'[{"text": "a"},\n{"text": "b"}]', b' [\n  {"text": "a"}\n]'])
 def test_an_array_is_told_that_an_object_a_line_is_wanted(array: bytes) -> None:
     assert next(read(io.BytesIO(array), "a.json")) == Damaged(
         "a.json#0", "jsonl", "a.json#0: a JSON array; what is read is one object a line"
@@ -79,10 +83,10 @@ def test_half_a_surrogate_pair_is_dropped_from_a_title() -> None:
 def test_too_long_a_line_is_counted_and_the_next_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("preprocessing.sources.lines.MAX_LINE", 100)
     monkeypatch.setattr("preprocessing.sources.jsonl.MAX_DOCUMENT", 40)
-    lines = [json.dumps({"text": "x" * length}) for length in (1000, 41, 40, 87)]
+    lines = [json.dumps({"text": "x" * length}) for length in (1000, 87, 41, 40, 87)]  # 88: longer than a line may be
     for end in ("\n", ""):
         kinds = [getattr(item, "reason", "read") for item in documents("\n".join(lines) + end)]
-        assert kinds == ["too_large", "too_large", "read", "too_large"]
+        assert kinds == ["too_large", "too_large", "too_large", "read", "too_large"]
 
 
 def test_only_what_is_wanted_is_parsed() -> None:

@@ -34,7 +34,7 @@ WIKIPEDIA = pa.table(
 
 def test_rows_are_documents_named_by_file_and_row() -> None:
     found = documents(parquet(WIKIPEDIA))
-    assert len(found) == 1000
+    assert [item.doc_id for item in found] == [f"w/0.parquet#{row}" for row in range(1000)]
     assert found[3] == Document("w/0.parquet#3", "parquet", "T3", "Text 3. More. More. More. ")
 
 
@@ -43,13 +43,13 @@ def test_rows_are_documents_named_by_file_and_row() -> None:
 def test_the_parts_are_the_file(size: int, compression: str) -> None:
     data = parquet(WIKIPEDIA, row_group_size=90, compression=compression)
     cuts = [Part(begin, min(begin + size, len(data))) for begin in range(0, len(data), size)]
-    if size == 1:  # where the file's parts are single bytes only those matter in which a group begins
+    if size == 1:  # where the file's parts are single bytes only those matter where a group begins
         metadata = pq.ParquetFile(io.BytesIO(data)).metadata
         columns = [metadata.row_group(group).column(0) for group in range(metadata.num_row_groups)]
         starts = {column.dictionary_page_offset or column.data_page_offset for column in columns}
-        cuts = [Part(start, start + 1) for start in sorted(starts)]
+        cuts = [Part(at, at + 1) for start in sorted(starts) for at in (start - 1, start)]
     found = [documents(data, part) for part in cuts]
-    assert [item for part in found for item in part] == documents(data)
+    assert [item for part in found for item in part] == documents(data) == documents(parquet(WIKIPEDIA))
     assert size > 5000 or sum(map(bool, found)) > 1
 
 
@@ -85,9 +85,13 @@ def test_columns_have_other_names_and_the_title_is_optional() -> None:
         documents(data, text="body", title="nmae")
     with pytest.raises(SourceError, match=r"the column 'text' holds int64, not strings"):
         documents(parquet(pa.table({"text": [1]})))
+    with pytest.raises(SourceError, match=r"the column 'title' holds list<.*>, not strings; use --parquet-title"):
+        documents(parquet(pa.table({"text": ["A"], "title": [["B"]]})))
 
 
-def test_texts_may_be_a_dictionarys() -> None:
+def test_texts_may_be_large_strings_or_a_dictionarys() -> None:
+    large = WIKIPEDIA.set_column(3, "text", WIKIPEDIA["text"].cast(pa.large_string()))
+    assert documents(parquet(large)) == documents(parquet(WIKIPEDIA))
     table = WIKIPEDIA.set_column(3, "text", WIKIPEDIA["text"].dictionary_encode())
     data = parquet(table.set_column(2, "title", table["title"].dictionary_encode()))
     assert pa.types.is_dictionary(pq.ParquetFile(io.BytesIO(data)).schema_arrow.field("text").type)
@@ -102,8 +106,24 @@ def test_what_is_no_text() -> None:
     assert found[3] == Document("w/0.parquet#3", "parquet", None, "a\ufffdb ", replaced=1)
 
 
+def test_too_large_documents_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("preprocessing.sources.parquet.MAX_DOCUMENT", 100)
+    found = documents(parquet(pa.table({"text": ["x" * 101, "é" * 100]})))
+    assert [getattr(item, "reason", "read") for item in found] == ["too_large", "read"]
+
+
+def test_only_what_is_wanted_is_read() -> None:
+    data = parquet(WIKIPEDIA)
+    found = read(io.BytesIO(data), "f", Part(0, len(data)), wanted=lambda doc_id: doc_id in ("f#1", "f#999"))
+    assert [item.doc_id for item in found] == ["f#1", "f#999"]
+
+
 def test_files_that_hold_nothing_or_are_none() -> None:
-    assert documents(parquet(WIKIPEDIA.slice(0, 0))) == [Skipped("w/0.parquet", "parquet", "empty")]
+    without_groups = io.BytesIO()
+    pq.ParquetWriter(without_groups, WIKIPEDIA.schema).close()
+    for empty in (parquet(WIKIPEDIA.slice(0, 0)), without_groups.getvalue()):
+        assert documents(empty) == [Skipped("w/0.parquet", "parquet", "empty")]
+        assert documents(empty, Part(4, len(empty))) == []  # the first part has told it
     data = parquet(WIKIPEDIA)
     for bad in (
         b"",

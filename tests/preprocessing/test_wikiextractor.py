@@ -18,24 +18,32 @@ def doc(title: str, text: str) -> str:
 
 
 def test_documents_without_their_title_line() -> None:
-    found = documents(doc('A "B" &amp; C', 'A "B" & C\n\nIt is x &lt; y.\n\nMore.\n') + "\n" + doc("D", "Text of D."))
+    found = documents(doc('A "B" &amp; C', 'A "B" & C\n\nIt is x &lt; y.\n\nMore.\n') + "\n" + doc("D", "D has it."))
     assert found == [
         Document("AA/wiki_00#0", "wikiextractor", 'A "B" & C', "It is x < y.\nMore."),
-        Document("AA/wiki_00#1", "wikiextractor", "D", "Text of D."),
+        Document("AA/wiki_00#1", "wikiextractor", "D", "D has it."),
     ]
 
 
-def test_blanks_around_a_closing_line_are_no_text() -> None:
-    data = doc("A", "one").replace("</doc>", " </doc> ") + doc("B", "two")
-    assert [item.text for item in documents(data) if isinstance(item, Document)] == ["one", "two"]
+def test_blanks_around_the_lines_of_a_document_are_no_text() -> None:
+    spaced = doc("A", "one").replace("<doc", " <doc").replace(">\n", "> \n").replace("</doc>", " </doc> ")
+    found = documents(spaced + doc("B", "two"))
+    assert [item.text for item in found if isinstance(item, Document)] == ["one", "two"]
+
+
+def test_a_document_ends_where_the_next_one_begins() -> None:
+    found = documents(doc("A", "one").removesuffix("</doc>\n") + doc("B", "two"))
+    assert [item.text for item in found if isinstance(item, Document)] == ["one", "two"]
 
 
 def test_what_is_no_document() -> None:
     assert documents(b"") == [Skipped("AA/wiki_00", "wikiextractor", "empty")]
     assert documents(doc("Only a title", "Only a title")) == [Skipped("AA/wiki_00#0", "wikiextractor", "empty")]
-    first, second, third = documents("stray\n" + doc("A", "Text.") + '<doc title="B">\nno end')
+    first, second, closing, third = documents("stray\n" + doc("A", "Text.") + '</doc>\n<doc title="B">\nno end')
     assert isinstance(first, Damaged)
     assert "'stray' is outside of <doc" in first.message
+    assert isinstance(closing, Damaged)
+    assert "'</doc>' is outside of <doc" in closing.message
     assert second == Document("AA/wiki_00#1", "wikiextractor", "A", "Text.")
     assert isinstance(third, Damaged)
     assert "without its end" in third.message
@@ -44,12 +52,20 @@ def test_what_is_no_document() -> None:
 def test_an_opening_made_to_hang_the_reader_takes_linear_time() -> None:
     (found,) = documents("<doc " + 'title="' * 200_000)
     assert isinstance(found, Damaged)
+    assert len(found.message) < 200
 
 
 def test_too_large_a_document_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("preprocessing.sources.wikiextractor.MAX_DOCUMENT", 100)
-    found = documents(doc("A", "x" * 101) + doc("B", "x" * 1000 + "\n" + "x" * 1000) + doc("C", "x" * 100))
-    assert [getattr(item, "reason", "read") for item in found] == ["too_large", "too_large", "read"]
+    monkeypatch.setattr("preprocessing.sources.lines.MAX_LINE", 1500)
+    large = doc("A", "x" * 101) + doc("B", "x" * 1000 + "\n" + "x" * 1000) + doc("C", "Text.\n" + "x" * 1501)
+    found = documents(large + doc("D", "x" * 100))
+    assert [getattr(item, "reason", "read") for item in found] == [*["too_large"] * 3, "read"]
+
+
+def test_only_what_is_wanted_is_read() -> None:
+    data = io.BytesIO("".join(doc(title, "Text.") for title in "ABC").encode())
+    assert [item.doc_id for item in read(data, "f", wanted=lambda doc_id: doc_id != "f#1")] == ["f#0", "f#2"]
 
 
 def test_bytes_that_are_no_utf8_are_replaced_and_counted() -> None:
