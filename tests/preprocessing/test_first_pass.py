@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from preprocessing import first_pass
+from preprocessing import files, first_pass
 from preprocessing.first_pass import tokenize_unit
 from preprocessing.inputs import Input, Unit
 from preprocessing.job import Job
@@ -15,23 +16,78 @@ from preprocessing.schema import Vocabulary
 from preprocessing.tokenization import vocabulary_text
 from tests.preprocessing.watchdog import noting
 
+Begun = Callable[..., tuple[Job, Unit]]
+
+
+@pytest.fixture
+def begun(vocabulary: list[str], tmp_path: Path) -> Begun:
+    """A job over one file of JSON lines, with its vocabulary in place, and its only unit."""
+
+    def begin(texts: Sequence[str], *asked: str) -> tuple[Job, Unit]:
+        path = tmp_path / "a.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        options = parse(["--jsonl", str(path), "--vocab", "v", "--output", "o", *asked]).options
+        known = Vocabulary(len(vocabulary), "", options.lowercase)
+        job = Job(str(tmp_path / "out"), options, known, Layout(1, 1, 0, 0.0), units=1)
+        Path(job.work).mkdir(parents=True)
+        Path(job.vocabulary_file).write_text(vocabulary_text(vocabulary))
+        return job, Unit(0, (Input("jsonl", path.name, path.stat().st_size, str(path)),))
+
+    return begin
+
 
 def test_documents_are_watched_while_they_are_read_and_while_they_are_encoded_and_at_no_other_time(
-    vocabulary: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begun: Begun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is written in between may wait for storage as long as it takes."""
-    path, happened = tmp_path / "two.jsonl", []
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("the whale", "the ship")))
-    options = parse(["--jsonl", str(path), "--vocab", "v", "--output", "o"]).options
-    job = Job(str(tmp_path / "out"), options, Vocabulary(len(vocabulary), "", True), Layout(1, 1, 0, 0.0), units=1)
-    Path(job.work).mkdir(parents=True)
-    Path(job.vocabulary_file).write_text(vocabulary_text(vocabulary))
-
+    happened: list[str] = []
     clean, write = first_pass.clean, first_pass._write
     monkeypatch.setattr(first_pass, "watching", noting(happened))
     monkeypatch.setattr(first_pass, "clean", lambda text: (happened.append("encode"), clean(text))[1])
     monkeypatch.setattr(first_pass, "_write", lambda *batch: (happened.append("write"), write(*batch)))
-    tokenize_unit(job, Unit(0, (Input("jsonl", path.name, path.stat().st_size, str(path)),)))
-    reading = ["two.jsonl#0", "rest", "two.jsonl#1", "rest"]
-    block = ["two.jsonl#0 (or one of those after it up to two.jsonl#1)", "encode", "encode", "rest"]
+    tokenize_unit(*begun(["the whale", "the ship"]))
+    reading = ["a.jsonl#0", "rest", "a.jsonl#1", "rest"]
+    block = ["a.jsonl#0 (or one of those after it up to a.jsonl#1)", "encode", "encode", "rest"]
     assert happened == [*reading, *block, "write"]
+
+
+def test_documents_are_encoded_in_blocks_of_about_as_much_text(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+    monkeypatch.setattr(first_pass, "watching", noting(happened))
+    monkeypatch.setattr(first_pass, "ENCODED_AT_ONCE", 10)
+    tokenize_unit(*begun(["the whale"] * 5))
+    blocks = [(0, 1), (2, 3), (4, 4)]
+    told = [f"a.jsonl#{first} (or one of those after it up to a.jsonl#{last})" for first, last in blocks]
+    assert [what for what in happened if "or one of" in what] == told
+
+
+@pytest.mark.parametrize(("limit", "most"), [("BATCH_DOCUMENTS", 2), ("BATCH_TOKENS", 4)])
+def test_what_is_held_at_once_is_bounded_in_documents_and_in_tokens(
+    begun: Begun, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+) -> None:
+    monkeypatch.setattr(first_pass, limit, most)
+    job, unit = begun(["the whale"] * 5)
+    note = tokenize_unit(job, unit)
+    with files.open_arrow(job.unit_files(0).tokens) as file:
+        assert [file.get_batch(number).num_rows for number in range(file.num_record_batches)] == [2, 2, 1]
+    ((_, spans),) = note.spans.items()
+    assert [(span.batch, span.end - span.begin) for span in spans] == [(0, 2), (1, 2), (2, 1)]
+
+
+def test_every_document_is_counted_as_kept_or_by_the_reason_why_it_is_not(begun: Begun) -> None:
+    texts = ["the whale", "ship", "\u00ad", "", "the old ship"]  # a soft hyphen is text to a reader, and no token
+    note = tokenize_unit(*begun(texts, "--min-tokens", "2"))
+    assert {name: count for name, count in note.totals.counts.items() if count} == {
+        "kept/jsonl": 2,
+        "skipped/jsonl/too_short": 1,
+        "skipped/jsonl/empty": 2,
+        "characters/jsonl": len("".join(texts)),
+    }
+
+
+def test_letters_keep_their_case_where_that_is_asked(begun: Begun, vocabulary: list[str]) -> None:
+    job, unit = begun(["the Ship"], "--cased")
+    tokenize_unit(job, unit)
+    with files.open_arrow(job.unit_files(0).tokens) as file:
+        tokens = file.get_batch(0).column("tokens")[0].as_py()
+    assert [vocabulary[token] for token in tokens] == ["the", "[UNK]"]
