@@ -5,6 +5,7 @@ import gzip
 import io
 import lzma
 import random
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 
@@ -48,8 +49,19 @@ def test_nothing_is_lost_however_much_is_read_at_a_time(pack: Callable[[bytes], 
     packed = pack(content)
     assert read(packed) == content
     for size in (1000, 700_000, 2_000_000):
-        with decompressed(io.BytesIO(packed), "a") as stream:
-            assert b"".join(iter(partial(stream.read, size), b"")) == content
+        for method in ("read", "read1"):
+            with decompressed(io.BytesIO(packed), "a") as stream:
+                assert b"".join(iter(partial(getattr(stream, method), size), b"")) == content
+
+
+def test_of_what_is_packed_tightly_no_more_is_unpacked_than_is_read() -> None:
+    packed = lzma.compress(bytes(50_000_000))
+    tracemalloc.start()
+    with decompressed(io.BytesIO(packed), "a") as stream:
+        assert stream.read(10) == bytes(10)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 10_000_000
 
 
 def test_damage_of_gzip_is_told_where_it_can_not_be_decompressed_and_where_its_checksum_differs() -> None:

@@ -85,6 +85,15 @@ def test_every_document_is_counted_as_kept_or_by_the_reason_why_it_is_not(begun:
     }
 
 
+def test_sentences_without_tokens_are_none_of_a_long_line(begun: Begun) -> None:
+    line = "The old captain spoke of his first long voyage home. " * 2
+    job, unit = begun([f"\u200b\n{line}\n\u200b", f"{line}\n\u200b"])  # what has no width has no token
+    tokenize_unit(job, unit)
+    with files.open_arrow(job.unit_files(0).lines) as file:
+        found = file.get_batch(0).to_pylist()
+    assert [(each["begin"], each["end"], each["tokens"]) for each in found] == [(0, 2, 22)] * 2
+
+
 def test_letters_keep_their_case_where_that_is_asked(begun: Begun, vocabulary: list[str]) -> None:
     job, unit = begun(["the Ship"], "--cased")
     tokenize_unit(job, unit)

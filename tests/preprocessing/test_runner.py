@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import logging
 import os
+import re
 import subprocess
+import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import NoReturn
 
+import apache_beam as beam
 import psutil
 import pytest
 
-from preprocessing import runner
-from preprocessing.output import JobError
-from preprocessing.schema import ShardDirectory
+from preprocessing import files, interruption, runner
+from preprocessing.job import ERROR, STORAGE, Job, describe
+from preprocessing.layout import Layout
+from preprocessing.options import parse
+from preprocessing.output import JobError, JobFailedError
+from preprocessing.schema import ShardDirectory, Vocabulary
+from preprocessing.sources import SourceError
+from preprocessing.watchdog import STUCK
 from tests.conftest import ROOT
 from tests.preprocessing.maker import started_by
 
@@ -103,13 +113,93 @@ def test_noise_is_shown_where_an_error_is_not_explained_and_everything_is_as_it_
         return logging.getLogger("apache_beam").level
 
     before = psutil.Process().num_fds(), level()
-    assert fail(JobError("told by the command"), b"noise") == ""
+    with runner._quiet(embedded=True) as terminal:
+        assert (runner.Watchdog.terminal, level()) == (terminal, logging.ERROR)
+    for error in (JobError, JobFailedError, SourceError):
+        assert fail(error("told by the command"), b"noise") == ""
     assert fail(ValueError("unexpected"), b"noise") == "noise"
     assert fail(ValueError("unexpected"), b"x" * 5000 + b"the end") == "x" * 3993 + "the end"
     os.write(2, b"told")
     assert capfd.readouterr().err == "told"
     assert (psutil.Process().num_fds(), level()) == before
     assert runner.Watchdog.terminal is None
+
+
+def test_what_another_machines_engine_says_is_shown_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with runner._quiet(embedded=False) as terminal:
+        os.write(2, b"noise")
+        assert terminal == 2
+        assert capfd.readouterr().err == "noise"
+
+
+def test_without_room_for_a_temporary_file_the_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+    with pytest.raises(JobError, match=r"no temporary file .*No space left on device.; .*TMPDIR"), runner._quiet(True):
+        pass
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    options = parse(["--books", "x", "--vocab", "v", "--output", "o"]).options
+    (tmp_path / "out" / ".work").mkdir(parents=True)
+    return Job(str(tmp_path / "out"), options, Vocabulary(9, "", True), Layout(1, 1, 0, 0.0), units=1)
+
+
+def test_of_several_reasons_the_one_that_tells_most_is_told(job: Job) -> None:
+    def build(_pipeline: beam.Pipeline) -> NoReturn:
+        run_thread("run_worker")
+        raise OSError(errno.ENOSPC, "what Beam says of it")
+
+    left = {kind: Path(job.error_file("a", kind)) for kind in (STUCK, STORAGE, ERROR)}
+    for path in left.values():
+        path.write_text(f"what is in {path.name}")
+    for kind, told in [
+        (STUCK, JobFailedError(f"what is in {STUCK}a")),
+        (STORAGE, JobError(f"what is in {STORAGE}a")),
+        (None, JobError(files.FULL.format(job.output))),
+    ]:
+        with pytest.raises(type(told), match=f"^{re.escape(str(told))}$"):
+            runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+        if kind:
+            left[kind].unlink()
+    assert left[ERROR].exists(), "for nothing was wrong with the inputs"
+
+
+def test_a_mistake_of_the_users_leaves_nothing_and_a_dead_worker_what_was_done(job: Job, tmp_path: Path) -> None:
+    def build(_pipeline: beam.Pipeline) -> NoReturn:
+        run_thread("run_worker")
+        raise RuntimeError("what Beam says of it")
+
+    (tmp_path / "out" / "job.json").write_text(json.dumps(describe(job, [])))
+    made = Path(job.unit_files(0).tokens)
+    made.write_text("of an hour")
+    with pytest.raises(JobFailedError, match=r"^a worker process has died \(exited with return code -9\)"):
+        runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+    assert made.exists()
+    Path(job.error_file("a")).write_text("a.txt: damaged")
+    with pytest.raises(SourceError, match=r"^a\.txt: damaged$"):
+        runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+    assert not made.exists()
+
+
+@pytest.mark.parametrize(("name", "cancelled"), [("FnApiRunner", False), ("FlinkRunner", True)])
+def test_an_end_cancels_what_runs_on_other_machines(
+    job: Job, monkeypatch: pytest.MonkeyPatch, name: str, cancelled: bool
+) -> None:
+    class Running:
+        def cancel(self) -> None:
+            raise AssertionError("nothing has ended")
+
+        def wait_until_finish(self) -> None:
+            waited.append([action.__name__ for action in interruption._before_end])
+
+    waited: list[list[str]] = []
+    monkeypatch.setattr(beam.Pipeline, "run", lambda _pipeline: Running())
+    runner.run_pipeline(job, [f"--runner={name}"], lambda _pipeline: None)
+    assert waited == [["cancel"] if cancelled else []]
 
 
 class Ends:
