@@ -62,7 +62,7 @@ def decompress(file: BinaryIO, begin: int, name: str) -> Iterator[tuple[int, byt
             handed, data, at = data, b"", at + len(data)
             try:
                 piece = decompressor.decompress(handed, _PIECE)
-            except (OSError, ValueError) as error:
+            except OSError as error:
                 raise SourceError(
                     f"{name}: damaged before byte {at:,}, in the bzip2 stream that begins at byte {start:,} ({error}); "
                     "fetch it again"

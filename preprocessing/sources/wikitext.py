@@ -100,7 +100,7 @@ def _comment_end(text: str, start: int, closings: _Closings) -> int:
     if closing is None:  # as MediaWiki has it
         return len(text)
     end = closing[1]
-    alone_on_its_line = text[start - 1 : start] in ("", "\n") and text[end : end + 1] == "\n"
+    alone_on_its_line = text[start - 1 : start] == "\n" and text[end : end + 1] == "\n"
     return end + alone_on_its_line
 
 

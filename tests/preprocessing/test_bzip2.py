@@ -50,6 +50,17 @@ def test_a_damaged_stream_is_told_with_its_offset() -> None:
             contents(bytes(data))
 
 
+def test_of_a_damaged_stream_the_whole_blocks_before_the_damage_are_handed_out_and_not_a_byte_of_it() -> None:
+    text = np.random.default_rng(1).integers(97, 123, 4_500_000, np.uint8).tobytes()  # five blocks
+    packed = bytearray(bz2.compress(text))
+    packed[len(packed) * 7 // 10] ^= 0xFF
+    pieces: list[bytes] = []
+    with pytest.raises(SourceError, match="damaged before byte"):
+        pieces.extend(piece for _, piece in decompress(io.BytesIO(packed), 0, "a.bz2"))
+    assert text.startswith(b"".join(pieces))
+    assert sum(map(len, pieces)) > 1_700_000  # of those before it the last one waits for as much as a block holds
+
+
 def test_what_is_not_padding_after_a_stream_is_no_end() -> None:
     with pytest.raises(SourceError, match=f"begins at byte {len(WHOLE):,}"):
         contents(WHOLE + b"garbage")
@@ -68,6 +79,11 @@ def test_the_first_start_of_any_range(read: int, monkeypatch: pytest.MonkeyPatch
     for begin in chosen:
         for end in (edge for edge in chosen if edge > begin):
             assert first_start(io.BytesIO(WHOLE), begin, end) == naive(begin, end)
+
+
+def test_streams_of_every_size_of_blocks_are_found() -> None:
+    for level in range(1, 10):
+        assert first_start(io.BytesIO(b"before" + bz2.compress(b"text", level)), 0, 100) == 6
 
 
 def test_a_damaged_stream_still_begins_where_it_does() -> None:

@@ -13,12 +13,22 @@ from preprocessing.job import Job
 from preprocessing.launch import begin, execute, prepare, provide_vocabulary
 from preprocessing.options import Arguments, parse
 from preprocessing.output import JobError, State
+from preprocessing.schema import Vocabulary
 from tests.preprocessing.maker import Maker
 
 
 @pytest.fixture
 def arguments(books: Path, vocabulary_file: Path, tmp_path: Path) -> list[str]:
     return ["--books", str(books / "*.txt"), "--vocab", str(vocabulary_file), "--output", str(tmp_path / "out")]
+
+
+def test_a_job_is_laid_out_as_it_was_asked_for(arguments: list[str], vocabulary: list[str], tmp_path: Path) -> None:
+    asked = ["--encoder", "words", "--document-timeout", "5"]
+    job, _, tokens = prepare(parse([*arguments, *asked]), str(tmp_path / "out"))
+    assert (job.encoder, job.patience, job.vocabulary.size) == ("words", 5, len(vocabulary))
+    assert tokens == vocabulary
+    job, _, tokens = prepare(parse([*arguments[:2], "--train-vocab", "70", *arguments[4:]]), str(tmp_path / "out"))
+    assert (job.vocabulary, tokens) == (Vocabulary(70, "", True), None)
 
 
 def begun(arguments: list[str]) -> State:

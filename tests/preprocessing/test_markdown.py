@@ -9,6 +9,7 @@ def test_a_table() -> None:
     assert markdown_table([["", "n"], ["a|b", "1"], ["c", "1,000"]], numbers=(1,)) == (
         "|      |     n |\n| ---- | ----: |\n| a\\|b |     1 |\n| c    | 1,000 |\n"
     )
+    assert markdown_table([["a"], ["b"]]) == "| a   |\n| --- |\n| b   |\n", "a rule has three strokes at least"
 
 
 @pytest.mark.parametrize(
@@ -18,7 +19,9 @@ def test_a_table() -> None:
         ("*b* and `c`", "\\*b\\* and \\`c\\`"),
         ("_demo and __init__", "\\_demo and \\_\\_init\\_\\_"),
         ("<b>&lt;", "\\<b>\\&lt;"),
+        ("</b> <!-- <? &#60;", "\\</b> \\<!-- \\<? \\&#60;"),
         ("a\\*", "a\\\\\\*"),
+        ("a\\~", "a\\\\~"),
     ],
 )
 def test_what_would_be_read_as_a_mark_is_escaped(text: str, markdown: str) -> None:

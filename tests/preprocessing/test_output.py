@@ -190,15 +190,16 @@ def test_all_that_a_job_may_leave_in_its_work_folder_goes_with_it_and_nothing_el
     assert [path.name for path in Path(job.work).iterdir()] == ["notes"]
 
 
+@pytest.mark.parametrize("name", ["shard-00000-of-00001.arrow", "validation-shard-00000-of-00001.arrow"])
 def test_a_file_of_somebody_elses_with_the_name_of_a_new_shard_is_never_written_over(
-    make: Maker, books: Path, tmp_path: Path
+    make: Maker, books: Path, tmp_path: Path, name: str
 ) -> None:
     output = tmp_path / "out"
-    make(output, "--books", books / "*.txt", "--num-shards", 2)
-    (output / "shard-00000-of-00001.arrow").write_text("mine")
+    make(output, "--books", books / "*.txt", "--num-shards", 2, "--validation-fraction", 0)
+    (output / name).write_text("mine")
     said = make.error(output, "--books", books / "*.txt", "--num-shards", 1, "--overwrite")
-    assert "'shard-00000-of-00001.arrow' was not written by a job of this program" in said
-    assert (output / "shard-00000-of-00001.arrow").read_text() == "mine"
+    assert f"'{name}' was not written by a job of this program" in said
+    assert (output / name).read_text() == "mine"
     assert len(ShardDirectory(output).manifest.split("train")) == 2
 
 
