@@ -75,6 +75,12 @@ def test_not_skipped(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(pages(dump(page(text)))[0], Document)
 
 
+def test_files_and_categories_are_known_without_siteinfo_too() -> None:
+    (found,) = pages(dump(page("[[Category:Dogs]]A dog.")))
+    assert isinstance(found, Document)
+    assert found.text == "A dog."
+
+
 def test_the_last_of_several_revisions_counts() -> None:
     earlier = "<revision><id>69</id><text>A cat.</text></revision>"
     found = pages(dump(SITEINFO, page(extra=earlier)))

@@ -72,6 +72,26 @@ def test_streams_that_end_within_every_letter_of_a_mark() -> None:
         assert together(data, len(data) // 2 + 1) == whole(data)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_mark_over_two_streams_of_a_part_that_begins_within_a_page(encoding: str) -> None:
+    xml = dump(SITEINFO, *PAGES[1:5], encoding=encoding)
+    mark = "<page>".encode(encoding).removeprefix("".encode(encoding))
+    at = xml.index(mark, xml.index(mark) + 1)
+    for cut in range(at - 1, at + len(mark) + 2):
+        first, second, third = (bz2.compress(piece) for piece in (xml[: at - 50], xml[at - 50 : cut], xml[cut:]))
+        data = first + second + third
+        cuts = [Part(0, len(first)), Part(len(first), len(data))]
+        found = [list(read_part(io.BytesIO(data), "a.bz2", part)) for part in cuts]
+        assert list(map(len, found)) == [1, 3]
+        assert [item for part in found for item in part] == whole(data)
+
+
+@pytest.mark.parametrize("blank", [" ", "\t", "\n", "\r\n"])
+def test_blanks_within_the_mark_of_a_page(blank: str) -> None:
+    xml = dump(SITEINFO, *PAGES[:30]).replace(b"<page>", f"<page{blank}>".encode())
+    assert together(recompressed(xml, 3000), 500) == whole(bz2.compress(xml))
+
+
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 def test_utf16(encoding: str) -> None:
     data = multistream(SITEINFO, PAGES[:30], encoding)
@@ -93,6 +113,16 @@ def test_a_long_header_reaches_every_part() -> None:
     data = multistream(header, PAGES)
     assert together(data, 1000) == whole(data)
     assert {item.doc_id.split("/")[0] for item in together(data, 1000)} == {"testwiki"}
+
+
+def test_a_header_that_ends_near_the_end_of_a_piece_reaches_every_part_whole() -> None:
+    for shift in range(-8, 2):
+        xml = dump(SITEINFO.replace("<dbname>", f"<base>{'x' * wikipedia._CHUNK}</base><dbname>"), *PAGES[:30])
+        surplus = xml.index(b"<page>") - wikipedia._CHUNK - shift
+        xml = xml.replace(b"x" * wikipedia._CHUNK, b"x" * (wikipedia._CHUNK - surplus))
+        assert xml.index(b"<page>") == wikipedia._CHUNK + shift
+        data = bz2.compress(xml[:70_000]) + recompressed(xml[70_000:], 3000)
+        assert together(data, 700) == whole(bz2.compress(xml))
 
 
 def test_what_is_wanted_is_all_that_is_extracted() -> None:
@@ -128,8 +158,9 @@ def test_a_dump_that_ends_within_a_page_is_damaged_whatever_the_size_of_parts() 
             together(data, size)
 
 
-def test_document_types_are_refused_in_every_part() -> None:
-    data = recompressed(dump(*PAGES, prolog=BOMB), 3000)
+@pytest.mark.parametrize("pages", [PAGES, PAGES[:3]], ids=["more than is looked at first", "less"])
+def test_document_types_are_refused_in_every_part(pages: list[str]) -> None:
+    data = recompressed(dump(*pages, prolog=BOMB), 3000)
     for begin in range(0, data.rindex(b"BZh"), 1000):
         with pytest.raises(SourceError, match="document type"):
             list(read_part(io.BytesIO(data), "a.bz2", Part(begin, len(data))))
