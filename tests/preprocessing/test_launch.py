@@ -42,6 +42,7 @@ def test_what_an_interrupted_job_said_and_had_not_finished_is_forgotten(argument
     work = tmp_path / "out" / ".work"
     for name in ("error-unit-00000", "error-storage-drops", "error-stuck-17", "tmp-0123", "tokens-00000.json"):
         (work / name).write_text("of the interrupted job")
+    (work / "vocab.txt").unlink()  # which it had not come to
     assert begun(arguments) == "interrupted"
     assert sorted(path.name for path in work.iterdir()) == ["tokens-00000.json", "vocab.txt"]
 

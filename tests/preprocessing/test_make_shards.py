@@ -7,18 +7,19 @@ import json
 import runpy
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from preprocessing import launch, transforms
+from preprocessing import launch, second_pass, transforms
 from preprocessing.inputs import Input
-from preprocessing.job import choose_layout
+from preprocessing.job import Job, choose_layout, versions
+from preprocessing.layout import Settlement
 from preprocessing.make_shards import main
 from preprocessing.options import Arguments, parse
-from preprocessing.schema import Shard, ShardDirectory
+from preprocessing.schema import Manifest, Shard, ShardDirectory
 from preprocessing.shards import shard_sentences
 from tests.conftest import ROOT
 from tests.preprocessing.maker import Maker, contents
@@ -59,6 +60,7 @@ def test_the_whole_path(make: Maker, books: Path, tmp_path: Path) -> None:
     assert statistics["documents"] == {"read": 12, "in_shards": 12, "collisions": 0, "skipped": 0}
     assert statistics["tokens"] == sum(entry.tokens for entry in manifest.shards)
     assert manifest.options["pairs"]["duplicates"] == 2
+    assert (manifest.seed, manifest.created_by) == (5, versions())
     assert "12 (0 skipped" in said
     assert f"{statistics['tokens']:,}" in said
     for entry in manifest.shards:
@@ -266,6 +268,14 @@ def test_short_documents_and_empty_ones_are_counted(make: Maker, write_books: Bo
     assert statistics["documents"] == {"read": 6, "in_shards": 4, "collisions": 0, "skipped": 2}
 
 
+def test_words_that_the_vocabulary_lacks_are_counted(make: Maker, write_books: Books, tmp_path: Path) -> None:
+    books = write_books(tmp_path / "books", 4)
+    (books / "chinese.txt").write_text("狗。犬。")
+    make(tmp_path / "out", "--books", books / "*.txt")
+    statistics = ShardDirectory(tmp_path / "out").manifest.statistics
+    assert statistics["unknown_rate"] == pytest.approx(4 / statistics["tokens"])
+
+
 def test_a_dump_and_books_together(make: Maker, data: Path, books: Path, tmp_path: Path) -> None:
     dump = data / "wikipedia" / "tiny_dump.xml.bz2"
     said = make(tmp_path / "out", "--wikipedia", dump, "--wikipedia", dump, "--books", books / "*.txt")
@@ -365,18 +375,35 @@ def test_the_number_of_shards_is_a_function_of_sizes() -> None:
     assert choose_layout([dump], parsed("--num-shards", "7").options, 30522).train_shards == 7
 
 
-def test_lost_documents_are_noticed(make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("too_many", [-1, 1])
+def test_documents_that_are_lost_or_handed_on_twice_are_noticed(
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, too_many: int
+) -> None:
     original = transforms.write_shard
 
-    def forgetful(*arguments: object) -> transforms.ShardNote:
+    def careless(*arguments: object) -> transforms.ShardNote:
         note = original(*arguments)  # type: ignore[arg-type]
-        note.counts["documents/books"] -= 1
+        note.counts["documents/books"] += too_many
         return note
 
-    monkeypatch.setattr(transforms, "write_shard", forgetful)
+    monkeypatch.setattr(transforms, "write_shard", careless)
     with pytest.raises(Exception, match="documents were lost"):
         make(tmp_path / "out", "--books", books / "*.txt")
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_the_manifest_has_its_shards_in_order_whichever_is_done_first(
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = second_pass.make_manifest
+
+    def backwards(job: Job, notes: Iterable[transforms.ShardNote], settlement: Settlement) -> Manifest:
+        return original(job, sorted(notes, key=str, reverse=True), settlement)
+
+    monkeypatch.setattr(second_pass, "make_manifest", backwards)
+    make(tmp_path / "out", "--books", books / "*.txt", "--num-shards", 2)
+    files = [entry.file for entry in ShardDirectory(tmp_path / "out").manifest.shards]
+    assert files == [*(f"shard-0000{n}-of-00002.arrow" for n in (0, 1)), "validation-shard-00000-of-00001.arrow"]
 
 
 def test_lost_shards_are_noticed(make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

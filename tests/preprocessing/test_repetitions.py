@@ -75,6 +75,8 @@ def test_repetitions_are_dropped_and_counted(make: Make, repetitive: Path, tmp_p
     assert kept["book-08.txt"] == everything["book-08.txt"] - everything["b-of-08.txt"]
     assert books["repeated"]["sentences"] == sum(everything[name] - kept[name] for name in kept)
     assert books["sentences"] == sum(kept.values())
+    longer = make(tmp_path / "longer", "--books", repetitive / "*.txt", "--min-tokens", 14)
+    assert kept.keys() - documents(longer).keys() == {"some-of-07.txt"}, "of which 13 are left"
 
 
 def test_near_duplicates_are_dropped_when_asked(make: Make, repetitive: Path, tmp_path: Path) -> None:
@@ -203,7 +205,9 @@ def test_two_real_books_share_a_story(real_data: Path, tmp_path: Path, make: Mak
     assert 5_000 < repeated["tokens"] < 20_000
 
 
-def test_the_share_of_a_benchmark_that_is_in_the_corpus(make: Make, books: Path, tmp_path: Path) -> None:
+def test_the_share_of_a_benchmark_that_is_in_the_corpus(
+    make: Make, books: Path, tmp_path: Path, one_book_a_unit: None
+) -> None:
     paragraphs = (books / "book-05.txt").read_text().split("\n\n")
     folder = tmp_path / "benchmark"
     (folder / "qa").mkdir(parents=True)

@@ -39,12 +39,14 @@ def sampled(books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tup
 
 
 @pytest.mark.parametrize(
-    ("bytes_", "mode"), [(20_000, ()), (20_000, TWO_PROCESSES), (1, ()), (10**8, ())], ids=["some", "two", "one", "all"]
+    ("bytes_", "case", "mode"),
+    [(20_000, (), ()), (20_000, (), TWO_PROCESSES), (1, (), ()), (10**8, (), ()), (20_000, ("--cased",), ())],
+    ids=["some", "two", "one", "all", "cased"],
 )
 def test_the_vocabulary_of_the_command_and_its_shards(
-    sampled: tuple[object, ...], tmp_path: Path, bytes_: int, mode: tuple[str, ...]
+    sampled: tuple[object, ...], tmp_path: Path, bytes_: int, case: tuple[str, ...], mode: tuple[str, ...]
 ) -> None:
-    vocabulary = tmp_path / "vocab.txt"
+    vocabulary, sampled = tmp_path / "vocab.txt", (*sampled, *case)
     train_vocab([*map(str, sampled), "--size", "70", "--sample-bytes", str(bytes_), "--output", str(vocabulary)])
     make(tmp_path / "job", *sampled, "--train-vocab", 70, "--vocab-sample-bytes", bytes_, *mode)
     assert (tmp_path / "job" / "tokenizer" / "vocab.txt").read_bytes() == vocabulary.read_bytes()
