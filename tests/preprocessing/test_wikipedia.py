@@ -117,7 +117,7 @@ def test_any_schema_version(schema: str) -> None:
     [
         ("utf-8", ""),
         ("utf-8-sig", ""),
-        ("utf-8", '<?xml version="1.0" encoding="utf-8"?>\n<!-- a dump -->\n'),
+        ("utf-8", '<?xml version="1.0" encoding="utf-8"?>\n<?xml-stylesheet href="x"?>\n<!-- a dump -->\n'),
         ("utf-16", ""),
         ("utf-16", '<?xml version="1.0" encoding="UTF-16"?>'),
         ("utf-16-le", '\ufeff<?xml version="1.0"?>'),
@@ -187,6 +187,7 @@ FILE = '<!DOCTYPE mediawiki [<!ENTITY a SYSTEM "file:///etc/hostname">]>'
         (dump(page("a</b>")), "line 1"),
         (dump(page("\x01")), "line 1"),
         (dump(page()) + b"<x/>", "line 1"),
+        (dump(page()) + "狗".encode()[:1], "line 1"),
         (dump("<a>" * 5000 + "</a>" * 5000), "line 1"),
         (dump("<a/>" * 2_000_000), "no page ends"),
         (dump("<page><title>x</title></page>"), "without an id"),
@@ -224,6 +225,12 @@ def test_unending_page_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_MAX_BYTES", 1 << 20)
     with pytest.raises(SourceError, match="no page ends within 1"):
         pages(dump(page("x" * (2 << 20))))
+
+
+def test_what_is_asked_of_a_page_is_not_asked_of_a_dump(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(reader, "_MAX_TAGS", 1 << 12)
+    assert len(pages(dump(*[page("x" * 1000)] * 2000))) == 2000
 
 
 # --- Real dumps ---
