@@ -20,7 +20,8 @@ FOLDERS = [DUMPS, TEXTS]  # three of the dumps are in both
 ENGLISH = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 
 SITEINFO = """<siteinfo><sitename>T</sitename><dbname>testwiki</dbname><namespaces>
-<namespace key="0"/><namespace key="6">Ficheru</namespace><namespace key="14">Categoría</namespace>
+<namespace key="-2">Miðill</namespace><namespace key="0"/><namespace key="6">Ficheru</namespace>
+<namespace key="14">Flokkur</namespace>
 </namespaces></siteinfo>"""
 
 
@@ -44,7 +45,7 @@ def pages(xml: bytes) -> list[Document | Skipped]:
 
 
 def test_article() -> None:
-    text = "[[Ficheru:D.jpg|thumb|A dog]]A '''dog''' &lt;ref&gt;x&lt;/ref&gt; barks.\n\n* no\n\nR&amp;amp;D."
+    text = "[[Ficheru:D|A dog]][[Miðill:D]]A '''dog''' &lt;ref&gt;x&lt;/ref&gt; barks.\n\n* no\n\nR&amp;amp;D.[[Flokkur:D]][[Category:D]]"
     assert pages(dump(SITEINFO, page(text))) == [
         Document("testwiki/7", "wikipedia", "Dog", "A dog barks.\nR&D.", revision=70)
     ]
@@ -75,6 +76,10 @@ def test_not_skipped(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(pages(dump(page(text)))[0], Document)
 
 
+def test_a_namespace_may_be_without_a_name() -> None:
+    assert isinstance(pages(dump(SITEINFO.replace("Ficheru", ""), page()))[0], Document)
+
+
 def test_files_and_categories_are_known_without_siteinfo_too() -> None:
     (found,) = pages(dump(page("[[Category:Dogs]]A dog.")))
     assert isinstance(found, Document)
@@ -85,6 +90,31 @@ def test_the_last_of_several_revisions_counts() -> None:
     earlier = "<revision><id>69</id><text>A cat.</text></revision>"
     found = pages(dump(SITEINFO, page(extra=earlier)))
     assert found == [Document("testwiki/7", "wikipedia", "Dog", "A dog.", 70)]
+
+
+@pytest.mark.parametrize(
+    ("written", "read"), [("<id>70</id>", 70), ("<id> 70\n</id>", 70), (f"<id>{2**63 - 1}</id>", 2**63 - 1), ("", 0)]
+)
+def test_the_number_of_a_revision(written: str, read: int) -> None:
+    (found,) = pages(dump(SITEINFO, page().replace("<id>70</id>", written)))
+    assert isinstance(found, Document)
+    assert found.revision == read
+
+
+@pytest.mark.parametrize(("title", "read"), [(b"Dog", "Dog"), (b"D\xe9g", "D\ufffdg"), (b"", None)])
+def test_a_title_may_be_damaged_or_empty(title: bytes, read: str | None) -> None:
+    (found,) = pages(dump(SITEINFO, page()).replace(b"<title>Dog<", b"<title>" + title + b"<"))
+    assert isinstance(found, Document)
+    assert found.title == read
+
+
+def test_a_page_without_a_namespace_is_an_article() -> None:
+    assert isinstance(pages(dump(SITEINFO, page().replace("<ns>0</ns>", "")))[0], Document)
+
+
+def test_siteinfo_without_a_name_leaves_the_wiki_unnamed() -> None:
+    (found,) = pages(dump(SITEINFO.replace("testwiki", ""), page()))
+    assert found.doc_id.startswith("unnamed-")
 
 
 def test_page_without_siteinfo_has_a_stable_id_of_its_own() -> None:
@@ -191,6 +221,7 @@ FILE = '<!DOCTYPE mediawiki [<!ENTITY a SYSTEM "file:///etc/hostname">]>'
         (dump("<a>" * 5000 + "</a>" * 5000), "line 1"),
         (dump("<a/>" * 2_000_000), "no page ends"),
         (dump("<page><title>x</title></page>"), "without an id"),
+        (dump(page().replace("<id>7<", "<id>7x<")), "without an id"),
         (dump(page().replace("<id>70<", "<id>12x<")), "the page 7 has a revision '12x'"),
         (dump(page().replace("<id>70<", f"<id>{2**63}<")), "the page 7 has a revision '9223372036854775808'"),
         (dump(page().replace("<id>70<", f"<id>{'9' * 5000}<")), "the page 7 has a revision '999"),

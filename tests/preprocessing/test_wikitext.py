@@ -83,7 +83,7 @@ CASES = {
     "nowrap in a template": ("{{nowrap|10 {{convert|5|km|mi|abbr=on}}}}", ["10 5 km"]),
     "convert": ("is {{convert|20|m|ft|0}} high", ["is 20 m high"]),
     "convert with a precision": ("is {{ Convert |20|m|0}} high", ["is 20 m high"]),
-    "convert a volume": ("is {{convert|2|x|3|by|4|m}} large", ["is 2 x 3 by 4 m large"]),
+    "convert many": ("are {{convert|2|and|3|and|4|to|5|m}} high", ["are 2 and 3 and 4 to 5 m high"]),
     "convert a range": ("is {{convert|10|to|20|km2}} wide", ["is 10 to 20 km² wide"]),
     "convert feet and inches": ("is {{convert|6|ft|2|in|cm}} tall", ["is 6 ft 2 in tall"]),
     "fractions": ("{{frac| 1 | 2 }} or {{frac|1= 3 |2= 4}}", ["1/2 or 3/4"]),
