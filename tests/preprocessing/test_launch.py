@@ -47,6 +47,14 @@ def test_what_an_interrupted_job_said_and_had_not_finished_is_forgotten(argument
     assert sorted(path.name for path in work.iterdir()) == ["tokens-00000.json", "vocab.txt"]
 
 
+def test_what_nobody_knows_the_job_of_is_not_taken_for_a_new_one_s(arguments: list[str], tmp_path: Path) -> None:
+    work = tmp_path / "out" / ".work"
+    work.mkdir(parents=True)
+    (work / "tokens-00000.json").write_text("of a job without its job.json")
+    assert begun(arguments) == "new"
+    assert [path.name for path in work.iterdir()] == ["vocab.txt"]
+
+
 def test_what_a_job_that_was_killed_at_its_very_end_has_left_is_removed(
     make: Maker, arguments: list[str], tmp_path: Path
 ) -> None:

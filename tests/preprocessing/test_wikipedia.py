@@ -45,7 +45,8 @@ def pages(xml: bytes) -> list[Document | Skipped]:
 
 
 def test_article() -> None:
-    text = "[[Ficheru:D|A dog]][[Miðill:D]]A '''dog''' &lt;ref&gt;x&lt;/ref&gt; barks.\n\n* no\n\nR&amp;amp;D.[[Flokkur:D]][[Category:D]]"
+    hidden = "[[Ficheru:D|A dog]][[Miðill:D]][[Flokkur:D]][[Category:D]]"
+    text = f"{hidden}A '''dog''' &lt;ref&gt;x&lt;/ref&gt; barks.\n\n* no\n\nR&amp;amp;D."
     assert pages(dump(SITEINFO, page(text))) == [
         Document("testwiki/7", "wikipedia", "Dog", "A dog barks.\nR&D.", revision=70)
     ]
