@@ -70,6 +70,7 @@ CASES = {
     "a brace too many": ("a {{{nowrap|x}} y}} dog", ["a x y dog"]),
     "parameter": ("a {{{1|x}}} dog {{#if:{{{2|}}}|y}} barks", ["a dog barks"]),
     "template unclosed": ("{{Infobox\n| a = b\n\nA dog", ["Infobox", "A dog"]),
+    "template unclosed in a link": ("a [[dog {{x]] barks]] at cats", ["a dog x barks at cats"]),
     "template unopened": ("a dog}} barks", ["a dog barks"]),
     "unclosed link in a template": ("{{x|[[y}} a dog]] barks", ["a dog barks"]),
     "table in a template": ("{{x|\n{|\n| y\n|}\n}}\na dog", ["a dog"]),
