@@ -15,8 +15,8 @@ from preprocessing.inputs import Input, text_bytes
 from preprocessing.layout import Layout, ShardingError
 from preprocessing.options import Options
 from preprocessing.schema import FORMAT_VERSION, Vocabulary, token_type
-from preprocessing.sources import SourceError, StorageError
-from preprocessing.sources.registry import SOURCES
+from preprocessing.sources import ReadOptions, SourceError, StorageError
+from preprocessing.sources.registry import ARTICLE_BYTES, holds_several
 from preprocessing.tokenization import VOCABULARY_FILE, parse_vocabulary
 
 WORK = ".work"
@@ -139,7 +139,7 @@ def choose_layout(inputs: Sequence[Input], options: Options, vocab_size: int) ->
     """How many shards: a pure function of the options and the inputs' sizes."""
     text = sum(text_bytes(file) for file in inputs)
     token_bytes = text / BYTES_PER_TOKEN * int(token_type(vocab_size).bit_width) / 8
-    documents = sum(_documents(file) for file in inputs)
+    documents = sum(_documents(file, options.read) for file in inputs)
 
     def shards(share: float) -> int:
         return max(1, min(round(token_bytes * share / SHARD_BYTES), int(documents * share) // DOCUMENTS_PER_SHARD))
@@ -153,10 +153,9 @@ def choose_layout(inputs: Sequence[Input], options: Options, vocab_size: int) ->
     )
 
 
-def _documents(file: Input) -> float:
+def _documents(file: Input, options: ReadOptions) -> float:
     """About how many documents an input holds."""
-    size = SOURCES[file.source].document_bytes
-    return text_bytes(file) / size if size else 1.0
+    return text_bytes(file) / ARTICLE_BYTES if holds_several(file.source, options) else 1.0
 
 
 def describe(job: Job, inputs: Iterable[Input]) -> dict[str, Any]:

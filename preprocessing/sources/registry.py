@@ -20,7 +20,6 @@ class Source:
         read: reads a whole file; None for a format that is always read in parts.
         read_part: reads a part of a file; None for a format whose files are read whole.
         part_magic: how a file begins that can be read in parts.
-        document_bytes: of a document's text, roughly; None where a file is a document.
         text_share: of a file's bytes, decompressed, the rest being markup.
         passed_over: in the name of files that lie beside the source's own and are not wanted.
     """
@@ -29,7 +28,6 @@ class Source:
     read: Reader | None
     read_part: PartReader | None = None
     part_magic: bytes = b""
-    document_bytes: int | None = ARTICLE_BYTES
     text_share: float = 1.0
     passed_over: re.Pattern[str] | None = None
 
@@ -43,7 +41,7 @@ SOURCES = {
         text_share=0.6,
         passed_over=wikipedia.INDEX,
     ),
-    "books": Source("plain text files, one document each; see --books-format", books.read, document_bytes=None),
+    "books": Source("plain text files, one document each; see --books-format", books.read),
     "parquet": Source("Parquet files with a column of text, such as wikimedia/wikipedia", None, parquet.read, b"PAR1"),
     "jsonl": Source("files with a JSON object a line, plain or compressed", jsonl.read),
     "wikiextractor": Source("files of <doc ...> ... </doc> that WikiExtractor writes", wikiextractor.read),
@@ -52,4 +50,9 @@ SOURCES = {
 
 def numbers_rows(source: str, options: ReadOptions) -> bool:
     """Whether a source's documents are called FILE#ROW, so that no other such source may have a file of that name."""
-    return source in ("parquet", "jsonl", "wikiextractor") or (source == "books" and options.books_format == "google")
+    return source != "wikipedia" and holds_several(source, options)
+
+
+def holds_several(source: str, options: ReadOptions) -> bool:
+    """Whether a file of a source holds any number of documents; else it is one."""
+    return source != "books" or options.books_format == "google"

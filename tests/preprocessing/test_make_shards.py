@@ -363,14 +363,16 @@ def test_a_typo_is_not_handed_on_to_another_runner(
 
 
 def test_the_number_of_shards_is_a_function_of_sizes() -> None:
-    def train_shards(*inputs: Input, fraction: str = "0.01") -> int:
-        return choose_layout(inputs, parsed("--validation-fraction", fraction).options, 30522).train_shards
+    def train_shards(*inputs: Input, books_format: str = "file") -> int:
+        return choose_layout(inputs, parsed("--books-format", books_format).options, 30522).train_shards
 
     dump = Input("wikipedia", "enwiki.xml.bz2", 20 << 30, "/x")
     assert 200 < train_shards(dump) < 600
     assert train_shards(Input("books", "a.txt", 1 << 20, "/x")) == 1
     huge = [Input("books", f"{number}.txt", 1 << 30, "/x") for number in range(40)]
     assert train_shards(*huge) == 1  # no more shards than documents can fill
+    assert train_shards(*huge, books_format="google") == train_shards(*(file._replace(source="jsonl") for file in huge))
+    assert 200 < train_shards(*huge, books_format="google") < 600
     assert choose_layout([dump], parsed("--validation-fraction", "0").options, 30522).validation_shards == 0
     assert choose_layout([dump], parsed("--num-shards", "7").options, 30522).train_shards == 7
 
