@@ -111,7 +111,7 @@ def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wan
         wanted: which documents.
 
     Raises:
-        SourceError: the file is of another source, whose marks would become text.
+        SourceError: the file is of another source, whose marks would become text, or is in google's format, and UTF-16.
     """
     if options.books_format == "google":
         yield from _documents(file, name, wanted)
@@ -178,10 +178,16 @@ def _documents(file: BinaryIO, name: str, wanted: Wanted) -> Iterator[Item]:
 
 
 def _plain_lines(file: BinaryIO, name: str) -> Iterator[bytes | None]:
-    """The lines of a file, of which the first one with text in it is looked at."""
+    """The lines of a file, of which the first one with text in it is looked at.
+
+    Raises:
+        SourceError: it is of another source, or UTF-16, of which no line would be blank.
+    """
     looked = False
     for line in lines(file):
         if line and line.strip() and not looked:
+            if line[:2] in _MARKS or b"\0" in line:
+                raise SourceError(f"{name}: UTF-16, and google's format is UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
             _check_plain(decode_utf8(line)[0], name)
             looked = True
         yield line

@@ -155,6 +155,13 @@ def test_only_what_is_wanted_is_read() -> None:
     assert list(read(io.BytesIO(b"A"), "a.txt", wanted=lambda doc_id: doc_id != "a.txt")) == []
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-16-le"])
+@pytest.mark.parametrize("text", ["Zoë slept.\n\nShe woke.\n", "\n\nZoë slept.\n"])
+def test_utf16_in_googles_format_is_refused_as_it_has_no_blank_lines_there(encoding: str, text: str) -> None:
+    with pytest.raises(SourceError, match=r"^b\.txt: UTF-16, and google's format is UTF-8; convert it: iconv"):
+        google(text.encode(encoding))
+
+
 def test_too_large_documents_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("preprocessing.sources.books.MAX_DOCUMENT", 100)
     monkeypatch.setattr("preprocessing.sources.lines.MAX_LINE", 150)
