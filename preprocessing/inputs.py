@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 from preprocessing import files
+from preprocessing.schema import MANIFEST
 from preprocessing.sources import DEFAULTS, Part, ReadOptions, SourceError, StorageError
 from preprocessing.sources.registry import SOURCES, Source, numbers_rows
 
 UNIT_BYTES = 4 << 20  # inputs this small are read together, so that a thousand books are not a thousand tasks
 PART_BYTES = 32 << 20  # of a file, as it lies, that can be read in parts
+# What a job writes, which a glob may match; the rest of a path is its shard directory.
+_MADE = re.compile(r"(.*)/(?:tokenizer/[^/]+|(?:job|manifest)\.json|(?:validation-)?shard-\d+-of-\d+\.arrow)")
 # Plain bytes to a compressed one: rough figures, good enough to choose how much is read at once and how many shards.
 COMPRESSION = {".bz2": 4.5, ".gz": 3.0, ".xz": 5.0, ".zst": 3.5, ".parquet": 1.8}
 
@@ -66,21 +70,21 @@ def find_inputs(
         SourceError: a pattern matches nothing of use, or the documents of two files would have the same ids.
     """
     found: dict[tuple[str, str], Input] = {}
-    seen: dict[tuple[str, str], files.Found] = {}
     again: list[tuple[str, str]] = []
     below = files.resolved(output).rstrip("/") + "/" if output else None
     own: list[str] = []
+    others: list[str] = []
     for source, globs in patterns.items():
-        for file in (file for pattern in globs for file in files.expand(pattern)):
-            place = files.resolved(file.path)
+        places, paths = _places(globs)
+        again += paths
+        for place, file in sorted(places.items()):
             if below and place.startswith(below):
                 own.append(file.path)
                 continue
-            _check_name(file)
-            first = seen.setdefault((source, place), file)
-            if first is not file:
-                again += [(file.path, first.path)] if file.path != first.path else []
+            if _is_of_shards(place):
+                others.append(file.path)
                 continue
+            _check_name(file)
             if (passed_over := SOURCES[source].passed_over) and passed_over.search(file.name):
                 note(f"{file.name}: passed over, the index of a dump is not needed")
                 continue
@@ -95,14 +99,44 @@ def find_inputs(
             nothing = f"--{source} {' '.join(globs)}: nothing but"
             if own:
                 raise SourceError(f"{nothing} files below --output, such as {own[0]}; choose another output")
+            if others:
+                raise SourceError(f"{nothing} files of finished shards, such as {others[0]}; give the text itself")
             raise SourceError(f"{nothing} the index of a dump; give the dump")
     if own:
         note(f"{len(own):,} files below --output passed over, such as {own[0]}")
+    if others:
+        note(f"{len(others):,} files of finished shards passed over, such as {others[0]}")
     if again:
         path, named = again[0]
         note(f"{len(again):,} paths passed over that lead to a file named already, such as {path} to that of {named}")
     _check_rows(file for file in found.values() if numbers_rows(file.source, options))
     return sorted(found.values(), key=lambda file: file[:2])
+
+
+def _places(globs: Iterable[str]) -> tuple[dict[str, files.Found], list[tuple[str, str]]]:
+    """The files that patterns match, by where they lie.
+
+    Of several names a file has, whatever the order of the patterns, the longest one of the shortest path.
+
+    Returns:
+        The files, and of every other path to one of them (path, that file's path).
+    """
+    places: dict[str, files.Found] = {}
+    paths: list[tuple[str, str]] = []
+    for pattern in globs:
+        matched = [(files.resolved(file.path), file) for file in files.expand(pattern)]
+        paths += [(file.path, place) for place, file in matched]
+        for place, file in dict(reversed(matched)).items():  # of the several names that links give it the first
+            others = (file, places.get(place, file))
+            places[place] = min(others, key=lambda way: (len(way.path), -len(way.name), way.path, way.name))
+    return places, [(path, places[place].path) for path, place in paths if path != places[place].path]
+
+
+def _is_of_shards(path: str) -> bool:
+    """Whether a job has written a file: it is called so, and the folder has a manifest of ours."""
+    named = _MADE.fullmatch(path)
+    manifest = files.read_json(files.join(named[1], MANIFEST)) if named else None
+    return isinstance(manifest, dict) and {"format_version", "shards", "vocabulary"} <= manifest.keys()
 
 
 def _check_name(file: files.Found) -> None:

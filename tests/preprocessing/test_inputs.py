@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import permutations
 from pathlib import Path
 
 import pyarrow as pa
@@ -213,9 +214,23 @@ def test_a_file_that_several_paths_lead_to_is_read_once(tmp_path: Path) -> None:
     (found,) = find_inputs(
         {"books": [str(path), f"{tmp_path}/*/b/*.txt", detour, f"{tmp_path}/**/*.txt"]}, notes.append
     )
-    assert (found.name, found.path) == ("x.txt", str(path))
+    assert (found.name, found.path) == ("a/b/x.txt", str(path))
     (note,) = notes
     assert f"paths passed over that lead to a file named already, such as {detour} to that of {path}" in note
+
+
+def test_what_a_file_is_called_does_not_depend_on_the_order_of_the_patterns_that_match_it(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.txt").write_text("x")
+    (tmp_path / "a" / "link.txt").symlink_to("x.txt")
+    patterns = [f"{tmp_path}/a/*.txt", f"{tmp_path}/b/x.txt", f"{tmp_path}/**/*.txt", f"{tmp_path}/a/../b/*.txt"]
+    found = [find_inputs({"books": list(order)}, lambda _: None) for order in permutations(patterns)]
+    assert [(file.name, file.path) for file in found[0]] == [
+        ("a/link.txt", f"{tmp_path}/a/link.txt"),
+        ("b/x.txt", f"{tmp_path}/b/x.txt"),
+    ]
+    assert all(other == found[0] for other in found)
 
 
 def test_broken_links_and_pipes_that_a_glob_matches_are_told(books: Path, tmp_path: Path) -> None:

@@ -15,13 +15,14 @@ import pytest
 
 from preprocessing import files, locks, second_pass
 from preprocessing import output as outputs
+from preprocessing.inputs import find_inputs
 from preprocessing.job import ERROR, STORAGE, Job
 from preprocessing.layout import Layout
 from preprocessing.options import parse
 from preprocessing.output import alone, clear, clear_work, difference
 from preprocessing.schema import ShardDirectory, Vocabulary
 from preprocessing.watchdog import STUCK
-from tests.preprocessing.maker import Maker, contents
+from tests.preprocessing.maker import Maker, contents, rows
 
 
 def test_another_jobs_output_is_refused_and_replaced_when_asked(make: Maker, books: Path, tmp_path: Path) -> None:
@@ -62,6 +63,28 @@ def test_a_glob_that_matches_the_output_too_reads_none_of_it(
         f"nothing but files below --output, such as {output}/tokenizer/vocab.txt; choose another output"
     )
     assert contents(output) == made
+
+
+def test_a_glob_that_matches_the_output_of_another_job_reads_none_of_it_and_all_that_lies_beside_it(
+    make: Maker, write_books: Callable[[Path, int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    docs = write_books(tmp_path / "docs", 4)
+    make(docs / "first", "--books", docs / "**")
+    notes: list[str] = []
+    assert len(find_inputs({"books": [f"{docs}/**"]}, notes.append)) == 4
+    assert notes == [f"7 files of finished shards passed over, such as {docs}/first/job.json"]
+    (docs / "first" / "notes.txt").write_text("The old captain spoke of his first long voyage home.")
+    (docs / "tokenizer").mkdir()
+    (docs / "tokenizer" / "manifest.json").write_text("The whale sailed under the ship.")
+    make(docs / "second", "--books", docs / "**", "--seed", 2)
+    books = [f"book-0{number}.txt" for number in range(4)]
+    assert [row["doc_id"] for row in rows(docs / "second")] == [*books, "first/notes.txt", "tokenizer/manifest.json"]
+    with pytest.raises(SystemExit):
+        make(tmp_path / "third", "--books", docs / "*" / "tokenizer" / "vocab.txt")
+    *_, error = capsys.readouterr().err.splitlines()
+    assert error.endswith(
+        f"nothing but files of finished shards, such as {docs}/first/tokenizer/vocab.txt; give the text itself"
+    )
 
 
 def test_foreign_files_are_never_touched(make: Maker, books: Path, tmp_path: Path) -> None:
