@@ -184,4 +184,5 @@ def execute(job: Job, inputs: Sequence[Input], beam_options: Sequence[str]) -> t
     manifest = files.read_text(files.join(job.output, MANIFEST))
     if manifest is None:
         raise JobError(f"{job.output}: the engine ended without an error and without a {MANIFEST}; see its log")
+    clear_work(job.output)
     return Manifest.from_json(manifest, job.output), time.monotonic() - begun

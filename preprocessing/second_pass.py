@@ -18,7 +18,6 @@ from preprocessing.contamination import shares
 from preprocessing.dedup import LOST, REPEATS, Run, reasons_of, repeats_of, review
 from preprocessing.job import Job, versions
 from preprocessing.layout import Counts, Edge, Settlement, Span, split_of
-from preprocessing.output import clear_work
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardEntry
 from preprocessing.shards import Rows, build_shard
 from preprocessing.summary import tell_statistics
@@ -121,7 +120,6 @@ def commit(notes: Iterable[ShardNote], job: Job, settlement: Settlement) -> None
         with files.publish(files.join(job.output, TOKENIZER, name), job.work) as sink:
             sink.write(content)
     files.write_text(files.join(job.output, MANIFEST), manifest.to_json(), job.work)
-    clear_work(job.output)
 
 
 def make_manifest(job: Job, notes: Iterable[ShardNote], settlement: Settlement) -> Manifest:

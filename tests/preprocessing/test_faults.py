@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from preprocessing import files, first_pass, second_pass
+from preprocessing import files, first_pass, launch
 from preprocessing.inputs import Input
 from preprocessing.reading import read_inputs
 from preprocessing.schema import ShardDirectory
@@ -227,7 +227,7 @@ def test_storage_that_fails_is_told_and_what_is_done_stays(
     assert done
     with pytest.MonkeyPatch.context() as patch:
         # The job's end clears its work folder.
-        patch.setattr(second_pass, "clear_work", lambda _output: None)
+        patch.setattr(launch, "clear_work", lambda _output: None)
         make(tmp_path / "out", *arguments)
     assert {note: note.stat().st_mtime_ns for note in done} == done
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
@@ -329,7 +329,7 @@ def test_what_a_power_failure_has_cut_is_made_again(
 ) -> None:
     arguments = ("--books", books / "*.txt", "--num-shards", 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(second_pass, "clear_work", lambda _output: None)
+        patch.setattr(launch, "clear_work", lambda _output: None)
         make(tmp_path / "out", *arguments)
     whole = contents(tmp_path / "out")
     (tmp_path / "out" / "manifest.json").unlink()

@@ -162,6 +162,18 @@ def test_an_interrupted_job_goes_on(make: Maker, books: Path, tmp_path: Path, on
     assert not (output / ".work").exists()
 
 
+def test_an_engine_that_carries_out_every_step_twice_gives_the_same_shards(
+    make: Maker, books: Path, tmp_path: Path
+) -> None:
+    """As Flink, Spark and Dataflow do with a step whose worker is lost before it has told that it is done."""
+    asked = ("--books", books / "*.txt", "--contamination", books)
+    make(tmp_path / "once", *asked)
+    make(tmp_path / "twice", *asked, "--direct_runner_bundle_repeat=2")
+    once, twice = (tmp_path / name / "manifest.json" for name in ("once", "twice"))
+    assert twice.read_bytes() == once.read_bytes()
+    assert not (tmp_path / "twice" / ".work").exists()
+
+
 def test_a_command_killed_before_its_first_file_is_begun_anew(make: Maker, books: Path, tmp_path: Path) -> None:
     work = tmp_path / "out" / ".work"
     work.mkdir(parents=True)

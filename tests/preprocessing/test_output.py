@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from preprocessing import files, locks, second_pass
+from preprocessing import files, launch, locks
 from preprocessing import output as outputs
 from preprocessing.inputs import find_inputs
 from preprocessing.job import ERROR, STORAGE, Job
@@ -184,7 +184,7 @@ def test_a_directory_is_cleared_manifest_first_notes_before_their_data_and_job_l
     make: Maker, books: Path, tmp_path: Path, one_book_a_unit: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "out"
-    monkeypatch.setattr(second_pass, "clear_work", lambda _output: None)
+    monkeypatch.setattr(launch, "clear_work", lambda _output: None)
     make(output, "--books", books / "*.txt")
     removed: list[str] = []
     monkeypatch.setattr(files, "_remove", lambda path: removed.append(path.removeprefix(f"{output}/")))
