@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any, NamedTuple
+from unicodedata import unidata_version
 
 from preprocessing import files
 from preprocessing.encoder import EncoderError, Engine
@@ -25,7 +26,9 @@ STORAGE = f"{ERROR}storage-"  # that nothing more can be written, or read
 SHARD_BYTES = 64 << 20  # tokens of a shard
 BYTES_PER_TOKEN = 4.5  # of plain text; a rough figure, good enough to choose the number of shards
 DOCUMENTS_PER_SHARD = 32  # fewer are no random sample, and might leave a shard without a second document
-VERSIONS = ("apache-beam", "bert-pretraining", "numpy", "pyarrow", "sentencex", "tokenizers")
+VERSIONS = (
+    "apache-beam", "bert-pretraining", "datasketch", "lxml", "numpy", "pyarrow", "scipy", "sentencex", "tokenizers",
+)  # fmt: skip
 
 
 class UnitFiles(NamedTuple):
@@ -174,8 +177,8 @@ def describe(job: Job, inputs: Iterable[Input]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """The installed versions of what decides a shard's bytes."""
-    return {package: version(package) for package in VERSIONS}
+    """The installed versions of what decides a shard's bytes; Unicode's is Python's, which says what a letter is."""
+    return {package: version(package) for package in VERSIONS} | {"unicode": unidata_version}
 
 
 @contextlib.contextmanager

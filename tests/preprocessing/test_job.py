@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import tomllib
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +13,12 @@ import pytest
 from preprocessing import files
 from preprocessing.encoder import EncoderError
 from preprocessing.inputs import Input
-from preprocessing.job import ERROR, STORAGE, Job, describe, reporting
+from preprocessing.job import ERROR, STORAGE, Job, describe, reporting, versions
 from preprocessing.layout import Layout, ShardingError
 from preprocessing.options import parse
 from preprocessing.schema import Vocabulary
 from preprocessing.sources import SourceError, StorageError
+from tests.conftest import ROOT
 
 BOOK = Input("books", "a.txt", 10, "/here/a.txt")
 
@@ -40,6 +44,13 @@ def test_two_jobs_are_one_where_all_that_decides_the_shards_is_the_same(tmp_path
     assert all(describe(other, [BOOK]) != described for other in others)
     for changes in ({"source": "jsonl"}, {"name": "b.txt"}, {"bytes": 11}):
         assert describe(job, [BOOK._replace(**changes)]) != described
+
+
+def test_a_job_names_the_version_of_every_library_of_preprocessing_but_the_one_that_draws() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {re.match(r"[\w-]+", needed)[0] for needed in project["optional-dependencies"]["preprocess"]}  # type: ignore[index]
+    assert named - {"matplotlib"} <= versions().keys()
+    assert versions()["unicode"] == unicodedata.unidata_version
 
 
 @pytest.mark.parametrize(

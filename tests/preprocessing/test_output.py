@@ -9,6 +9,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -125,10 +126,15 @@ def test_a_later_version_of_a_library_does_not_unmake_a_finished_job(make: Maker
     output = tmp_path / "out"
     make(output, "--books", books / "*.txt")
     job = json.loads((output / "job.json").read_text())
+    del job["versions"]["lxml"]  # of a version of this program that did not name it
     job["versions"]["tokenizers"] = "0.0.1"
     (output / "job.json").write_text(json.dumps(job))
     assert "nothing to do" in make(output, "--books", books / "*.txt")
     (output / "manifest.json").unlink()
+    said = make.error(output, "--books", books / "*.txt")
+    assert "another job, interrupted: versions.lxml was None there and is " in said
+    job["versions"]["lxml"] = version("lxml")
+    (output / "job.json").write_text(json.dumps(job))
     said = make.error(output, "--books", books / "*.txt")
     assert "another job, interrupted: versions.tokenizers was 0.0.1 there and is " in said
 
