@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from preprocessing.fingerprints import word_sequences
+from preprocessing.fingerprints import word_sequences, words_of
 from preprocessing.sources import SourceError
 from preprocessing.text import clean
 
@@ -54,10 +54,10 @@ def read_benchmark(folder: Path) -> Benchmark:
     names, hashes = [], []
     for path in sorted(path for path in folder.rglob("*") if path.suffix in _READERS and path.is_file()):
         for text in sorted(set(_texts(path))):
-            sequences = word_sequences(clean(text), WORDS)
-            if len(sequences) and len(text.split()) >= WORDS:
+            cleaned = clean(text)
+            if len(words_of(cleaned)) >= WORDS:
                 names.append(path.relative_to(folder).as_posix())
-                hashes.append(np.unique(sequences))
+                hashes.append(np.unique(word_sequences(cleaned, WORDS)))
     if not names:
         endings = ", ".join(sorted(_READERS))
         raise SourceError(f"{folder}: no text of {WORDS} words or more in any file that ends in {endings}")

@@ -86,6 +86,11 @@ def _long_lines(text: str, line_sentences: Sequence[int], sentence_ends: np.ndar
     return np.array(found, LINE)
 
 
+def words_of(text: str) -> list[str]:
+    """The words of a text, in small letters: what is between blanks and punctuation."""
+    return _WORD.findall(text.casefold())
+
+
 def word_sequences(text: str, words: int) -> np.ndarray:
     """Hashes of every sequence of so many words, in any case and between any punctuation; uint64 [sequences].
 
@@ -93,7 +98,7 @@ def word_sequences(text: str, words: int) -> np.ndarray:
     """
     if len(_KNOWN) > _REMEMBERED_WORDS:
         _KNOWN.clear()
-    found = _WORD.findall(text.casefold())
+    found = words_of(text)
     _KNOWN.update((word, keyed_hash(word, b"word")) for word in set(found) if word not in _KNOWN)
     hashes = np.fromiter((_KNOWN[word] for word in found), np.uint64, len(found))
     words = min(words, len(hashes))

@@ -239,6 +239,16 @@ def test_a_benchmark_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         read_benchmark(tmp_path)
 
 
+def test_the_texts_of_a_benchmark_are_counted_by_the_words_by_which_they_are_found(tmp_path: Path) -> None:
+    """Others, in which a dash by itself passes for a word, would be counted and never found."""
+    dashes, hyphens = "It was - so they say - a whale .", "the-old-captain's first/long/voyage was over"
+    (tmp_path / "a.txt").write_text(f"{dashes}\n{hyphens}\n")
+    benchmark = read_benchmark(tmp_path)
+    search = Search(benchmark.sequences)
+    search.look_in("The old captain's first long voyage was over.")
+    assert shares(benchmark.texts, [search.positions()]) == {"a.txt": {"texts": 1, "in_corpus": 1, "share": 1.0}}
+
+
 def test_a_line_of_json_may_hold_what_elsewhere_ends_lines(tmp_path: Path) -> None:
     text = " ".join(f"word{number}" for number in range(12))
     lines = [json.dumps({"text": text.replace(" ", end)}, ensure_ascii=False) for end in " \u2028\u2029\x85"]
