@@ -44,8 +44,8 @@ class Layout:
 
     @property
     def threshold(self) -> int:
-        """Documents whose split hash is below this are held out."""
-        return round(self.validation_fraction * 2**64)
+        """Documents whose split hash is below this are held out; 0 where none is to be."""
+        return max(1, round(self.validation_fraction * 2**64)) if self.validation_fraction else 0
 
     def names(self, split: Split) -> list[str]:
         """The file names of a split's shards."""

@@ -64,7 +64,7 @@ def test_the_totals_of_units_add_up() -> None:
     assert one.add(other) == Totals(Counter(a=3), Counter(a=30), Counter({"read": 300}))
 
 
-@pytest.mark.parametrize("fraction", [0.001, 0.5, 0.98])
+@pytest.mark.parametrize("fraction", [1e-30, 0.001, 0.5, 0.98])
 @pytest.mark.parametrize("count", [4, 5, 9])
 def test_either_split_has_two_documents_of_four(count: int, fraction: float) -> None:
     for seed in range(10):
