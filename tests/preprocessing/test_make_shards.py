@@ -4,11 +4,14 @@ import bz2
 import contextlib
 import gzip
 import json
+import re
 import runpy
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,6 +163,21 @@ def test_an_interrupted_job_goes_on(make: Maker, books: Path, tmp_path: Path, on
     assert contents(output) == contents(tmp_path / "whole")
     assert all((output / name).stat().st_mtime_ns == made for name, made in finished.items())
     assert not (output / ".work").exists()
+
+
+def test_shards_are_read_as_the_documentation_shows(
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "shards", "--books", books / "*.txt", "--sequence-lengths", 128)
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "preprocessing.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"\n((?:    .*ShardDirectory.*\n)(?:(?:    .*)?\n)+)", page)
+    *statements, last = textwrap.dedent(example).strip().split("\n")
+    names: dict[str, Any] = {}
+    exec("\n".join(statements), names)
+    tokens, ends, pairs = eval(last, names)
+    assert ends[-1].as_py() == len(tokens)
+    assert len(pairs) > 0
 
 
 def test_an_engine_that_carries_out_every_step_twice_gives_the_same_shards(
