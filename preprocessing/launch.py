@@ -20,6 +20,7 @@ from preprocessing.output import JOB, JobError, State, clear, clear_work, inspec
 from preprocessing.runner import run_pipeline
 from preprocessing.sampling import draw_sample
 from preprocessing.schema import MANIFEST, Manifest, ShardDirectory, Vocabulary, checksum_of
+from preprocessing.sources import SourceError
 from preprocessing.tokenization import (
     VocabularyError,
     case_of,
@@ -50,7 +51,12 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
     vocabulary = _identity(tokens, options.lowercase) if tokens else Vocabulary(wanted, "", options.lowercase)
     if tokens:
         _check_case(tokens, options.lowercase, str(arguments.vocabulary))
-    inputs = find_inputs(arguments.inputs, note, options.read, output)
+    try:
+        inputs = find_inputs(arguments.inputs, note, options.read, output)
+    except SourceError as error:
+        if files.exists(files.join(output, MANIFEST)):
+            raise SourceError(f"{error}; the shards in {output} are finished, and need their inputs no more") from error
+        raise
     job = Job(
         output=output,
         options=options,

@@ -139,6 +139,19 @@ def test_a_later_version_of_a_library_does_not_unmake_a_finished_job(make: Maker
     assert "another job, interrupted: versions.tokenizers was 0.0.1 there and is " in said
 
 
+def test_finished_shards_whose_inputs_are_gone_are_told_to_be_finished(
+    make: Maker, write_books: Callable[[Path, int], Path], tmp_path: Path
+) -> None:
+    output, books = tmp_path / "out", write_books(tmp_path / "books", 4)
+    make(output, "--books", books / "*.txt")
+    shutil.rmtree(books)
+    said = make.error(output, "--books", books / "*.txt")
+    assert f"{books}/*.txt: no input file matches; " in said
+    assert said.endswith(f"; the shards in {output} are finished, and need their inputs no more")
+    (output / "manifest.json").unlink()
+    assert "the shards in" not in make.error(output, "--books", books / "*.txt")
+
+
 def test_shards_without_their_job_are_replaced_when_asked(make: Maker, books: Path, tmp_path: Path) -> None:
     """As they are where somebody has copied what a training needs."""
     output = tmp_path / "out"
