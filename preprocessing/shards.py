@@ -205,13 +205,15 @@ def _rows_of_sources(table: pa.RecordBatch) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _statistics(table: pa.RecordBatch, shard: str, lengths: Iterable[int], unknown_id: int) -> Counts:
-    """Documents, sentences, tokens and unknown ones by source; what pairs are by length and split."""
+    """Documents, titles, sentences, tokens and unknown ones by source; what pairs are by length and split."""
     offsets = table.column("tokens").offsets.to_numpy()
     sentences = np.diff(table.column("sentence_ends").offsets.to_numpy())
     unknown = count_by_row(table.column("tokens").values.to_numpy(), offsets, unknown_id)
+    titled = table.column("title").is_valid().to_numpy(zero_copy_only=False)
     counts: Counts = Counter()
     for source, own in _rows_of_sources(table):
         counts[f"documents/{source}"] = int(own.sum())
+        counts[f"titles/{source}"] = int(titled[own].sum())
         counts[f"sentences/{source}"] = int(sentences[own].sum())
         counts[f"one_sentence/{source}"] = int((sentences[own] == 1).sum())
         counts[f"tokens/{source}"] = int(np.diff(offsets)[own].sum())

@@ -9,6 +9,7 @@ from typing import Any
 from preprocessing.inputs import Input
 from preprocessing.layout import Counts
 from preprocessing.schema import Manifest
+from preprocessing.sources import Columns
 
 STRANGE_UNKNOWN_RATE = 0.05
 FEW_NEXT_RATE = 0.25  # of pairs; about half of them is usual
@@ -50,7 +51,7 @@ def _pair_statistics(counts: Counts, length: int) -> dict[str, Any]:
 
 
 def _source_statistics(counts: Counts, source: str) -> dict[str, Any]:
-    names = ("documents", "one_sentence", "sentences", "characters", "replaced", "tokens", "unknown")
+    names = ("documents", "titles", "one_sentence", "sentences", "characters", "replaced", "tokens", "unknown")
     own: dict[str, Any] = {name: counts[f"{name}/{source}"] for name in names}
     dropped = _under(counts, f"dropped/{source}")
     return own | {
@@ -94,6 +95,9 @@ def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: f
     reasons = [f"{count:,} {reason}" for source in skipped for reason, count in source.items()]
     if reasons:
         lines.append(f"  skipped    {', '.join(reasons)}")
+    title, jsonl = manifest.options["read"]["jsonl"]["title"], statistics["sources"].get("jsonl")
+    if jsonl and title != Columns.title and not jsonl["titles"]:
+        lines.append(f"  no titles: the field {title!r} of --jsonl-title-field is in no document of --jsonl")
     if replaced := sum(source["replaced"] for source in statistics["sources"].values()):
         lines.append(f"  replaced   {replaced:,} places that were not UTF-8")
     repeated = Counter[str]()

@@ -280,6 +280,18 @@ def test_wikiextractors_json_output(make: Maker, tmp_path: Path) -> None:
     assert [row["title"] for row in rows(tmp_path / "out")] == ["T0", "T1", "T2", "T3"]
 
 
+def test_a_field_for_titles_that_no_record_has_is_told_in_the_summary(make: Maker, tmp_path: Path) -> None:
+    lines = [{"headline": f"T{number}", "text": text(number)} for number in range(4)]
+    lines[0]["headline"] = None  # type: ignore[assignment]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    told = "no titles: the field 'heading' of --jsonl-title-field is in no document of --jsonl"
+    for field, warned in (("heading", True), ("headline", False), ("title", False)):
+        said = make(tmp_path / field, "--jsonl", tmp_path / "a.jsonl", "--jsonl-title-field", field)
+        assert (told in said) == ("no titles" in said) == warned
+        jsonl = ShardDirectory(tmp_path / field).manifest.statistics["sources"]["jsonl"]
+        assert jsonl["titles"] == (3 if field == "headline" else 0)
+
+
 def test_lines_of_googles_format_are_sentences(make: Maker, tmp_path: Path) -> None:
     document = "The ship sailed. The sea slept.\nof his first\nlong voyage home. And never"
     (tmp_path / "a.txt").write_text(f"{document}\n\n{text(1)}\n")
