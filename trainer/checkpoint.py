@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import pydantic
+
 from preprocessing.schema import checksum_of
 from trainer.files import end_of_step, incomplete, metrics_of, sync, write_atomically
 from trainer.loss_scale import LossScale
@@ -29,6 +31,8 @@ _log = logging.getLogger("pretrain")
 class RunState:
     """All that a resume needs besides the tensors."""
 
+    __pydantic_config__ = pydantic.ConfigDict(strict=True, extra="forbid")  # when it is read
+
     step: int  # finished updates over all phases
     samples: int  # seen in all phases
     world_size: int
@@ -37,6 +41,9 @@ class RunState:
     config_blake2b: str
     loss_scale: LossScale | None = None  # of fp16's dynamic loss scaling
     code: dict[str, Any] = field(default_factory=dict)  # that trains; see trainer.lineage.code_version
+
+
+_RUN_STATE = pydantic.TypeAdapter(RunState)
 
 
 def begin_checkpoint(run: RunDirectory, step: int) -> None:
@@ -154,8 +161,11 @@ def read_run_state(checkpoint: Path) -> RunState:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         _take_checksum(values)
-        scale = values.pop("loss_scale", None)
-        return RunState(**values, loss_scale=LossScale(**scale) if scale else None)
+        return _RUN_STATE.validate_json(json.dumps(values))
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise CheckpointError(f"{path}: not a run state ({key}: {first['msg']})") from error
     except (OSError, AttributeError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a run state ({error})") from error
 

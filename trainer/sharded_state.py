@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
+import pydantic
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -28,6 +30,7 @@ from trainer.files import write_atomically
 from trainer.tensor_files import write_tensors
 
 _THREADS = 4  # files that are hashed at a time
+_FILE = re.compile(r"state-[0-9]{5}-of-([0-9]{5})\.safetensors")  # as file_name has it
 _CHECKSUM = ".blake2b"  # ending of the file beside a state file
 WEIGHTS, MOMENTS = "weights", ("exp_avg", "exp_avg_sq")
 
@@ -39,10 +42,17 @@ class StateError(ValueError):
 class Fragment(NamedTuple):
     """A stretch of a flat tensor: all or a part of one parameter, both seen as one row of numbers."""
 
-    start: int  # in the flat tensor
-    length: int
+    start: pydantic.NonNegativeInt  # in the flat tensor
+    length: pydantic.NonNegativeInt
     parameter: str
-    offset: int  # in the parameter
+    offset: pydantic.NonNegativeInt  # in the parameter
+
+
+class _Table(pydantic.BaseModel):
+    """What a state file says of itself, as safetensors keeps it: in strings."""
+
+    fragments: pydantic.Json[list[list[Fragment]]]  # of each flat tensor
+    optimizer_step: pydantic.NonNegativeInt
 
 
 @dataclass(frozen=True)
@@ -71,14 +81,14 @@ class Flat:
         """
         for name, tensor in self.tensors.items():
             tensor.copy_(live.tensors[name])
-            for begin, end in self._padding():
+            for begin, end in _gaps(self.fragments, len(tensor)):
                 tensor[begin:end] = 0
 
-    def _padding(self) -> Iterator[tuple[int, int]]:
-        """Where no fragment lies."""
-        inside = sorted((fragment.start, fragment.start + fragment.length) for fragment in self.fragments)
-        size = len(self.tensors[WEIGHTS])
-        return ((end, begin) for (_, end), (begin, _) in pairwise([(0, 0), *inside, (size, size)]))
+
+def _gaps(fragments: Iterable[Fragment], size: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of where no fragment lies in a flat tensor; negative where two overlap or one lies beyond it."""
+    inside = sorted((fragment.start, fragment.start + fragment.length) for fragment in fragments)
+    return ((end, begin) for (_, end), (begin, _) in pairwise([(0, 0), *inside, (size, size)]))
 
 
 def file_name(rank: int, world: int) -> str:
@@ -145,17 +155,15 @@ def _verify_file(path: Path) -> None:
 
 
 def _paths(directory: Path) -> list[Path]:
-    """The files of all ranks, in their order."""
-    found = sorted(directory.glob("state-*-of-*.safetensors"))
-    world = int(found[0].stem.rpartition("-")[2]) if found else 0
-    paths = [directory / file_name(rank, world) for rank in range(world)]
-    missing = [path.name for path in paths if path not in found] if paths else ["state-*.safetensors"]
-    if missing:
-        raise StateError(f"{directory}: {missing[0]} is missing from this checkpoint")
-    if found != paths:
-        other = min(set(found) - set(paths))
-        raise StateError(f"{directory}: {other.name} is of another number of ranks than {paths[0].name}")
-    return paths
+    """The files of all ranks, in their order; what people leave beside them is passed over."""
+    matches = [match for path in sorted(directory.glob("state-*")) if (match := _FILE.fullmatch(path.name))]
+    found, world = [match[0] for match in matches], int(matches[0][1]) if matches else 1
+    for name, expected in zip_longest(found, (file_name(rank, world) for rank in range(world))):
+        if expected and expected not in found:
+            raise StateError(f"{directory}: {expected} is missing from this checkpoint")
+        if name != expected:
+            raise StateError(f"{directory}: {name} is of another number of ranks than {found[0]}")
+    return [directory / name for name in found]
 
 
 class _Piece(NamedTuple):
@@ -176,7 +184,7 @@ class StateReader:
     """
 
     def __init__(self, directory: Path, shapes: dict[str, torch.Size]):
-        """Open every file and see that together they hold each parameter whole and once.
+        """Open every file, see that its table fits its tensors, and that all hold each parameter whole and once.
 
         Args:
             directory: of a complete checkpoint.
@@ -187,11 +195,15 @@ class StateReader:
         """
         self._shapes = shapes
         self._directory = directory
-        self._files = [self._open(path) for path in _paths(directory)]
+        paths = _paths(directory)
+        self._files = [_open(path) for path in paths]
+        tables = [_read_table(path, file) for path, file in zip(paths, self._files, strict=True)]
         self._pieces: dict[str, list[_Piece]] = {}
-        for number, file in enumerate(self._files):
-            self._take_in(number, json.loads(file.metadata()["fragments"]))
-        self.optimizer_step = int(self._files[0].metadata()["optimizer_step"])
+        for number, table in enumerate(tables):
+            self._take_in(number, table.fragments)
+        self.optimizer_step = tables[0].optimizer_step
+        if any(table.optimizer_step != self.optimizer_step for table in tables):
+            raise StateError(f"{directory}: its files are of different steps; this checkpoint is damaged")
         self._check()
 
     def read_range(self, kind: str, name: str, begin: int, end: int) -> Tensor:
@@ -212,9 +224,16 @@ class StateReader:
         return torch.cat(parts) if len(parts) != 1 else parts[0]
 
     def weights(self) -> dict[str, Tensor]:
-        """All parameters in float32."""
+        """All parameters in float32.
+
+        Raises:
+            StateError: some of them are infinite or not numbers.
+        """
         whole = self._shapes.items()
-        return {name: self.read_range(WEIGHTS, name, 0, shape.numel()).view(shape) for name, shape in whole}
+        found = {name: self.read_range(WEIGHTS, name, 0, shape.numel()).view(shape) for name, shape in whole}
+        if wrong := [name for name, tensor in found.items() if not _is_finite(tensor)]:
+            raise StateError(f"{self._directory}: {wrong[0]} is infinite or not a number; this checkpoint is damaged")
+        return found
 
     def fill_moments(self, flat: Flat) -> None:
         """Put this checkpoint's moments into a rank's flat tensors; weights and padding are left as they are."""
@@ -223,14 +242,8 @@ class StateReader:
                 values = self.read_range(kind, name, offset, offset + length)
                 flat.tensors[kind][start : start + length].copy_(values)
 
-    def _open(self, path: Path) -> safe_open:
-        try:
-            return safe_open(path, framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise StateError(f"{path}: not a readable checkpoint file ({error})") from error
-
-    def _take_in(self, number: int, table: list[list[tuple[int, int, str, int]]]) -> None:
-        for flat, fragments in enumerate(table):
+    def _take_in(self, number: int, flats: list[list[Fragment]]) -> None:
+        for flat, fragments in enumerate(flats):
             for start, length, name, offset in fragments:
                 piece = _Piece(offset, offset + length, number, flat, start)
                 self._pieces.setdefault(name, []).append(piece)
@@ -246,6 +259,34 @@ class StateReader:
                 raise StateError(
                     f"{self._directory}: {name} is incomplete or stored more than once; this checkpoint is damaged"
                 )
+
+
+def _open(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise StateError(f"{path}: not a readable checkpoint file ({error})") from error
+
+
+def _read_table(path: Path, file: safe_open) -> _Table:
+    """What a file says of itself, which its tensors bear out."""
+    try:
+        table = _Table.model_validate(file.metadata() or {})
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise StateError(f"{path}: not a state file of ours ({first['loc'][0]}: {first['msg']})") from error
+    stored = set(file.keys())
+    for flat, fragments in enumerate(table.fragments):
+        for name in (f"{flat}.{kind}" for kind in (WEIGHTS, *MOMENTS)):
+            if name not in stored:
+                raise StateError(f"{path}: the tensor {name} is missing")
+            tensor = file.get_slice(name)
+            dtype, shape = tensor.get_dtype(), tensor.get_shape()
+            if dtype != "F32" or len(shape) != 1:
+                raise StateError(f"{path}: {name} is {dtype} of shape {shape}, and not a row of float32 numbers")
+            if any(end < begin for begin, end in _gaps(fragments, shape[0])):
+                raise StateError(f"{path}: stretches of {name} lie in one another or beyond its end")
+    return table
 
 
 def _edges(pieces: Iterable[_Piece]) -> Iterator[int]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from preprocessing.schema import checksum_of
 from tests.trainer.test_files import DAMAGED_LINES
 from trainer import checkpoint, files
 from trainer.checkpoint import (
@@ -225,6 +226,21 @@ def test_a_run_state_whose_bits_have_changed_is_damaged(run, right, wrong):
     path = run.checkpoint(4) / "run_state.json"
     path.write_text(path.read_text().replace(right, wrong))
     with pytest.raises(CheckpointError, match=r"run_state\.json: not a run state"):
+        read_run_state(run.checkpoint(4))
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("step", "x"), ("step", None), ("step", float("nan")), ("step", 4.0), ("step", True), ("samples", []),
+    ("manifest_blake2b", 5), ("code", []), ("loss_scale", {"scale": 2.0}), ("another", 1),
+])  # fmt: skip
+def test_a_run_state_of_other_kinds_of_values_is_none_whatever_its_checksum(run, name, value):
+    commit(run, 4)
+    path = run.checkpoint(4) / "run_state.json"
+    values = {**json.loads(path.read_text()), name: value}
+    del values["blake2b"]
+    text = json.dumps({**values, "blake2b": checksum_of(json.dumps(values, sort_keys=True).encode())})
+    path.write_text(text)
+    with pytest.raises(CheckpointError, match=rf"run_state\.json: not a run state \({name}"):
         read_run_state(run.checkpoint(4))
 
 

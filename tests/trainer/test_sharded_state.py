@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 import torch
@@ -136,6 +137,21 @@ def test_missing_and_cut_files(tmp_path, damage, message):
         StateReader(tmp_path, SHAPES)
 
 
+def test_copies_that_people_leave_beside_the_files_are_passed_over(tmp_path):
+    path = write(tmp_path, "shares of each") / file_name(0, 2)
+    for name in ("state-00000-of-00002.safetensors.bak", "state-00000-of-00002 (1).safetensors",
+                 "state-copy-of-00002.safetensors", "state-0-of-2.safetensors"):  # fmt: skip
+        (tmp_path / name).write_bytes(path.read_bytes())
+    verify_state(tmp_path)
+    assert torch.equal(StateReader(tmp_path, SHAPES).weights()["bias"], whole("weights")[20:])
+
+
+def test_a_name_that_tells_of_more_ranks_than_there_are_files_costs_nothing(tmp_path):
+    (tmp_path / file_name(0, 99_999)).touch()
+    with pytest.raises(StateError, match=r"state-00001-of-99999\.safetensors is missing from this checkpoint"):
+        verify_state(tmp_path)
+
+
 def test_files_of_two_numbers_of_ranks_are_no_checkpoint(tmp_path):
     """Nobody knows which of them are of this step."""
     for cut in ("one rank", "shares of each"):
@@ -198,6 +214,59 @@ def test_stretches_that_are_not_the_whole_once(tmp_path, stretches):
               {"fragments": json.dumps(table), "optimizer_step": "1"})  # fmt: skip
     with pytest.raises(StateError, match="bias is incomplete or stored more than once"):
         StateReader(tmp_path, {"bias": torch.Size([3])})
+
+
+def write_file(directory, table, changed=None, optimizer_step="1"):
+    """A state file of the bias alone, whatever it says of itself, with some of its tensors changed."""
+    tensors = {f"0.{kind}": torch.zeros(6) for kind in KINDS} | (changed or {})
+    told = {"fragments": table, "optimizer_step": optimizer_step}
+    save_file(tensors, directory / file_name(0, 1), {name: text for name, text in told.items() if text is not None})
+
+
+WHOLE = '[[[0, 3, "bias", 0]]]'
+
+
+@pytest.mark.parametrize("file", [
+    {"table": None}, {"table": "null"}, {"table": "5"}, {"table": "[[1]]"}, {"table": '[[[0, 3, null, 0]]]'},
+    {"table": '[[[0, 3, "bias"]]]'}, {"table": '[[[-1, 3, "bias", 0]]]'}, {"table": '[[["x", 3, "bias", 0]]]'},
+    {"table": '[[[0, -3, "bias", 0]]]'}, {"table": "[" * 100_000}, {"table": "no JSON"},
+    {"table": WHOLE, "optimizer_step": None}, {"table": WHOLE, "optimizer_step": "x"},
+    {"table": WHOLE, "optimizer_step": "-1"},
+], ids=str)  # fmt: skip
+def test_what_is_no_table_of_stretches_is_a_damaged_file(tmp_path, file):
+    write_file(tmp_path, **file)
+    with pytest.raises(StateError, match=r"state-00000-of-00001\.safetensors: not a state file of ours \((frag|optim)"):
+        StateReader(tmp_path, {"bias": torch.Size([3])})
+
+
+@pytest.mark.parametrize(("table", "changed", "message"), [
+    ('[[[5, 3, "bias", 0]]]', {}, "stretches of 0.weights lie in one another or beyond its end"),
+    (f'[[[{10**30}, 3, "bias", 0]]]', {}, "stretches of 0.weights lie in one another or beyond its end"),
+    ('[[[0, 2, "bias", 0], [1, 1, "bias", 2]]]', {}, "stretches of 0.weights lie in one another or beyond its end"),
+    (WHOLE, {"0.exp_avg": torch.zeros(2)}, "stretches of 0.exp_avg lie in one another or beyond its end"),
+    ('[[[0, 2, "bias", 0]], [[0, 1, "bias", 2]]]', {}, "the tensor 1.weights is missing"),
+    (WHOLE, {"0.weights": torch.zeros(6, dtype=torch.int32)}, "0.weights is I32 of shape [6], and not a row of"),
+    (WHOLE, {"0.exp_avg_sq": torch.zeros(6).half()}, "0.exp_avg_sq is F16 of shape [6], and not a row of float32"),
+    (WHOLE, {"0.weights": torch.zeros(3, 2)}, "0.weights is F32 of shape [3, 2], and not a row of float32 numbers"),
+])  # fmt: skip
+def test_a_table_that_the_tensors_do_not_bear_out_is_a_damaged_file(tmp_path, table, changed, message):
+    write_file(tmp_path, table, changed)
+    with pytest.raises(StateError, match=re.escape(f"{file_name(0, 1)}: {message}")):
+        StateReader(tmp_path, {"bias": torch.Size([3])})
+
+
+def test_files_of_two_steps_are_no_checkpoint(tmp_path):
+    write(tmp_path, "shares of each")
+    write_state(tmp_path, 1, 2, [flat(group) for group in CUTS["shares of each"][1]], optimizer_step=8)
+    with pytest.raises(StateError, match="its files are of different steps; this checkpoint is damaged"):
+        StateReader(tmp_path, SHAPES)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_not_read(tmp_path, value):
+    write_file(tmp_path, WHOLE, {"0.weights": torch.full((6,), value)})
+    with pytest.raises(StateError, match="bias is infinite or not a number; this checkpoint is damaged"):
+        StateReader(tmp_path, {"bias": torch.Size([3])}).weights()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
