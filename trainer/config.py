@@ -223,6 +223,14 @@ class Recipe:
             return learning_rate(step, self.total_steps, self.schedule)
         return learning_rate(step - begin, end - begin, phase.schedule)
 
+    def samples(self, step: int) -> int:
+        """Samples seen after ``step`` finished updates."""
+        return sum(
+            (min(end, step) - begin) * phase.global_batch_size
+            for begin, end, phase in self.phase_ranges()
+            if step > begin
+        )
+
     def phase_ranges(self) -> Iterator[tuple[int, int, Phase]]:
         """(first step, end step, phase) of every phase, steps counted over all phases."""
         begin = 0

@@ -195,7 +195,7 @@ class Session:
         loss_scale = state.loss_scale if state else None
         engine = Engine(
             recipe, config, world, checkpoint=checkpoint, weights=weights, loss_scale=loss_scale, step=step,
-            samples=_samples(recipe, step),
+            samples=recipe.samples(step),
         )  # fmt: skip
         _log.info(
             "model: %s parameters, ZeRO stage %d",
@@ -225,7 +225,7 @@ class Session:
     def _report(self, step: int, metrics: dict[str, float], progress: Progress) -> None:
         metrics["peak_memory_gb"] = peak_memory(self.world.device) / 1e9
         if self.world.is_first:
-            line = {"step": step, "time": time.time(), "samples": _samples(self.recipe, step), **metrics}
+            line = {"step": step, "time": time.time(), "samples": self.recipe.samples(step), **metrics}
             self._log_line(self.run.metrics, line)
             progress.show(line)
 
@@ -267,7 +267,7 @@ class Session:
     def _state(self, step: int, engine: Engine) -> RunState:
         return RunState(
             step=step,
-            samples=_samples(self.recipe, step),
+            samples=self.recipe.samples(step),
             world_size=self.world.size,
             threads=torch.get_num_threads(),
             manifest_blake2b=self.shards.manifest_blake2b,
@@ -310,15 +310,6 @@ def _throughput(totals: GlobalCounts, seconds: Mapping[str, float], ceiling: flo
         "mfu": totals.flops / rated / ceiling,
         "padding": 1 - totals.tokens / totals.slots,
     }
-
-
-def _samples(recipe: Recipe, step: int) -> int:
-    """Samples seen after ``step`` steps."""
-    return sum(
-        (min(end, step) - begin) * phase.global_batch_size
-        for begin, end, phase in recipe.phase_ranges()
-        if step > begin
-    )
 
 
 def _watched(batches: Iterable[Batch], seconds: int) -> Iterator[Batch]:

@@ -22,7 +22,7 @@ from preprocessing.tokenization import (
     load_words,
     special_ids,
 )
-from trainer.checkpoint import read_run_state, remove_leftovers, set_aside
+from trainer.checkpoint import RunState, read_run_state, remove_leftovers, set_aside
 from trainer.config import Phase, Recipe, differences, load_recipe, other_draws, to_toml
 from trainer.corpus import Corpus, train_stream
 from trainer.data import validation_stream
@@ -32,9 +32,10 @@ from trainer.fp8 import why_not_fp8
 from trainer.hugging_face import WEIGHTS, load_export
 from trainer.leases import hold_run
 from trainer.lineage import code_version, uncommitted_changes
+from trainer.model import parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory, step_number
 from trainer.settings import ConfigError
-from trainer.sharded_state import StateError, verify_state
+from trainer.sharded_state import StateError, StateReader, verify_state
 
 _log = logging.getLogger("pretrain")
 
@@ -129,7 +130,7 @@ def take_over(
         raise _unwritable(run, error) from None
     _check_run(run, recipe, shards)  # another trainer may have begun it meanwhile
     remove_leftovers(run)
-    step = _newest_good_step(run)
+    step = _newest_good_step(run, recipe, shards)
     if not step and run.config.is_file():
         _check_initial_weights(run, init_from)
     return step
@@ -272,27 +273,40 @@ def _check_initial_weights(run: RunDirectory, init_from: Path | None) -> None:
         )
 
 
-def _newest_good_step(run: RunDirectory) -> int:
-    """The step of the newest checkpoint whose checksums are right; a damaged one is skipped with a warning.
+def _newest_good_step(run: RunDirectory, recipe: Recipe, shards: Corpus) -> int:
+    """The step of the newest checkpoint that is whole and this run's; another one is skipped with a warning.
 
     Raises:
-        CheckpointError: all are damaged. To begin anew is not for this program to decide.
+        CheckpointError: none is. To begin anew is not for this program to decide.
     """
     candidates = run.candidates()
     for checkpoint in candidates:
         try:
-            read_run_state(checkpoint)
+            _check_state(checkpoint, read_run_state(checkpoint), recipe, shards)
             verify_state(checkpoint)
+            StateReader(checkpoint, parameter_shapes(recipe.model))
         except (CheckpointError, StateError) as error:
-            _log.warning("skipped a damaged checkpoint: %s", error)
+            _log.warning("skipped a checkpoint: %s", error)
         else:
             return step_number(checkpoint)
     if candidates:
         raise CheckpointError(
-            f"{run.path}: no checkpoint is whole ({', '.join(path.name for path in candidates)}); put a good copy "
-            "back, or move checkpoints/ away to begin with step 0"
+            f"{run.path}: no checkpoint is whole and this run's ({', '.join(path.name for path in candidates)}); put a "
+            "good copy back, or move checkpoints/ away to begin with step 0"
         )
     return 0
+
+
+def _check_state(checkpoint: Path, state: RunState, recipe: Recipe, shards: Corpus) -> None:
+    """See that a checkpoint was written by this run after the step that its folder is named after."""
+    step = step_number(checkpoint)
+    expected = {"step": step, "samples": recipe.samples(step), "manifest_blake2b": shards.manifest_blake2b}
+    for name, value in expected.items():
+        if (found := getattr(state, name)) != value:
+            raise CheckpointError(
+                f"{checkpoint}: its run_state.json has {name} {found}, but here it is {value}; "
+                "this is another step's checkpoint or another run's"
+            )
 
 
 def _write_settings(

@@ -282,6 +282,7 @@ def test_phases_follow_one_another(tmp_path):
     assert [(begin, end) for begin, end, _ in recipe.phase_ranges()] == [(0, 8), (8, 11)]
     assert (recipe.total_steps, recipe.last_step) == (11, 11)
     assert load_recipe(tmp_path / "two.toml", ["train.max_steps=9"]).last_step == 9
+    assert [recipe.samples(step) for step in (0, 1, 8, 9, 11)] == [0, 8, 64, 68, 76]
 
 
 @pytest.mark.parametrize(

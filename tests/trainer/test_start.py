@@ -18,11 +18,14 @@ from preprocessing.schema import MANIFEST, Manifest, checksum
 from tests.trainer.conftest import losses
 from tests.trainer.rank_tasks import run_pretrain_and_crash, run_pretrain_and_die_before_the_run_has_begun
 from tests.trainer.shard_factory import write_shards
-from trainer.config import load_recipe
+from trainer.checkpoint import RunState, begin_checkpoint, commit_checkpoint
+from trainer.config import load_recipe, to_toml
 from trainer.corpus import open_corpus
 from trainer.hugging_face import Export
+from trainer.model import parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.settings import ConfigError
+from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, Fragment, write_state
 from trainer.start import _check_segments, initial_weights, take_over, warn_of_the_warmup, write_run
 
 
@@ -170,9 +173,70 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(call, tmp_path):
     state.write_bytes(state.read_bytes()[:-4] + b"\0\1\2\3")
     codes, log = call()
     assert codes == [0]
-    assert "skipped a damaged checkpoint" in log
+    assert f"skipped a checkpoint: {state}: not the bytes that were written" in log
     assert "resumed after step 4" in log
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+class Begun:
+    """A run that has checkpoints of all zeros, as one rank writes them."""
+
+    def __init__(self, recipe, shards, folder):
+        self.recipe, self.shards, self.run = load_recipe(recipe), open_corpus([str(shards)]), RunDirectory(folder)
+        self.run.path.mkdir()
+        self.run.config.write_text(to_toml(self.recipe))
+
+    def write_checkpoint(self, step, length=None, **state):
+        sizes = {name: shape.numel() for name, shape in parameter_shapes(self.recipe.model).items()}
+        flats = [
+            Flat([Fragment(0, size, name, 0)], {kind: torch.zeros(length or size) for kind in (WEIGHTS, *MOMENTS)})
+            for name, size in sizes.items()
+        ]
+        begin_checkpoint(self.run, step)
+        write_state(self.run.staging(step), 0, 1, flats, optimizer_step=step)
+        told = RunState(step, self.recipe.samples(step), 1, 1, self.shards.manifest_blake2b, "c")
+        commit_checkpoint(self.run, dataclasses.replace(told, **state))
+
+    def take_over(self):
+        with contextlib.ExitStack() as held:
+            return take_over(self.run, self.recipe, self.shards, None, held)
+
+
+@pytest.fixture
+def begun(recipe, shards, tmp_path):
+    return Begun(recipe, shards, tmp_path / "begun")
+
+
+def test_a_start_goes_on_from_the_newest_checkpoint(begun):
+    begun.write_checkpoint(2)
+    begun.write_checkpoint(4)
+    assert begun.take_over() == 4
+
+
+@pytest.mark.parametrize(("other", "message"), [
+    ({"samples": 33}, "its run_state.json has samples 33, but here it is 32; this is another step's checkpoint or an"),
+    ({"manifest_blake2b": "m"}, "its run_state.json has manifest_blake2b m, but here it is "),
+    ({"length": 1}, "stretches of 0.weights lie in one another or beyond its end"),
+])  # fmt: skip
+def test_a_checkpoint_that_another_run_wrote_is_passed_over_for_the_one_before(begun, caplog, other, message):
+    begun.write_checkpoint(2)
+    begun.write_checkpoint(4, **other)
+    assert begun.take_over() == 2
+    (told,) = caplog.messages
+    assert told.startswith(f"skipped a checkpoint: {begun.run.checkpoint(4)}")
+    assert message in told
+
+
+def test_a_checkpoint_under_another_step_s_name_is_not_gone_on_with(begun, caplog):
+    """Its weights would be trained as if they had seen the samples of the steps between."""
+    begun.write_checkpoint(4)
+    begun.run.checkpoint(4).rename(begun.run.checkpoint(6))
+    begun.run.latest.write_text("step-000006\n")
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint is whole and this run's \(step-000006\); put a good copy"
+    ):
+        begun.take_over()
+    assert "step-000006: its run_state.json has step 4, but here it is 6" in caplog.text
 
 
 def test_a_run_of_which_every_checkpoint_is_damaged_does_not_begin_anew(call, tmp_path):
@@ -182,7 +246,10 @@ def test_a_run_of_which_every_checkpoint_is_damaged_does_not_begin_anew(call, tm
         state.symlink_to(tmp_path / "nowhere")
     codes, log = call()
     assert codes == [2]
-    assert "no checkpoint is whole (step-000004, step-000002); put a good copy back, or move checkpoints/ away" in log
+    assert (
+        "no checkpoint is whole and this run's (step-000004, step-000002); put a good copy back, or move checkpoints/ "
+        "away" in log
+    )
     assert "Traceback" not in log
     assert len(losses(tmp_path / "run")) == 4
 
