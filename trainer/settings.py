@@ -90,7 +90,7 @@ def read_toml(path: Path, what: str, depth: int = 0) -> dict[str, Any]:
     parent = raw.pop("extends", None)
     if parent is None:
         return raw
-    if not isinstance(parent, str) or not parent or Path(parent).name != parent or depth == _DEEPEST:
+    if not isinstance(parent, str) or Path(parent).name != parent or parent in {"", ".."} or depth == _DEEPEST:
         raise ConfigError(f"{path}: extends must name another {what} in the same folder, without going in circles")
     return _merge(read_toml(path.with_name(parent), what, depth + 1), raw)
 

@@ -101,7 +101,7 @@ def test_a_recipe_extends_another_table_by_table(tmp_path):
     (tmp_path / "grandchild.toml").write_text('extends = "child.toml"\n[schedule]\npower = 2\n', encoding="utf-8")
     grandchild = load_recipe(tmp_path / "grandchild.toml")
     assert (grandchild.schedule.peak, grandchild.schedule.power) == (0.5, 2)
-    for parent in ("loop.toml", "../base.toml", "", 3):
+    for parent in ("loop.toml", "../base.toml", "..", ".", "", 3):
         (tmp_path / "loop.toml").write_text(f"extends = {json.dumps(parent)}\n", encoding="utf-8")
         with pytest.raises(ConfigError, match="extends must name another recipe in the same folder"):
             load_recipe(tmp_path / "loop.toml")
