@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
-import torch
 from tokenizers import Tokenizer
 
 from eval.errors import UsageError
@@ -77,9 +76,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
     _check_folder(path)
     with _as_usage_error():
         export, tokenizer = load_export(path), load_tokenizer(path)
-    for name, tensor in export.state.items():
-        if not torch.isfinite(tensor).all():
-            raise UsageError(f"{path / WEIGHTS}: {name} contains NaN or infinity; take an earlier step")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _check_tokenizer(path, tokenizer, export.config)

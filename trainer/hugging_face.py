@@ -62,11 +62,14 @@ _LAYER_NORMS = {
 }
 _MODEL_TYPES = {False: "bert", True: "megatron-bert"}
 _ARCHITECTURES = {False: "Bert", True: "MegatronBert"}
+_ROOTS = ("bert.", "cls.")  # what else there is belongs to heads of other tasks
 _HEADS = ("bert.pooler.", "cls.")  # what an encoder is published without
 _TIED = {  # copies that some writers store
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
+_POSITIONS = "bert.embeddings.position_ids"  # 0, 1, 2, ..., which some writers store
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _OURS_ALONE = ("pre_layer_norm", "activation_checkpointing")
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 # Settings that change what the weights mean, each with the only value that they mean the same with.
@@ -135,7 +138,8 @@ def from_hugging_face(config: Mapping[str, Any], state: Mapping[str, Tensor]) ->
         The configuration, and a state_dict for our BertForPreTraining in the dtypes given.
 
     Raises:
-        ValueError: The configuration is of no BERT that we have, or tensors are missing, too many or of another shape.
+        ValueError: The configuration is of no BERT that we have, or tensors are missing, too many, of another shape or
+            dtype, or there under two names with different values.
     """
     ours = _read_config(config)
     return ours, _joined(_canonical(state), ours)
@@ -215,7 +219,8 @@ def load_export(directory: Path, seed: int = 0) -> Export:
         seed: Of the weights that are missing: the pooler and the heads may be, layers and embeddings may not.
 
     Raises:
-        ValueError: A file is missing or damaged, or does not fit; the message names the file and what to do.
+        ValueError: A file is missing or damaged, or does not fit, or a weight is infinite or not a number; the message
+            names the file and what to do.
     """
     config_file, weights_file = directory / CONFIG, directory / WEIGHTS
     settings = _read_json(config_file)
@@ -227,7 +232,9 @@ def load_export(directory: Path, seed: int = 0) -> Export:
         state = _canonical(_read_weights(weights_file))
         _check_count(state, config)
         initialized = _add_missing_heads(state, config, seed)
-        return Export(config, _joined(state, config), initialized)
+        joined = _joined(state, config)
+        _check_finite(joined)
+        return Export(config, joined, initialized)
     except ValueError as error:
         raise ValueError(f"{weights_file}: {error}") from error
 
@@ -283,6 +290,12 @@ def _check_count(state: Mapping[str, Tensor], config: BertConfig) -> None:
         )
 
 
+def _check_finite(state: Mapping[str, Tensor]) -> None:
+    for name, tensor in state.items():
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{name} contains NaN or infinity; take weights from before that")
+
+
 def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
@@ -308,13 +321,18 @@ def _read_config(config: Mapping[str, Any]) -> BertConfig:
 
 def _canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Bring the names that various writers have used to those that BertForPreTraining saves today."""
-    renamed = {}
+    renamed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if name.startswith(("embeddings.", "encoder.", "pooler.")):  # BertModel's own
             name = f"bert.{name}"
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        if name == _POSITIONS or not name.startswith(_ROOTS):
+            continue
+        if tensor.dtype not in _DTYPES:
+            raise ValueError(f"{name} holds {tensor.dtype}; take weights in floating point of 16 bits or more")
+        if name in renamed and not torch.equal(renamed[name], tensor):
+            raise ValueError(f"{name} is there under two names with different values; take weights of one program")
         renamed[name] = tensor
-    renamed.pop("bert.embeddings.position_ids", None)  # 0, 1, 2, ...
     for copy, original in _TIED.items():
         if copy in renamed and not torch.equal(renamed[copy], renamed.setdefault(original, renamed.pop(copy))):
             raise ValueError(f"{copy} differs from {original}: only a model with a tied decoder can be loaded")

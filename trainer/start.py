@@ -104,9 +104,6 @@ def initial_weights(directory: Path, recipe: Recipe) -> dict[str, torch.Tensor]:
             if name == "vocab_size":  # that of the shards, as has been seen
                 advice = "give it the shards' words by trainer.new_vocabulary, or make shards with its own"
             raise ConfigError(f"--init-from: {directory} has {name} {found}, the recipe {wanted}; {advice}")
-    for name, tensor in export.state.items():
-        if not torch.isfinite(tensor).all():
-            raise ConfigError(f"--init-from: {directory}: {name} is not finite; take weights from before that")
     if export.initialized:
         _log.info("%s has no %s: newly initialised", directory, ", ".join(export.initialized))
     return export.state

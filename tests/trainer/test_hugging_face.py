@@ -174,6 +174,20 @@ class TestOtherWriters:
         assert old.keys() != self.THEIRS.keys()
         assert_same(from_hugging_face(self.SETTINGS, old)[1], random_state())
 
+    def test_the_same_tensor_under_two_names_is_one(self):
+        again = {name.removeprefix("bert."): tensor.clone() for name, tensor in self.THEIRS.items()}
+        assert_same(from_hugging_face(self.SETTINGS, self.THEIRS | again)[1], random_state())
+
+    @pytest.mark.parametrize("other", [
+        "bert.embeddings.LayerNorm.gamma", "embeddings.LayerNorm.weight", "embeddings.LayerNorm.gamma",
+    ])  # fmt: skip
+    def test_of_two_different_tensors_for_one_parameter_none_is_taken(self, other):
+        name = "bert.embeddings.LayerNorm.weight"
+        second = {other: self.THEIRS[name] + 1}
+        for state in (self.THEIRS | second, second | self.THEIRS):
+            with pytest.raises(ValueError, match=rf"{name} is there under two names with different values; take"):
+                from_hugging_face(self.SETTINGS, state)
+
     def test_stored_position_ids_and_heads_of_other_tasks_are_left_out(self):
         more = {"bert.embeddings.position_ids": torch.arange(20)[None], "classifier.weight": torch.ones(3, 24)}
         assert_same(from_hugging_face(self.SETTINGS, self.THEIRS | more)[1], random_state())
@@ -340,6 +354,25 @@ class TestDamage:
     def test_a_pickle_is_no_substitute_for_weights(self, export):
         shutil.move(export / "model.safetensors", export / "pytorch_model.bin")
         with pytest.raises(ValueError, match=r"model\.safetensors: missing; .* save_pretrained"):
+            load_export(export)
+
+    @pytest.mark.parametrize("dtype", [
+        torch.int8, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn,
+    ], ids=str)  # fmt: skip
+    @pytest.mark.parametrize("name", ["bert.embeddings.word_embeddings.weight", "bert.pooler.dense.bias"])
+    def test_weights_that_no_model_computes_with(self, export, name, dtype):
+        """As programs for phones write them: without the scales that they have elsewhere these are other weights."""
+        weights = load_file(export / "model.safetensors")
+        save_file(weights | {name: weights[name].to(dtype)}, export / "model.safetensors")
+        with pytest.raises(ValueError, match=rf"model\.safetensors: {name} holds {dtype}; take weights in floating"):
+            load_export(export)
+
+    @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+    def test_weights_that_are_no_numbers(self, export, value):
+        weights = load_file(export / "model.safetensors")
+        weights["cls.predictions.bias"][7] = value
+        save_file(weights, export / "model.safetensors")
+        with pytest.raises(ValueError, match=r"model\.safetensors: mlm\.bias contains NaN or infinity; take weights"):
             load_export(export)
 
     def test_torn_weights(self, export):

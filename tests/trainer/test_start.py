@@ -312,7 +312,7 @@ def test_continued_pretraining_begins_with_the_very_weights_of_a_directory(call,
     assert "has vocab_size 72, the recipe 64; give it the shards' words by trainer.new_vocabulary" in log
     codes, log = call(output=tmp_path / "other", **{"init-from": with_words(export, 64, tmp_path, math.nan)})
     assert codes == [2]
-    assert "bert.embeddings.word.weight is not finite; take weights from before that" in log
+    assert "model.safetensors: bert.embeddings.word.weight contains NaN or infinity; take weights from before" in log
     codes, log = call(output=tmp_path / "other", **{"init-from": tmp_path / "nowhere"})
     assert codes == [2]
     assert "error: --init-from: " in log
