@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from preprocessing.tokenization import (
     TOKENIZER_FILE,
     VOCABULARY_FILE,
     case_of,
+    frame,
     load_tokenizer,
     load_vocabulary,
 )
@@ -41,7 +43,7 @@ class Checkpoint:
     Attributes:
         path: its folder.
         export: the pretrained model.
-        tokenizer: neither truncates nor pads.
+        tokenizer: frames texts as BERT does, whatever its file says, and neither truncates nor pads.
         weights_blake2b: checksum of its weights' file.
         blake2b: of weights and tokenizer.
     """
@@ -81,6 +83,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     _check_tokenizer(path, tokenizer, export.config)
     weights = checksum(path / WEIGHTS)
     both = checksum_of(f"{weights} {tokenizer.to_str()}".encode())
+    tokenizer.post_processor = frame(tokenizer.get_vocab())
     return Checkpoint(path, export, tokenizer, weights, both)
 
 
@@ -117,6 +120,10 @@ def _check_tokenizer(path: Path, tokenizer: Tokenizer, config: BertConfig) -> No
             f"{file}: has the id {largest}, but the model's vocabulary {config.vocab_size} entries; "
             "take tokenizer and weights of one model"
         )
+    number, count = Counter(vocabulary.values()).most_common(1)[0]
+    if count > 1:
+        one, other, *_ = sorted(token for token, i in vocabulary.items() if i == number)
+        raise UsageError(f"{file}: gives {one!r} and {other!r} the same id {number}; copy the export anew")
     listed = path / VOCABULARY_FILE
     with _as_usage_error():
         words = load_vocabulary(listed) if listed.is_file() else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -138,12 +138,17 @@ def build_tokenizer(vocabulary: Sequence[str], lowercase: bool) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-    tokenizer.post_processor = processors.TemplateProcessing(
+    tokenizer.post_processor = frame(ids)
+    return tokenizer
+
+
+def frame(ids: Mapping[str, int]) -> processors.TemplateProcessing:
+    """What a tokenizer of BERT puts around a text, or a pair of texts, by the ids of its tokens."""
+    return processors.TemplateProcessing(
         single=f"{CLS}:0 $A:0 {SEP}:0",
         pair=f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1",
         special_tokens=[(CLS, ids[CLS]), (SEP, ids[SEP])],
     )
-    return tokenizer
 
 
 def encode_sentences(tokenizer: Tokenizer, sentences: Sequence[str]) -> list[list[int]]:

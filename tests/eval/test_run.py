@@ -18,7 +18,7 @@ from eval import probe
 from eval.inputs import choose_length
 from eval.run import main
 from preprocessing.schema import ShardDirectory, checksum
-from preprocessing.tokenization import load_tokenizer
+from preprocessing.tokenization import CLS, load_tokenizer
 from tests.conftest import ROOT
 from tests.eval.conftest import STEP
 from tests.trainer.mlflow_store import empty_store, write_run
@@ -121,6 +121,32 @@ def test_a_tokenizer_that_cuts_and_pads_does_not_here(export: Path, tmp_path: Pa
         tokenizer.enable_padding(length=16)
         tokenizer.save(str(export / "tokenizer.json"))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("change", [
+    {"special_tokens": {}}, {"special_tokens": {CLS: {"id": CLS, "ids": [10**6], "tokens": [CLS]}}},
+    {"single": [{"SpecialToken": {"id": "[GONE]", "type_id": 0}}]},
+    {"single": [{"Sequence": {"id": "B", "type_id": 0}}]},
+])  # fmt: skip
+def test_texts_are_framed_as_bert_does_it_whatever_the_tokenizer_s_file_says(
+    export: Path, tmp_path: Path, change: dict
+) -> None:
+    """`tokenizers` takes such a file as it is, and panics when it is given a text."""
+    assert run(export, tmp_path / "as it was", None, tasks="fill_mask") == 0
+    content = json.loads((export / "tokenizer.json").read_text())
+    content["post_processor"] |= change
+    (export / "tokenizer.json").write_text(json.dumps(content))
+    assert run(export, tmp_path / "damaged", None, tasks="fill_mask") == 0
+    assert results_of(tmp_path / "damaged")["tasks"] == results_of(tmp_path / "as it was")["tasks"]
+
+
+def test_two_words_of_one_id(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = json.loads((export / "tokenizer.json").read_text())
+    content["model"]["vocab"]["word1"] = content["model"]["vocab"]["word2"]
+    (export / "tokenizer.json").write_text(json.dumps(content))
+    (export / "vocab.txt").unlink()
+    code = run(export, tmp_path / "results", None, tasks="fill_mask")
+    assert_refused(code, capsys, tmp_path / "results", "tokenizer.json: gives 'word1' and 'word2' the same id 7")
 
 
 def test_threads(export: Path, tmp_path: Path) -> None:
