@@ -202,7 +202,8 @@ def read_results(path: Path) -> dict[str, Any]:
         results = json.loads(path.read_text(encoding="utf-8"))
         version, _ = results["format_version"], results["checkpoint"]  # other files of ours have a version too
         if version == FORMAT_VERSION:
-            _Results.model_validate(results, strict=True)
+            found = _Results.model_validate(results, strict=True).model_dump()
+            json.dumps(found, ensure_ascii=False).encode()  # half a surrogate is in no text that can be shown
     except OSError as error:
         raise UsageError(f"{path}: can't read the results ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -80,6 +80,10 @@ def trained_by_nothing() -> dict[str, Any]:
     return RESULTS | {"checkpoint": checkpoint | {"lineage": checkpoint["lineage"] | {"code": 7}}}
 
 
+def of_weights(blake2b: str) -> dict[str, Any]:
+    return RESULTS | {"checkpoint": RESULTS["checkpoint"] | {"weights_blake2b": blake2b}}
+
+
 def judged_by_nothing() -> dict[str, Any]:
     return RESULTS | {"tasks": {"mrpc": task({"selected_by": "f1"}, accuracy=0.5)}}
 
@@ -327,6 +331,8 @@ def test_curves_of_a_long_run_are_drawn_from_few_points_and_smoothed_over_all_st
         ("results.json", json.dumps(trained_by_nothing()), "checkpoint.lineage.code: Input should be"),
         ("results.json", json.dumps(valued(math.nan)), "tasks.nsp.metrics.accuracy.value: Input should be a finite"),
         ("results.json", json.dumps(valued(-math.inf)), "tasks.nsp.metrics.accuracy.value: Input should be a finite"),
+        ("results.json", json.dumps(of_weights("\ud800")), "results.json: not the results of an evaluation"),
+        ("results.json", json.dumps(RESULTS | {"failed": {"\ud800": "x"}}), "json: not the results of an evaluation"),
         ("results.json", '{"format_version": 1, "shards": []}', "results.json: not the results of an evaluation"),
         ("results.json", json.dumps(judged_by_nothing()), "selected by 'f1', which is none of its metrics"),
         (
