@@ -28,7 +28,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from preprocessing.decompression import decompressed
-from preprocessing.sources import SourceError, StorageError
+from preprocessing.sources import MissingInputError, SourceError, StorageError
 
 _WILDCARD = re.compile(r"[*?\[]")
 _NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # gone, or a link that leads nowhere
@@ -84,7 +84,8 @@ def expand(pattern: str) -> list[Found]:
     """The files that a path or a glob (`**/` for folders at any depth) matches, sorted by name.
 
     Raises:
-        SourceError: nothing matches, a folder or a pipe was given, or the place can't be read.
+        MissingInputError: nothing matches.
+        SourceError: a folder or a pipe was given, or the place can't be read.
     """
     path = absolute(pattern)
     local = None if is_remote(path) else Path(path)
@@ -106,7 +107,7 @@ def expand(pattern: str) -> list[Found]:
         raise SourceError(f"{pattern}: can't look for input files ({_reason(path, error)})") from error
     if not matches:
         brackets = "; [ ] stand for one of the characters between them, and [[] for a bracket" if "[" in pattern else ""
-        raise SourceError(
+        raise MissingInputError(
             f"{pattern}: no input file matches; check the path, and quote a glob as '{pattern}'{brackets}"
         )
     found = [Found(match, match.removeprefix(prefix), size) for match, size in matches.items()]

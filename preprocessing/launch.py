@@ -20,7 +20,7 @@ from preprocessing.output import JOB, JobError, State, clear, clear_work, inspec
 from preprocessing.runner import run_pipeline
 from preprocessing.sampling import draw_sample
 from preprocessing.schema import MANIFEST, Manifest, ShardDirectory, Vocabulary, checksum_of
-from preprocessing.sources import SourceError
+from preprocessing.sources import MissingInputError
 from preprocessing.tokenization import (
     VocabularyError,
     case_of,
@@ -53,9 +53,11 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
         _check_case(tokens, options.lowercase, str(arguments.vocabulary))
     try:
         inputs = find_inputs(arguments.inputs, note, options.read, output)
-    except SourceError as error:
+    except MissingInputError as error:
         if files.exists(files.join(output, MANIFEST)):
-            raise SourceError(f"{error}; the shards in {output} are finished, and need their inputs no more") from error
+            raise MissingInputError(
+                f"{error}; the shards in {output} are finished, and need their inputs no more"
+            ) from error
         raise
     job = Job(
         output=output,

@@ -48,6 +48,10 @@ class SourceError(ValueError):
     """An input that can't be read. The message names the file and what to do."""
 
 
+class MissingInputError(SourceError):
+    """A path or a glob that matches no file."""
+
+
 class StorageError(RuntimeError):
     """An input whose storage fails, whatever is in it: nothing to skip, and no reason to throw finished work away."""
 
