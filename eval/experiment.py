@@ -90,6 +90,7 @@ class Experiment:
             "data": self._data_blake2b,
             "kind": repr(self.task.kind),
             "max_length": self._encoder.max_length,
+            **self.task.kind.encoding(self._encoder.max_length),
             **settings,
         }
 

@@ -88,6 +88,10 @@ class Kind(ABC):
             UsageError: it won't.
         """
 
+    def encoding(self, max_length: int) -> dict[str, Any]:  # noqa: ARG002
+        """What decides how examples become samples of so many tokens, beside what a kind is and its task's version."""
+        return {}
+
     @abstractmethod
     def encode(self, examples: Sequence[Any], encoder: Encoder, training: bool) -> list[Any]:
         """Samples of examples, to learn from or to predict."""
@@ -217,6 +221,12 @@ class Questions(Kind):
     published_as = "ForQuestionAnswering"
 
     version: Literal["v1.1", "v2.0", "korquad"]
+
+    @override
+    def encoding(self, max_length: int) -> dict[str, Any]:
+        """How far apart windows begin where that is not as in sequences of the usual length."""
+        stride = squad.shortest_stride(max_length)
+        return {"stride": stride} if stride < squad.STRIDE else {}
 
     @override
     def encode(self, examples: Sequence[QuestionExample], encoder: Encoder, training: bool) -> list[squad.Window]:

@@ -19,7 +19,7 @@ from eval.errors import UsageError
 from eval.readers.examples import QuestionExample
 from eval.squad_metrics import squad_v2
 
-STRIDE = 128  # tokens between the beginnings of two windows
+STRIDE = 128  # tokens between the beginnings of two windows, at most
 LONGEST_QUESTION = 64  # tokens; the rest is cut off
 LONGEST_ANSWER = 30  # tokens
 CANDIDATES = 20  # begins, ends and answers that are looked at
@@ -108,7 +108,7 @@ def _windows(
 ) -> Iterator[Window]:
     ids = np.array(context.ids, dtype=np.int32)
     characters = np.array(context.offsets, dtype=np.int32).reshape(len(ids), 2)
-    places = _places(len(ids), encoder.max_length - 3 - len(question))
+    places = _places(len(ids), _room(encoder.max_length, len(question)))
     widest = _widest(len(ids), places)
     answer = _answer_tokens(example, characters)
     for window, (begin, end) in enumerate(places):
@@ -123,9 +123,27 @@ def _windows(
         )
 
 
+def shortest_stride(max_length: int) -> int:
+    """Tokens between two windows in sequences of so many tokens, beside the longest question."""
+    return _stride(_room(max_length, LONGEST_QUESTION))
+
+
+def _room(max_length: int, question: int) -> int:
+    """Tokens of text beside a question of so many tokens."""
+    return max_length - 3 - question
+
+
+def _stride(room: int) -> int:
+    """As many tokens as google has, or fewer: a window shows the whole of an answer that the one before cuts.
+
+    google's overlap by as much from 158 tokens of text on. Where there is no room for two answers, half is shared.
+    """
+    return min(STRIDE, max(room - LONGEST_ANSWER, (room + 1) // 2))
+
+
 def _places(length: int, room: int) -> list[tuple[int, int]]:
     """Begin and end of each window over a text, up to the first that reaches its end; an empty text has one too."""
-    step = min(STRIDE, room)
+    step = _stride(room)
     last = max(0, -(-(length - room) // step))
     return [(i * step, min(i * step + room, length)) for i in range(last + 1)]
 

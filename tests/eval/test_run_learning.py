@@ -858,6 +858,21 @@ def test_points_of_another_checkpoint(
     assert message.endswith("; choose another --output\n")
 
 
+def test_points_of_windows_that_did_not_overlap(
+    long_export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As they were once made of sequences as short as these."""
+    write_squad(data, "v1.1")
+    assert run(long_export, data, tmp_path / "out", "squad_v1") == 0
+    [point] = points_of(tmp_path / "out", "squad_v1")
+    result = json.loads(point.read_text())
+    del result["origin"]["stride"]
+    point.write_text(json.dumps(result))
+    capsys.readouterr()
+    assert run(long_export, data, tmp_path / "out", "squad_v1") == 2
+    assert capsys.readouterr().err == f"error: {point}: made with stride None instead of 15; choose another --output\n"
+
+
 def test_texts_of_another_language(
     export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
