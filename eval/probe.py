@@ -220,7 +220,7 @@ def majority(labels: np.ndarray) -> Baseline:
 def fill_masks(
     model: BertForPreTraining, tokenizer: Tokenizer, sentences: Sequence[str], top: int = 5
 ) -> list[FilledSentence]:
-    """The most probable tokens for every [MASK].
+    """The most probable tokens for every [MASK], by the whole sentence or, from left to right, by what is before it.
 
     Args:
         model: in evaluation mode, with a head for masked words.
@@ -235,7 +235,8 @@ def _fill(model: BertForPreTraining, tokenizer: Tokenizer, sentence: str, top: i
     encoding = tokenizer.encode(sentence)
     tokens = PackedTokens.from_sequences([encoding.ids], [encoding.type_ids])
     positions = torch.tensor([i for i, token in enumerate(encoding.tokens) if token == MASK])
-    logits, _ = model(tokens, positions)
+    # From left to right the token before says what comes next; the first one is [CLS].
+    logits, _ = model(tokens, positions - 1 if model.config.is_decoder else positions)
     words = logits[:, : tokenizer.get_vocab_size()]  # a model may have more rows than the vocabulary has tokens
     best = words.float().softmax(dim=-1).topk(min(top, words.shape[1]))
     masks = zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -1,5 +1,6 @@
 """The probes against transformers, against literals, and against statistics with a known answer."""
 
+import dataclasses
 import math
 import os
 from collections import Counter
@@ -12,6 +13,7 @@ import pytest
 import torch
 import transformers
 
+from eval.pretrained import load_pretrained
 from eval.probe import (
     SENTENCES,
     Baseline,
@@ -30,6 +32,7 @@ from preprocessing.schema import ShardDirectory
 from preprocessing.tokenization import MASK, load_tokenizer, load_vocabulary
 from tests.eval.conftest import CONFIG, random_state
 from trainer.data import Batch, evaluation_batches, validation_stream
+from trainer.hugging_face import save_export
 from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining
 
 
@@ -157,6 +160,21 @@ def test_masks_are_filled_as_transformers_would(export: Path, shards: Path, mode
         assert [[c.token for c in mask] for mask in filled.masks] == [[vocabulary[i] for i in m] for m in best.indices]
         for mask, values in zip(filled.masks, best.values.tolist(), strict=True):
             assert [c.probability for c in mask] == pytest.approx(values, abs=1e-5)
+
+
+def test_a_left_to_right_model_fills_a_mask_by_the_words_before_it(export: Path, shards: Path) -> None:
+    """As transformers continues a text that ends there."""
+    config = dataclasses.replace(CONFIG, is_decoder=True)
+    save_export(export.with_name("ltr"), random_state(config), config, shards / "tokenizer", {})
+    reader, tokenizer = load_pretrained(export.with_name("ltr"))
+    [filled] = fill_masks(reader, tokenizer, [f"word3 word7 {MASK} word10 {MASK}"])
+    hugging_face = transformers.BertLMHeadModel.from_pretrained(export.with_name("ltr")).eval()
+    ids = torch.tensor([tokenizer.encode(filled.sentence).ids])
+    for mask, place in zip(filled.masks, (3, 5), strict=True):
+        with torch.no_grad():
+            best = hugging_face(input_ids=ids[:, :place]).logits[0, -1].softmax(-1).topk(5)
+        assert [c.token for c in mask] == [tokenizer.id_to_token(i) for i in best.indices]
+        assert [c.probability for c in mask] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
 def test_rows_beyond_the_vocabulary_fill_nothing(shards: Path) -> None:
