@@ -34,9 +34,10 @@ class MeasuredExport:
         run: name of its run, which no other has.
         step: of it; None where another program wrote it.
         tasks: name -> content, see eval.results; of the evaluation that counts, see eval.evaluated.prevailing.
-        data: name of a task -> what tells the data that it was measured on from others.
+        data: name of a task -> what tells the data that it was measured on from others, and from a part of them.
         settings: of the run, section.key -> value; empty where its config.toml is out of reach.
-        limits: name of a task that was only tried out -> examples of each data set that were taken at most.
+        limits: name of a task that was only tried out -> examples of each data set that were taken at most, or held-out
+            samples that were, where the run was measured over more of them.
     """
 
     run: str
@@ -82,28 +83,38 @@ def exports_of(evaluations: Iterable[Evaluated]) -> list[MeasuredExport]:
         UsageError: the recipe of a run is damaged.
     """
     by_weights: dict[tuple[str, str], list[Evaluated]] = {}
+    most: dict[tuple[str, str, str], int] = {}  # run, task and data -> samples
     for evaluated in evaluations:
         by_weights.setdefault((evaluated.run, evaluated.weights_blake2b), []).append(evaluated)
-    return sorted(map(_measured, by_weights.values()), key=lambda export: (export.run, export.step or 0))
+        for task in evaluated.results["tasks"]:
+            measured = evaluated.run, task, evaluated.data(task)
+            most[measured] = max(evaluated.samples(task), most.get(measured, 0))
+    exports = [_measured(group, most) for group in by_weights.values()]
+    return sorted(exports, key=lambda export: (export.run, export.step or 0))
 
 
-def _measured(group: Sequence[Evaluated]) -> MeasuredExport:
+def _measured(group: Sequence[Evaluated], most: Mapping[tuple[str, str, str], int]) -> MeasuredExport:
     counting = prevailing(group)
     limits = {task: evaluated.limit(task) for task, evaluated in counting.items()}
+    fewer = {
+        task: samples
+        for task, evaluated in counting.items()
+        if (samples := evaluated.samples(task)) < most[evaluated.run, task, evaluated.data(task)]
+    }
     return MeasuredExport(
         run=group[0].run,
         step=group[0].step,
         tasks={task: evaluated.results["tasks"][task] for task, evaluated in counting.items()},
-        data={task: evaluated.data(task) for task, evaluated in counting.items()},
+        data={task: f"{evaluated.data(task)}, {fewer.get(task, 'all')}" for task, evaluated in counting.items()},
         settings=settings_of(group[0].directory),
-        limits={task: limit for task, limit in limits.items() if limit is not None},
+        limits={task: limit for task, limit in limits.items() if limit is not None} | fewer,
     )
 
 
 def on_same_data(exports: Sequence[MeasuredExport]) -> tuple[list[MeasuredExport], list[str]]:
     """What can stand in one picture: of each task the figures on the data that the last export to have it was given.
 
-    Trials on a part of it don't count, unless there are only trials.
+    Trials on a part of it, or of its samples, don't count, unless there are only trials.
 
     Args:
         exports: with steps.

@@ -16,6 +16,7 @@ from trainer.run_directory import RunDirectory
 
 EVALUATIONS = "evaluations"  # the folder of a run directory where eval.watch leaves them
 _LOWER_IS_BETTER = ("loss", "perplexity")
+_NAMED = 3  # of many; the others are counted
 
 
 @dataclass(frozen=True)
@@ -186,10 +187,19 @@ def prevailing(evaluations: Iterable[Evaluated]) -> dict[str, Evaluated]:
     }
 
 
-def best_evaluation(evaluations: Sequence[Evaluated], task: str, metric: str) -> Evaluated:
+def enumerate_few(names: Sequence[str]) -> str:
+    """The first few of some names, and the number of the others."""
+    more = len(names[_NAMED:])
+    return ", ".join(names[:_NAMED]) + (f" and {more:,} more" if more else "")
+
+
+def best_evaluation(evaluations: Sequence[Evaluated], task: str, metric: str) -> tuple[Evaluated, list[Path]]:
     """The evaluation with the best figure, the earliest of several; a loss or perplexity is best when it is low.
 
     Figures of a trial don't count: with --limit, or over fewer samples than another evaluation of the task has.
+
+    Returns:
+        It; and the exports that have the figure of trials alone, so that nothing tells whether they are better.
 
     Raises:
         UsageError: none has that figure, or only trials have, or some have it on other data, which makes none better.
@@ -203,17 +213,19 @@ def best_evaluation(evaluations: Sequence[Evaluated], task: str, metric: str) ->
     whole = [(figure, e) for figure, e in figures if e.limit(task) is None]
     if not whole:
         raise UsageError(f"{task}.{metric} was only tried out, with --limit; evaluate {task} without it")
-    most = max(e.samples(task) for _, e in whole)
-    counting = [(figure, e) for figure, e in whole if e.samples(task) == most]
-    by_data = {e.data(task): e.file for _, e in counting}
+    by_data = {e.data(task): e.file for _, e in whole}
     if len(by_data) > 1:
         first, second, *_ = by_data.values()
         raise UsageError(
             f"{task}.{metric}: measured on different data in {first} and {second}, which says nothing about which is "
             "better; evaluate all exports on one, or move the others' results away"
         )
+    most = max(e.samples(task) for _, e in whole)
+    counting = [(figure, e) for figure, e in whole if e.samples(task) == most]
+    compared = {e.export for _, e in counting}
+    tried = dict.fromkeys(e.export for _, e in figures if e.export not in compared)
     sign = -1 if metric in _LOWER_IS_BETTER else 1
-    return max(counting, key=lambda pair: sign * pair[0])[1]
+    return max(counting, key=lambda pair: sign * pair[0])[1], list(tried)
 
 
 def settings_of(run: Path) -> dict[str, Any]:

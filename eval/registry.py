@@ -34,7 +34,14 @@ from mlflow.types.schema import Array, ColSpec, DataType, Object, ParamSchema, P
 
 from eval.embeddings import K1, B, count_terms, save_terms
 from eval.errors import UsageError
-from eval.evaluated import Evaluated, best_evaluation, find_results, of_present_weights, read_evaluations
+from eval.evaluated import (
+    Evaluated,
+    best_evaluation,
+    enumerate_few,
+    find_results,
+    of_present_weights,
+    read_evaluations,
+)
 from eval.paths import parse_path
 from eval.pretrained import Pretrained, load_pretrained
 from eval.readers.files import read_text, split_lines
@@ -143,10 +150,11 @@ def _sizes(pretrained: Pretrained) -> dict[str, Any]:
 
 
 class Choice(NamedTuple):
-    """What is registered."""
+    """What is registered, and which exports could not be compared with it, as they were only tried out."""
 
     export: Path
     tags: dict[str, str]
+    only_tried: list[Path]
 
 
 def choose(run: RunDirectory, task: str, metric: str) -> Choice:
@@ -158,7 +166,7 @@ def choose(run: RunDirectory, task: str, metric: str) -> Choice:
     if not run.path.is_dir():
         raise UsageError(f"{run.path}: no such directory; give a run directory")
     ours = [evaluated for evaluated in read_evaluations(find_results([run.path])) if _is_of(run, evaluated)]
-    best = best_evaluation(of_present_weights(ours)[0], task, metric)
+    best, only_tried = best_evaluation(of_present_weights(ours)[0], task, metric)
     export = run.exports / best.export.name
     if not (export / WEIGHTS).is_file():
         raise UsageError(
@@ -169,7 +177,7 @@ def choose(run: RunDirectory, task: str, metric: str) -> Choice:
     checkpoint, figure = best.results["checkpoint"], best.figure(task, metric)
     code = checkpoint["lineage"].get("code", {})  # which trained
     tags = tags_of(checkpoint, code_version=code.get("version"), code_commit=code.get("commit"))
-    return Choice(export, tags | {"metric": f"{task}.{metric}", "figure": repr(figure)})
+    return Choice(export, tags | {"metric": f"{task}.{metric}", "figure": repr(figure)}, only_tried)
 
 
 def _is_of(run: RunDirectory, evaluated: Evaluated) -> bool:
@@ -206,6 +214,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = RunDirectory(arguments.run)
     try:
         chosen = choose(run, *arguments.metric)
+        if chosen.only_tried:
+            names, figure = enumerate_few([export.name for export in chosen.only_tried]), chosen.tags["metric"]
+            print(f"note: left out, with {figure} of trials alone (--limit, fewer samples): {names}", file=sys.stderr)
         corpus = _read_corpus(arguments.corpus) if arguments.corpus else None
         store = evaluation_store([run.path], run.path)
         with hold_export(chosen.export), one_writer(store.tracking_uri, run.path):

@@ -32,7 +32,14 @@ with needs("eval"):
     from eval.comparison import MeasuredExport, compare, exports_of, on_same_data
     from eval.curves import WINDOWS, History, baselines, draw, draw_scores, measured_scores, read_histories
     from eval.errors import UsageError
-    from eval.evaluated import Evaluated, find_results, of_present_weights, prevailing, read_evaluations
+    from eval.evaluated import (
+        Evaluated,
+        enumerate_few,
+        find_results,
+        of_present_weights,
+        prevailing,
+        read_evaluations,
+    )
     from eval.pages import render_page
     from eval.paper import TABLES
     from eval.paths import parse_path
@@ -131,8 +138,8 @@ def report(
         yield f"![What the exports score, over the steps]({SCORES})\n"
         yield "Bars are halves of the 95 % intervals, or standard deviations over seeds; dashed is the baseline.\n"
         if left_out:
-            names = ", ".join(left_out[:_NAMED]) + (f" and {more:,} more" if (more := len(left_out[_NAMED:])) else "")
-            yield f"Not drawn, as they were measured on other data than those that are: {plain(names)}.\n"
+            names = plain(enumerate_few(left_out))
+            yield f"Not drawn, as they were measured on other data, or fewer, than those that are: {names}.\n"
     for group in _newest(evaluations):
         yield from _evaluation(group)
     yield "## Origin\n"

@@ -179,16 +179,20 @@ def test_a_trial_over_few_samples_is_no_reason_either(run: RunDirectory, capsys:
     write_evaluation(run.path, 9, "trial", mlm=task({"samples": 20}, perplexity=1.0))
     write_evaluation(run.path, 7, "whole", mlm=task({"samples": 2000}, perplexity=7.0))
     register(run, "--metric", "mlm.perplexity")
-    assert f"{run.export(7)} is version 1 of bert-test" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert f"{run.export(7)} is version 1 of bert-test" in told.out
+    left_out = "note: left out, with mlm.perplexity of trials alone (--limit, fewer samples): step-000009\n"
+    assert told.err.startswith(left_out)
 
 
 def test_figures_on_different_data_make_no_export_the_better_one(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    shutil.rmtree(run.path / "evaluations")
     files = []
-    for step, manifest, perplexity in ((7, "real", 7.0), (9, "easy", 1.0)):
-        of_shards = {"path": "shards", "manifest_blake2b": manifest, "sequence_length": 128, "samples": 50}
-        file = write_evaluation(run.path, step, manifest, mlm=task({"samples": 50}, perplexity=perplexity))
+    for step, manifest, perplexity, samples in ((7, "real", 7.0, 2000), (9, "easy", 1.0, 50)):
+        of_shards = {"path": "shards", "manifest_blake2b": manifest, "sequence_length": 128, "samples": samples}
+        file = write_evaluation(run.path, step, manifest, mlm=task({"samples": samples}, perplexity=perplexity))
         write_results(file, read_results(file) | {"shards": of_shards})
         files.append(file)
     assert main([str(run.path), "--metric", "mlm.perplexity"]) == 2

@@ -626,6 +626,35 @@ def test_a_trial_over_few_samples_leaves_figures_over_many_alone(run: Path) -> N
     assert rows_of(report_of(run))["mlm loss"][0] == "3.0000"
 
 
+def held_out(step: int, samples: int, perplexity: float, manifest: str = "cd34") -> dict[str, Any]:
+    """What results of masked words have of the samples that they were measured on."""
+    mlm = task({"samples": samples}, perplexity=perplexity, accuracy=0.1)
+    return {"tasks": {"mlm": mlm}, "shards": SHARDS | {"manifest_blake2b": manifest, "samples": samples}}
+
+
+def test_a_trial_of_a_newer_export_over_few_samples_leaves_figures_over_many_alone(run: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "runs" / "other", steps=60)
+    for of, step, samples, perplexity in (
+        *((run, 20, 2000, 80.0), (run, 40, 2000, 70.0), (run, 60, 8, 9.0)),
+        (other, 60, 500, 75.0),  # all that it was measured on
+    ):
+        file = write_evaluation(of, step)
+        write_results(file, read_results(file) | held_out(step, samples, perplexity))
+    sizes = rows_after(report_of(run, other), "Effect of model size")["perplexity"]
+    assert (sizes["demo 40"], sizes["other 60"]) == ("70.00", "75.00")
+    kept, left_out = on_same_data(exports_of(read_evaluations(find_results([run, other]))))
+    assert left_out == ["mlm of demo 60 (8 examples)"]
+    assert [list(export.tasks) for export in kept] == [["mlm"], ["mlm"], [], ["mlm"]]
+
+
+def test_as_many_samples_as_there_are_of_some_shards_are_no_trial(run: Path) -> None:
+    """Though others have more."""
+    for step, samples, manifest in ((20, 2000, "large"), (40, 800, "small"), (60, 800, "small")):
+        file = write_evaluation(run, step)
+        write_results(file, read_results(file) | held_out(step, samples, 100.0 - step, manifest))
+    assert rows_after(report_of(run), "Effect of model size")["perplexity"]["demo 60"] == "40.00"
+
+
 def test_evaluations_of_a_renamed_run_stay_its_own(run: Path, tmp_path: Path) -> None:
     """Another one was begun under the old name, which the lineages and paths of the results have."""
     set_model(run, 24, 1024, 16)
@@ -765,7 +794,7 @@ def test_figures_on_other_data_are_not_joined_by_a_line(run: Path, tmp_path: Pat
     assert panels["mrpc"].containers[0].lines[0].get_xdata().tolist() == [20, 40, 60]
     assert main([str(run), "--output", str(tmp_path / "output")]) == 0
     text = (tmp_path / "output" / "report.md").read_text()
-    assert "Not drawn, as they were measured on other data than those that are: mlm of demo 20." in text
+    assert "Not drawn, as they were measured on other data, or fewer, than those that are: mlm of demo 20." in text
 
 
 def test_of_many_figures_on_other_data_a_few_are_named_and_the_others_counted(run: Path, tmp_path: Path) -> None:
