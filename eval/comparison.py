@@ -66,6 +66,11 @@ class MeasuredExport:
             limits={task: limit for task, limit in self.limits.items() if task in tasks},
         )
 
+    def instead(self, task: str) -> str | None:
+        """What the figures of a task are of where it is not what the task is named for."""
+        found: str | None = self.tasks[task]["details"].get("instead")
+        return found
+
     def score(self, task: str, metric: str) -> Score | None:
         """What was measured; None where nothing was."""
         content = self.tasks.get(task, {"metrics": {}})
@@ -136,7 +141,7 @@ def on_same_data(exports: Sequence[MeasuredExport]) -> tuple[list[MeasuredExport
 def compare(table: Table, exports: Sequence[MeasuredExport]) -> list[list[str]]:
     """The rows of a table: the paper's models, and for each run its newest export that has a figure for it, or any.
 
-    Figures of whole data sets go before those of trials, however new.
+    Figures of whole data sets go before those of trials, however new. Next words are not the paper's masked ones.
 
     Three columns for each of ours: the figure, its difference to the paper's model that the run compares with, and the
     number of seeds with their mean and standard deviation. What was not measured is empty.
@@ -150,7 +155,8 @@ def compare(table: Table, exports: Sequence[MeasuredExport]) -> list[list[str]]:
 
 def _newest(table: Table, exports: Sequence[MeasuredExport]) -> list[MeasuredExport]:
     """Of each run the newest export with a figure of a whole data set for the table, or else with one, or any."""
-    exports = [export.of([measure.task for measure in table.measures]) for export in exports]
+    wanted = {measure.task for measure in table.measures}
+    exports = [e.of([task for task in e.tasks if task in wanted and not e.instead(task)]) for e in exports]
     whole = [export.whole for export in exports]
     measured = [e for some in (exports, whole) for e in some if any(e.score(m.task, m.metric) for m in table.measures)]
     return list({export.run: export for export in (*whole, *measured)}.values())  # all ascend by step

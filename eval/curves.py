@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from eval.comparison import MeasuredExport
 from eval.errors import UsageError
-from eval.evaluated import Evaluated, run_names, settings_of
+from eval.evaluated import Evaluated, learns_next_sentence, run_names, settings_of
 from eval.results import is_learned
 from preprocessing.figures import COLOURS, STYLE
 from trainer.files import DamagedFileError, read_lines
@@ -92,7 +92,7 @@ def _read_history(path: Path, name: str) -> History | None:
     validation = _read_figures(run.validation_metrics, _OF_A_VALIDATION)
     if not len(training["step"]):
         return None
-    return History(name, run, training, validation, settings_of(path).get("train.next_sentence", True) is not False)
+    return History(name, run, training, validation, learns_next_sentence(settings_of(path)))
 
 
 def _read_figures(file: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -312,7 +312,9 @@ def _finish_score(axes: Any, exports: Sequence[MeasuredExport], task: str, metri
     limits = [export.limits.get(task) for export in exports if export.score(task, metric)]
     trials = [limit for limit in limits if limit is not None]
     of_trials = f", {min(trials):,} examples" if len(trials) == len(limits) else ""
-    axes.set(title=f"{task}{of_trials}", ylabel=metric.replace("_", " "))
+    instead = next(export.instead(task) for export in exports if export.score(task, metric))
+    of_others = f", {instead}" if instead else ""
+    axes.set(title=f"{task}{of_others}{of_trials}", ylabel=metric.replace("_", " "))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
     content = next(export.tasks[task]["metrics"][metric] for export in exports if export.score(task, metric))
     if content["baseline"] is not None:

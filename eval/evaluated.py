@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.errors import UsageError
-from eval.results import RESULTS, is_learned, read_results
+from eval.results import NEXT_WORDS, RESULTS, is_learned, read_results
 from preprocessing.schema import checksum
 from trainer.hugging_face import WEIGHTS
 from trainer.run_directory import RunDirectory
@@ -69,7 +69,9 @@ class Evaluated:
         details, shards = self.results["tasks"][task]["details"], self.results["shards"]
         if is_learned(details):
             return str(details.get("data_blake2b", ""))
-        return f"{shards['manifest_blake2b']} at {shards['sequence_length']}" if shards and self.samples(task) else ""
+        if not (shards and self.samples(task)):
+            return ""
+        return f"{details.get('instead', task)} of {shards['manifest_blake2b']} at {shards['sequence_length']}"
 
     def figure(self, task: str, metric: str) -> float | None:
         """A figure; None where it was not measured."""
@@ -92,16 +94,32 @@ def read_evaluations(files: Iterable[Path], known: Mapping[Path, str] | None = N
         known: runs that have a name already, by their directories.
 
     Raises:
-        UsageError: one is damaged or of another version.
+        UsageError: one is damaged or of another version, or the recipe of its run is damaged.
     """
     found = {file: read_results(file) for file in files}
     runs = {file: run_directory(results["checkpoint"], file) for file, results in found.items()}
+    settings = {run: settings_of(run) for run in set(runs.values())}
     names = {**run_names(runs.values()), **(known or {})}
     evaluations = [
-        Evaluated(file, results, runs[file], names[runs[file]], file.stat().st_mtime_ns)
-        for file, results in found.items()
+        Evaluated(file, _as_trained(results, settings[run]), run, names[run], file.stat().st_mtime_ns)
+        for (file, results), run in zip(found.items(), runs.values(), strict=True)
     ]
     return sorted(evaluations, key=lambda evaluated: (evaluated.run, evaluated.step or 0, str(evaluated.file)))
+
+
+def _as_trained(results: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Results without what the model never learned, and with what it learned instead, which older ones don't say.
+
+    Args:
+        results: of an export.
+        settings: of its run, see settings_of.
+    """
+    tasks = dict(results["tasks"])
+    if "mlm" in tasks and settings.get("model.is_decoder"):
+        tasks["mlm"] = {**tasks["mlm"], "details": {**tasks["mlm"]["details"], "instead": NEXT_WORDS}}
+    if "nsp" in tasks and (tasks["nsp"]["details"].get("instead") or not learns_next_sentence(settings)):
+        del tasks["nsp"]
+    return {**results, "tasks": tasks}
 
 
 def run_directory(checkpoint: Mapping[str, Any], file: Path) -> Path:
@@ -226,6 +244,11 @@ def best_evaluation(evaluations: Sequence[Evaluated], task: str, metric: str) ->
     tried = dict.fromkeys(e.export for _, e in figures if e.export not in compared)
     sign = -1 if metric in _LOWER_IS_BETTER else 1
     return max(counting, key=lambda pair: sign * pair[0])[1], list(tried)
+
+
+def learns_next_sentence(settings: Mapping[str, Any]) -> bool:
+    """Whether a run with these settings learns to judge next sentences; one whose recipe is out of reach does."""
+    return settings.get("train.next_sentence", True) is not False
 
 
 def settings_of(run: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from eval.errors import UsageError
+from eval.evaluated import learns_next_sentence, run_directory, settings_of
 from eval.experiment import Bench, Experiment
 from eval.features import FeatureTags
 from eval.finetune import Settings
@@ -20,6 +21,7 @@ from eval.kinds import Tags, Texts
 from eval.parts import read_parts
 from eval.pretrained import build
 from eval.probe import SENTENCES
+from eval.results import RESULTS
 from eval.tasks import Task, select
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Intrinsic, Subject
@@ -84,6 +86,8 @@ def _subject(tasks: Sequence[Intrinsic], arguments: argparse.Namespace, checkpoi
     stream = None
     if any(task.needs_shards for task in tasks):
         stream = open_stream(arguments.shards, checkpoint, arguments.sequence_length)
+    export = {"path": str(checkpoint.path.resolve()), "lineage": checkpoint.lineage}
+    run = run_directory(export, arguments.output / RESULTS)
     return Subject(
         model=build(checkpoint.export),
         tokenizer=checkpoint.tokenizer,
@@ -91,6 +95,7 @@ def _subject(tasks: Sequence[Intrinsic], arguments: argparse.Namespace, checkpoi
         samples=min(arguments.samples, stream.size) if stream else 0,
         batch_size=arguments.batch_size,
         sentences=read_sentences(arguments.sentences, checkpoint) if arguments.sentences else SENTENCES,
+        judges_sentences=learns_next_sentence(settings_of(run)),
     )
 
 

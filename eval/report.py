@@ -139,7 +139,8 @@ def report(
         yield "Bars are halves of the 95 % intervals, or standard deviations over seeds; dashed is the baseline.\n"
         if left_out:
             names = plain(enumerate_few(left_out))
-            yield f"Not drawn, as they were measured on other data, or fewer, than those that are: {names}.\n"
+            why = "they were measured on other data, over fewer samples or for another objective than those that are"
+            yield f"Not drawn, as {why}: {names}.\n"
     for group in _newest(evaluations):
         yield from _evaluation(group)
     yield "## Origin\n"

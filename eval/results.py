@@ -14,6 +14,9 @@ It holds
     code               which code evaluated
     seconds            how long it took
 
+Details of mlm and nsp: samples, and instead, where figures are not of what the task is named for: next words of a
+left-to-right model, or an untrained head.
+
 Details of a task that the model learned: splits and examples of each part (train, dev, dev_mm, test, ...), best_point
 (learning_rate, epochs, batch_size, seed), selected_by (the metric that it is the best by, on dev), seeds (metric -> its
 figures for all seeds of that point) and points (point, metrics by part, error, seconds, device).
@@ -35,6 +38,7 @@ from trainer.files import write_atomically
 
 RESULTS = "results.json"
 FORMAT_VERSION = 2
+NEXT_WORDS, UNTRAINED = "next words", "an untrained head"  # what figures of mlm and nsp are of instead
 
 # Folders beside it: the best points' predictions and models, and what frozen encoders compute meanwhile. All others
 # are named like tasks.
@@ -73,6 +77,7 @@ class _Point(_Finite):
 
 class _Details(_Finite):
     samples: int | None = None
+    instead: str | None = None
     selected_by: str | None = None
     max_length: int | None = None
     best_point: _Point | None = None
@@ -218,7 +223,7 @@ def figures_table(results: dict[str, Any]) -> str:
     """The figures of all tasks beside their baselines, as a table in Markdown; empty where there are none."""
     rows = [
         [
-            f"{name} {metric}",
+            ", ".join(filter(None, (f"{name} {metric}", task["details"].get("instead")))),
             _interval(metric, measured),
             _figure(metric, measured["baseline"], measured["unit"]),
             task["baselines"].get(metric, ""),

@@ -10,6 +10,7 @@ from functools import cached_property
 from tokenizers import Tokenizer
 
 from eval import probe
+from eval.results import NEXT_WORDS, UNTRAINED
 from eval.tasks.result import Measurement, Result, Unit
 from trainer.data import SampleStream, evaluation_batches
 from trainer.metrics import perplexity
@@ -27,6 +28,7 @@ class Subject:
         samples: the first so many of them.
         batch_size: samples that are computed at once.
         sentences: with [MASK].
+        judges_sentences: whether the model was trained to tell true next sentences.
     """
 
     model: BertForPreTraining
@@ -35,6 +37,7 @@ class Subject:
     samples: int
     batch_size: int
     sentences: Sequence[str]
+    judges_sentences: bool
 
     @property
     def held_out(self) -> SampleStream:
@@ -82,7 +85,11 @@ def _evaluate_mlm(subject: Subject) -> Result:
             "loss": "unigrams of the training text",
             "accuracy": f"always {token!r}, the most frequent token",
         },
-        details={"samples": subject.samples, "words": len(subject.outcomes.mlm_labels)},
+        details={
+            "samples": subject.samples,
+            "words": len(subject.outcomes.mlm_labels),
+            **({"instead": NEXT_WORDS} if subject.model.config.is_decoder else {}),
+        },
     )
 
 
@@ -95,7 +102,7 @@ def _evaluate_nsp(subject: Subject) -> Result:
             "loss": _measure(model.loss, baseline.loss),
         },
         baselines={"accuracy": f"always {label!r}, the larger class", "loss": "shares of the classes"},
-        details={"samples": subject.samples},
+        details={"samples": subject.samples, **({} if subject.judges_sentences else {"instead": UNTRAINED})},
     )
 
 

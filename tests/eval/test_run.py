@@ -1,5 +1,6 @@
 """The command: what it writes, what it refuses, and what MLflow gets."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -20,10 +21,11 @@ from eval.run import main
 from preprocessing.schema import ShardDirectory, checksum
 from preprocessing.tokenization import CLS, load_tokenizer
 from tests.conftest import ROOT
-from tests.eval.conftest import STEP
+from tests.eval.conftest import CONFIG, STEP, random_state
 from tests.trainer.mlflow_store import empty_store, write_run
 from tests.trainer.shard_factory import write_shards
 from trainer import tracking
+from trainer.hugging_face import save_export
 from trainer.lineage import code_version
 from trainer.run_directory import RunDirectory
 
@@ -159,6 +161,23 @@ def test_an_export_of_another_program(export: Path, shards: Path, tmp_path: Path
     (export / "lineage.json").unlink()
     assert run(export, tmp_path, shards) == 0
     assert results_of(tmp_path)["checkpoint"]["lineage"] == {}
+
+
+def test_a_model_that_learned_something_else_says_what(
+    export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = dataclasses.replace(CONFIG, is_decoder=True)
+    save_export(export.with_name("step-000009"), random_state(config), config, shards / "tokenizer", {})
+    (export.parents[1] / "config.toml").write_text("[train]\nnext_sentence = false\n")
+    assert run(export.with_name("step-000009"), tmp_path, shards, tasks="pretraining") == 0
+    tasks = results_of(tmp_path)["tasks"]
+    assert {name: task["details"]["instead"] for name, task in tasks.items()} == {
+        "mlm": "next words", "nsp": "an untrained head",
+    }  # fmt: skip
+    rows = {line.split(" | ")[0].strip("| ") for line in capsys.readouterr().out.splitlines()}
+    assert {"mlm perplexity, next words", "nsp accuracy, an untrained head"} <= rows
+    assert run(export, tmp_path / "masked", shards, tasks="mlm") == 0
+    assert "instead" not in results_of(tmp_path / "masked")["tasks"]["mlm"]["details"]
 
 
 def test_one_pass_serves_both(export: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
