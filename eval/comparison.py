@@ -9,6 +9,7 @@ from typing import Any
 
 from eval.evaluated import Evaluated, prevailing, settings_of
 from eval.paper import Table
+from eval.results import diverged_seeds
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,13 @@ class Score:
     Attributes:
         value: the one that counts: of the grid's best point, where there was a grid.
         seeds: those of all seeds with the hyperparameters of that point; empty for a task that learns nothing.
+        diverged: seeds with these that have none.
         half_width: half of the 95 % interval over the examples; None where it is not known.
     """
 
     value: float
     seeds: tuple[float, ...]
+    diverged: int
     half_width: float | None
 
 
@@ -78,7 +81,7 @@ class MeasuredExport:
         if measured is None:
             return None
         seeds = content["details"].get("seeds", {}).get(metric, ())
-        return Score(float(measured["value"]), tuple(seeds), measured["half_width"])
+        return Score(float(measured["value"]), tuple(seeds), diverged_seeds(content["details"]), measured["half_width"])
 
 
 def exports_of(evaluations: Iterable[Evaluated]) -> list[MeasuredExport]:
@@ -182,7 +185,7 @@ def _cells(ours: Score | None, papers: float | None, digits: int) -> list[str]:
     """Figure, difference and seeds."""
     if ours is None:
         return ["", "", ""]
-    return [_shown(ours.value, digits), _difference(ours.value, papers, digits), _spread(ours.seeds, digits)]
+    return [_shown(ours.value, digits), _difference(ours.value, papers, digits), _spread(ours, digits)]
 
 
 def _averages(table: Table, chosen: Sequence[MeasuredExport]) -> list[str]:
@@ -200,11 +203,15 @@ def _mean(figures: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if len(known) == len(figures) else None
 
 
-def _spread(seeds: Sequence[float], digits: int) -> str:
-    """Mean and standard deviation of several seeds, and their number."""
+def _spread(ours: Score, digits: int) -> str:
+    """Mean and standard deviation of several seeds, and their number; of how many, where some diverged."""
+    seeds = ours.seeds
+    if not seeds:
+        return ""
+    number = f"{len(seeds)} of {len(seeds) + ours.diverged}" if ours.diverged else str(len(seeds))
     if len(seeds) < 2:
-        return str(len(seeds)) if seeds else ""
-    return f"{len(seeds)}: {statistics.fmean(seeds):.{digits}f} ± {statistics.stdev(seeds):.{digits}f}"
+        return number
+    return f"{number}: {statistics.fmean(seeds):.{digits}f} ± {statistics.stdev(seeds):.{digits}f}"
 
 
 def _digits(figure: float | None) -> int:

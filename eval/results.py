@@ -75,13 +75,18 @@ class _Point(_Finite):
     seed: int
 
 
+class _Tried(pydantic.BaseModel):
+    point: _Point | None = None
+    error: str | None = None
+
+
 class _Details(_Finite):
     samples: int | None = None
     instead: str | None = None
     selected_by: str | None = None
     max_length: int | None = None
     best_point: _Point | None = None
-    points: list[Any] = []
+    points: list[_Tried] = []
     seeds: dict[str, list[float]] = {}
     sentences: list[_Sentence] = []
 
@@ -239,6 +244,16 @@ def is_learned(details: Mapping[str, Any]) -> bool:
     return "selected_by" in details
 
 
+def diverged_seeds(details: Mapping[str, Any]) -> int:
+    """How many seeds of a task's best point diverged, by its details."""
+    diverged = [tried.get("point") for tried in details.get("points", ()) if tried.get("error")]
+    return [_seedless(point) for point in diverged].count(_seedless(details.get("best_point")))
+
+
+def _seedless(point: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {**(point or {}), "seed": None}
+
+
 def best_points(results: Mapping[str, Any], tasks: Iterable[str]) -> Iterator[str]:
     """A line for each of some tasks that was learned: which point of its grid the figures are of, and how it was."""
     settings = results.get("fine_tuning") or {}
@@ -247,7 +262,10 @@ def best_points(results: Mapping[str, Any], tasks: Iterable[str]) -> Iterator[st
         if (point := details.get("best_point")) is None:
             continue
         count = len(details.get("points", ()))
-        tried = f"the best of {count} points by {details.get('selected_by')}" if count > 1 else "the only point"
+        diverged = sum(bool(found.get("error")) for found in details.get("points", ()))
+        without = f", of which {diverged} diverged," if diverged else ""
+        by = details.get("selected_by")
+        tried = f"the best of {count} points{without} by {by}" if count > 1 else "the only point"
         epochs = f"{point['epochs']} epoch{'s' if point['epochs'] > 1 else ''}"
         facts = [f"learning rate {point['learning_rate']:g}", epochs, f"batches of {point['batch_size']}"]
         facts += [f"seed {point['seed']}", f"at most {details.get('max_length')} tokens"]

@@ -401,6 +401,21 @@ def test_of_a_learned_task_the_report_says_which_point_is_the_best(run: Path) ->
     assert f"- rte: the only point: {plain(how)}" in lines
 
 
+def test_seeds_that_diverged_are_counted(run: Path) -> None:
+    point = {"learning_rate": 3e-5, "epochs": 3, "batch_size": 32}
+    tried = [{"point": {**point, "seed": seed}, "error": "the loss is nan" if seed > 2 else None} for seed in range(5)]
+    tried += [{"point": {**point, "epochs": 4, "seed": 0}, "error": "the loss is nan"}]  # with other hyperparameters
+    details = {"selected_by": "f1", "best_point": tried[1]["point"], "max_length": 128, "points": tried}
+    write_evaluation(run, 60, mrpc=task({**details, "seeds": {"f1": [88.0, 89.0, 87.0]}}, f1=89.0))
+    text = report_of(run)
+    assert rows_after(text, "GLUE")["MRPC"]["seeds"] == "3 of 5: 88.0 ± 1.0"
+    assert "- mrpc: the best of 6 points, of which 3 diverged, by f1: " in text
+    diverged = [{**one, "error": "the loss is nan"} for one in tried]
+    alone = task({**details, "points": [tried[1], *diverged[2:5]], "seeds": {"f1": [89.0]}}, f1=89.0)
+    write_evaluation(run, 70, mrpc=alone)
+    assert rows_after(report_of(run), "GLUE")["MRPC"]["seeds"] == "1 of 4"
+
+
 def rows_after(text: str, heading: str) -> dict[str, dict[str, str]]:
     """The table of a section: row -> column -> cell."""
     section = text.partition(f"### {heading} (")[2].partition("\n#")[0]
