@@ -72,6 +72,7 @@ const char *ncclGetErrorString(int error) { return "the stand-in for NCCL"; }
 const char *ncclGetLastError(void *communicator) { return ""; }
 int ncclCommInitRankConfig(void **communicator, int ranks, Id id, int rank, void *how) { return new(communicator); }
 int ncclCommInitRank(void **communicator, int ranks, Id id, int rank) { return new(communicator); }
+int ncclCommSplit(void *communicator, int color, int key, void **part, void *how) { return new(part); }
 
 int ncclCommGetAsyncError(void *communicator, int *error) { return none(error); }
 int ncclCommUserRank(void *communicator, int *rank) { return none(rank); }
