@@ -32,7 +32,7 @@ def read(data: Path, split: str) -> list[TaggedSentence]:
     Raises:
         DatasetError: the file is missing, a line malformed, a tag impossible, or there are no sentences.
     """
-    path = find(data, ("conll2003", "conll", "."), _FILES.get(split, split))
+    path = find(data, ("conll2003", "conll", "."), _FILES.get(split, split), _FILES.values())
     documents = [_sentences(path, document) for document in _documents(path)]
     sentences = [
         TaggedSentence(f"{number}-{position}", words, tags, number)

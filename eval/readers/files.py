@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from eval.readers.examples import DatasetError
 
+SPLITS = ("train", "dev", "test")  # that data sets have, or some of them
 
-def find(data: Path, folders: Sequence[str], name: str) -> Path:
+
+def find(data: Path, folders: Sequence[str], name: str, whole: Iterable[str] = ()) -> Path:
     """Where a file or folder of a data set lies; upper and lower case don't matter.
+
+    All of a data set is taken from the first folder that has any of it: what is trained on and what is judged by must
+    not come from two copies.
 
     Args:
         data: the file itself, or what the user gave with --data.
         folders: where the data set may lie below ``data``, such as "MRPC" and "glue/MRPC", or "." for ``data``. It
             is also found where ``data`` is such a folder itself.
         name: of the file or folder.
+        whole: names of all files and folders of the data set.
 
     Raises:
         DatasetError: nothing of that name there.
@@ -24,12 +30,13 @@ def find(data: Path, folders: Sequence[str], name: str) -> Path:
         return data
     if not data.is_dir():
         raise DatasetError(f"{data}: no such file or folder; give the folder that holds the data")
-    found = (_below(folder, name) for folder in _candidates(data, folders))
-    path = next((path for path in found if path), None)
-    if path is None:
-        places = ", ".join(f"{folder}/" for folder in folders)
-        raise DatasetError(f"{data}: no {name} in {places}; put it there, or give the folder that holds it")
-    return path
+    for folder in _candidates(data, folders):
+        if path := _below(folder, name):
+            return path
+        if other := next(filter(None, (_below(folder, other) for other in whole)), None):
+            raise DatasetError(f"{folder}: no {name} beside {other.name}; put all of the data set into one folder")
+    places = ", ".join(f"{folder}/" for folder in folders)
+    raise DatasetError(f"{data}: no {name} in {places}; put it there, or give the folder that holds it")
 
 
 def _candidates(data: Path, folders: Sequence[str]) -> list[Path]:

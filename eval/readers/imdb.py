@@ -27,7 +27,7 @@ def read(data: Path, split: str) -> list[TextExample]:
     """
     if not data.is_dir():
         raise DatasetError(f"{data}: no such folder; give the one that holds aclImdb/")
-    folder = find(data, ("aclImdb", "imdb/aclImdb"), split)
+    folder = find(data, ("aclImdb", "imdb/aclImdb"), split, ("train", "test"))
     return [example for index, label in enumerate(LABELS) for example in _reviews(find(folder, (".",), label), index)]
 
 

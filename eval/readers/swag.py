@@ -10,7 +10,7 @@ from pathlib import Path
 from eval.readers.examples import ChoiceExample, DatasetError
 from eval.readers.files import find, read_text, split_lines
 
-_FILES = {"dev": "val.csv"}
+_FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 _ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 _COLUMNS = ("sent1", "sent2", *_ENDINGS)
 _CODAH = ("category", "prompt", *_ENDINGS, "label")
@@ -27,7 +27,8 @@ def read(data: Path, split: str) -> list[ChoiceExample]:
     Raises:
         DatasetError: the file or a column is missing, a row malformed, a label impossible, or there are no rows.
     """
-    path = find(data, ("swag", "swag/data", "SWAG/data", "."), _FILES.get(split, f"{split}.csv"))
+    name = _FILES.get(split, f"{split}.csv")
+    path = find(data, ("swag", "swag/data", "SWAG/data", "."), name, _FILES.values())
     table = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
         header, *rows = [(table.line_num, row) for row in table] or [(1, [])]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eval.readers.examples import DatasetError, TextExample
-from eval.readers.files import find, read_text, split_lines
+from eval.readers.files import SPLITS, find, read_text, split_lines
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +89,12 @@ def read(table: TextTable, data: Path, split: str) -> list[TextExample]:
 def _paths(table: TextTable, data: Path, split: str) -> list[Path]:
     if data.is_file():
         return [data]
-    return [find(data, table.folders, name) for name in table.files.get(split, (f"{split}.tsv",))]
+    whole = [name for of_split in SPLITS for name in _names(table, of_split)]
+    return [find(data, table.folders, name, whole) for name in _names(table, split)]
+
+
+def _names(table: TextTable, split: str) -> tuple[str, ...]:
+    return table.files.get(split, (f"{split}.tsv",))
 
 
 def _needed(table: TextTable, split: str) -> list[str]:

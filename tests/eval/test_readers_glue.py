@@ -79,6 +79,18 @@ def test_the_exact_name_comes_first(tmp_path):
     assert tables.read(GLUE["RTE"], tmp_path, "dev")[0].a == "c"
 
 
+def test_all_splits_are_taken_from_the_first_folder_that_has_any(tmp_path):
+    first = write(tmp_path / "RTE/train.tsv", *RTE).parent
+    write(tmp_path / "glue/RTE/train.tsv", RTE[0], "0\tc\td\tentailment")
+    write(tmp_path / "glue/RTE/dev.tsv", *RTE)
+    assert tables.read(GLUE["RTE"], tmp_path, "train")[0].a == "a"
+    with pytest.raises(DatasetError) as raised:
+        tables.read(GLUE["RTE"], tmp_path, "dev")
+    assert str(raised.value) == f"{first}: no dev.tsv beside train.tsv; put all of the data set into one folder"
+    (first / "train.tsv").rename(first / "dev_ids.tsv")  # a folder with other files is not in the way
+    assert tables.read(GLUE["RTE"], tmp_path, "train")[0].a == "c"
+
+
 def test_another_split_is_a_file(tmp_path):
     write(tmp_path / "RTE/dev_from_train.tsv", *RTE)
     assert len(tables.read(GLUE["RTE"], tmp_path, "dev_from_train")) == 1
@@ -163,8 +175,7 @@ def test_files_that_are_not_there_or_not_text(tmp_path):
     (tmp_path / "RTE/folder.tsv").mkdir()
     for split, message in (
         ("dev", f"{file}: line 3: not UTF-8 (byte 0xb1); convert the file with iconv"),
-        ("train", f"{tmp_path}: no train.tsv in RTE/, glue/RTE/, glue_data/RTE/; "
-                  "put it there, or give the folder that holds it"),
+        ("train", f"{tmp_path}/RTE: no train.tsv beside dev.tsv; put all of the data set into one folder"),
         ("folder", f"{tmp_path}/RTE/folder.tsv: can't read it (Is a directory)"),
     ):  # fmt: skip
         with pytest.raises(DatasetError) as raised:

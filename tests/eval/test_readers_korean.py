@@ -31,8 +31,7 @@ def test_kornli_trains_on_two_files(tmp_path):
     with pytest.raises(DatasetError) as raised:
         tables.read(KOREAN["KorNLI"], tmp_path, "train")
     assert str(raised.value) == (
-        f"{tmp_path}: no snli_1.0_train.ko.tsv in KorNLI/, korean/KorNLI/, ./; put it there, or give the folder that "
-        "holds it"
+        f"{folder}: no snli_1.0_train.ko.tsv beside multinli.train.ko.tsv; put all of the data set into one folder"
     )
 
 

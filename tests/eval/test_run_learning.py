@@ -812,8 +812,20 @@ def test_a_missing_file(export: Path, data: Path, tmp_path: Path, capsys: pytest
     write_mrpc(data)
     (data / "MRPC" / "dev.tsv").unlink()
     message = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "mrpc"))
-    folders = "MRPC/, glue/MRPC/, glue_data/MRPC/"
-    assert message == f"{data}: no dev.tsv in {folders}; put it there, or give the folder that holds it"
+    assert message == f"{data}/MRPC: no dev.tsv beside train.tsv; put all of the data set into one folder"
+
+
+def test_files_of_two_copies_of_a_data_set_are_not_taken_together(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(data)
+    write_mrpc(data / "glue", dev=9)
+    (data / "MRPC" / "dev.tsv").unlink()
+    message = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "mrpc"))
+    assert message.startswith(f"{data}/MRPC: no dev.tsv beside train.tsv; ")
+    shutil.rmtree(data / "MRPC")
+    assert run(export, data, tmp_path / "out", "mrpc") == 0
+    assert results_of(tmp_path / "out")["tasks"]["mrpc"]["details"]["examples"] == {"train": 48, "dev": 9}
 
 
 def test_an_empty_dev_set(export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -837,7 +849,7 @@ def test_a_test_set_that_is_asked_for_and_missing(
 ) -> None:
     write_stsb(data, test=0)
     message = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "stsb", "--test"))
-    assert message.startswith(f"{data}: no test.tsv in STS-B/")
+    assert message.startswith(f"{data}/STS-B: no test.tsv beside train.tsv; ")
 
 
 def test_points_of_another_checkpoint(
