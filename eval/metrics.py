@@ -166,7 +166,7 @@ def _print(text: str) -> int:
 
 def _score_answers(arguments: argparse.Namespace) -> Scores:
     metric = {"squad_v1": squad_v1, "korquad": korquad}[arguments.metric]
-    predictions, references = _read_json(arguments.predictions, _TEXTS), _references(arguments.data)
+    predictions, references = _read_json(arguments.predictions, _TEXTS), _references(arguments)
     if missing := [key for key in references if key not in predictions]:
         print(
             f"warning: {arguments.predictions}: {len(missing)} of {len(references)} questions have no prediction, such "
@@ -179,7 +179,7 @@ def _score_answers(arguments: argparse.Namespace) -> Scores:
 def _score_squad_v2(arguments: argparse.Namespace) -> Scores:
     return squad_v2(
         _read_json(arguments.predictions, _TEXTS),
-        _references(arguments.data),
+        _references(arguments),
         _read_json(arguments.na_prob_file, _FIGURES) if arguments.na_prob_file else None,
         arguments.na_prob_thresh,
     )
@@ -218,8 +218,9 @@ def _score_conll(arguments: argparse.Namespace) -> Scores:
     return entity_f1([s.tags for s in gold], [s.tags for s in predicted], arguments.scheme)
 
 
-def _references(path: Path) -> dict[str, list[str]]:
-    questions = squad.read(_file(path), "dev")
+def _references(arguments: argparse.Namespace) -> dict[str, list[str]]:
+    version = {"squad_v1": "v1.1", "squad_v2": "v2.0", "korquad": "korquad"}[arguments.metric]
+    questions = squad.read(_file(arguments.data), "dev", version)
     return {question.id: [answer.text for answer in question.answers] for question in questions}
 
 

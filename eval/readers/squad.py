@@ -60,12 +60,14 @@ def read(data: Path, split: str, version: str = "v1.1") -> list[QuestionExample]
 
     Raises:
         DatasetError: the file is missing, not of this format, without questions, or has a question twice, one
-            without an answer that isn't marked as impossible, or an answer that isn't in its context.
+            without an answer that isn't marked as impossible, one that is, of another version than v2.0, or an answer
+            that isn't in its context.
     """
     folders = ("korquad", "korean", ".") if version == "korquad" else ("squad", ".")
-    path = find(data, folders, FILES[version].get(split, f"{split}.json"))
+    files = FILES[version]
+    path = find(data, folders, files.get(split, f"{split}.json"), files.values())
     paragraphs = [paragraph for article in _parse(path).data for paragraph in article.paragraphs]
-    _check(path, [question for paragraph in paragraphs for question in paragraph.qas], answered=split != "test")
+    _check(path, [q for paragraph in paragraphs for q in paragraph.qas], version, answered=split != "test")
     questions = [_example(question, paragraph.context) for paragraph in paragraphs for question in paragraph.qas]
     misplaced = [question for question in questions if not _answers_are_in_place(question)]
     if misplaced and split != "train":
@@ -89,7 +91,7 @@ def _parse(path: Path) -> _File:
         raise DatasetError(f"{path}: {first_problem(error)}; give a file in SQuAD's format") from error
 
 
-def _check(path: Path, questions: list[_Question], answered: bool) -> None:
+def _check(path: Path, questions: list[_Question], version: str, answered: bool) -> None:
     if not questions:
         raise DatasetError(f"{path}: no questions; give a file with some")
     question, times = Counter(question.id for question in questions).most_common(1)[0]
@@ -98,8 +100,14 @@ def _check(path: Path, questions: list[_Question], answered: bool) -> None:
     for found in questions:
         if found.is_impossible and found.answers:
             raise DatasetError(f"{path}: question {found.id}: is_impossible, but with answers; remove either")
+        if found.is_impossible and version != "v2.0":
+            raise DatasetError(
+                f"{path}: question {found.id}: is_impossible, which no question of this data set is; "
+                "leave it out, or take squad_v2 for such files"
+            )
         if answered and not found.is_impossible and not found.answers:
-            raise DatasetError(f"{path}: question {found.id}: no answers; give some, or mark it as is_impossible")
+            mark = ", or mark it as is_impossible" if version == "v2.0" else ""
+            raise DatasetError(f"{path}: question {found.id}: no answers; give some{mark}")
 
 
 def _example(question: _Question, context: str) -> QuestionExample:

@@ -63,6 +63,19 @@ def test_misplaced_answers_are_no_training_questions(tmp_path, caplog):
     ]
 
 
+def test_a_question_without_an_answer_is_refused_where_all_have_one(tmp_path):
+    for version, name in (("v1.1", "train-v1.1"), ("korquad", "KorQuAD_v1.0_train")):
+        file = write(tmp_path / f"{name}.json", question(), question("q7", (), is_impossible=True))
+        problem = f"{file}: question q7: is_impossible, which no question of this data set is; "
+        assert message(tmp_path, "train", version).startswith(problem)
+
+
+def test_a_question_without_an_answer_is_marked_in_version_2(tmp_path):
+    file = write(tmp_path / "dev-v2.0.json", question("q7", ()))
+    problem = f"{file}: question q7: no answers; give some, or mark it as is_impossible"
+    assert message(tmp_path, "dev", "v2.0") == problem
+
+
 @pytest.mark.parametrize(
     ("questions", "problem"),
     [
@@ -72,7 +85,10 @@ def test_misplaced_answers_are_no_training_questions(tmp_path, caplog):
          "question q7: the context has no 'Houston' at character -8; count answer_start in characters from 0"),
         ([question("q7", [("", 3)])],
          "question q7: the context has no '' at character 3; count answer_start in characters from 0"),
-        ([question("q7", ())], "question q7: no answers; give some, or mark it as is_impossible"),
+        ([question("q7", ())], "question q7: no answers; give some"),
+        ([question("q7", (), is_impossible=True)],
+         "question q7: is_impossible, which no question of this data set is; leave it out, or take squad_v2 for such "
+         "files"),
         ([question("q7", is_impossible=True)], "question q7: is_impossible, but with answers; remove either"),
         ([question("q7"), question("q7")], "question q7: there 2 times; ids must be unique"),
         ([], "no questions; give a file with some"),
