@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from eval.errors import UsageError
 from eval.readers.files import read_text, split_lines
 from eval.results import Lineage
+from eval.stamps import stamp
 from preprocessing.schema import ShardDirectory, checksum, checksum_of
 from preprocessing.tokenization import (
     MASK,
@@ -72,9 +73,19 @@ class Checkpoint:
 def open_checkpoint(path: Path) -> Checkpoint:
     """Read an export and see that it is complete, and its parts of one model.
 
+    One that is replaced meanwhile, as by a run that went back, is read again: its checksum is that of what was read.
+
     Raises:
         UsageError: something is missing, damaged or doesn't fit; the message says what to do.
     """
+    while True:
+        before = stamp(path / WEIGHTS)
+        checkpoint = _open(path)
+        if stamp(path / WEIGHTS) == before:
+            return checkpoint
+
+
+def _open(path: Path) -> Checkpoint:
     _check_folder(path)
     with _as_usage_error():
         export, tokenizer = load_export(path), load_tokenizer(path)

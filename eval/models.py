@@ -101,7 +101,7 @@ def save_model(
     assert isinstance(model, FineTunedBert)
     lineage = {
         "fine_tuned": {"origin": dict(origin), "metrics": metrics, "code": dict(code)},
-        "pretrained": {"path": str(checkpoint.path.resolve()), "lineage": checkpoint.lineage},
+        "pretrained": {"path": str(checkpoint.path), "lineage": checkpoint.lineage},
     }
     settings, state = to_hugging_face(model, kind, checkpoint.export.config)
     write_model(folder, settings, state, checkpoint.path, lineage)

@@ -27,7 +27,7 @@ T = TypeVar("T", int, float)
 
 
 def parse(argv: Sequence[str], program: str = "python -m eval.run", usage: str | None = None) -> argparse.Namespace:
-    """Read the words of the command; a mistake in them ends the program with exit code 2.
+    """Read the words of the command, links of the export resolved; a mistake ends the program with exit code 2.
 
     Args:
         argv: the words.
@@ -58,6 +58,8 @@ def parse(argv: Sequence[str], program: str = "python -m eval.run", usage: str |
     _add_learning(parser.add_argument_group("tasks that the model learns"))
     _add_sharing(parser.add_argument_group("several processes"))
     arguments = parser.parse_args(argv)
+    # Once: a link such as exports/latest may lead to another export before the end.
+    arguments.checkpoint = Path(os.path.realpath(arguments.checkpoint))
     arguments.output = arguments.output or default_output(arguments.checkpoint, arguments.tasks)
     if not 0 <= arguments.grid_index < arguments.grid_count:
         parser.error(f"--grid-index {arguments.grid_index} is not from 0 to {arguments.grid_count - 1}")
@@ -65,8 +67,12 @@ def parse(argv: Sequence[str], program: str = "python -m eval.run", usage: str |
 
 
 def default_output(export: Path, tasks: Sequence[str]) -> Path:
-    """A folder for the results of some tasks, which those of others do not replace."""
-    export = export.resolve()
+    """A folder for the results of some tasks on an export, which those of others do not replace.
+
+    Args:
+        export: a whole path, without links.
+        tasks: as they are asked for.
+    """
     around = export.parent.parent
     if export.parent.name == RunDirectory(around).exports.name:
         folder, of = around / EVALUATIONS, export.name

@@ -124,6 +124,7 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 def learn(arguments: argparse.Namespace, words: Sequence[str], experiments: Sequence[Experiment]) -> dict[str, str]:
     """Run the points that are missing, or this process's share of them; returns the tasks that failed and why."""
     if arguments.workers > 1:
+        words = [*words, "--checkpoint", str(arguments.checkpoint)]  # whatever a link among them leads to by now
         run_side_by_side(words, arguments.workers, arguments.grid_index, arguments.grid_count)
         return {}  # what failed there is missing
     work = share(experiments, arguments.grid_index, arguments.grid_count)
@@ -181,7 +182,7 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
     results = {
         "format_version": FORMAT_VERSION,
         "checkpoint": {
-            "path": str(bench.checkpoint.path.resolve()),
+            "path": str(bench.checkpoint.path),
             "weights_blake2b": bench.checkpoint.weights_blake2b,
             "lineage": bench.checkpoint.lineage,
         },

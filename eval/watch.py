@@ -314,7 +314,7 @@ def _check(run: RunDirectory, arguments: argparse.Namespace, options: Sequence[s
             the program for other words.
     """
     wanted = select([*arguments.tasks, *arguments.final_tasks])
-    job = Job(run.path, tuple(task.name for task in wanted), run.path)
+    job = Job(run.path.resolve(), tuple(task.name for task in wanted), run.path)
     parsed = parse_evaluation([*evaluation_words(job), *options], "python -m eval.watch", _USAGE)
     if arguments.once and not _is_there(run):
         raise UsageError(f"{run.path}: no run is there; give a run directory")

@@ -1,5 +1,6 @@
 """The command: what it writes, what it refuses, and what MLflow gets."""
 
+import argparse
 import dataclasses
 import json
 import os
@@ -15,8 +16,10 @@ from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from eval import probe
+from eval import inputs, probe
+from eval import run as evaluation
 from eval.inputs import choose_length
+from eval.plan import Plan
 from eval.run import main
 from preprocessing.schema import ShardDirectory, checksum
 from preprocessing.tokenization import CLS, load_tokenizer
@@ -25,7 +28,7 @@ from tests.eval.conftest import CONFIG, STEP, random_state
 from tests.trainer.mlflow_store import empty_store, write_run
 from tests.trainer.shard_factory import write_shards
 from trainer import tracking
-from trainer.hugging_face import save_export
+from trainer.hugging_face import Export, save_export
 from trainer.lineage import code_version
 from trainer.run_directory import RunDirectory
 
@@ -178,6 +181,50 @@ def test_a_model_that_learned_something_else_says_what(
     assert {"mlm perplexity, next words", "nsp accuracy, an untrained head"} <= rows
     assert run(export, tmp_path / "masked", shards, tasks="mlm") == 0
     assert "instead" not in results_of(tmp_path / "masked")["tasks"]["mlm"]["details"]
+
+
+def test_an_export_that_is_replaced_while_it_is_read_is_evaluated_as_it_is_then(
+    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a run that went back, say. The figures are those of the weights whose checksum stands beside them."""
+    load, before = inputs.load_export, checksum(export / "model.safetensors")
+    loaded: list[Path] = []
+
+    def load_and_replace(path: Path) -> Export:
+        found = load(path)
+        if not loaded:
+            state = random_state()
+            first = state["mlm.bias"].roll(1)
+            save_export(export, state | {"mlm.bias": first}, CONFIG, export, {"step": STEP})
+        loaded.append(path)
+        return found
+
+    monkeypatch.setattr(inputs, "load_export", load_and_replace)
+    assert run(export, tmp_path / "replaced", None, tasks="fill_mask") == 0
+    assert run(export, tmp_path / "later", None, tasks="fill_mask") == 0
+    replaced, later = (results_of(tmp_path / name) for name in ("replaced", "later"))
+    assert later["checkpoint"]["weights_blake2b"] != before
+    assert replaced["checkpoint"] == later["checkpoint"]
+    assert replaced["tasks"] == later["tasks"]
+
+
+def test_results_name_the_export_that_a_link_led_to_at_the_start(
+    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer, link = export.with_name("step-000009"), export.with_name("latest")
+    shutil.copytree(export, newer)
+    link.symlink_to(export.name)
+    prepare = evaluation.prepare
+
+    def prepare_and_move(arguments: argparse.Namespace) -> Plan:
+        plan = prepare(arguments)
+        link.unlink()
+        link.symlink_to(newer.name)
+        return plan
+
+    monkeypatch.setattr(evaluation, "prepare", prepare_and_move)
+    assert run(link, tmp_path / "results", None, tasks="fill_mask") == 0
+    assert results_of(tmp_path / "results")["checkpoint"]["path"] == str(export)
 
 
 def test_one_pass_serves_both(export: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -471,6 +471,25 @@ def test_a_point_that_another_process_works_on_is_left_to_it(export: Path, data:
         assert points_of(tmp_path / "out", "mrpc") == []
     assert run(export, data, tmp_path / "out", "mrpc", *options) == 0
     assert len(points_of(tmp_path / "out", "mrpc")) == 1
+
+
+def test_workers_are_given_the_export_that_a_link_led_to_at_the_start(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(export, export.with_name("step-000009"))
+    link = export.with_name("latest")
+    link.symlink_to(export.name)
+    given: list[Path] = []
+
+    def move_and_parse(words: Sequence[str], *sharing: int) -> bool:
+        link.unlink()
+        link.symlink_to("step-000009")
+        given.append(parse(worker_words(words, 0, *sharing)).checkpoint)
+        return True
+
+    monkeypatch.setattr(evaluation, "run_side_by_side", move_and_parse)
+    run(link, write_mrpc(data), tmp_path / "out", "mrpc", "--workers", "2", "--points-only")
+    assert given == [export]
 
 
 @pytest.mark.slow
