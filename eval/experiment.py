@@ -25,7 +25,7 @@ from eval.kinds import PREDICTIONS, Frozen, Outcome, Texts, read_predictions
 from eval.locks import locked
 from eval.models import lock_of, origin_of, save_model, why_not_saved
 from eval.parts import Parts, checksum_of
-from eval.results import MODELS, STATES
+from eval.results import MODELS, PREDICTED, STATES, check_output
 from eval.selection import best_of, conclude
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.result import Result
@@ -98,11 +98,13 @@ class Experiment:
         """Look for what would stop or spoil the learning, before any begins.
 
         Raises:
-            UsageError: points of something else are there, the model is too small for the task, or its vocabulary is
-                not that of the texts.
+            UsageError: points of something else are there, something can't be written, the model is too small for the
+                task, or its vocabulary is not that of the texts.
         """
-        for point in self.points:
-            self._disk.read(point)
+        self._disk.check(self.points)
+        check_output(self._bench.output / PREDICTED / self.task.name)
+        if self._bench.saves_models:
+            check_output(self._model.parent)
         self.task.kind.check(self._bench.checkpoint.export.config)
         if self._bench.saves_models and (reason := why_not_saved(self.task.kind, self._bench.checkpoint.export.config)):
             raise UsageError(f"--save-models: {self.task.name}: {reason}")
@@ -124,7 +126,11 @@ class Experiment:
 
     def missing(self) -> list[Hyperparameters]:
         """The points that nobody has finished, nor failed at."""
-        return [p for p in self.points if not self.is_finished(p) and self._disk.failure(p) is None]
+        return [p for p in self.points if not self.is_finished(p) and self.failure(p) is None]
+
+    def failure(self, point: Hyperparameters) -> str | None:
+        """Why the last one who tried a point failed; None where nobody did."""
+        return self._disk.failure(point)
 
     def set_failure(self, point: Hyperparameters, reason: str | None) -> None:
         """Leave word that a point failed, for those that share the grid, or take it away."""
@@ -240,7 +246,7 @@ class Experiment:
         if len(results) < len(self.points):
             missing = len(self.points) - len(results)
             if failures := [
-                why for point in self.points if not self.is_finished(point) and (why := self._disk.failure(point))
+                why for point in self.points if not self.is_finished(point) and (why := self.failure(point))
             ]:
                 raise UsageError(failures[0])
             raise UsageError(f"{missing} of {len(self.points)} grid points are missing; run the same command again")

@@ -16,7 +16,7 @@ import itertools
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import pydantic
 
 from eval.errors import UsageError
 from eval.finetune import Hyperparameters
+from eval.results import check_output
 from eval.tasks.finetuned import FineTuned
 from trainer.files import incomplete, publish, write_atomically
 
@@ -92,7 +93,19 @@ class Points:
     def lock(self, point: Hyperparameters) -> Path:
         """The file whose lock whoever works on a point holds."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        return self._lock_file(point)
+
+    def _lock_file(self, point: Hyperparameters) -> Path:
         return self.folder / f".{self.path(point).name}.lock"
+
+    def check(self, points: Iterable[Hyperparameters]) -> None:
+        """See that what is there of some points is of this origin, and that the others can be written.
+
+        Raises:
+            UsageError: it isn't, or they can't.
+        """
+        if missing := [point for point in points if self.read(point) is None]:
+            check_output(self.folder, map(self._lock_file, missing))
 
     def read(self, point: Hyperparameters) -> dict[str, Any] | None:
         """What a point found; None where it is not finished.

@@ -166,17 +166,26 @@ class _Results(pydantic.BaseModel):
     code: _Code
 
 
-def check_output(folder: Path) -> None:
+def check_output(folder: Path, files: Iterable[Path] = ()) -> None:
     """See that a folder can be made or written to, before work is spent on what it is to hold; nothing is made.
 
+    Args:
+        folder: to be written to.
+        files: that will be opened for writing, as locks are; they may be there or not.
+
     Raises:
-        UsageError: it can't.
+        UsageError: it can't, or one of the files can't.
     """
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise UsageError(f"{nearest}: not a directory; choose another place")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise UsageError(f"{nearest}: no permission to write there; get it, or choose another place")
+    for file in files:
+        if file.is_dir():
+            raise UsageError(f"{file}: a directory, where a file belongs; remove it, or choose another place")
+        if file.exists() and not os.access(file, os.W_OK):
+            raise UsageError(f"{file}: no permission to write it; get it, or choose another place")
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:

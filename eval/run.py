@@ -56,7 +56,7 @@ with needs("eval"):
     from eval.tasks.finetuned import FineTuned
     from eval.tasks.intrinsic import Subject
     from eval.tasks.result import Result
-    from eval.workers import describe, going_on, run_points, run_side_by_side, share
+    from eval.workers import describe, going_on, left_undone, run_points, run_side_by_side, share
     from preprocessing.interruption import end_when_interrupted
     from preprocessing.schema import checksum_of
     from preprocessing.terminal import show
@@ -80,28 +80,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         with hold_export(arguments.checkpoint):
             return evaluate(arguments, words)
     except (CheckpointError, UsageError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _end(2, str(error))
     except OSError as error:
-        if not is_full(error):
+        if is_full(error):
+            return _end(1, f"{arguments.output}: no room left there; make some, and run the same command again")
+        if not _is_within(arguments.output, error):
             raise
-        print(
-            f"error: {arguments.output}: no room left there; make some, and run the same command again", file=sys.stderr
-        )
-        return 1
+        return _end(2, f"{error.filename}: {error.strerror}; mend that, or choose another --output")
+
+
+def _end(code: int, problem: str) -> int:
+    print(f"error: {problem}", file=sys.stderr)
+    return code
+
+
+def _is_within(folder: Path, error: OSError) -> bool:
+    """Whether an error is about a file in a folder."""
+    return isinstance(error.filename, str | Path) and Path(error.filename).absolute().is_relative_to(folder.absolute())
 
 
 def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """What main does with an export that no retention deletes meanwhile.
 
     Raises:
-        UsageError: a mistake in what was asked for; or a process that evaluates something else has written to the same
-            output meanwhile.
+        UsageError: a mistake in what was asked for, the output among it; or a process that evaluates something else has
+            written to the same output meanwhile.
         OSError: the results can't be written.
     """
-    before = stamp(arguments.output / RESULTS)
+    before, collecting = stamp(arguments.output / RESULTS), arguments.output / ".collect.lock"
     try:
-        check_output(arguments.output)
+        check_output(arguments.output, [collecting])
+        if (arguments.output / RESULTS).is_dir():
+            raise UsageError(f"{arguments.output / RESULTS}: a directory; remove it, or choose another place")
         plan = prepare(arguments)
         arguments.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -110,7 +120,7 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     began = time.perf_counter()
     failed = learn(arguments, words, list(plan.experiments.values()))
     if _is_mine_to_collect(arguments, plan):
-        with locked(arguments.output / ".collect.lock"):
+        with locked(collecting):
             by_another = arguments.grid_count > 1 or stamp(arguments.output / RESULTS) != before
             if by_another and _is_collected(arguments, plan):
                 _log.info("%s is there: another process has gathered it", arguments.output / RESULTS)
@@ -123,11 +133,11 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
 def learn(arguments: argparse.Namespace, words: Sequence[str], experiments: Sequence[Experiment]) -> dict[str, str]:
     """Run the points that are missing, or this process's share of them; returns the tasks that failed and why."""
+    work = share(experiments, arguments.grid_index, arguments.grid_count)
     if arguments.workers > 1:
         words = [*words, "--checkpoint", str(arguments.checkpoint)]  # whatever a link among them leads to by now
-        run_side_by_side(words, arguments.workers, arguments.grid_index, arguments.grid_count)
-        return {}  # what failed there is missing
-    work = share(experiments, arguments.grid_index, arguments.grid_count)
+        done = run_side_by_side(words, arguments.workers, arguments.grid_index, arguments.grid_count)
+        return {} if done else left_undone(work)
     if experiments and not work:
         _log.info("there are fewer grid points than the %d processes; none is this one's", arguments.grid_count)
     return run_points(work, wait=arguments.grid_count == 1)

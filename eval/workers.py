@@ -49,11 +49,15 @@ def run_points(work: Sequence[Work], wait: bool) -> dict[str, str]:
 
 
 def _run_if_free(experiment: Experiment, point: Hyperparameters, failed: dict[str, str]) -> bool:
-    """Whether the point is nobody else's any more."""
-    with claimed(experiment.lock(point)) as claim:
-        if claim is not None:
-            _run(experiment, point, failed)
-        return claim is not None
+    """Whether the point is nobody else's any more; of one that is finished no lock is taken."""
+    with going_on(failed, experiment.task.name):
+        if experiment.is_finished(point):
+            return True
+        with claimed(experiment.lock(point)) as claim:
+            if claim is not None:
+                _run(experiment, point, failed)
+            return claim is not None
+    return True
 
 
 def _run(experiment: Experiment, point: Hyperparameters, failed: dict[str, str]) -> None:
@@ -94,7 +98,7 @@ def describe(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def run_side_by_side(words: Sequence[str], workers: int, index: int, count: int) -> None:
+def run_side_by_side(words: Sequence[str], workers: int, index: int, count: int) -> bool:
     """Run the command of these words in several processes that divide the points, or this process's share of them.
 
     Each has a GPU of its own where there are some. Whatever they fail at is missing afterwards, and standard error says
@@ -105,6 +109,9 @@ def run_side_by_side(words: Sequence[str], workers: int, index: int, count: int)
         workers: how many.
         index: of this process among those that share the grids, from 0.
         count: of those.
+
+    Returns:
+        Whether all ended well.
     """
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -112,13 +119,24 @@ def run_side_by_side(words: Sequence[str], workers: int, index: int, count: int)
             command = [sys.executable, "-m", "eval.run", *worker_words(words, worker, workers, index, count)]
             environment = {**os.environ, **_place(worker, workers)}
             processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))  # noqa: S603  ours
-        for process in processes:
-            process.wait()
+        codes = [process.wait() for process in processes]
+        return not any(codes)
     finally:
         for process in processes:
             process.terminate()
         for process in processes:
             process.wait()
+
+
+def left_undone(work: Sequence[Work]) -> dict[str, str]:
+    """Task -> why a point of it is missing, of those that nobody has finished."""
+    failed: dict[str, str] = {}
+    for experiment, point in work:
+        task = experiment.task.name
+        with going_on(failed, task):
+            if task not in failed and not experiment.is_finished(point):
+                failed[task] = experiment.failure(point) or "a process that worked on it ended; run the command again"
+    return failed
 
 
 def worker_words(words: Sequence[str], worker: int, workers: int, index: int, count: int) -> list[str]:

@@ -34,7 +34,7 @@ from eval.readers.examples import DatasetError
 from eval.run import main
 from eval.tasks import TASKS
 from eval.tasks.datasets import READERS
-from eval.workers import share, worker_words
+from eval.workers import run_side_by_side, share, worker_words
 from preprocessing.tokenization import SPECIAL_TOKENS
 from tests.conftest import ROOT
 from tests.eval.conftest import CONFIG, STEP, random_state
@@ -492,6 +492,51 @@ def test_workers_are_given_the_export_that_a_link_led_to_at_the_start(
     assert given == [export]
 
 
+def workers_here(words: Sequence[str], workers: int, index: int, count: int) -> bool:
+    """One after the other in this process, which has imported torch already."""
+    codes = [main(worker_words(words, worker, workers, index, count)) for worker in range(workers)]
+    return not any(codes)
+
+
+@pytest.mark.parametrize("sharing", [("--points-only",), ("--grid-index", "0", "--grid-count", "2")])
+def test_what_workers_fail_at_is_told_by_their_process_too(
+    export: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    sharing: tuple[str, ...],
+) -> None:
+    write_mrpc(data)
+    words = ("--seeds", "4", "--workers", "2", *sharing)
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluation, "run_side_by_side", workers_here)
+        patched.setattr(experiment, "learn", mock.Mock(side_effect=torch.OutOfMemoryError()))
+        assert run(export, data, tmp_path / "out", "mrpc", *words) == 1
+    told = "failed: mrpc: out of memory; lower --max-tokens"
+    assert capsys.readouterr().err.splitlines()[-1] == told
+    monkeypatch.setattr(evaluation, "run_side_by_side", workers_here)
+    assert run(export, data, tmp_path / "out", "mrpc", *words) == 0
+
+
+def test_a_worker_that_is_killed_is_a_failure_where_a_point_is_missing(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(data)
+    monkeypatch.setattr(evaluation, "run_side_by_side", lambda *_: False)
+    words = ("--workers", "2", "--points-only")
+    assert run(export, data, tmp_path / "out", "mrpc", *words) == 1
+    assert "failed: mrpc: a process that worked on it ended; run the command again\n" in capsys.readouterr().err
+    assert run(export, data, tmp_path / "out", "mrpc") == 0
+    assert run(export, data, tmp_path / "out", "mrpc", *words) == 0  # nothing is missing
+
+
+@pytest.mark.parametrize(("program", "well"), [("true", True), ("false", False)])
+def test_whether_workers_end_well_is_known(program: str, well: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which(program))
+    assert run_side_by_side([], 2, 0, 1) is well
+
+
 @pytest.mark.slow
 def test_workers_side_by_side(export: Path, data: Path, tmp_path: Path) -> None:
     write_mrpc(data)
@@ -750,6 +795,18 @@ def test_what_is_learned_on_from_a_task_s_model_belongs_to_the_run(
     assert list(trained.path.rglob("mlflow.db")) == []
 
 
+LOCK = "mrpc/points/.lr0.001-epochs1-batch8-seed0.lock"
+
+
+def test_of_points_that_are_finished_no_lock_is_taken(export: Path, data: Path, tmp_path: Path) -> None:
+    """Whoever gathers what another user learned may not be able to."""
+    write_mrpc(data)
+    assert run(export, data, tmp_path / "out", "mrpc") == 0
+    (tmp_path / "out" / LOCK).unlink()
+    (tmp_path / "out" / LOCK).mkdir()  # which nobody can open for writing
+    assert run(export, data, tmp_path / "out", "mrpc") == 0
+
+
 # ---- what is refused, before anything is computed -------------------------------------------------------------------
 
 
@@ -845,6 +902,64 @@ def test_files_of_two_copies_of_a_data_set_are_not_taken_together(
     shutil.rmtree(data / "MRPC")
     assert run(export, data, tmp_path / "out", "mrpc") == 0
     assert results_of(tmp_path / "out")["tasks"]["mrpc"]["details"]["examples"] == {"train": 48, "dev": 9}
+
+
+FOLDER = "a directory, where a file belongs; remove it, or choose another place"
+
+
+@pytest.mark.parametrize(
+    ("file", "folder", "problem"),
+    [
+        ("mrpc", "", "out/mrpc: not a directory; choose another place"),
+        ("predictions", "", "out/predictions: not a directory; choose another place"),
+        ("models", "", "out/models: not a directory; choose another place"),
+        ("", "results.json", "out/results.json: a directory; remove it, or choose another place"),
+        ("", ".collect.lock", f"out/.collect.lock: {FOLDER}"),
+        ("", LOCK, f"out/{LOCK}: {FOLDER}"),
+    ],
+)
+def test_something_else_in_the_place_of_what_is_to_be_written(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, folder: str, problem: str
+) -> None:
+    out = tmp_path / "out"
+    (out / folder).mkdir(parents=True)
+    if file:
+        (out / file).touch()
+    assert run(export, write_mrpc(data), out, "mrpc", "--save-models") == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/{problem}\n"
+    assert not list(out.rglob("losses.json"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+def test_points_in_a_folder_of_another_user(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(data)
+    assert run(export, data, tmp_path / "out", "mrpc") == 0
+    points = tmp_path / "out" / "mrpc" / "points"
+    points.chmod(0o500)
+    assert run(export, data, tmp_path / "out", "mrpc") == 0  # nothing is missing
+    capsys.readouterr()
+    assert run(export, data, tmp_path / "out", "mrpc", "--seeds", "2") == 2
+    told = f"error: {points}: no permission to write there; get it, or choose another place\n"
+    assert capsys.readouterr().err == told
+
+
+def test_an_output_that_can_not_be_written_in_the_end_is_a_line_too(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out" / "results.json"
+
+    def deny(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
+
+    monkeypatch.setattr("eval.run.write_results", deny)
+    assert run(export, write_mrpc(data), tmp_path / "out", "mrpc") == 2
+    told = f"error: {file}: Permission denied; mend that, or choose another --output\n"
+    assert capsys.readouterr().err == told
+    file = tmp_path / "elsewhere"
+    with pytest.raises(PermissionError):  # of what we don't know, the traceback says more
+        run(export, data, tmp_path / "out", "mrpc")
 
 
 def test_an_empty_dev_set(export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
