@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from eval.kinds import Frozen, Kind, Outcome, Tags, judge_tags
 from eval.locks import locked
 from eval.readers.examples import TaggedSentence
 from eval.tagging import Passage, tag_numbers
-from trainer.files import incomplete
+from trainer.files import incomplete, sync
 from trainer.hugging_face import Export
 from trainer.model import BertConfig, BertModel
 
@@ -203,17 +203,32 @@ def hidden_states(examples: Sequence[TaggedSentence], samples: Sequence[Passage]
 
 
 def _compute(path: Path, examples: Sequence[TaggedSentence], samples: Sequence[Passage], frozen: Frozen) -> None:
-    config = frozen.export.config
     first_words = np.cumsum([0, *(len(sentence.words) for sentence in examples)])
     staging = incomplete(path)
+    try:
+        with staging.open("wb") as file:
+            _write(file, samples, first_words, frozen)
+        sync(staging)
+    except OSError:  # of a full disk, on which others have results to write
+        staging.unlink(missing_ok=True)
+        raise
+    staging.replace(path)
+
+
+def _write(file: BinaryIO, samples: Sequence[Passage], first_words: np.ndarray, frozen: Frozen) -> None:
+    """Write states as they are found. Not through a map: a full disk kills the process that writes there."""
+    config = frozen.export.config
     shape = (int(first_words[-1]), config.num_hidden_layers + 1, config.hidden_size)
-    states = np.lib.format.open_memmap(staging, mode="w+", dtype=np.float16, shape=shape)
+    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.float16)), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    begin, size = file.tell(), shape[1] * shape[2] * np.dtype(np.float16).itemsize  # of the words, of one
+    file.truncate(begin + shape[0] * size)
     bert = load_encoder(frozen.export).to(frozen.device).eval()
     for part in cut([sample.size for sample in samples], frozen.settings.max_tokens):
         rows, found = _states(bert, [samples[i] for i in part], first_words, frozen)
-        states[rows] = found
-    states.flush()
-    staging.replace(path)
+        for row, of_word in zip(rows.tolist(), found, strict=True):
+            file.seek(begin + row * size)
+            file.write(of_word.tobytes())
 
 
 @torch.inference_mode()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from eval.finetune import Hyperparameters, Settings, learn, predict
 from eval.kinds import Frozen
 from eval.readers import conll
 from preprocessing.tokenization import load_tokenizer
+from tests.conftest import ROOT
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.small_data import write_conll
 from trainer.hugging_face import Export
@@ -91,6 +95,35 @@ def test_states_whose_computing_was_cut_short_are_computed_again(
         with pytest.raises(KeyboardInterrupt):
             hidden_states(sentences, samples, frozen)
     assert hidden_states(sentences, samples, frozen).any(axis=(1, 2)).all()
+
+
+FILL = """
+import subprocess, sys
+from pathlib import Path
+from eval.encoding import Encoder
+from eval.readers import conll
+from preprocessing.tokenization import load_tokenizer
+from tests.eval.test_features import CPU, EXPORT, LAST, Frozen, Settings, hidden_states
+data, tokenizer, disk = map(Path, sys.argv[1:])
+disk.mkdir()
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=True)
+sentences = conll.read(data, "train")
+samples = LAST.encode(sentences, Encoder(load_tokenizer(tokenizer), 32), training=True)
+try:
+    hidden_states(sentences, samples, Frozen(EXPORT, Settings(max_tokens=64), CPU, disk / "states", "train"))
+except OSError as error:
+    print(error.strerror, [file.name for file in (disk / "states").iterdir()])
+"""
+
+
+def test_a_disk_that_fills_while_states_are_kept_is_an_error_and_has_room_again(tmp_path: Path, shards: Path) -> None:
+    own_mounts = ["unshare", "--user", "--map-root-user", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run([*own_mounts, "true"]).returncode:
+        pytest.skip("no file system of its own can be mounted here")
+    data = write_conll(tmp_path / "data", documents=40)
+    program = [*own_mounts, sys.executable, "-c", FILL, data, shards / "tokenizer", tmp_path / "disk"]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "No space left on device ['train.lock']\n"), done.stderr
 
 
 @pytest.mark.parametrize(
