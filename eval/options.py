@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -14,9 +14,12 @@ from eval.encoding import LongText
 from eval.evaluated import EVALUATIONS
 from eval.finetune import Precision, Settings
 from eval.inputs import FEWEST
+from eval.kinds import Texts
 from eval.paths import parse_path
 from eval.results import MODELS, RESULTS
-from eval.tasks import GROUPS, TASKS
+from eval.tasks import GROUPS, TASKS, Task
+from eval.tasks.finetuned import FineTuned
+from eval.tasks.intrinsic import Intrinsic
 from preprocessing.tokenization import MASK
 from trainer.run_directory import RunDirectory
 
@@ -34,6 +37,17 @@ def parse(argv: Sequence[str], program: str = "python -m eval.run", usage: str |
         program: that is told to have made a mistake.
         usage: of another program that takes these options; None for eval.run's.
     """
+    parser = _parser(program, usage)
+    arguments = parser.parse_args(argv)
+    # Once: a link such as exports/latest may lead to another export before the end.
+    arguments.checkpoint = Path(os.path.realpath(arguments.checkpoint))
+    arguments.output = arguments.output or default_output(arguments.checkpoint, arguments.tasks)
+    if not 0 <= arguments.grid_index < arguments.grid_count:
+        parser.error(f"--grid-index {arguments.grid_index} is not from 0 to {arguments.grid_count - 1}")
+    return arguments
+
+
+def _parser(program: str | None = None, usage: str | None = None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program,
         usage=usage,
@@ -57,13 +71,43 @@ def parse(argv: Sequence[str], program: str = "python -m eval.run", usage: str |
     _add_held_out(parser.add_argument_group("tasks that learn nothing"))
     _add_learning(parser.add_argument_group("tasks that the model learns"))
     _add_sharing(parser.add_argument_group("several processes"))
-    arguments = parser.parse_args(argv)
-    # Once: a link such as exports/latest may lead to another export before the end.
-    arguments.checkpoint = Path(os.path.realpath(arguments.checkpoint))
-    arguments.output = arguments.output or default_output(arguments.checkpoint, arguments.tasks)
-    if not 0 <= arguments.grid_index < arguments.grid_count:
-        parser.error(f"--grid-index {arguments.grid_index} is not from 0 to {arguments.grid_count - 1}")
-    return arguments
+    return parser
+
+
+def without_effect(arguments: argparse.Namespace, tasks: Sequence[Task]) -> Iterator[str]:
+    """Lines on options that were given and that none of some tasks heeds, and on test sets that there are not.
+
+    That is no mistake: a watch passes the options of its final tasks to all, and a cluster's settings may be for many
+    evaluations. Where things lie, and what computes them, is said for all tasks alike.
+    """
+    default, names = _parser().get_default, ", ".join(task.name for task in tasks)
+    for what, options, heeds in _HEEDED:
+        given = [option for option in options if getattr(arguments, option) != default(option)]
+        if given and not any(map(heeds, tasks)):
+            shown = ", ".join(f"--{option.replace('_', '-')}" for option in given)
+            yield f"{shown}: for {what} only, without effect on {names}"
+    learned = [task for task in tasks if isinstance(task, FineTuned)]
+    if arguments.test and (untested := [task.name for task in learned if not task.test]):
+        yield f"--test: without effect on {', '.join(untested)}, which have no test set besides what they are judged on"
+
+
+_HEEDED: tuple[tuple[str, tuple[str, ...], Callable[[Task], bool]], ...] = (
+    (
+        "tasks that read held-out samples",
+        ("sequence_length", "batch_size", "samples"),
+        lambda task: isinstance(task, Intrinsic) and task.needs_shards,
+    ),
+    ("fill_mask", ("sentences",), lambda task: task.name == "fill_mask"),
+    (
+        "tasks that the model learns",
+        (
+            *("test", "save_models", "seeds", "learning_rates", "epochs", "batch_sizes", "max_length"),
+            *("optimizer", "precision", "max_tokens", "limit"),
+        ),
+        lambda task: isinstance(task, FineTuned),
+    ),
+    ("tasks of texts", ("long_text",), lambda task: isinstance(task, FineTuned) and isinstance(task.kind, Texts)),
+)
 
 
 def default_output(export: Path, tasks: Sequence[str]) -> Path:

@@ -18,6 +18,7 @@ from eval.finetune import Settings
 from eval.grid import Search
 from eval.inputs import Checkpoint, check_heads, open_checkpoint, open_stream, read_sentences
 from eval.kinds import Tags, Texts
+from eval.options import without_effect
 from eval.parts import read_parts
 from eval.pretrained import build
 from eval.probe import SENTENCES
@@ -55,6 +56,8 @@ def prepare(arguments: argparse.Namespace) -> Plan:
         UsageError: something is missing, damaged or doesn't fit; the message says what to do.
     """
     selected = select(arguments.tasks)
+    for note in without_effect(arguments, selected):
+        _log.warning(note)
     checkpoint = open_checkpoint(arguments.checkpoint)
     _ = checkpoint.lineage  # which the results will hold: a damaged one is refused now
     tasks = [_adapt(task, arguments, checkpoint.positions) for task in selected]

@@ -128,7 +128,7 @@ _ROWS = (
     # As SQuAD v1.1.
     _on("korquad", "KorQuAD", Questions("korquad"), "f1", learning_rates=(5e-5,), max_length=384),
     # Section 4.4.
-    _on("swag", "SWAG", Choices(), "accuracy", learning_rates=(2e-5,), batch_sizes=(16,)),
+    _on("swag", "SWAG", Choices(), "accuracy", test=(("SWAG", "test"),), learning_rates=(2e-5,), batch_sizes=(16,)),
     # Stands in for SWAG: the same form, settings and head.
     _on("codah", "CODAH", Choices(), "accuracy", learning_rates=(2e-5,), batch_sizes=(16,)),
     # Section 5.3; the settings of appendix A.3, as the paper says none for it.

@@ -103,16 +103,17 @@ def write_codah(data: Path, rows: int = 30) -> Path:
 def write_swag(data: Path, rows: int = 12) -> Path:
     generator = np.random.default_rng(6)
     (data / "swag").mkdir(parents=True, exist_ok=True)
-    for name in ("train.csv", "val.csv"):
+    for name in ("train.csv", "val.csv", "test.csv"):
         with (data / "swag" / name).open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             endings = [f"ending{i}" for i in range(4)]
-            writer.writerow(
-                ["", "video-id", "fold-ind", "startphrase", "sent1", "sent2", "gold-source", *endings, "label"]
-            )
+            header = ["", "video-id", "fold-ind", "startphrase", "sent1", "sent2", "gold-source", *endings, "label"]
+            width = len(header) - (name == "test.csv")
+            writer.writerow(header[:width])
             for i in range(rows):
                 texts = [_sentence(generator, ending == i % 4, 3) for ending in range(4)]
-                writer.writerow([i, "v", i, "", _sentence(generator, False), "word3", "gold", *texts, i % 4])
+                row = [i, "v", i, "", _sentence(generator, False), "word3", "gold", *texts, i % 4]
+                writer.writerow(row[:width])
     return data
 
 

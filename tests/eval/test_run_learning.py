@@ -28,11 +28,11 @@ from eval.evaluated import find_results, read_evaluations
 from eval.kinds import Texts
 from eval.locks import locked
 from eval.metrics import score_labels
-from eval.options import default_output, parse
+from eval.options import default_output, parse, without_effect
 from eval.parts import read_parts
 from eval.readers.examples import DatasetError
 from eval.run import main
-from eval.tasks import TASKS
+from eval.tasks import TASKS, select
 from eval.tasks.datasets import READERS
 from eval.workers import run_side_by_side, share, worker_words
 from preprocessing.tokenization import SPECIAL_TOKENS
@@ -150,6 +150,7 @@ def test_every_kind_of_task(long_export: Path, data: Path, tmp_path: Path) -> No
         *("mnli/dev_predictions.tsv", "mnli/dev_mm_predictions.tsv", "mnli/test_AX_predictions.tsv"),
         *("squad_v2/dev_predictions.json", "squad_v2/dev_nbest.json", "squad_v2/dev_null_odds.json"),
         *("conll2003/dev_predictions.txt", "conll2003/test_predictions.txt", "codah/dev_confusion.tsv"),
+        "swag/test_predictions.tsv",
     } <= files
     assert "null_threshold" in results["tasks"]["squad_v2"]["details"]["dev"]
     assert not (tmp_path / "out" / "states").exists()  # what the frozen encoder computed is of no more use
@@ -713,6 +714,47 @@ def test_settings_of_the_command_go_before_the_tasks_own(export: Path, data: Pat
     points = [json.loads(file.read_text()) for file in points_of(tmp_path / "out", "mrpc")]
     assert [point["max_tokens"] for point in points] == [16384, 64]
     assert TASKS["mrpc"].kind == Texts(("0", "1"), ("accuracy", "f1"))  # which stays as it was
+
+
+LEARNED = "--test, --seeds: for tasks that the model learns only, without effect on "
+
+
+@pytest.mark.parametrize(
+    ("tasks", "options", "told"),
+    [
+        (
+            "mrpc",
+            "--batch-size 16 --samples 9",
+            "--batch-size, --samples: for tasks that read held-out samples only, without effect on mrpc",
+        ),
+        (
+            "fill_mask",
+            "--sequence-length 32",
+            "--sequence-length: for tasks that read held-out samples only, without effect on fill_mask",
+        ),
+        ("mrpc,mlm", "--sentences own.txt", "--sentences: for fill_mask only, without effect on mrpc, mlm"),
+        ("mlm,fill_mask", "--test --seeds 2", f"{LEARNED}mlm, fill_mask"),
+        ("squad", "--long-text tail", "--long-text: for tasks of texts only, without effect on squad_v1, squad_v2"),
+        (
+            "glue,codah,imdb",
+            "--test",
+            "--test: without effect on codah, imdb, which have no test set besides what they are judged on",
+        ),
+        ("glue,mlm", "--batch-size 16 --samples 9 --seeds 3 --test --long-text tail", ""),
+        ("mlm", "--data data --device cpu --threads 1 --seeds 1 --workers 1", ""),  # of all evaluations, or as it is
+        ("mrpc", "--shards shards", ""),  # which a chain of jobs gives always
+    ],
+)
+def test_options_that_no_task_heeds_are_told(tasks: str, options: str, told: str) -> None:
+    asked = parse(["--checkpoint", "export", "--tasks", tasks, *options.split()])
+    assert list(without_effect(asked, select(asked.tasks))) == ([told] if told else [])
+
+
+def test_options_without_effect_refuse_nothing(
+    export: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run(export, write_mrpc(data), tmp_path / "out", "mrpc", "--batch-size", "8") == 0
+    assert "--batch-size: for tasks that read held-out samples only, without effect on mrpc" in caplog.messages
 
 
 def test_a_child_run_with_predictions(
