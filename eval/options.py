@@ -53,6 +53,7 @@ def _parser(program: str | None = None, usage: str | None = None) -> argparse.Ar
         usage=usage,
         description="Evaluate an export.",
         epilog=f"Tasks: {', '.join(TASKS)}; groups: {', '.join(GROUPS)}. docs/evaluation.md says what each measures.",
+        allow_abbrev=False,
     )
     parser.add_argument(
         "--checkpoint", type=parse_path, required=True, metavar="EXPORT", help="RUN/exports/step-NNNNNN"

@@ -43,6 +43,7 @@ NEXT_WORDS, UNTRAINED = "next words", "an untrained head"  # what figures of mlm
 # Folders beside it: the best points' predictions and models, and what frozen encoders compute meanwhile. All others
 # are named like tasks.
 PREDICTED, MODELS, STATES = "predictions", "models", "states"
+FINAL = "final"  # in the place of a task, in the name of a folder: the tasks after the last step of a run
 
 
 class _Finite(pydantic.BaseModel):

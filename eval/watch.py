@@ -38,7 +38,7 @@ with needs("eval"):
     from eval.parts import read_parts
     from eval.paths import parse_path
     from eval.plan import check_source
-    from eval.results import RESULTS, check_output, is_learned, read_results
+    from eval.results import FINAL, RESULTS, check_output, is_learned, read_results
     from eval.stamps import known_checksum, read_checksum, stamp
     from eval.tasks import GROUPS, Task, select
     from eval.tasks.finetuned import FineTuned
@@ -49,7 +49,6 @@ with needs("eval"):
     from trainer.run_directory import Ending, RunDirectory, step_folders
 
 CHEAP = ("mlm", "nsp", "fill_mask")
-FINAL = "-final"  # after the name of an export: the folder of the final tasks
 _NOTE = ".weights.json"  # beside results: the checksum of the export's weights, see eval.stamps
 _USAGE = "python -m eval.watch RUN [--tasks NAME[,NAME...]] [--once] ..., and options of eval.run"
 _REFUSED = 2  # the exit code of an evaluation that can't be as it was asked for
@@ -126,7 +125,7 @@ class Watch:
         exports = step_folders(self._run.exports)
         jobs = [Job(export, self._tasks, evaluations / export.name) for export in exports if self._tasks]
         if ending == "done" and self._final_tasks and exports:
-            jobs.append(Job(exports[-1], self._final_tasks, evaluations / f"{exports[-1].name}{FINAL}"))
+            jobs.append(Job(exports[-1], self._final_tasks, evaluations / f"{exports[-1].name}-{FINAL}"))
         return jobs
 
     def _is_settled(self, job: Job, checksum: Callable[[Path, Path], str | None]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval.errors import UsageError
-from eval.results import MODELS, PREDICTED, STATES
+from eval.results import FINAL, MODELS, PREDICTED, STATES
 from eval.tasks.finetuned import FINE_TUNED, FineTuned
 from eval.tasks.intrinsic import INTRINSIC, Intrinsic
 from eval.tasks.own import SUFFIX, read_task
@@ -49,6 +49,6 @@ def select(names: Sequence[str]) -> list[Task]:
 
 def _read_own(path: Path) -> Task:
     task = read_task(path)
-    if task.name.lower() in (*TASKS, *GROUPS, PREDICTED, MODELS, STATES):
+    if task.name.lower() in (*TASKS, *GROUPS, PREDICTED, MODELS, STATES, FINAL):
         raise UsageError(f"{path}: {task.name} is a name of ours; give the file another one")
     return task

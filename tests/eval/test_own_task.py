@@ -129,7 +129,7 @@ def test_files_that_describe_no_task(tmp_path: Path, text: str, told: str) -> No
 
 
 def test_names_that_will_not_do(tmp_path: Path) -> None:
-    for name in ("mrpc", "glue", "states", "models", "Predictions"):  # tasks, a group, and folders of the results
+    for name in ("mrpc", "glue", "states", "models", "Predictions", "final"):  # tasks, a group, and parts of folders
         told = message(write_task(tmp_path, TICKETS, f"{name}.toml"))
         assert told == f"{name} is a name of ours; give the file another one"
     assert message(write_task(tmp_path, TICKETS, "my tickets.toml")).startswith("a task is named like its file")

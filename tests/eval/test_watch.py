@@ -557,7 +557,9 @@ def test_a_word_that_is_no_option_is_told_by_the_watch_itself(
     assert error == "python -m eval.watch: error: unrecognized arguments: --sahrds x"
 
 
-@pytest.mark.parametrize("words", [["--poll", "0"], ["--poll", "x"], ["--sample", "1"], ["--samples", "-1"]])
+@pytest.mark.parametrize(
+    "words", [["--poll", "0"], ["--poll", "x"], ["--sample", "9"], ["--task", "nsp"], ["--samples", "-1"]]
+)
 def test_words_that_are_no_options(run: RunDirectory, words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([str(run.path), *words])
