@@ -39,6 +39,23 @@ def claimed(path: Path) -> Iterator[int | None]:
         yield None if held is False else file.fileno()
 
 
+@contextlib.contextmanager
+def shared(path: Path) -> Iterator[int]:
+    """Hold a lock together with others; gives the descriptor that holds it, see ``is_last``.
+
+    Args:
+        path: a file for it, which is left there.
+    """
+    with path.open("a+") as file:  # NFS wants both
+        _warn(try_lock(file.fileno(), shared=True, wait=True), path)
+        yield file.fileno()
+
+
+def is_last(descriptor: int) -> bool:
+    """Whether nobody else holds a shared lock any more: then it is held alone, and otherwise not any more."""
+    return try_lock(descriptor) is not False
+
+
 def _warn(held: bool | None, path: Path) -> None:
     if held is None:
         _log.warning("%s: the file system has no locks; make sure no other process uses it", path.parent)

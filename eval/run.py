@@ -14,13 +14,14 @@ does what is missing. Processes share a grid by --workers on one machine, by --g
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import logging
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ with needs("eval"):
     from eval.errors import UsageError
     from eval.evaluated import tracked_run
     from eval.experiment import Experiment
-    from eval.locks import locked
+    from eval.features import FeatureTags
+    from eval.locks import is_last, locked, shared
     from eval.options import SUBMISSION, parse
     from eval.plan import Plan, prepare
     from eval.readers.glue import GLUE
@@ -118,17 +120,34 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         raise UsageError(str(error)) from error
     use_deterministic_kernels(True, plan.bench.device)
     began = time.perf_counter()
-    failed = learn(arguments, words, list(plan.experiments.values()))
-    if _is_mine_to_collect(arguments, plan):
-        with locked(collecting):
-            by_another = arguments.grid_count > 1 or stamp(arguments.output / RESULTS) != before
-            if by_another and _is_collected(arguments, plan):
-                _log.info("%s is there: another process has gathered it", arguments.output / RESULTS)
-            else:
-                collect(arguments, plan, failed, began)
+    with _frozen_states(arguments.output, plan) as delete_states:
+        failed = learn(arguments, words, list(plan.experiments.values()))
+        if _is_mine_to_collect(arguments, plan):
+            with locked(collecting):
+                by_another = arguments.grid_count > 1 or stamp(arguments.output / RESULTS) != before
+                if by_another and _is_collected(arguments, plan):
+                    _log.info("%s is there: another process has gathered it", arguments.output / RESULTS)
+                else:
+                    collect(arguments, plan, failed, began)
+            delete_states()
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
     return 1 if failed else 0
+
+
+@contextlib.contextmanager
+def _frozen_states(output: Path, plan: Plan) -> Iterator[Callable[[], None]]:
+    """Keep what frozen encoders compute while it is used; gives what deletes it, unless other processes use it."""
+    if not any(isinstance(experiment.task.kind, FeatureTags) for experiment in plan.experiments.values()):
+        yield lambda: None
+        return
+    with shared(output / f".{STATES}.lock") as lock:
+
+        def delete() -> None:
+            if is_last(lock):
+                shutil.rmtree(output / STATES, ignore_errors=True)
+
+        yield delete
 
 
 def learn(arguments: argparse.Namespace, words: Sequence[str], experiments: Sequence[Experiment]) -> dict[str, str]:
@@ -207,7 +226,6 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
         "seconds": time.perf_counter() - began,
     }
     write_results(output / RESULTS, results)
-    shutil.rmtree(output / STATES, ignore_errors=True)
     tracked = _track(output / RESULTS, results) if arguments.tracking else None
     show("\n".join([*_shown(results), *([f"\n{tracked}"] if tracked else [])]))
 

@@ -642,6 +642,25 @@ def test_what_another_command_leaves_in_the_output_meanwhile_costs_its_task_alon
     assert "choose another --output" in results["failed"]["stsb"]
 
 
+def test_what_a_frozen_encoder_computed_stays_while_another_command_with_the_output_uses_it(
+    long_export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mrpc(write_conll(data))
+    learn, output, seen = experiment.learn, tmp_path / "out", []
+
+    def meanwhile(*arguments: Any) -> None:
+        monkeypatch.setattr(experiment, "learn", learn)
+        for task in ("mrpc", "conll2003_embeddings"):
+            assert run(long_export, data, output, task) == 0
+            seen.append(sorted(file.suffix for file in (output / "states").iterdir()))
+        learn(*arguments)
+
+    monkeypatch.setattr(experiment, "learn", meanwhile)
+    assert run(long_export, data, output, "conll2003_last") == 0
+    assert seen == [[".lock", ".lock", ".npy", ".npy"]] * 2  # of train and dev
+    assert not (output / "states").exists()
+
+
 def test_a_full_disk_loses_nothing_that_was_learned(
     export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
