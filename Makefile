@@ -59,6 +59,7 @@ $(DEMO)/runs/demo/.done: $(DEMO)/shards/manifest.json
 	touch $@
 
 $(DEMO)/results/results.json: $(DEMO)/runs/demo/.done
+	rm -f $@
 	python -m eval.run --checkpoint $(EXPORT) --tasks mlm,nsp,fill_mask --shards $(DEMO)/shards --samples 1000 \
 		--output $(@D)
 

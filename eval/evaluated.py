@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.errors import UsageError
-from eval.results import NEXT_WORDS, RESULTS, is_learned, read_results
+from eval.results import NEXT_WORDS, RESULTS, by_command, is_learned, read_results
 from preprocessing.schema import checksum
 from trainer.hugging_face import WEIGHTS
 from trainer.run_directory import RunDirectory
@@ -21,11 +21,11 @@ _NAMED = 3  # of many; the others are counted
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A results.json.
+    """What one command has in a results.json.
 
     Attributes:
         file: it.
-        results: its content, see eval.results.
+        results: its content, see eval.results, without what other commands have in it.
         directory: of the training run, see run_directory.
         run: what the training run is called, see run_names; the export's folder where another program wrote it.
         written: when, in nanoseconds.
@@ -101,8 +101,9 @@ def read_evaluations(files: Iterable[Path], known: Mapping[Path, str] | None = N
     settings = {run: settings_of(run) for run in set(runs.values())}
     names = {**run_names(runs.values()), **(known or {})}
     evaluations = [
-        Evaluated(file, _as_trained(results, settings[run]), run, names[run], file.stat().st_mtime_ns)
+        Evaluated(file, _as_trained(of_command, settings[run]), run, names[run], file.stat().st_mtime_ns)
         for (file, results), run in zip(found.items(), runs.values(), strict=True)
+        for of_command in by_command(results)
     ]
     return sorted(evaluations, key=lambda evaluated: (evaluated.run, evaluated.step or 0, str(evaluated.file)))
 

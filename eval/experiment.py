@@ -21,10 +21,10 @@ from eval.errors import UsageError
 from eval.finetune import DivergedError, Hyperparameters, Settings, learn, predict
 from eval.grid import LOSSES, RESULT, Points, Search, grid
 from eval.inputs import Checkpoint
-from eval.kinds import PREDICTIONS, Frozen, Outcome, Texts, read_predictions
+from eval.kinds import Frozen, Outcome
 from eval.locks import locked
 from eval.models import lock_of, origin_of, save_model, why_not_saved
-from eval.parts import Parts, checksum_of
+from eval.parts import Parts, checksum_of, without_tests
 from eval.results import MODELS, PREDICTED, STATES, check_output
 from eval.selection import best_of, conclude
 from eval.tasks.finetuned import FineTuned
@@ -68,9 +68,7 @@ class Experiment:
         self._parts = parts
         self._bench = bench
         self._encoder = Encoder(bench.checkpoint.tokenizer, min(task.max_length, bench.checkpoint.positions))
-        # Test sets decide nothing: whoever asks for them later has the same points.
-        learned = {part: examples for part, examples in parts.items() if part not in task.test_splits}
-        self._tests = {part: examples for part, examples in parts.items() if part in task.test_splits}
+        learned, self._tests = without_tests(task, parts)  # whoever asks for tests later has the same points
         self._data_blake2b = checksum_of(learned)
         self._test_blake2b = checksum_of(self._tests) if self._tests else None
         self._origin = self._origin_of({part: len(examples) for part, examples in learned.items()})
@@ -231,7 +229,11 @@ class Experiment:
         Raises:
             UsageError: a point is missing, or all diverged.
         """
-        about: dict[str, Any] = {"data_blake2b": self._data_blake2b, "max_length": self._encoder.max_length}
+        about: dict[str, Any] = {
+            "data_blake2b": self._data_blake2b,
+            "max_length": self._encoder.max_length,
+            "kind": repr(self.task.kind),
+        }
         if self._tests:
             about["test_blake2b"] = self._test_blake2b
         return conclude(self.task, self._parts, self._results(), about)
@@ -283,6 +285,17 @@ class Experiment:
         model = self._origin_of_model(Hyperparameters(**best["point"]))
         lacks = ["test predictions"] if self._tests and not self._is_tested(best) else []
         return lacks + (["model"] if self._bench.saves_models and origin_of(self._model) != model else [])
+
+    @property
+    def has_another_model(self) -> bool:
+        """Whether a model is there that is not the best point's.
+
+        Raises:
+            UsageError: a point is missing, or all diverged.
+        """
+        best = best_of(self._results(), self.task.best)
+        origin = origin_of(self._model)
+        return origin is not None and origin != self._origin_of_model(Hyperparameters(**best["point"]))
 
     def complete(self) -> None:
         """Learn the best point again for what it lacks, as when points were finished without what is asked for now.
@@ -344,16 +357,6 @@ class Experiment:
             write_atomically(folder / self.task.name / file.name, file.read_bytes())
         for left in {file.name for file in (folder / self.task.name).iterdir()} - {file.name for file in files}:
             (folder / self.task.name / left).unlink()
-
-    def test_predictions(self) -> dict[str, list[tuple[str, float]]]:
-        """Data set -> (id, label) of each test example as the best point has it, for tasks of texts."""
-        kind = self.task.kind
-        if not isinstance(kind, Texts):
-            return {}
-        names = {f"{part}_{PREDICTIONS}": split[0] for part, split in self.task.test_splits.items()}
-        return {
-            names[file.name]: read_predictions(file, kind.labels) for file in self._best_files if file.name in names
-        }
 
 
 def _by_part(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, float]]:

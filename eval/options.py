@@ -64,8 +64,8 @@ def _parser(program: str | None = None, usage: str | None = None) -> argparse.Ar
     )  # fmt: skip
     parser.add_argument(
         "--output", type=parse_path, metavar="DIR",
-        help=f"for {RESULTS}, which is replaced (default: a folder for export and tasks in RUN/{EVALUATIONS}, where "
-        "eval.report looks, or beside an export that is of no run)",
+        help=f"for {RESULTS}, where other tasks of the same weights stay (default: a folder for export and tasks in "
+        f"RUN/{EVALUATIONS}, where eval.report looks, or beside an export that is of no run)",
     )  # fmt: skip
     parser.add_argument("--threads", type=_threads, metavar="N", help="default: as many as torch takes")
     parser.add_argument("--no-tracking", dest="tracking", action="store_false", help="leave MLflow out")

@@ -37,6 +37,12 @@ def _some(examples: Sequence[Any], limit: int | None) -> Sequence[Any]:
     return [examples[i] for i in sorted(chosen)]
 
 
+def without_tests(task: FineTuned, parts: Parts) -> tuple[Parts, Parts]:
+    """What a task is learned from and judged on, and the test sets, which decide nothing."""
+    tests = {part: examples for part, examples in parts.items() if part in task.test_splits}
+    return {part: examples for part, examples in parts.items() if part not in tests}, tests
+
+
 def checksum_of(parts: Parts) -> str:
     """Of all examples of all parts, wherever they come from."""
     digest = hashlib.blake2b(digest_size=16)

@@ -22,7 +22,7 @@ from eval.options import without_effect
 from eval.parts import read_parts
 from eval.pretrained import build
 from eval.probe import SENTENCES
-from eval.results import RESULTS
+from eval.results import RESULTS, read_results_of
 from eval.tasks import Task, select
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Intrinsic, Subject
@@ -60,7 +60,8 @@ def prepare(arguments: argparse.Namespace) -> Plan:
         _log.warning(note)
     checkpoint = open_checkpoint(arguments.checkpoint)
     _ = checkpoint.lineage  # which the results will hold: a damaged one is refused now
-    tasks = [_adapt(task, arguments, checkpoint.positions) for task in selected]
+    read_results_of(arguments.output / RESULTS, checkpoint.weights_blake2b)
+    tasks = [adapt(task, arguments) for task in selected]
     subject = _subject([task for task in tasks if isinstance(task, Intrinsic)], arguments, checkpoint)
     settings = Settings(optimizer=arguments.optimizer, precision=arguments.precision, max_tokens=arguments.max_tokens)
     bench = Bench(checkpoint, settings, _device(arguments), arguments.output, arguments.save_models, code_version())
@@ -70,15 +71,18 @@ def prepare(arguments: argparse.Namespace) -> Plan:
     return Plan(tasks, bench, subject, experiments)
 
 
-def _adapt(task: Task, arguments: argparse.Namespace, positions: int) -> Task:
+def adapt(task: Task, arguments: argparse.Namespace) -> Task:
     """A task with the settings of the command in the place of its own."""
     if isinstance(task, FineTuned) and arguments.max_length:
-        if arguments.max_length > positions:
-            raise UsageError(f"--max-length {arguments.max_length}: the export has {positions} positions; give as many")
         task = dataclasses.replace(task, max_length=arguments.max_length)
     if isinstance(task, FineTuned) and isinstance(task.kind, Texts) and arguments.long_text:
         task = dataclasses.replace(task, kind=dataclasses.replace(task.kind, long_text=arguments.long_text))
     return task
+
+
+def search_of(arguments: argparse.Namespace) -> Search:
+    """What the command says of the points to try."""
+    return Search(arguments.learning_rates, arguments.epochs, arguments.batch_sizes, tuple(range(arguments.seeds)))
 
 
 def _subject(tasks: Sequence[Intrinsic], arguments: argparse.Namespace, checkpoint: Checkpoint) -> Subject | None:
@@ -112,7 +116,10 @@ def _experiments(tasks: Sequence[FineTuned], arguments: argparse.Namespace, benc
             "%s: the export's vocabulary has no upper case, by which names are known; the paper's models were cased",
             ", ".join(tagged),
         )
-    search = Search(arguments.learning_rates, arguments.epochs, arguments.batch_sizes, tuple(range(arguments.seeds)))
+    longest = arguments.max_length or 0
+    if tasks and longest > bench.checkpoint.positions:
+        raise UsageError(f"--max-length {longest}: the export has {bench.checkpoint.positions} positions; give as many")
+    search = search_of(arguments)
     return {
         task.name: Experiment(task, read_parts(task, arguments.data, arguments.test, arguments.limit), bench, search)
         for task in tasks

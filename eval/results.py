@@ -10,9 +10,11 @@ It holds
     fine_tuning        optimizer, precision, device, ...: of the tasks that the model learned; null without such
     tasks              name -> version, metrics (value, half_width, baseline, unit), baselines, details
     failed             name -> why, of tasks that did
-    files              what else lies beside it: predictions/TASK/, glue_submission.zip; models/TASK/ are not listed
+    files              what else lies beside it: predictions/TASK, glue_submission.zip; models/TASK are not listed
     code               which code evaluated
     seconds            how long it took
+    earlier            of earlier commands with this output, on the same weights, what the last one did not replace: for
+                       each shards, data, settings, fine_tuning, tasks and code
 
 Details of mlm and nsp: samples, and instead, where figures are not of what the task is named for: next words of a
 left-to-right model, or an untrained head.
@@ -44,6 +46,7 @@ NEXT_WORDS, UNTRAINED = "next words", "an untrained head"  # what figures of mlm
 # are named like tasks.
 PREDICTED, MODELS, STATES = "predictions", "models", "states"
 FINAL = "final"  # in the place of a task, in the name of a folder: the tasks after the last step of a run
+_OF_A_COMMAND = ("shards", "data", "settings", "fine_tuning", "tasks", "code")
 
 
 class _Finite(pydantic.BaseModel):
@@ -155,16 +158,22 @@ class _Code(pydantic.BaseModel):
     modified: bool
 
 
-class _Results(pydantic.BaseModel):
-    """What readers of results rely on."""
+class _Found(pydantic.BaseModel):
+    """What readers rely on of what one command found."""
 
-    checkpoint: _Checkpoint
     shards: _Shards | None
     data: _Data | None = None
     fine_tuning: _FineTuning | None = None
     tasks: dict[str, _Task]
-    failed: dict[str, str]
     code: _Code
+
+
+class _Results(_Found):
+    """What readers of results rely on."""
+
+    checkpoint: _Checkpoint
+    failed: dict[str, str]
+    earlier: list[_Found] = []
 
 
 def check_output(folder: Path, files: Iterable[Path] = ()) -> None:
@@ -232,6 +241,45 @@ def read_results(path: Path) -> dict[str, Any]:
     if version != FORMAT_VERSION:
         raise UsageError(f"{path}: format version {version}, this program reads {FORMAT_VERSION}; evaluate again")
     return dict(results)
+
+
+def by_command(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Results as each of the commands would have left them alone, the last one first; a task is in one of them."""
+    last = {name: content for name, content in results.items() if name != "earlier"}
+    return [last, *({**last, "failed": {}, "files": [], **found} for found in results.get("earlier", ()))]
+
+
+def tasks_of(results: dict[str, Any]) -> list[str]:
+    """The tasks that results have, of all commands."""
+    return [name for found in by_command(results) for name in found["tasks"]]
+
+
+def beside_earlier(results: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
+    """Results of a command, and what was there, if anything, of tasks of which it has none; on the same weights."""
+    earlier = []
+    for found in by_command(before) if before else ():
+        if left := {name: task for name, task in found["tasks"].items() if name not in results["tasks"]}:
+            earlier.append({**{name: found.get(name) for name in _OF_A_COMMAND}, "tasks": left})
+    return {**results, "earlier": earlier}
+
+
+def read_results_of(path: Path, weights_blake2b: str) -> dict[str, Any] | None:
+    """Results of these very weights; None where there are none that can be read.
+
+    Raises:
+        UsageError: they are of others.
+    """
+    try:
+        results = read_results(path)
+    except UsageError:
+        return None
+    checkpoint = results["checkpoint"]
+    if checkpoint["weights_blake2b"] != weights_blake2b:
+        raise UsageError(
+            f"{path}: of other weights, {checkpoint['weights_blake2b']}, that lay in {checkpoint['path']}; choose "
+            "another --output, or delete that folder"
+        )
+    return results
 
 
 def figures_table(results: dict[str, Any]) -> str:

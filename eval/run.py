@@ -21,7 +21,7 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,28 +34,32 @@ with needs("eval"):
     from eval.evaluated import tracked_run
     from eval.experiment import Experiment
     from eval.features import FeatureTags
+    from eval.kinds import PREDICTIONS, read_predictions
     from eval.locks import is_last, locked, shared
     from eval.options import SUBMISSION, parse
     from eval.plan import Plan, prepare
-    from eval.readers.glue import GLUE
     from eval.results import (
         FORMAT_VERSION,
+        MODELS,
         PREDICTED,
         RESULTS,
         STATES,
+        beside_earlier,
         best_points,
         check_output,
         figures_table,
         filled_table,
         read_results,
+        read_results_of,
         sentences_of,
         tags_of,
+        tasks_of,
         write_results,
     )
     from eval.stamps import stamp
     from eval.submission import write_glue_submission
-    from eval.tasks import Task
-    from eval.tasks.finetuned import FineTuned
+    from eval.tasks import GROUPS, Task
+    from eval.tasks.finetuned import FINE_TUNED, FineTuned
     from eval.tasks.intrinsic import Subject
     from eval.tasks.result import Result
     from eval.workers import describe, going_on, left_undone, run_points, run_side_by_side, share
@@ -204,10 +208,13 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
         began: reading of the clock when the work began.
     """
     output, bench, learns = arguments.output, plan.bench, bool(plan.experiments)
+    before = read_results_of(output / RESULTS, bench.checkpoint.weights_blake2b)
     incomplete = _complete([experiment for name, experiment in plan.experiments.items() if name not in failed])
     found = {task.name: _result(task, plan, failed) for task in plan.tasks if task.name not in failed}
     failed.update(incomplete | failed)
     tasks = {task.name: _content(task, result) for task in plan.tasks if (result := found.get(task.name)) is not None}
+    learned = [plan.experiments[name] for name in tasks if name in plan.experiments]
+    there = {*tasks, *(tasks_of(before) if before else ())}
     results = {
         "format_version": FORMAT_VERSION,
         "checkpoint": {
@@ -221,13 +228,14 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
         "fine_tuning": {**dataclasses.asdict(bench.settings), "device": str(bench.device)} if learns else None,
         "tasks": tasks,
         "failed": failed,
-        "files": _publish(output, [plan.experiments[name] for name in tasks if name in plan.experiments]),
+        "files": _publish(output, learned, there),
         "code": bench.code,
         "seconds": time.perf_counter() - began,
     }
-    write_results(output / RESULTS, results)
+    whole = beside_earlier(results, before)
+    write_results(output / RESULTS, whole)
     tracked = _track(output / RESULTS, results) if arguments.tracking else None
-    show("\n".join([*_shown(results), *([f"\n{tracked}"] if tracked else [])]))
+    show("\n".join([*_shown(whole), *([f"\n{tracked}"] if tracked else [])]))
 
 
 def _content(task: Task, result: Result) -> dict[str, Any]:
@@ -257,22 +265,45 @@ def _complete(experiments: Sequence[Experiment]) -> dict[str, str]:
     return failed
 
 
-def _publish(output: Path, experiments: Sequence[Experiment]) -> list[str]:
-    """Put the best points' predictions into a folder, and those of GLUE's test sets into its submission.
+def _publish(output: Path, experiments: Sequence[Experiment], there: Collection[str]) -> list[str]:
+    """Put the best points' predictions into a folder; all that lie there of GLUE's test sets are its submission.
+
+    Args:
+        output: of the evaluation.
+        experiments: those of this command that have results.
+        there: tasks that have results, those of earlier commands too.
 
     Returns:
-        The paths of both, as far as there is something in them, below the output.
+        The paths of both, as far as there is something of this command in them, below the output.
     """
-    if not experiments:
-        return []
     for experiment in experiments:
         experiment.publish(output / PREDICTED)
-    tests = {name: of_it for e in experiments for name, of_it in e.test_predictions().items() if name in GLUE}
+        if experiment.has_another_model:
+            told = f"{MODELS}/{experiment.task.name} is of another point than {RESULTS} has; --save-models replaces it"
+            print(f"note: {told}", file=sys.stderr)
+    tests = _glue_tests(output, there)
+    names = [experiment.task.name for experiment in experiments]
+    published = [f"{PREDICTED}/{name}" for name in names]
     if not tests:
-        return [PREDICTED]
-    for problem in write_glue_submission(tests, output / SUBMISSION):
+        (output / SUBMISSION).unlink(missing_ok=True)
+        return published
+    problems = write_glue_submission(tests, output / SUBMISSION)
+    if not _glue_tests(output, names):
+        return published
+    for problem in problems:
         print(f"note: GLUE will reject {SUBMISSION}: {problem}", file=sys.stderr)
-    return [PREDICTED, SUBMISSION]
+    return [*published, SUBMISSION]
+
+
+def _glue_tests(output: Path, names: Collection[str]) -> dict[str, list[tuple[str, float]]]:
+    """Data set -> (id, label) of each test example, as those of GLUE's tasks have it that were predicted."""
+    found = {}
+    for task in (FINE_TUNED[name] for name in GROUPS["glue"] if name in names):
+        for part, (dataset, _) in task.test_splits.items():
+            file = output / PREDICTED / task.name / f"{part}_{PREDICTIONS}"
+            if file.is_file():
+                found[dataset] = read_predictions(file, task.kind.classes)
+    return found
 
 
 def _shards(subject: Subject | None) -> dict[str, Any] | None:
@@ -303,6 +334,8 @@ def _shown(results: dict[str, Any]) -> Iterator[str]:
     for shown in (figures_table(results), "\n".join(best_points(results, results["tasks"])), filled_table(results)):
         if shown:
             yield "\n" + shown.rstrip("\n")
+    if kept := [name for name in tasks_of(results) if name not in results["tasks"]]:
+        yield f"\nkept as they were: {', '.join(kept)}"
 
 
 def _track(file: Path, results: dict[str, Any]) -> str | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 from preprocessing.schema import checksum
 from trainer.files import write_atomically
@@ -28,11 +29,22 @@ def stamp(file: Path) -> list[int] | None:
 
 def known_checksum(file: Path, note: Path) -> str | None:
     """The checksum of a file as it was noted, without reading it; None where nothing, or another file's, was noted."""
+    noted, blake2b = _noted(note)
+    return blake2b if noted == stamp(file) else None
+
+
+def noted_checksum(note: Path) -> str | None:
+    """The checksum that was noted last, whatever file is there now; None where nothing was noted."""
+    return _noted(note)[1]
+
+
+def _noted(note: Path) -> tuple[Any, str | None]:
+    """Stamp and checksum."""
     try:
         told = json.loads(note.read_text(encoding="utf-8"))
-        return str(told["blake2b"]) if told["stamp"] == stamp(file) else None
+        return told["stamp"], str(told["blake2b"])
     except (OSError, ValueError, LookupError, TypeError):
-        return None
+        return None, None
 
 
 def read_checksum(file: Path, note: Path) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import functools
 import logging
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,8 +39,8 @@ with needs("eval"):
     from eval.parts import read_parts
     from eval.paths import parse_path
     from eval.plan import check_source
-    from eval.results import FINAL, RESULTS, check_output, is_learned, read_results
-    from eval.stamps import known_checksum, read_checksum, stamp
+    from eval.results import FINAL, RESULTS, by_command, check_output, is_learned, read_results
+    from eval.stamps import known_checksum, noted_checksum, read_checksum, stamp
     from eval.tasks import GROUPS, Task, select
     from eval.tasks.finetuned import FineTuned
     from eval.tasks.intrinsic import Intrinsic
@@ -80,11 +81,12 @@ class Watch:
             options: of eval.run.
         """
         self.failed: set[Path] = set()  # folders of evaluations that failed; they are not tried again by this watcher
+        self.hindered: dict[Path, str] = {}  # those that could not be begun when they were tried last, and why
         self._run = run
         self._tasks = tuple(tasks)
         self._final_tasks = tuple(final_tasks)
         self._options = options
-        self._asked = parse_evaluation([*evaluation_words(Job(run.path, self._tasks, run.path)), *options])
+        self._arguments = parse_evaluation([*evaluation_words(Job(run.path, self._tasks, run.path)), *options])
         # Now: a file that describes a task may change while a run is followed.
         self._names = {
             words: {task.name for task in select(words)} for words in (self._tasks, self._final_tasks) if words
@@ -113,11 +115,17 @@ class Watch:
         for job in self._jobs(ending):
             if self._is_settled(job, known_checksum):
                 continue
-            with _claim(job.output) as claim:
-                if claim is None:
-                    busy = True
-                elif not self._is_settled(job, read_checksum):  # as by another, between the look and the claim
-                    self._evaluate(job, claim)
+            try:
+                with _claim(job.output) as claim:
+                    if claim is None:
+                        busy = True
+                    elif not self._is_settled(job, read_checksum):  # as by another, between the look and the claim
+                        self._evaluate(job, claim)
+                self.hindered.pop(job.output, None)
+            except OSError as error:  # such as no room, even for a lock
+                if self.hindered.get(job.output) != str(error):
+                    _log.warning("%s: can't be written (%s); it is tried again at every look", job.output, error)
+                self.hindered[job.output] = str(error)
         return busy
 
     def _jobs(self, ending: Ending | None) -> list[Job]:
@@ -137,41 +145,47 @@ class Watch:
         """
         if job.output in self.failed:
             return True
-        stamps = stamp(job.output / RESULTS), stamp(job.export / WEIGHTS)
+        stamps = self._stamps(job)
         if self._settled.get(job.output) == stamps:
             return True
-        results = self._results(job, checksum)
-        if results is None:
+        found = self._found(job, checksum)
+        for name, of_command in found.items():
+            if otherwise := self._made_otherwise(name, of_command):
+                _log.error("%s: made %s; delete the folder to have it evaluated anew", job.output, otherwise)
+                self.failed.add(job.output)
+                return True
+        if found.keys() != self._names[job.tasks]:
             return False
         self._settled[job.output] = stamps
-        if otherwise := self._made_otherwise(job, results):
-            self.failed.add(job.output)
-            _log.error("%s: made %s; delete the folder to have it evaluated anew", job.output, otherwise)
         return True
 
-    def _results(self, job: Job, checksum: Callable[[Path, Path], str | None]) -> dict[str, Any] | None:
-        """Those of all tasks on these very weights, as a run that went back writes a step anew; None without.
+    def _stamps(self, job: Job) -> tuple[Any, Any]:
+        return stamp(job.output / RESULTS), stamp(job.export / WEIGHTS)
+
+    def _found(self, job: Job, checksum: Callable[[Path, Path], str | None]) -> dict[str, dict[str, Any]]:
+        """Task -> the results that have it, on these very weights, as a run that went back writes a step anew.
 
         What failed is none of them, so a watcher that is started again tries it once more.
         """
         try:
             results = read_results(job.output / RESULTS)
-            if not self._names[job.tasks] <= results["tasks"].keys():
-                return None
-            weights = checksum(job.export / WEIGHTS, job.output / _NOTE)
+            wanted = self._names[job.tasks] - results["failed"].keys()
+            found = {name: part for part in by_command(results) for name in part["tasks"] if name in wanted}
+            if not found or checksum(job.export / WEIGHTS, job.output / _NOTE) != _weights_of(results):
+                return {}
         except (UsageError, OSError):
-            return None
-        return results if results["checkpoint"]["weights_blake2b"] == weights else None
+            return {}
+        return found
 
-    def _made_otherwise(self, job: Job, results: dict[str, Any]) -> str | None:
-        """What results were made with that is not what is asked for now; None where they are as asked."""
-        of_tasks = [results["tasks"][name]["details"] for name in self._names[job.tasks]]
-        limit, shards = (results.get("data") or {}).get("limit"), results["shards"]
-        if any(map(is_learned, of_tasks)) and limit != self._asked.limit:
+    def _made_otherwise(self, task: str, found: dict[str, Any]) -> str | None:
+        """What a task's result was made with that is not what is asked for now; None where it is as asked."""
+        details, asked = found["tasks"][task]["details"], self._arguments
+        limit, shards = (found.get("data") or {}).get("limit"), found["shards"]
+        if is_learned(details) and limit != asked.limit:
             return f"with --limit {limit}" if limit else "without --limit"
-        if shards and any("samples" in details for details in of_tasks):
+        if shards and "samples" in details:
             samples = shards["samples"]
-            if samples > self._asked.samples or (samples < self._asked.samples and samples != self._all_of(shards)):
+            if samples > asked.samples or (samples < asked.samples and samples != self._all_of(shards)):
                 return f"with --samples {samples}"
         return None
 
@@ -185,25 +199,54 @@ class Watch:
     @functools.cached_property
     def _shards(self) -> ShardDirectory | None:
         try:
-            return ShardDirectory(self._asked.shards) if self._asked.shards else None
+            return ShardDirectory(self._arguments.shards) if self._arguments.shards else None
         except (ShardError, OSError):
             return None
 
     def _evaluate(self, job: Job, claim: int) -> None:
+        weights = self._begin(job)
         _log.info("%s: %s", job.export.name, ",".join(job.tasks))
         code = _run_evaluation([*evaluation_words(job), *self._options], claim)
         readable = self._readable(job) if code == _REFUSED else job.tasks
         if readable and readable != job.tasks:
             _log.error("%s: evaluated without the tasks that can't be read", job.export.name)
             code = _run_evaluation([*evaluation_words(replace(job, tasks=readable)), *self._options], claim)
-        if code == 0 and self._results(job, read_checksum):
+        stamps = self._stamps(job)
+        if code == 0 and self._found(job, read_checksum).keys() == self._names[job.tasks]:
+            self._settled[job.output] = stamps
             _log.info("%s: evaluated, %s", job.export.name, job.output / RESULTS)
         elif not job.export.is_dir():
             _log.warning("%s: deleted before it was evaluated; keep more by checkpoint.keep_exports", job.export.name)
+        elif self._weights(job) != weights:
+            _log.info("%s: trained anew meanwhile, so it is evaluated anew", job.export.name)
+            self._evaluate(job, claim)
         else:
             self.failed.add(job.output)
             why = _ending(code) if code else f"tasks are missing in {job.output / RESULTS}"
             _log.error("%s: the evaluation failed (%s); see above", job.export.name, why)
+
+    def _begin(self, job: Job) -> str | None:
+        """Make a job's folder, without what it has of other weights; returns the checksum of those that are there."""
+        job.output.mkdir(exist_ok=True)
+        try:
+            of: str | None = _weights_of(read_results(job.output / RESULTS))
+        except UsageError:
+            of = noted_checksum(job.output / _NOTE)
+        weights = self._weights(job)
+        if weights is not None and of not in (None, weights):
+            for path in job.output.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != _NOTE:
+                    path.unlink()
+        return weights
+
+    def _weights(self, job: Job) -> str | None:
+        """The checksum of an export's weights; None where there are none."""
+        try:
+            return read_checksum(job.export / WEIGHTS, job.output / _NOTE)
+        except OSError:
+            return None
 
     def _readable(self, job: Job) -> tuple[str, ...]:
         """The tasks of a job without those whose data sets can't be read any more, of which the log says why."""
@@ -211,11 +254,15 @@ class Watch:
         unreadable = set()
         for name in names:
             try:
-                _read_data(select([name]), self._asked)
+                _read_data(select([name]), self._arguments)
             except (UsageError, OSError) as error:
                 _log.error("%s: %s", name, error)
                 unreadable.add(name)
         return tuple(name for name in names if name not in unreadable) if unreadable else job.tasks
+
+
+def _weights_of(results: dict[str, Any]) -> str:
+    return str(results["checkpoint"]["weights_blake2b"])
 
 
 def _read_data(tasks: Sequence[Task], arguments: argparse.Namespace) -> None:
@@ -274,7 +321,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         watch.evaluate(run.ending)
     else:
         watch.follow(arguments.poll)
-    return _conclude(run, watch.failed)
+    return _conclude(run, watch.failed | watch.hindered.keys())
 
 
 def _is_there(run: RunDirectory) -> bool:

@@ -158,7 +158,7 @@ def test_every_kind_of_task(long_export: Path, data: Path, tmp_path: Path) -> No
         assert archive.namelist() == ["STS-B.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"]
         assert archive.read("AX.tsv").decode().splitlines()[0] == "index\tprediction"
         assert len(archive.read("AX.tsv").decode().splitlines()) == 5
-    assert results["files"] == ["predictions", "glue_submission.zip"]
+    assert results["files"] == [*(f"predictions/{task}" for task in tasks.split(",")), "glue_submission.zip"]
 
 
 def test_the_same_command_again_does_what_is_missing(
@@ -249,7 +249,7 @@ def test_test_sets_that_are_asked_for_later_cost_the_best_point_alone(
     best = task["details"]["best_point"]
     assert learned == [best]  # once for both
     assert (out / predicted).read_bytes() == (tmp_path / "whole" / predicted).read_bytes()
-    assert results_of(out)["files"] == ["predictions", "glue_submission.zip"]
+    assert results_of(out)["files"] == ["predictions/mrpc", "glue_submission.zip"]
     found, at_once = (results_of(output)["tasks"]["mrpc"] for output in (out, tmp_path / "whole"))
     assert found["metrics"] == at_once["metrics"]
     assert found["details"] | {"points": []} == at_once["details"] | {"points": []}  # which say how long they took
@@ -260,6 +260,7 @@ def test_test_sets_that_are_asked_for_later_cost_the_best_point_alone(
     assert run(export, data, out, "mrpc", *THREE_POINTS, quick=False) == 0  # without, as at first
     assert results_of(out)["tasks"]["mrpc"] == task
     assert not (out / predicted).exists()
+    assert not (out / "glue_submission.zip").exists()
 
     write_mrpc(tmp_path / "other", test=9)  # another test set, the same otherwise
     assert run(export, tmp_path / "other", out, "mrpc", *THREE_POINTS, "--test", quick=False) == 0

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -21,6 +22,7 @@ from eval import run as evaluation
 from eval import stamps, watch
 from eval.plan import Plan
 from eval.results import read_results, write_results
+from eval.results import tasks_of as results_tasks
 from eval.tasks import Task
 from eval.tasks.result import Result
 from eval.watch import main
@@ -95,7 +97,7 @@ def add_export(run: RunDirectory, step: int) -> None:
 
 
 def tasks_of(run: RunDirectory, name: str) -> list[str]:
-    return sorted(read_results(run.path / "evaluations" / name / "results.json")["tasks"])
+    return sorted(results_tasks(read_results(run.path / "evaluations" / name / "results.json")))
 
 
 def done(run: RunDirectory) -> Callable[[], None]:
@@ -262,6 +264,31 @@ def test_an_evaluation_that_dies_does_not_end_the_watch(
     assert tasks_of(run, "step-000009") == ["fill_mask"]
 
 
+def test_a_full_disk_is_waited_for_as_long_as_the_run_goes_on(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    claimed, full = watch.claimed, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fill_the_disk() -> None:
+        add_export(run, 11)
+        monkeypatch.setattr(watch, "claimed", mock.Mock(side_effect=full))
+
+    def make_room() -> None:
+        monkeypatch.setattr(watch, "claimed", claimed)
+
+    assert follow(events=[fill_the_disk, lambda: None, make_room, done(run)]) == 0
+    assert evaluated == ["step-000007", "step-000009", "step-000011"]
+    folder = run.path / "evaluations" / "step-000011"
+    told = f"{folder}: can't be written ([Errno 28] No space left on device); it is tried again at every look"
+    assert [message for message in caplog.messages if "can't be written" in message] == [told]
+
+    add_export(run, 12)
+    monkeypatch.setattr(watch, "claimed", mock.Mock(side_effect=full))
+    assert follow() == 1  # the run is done: nothing more is waited for
+    assert f"failed: {folder.with_name('step-000012')}\n" in capsys.readouterr().err
+
+
 def test_what_another_watcher_works_on_is_left_to_it(
     run: RunDirectory, follow: Callable[..., int], evaluated: list[str]
 ) -> None:
@@ -313,6 +340,42 @@ def test_a_step_that_was_trained_anew_is_evaluated_anew(
     train_anew(run, 7, shards)
     assert follow() == 0
     assert evaluated[3:] == ["step-000007"]
+
+
+def test_a_step_that_is_trained_anew_while_it_is_evaluated_is_evaluated_anew(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], shards: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    run_here = watch._run_evaluation
+
+    def run_and_train(words: Sequence[str], claim: int) -> int:
+        code = run_here(words, claim)
+        if evaluated == ["step-000007"]:
+            train_anew(run, 7, shards)
+        return code
+
+    monkeypatch.setattr(watch, "_run_evaluation", run_and_train)
+    assert follow("--once") == 0
+    assert evaluated == ["step-000007", "step-000007", "step-000009"]
+    results = read_results(run.path / "evaluations" / "step-000007" / "results.json")
+    assert results["checkpoint"]["weights_blake2b"] == checksum(run.export(7) / WEIGHTS)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_nothing_of_the_old_weights_stays_beside_a_step_that_was_trained_anew(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], shards: Path, tmp_path: Path, finished: bool
+) -> None:
+    data = ("--once", "--data", str(write_mrpc(tmp_path / "data")), "--epochs", "1", "--learning-rates", "1e-3")
+    assert follow(*data, "--tasks", "mrpc", "--save-models", "--test") == 0
+    folder = run.path / "evaluations" / "step-000007"
+    if not finished:
+        (folder / "results.json").unlink()
+    train_anew(run, 7, shards)
+    assert follow(*data, "--tasks", "fill_mask") == 0
+    left = {file.name for file in folder.iterdir()}
+    assert left == {".collect.lock", ".weights.json", "results.json"}
+    assert follow(*data, "--tasks", "mrpc") == 0
+    assert tasks_of(run, "step-000007") == ["fill_mask", "mrpc"]
 
 
 def test_weights_that_were_written_over_are_evaluated_anew(
@@ -398,6 +461,17 @@ def test_more_tasks_than_were_evaluated(run: RunDirectory, follow: Callable[...,
     assert follow("--once", "--tasks", "fill_mask,mlm") == 0
     assert evaluated == ["step-000007", "step-000009"] * 2
     assert tasks_of(run, "step-000007") == ["fill_mask", "mlm"]
+
+
+def test_watchers_of_other_tasks_share_a_folder(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str]
+) -> None:
+    run.set_outcome("done")
+    for tasks, final in (("fill_mask", "nsp"), ("mlm", "mlm"), ("fill_mask", "mlm"), ("mlm", "nsp")):
+        assert follow("--tasks", tasks, "--final-tasks", final) == 0
+    assert evaluated == ["step-000007", "step-000009", "step-000009-final"] * 2
+    assert tasks_of(run, "step-000009") == ["fill_mask", "mlm"]
+    assert tasks_of(run, "step-000009-final") == ["mlm", "nsp"]
 
 
 def test_results_of_other_samples_are_named_and_left(

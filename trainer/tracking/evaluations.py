@@ -123,7 +123,7 @@ def log_evaluation(
         name: of the new run.
         metrics: name -> value.
         tags: where the numbers come from: step, hashes, versions. A repeat is told by name, metrics and tags.
-        files: results to keep as artifacts; a folder is kept whole.
+        files: results to keep as artifacts, beside the first one or in folders there; a folder is kept whole.
 
     Returns:
         The id of the new run; None where it waits.
@@ -164,9 +164,10 @@ def _carry_over(store: Store, evaluation: _Evaluation) -> str:
     step, time_ = int(evaluation.tags.get("step", 0)), run.info.start_time
     # A value that is there already is not added again.
     client.log_batch(run_id, metrics=[Metric(key, value, time_, step) for key, value in evaluation.metrics.items()])
-    for file in map(Path, evaluation.files):
+    files = [Path(file) for file in evaluation.files]
+    for file in files:
         if file.is_dir():
-            client.log_artifacts(run_id, str(file), file.name)
+            client.log_artifacts(run_id, str(file), str(file.relative_to(files[0].parent)))
         elif file.is_file():
             client.log_artifact(run_id, str(file))
         else:

@@ -1,0 +1,133 @@
+"""What several commands leave in one results.json, and what lies beside it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from eval import experiment
+from eval.evaluated import find_results, read_evaluations
+from eval.run import main
+from tests.eval.small_data import write_mrpc, write_stsb
+from trainer.hugging_face import WEIGHTS
+
+ONE_POINT = ("--epochs", "1", "--learning-rates", "1e-3", "--batch-sizes", "8")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_mrpc(write_stsb(tmp_path / "data"))
+
+
+def run(export: Path, output: Path, tasks: str, *options: object) -> int:
+    words = ("--checkpoint", export, "--output", output, "--tasks", tasks, "--no-tracking", *options)
+    return main(list(map(str, words)))
+
+
+def results_of(output: Path) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads((output / "results.json").read_text(encoding="utf-8"))
+    return results
+
+
+def test_what_an_earlier_command_found_stays_with_what_it_is_of(
+    export: Path, shards: Path, data: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(export, out, "mlm,fill_mask", "--shards", shards, "--samples", "9") == 0
+    first = results_of(out)
+    assert first["earlier"] == []
+    assert run(export, out, "mrpc", "--data", data, "--limit", "20", *ONE_POINT) == 0
+    assert "kept as they were: mlm, fill_mask\n" in capsys.readouterr().out
+    assert run(export, out, "nsp", "--shards", shards) == 0
+    last = results_of(out)
+    assert list(last["tasks"]) == ["nsp"]
+    assert [list(found["tasks"]) for found in last["earlier"]] == [["mrpc"], ["mlm", "fill_mask"]]
+    for name in ("shards", "data", "settings", "fine_tuning", "tasks", "code"):
+        assert last["earlier"][1][name] == first[name]
+
+    by_task = {task: e for e in read_evaluations(find_results([out])) for task in e.results["tasks"]}
+    assert {task: e.limit(task) for task, e in by_task.items()} == {
+        "nsp": None,
+        "mrpc": 20,
+        "mlm": None,
+        "fill_mask": None,
+    }
+    assert (by_task["mlm"].samples("mlm"), by_task["nsp"].samples("nsp")) == (9, 33)
+
+    assert run(export, out, "mlm,fill_mask,nsp", "--shards", shards) == 0
+    assert [list(found["tasks"]) for found in results_of(out)["earlier"]] == [["mrpc"]]
+
+
+def test_a_task_that_fails_when_more_of_it_is_asked_for_keeps_its_figures(
+    export: Path, data: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("mrpc,fill_mask", "--data", data, *ONE_POINT)
+    assert run(export, out, *words) == 0
+    found = results_of(out)["tasks"]["mrpc"]
+    monkeypatch.setattr(experiment, "learn", mock.Mock(side_effect=torch.OutOfMemoryError()))
+    assert run(export, out, *words, "--seeds", "2") == 1
+    results = results_of(out)
+    assert (list(results["tasks"]), list(results["failed"])) == (["fill_mask"], ["mrpc"])
+    assert [of_command["tasks"] for of_command in results["earlier"]] == [{"mrpc": found}]
+    assert results["files"] == []
+    assert (out / "predictions" / "mrpc" / "dev_predictions.tsv").is_file()
+
+
+def test_results_of_other_weights_are_not_written_over(
+    export: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(export, out, "fill_mask") == 0
+    before = (out / "results.json").read_bytes()
+    other = shutil.copytree(export, export.with_name("step-000009"))
+    content = bytearray((other / WEIGHTS).read_bytes())
+    content[-1] ^= 1
+    (other / WEIGHTS).write_bytes(content)
+    capsys.readouterr()
+    assert run(other, out, "fill_mask") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {out / 'results.json'}: of other weights, ")
+    assert error.endswith(f", that lay in {export}; choose another --output, or delete that folder\n")
+    assert (out / "results.json").read_bytes() == before
+
+
+def test_the_submission_has_the_test_sets_that_are_predicted_beside_it(export: Path, data: Path, out: Path) -> None:
+    def submitted() -> list[str]:
+        with zipfile.ZipFile(out / "glue_submission.zip") as archive:
+            return archive.namelist()
+
+    learning = ("--data", data, *ONE_POINT)
+    assert run(export, out, "mrpc", *learning, "--test") == 0
+    assert submitted() == ["MRPC.tsv"]
+    assert run(export, out, "stsb", *learning, "--test") == 0
+    assert submitted() == ["MRPC.tsv", "STS-B.tsv"]
+    assert results_of(out)["files"] == ["predictions/stsb", "glue_submission.zip"]
+    assert run(export, out, "mrpc", *learning) == 0
+    assert submitted() == ["STS-B.tsv"]
+    assert results_of(out)["files"] == ["predictions/mrpc"]
+    assert run(export, out, "stsb", *learning) == 0
+    assert not (out / "glue_submission.zip").exists()
+
+
+def test_a_model_of_another_point_than_the_results_is_told(
+    export: Path, data: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "note: models/mrpc is of another point than results.json has; --save-models replaces it\n"
+    learning = ("mrpc", "--data", data, "--epochs", "1")
+    assert run(export, out, *learning, "--learning-rates", "1e-3", "--save-models") == 0
+    assert run(export, out, *learning, "--learning-rates", "1e-3") == 0
+    assert told not in capsys.readouterr().err
+    assert run(export, out, *learning, "--learning-rates", "2e-3") == 0
+    assert told in capsys.readouterr().err
+    assert run(export, out, *learning, "--learning-rates", "2e-3", "--save-models") == 0
+    assert told not in capsys.readouterr().err
