@@ -237,14 +237,23 @@ def choose_length(asked: int | None, lengths: Sequence[int], positions: int) -> 
     return max(fitting)
 
 
+def list_sentences(path: Path) -> list[tuple[int, str]]:
+    """The lines of a file that are not empty, with their numbers from 1.
+
+    Raises:
+        UsageError: can't be read.
+    """
+    lines = enumerate(split_lines(read_text(path)), start=1)
+    return [(number, line.strip()) for number, line in lines if line.strip()]
+
+
 def read_sentences(path: Path, checkpoint: Checkpoint) -> list[str]:
     """The sentences of a file, one a line; empty lines are skipped.
 
     Raises:
         UsageError: can't be read, holds no sentence, one without [MASK], or one longer than the model reads.
     """
-    lines = enumerate(split_lines(read_text(path)), start=1)
-    numbered = [(number, line.strip()) for number, line in lines if line.strip()]
+    numbered = list_sentences(path)
     if not numbered:
         raise UsageError(f"{path}: no sentences; write one a line, with {MASK} in it")
     for number, sentence in numbered:

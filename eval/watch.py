@@ -15,7 +15,6 @@ has failed; a run that was stopped to go on later is waited for.
 from __future__ import annotations
 
 import argparse
-import functools
 import logging
 import shutil
 import signal
@@ -31,6 +30,7 @@ from typing import Any
 from preprocessing.extras import needs
 
 with needs("eval"):
+    from eval.asked import Asked
     from eval.errors import UsageError
     from eval.evaluated import EVALUATIONS
     from eval.locks import claimed
@@ -39,13 +39,12 @@ with needs("eval"):
     from eval.parts import read_parts
     from eval.paths import parse_path
     from eval.plan import check_source
-    from eval.results import FINAL, RESULTS, by_command, check_output, is_learned, read_results
+    from eval.results import FINAL, RESULTS, by_command, check_output, read_results
     from eval.stamps import known_checksum, noted_checksum, read_checksum, stamp
     from eval.tasks import GROUPS, Task, select
     from eval.tasks.finetuned import FineTuned
     from eval.tasks.intrinsic import Intrinsic
     from preprocessing.interruption import end_when_interrupted
-    from preprocessing.schema import ShardDirectory, ShardError
     from trainer.hugging_face import WEIGHTS
     from trainer.run_directory import Ending, RunDirectory, step_folders
 
@@ -79,6 +78,9 @@ class Watch:
             tasks: of every export.
             final_tasks: of the last one of a run that is done; none for no such evaluation.
             options: of eval.run.
+
+        Raises:
+            UsageError: a data set or a file of sentences can't be read.
         """
         self.failed: set[Path] = set()  # folders of evaluations that failed; they are not tried again by this watcher
         self.hindered: dict[Path, str] = {}  # those that could not be begun when they were tried last, and why
@@ -91,6 +93,7 @@ class Watch:
         self._names = {
             words: {task.name for task in select(words)} for words in (self._tasks, self._final_tasks) if words
         }
+        self._asked = Asked(self._arguments, select([*tasks, *final_tasks]))
         self._settled: dict[Path, tuple[Any, Any]] = {}  # folder -> stamps of its results and weights when it was so
 
     def follow(self, poll: float) -> None:
@@ -150,8 +153,11 @@ class Watch:
             return True
         found = self._found(job, checksum)
         for name, of_command in found.items():
-            if otherwise := self._made_otherwise(name, of_command):
-                _log.error("%s: made %s; delete the folder to have it evaluated anew", job.output, otherwise)
+            if difference := self._asked.difference(name, of_command, job.export):
+                _log.error(
+                    "%s: made %s; delete %s to have it evaluated anew",
+                    *(job.output, difference.made, f"its {RESULTS}" if difference.keeps_points else "the folder"),
+                )
                 self.failed.add(job.output)
                 return True
         if found.keys() != self._names[job.tasks]:
@@ -176,32 +182,6 @@ class Watch:
         except (UsageError, OSError):
             return {}
         return found
-
-    def _made_otherwise(self, task: str, found: dict[str, Any]) -> str | None:
-        """What a task's result was made with that is not what is asked for now; None where it is as asked."""
-        details, asked = found["tasks"][task]["details"], self._arguments
-        limit, shards = (found.get("data") or {}).get("limit"), found["shards"]
-        if is_learned(details) and limit != asked.limit:
-            return f"with --limit {limit}" if limit else "without --limit"
-        if shards and "samples" in details:
-            samples = shards["samples"]
-            if samples > asked.samples or (samples < asked.samples and samples != self._all_of(shards)):
-                return f"with --samples {samples}"
-        return None
-
-    def _all_of(self, shards: dict[str, Any]) -> int:
-        """How many samples there are where results had some of; those where it can't be told, as of other shards."""
-        known = self._shards
-        if known is None or known.manifest_blake2b != shards["manifest_blake2b"]:
-            return int(shards["samples"])
-        return known.manifest.pairs("validation", shards["sequence_length"])
-
-    @functools.cached_property
-    def _shards(self) -> ShardDirectory | None:
-        try:
-            return ShardDirectory(self._arguments.shards) if self._arguments.shards else None
-        except (ShardError, OSError):
-            return None
 
     def _evaluate(self, job: Job, claim: int) -> None:
         weights = self._begin(job)
@@ -311,12 +291,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = RunDirectory(arguments.run)
     try:
         _check(run, arguments, options)
+        watch = Watch(run, arguments.tasks, arguments.final_tasks, options)
     except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if not _is_there(run):
         _log.warning("%s: no run is there yet; waiting for one", run.path)
-    watch = Watch(run, arguments.tasks, arguments.final_tasks, options)
     if arguments.once:
         watch.evaluate(run.ending)
     else:
@@ -356,8 +336,7 @@ def _check(run: RunDirectory, arguments: argparse.Namespace, options: Sequence[s
 
     Raises:
         UsageError: no run that could be waited for, one that can't be written to, an unknown task, a folder that is
-            missing or not there, a data set that can't be read, or an option that is the watch's own; argparse ends
-            the program for other words.
+            missing or not there, or an option that is the watch's own; argparse ends the program for other words.
     """
     wanted = select([*arguments.tasks, *arguments.final_tasks])
     job = Job(run.path.resolve(), tuple(task.name for task in wanted), run.path)
@@ -376,7 +355,6 @@ def _check(run: RunDirectory, arguments: argparse.Namespace, options: Sequence[s
     for task in wanted:
         if isinstance(task, Intrinsic) and task.needs_shards and not parsed.shards:
             raise UsageError(f"{task.name} reads held-out samples; give the folder of their shards with --shards")
-    _read_data(wanted, parsed)
 
 
 def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

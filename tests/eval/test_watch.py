@@ -474,6 +474,26 @@ def test_watchers_of_other_tasks_share_a_folder(
     assert tasks_of(run, "step-000009-final") == ["mlm", "nsp"]
 
 
+def test_results_made_otherwise_are_named_with_what_to_delete_to_have_them_anew(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    data = ("--once", "--data", str(write_mrpc(tmp_path / "data")))
+    points = ("--tasks", "mrpc", "--epochs", "1", "--learning-rates", "1e-3")
+    folder = run.path / "evaluations" / "step-000007"
+    assert follow(*data, *points) == 0
+    assert follow(*data, *points, "--seeds", "2") == 1
+    told = "made with other points of the grid of mrpc; delete its results.json to have it evaluated anew"
+    assert f"{folder}: {told}" in caplog.messages
+    assert follow(*data, *points, "--max-length", "24") == 1
+    assert f"{folder}: made with --max-length 48; delete the folder to have it evaluated anew" in caplog.messages
+    assert evaluated == ["step-000007", "step-000009"]
+    (folder / "results.json").unlink()
+    shutil.rmtree(folder.with_name("step-000009"))
+    assert follow(*data, *points, "--seeds", "2") == 0
+    assert evaluated == ["step-000007", "step-000009"] * 2
+
+
 def test_results_of_other_samples_are_named_and_left(
     run: RunDirectory, follow: Callable[..., int], evaluated: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
