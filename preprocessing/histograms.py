@@ -43,10 +43,14 @@ class Histograms:
     sums: Counter[str] = field(default_factory=Counter)
 
     def add(self, shard: Shard, sequence_lengths: Iterable[int], unknown_id: int) -> None:
-        """Count a shard."""
+        """Count a shard.
+
+        Raises:
+            ShardError: it is damaged.
+        """
         lengths = np.diff(shard.token_offsets)
         unknown = count_by_row(shard.tokens, shard.token_offsets, unknown_id)
-        sources = np.array(shard.table.column("source").to_pylist())
+        sources = np.array(shard.text("source").to_pylist())
         for source in sorted(set(sources.tolist())):
             own = sources == source
             self.document_lengths[source] += np.histogram(lengths[own], LENGTH_BINS)[0]
@@ -55,10 +59,10 @@ class Histograms:
                 {f"tokens/{source}": int(lengths[own].sum()), f"unknown/{source}": int(unknown[own].sum())}
             )
         for length in sequence_lengths:
-            pairs = shard.pairs(length)
-            b = pairs.b_end - pairs.b_begin
+            a_begin, a_end, b_begin, b_end = shard.spans(shard.pairs(length), length)
+            b = b_end - b_begin
             special = np.where(b > 0, SPECIAL_TOKENS_OF_A_PAIR, SPECIAL_TOKENS_OF_A_SINGLE)
-            self.pair_lengths[length] += np.bincount(pairs.a_end - pairs.a_begin + b + special, minlength=length + 1)
+            self.pair_lengths[length] += np.bincount(a_end - a_begin + b + special, minlength=length + 1)
 
 
 def count_all(shards: ShardDirectory) -> Histograms:

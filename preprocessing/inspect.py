@@ -123,7 +123,11 @@ class Sampled(NamedTuple):
 
 
 def sample(shards: ShardDirectory, count: int, split: Split, seed: int) -> Iterator[Sampled]:
-    """So many pairs of each sequence length, drawn evenly from a split; one that has fewer gives all."""
+    """So many pairs of each sequence length, drawn evenly from a split; one that has fewer gives all.
+
+    Raises:
+        ShardError: a damaged shard.
+    """
     entries = shards.manifest.split(split)
     for length in shards.manifest.sequence_lengths:
         ends = np.cumsum([entry.pairs[str(length)] for entry in entries], dtype=np.int64)
@@ -137,15 +141,9 @@ def sample(shards: ShardDirectory, count: int, split: Split, seed: int) -> Itera
 
 
 def _sampled(shard: Shard, length: int, pair: Pairs) -> Sampled:
-    row, b_row = int(pair.row[0]), int(pair.b_row[0])
-    return Sampled(
-        shard=shard.path.name,
-        doc_id=shard.table.column("doc_id")[row].as_py(),
-        sequence_length=length,
-        is_next=bool(pair.is_next[0]),
-        a=shard.document(row)[pair.a_begin[0] : pair.a_end[0]],
-        b=shard.document(b_row)[pair.b_begin[0] : pair.b_end[0]],
-    )
+    [(a, b)] = shard.segments(pair, length)
+    doc_id = shard.text("doc_id")[int(pair.row[0])].as_py()
+    return Sampled(shard.path.name, doc_id, length, bool(pair.is_next[0]), a, b)
 
 
 def tell_pairs(pairs: Iterable[Sampled], tokenizer: Any) -> Iterator[str]:

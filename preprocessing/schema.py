@@ -8,7 +8,8 @@
 
 A row of a shard is a document. Its tokens are stored once; a pair (a training example) is seven small numbers that
 point into them, so drawing ten times as many pairs does not store the corpus ten times. Every shard is one
-uncompressed Arrow IPC record batch, which maps into memory as it lies: opening it reads nothing but its header.
+uncompressed Arrow IPC record batch, which maps into memory as it lies: opening it reads its header and where the
+documents begin.
 
 This module needs pyarrow and numpy only, so that a GPU node needs neither Beam nor a tokenizer to train.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -176,31 +177,44 @@ class Manifest:
 def _read_manifest(raw: dict[str, Any], where: str) -> Manifest:
     """Manifest.from_json of what the JSON holds; of types that are other than they should be Python complains too."""
     version = raw["format_version"]
-    if version != FORMAT_VERSION:
+    if version is True or version != FORMAT_VERSION:
         raise ShardError(f"{where}: format version {version}, this program reads {FORMAT_VERSION}; {_MAKE}")
+    lengths, shards = raw["sequence_lengths"], raw["shards"]
+    if not isinstance(lengths, list) or not all(map(_is_count, lengths)) or not isinstance(shards, list):
+        raise ShardError(f"{where}: its sequence lengths are not whole numbers, or its shards are no list; {_AGAIN}")
     manifest = Manifest(
         seed=int(raw["seed"]),
-        sequence_lengths=[int(length) for length in raw["sequence_lengths"]],
+        sequence_lengths=lengths,
         vocabulary=Vocabulary(**raw["vocabulary"]),
-        shards=[ShardEntry(**entry) for entry in raw["shards"]],
+        shards=[ShardEntry(**entry) for entry in shards],
         options=dict(raw["options"]),
         statistics=dict(raw["statistics"]),
         created_by=dict(raw["created_by"]),
     )
     size, name, lowercase = dataclasses.astuple(manifest.vocabulary)
-    if not isinstance(size, int) or not isinstance(name, str) or not isinstance(lowercase, bool):
+    if not _is_count(size) or not size or not isinstance(name, str) or not isinstance(lowercase, bool):
         raise ShardError(f"{where}: its vocabulary is not a size, a checksum and a yes or no; {_AGAIN}")
     for entry in manifest.shards:
-        if not isinstance(entry.file, str) or Path(entry.file).name != entry.file or entry.file in {"", ".", ".."}:
+        if not _is_file_name(entry.file):
             raise ShardError(f"{where}: the shard name {entry.file!r} is not a plain file name")
         if entry.split not in ("train", "validation"):
             raise ShardError(f"{where}: {entry.file} belongs to an unknown split {entry.split!r}")
-        counts = [entry.rows, entry.tokens, entry.bytes, *entry.pairs.values()]
-        if not all(isinstance(count, int) and count >= 0 for count in counts):
-            raise ShardError(f"{where}: the counts of {entry.file} are not whole numbers")
-        if {int(length) for length in entry.pairs} != set(manifest.sequence_lengths):
+        counts = [entry.rows, entry.tokens, *entry.pairs.values()]
+        if not all(map(_is_count, counts)) or not _is_count(entry.bytes, 1 << 63):
+            raise ShardError(f"{where}: the counts of {entry.file} are not whole numbers of a shard's size; {_AGAIN}")
+        if entry.pairs.keys() != set(map(str, lengths)):
             raise ShardError(f"{where}: {entry.file} has pairs for other sequence lengths than the directory")
     return manifest
+
+
+def _is_count(value: object, end: int = 1 << 31) -> bool:
+    """Whether so many things may lie in a shard, whose offsets are int32; true and false are no numbers."""
+    return type(value) is int and 0 <= value < end
+
+
+def _is_file_name(name: object) -> bool:
+    """Whether a file of a directory may have this name: nothing that leads elsewhere or that no file system takes."""
+    return isinstance(name, str) and name.isprintable() and Path(name).name == name and name not in {"", ".."}
 
 
 @dataclass(frozen=True)
@@ -236,25 +250,32 @@ class Shard:
         """Map a shard.
 
         Raises:
-            ShardError: the file is missing, not an Arrow file of one batch, damaged, or has another schema.
+            ShardError: the file is missing, not an Arrow file of one batch, damaged, compressed, has another schema, or
+                lacks values.
         """
         self.path = path
+        self._vocab_size = vocab_size
         try:
             with pa.memory_map(str(path)) as source:
                 reader = pa.ipc.open_file(source)
                 if reader.num_record_batches != 1:
                     raise ShardError(f"{path}: {reader.num_record_batches} record batches where one is expected")
+                if not reader.schema.equals(shard_schema(vocab_size, sequence_lengths)):
+                    raise ShardError(f"{path}: its columns are not those of a shard of this version; {_MAKE}")
                 self.table = reader.get_batch(0)
-            self.table.validate()  # reads no values, but keeps views within the file
+                self.table.validate()  # reads no values, but keeps views within the file
+                if not _lies_within(source, self.table):
+                    raise ShardError(f"{path}: compressed, so that it can't be mapped; {_MAKE}")
         except FileNotFoundError as error:
             raise ShardError(f"{path}: the manifest lists this shard but it is not there; {_AGAIN}") from error
         except (pa.ArrowException, OSError) as error:
             raise ShardError(f"{path}: not a readable Arrow file ({error}); {_AGAIN}") from error
-        if not self.table.schema.equals(shard_schema(vocab_size, sequence_lengths)):
-            raise ShardError(f"{path}: its columns are not those of a shard of this version; {_MAKE}")
+        for column, kind in zip(self.table.columns, self.table.schema, strict=True):
+            if not kind.nullable and any(part.null_count for part in _parts(column)):
+                raise ShardError(f"{path}: its column {kind.name} lacks values; {_AGAIN}")
         column = self.table.column("tokens")
         self.tokens: np.ndarray = column.values.to_numpy(zero_copy_only=True)
-        self.token_offsets: np.ndarray = column.offsets.to_numpy(zero_copy_only=True)
+        self.token_offsets = self._offsets("tokens")
         self._pairs: dict[int, _PairColumns] = {}
 
     def __len__(self) -> int:
@@ -263,6 +284,19 @@ class Shard:
     def document(self, row: int) -> np.ndarray:
         """The tokens of one document, [tokens of the document]."""
         return self.tokens[self.token_offsets[row] : self.token_offsets[row + 1]]
+
+    def text(self, column: str) -> pa.StringArray:
+        """A column of strings, [rows], after a look at every byte of it.
+
+        Raises:
+            ShardError: they are no UTF-8.
+        """
+        strings = self.table.column(column)
+        try:
+            strings.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise ShardError(f"{self.path}: its column {column} is not text ({error}); {_AGAIN}") from error
+        return strings
 
     def pairs(self, sequence_length: int, indices: np.ndarray | None = None) -> Pairs:
         """The pairs drawn for a sequence length: all of them in row order, or those at ``indices`` ([n] integers).
@@ -279,6 +313,52 @@ class Shard:
         """How many pairs were drawn for a sequence length."""
         return len(self.table.column(pairs_column(sequence_length)).values)
 
+    def segments(self, pairs: Pairs, sequence_length: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The tokens of both segments of each pair; those of the second one are none where there is a single segment.
+
+        Raises:
+            ShardError: see spans; also a token that the vocabulary does not have.
+        """
+        spans = (span.tolist() for span in self.spans(pairs, sequence_length))
+        found = [(self.tokens[i:j], self.tokens[k:end]) for i, j, k, end in zip(*spans, strict=True)]
+        if found and np.concatenate([segment for both in found for segment in both]).max() >= self._vocab_size:
+            raise self._wrong("a token that the vocabulary does not have")
+        return found
+
+    def spans(self, pairs: Pairs, sequence_length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Begin and end of the first segments and of the second ones in ``tokens``, int64 [pairs] each.
+
+        Raises:
+            ShardError: a segment lies in no document of this shard, the first one is empty, or both are too long.
+        """
+        a_begin, a_end = self._spans(pairs.row, pairs.a_begin, pairs.a_end)
+        b_begin, b_end = self._spans(pairs.b_row, pairs.b_begin, pairs.b_end)
+        if (a_begin == a_end).any():
+            raise self._wrong("a pair whose first segment is empty")
+        lengths = a_end - a_begin + b_end - b_begin + SPECIAL_TOKENS_OF_A_SINGLE
+        if (lengths + (b_end > b_begin) > sequence_length).any():
+            raise self._wrong(f"a pair of more than {sequence_length} tokens in the column for {sequence_length}")
+        return a_begin, a_end, b_begin, b_end
+
+    def _spans(self, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Spans within documents -> spans within the shard's tokens, int64 [n] each."""
+        if ((rows < 0) | (rows >= len(self))).any():
+            raise self._wrong("a pair names a row that the shard does not have")
+        first = self.token_offsets[rows].astype(np.int64)
+        if ((begins < 0) | (begins > ends) | (ends > self.token_offsets[rows + 1] - first)).any():
+            raise self._wrong("a pair reaches beyond its document")
+        return first + begins, first + ends
+
+    def _wrong(self, what: str) -> ShardError:
+        return ShardError(f"{self.path}: {what}; {_MAKE}")
+
+    def _offsets(self, column: str) -> np.ndarray:
+        """Where the rows of a column of lists begin, and the last one ends, int32 [rows + 1]."""
+        offsets: np.ndarray = self.table.column(column).offsets.to_numpy(zero_copy_only=True)
+        if (offsets[1:] < offsets[:-1]).any():
+            raise ShardError(f"{self.path}: the rows of its column {column} overlap; {_AGAIN}")
+        return offsets
+
     def _pair_columns(self, sequence_length: int) -> _PairColumns:
         """Views: the rows' offsets; is_next, eight to a byte, so that a shard's pairs stay on disk; the rest."""
         if sequence_length not in self._pairs:
@@ -290,8 +370,25 @@ class Shard:
         columns = dict(zip((field.name for field in PAIR), column.values.flatten(), strict=True))
         del columns["duplicate"]  # which nothing here asks for
         bits = np.frombuffer(columns.pop("is_next").buffers()[1], dtype=np.uint8)
-        offsets: np.ndarray = column.offsets.to_numpy(zero_copy_only=True)
+        offsets = self._offsets(pairs_column(sequence_length))
         return offsets, bits, {name: values.to_numpy(zero_copy_only=True) for name, values in columns.items()}
+
+
+def _lies_within(source: pa.MemoryMappedFile, table: pa.RecordBatch) -> bool:
+    """Whether all that a table holds lies in a mapped file, so that nothing was copied or decompressed."""
+    source.seek(0)
+    whole = source.read_buffer()
+    buffers = (buffer for column in table.columns for buffer in column.buffers() if buffer is not None and buffer.size)
+    return all(whole.address <= buffer.address < whole.address + whole.size for buffer in buffers)
+
+
+def _parts(array: pa.Array) -> Iterator[pa.Array]:
+    """A column and all that it is made of."""
+    yield array
+    if pa.types.is_list(array.type):
+        yield from _parts(array.values)
+    elif pa.types.is_struct(array.type):
+        yield from (array.field(i) for i in range(array.type.num_fields))
 
 
 class ShardDirectory:
@@ -353,6 +450,10 @@ class ShardDirectory:
             raise ShardError(
                 f"{shard.path}: {found} rows and tokens where the manifest says {entry.rows, entry.tokens}; {_AGAIN}"
             )
+        for length in self.manifest.sequence_lengths:
+            count, told = shard.count_pairs(length), entry.pairs[str(length)]
+            if count != told:
+                raise ShardError(f"{shard.path}: {count} pairs for {length} where the manifest says {told}; {_AGAIN}")
         return shard
 
     def verify(self, split: Split | None = None) -> None:

@@ -25,7 +25,7 @@ from trainer.masking import STANDARD, Masked, MaskingConfig, mask_tokens
 from trainer.mixture import interleave, whole_weights
 from trainer.model import EMPTY_SLOT
 from trainer.packing import PackedTokens, send
-from trainer.sources import open_sources, read_segments
+from trainer.sources import open_sources
 
 _NO_WORDS = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))  # segments of a sample that is skipped
 MAX_TOKEN_MULTIPLE = 1 << 16  # what fills up is computed on
@@ -250,12 +250,11 @@ class SampleStream:
             pairs = shard.pairs(self.sequence_length, pair_ids[mine])
             is_next[rows] = pairs.is_next
             try:
-                found = read_segments(shard, pairs, self.sequence_length)
+                found = shard.segments(pairs, self.sequence_length)
             except ShardError as error:
                 named = ", ".join(map(str, indices[rows]))
                 raise ShardError(
-                    f"{shard.path}: {error}; make the shards again, or leave out by data.skip what is wrong among the "
-                    f"samples {named}"
+                    f"{error}, or leave out by data.skip what is wrong among the samples {named}"
                 ) from error
             for row, both in zip(rows.tolist(), found, strict=True):
                 segments[row] = both

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from preprocessing.schema import (
-    SPECIAL_TOKENS_OF_A_SINGLE,
-    Pairs,
-    Shard,
-    ShardDirectory,
-    ShardError,
-    Split,
-)
+from preprocessing.schema import Shard, ShardDirectory, ShardError, Split
 from trainer.order import PairOrder
 
 _MAPPED = 2048  # shards at a time: what Arrow keeps of each takes 40 kB, and an epoch passes through all
@@ -35,7 +26,6 @@ class Source:
         self.directory = directory
         self.entries = directory.manifest.split(split)
         self.order = PairOrder(self.entries, sequence_length, seed, group_bytes)
-        self._sequence_length = sequence_length
         self._shards: dict[int, Shard] = {}
 
     def shard(self, number: int) -> Shard:
@@ -45,11 +35,7 @@ class Source:
             ShardError: it is missing or damaged.
         """
         if number not in self._shards:
-            entry = self.entries[number]
-            shard = self.directory.shard(entry)
-            found, told = shard.count_pairs(self._sequence_length), entry.pairs[str(self._sequence_length)]
-            if found != told:
-                raise ShardError(f"{shard.path}: {found} pairs where the manifest says {told}; make the shards again")
+            shard = self.directory.shard(self.entries[number])
             if len(self._shards) == _MAPPED:
                 del self._shards[next(iter(self._shards))]  # mapped before all others
             self._shards[number] = shard
@@ -83,31 +69,6 @@ def open_sources(
         for i, weight in found
     ]
     return sources, [weight for _, weight in found]
-
-
-def read_segments(shard: Shard, pairs: Pairs, sequence_length: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The tokens of both segments of each pair, after a look that they lie within their documents and fit.
-
-    Raises:
-        ShardError: one does not. The message does not name the shard.
-    """
-    a_begin, a_end = _spans(shard, pairs.row, pairs.a_begin, pairs.a_end)
-    b_begin, b_end = _spans(shard, pairs.b_row, pairs.b_begin, pairs.b_end)
-    lengths = a_end - a_begin + b_end - b_begin + SPECIAL_TOKENS_OF_A_SINGLE
-    if (lengths + (b_end > b_begin) > sequence_length).any():
-        raise ShardError(f"a pair of more than {sequence_length} tokens in the column for {sequence_length}")
-    ends = zip(a_begin.tolist(), a_end.tolist(), b_begin.tolist(), b_end.tolist(), strict=True)
-    return [(shard.tokens[i:j], shard.tokens[k:end]) for i, j, k, end in ends]
-
-
-def _spans(shard: Shard, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Spans within documents -> spans within the shard's tokens, int64 [n] each."""
-    if ((rows < 0) | (rows >= len(shard))).any():
-        raise ShardError("a pair names a row that the shard does not have")
-    documents = shard.token_offsets[rows], shard.token_offsets[rows + 1]
-    if ((begins < 0) | (begins > ends) | (ends > documents[1] - documents[0])).any():
-        raise ShardError("a pair reaches beyond its document")
-    return documents[0] + begins, documents[0] + ends
 
 
 def _count_pairs(directory: ShardDirectory, split: Split, sequence_length: int) -> int:

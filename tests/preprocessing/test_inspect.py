@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from preprocessing import inspect
@@ -18,6 +19,7 @@ from preprocessing.inspect import sample
 from preprocessing.make_shards import main as make_shards
 from preprocessing.schema import ShardDirectory
 from tests.conftest import ROOT
+from tests.rewriting import read_column, rewrite_shard
 
 Said = Callable[..., str]
 
@@ -169,6 +171,38 @@ def test_damaged_statistics_are_told_in_a_line(
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.strip().split("\n")
     assert f"{manifest}: its statistics are not those of a job" in line
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"b_row": 1 << 30}, "a pair names a row that the shard does not have"),
+        ({"a_begin": -2}, "a pair reaches beyond its document"),
+    ],
+)
+@pytest.mark.parametrize("asked", [("--sample", 9), ("--histograms", "figures")], ids=lambda asked: asked[0])
+def test_pairs_that_point_elsewhere_are_told_in_a_line_and_not_shown(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    change: dict[str, int], told: str, asked: tuple[object, ...],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    copy = shutil.copytree(shards, tmp_path / "copy")
+    for shard in copy.glob("shard-*.arrow"):
+        pairs = read_column(shard, "pairs_64")
+        rewrite_shard(shard, pairs_64=[[pair | change for pair in row] for row in pairs])
+    with pytest.raises(SystemExit, match="2"):
+        inspect.main([str(each) for each in (copy, *asked)])
+    assert re.fullmatch(rf"inspect: error: \S+/shard-0000\d-of-00002\.arrow: {told}; .*\n", capsys.readouterr().err)
+
+
+def test_what_is_no_text_is_told_in_a_line(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = shutil.copytree(shards, tmp_path / "copy")
+    for shard in copy.glob("shard-*.arrow"):
+        rows = len(read_column(shard, "doc_id"))
+        rewrite_shard(shard, doc_id=pa.array([b"\xff"] * rows, pa.binary()).view(pa.string()))
+    with pytest.raises(SystemExit, match="2"):
+        inspect.main([str(copy), "--sample", "1"])
+    assert "its column doc_id is not text" in capsys.readouterr().err
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(shards: Path) -> None:

@@ -12,14 +12,18 @@ import pytest
 from preprocessing.schema import (
     PAIR,
     Manifest,
+    Pairs,
+    Shard,
     ShardDirectory,
     ShardEntry,
     ShardError,
     Vocabulary,
     checksum,
+    list_column,
     shard_schema,
     token_type,
 )
+from tests.rewriting import rewrite_shard
 
 LENGTHS = [16]
 FILE = "shard-00000-of-00001.arrow"
@@ -106,10 +110,20 @@ BREAKAGES: list[tuple[Callable[[Path], object], str]] = [
     (lambda d: rewrite_manifest(d, seed=float("inf")), "not a shard manifest"),
     (lambda d: rewrite_manifest(d, shards=[entry_of(d) | {"pairs": 3}]), "not a shard manifest"),
     (lambda d: rewrite_manifest(d, shards=[entry_of(d) | {"bytes": "12"}]), "counts of .* are not whole numbers"),
+    (lambda d: rewrite_manifest(d, shards=[entry_of(d) | {"rows": True}]), "counts of .* are not whole numbers"),
+    (
+        lambda d: rewrite_manifest(d, shards=[entry_of(d) | {"pairs": {"16": 1 << 31}}]),
+        "counts of .* of a shard's size",
+    ),
+    (lambda d: rewrite_manifest(d, shards=[entry_of(d) | {"pairs": {"016": 2}}]), "other sequence lengths"),
+    (lambda d: rewrite_manifest(d, shards={}), "its shards are no list"),
+    (lambda d: rewrite_manifest(d, sequence_lengths=[-16]), "its sequence lengths are not whole numbers"),
+    (lambda d: rewrite_manifest(d, format_version=True), "format version True"),
     (
         lambda d: rewrite_manifest(d, vocabulary={"size": "9", "blake2b": "", "lowercase": True}),
         "its vocabulary is not",
     ),
+    (lambda d: rewrite_manifest(d, vocabulary={"size": 0, "blake2b": "", "lowercase": True}), "its vocabulary is not"),
     (lambda d: (d / "manifest.json").write_bytes(b'{"seed": "\xff"}'), "not a shard manifest"),
     (lambda d: (d / "manifest.json").write_text("[" * 100_000), "not a shard manifest"),
     (lambda d: (d / FILE).unlink(), "is not there"),
@@ -135,19 +149,20 @@ def test_a_damaged_shard_is_found(directory: Path) -> None:
         opened.shard(opened.manifest.shards[0])
 
 
-def test_a_name_that_leaves_the_directory_is_refused(directory: Path) -> None:
-    entry = json.loads((directory / "manifest.json").read_text())["shards"][0]
-    rewrite_manifest(directory, shards=[entry | {"file": "../" + FILE}])
+@pytest.mark.parametrize("name", ["../" + FILE, "..", "", "a\0b", "\ud800"])
+def test_a_name_that_leaves_the_directory_or_is_none_is_refused(directory: Path, name: str) -> None:
+    rewrite_manifest(directory, shards=[entry_of(directory) | {"file": name}])
     with pytest.raises(ShardError, match="not a plain file name"):
         ShardDirectory(directory)
 
 
 def test_a_shard_that_differs_from_its_entry_is_refused(directory: Path) -> None:
-    entry = json.loads((directory / "manifest.json").read_text())["shards"][0]
-    rewrite_manifest(directory, shards=[entry | {"rows": 3}])
-    opened = ShardDirectory(directory)
+    rewrite_manifest(directory, shards=[entry_of(directory) | {"rows": 3}])
     with pytest.raises(ShardError, match="rows and tokens where the manifest says"):
-        opened.shard(opened.manifest.shards[0])
+        the_shard(directory)
+    rewrite_manifest(directory, shards=[entry_of(directory) | {"rows": 2, "pairs": {"16": 3}}])
+    with pytest.raises(ShardError, match="2 pairs for 16 where the manifest says 3"):
+        the_shard(directory)
 
 
 def test_no_directory_says_how_to_make_one(tmp_path: Path) -> None:
@@ -163,3 +178,121 @@ def test_no_damage_of_a_shard_that_nobody_verified_is_more_than_an_error(directo
         (directory / FILE).write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
         with contextlib.suppress(ShardError):
             opened.shard(opened.manifest.shards[0]).pairs(16)
+
+
+# --- What a shard may not say, though its checksum is right ---
+
+
+def the_shard(directory: Path) -> Shard:
+    opened = ShardDirectory(directory)
+    return opened.shard(opened.manifest.shards[0])
+
+
+def a_pair(**changes: int) -> Pairs:
+    """The first two tokens of the first document and the first one of the second, but for some changes."""
+    fields = {"row": 0, "a_begin": 0, "a_end": 2, "b_row": 1, "b_begin": 0, "b_end": 1, "is_next": 0}
+    return Pairs(**{name: np.array([value]) for name, value in {**fields, **changes}.items()})
+
+
+def test_both_segments_are_read_where_they_lie(directory: Path) -> None:
+    shard = the_shard(directory)
+    [(a, b)] = shard.segments(a_pair(), 16)
+    assert (a.tolist(), b.tolist()) == ([5, 6], [8])
+    spans = shard.spans(shard.pairs(16), 16)
+    assert [span.tolist() for span in spans] == [[0, 0], [2, 1], [3, 1], [4, 3]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"row": -1}, "names a row that the shard does not have"),
+        ({"b_row": 3}, "names a row that the shard does not have"),
+        ({"a_begin": -1}, "reaches beyond its document"),
+        ({"a_begin": 2, "a_end": 1}, "reaches beyond its document"),
+        ({"b_end": 10**6}, "reaches beyond its document"),
+        ({"a_end": 0}, "whose first segment is empty"),
+    ],
+)
+def test_a_pair_that_points_elsewhere_is_refused(directory: Path, changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ShardError, match=rf"{FILE}: a pair {message}"):
+        the_shard(directory).segments(a_pair(**changes), 16)
+
+
+@pytest.mark.parametrize(("changes", "length"), [({}, 6), ({"b_end": 0}, 4)], ids=["pair", "single"])
+def test_a_pair_may_fill_the_sequence_with_its_special_tokens_and_no_more(
+    directory: Path, changes: dict[str, int], length: int
+) -> None:
+    """[CLS] a a [SEP] b [SEP], or [CLS] a a [SEP]."""
+    shard = the_shard(directory)
+    assert len(shard.segments(a_pair(**changes), length)) == 1
+    with pytest.raises(ShardError, match=f"a pair of more than {length - 1} tokens in the column for {length - 1}"):
+        shard.segments(a_pair(**changes), length - 1)
+
+
+def test_a_token_that_the_vocabulary_does_not_have_is_refused_where_it_is_read(directory: Path) -> None:
+    rewrite_shard(directory / FILE, tokens=[[5, 6, 10], [9]])
+    shard = the_shard(directory)
+    [(a, b)] = shard.segments(a_pair(), 16)
+    assert (a.tolist(), b.tolist()) == ([5, 6], [9])
+    with pytest.raises(ShardError, match=rf"{FILE}: a token that the vocabulary does not have"):
+        shard.segments(a_pair(a_end=3), 16)
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_a_compressed_shard_is_refused_for_every_process_would_hold_it_in_memory(
+    directory: Path, compression: str
+) -> None:
+    rewrite_shard(directory / FILE, compression=compression)
+    with pytest.raises(ShardError, match=rf"{FILE}: compressed, so that it can't be mapped"):
+        the_shard(directory)
+
+
+FALSE_PAIR = {"duplicate": 0, "a_begin": 0, "a_end": 2, "b_row": 1, "b_begin": 0, "b_end": 1, "is_next": False}
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("doc_id", ["a", None]),
+        ("tokens", [[5, None, 7], [8]]),
+        ("tokens", [[5, 6, 7, 8], None]),
+        ("sentence_ends", [[1, 3], [None]]),
+        ("pairs_16", [[FALSE_PAIR, None], []]),
+        ("pairs_16", [[FALSE_PAIR, FALSE_PAIR | {"a_end": None}], []]),
+        ("pairs_16", [[FALSE_PAIR, FALSE_PAIR | {"is_next": None}], []]),
+    ],
+)
+def test_a_column_that_lacks_values_is_refused(directory: Path, column: str, values: list[object]) -> None:
+    """Its schema says that it has them all, but Arrow believes that of anybody."""
+    rewrite_shard(directory / FILE, **{column: values})
+    with pytest.raises(ShardError, match=rf"{FILE}: its column {column} lacks values"):
+        the_shard(directory)
+
+
+def test_rows_that_overlap_are_refused(directory: Path) -> None:
+    tokens = pa.array([5, 6, 7, 8], pa.uint16())
+    rewrite_shard(directory / FILE, tokens=list_column(np.array([0, 9, 4]), tokens))
+    with pytest.raises(ShardError, match=rf"{FILE}: the rows of its column tokens overlap"):
+        the_shard(directory)
+
+
+def test_pairs_that_overlap_are_refused(directory: Path) -> None:
+    pairs = pa.array([FALSE_PAIR] * 2, PAIR)
+    rewrite_shard(directory / FILE, pairs_16=list_column(np.array([0, 9, 2]), pairs))
+    with pytest.raises(ShardError, match=rf"{FILE}: the rows of its column pairs_16 overlap"):
+        the_shard(directory).pairs(16)
+
+
+def test_pairs_of_no_row_are_refused(directory: Path) -> None:
+    """Two lie there, but the rows end before the second one."""
+    pairs = pa.array([FALSE_PAIR] * 2, PAIR)
+    rewrite_shard(directory / FILE, pairs_16=list_column(np.array([0, 1, 1]), pairs))
+    with pytest.raises(ShardError):
+        the_shard(directory).segments(the_shard(directory).pairs(16), 16)
+
+
+def test_strings_are_those_of_the_column_or_refused(directory: Path) -> None:
+    assert the_shard(directory).text("title").to_pylist() == [None, "B"]
+    rewrite_shard(directory / FILE, doc_id=pa.array([b"a", b"\xff"], pa.binary()).view(pa.string()))
+    with pytest.raises(ShardError, match=rf"{FILE}: its column doc_id is not text"):
+        the_shard(directory).text("doc_id")

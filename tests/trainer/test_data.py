@@ -5,11 +5,11 @@ import os
 from collections import Counter
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
-from preprocessing.schema import ShardDirectory, ShardError
+from preprocessing.schema import Shard, ShardDirectory, ShardError
+from tests.rewriting import read_column, rewrite_shard
 from tests.trainer.shard_factory import CLS, MASK, PAD, SEP, write_shards
 from trainer.data import (
     DataConfig,
@@ -408,19 +408,21 @@ def test_a_length_that_the_shards_were_not_made_for(shards):
 def test_a_pair_that_reaches_beyond_its_document_is_not_read(tmp_path):
     """A damaged or hostile shard must not be indexed blindly: negative numbers would silently wrap around."""
     path = write_shards(tmp_path / "shards", train=(3,), validation=())
-    name = "shard-00000-of-00001.arrow"
-    with pa.ipc.open_file(pa.OSFile(str(path / name))) as reader:
-        table, schema = reader.get_batch(0), reader.schema
-    pairs = table.column("pairs_32").to_pylist()
-    for row in pairs:
-        for pair in row:
-            pair["a_begin"], pair["a_end"] = -3, 5
-    columns = [*table.columns[:-1], pa.array(pairs, schema.field("pairs_32").type)]
-    with pa.OSFile(str(path / name), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+    shard = path / "shard-00000-of-00001.arrow"
+    pairs = read_column(shard, "pairs_32")
+    rewrite_shard(shard, pairs_32=[[pair | {"a_begin": -3, "a_end": 5} for pair in row] for row in pairs])
     with pytest.raises(ShardError, match=r"shard-00000.*beyond its document.*samples 0, 1$"):
         stream(path).batch(np.arange(2))
     assert (stream(path, skip=((0, 2),)).batch(np.arange(2)).mlm_labels == EMPTY_SLOT).all()  # it is not even looked at
+
+
+def test_a_token_that_the_model_does_not_have_never_reaches_it(tmp_path):
+    """A device would end in an error that names nothing."""
+    path = write_shards(tmp_path / "shards", train=(3,), validation=())
+    shard = path / "shard-00000-of-00001.arrow"
+    rewrite_shard(shard, tokens=[[64 for _ in row] for row in read_column(shard, "tokens")])
+    with pytest.raises(ShardError, match=r"shard-00000\S+: a token that the vocabulary does not have.*samples 0, 1$"):
+        stream(path).batch(np.arange(2))
 
 
 def test_a_message_names_samples_by_their_places_in_the_stream(shards, monkeypatch):
@@ -429,7 +431,7 @@ def test_a_message_names_samples_by_their_places_in_the_stream(shards, monkeypat
     def broken(*_):
         raise ShardError("a broken pair")
 
-    monkeypatch.setattr("trainer.data.read_segments", broken)
+    monkeypatch.setattr(Shard, "segments", broken)
     with pytest.raises(ShardError, match=r"samples 40$"):
         stream(shards).batch(np.array([40]))
 
@@ -438,7 +440,7 @@ def test_a_manifest_that_tells_of_more_pairs_than_a_shard_has(tmp_path):
     path = write_shards(tmp_path / "shards", train=(3,), validation=())
     manifest = path / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"32": 9', '"32": 90'))
-    with pytest.raises(ShardError, match=r"shard-00000\S+: 9 pairs where the manifest says 90; make the shards again"):
+    with pytest.raises(ShardError, match=r"shard-00000\S+: 9 pairs for 32 where the manifest says 90; "):
         stream(path).batch(np.arange(2))
 
 
