@@ -30,7 +30,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic
 
@@ -116,7 +116,7 @@ class Lineage(pydantic.BaseModel):
     """What is relied on of an export's lineage; nothing is known where another program wrote it."""
 
     run: str | None = None
-    step: int | None = None
+    step: Annotated[int, pydantic.Field(ge=0, lt=1 << 63)] | None = None  # as MLflow has room for
     manifest_blake2b: str | None = None
     shards_blake2b: list[str] | None = None
     config_blake2b: str | None = None

@@ -266,6 +266,7 @@ INCOMPLETE = {
     "lineage nested without end": (overwritten("lineage.json", "[" * 100_000), "lineage.json: not JSON"),
     "lineage that is no object": (overwritten("lineage.json", "[]"), "lineage.json: not a JSON object"),
     "lineage of another kind": (overwritten("lineage.json", '{"step": "7"}'), "lineage.json: step is '7', not as an"),
+    "lineage of no step": (overwritten("lineage.json", f'{{"step": {10**30}}}'), "lineage.json: step is 1000000"),
     "lineage of no shards": (overwritten("lineage.json", '{"shards_blake2b": 5}'), "json: shards_blake2b is 5, not as"),
     "lineage of no code": (overwritten("lineage.json", '{"code": 7}'), "lineage.json: code is 7, not as an"),
     "no head for words": (lacking("cls.predictions.transform.dense"), "lacks mlm.dense.weight, which mlm needs"),

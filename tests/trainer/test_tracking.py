@@ -207,7 +207,7 @@ def test_new_lines_are_those_after_a_step_that_have_an_end(tmp_path: Path) -> No
     with path.open("a") as file:
         file.write('{"step": 41')
     for after in range(41):
-        assert [line["step"] for line in runs._lines_after(path, after)] == list(range(after + 1, 41))
+        assert [line.step for line in runs._lines_after(path, after)] == list(range(after + 1, 41))
 
 
 @pytest.mark.parametrize("after", [0, 5_000, 9_990])
@@ -217,14 +217,27 @@ def test_of_long_metrics_what_is_carried_over_is_read_as_it_goes(
     path = tmp_path / "metrics.jsonl"
     add_lines(path, 1, 10_000)
     lines = runs._lines_after(path, after)
-    assert next(lines)["step"] == after + 1
+    assert next(lines).step == after + 1
     assert sum(bytes_read) < 10 * STRETCH < path.stat().st_size / 4
     assert sum(1 for _ in lines) == 10_000 - after - 1
 
 
-def test_a_damaged_line_is_not_carried_over_and_those_behind_it_are(run: RunDirectory, store: str) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\0" * 100,
+        b'{"step": 4, "time": 1.0, "loss": null}',
+        b'{"step": 4, "time": 1.0, "loss": "x"}',
+        b'{"step": 4, "time": 1.0, "loss": []}',
+        b'{"step": 4, "loss": 1.0}',
+        b'{"step": 4, "time": "x", "loss": 1.0}',
+        b'{"step": 4, "time": 1e300, "loss": 1.0}',
+        b'{"step": 4, "time": NaN, "loss": 1.0}',
+    ],
+)
+def test_a_damaged_line_is_not_carried_over_and_those_behind_it_are(run: RunDirectory, store: str, line: bytes) -> None:
     with run.metrics.open("ab") as file:
-        file.write(b"\0" * 100 + b"\n")
+        file.write(line + b"\n")
     add_lines(run.metrics, 5, 6)
     assert main(["sync", str(run.path)]) == 0
     assert [step for step, _ in history(store, only_run(store).info.run_id, "loss")] == [1, 2, 3, 5, 6]
@@ -410,7 +423,22 @@ def test_mistakes_end_with_one_line(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("content", ['{"tracking_', "{}"])
+CURSOR = {"tracking_uri": NOBODY, "experiment": "tests", "run_id": "0" * 32, "steps": {}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"tracking_',
+        "{}",
+        "[" * 100_000,
+        json.dumps(CURSOR | {"tracking_uri": None}),
+        json.dumps(CURSOR | {"run_id": 5}),
+        json.dumps(CURSOR | {"steps": None}),
+        json.dumps(CURSOR | {"steps": {"metrics.jsonl": "3"}}),
+    ],
+    ids=["cut", "emptied", "deep", "no store", "run is a number", "no steps", "step is text"],
+)
 def test_a_damaged_cursor_is_told_once_and_with_what_to_do(
     run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str], content: str,
@@ -537,17 +565,64 @@ def test_a_server_that_is_away_gets_evaluations_later(
     assert_evaluation(store, found)
 
 
-def test_a_damaged_or_incomplete_evaluation_stops_nothing(
+WAITING = {"name": "eval", "metrics": {"loss": 1.0}, "tags": {"step": "7"}, "files": [], "milliseconds": 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "Invalid JSON"),
+        ("{}", "name: Field required"),
+        ("[" * 100_000, "Invalid JSON: recursion limit exceeded"),
+        (json.dumps(WAITING | {"metrics": None}), "metrics: Input should be an object"),
+        (json.dumps(WAITING | {"metrics": {"loss": None}}), "metrics.loss"),
+        (json.dumps(WAITING | {"metrics": {"loss?": 1.0}}), "loss?"),
+        (json.dumps(WAITING | {"files": None}), "files: Input should be a valid array"),
+        (json.dumps(WAITING | {"tags": {"step": "x"}}), "step: Input should be a valid integer"),
+        (json.dumps(WAITING | {"tags": {"step": str(10**30)}}), "step: Input should be less than 9223372036854775808"),
+        (json.dumps(WAITING | {"milliseconds": 10**30}), "milliseconds: Input should be less than"),
+    ],
+    ids=["cut", "emptied", "deep", "no metrics", "no value", "a name that MLflow refuses", "no files", "step is text",
+         "step too large", "time too large"],
+)  # fmt: skip
+def test_an_evaluation_that_mlflow_can_not_have_is_put_aside_and_told_once(
+    run: RunDirectory, store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str, told: str
+) -> None:
+    prepare(run, "tests")
+    log_evaluation(evaluation_store([run.path], tmp_path), *EVALUATION, write_files(tmp_path / "results"))
+    damaged = run.pending_evaluations / "0.json"
+    damaged.write_text(content)
+    for _ in range(2):
+        assert main(["sync", str(run.path)]) == 0
+    (message,) = caplog.messages
+    assert message.startswith(f"{damaged.with_suffix('.refused')} is not carried over: ")
+    assert told in message
+    assert message.endswith("; mend it and name it 0.json")
+    (left,) = run.pending_evaluations.iterdir()
+    assert left.read_text() == content
+    assert_evaluation(store, *(each for each in children(store, sync(run)) if each.info.status == "FINISHED"))
+
+
+def test_an_evaluation_that_was_put_aside_and_mended_is_carried_over(run: RunDirectory, store: str) -> None:
+    prepare(run, "tests")
+    run.pending_evaluations.mkdir()
+    waiting = run.pending_evaluations / "1.json"
+    waiting.write_text(json.dumps(WAITING | {"metrics": {"loss?": 1.0}}))
+    parent = sync(run)
+    waiting.with_suffix(".refused").unlink()
+    waiting.write_text(json.dumps(WAITING))
+    assert main(["sync", str(run.path)]) == 0
+    assert sorted(history(store, each.info.run_id, "loss") for each in children(store, parent)) == [[], [(7, 1.0)]]
+    assert list(run.pending_evaluations.iterdir()) == []
+
+
+def test_a_file_of_an_evaluation_that_is_gone_stops_nothing(
     run: RunDirectory, store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     prepare(run, "tests")
     where = evaluation_store([run.path], tmp_path)
     log_evaluation(where, *EVALUATION, [*write_files(tmp_path / "results"), tmp_path / "gone.txt"])
-    (run.path / "mlflow.pending" / "0.json").write_text("{")
-    (run.path / "mlflow.pending" / "1.json").write_text("{}")
     assert main(["sync", str(run.path)]) == 0
-    for name in ("0.json", "1.json"):
-        assert f"{run.path / 'mlflow.pending' / name} is damaged" in caplog.text
     assert f"{tmp_path / 'gone.txt'} is gone" in caplog.text
     (found,) = children(store, json.loads(run.tracking.read_text())["run_id"])
     assert_evaluation(store, found)

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         experiment = tomllib.loads(run.config.read_text(encoding="utf-8"))["tracking"]["experiment"]
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         print(f"error: {run.config}: damaged ({error})", file=sys.stderr)
         return 2
     prepare(run, experiment)  # for a run that trained with tracking.enabled=false

@@ -14,19 +14,24 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
+import pydantic
 from mlflow.entities import Metric, Run
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from trainer.files import write_atomically
 from trainer.run_directory import RunDirectory
 from trainer.tracking.store import (
     Cursor,
+    Whole,
     database_of,
     default_tracking_uri,
     experiment_id,
     first_line,
     is_lost,
+    is_refusal,
     one_writer,
     read_cursor,
     tell_of_another_store,
@@ -55,19 +60,38 @@ class Store:
     pending: Path | None = None
 
 
+_Figure = Annotated[int, pydantic.Field(gt=-(1 << 53), lt=1 << 53)] | float  # a whole one stays whole: see identity
+
+
+class _Tags(pydantic.BaseModel):
+    step: Whole = 0
+
+
 @dataclass(frozen=True)
 class _Evaluation:
     name: str
-    metrics: dict[str, float]
+    metrics: dict[str, _Figure]
     tags: dict[str, str]
     files: list[str]
-    milliseconds: int  # since 1970
+    milliseconds: Whole  # since 1970
+
+    @property
+    def step(self) -> int:
+        """Of the weights; 0 where nobody knows it.
+
+        Raises:
+            pydantic.ValidationError: it is none.
+        """
+        return _Tags.model_validate(self.tags).step
 
     @property
     def identity(self) -> str:
         """The same of a repeat, whenever that was and wherever its files lie."""
         told = [self.name, self.metrics, self.tags]
         return hashlib.blake2b(json.dumps(told).encode(), digest_size=8).hexdigest()
+
+
+_EVALUATION = pydantic.TypeAdapter(_Evaluation)
 
 
 def evaluation_store(runs: Iterable[Path], output: Path) -> Store:
@@ -90,7 +114,7 @@ def _store_of(run: RunDirectory) -> Store | None:
         return None
     try:
         cursor = read_cursor(run)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         _log.warning("%s is damaged: %s", run.tracking, first_line(error))
         return None
     tell_of_another_store(run, cursor)
@@ -140,20 +164,27 @@ def log_evaluation(
 
 
 def carry_over_pending(run: RunDirectory, cursor: Cursor) -> None:
-    """Write the evaluations that wait for the writer of a training run; each becomes one run, whatever came between."""
+    """Write the evaluations that wait for the writer of a training run; each becomes one run, whatever came between.
+
+    One that can't be carried over is put aside, so that the others are, and that it is told once.
+    """
     store = Store(cursor.tracking_uri, cursor.experiment, cursor.run_id)
     for path in sorted(run.pending_evaluations.glob("*.json")):
         try:
-            evaluation = _Evaluation(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
-            _log.warning("%s is damaged, and left there: %s", path, first_line(error))
-            continue
-        _carry_over(store, evaluation)
-        path.unlink()
+            _carry_over(store, _EVALUATION.validate_json(path.read_bytes(), strict=True))
+        except (pydantic.ValidationError, MlflowException) as error:
+            if isinstance(error, MlflowException) and not is_refusal(error):
+                raise
+            aside = path.with_suffix(".refused")
+            path.rename(aside)
+            _log.warning("%s is not carried over: %s; mend it and name it %s", aside, first_line(error), path.name)
+        else:
+            path.unlink()
 
 
 def _carry_over(store: Store, evaluation: _Evaluation) -> str:
     """Write a run, or the rest of one that was begun; one that is there whole stays as it is."""
+    step = evaluation.step
     client = MlflowClient(store.tracking_uri)
     experiment = experiment_id(client, store.experiment, store.tracking_uri)
     begun = client.search_runs([experiment], f"tags.{_IDENTITY} = '{evaluation.identity}'", max_results=1)
@@ -161,7 +192,7 @@ def _carry_over(store: Store, evaluation: _Evaluation) -> str:
     run_id = str(run.info.run_id)
     if run.info.status == _WHOLE:
         return run_id
-    step, time_ = int(evaluation.tags.get("step", 0)), run.info.start_time
+    time_ = run.info.start_time
     # A value that is there already is not added again.
     client.log_batch(run_id, metrics=[Metric(key, value, time_, step) for key, value in evaluation.metrics.items()])
     files = [Path(file) for file in evaluation.files]

@@ -11,20 +11,22 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import pydantic
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from trainer.credentials import without_credentials
-from trainer.files import end_of_step, metrics_of
+from trainer.files import end_of_step
 from trainer.leases import is_held
 from trainer.run_directory import RunDirectory
 from trainer.tracking.evaluations import carry_over_pending
 from trainer.tracking.store import (
     Cursor,
     LostRunError,
+    Whole,
     chosen_tracking_uri,
     default_tracking_uri,
     experiment_id,
@@ -193,7 +195,7 @@ def prepare(run: RunDirectory, experiment: str) -> None:
     if not run.tracking.exists():
         write_cursor(run, Cursor(default_tracking_uri(run.path), experiment, "", {}))
         return
-    with contextlib.suppress(ValueError, TypeError):  # damaged, as is told when it is used
+    with contextlib.suppress(ValueError):  # damaged, as is told when it is used
         cursor = read_cursor(run)
         tell_of_another_store(run, cursor)
         if not cursor.run_id and cursor.experiment != experiment:
@@ -208,7 +210,7 @@ def _destination(run: RunDirectory) -> Cursor:
     """
     try:
         cursor = read_cursor(run)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise LostRunError(
             f"{run.tracking} is damaged ({first_line(error)}); delete it to have everything carried over to a new run"
         ) from error
@@ -264,31 +266,39 @@ def _tags(run: RunDirectory) -> list[RunTag]:
     ]
 
 
-def _chunks(path: Path, after: int, every: int) -> Iterator[tuple[list[dict[str, Any]], int]]:
+class _Line(pydantic.BaseModel, extra="allow", strict=True):
+    """A line of metrics: what it has besides are the values."""
+
+    __pydantic_extra__: dict[str, float]
+    step: Whole
+    time: Annotated[float, pydantic.Field(ge=0, lt=1 << 53)]  # seconds since 1970
+
+
+def _chunks(path: Path, after: int, every: int) -> Iterator[tuple[list[_Line], int]]:
     """Lines of steps after ``after`` that are multiples of ``every``, a few at a time, and the last step looked at."""
     lines = _lines_after(path, after)
     while chunk := list(islice(lines, _LINES * every)):
-        yield [line for line in chunk if line["step"] % every == 0], chunk[-1]["step"]
+        yield [line for line in chunk if line.step % every == 0], chunk[-1].step
 
 
-def _lines_after(path: Path, after: int) -> Iterator[dict[str, Any]]:
+def _lines_after(path: Path, after: int) -> Iterator[_Line]:
     """The good lines of steps after ``after``, up to one that has no end yet; steps ascend."""
     if not path.exists():
         return
     with path.open("rb") as file:
         file.seek(end_of_step(file, after))
         for text in takewhile(lambda text: text.endswith(b"\n"), file):
-            line = metrics_of(text)
-            if line is not None and line["step"] > after:
-                yield line
+            with contextlib.suppress(pydantic.ValidationError):
+                line = _Line.model_validate_json(text)
+                if line.step > after:
+                    yield line
 
 
-def _metrics(lines: Sequence[dict[str, Any]], prefix: str) -> list[Metric]:
+def _metrics(lines: Sequence[_Line], prefix: str) -> list[Metric]:
     return [
-        Metric(prefix + key, float(value), int(line["time"] * 1000), line["step"])
+        Metric(prefix + key, value, int(line.time * 1000), line.step)
         for line in lines
-        for key, value in line.items()
-        if key not in ("step", "time")
+        for key, value in line.__pydantic_extra__.items()
     ]
 
 

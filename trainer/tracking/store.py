@@ -9,6 +9,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
+
+import pydantic
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a training reports to its user and to nobody else
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # among the lines of a training
@@ -19,7 +22,7 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 
 from mlflow.entities import LifecycleStage
 from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
 from preprocessing.locks import try_lock
@@ -28,6 +31,8 @@ from trainer.files import write_atomically
 from trainer.run_directory import RunDirectory
 
 _log = logging.getLogger(__name__)
+
+Whole = Annotated[int, pydantic.Field(ge=0, lt=1 << 63)]  # a step, or a time: as the tables of MLflow have room for
 
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's page opens on trainings, not on chats
 
@@ -51,9 +56,16 @@ class Cursor:
     described: bool = False  # whether the parameters are there
 
 
+_CURSOR = pydantic.TypeAdapter(Cursor)
+
+
 def read_cursor(run: RunDirectory) -> Cursor:
-    """Read mlflow.json."""
-    return Cursor(**json.loads(run.tracking.read_text(encoding="utf-8")))
+    """Read mlflow.json.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    return _CURSOR.validate_json(run.tracking.read_bytes(), strict=True)
 
 
 def write_cursor(run: RunDirectory, cursor: Cursor) -> None:
@@ -110,6 +122,11 @@ def database_of(tracking_uri: str) -> Path | None:
     return Path(path) if path != tracking_uri else None
 
 
+def is_refusal(error: MlflowException) -> bool:
+    """Whether a store that is there does not take what it was given: trying again is in vain."""
+    return bool(error.error_code == ErrorCode.Name(INVALID_PARAMETER_VALUE))
+
+
 def is_lost(tracking_uri: str, run_id: str) -> bool:
     """Whether a store has no such run any more.
 
@@ -148,5 +165,8 @@ def _create(database: Path) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, on one line and without credentials."""
+    """What an error says, on one line and without credentials; of a file's problems, the first and its place."""
+    if isinstance(error, pydantic.ValidationError):
+        first = error.errors(include_input=False)[0]
+        return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
     return without_credentials(str(error).splitlines()[0]) if str(error) else type(error).__name__
