@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import BinaryIO
 
 from preprocessing.sources import (
@@ -22,6 +23,8 @@ from preprocessing.sources import (
 from preprocessing.sources.lines import decode_utf8, lines
 
 SOURCE = "jsonl"
+_MAX_VALUES = 1 << 20  # of a line: strings, objects, lists and commas, which take some hundred bytes each once parsed
+_VALUE = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[,{\[]', re.DOTALL)
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
@@ -50,6 +53,8 @@ def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wan
 
 
 def _document(line: bytes, doc_id: str, fields: Columns, first: bool) -> Item:
+    if _has_too_many_values(line):
+        return Skipped(doc_id, SOURCE, "too_large")
     text, replaced = decode_utf8(line)
     if first and text.lstrip().startswith("["):
         return Damaged(doc_id, SOURCE, f"{doc_id}: a JSON array; what is read is one object a line")
@@ -72,3 +77,10 @@ def _document(line: bytes, doc_id: str, fields: Columns, first: bool) -> Item:
     # JSON can spell half a surrogate pair, which has no encoding; of the text it is dropped when that is cleaned.
     title = None if title is None else _HALF_PAIR.sub("", str(title))
     return Document(doc_id, SOURCE, title, body, replaced=replaced)
+
+
+def _has_too_many_values(line: bytes) -> bool:
+    """Whether a line would not fit into memory once it is parsed, however few bytes it has."""
+    if len(line) <= _MAX_VALUES:
+        return False
+    return next(islice(_VALUE.finditer(line), _MAX_VALUES, None), None) is not None

@@ -45,7 +45,7 @@ INDEX = re.compile(r"-multistream-index\d*\.txt")  # in the name of the list of 
 
 # What may come between two ends of a page, revision or siteinfo: more is no dump, and would not fit into memory.
 _MAX_BYTES = 1 << 28
-_MAX_TAGS = 1 << 20
+_MAX_TAGS = 1 << 20  # and attributes
 
 _CHUNK = 1 << 16
 _LARGEST_BLOCK = 48 << 20  # bytes that may come out of one block of bzip2, by whose end it is known to be damaged
@@ -255,8 +255,12 @@ def _repaired(chunks: Iterable[bytes]) -> Iterator[bytes]:
             yield _SURROGATES.sub(_INVALID, text).encode()
 
 
+_ATTRIBUTE = re.compile(rb"=[\s\0]*[\"']")  # of some the text has a few more
+
+
 def _elements(chunks: Iterable[bytes], name: str) -> Iterator[etree._Element]:
     """Siteinfo and pages as they end; each is emptied when the next one is asked for."""
+    chunks = _cut(chunks)
     parser = etree.XMLPullParser(
         events=("end",),
         tag=("{*}siteinfo", "{*}revision", "{*}page"),
@@ -272,12 +276,14 @@ def _elements(chunks: Iterable[bytes], name: str) -> Iterator[etree._Element]:
         for chunk in chunks:
             parser.feed(chunk)
             unfinished += len(chunk)
-            tags += chunk.count(b"<")
+            tags += chunk.count(b"<") + len(_ATTRIBUTE.findall(chunk))
             for _, element in parser.read_events():
                 unfinished = tags = 0
                 yield from _kept(element)
             if unfinished > _MAX_BYTES or tags > _MAX_TAGS:
-                raise SourceError(f"{name}: no page ends within {unfinished} bytes and {tags} tags: not a usable dump")
+                raise SourceError(
+                    f"{name}: no page ends within {unfinished} bytes, {tags} tags and attributes: not a usable dump"
+                )
         parser.close()
     except etree.XMLSyntaxError as error:
         _check_further(chunks)
@@ -285,6 +291,12 @@ def _elements(chunks: Iterable[bytes], name: str) -> Iterator[etree._Element]:
         raise SourceError(
             f"{name}: damaged XML at line {line}, column {column}: {error.msg}. Truncated? Download it again."
         ) from error
+
+
+def _cut(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes, no more at a time than may be parsed before they are counted."""
+    for chunk in chunks:
+        yield from (chunk[begin : begin + _CHUNK] for begin in range(0, len(chunk), _CHUNK))
 
 
 def _check_further(chunks: Iterable[bytes]) -> None:

@@ -221,6 +221,11 @@ FILE = '<!DOCTYPE mediawiki [<!ENTITY a SYSTEM "file:///etc/hostname">]>'
         (dump(page()) + "狗".encode()[:1], "line 1"),
         (dump("<a>" * 5000 + "</a>" * 5000), "line 1"),
         (dump("<a/>" * 2_000_000), "no page ends"),
+        (dump("<page " + " ".join(f'a{i}=""' for i in range(1 << 21)) + ">"), "no page ends"),
+        (
+            dump("<page " + " ".join(f"a{i} =\n''" for i in range(1 << 21)) + ">").decode().encode("utf-16"),
+            "no page ends",
+        ),
         (dump("<page><title>x</title></page>"), "without an id"),
         (dump(page().replace("<id>7<", "<id>7x<")), "without an id"),
         (dump(page().replace("<id>70<", "<id>12x<")), "the page 7 has a revision '12x'"),
