@@ -310,7 +310,7 @@ def read_json(path: str) -> Any:
     """What a small JSON file holds, None when there is no such file or it is not whole."""
     try:
         return json.loads(read_text(path) or "null")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -23,7 +23,7 @@ from typing import Any, Literal, TextIO
 
 from preprocessing import files
 from preprocessing.job import ERROR, WORK
-from preprocessing.layout import Layout
+from preprocessing.layout import VALIDATION_PREFIX, shard_name, split_of
 from preprocessing.locks import holder, wait_and_lock
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardError
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
@@ -39,6 +39,7 @@ _WORK_FILE = re.compile(
     r"|(lost|repeats|benchmark-(sequences|texts))\.arrow|drops\.json|(validation-)?shard-\d+-of-\d+\.arrow\.json"
     rf"|{ERROR}[\w.-]+|tmp-[0-9a-f]+)"
 )
+_SHARD = re.compile(rf"(?:{VALIDATION_PREFIX})?shard-([0-9]{{5,18}})-of-[0-9]+\.arrow")
 State = Literal["new", "interrupted", "finished"]
 
 
@@ -118,8 +119,8 @@ def _own_names(output: str, present: dict[str, int]) -> set[str]:
     own = {name for name in present if _WORK_FILE.fullmatch(name)}
     old = _read_job(output) if JOB in present else None
     if old:
-        shards = Layout(0, old["shards"]["train"], old["shards"]["validation"], 0.0)
-        own |= {JOB, MANIFEST, *_TOKENIZER_FILES, *shards.names("train"), *shards.names("validation")}
+        shards = {name for name in present if _is_shard(name, old["shards"])}
+        own |= {JOB, MANIFEST, *_TOKENIZER_FILES, *shards}
     try:
         manifest = Manifest.from_json(files.read_text(files.join(output, MANIFEST)) or "")
         own |= {MANIFEST, *_TOKENIZER_FILES, *(entry.file for entry in manifest.shards)}
@@ -128,13 +129,21 @@ def _own_names(output: str, present: dict[str, int]) -> set[str]:
     return own & present.keys() if old or MANIFEST in own else set()
 
 
+def _is_shard(name: str, counts: dict[str, int]) -> bool:
+    """Whether a file has the name of one of so many shards of each split."""
+    found, split = _SHARD.fullmatch(name), split_of(name)
+    return (
+        found is not None and int(found[1]) < counts[split] and name == shard_name(split, int(found[1]), counts[split])
+    )
+
+
 def _read_job(output: str) -> dict[str, Any] | None:
     """The job.json of a directory, None when there is none of ours."""
     try:
         raw: dict[str, Any] = json.loads(files.read_text(files.join(output, JOB)) or "null")
         counts = [raw["shards"][split] for split in ("train", "validation")]
         is_ours = raw["format_version"] and all(isinstance(count, int) for count in counts)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return raw if is_ours else None
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import threading
+import tracemalloc
 import uuid
 from collections.abc import Callable
 from importlib.metadata import version
@@ -307,11 +308,26 @@ def test_a_second_job_goes_on_when_the_first_one_ends(make: Maker, books: Path, 
 def test_a_job_json_that_no_job_wrote_is_left_alone(make: Maker, books: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     output.mkdir()
-    for text in ('{"format_version": 1, "shards": {"train": 1}}', '{"format_version": 1, "shards": 3}', "[]", "{", "3"):
+    partial = '{"format_version": 1, "shards": {"train": 1}}'
+    for text in (partial, '{"format_version": 1, "shards": 3}', "[]", "{", "3", "[" * 100_000):
         (output / "job.json").write_text(text)
         said = make.error(output, "--books", books / "*.txt", "--overwrite")
         assert "'job.json' was not written by a job of this program" in said
         assert (output / "job.json").read_text() == text
+
+
+def test_of_however_many_shards_a_job_json_tells_only_those_that_are_there_take_memory(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text('{"format_version": 1, "shards": {"train": 1000000, "validation": 1}}')
+    foreign = ["shard-00007-of-00008.arrow", "shard-0000007-of-1000000.arrow", "shard-1000000-of-1000000.arrow",
+               "validation-shard-00001-of-00001.arrow"]  # fmt: skip
+    for name in ("shard-00007-of-1000000.arrow", "validation-shard-00000-of-00001.arrow", *foreign):
+        (tmp_path / name).touch()
+    tracemalloc.start()
+    clear(str(tmp_path))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10_000_000
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(foreign)
 
 
 def _hold_in_turn(output: str, marker: str, rounds: int) -> int:
