@@ -311,7 +311,8 @@ def _read_config(config: Mapping[str, Any]) -> BertConfig:
         raise ValueError(f"{', '.join(missing)} missing; give the sizes of the model")
     known = {field.name for field in dataclasses.fields(BertConfig)} - set(_OURS_ALONE)
     settings = {name: value for name, value in config.items() if name in known}
-    settings["pad_token_id"] = settings.get("pad_token_id") or 0  # null means the same
+    if settings.get("pad_token_id") is None:  # null means the same as nothing
+        settings["pad_token_id"] = 0
     kinds = {field.name: field.type for field in dataclasses.fields(BertConfig)}
     for name, value in settings.items():
         if type(value) not in ((int, float) if kinds[name] is float else (kinds[name],)):  # a bool is no number here

@@ -49,6 +49,7 @@ _MAX_TAGS = 1 << 20  # and attributes
 
 _CHUNK = 1 << 16
 _LARGEST_BLOCK = 48 << 20  # bytes that may come out of one block of bzip2, by whose end it is known to be damaged
+_MAX_NAME = 255  # letters of a wiki's: it stands in every document's id
 _MAX_REVISION = 2**63 - 1  # as the shards' column holds
 _MEDIA, _FILE, _CATEGORY = "-2", "6", "14"  # keys of the namespaces whose links show no text
 
@@ -339,7 +340,9 @@ _DISAMBIGUATION = re.compile(
 def _wiki(siteinfo: etree._Element, unnamed: _Wiki) -> _Wiki:
     namespaces = siteinfo.iterfind("{*}namespaces/{*}namespace")
     local = {each.text.lower() for each in namespaces if each.get("key") in (_MEDIA, _FILE, _CATEGORY) and each.text}
-    return _Wiki(siteinfo.findtext("{*}dbname") or unnamed.name, HIDDEN_NAMESPACES | local)
+    name = (siteinfo.findtext("{*}dbname") or "").strip()
+    named = name.isprintable() and 0 < len(name) <= _MAX_NAME
+    return _Wiki(name if named else unnamed.name, HIDDEN_NAMESPACES | local)
 
 
 def _page(page: etree._Element, wiki: _Wiki, name: str, wanted: Wanted) -> Document | Skipped | None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import bz2
 import io
 import itertools
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -124,6 +125,14 @@ def test_page_without_siteinfo_has_a_stable_id_of_its_own() -> None:
     assert first.startswith("unnamed-")
     assert first.endswith("/7")
     assert first != other
+
+
+@pytest.mark.parametrize("name", ["", " ", "test\nwiki", "w" * 256], ids=["none", "blank", "two lines", "long"])
+def test_a_name_that_no_wiki_has_does_not_get_into_the_ids(name: str) -> None:
+    (found,) = pages(dump(SITEINFO.replace("testwiki", name), page()))
+    assert re.fullmatch(r"unnamed-[0-9a-f]{16}/7", found.doc_id)
+    (found,) = pages(dump(SITEINFO.replace("testwiki", "\n  testwiki\n"), page()))
+    assert found.doc_id == "testwiki/7"
 
 
 class Trickle(io.BytesIO):

@@ -137,6 +137,8 @@ class TestConfiguration:
             ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
             ({"hidden_act": "silu"}, "hidden_act 'silu' is unknown: choose one of"),
             ({"num_attention_heads": 7}, "not divisible by num_attention_heads 7"),
+            ({"pad_token_id": []}, r"pad_token_id is \[\]; give the sizes and settings of a model"),
+            ({"pad_token_id": False}, "pad_token_id is False; give the sizes and settings of a model"),
         ],
     )
     def test_refuses_what_our_model_does_not_compute(self, changed, message):
@@ -148,6 +150,12 @@ class TestConfiguration:
             from_hugging_face(
                 {k: v for k, v in self.SETTINGS.items() if k not in ("hidden_size", "num_hidden_layers")}, {}
             )
+
+    def test_padding_is_the_first_token_unless_something_else_is_said(self):
+        without = {name: value for name, value in self.SETTINGS.items() if name != "pad_token_id"}
+        for settings in (without, without | {"pad_token_id": None}):
+            config, _ = from_hugging_face(settings, to_hugging_face(random_state(), CONFIG)[1])
+            assert config.pad_token_id == 0
 
     def test_googles_own_file_will_do(self):
         """bert_config.json of 2018: neither model_type nor layer_norm_eps, and settings that nobody reads."""
