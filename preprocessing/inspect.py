@@ -137,7 +137,10 @@ def sample(shards: ShardDirectory, count: int, split: Split, seed: int) -> Itera
             place = int(np.searchsorted(ends, number, side="right"))
             shard = shards.shard(entries[place])
             begin = int(ends[place - 1]) if place else 0
-            yield _sampled(shard, length, shard.pairs(length, np.array([number - begin])))
+            found = _sampled(shard, length, shard.pairs(length, np.array([number - begin])))
+            if np.concatenate([found.a, found.b]).max() >= shards.manifest.vocabulary.size:
+                raise shard.wrong("a token that the vocabulary does not have")
+            yield found
 
 
 def _sampled(shard: Shard, length: int, pair: Pairs) -> Sampled:

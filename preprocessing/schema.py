@@ -254,7 +254,6 @@ class Shard:
                 lacks values.
         """
         self.path = path
-        self._vocab_size = vocab_size
         try:
             with pa.memory_map(str(path)) as source:
                 reader = pa.ipc.open_file(source)
@@ -316,40 +315,40 @@ class Shard:
     def segments(self, pairs: Pairs, sequence_length: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """The tokens of both segments of each pair; those of the second one are none where there is a single segment.
 
+        That the vocabulary has them all, whoever reads many looks at once.
+
         Raises:
-            ShardError: see spans; also a token that the vocabulary does not have.
+            ShardError: see spans.
         """
         spans = (span.tolist() for span in self.spans(pairs, sequence_length))
-        found = [(self.tokens[i:j], self.tokens[k:end]) for i, j, k, end in zip(*spans, strict=True)]
-        if found and np.concatenate([segment for both in found for segment in both]).max() >= self._vocab_size:
-            raise self._wrong("a token that the vocabulary does not have")
-        return found
+        return [(self.tokens[i:j], self.tokens[k:end]) for i, j, k, end in zip(*spans, strict=True)]
 
     def spans(self, pairs: Pairs, sequence_length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Begin and end of the first segments and of the second ones in ``tokens``, int64 [pairs] each.
+        """Begin and end of the first segments and of the second ones in ``tokens``, integers [pairs] each.
 
         Raises:
             ShardError: a segment lies in no document of this shard, the first one is empty, or both are too long.
         """
-        a_begin, a_end = self._spans(pairs.row, pairs.a_begin, pairs.a_end)
-        b_begin, b_end = self._spans(pairs.b_row, pairs.b_begin, pairs.b_end)
-        if (a_begin == a_end).any():
-            raise self._wrong("a pair whose first segment is empty")
-        lengths = a_end - a_begin + b_end - b_begin + SPECIAL_TOKENS_OF_A_SINGLE
+        a_begin, a_end = self._spans(pairs.row, pairs.a_begin, pairs.a_end, np.greater_equal)
+        b_begin, b_end = self._spans(pairs.b_row, pairs.b_begin, pairs.b_end, np.greater)
+        lengths = (a_end - a_begin).astype(np.int64) + (b_end - b_begin) + SPECIAL_TOKENS_OF_A_SINGLE
         if (lengths + (b_end > b_begin) > sequence_length).any():
-            raise self._wrong(f"a pair of more than {sequence_length} tokens in the column for {sequence_length}")
+            raise self.wrong(f"a pair of more than {sequence_length} tokens in the column for {sequence_length}")
         return a_begin, a_end, b_begin, b_end
 
-    def _spans(self, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Spans within documents -> spans within the shard's tokens, int64 [n] each."""
+    def _spans(
+        self, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray, refused: np.ufunc
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Spans within documents -> spans within the shard's tokens, [n] each; refused(begin, end) may not be."""
         if ((rows < 0) | (rows >= len(self))).any():
-            raise self._wrong("a pair names a row that the shard does not have")
-        first = self.token_offsets[rows].astype(np.int64)
-        if ((begins < 0) | (begins > ends) | (ends > self.token_offsets[rows + 1] - first)).any():
-            raise self._wrong("a pair reaches beyond its document")
-        return first + begins, first + ends
+            raise self.wrong("a pair names a row that the shard does not have")
+        documents = self.token_offsets[rows], self.token_offsets[rows + 1]
+        if ((begins < 0) | refused(begins, ends) | (ends > documents[1] - documents[0])).any():
+            raise self.wrong("a pair has an empty segment, or one that reaches beyond its document")
+        return documents[0] + begins, documents[0] + ends
 
-    def _wrong(self, what: str) -> ShardError:
+    def wrong(self, what: str) -> ShardError:
+        """The error of a shard that says what it may not."""
         return ShardError(f"{self.path}: {what}; {_MAKE}")
 
     def _offsets(self, column: str) -> np.ndarray:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from preprocessing.schema import checksum
 
 
-def read_column(path: Path, column: str) -> list[object]:
+def read_column(path: Path, column: str) -> list[Any]:
     """A column of a shard."""
     with pa.memory_map(str(path)) as source:
-        found: list[object] = pa.ipc.open_file(source).get_batch(0).column(column).to_pylist()
+        found: list[Any] = pa.ipc.open_file(source).get_batch(0).column(column).to_pylist()
     return found
 
 

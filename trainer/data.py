@@ -252,13 +252,15 @@ class SampleStream:
             try:
                 found = shard.segments(pairs, self.sequence_length)
             except ShardError as error:
-                named = ", ".join(map(str, indices[rows]))
-                raise ShardError(
-                    f"{error}, or leave out by data.skip what is wrong among the samples {named}"
-                ) from error
+                raise _naming(error, indices[rows]) from error
             for row, both in zip(rows.tolist(), found, strict=True):
                 segments[row] = both
-        return self._lay_out(segments, is_next)
+        samples = self._lay_out(segments, is_next)
+        if samples.tokens.max() >= self._vocab_size:
+            foreign = indices[(samples.tokens >= self._vocab_size).any(axis=1)]
+            shard = self._shard(int(self.locate(foreign)[0][0]))
+            raise _naming(shard.wrong("a token that the vocabulary does not have"), foreign)
+        return samples
 
     def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the samples lie: shard numbers, counted over all directories, and pair numbers, int64 [B] each."""
@@ -301,6 +303,12 @@ class SampleStream:
         tokens = np.full(real.shape, self._special.pad, dtype=np.int64)
         tokens[real] = np.concatenate(pieces)
         return Samples(tokens, (real & (columns >= first[:, None])).astype(np.int64), lengths, is_next)
+
+
+def _naming(error: ShardError, indices: np.ndarray) -> ShardError:
+    """The same error with the samples, by their places in the stream, that may be left out."""
+    named = ", ".join(map(str, indices))
+    return ShardError(f"{error}, or leave out by data.skip what is wrong among the samples {named}")
 
 
 def _rounded_up(batch: Batch, multiple: int) -> Batch:

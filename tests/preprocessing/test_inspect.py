@@ -177,7 +177,7 @@ def test_damaged_statistics_are_told_in_a_line(
     ("change", "told"),
     [
         ({"b_row": 1 << 30}, "a pair names a row that the shard does not have"),
-        ({"a_begin": -2}, "a pair reaches beyond its document"),
+        ({"a_begin": -2}, "a pair has an empty segment, or one that reaches beyond its document"),
     ],
 )
 @pytest.mark.parametrize("asked", [("--sample", 9), ("--histograms", "figures")], ids=lambda asked: asked[0])
@@ -193,6 +193,18 @@ def test_pairs_that_point_elsewhere_are_told_in_a_line_and_not_shown(
     with pytest.raises(SystemExit, match="2"):
         inspect.main([str(each) for each in (copy, *asked)])
     assert re.fullmatch(rf"inspect: error: \S+/shard-0000\d-of-00002\.arrow: {told}; .*\n", capsys.readouterr().err)
+
+
+def test_tokens_that_the_vocabulary_does_not_have_are_told_in_a_line(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(shards, tmp_path / "copy")
+    size = ShardDirectory(copy).manifest.vocabulary.size
+    for shard in copy.glob("shard-*.arrow"):
+        rewrite_shard(shard, tokens=[[size] * len(row) for row in read_column(shard, "tokens")])
+    with pytest.raises(SystemExit, match="2"):
+        inspect.main([str(copy), "--sample", "1"])
+    assert "arrow: a token that the vocabulary does not have; make the shards again" in capsys.readouterr().err
 
 
 def test_what_is_no_text_is_told_in_a_line(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
