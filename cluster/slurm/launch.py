@@ -65,10 +65,10 @@ def check(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dr
         print(f"warning: partitions are not checked: {error}", file=sys.stderr)  # a dry run may be tried on any machine
         return
     for program in programs:
-        job: Job = getattr(settings, program.name)
+        job = settings.of_job(program.name)
         # Where none is named, SLURM's administrators may choose one by account, QOS or features.
-        if names := settings.partition_of(program.name):
-            check_fit(groups, names, program.name, job, getattr(job, "nodes", 1))
+        if job.partition:
+            check_fit(groups, job.partition, program.name, job, getattr(job, "nodes", 1))
 
 
 def write(programs: Sequence[Program], settings: SlurmSettings, folder: Path, snapshot: Path) -> Path:
@@ -107,7 +107,7 @@ def submit(command: list[str], name: Name) -> Iterable[tuple[Name, str]]:
 
 def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: Path) -> dict[str, Any]:
     """What the job file of a program says."""
-    job: Job = getattr(settings, program.name)
+    job = settings.of_job(program.name)
     python = _python(settings)
     inside, here = _container(settings.container)
     rank = ["-m", "cluster.slurm.rank"] if program.name == "pretrain" else []
@@ -120,11 +120,11 @@ def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: P
         "log": str(folder / LOGS).replace("%", "%%") + f"/{program.name}-{'%A_%a' if array else '%j'}.log",
         "job": job,
         "slurm": settings,
-        "options": _options(program, settings),
+        "options": _options(job),
         "array": array,
         "bin": Path(python).parent if python.startswith("/") else "",
         "threads": job.cpus_per_task,
-        "environment": {**on_cpu, **in_image, **settings.environment},
+        "environment": {**on_cpu, **in_image, **job.environment},
         "directory": current_folder(),
         "snapshot": snapshot,
         "program": [*inside, python, *rank, *program.command(snapshot)],
@@ -147,15 +147,14 @@ def _title(program: Program) -> str:
     return f"{program.name}-{readable}-{fingerprint(program.output)}"
 
 
-def _options(program: Program, settings: SlurmSettings) -> dict[str, str]:
+def _options(job: Job) -> dict[str, str]:
     """Options of sbatch by their names; empty ones are left out."""
-    job: Job = getattr(settings, program.name)
     gpus = ":".join(filter(None, (job.gpu_type, str(job.gpus_per_node)))) if job.gpus_per_node else ""
     return {
-        "partition": settings.partition_of(program.name),
-        "account": settings.account,
-        "qos": settings.qos,
-        "constraint": settings.constraint,
+        "partition": job.partition,
+        "account": job.account,
+        "qos": job.qos,
+        "constraint": job.constraint,
         "gpus-per-node": gpus,
         "mem": job.memory,
     }

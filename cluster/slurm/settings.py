@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,11 +29,40 @@ Text = Annotated[str, pydantic.BeforeValidator(_as_text)]
 
 
 @dataclass(frozen=True)
-class Job:
+class Common:
+    """What [slurm] says of all jobs, and [slurm.preprocess], [slurm.pretrain] and [slurm.eval] of one; see of_job.
+
+    Attributes:
+        partition: where it runs; empty for the cluster's default.
+        account: who pays.
+        qos: quality of service.
+        constraint: features that a node must have.
+        options: more options of sbatch, such as "--exclusive" or "--mail-type=FAIL".
+        setup: lines of shell that a job begins with, such as "module load cuda".
+        environment: variables, such as NCCL_SOCKET_IFNAME.
+    """
+
+    partition: Text = ""
+    account: Text = ""
+    qos: Text = ""
+    constraint: Text = ""
+    options: list[str] = field(default_factory=list)
+    setup: list[str] = field(default_factory=list)
+    environment: dict[str, Text] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_names(self, "partition", "account", "qos", "constraint")
+        for option in self.options:
+            if not option.startswith("--") or not option.isprintable():
+                raise ValueError(f"options: {option!r} is not an option of sbatch, such as --exclusive")
+        check_environment(self.environment, _OURS)
+
+
+@dataclass(frozen=True)
+class Job(Common):
     """What a job takes; [slurm.preprocess]: one node, whose cores Beam's workers share.
 
     Attributes:
-        partition: instead of slurm.partition.
         gpus_per_node: GPUs.
         gpu_type: where a partition has several, such as "h100".
         cpus_per_task: CPU cores of a process, which computes with as many threads.
@@ -41,7 +70,6 @@ class Job:
         time: limit in SLURM's forms, such as "2-00:00:00".
     """
 
-    partition: Text = ""
     gpus_per_node: int = 0
     gpu_type: Text = ""
     cpus_per_task: int = 8
@@ -49,13 +77,14 @@ class Job:
     time: Text = "1-00:00:00"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.gpus_per_node < 0 or self.cpus_per_task <= 0:
             raise ValueError("gpus_per_node must be 0 or more, cpus_per_task positive")
         if self.memory and not _MEMORY.fullmatch(self.memory):
             raise ValueError(f"memory {self.memory!r} is not a number with K, M, G or T, such as 500G")
         if self.seconds <= 0:
             raise ValueError(f"time must be positive, not {self.time!r}")
-        _check_names(self, "partition", "gpu_type")
+        _check_names(self, "gpu_type")
 
     @property
     def seconds(self) -> int:
@@ -143,45 +172,27 @@ class Container:
 
 
 @dataclass(frozen=True)
-class SlurmSettings:
+class SlurmSettings(Common):
     """[slurm]: what all jobs have in common, and each of them.
 
     Attributes:
-        partition: of jobs that name none of their own; empty for the cluster's default.
-        account: who pays.
-        qos: quality of service.
-        constraint: features that a node must have.
-        options: more options of sbatch, such as "--exclusive" or "--mail-type=FAIL".
         notice: seconds ahead of the time limit at which a job is asked to stop: for a step and a checkpoint.
         crashes: a run that crashes is restarted until it has crashed more often than this without a newer checkpoint.
         shared: folders that all nodes see although their file system looks like a disk of one machine.
         python: the interpreter on the nodes; empty for the one that launches, or the image's own.
-        setup: lines of shell that each job begins with, such as "module load cuda".
-        environment: variables of the jobs, such as NCCL_SOCKET_IFNAME.
     """
 
-    partition: Text = ""
-    account: Text = ""
-    qos: Text = ""
-    constraint: Text = ""
-    options: list[str] = field(default_factory=list)
     notice: int = 300
     crashes: int = 3
     shared: list[Path] = field(default_factory=list)
     python: str = ""
-    setup: list[str] = field(default_factory=list)
-    environment: dict[str, Text] = field(default_factory=dict)
     container: Container = field(default_factory=Container)
     preprocess: Job = field(default_factory=Job)
     pretrain: PretrainJob = field(default_factory=PretrainJob)
     eval: EvalJob = field(default_factory=EvalJob)
 
     def __post_init__(self) -> None:
-        _check_names(self, "partition", "account", "qos", "constraint")
-        for option in self.options:
-            if not option.startswith("--") or not option.isprintable():
-                raise ValueError(f"options: {option!r} is not an option of sbatch, such as --exclusive")
-        check_environment(self.environment, _OURS)
+        super().__post_init__()
         if not self.python.isprintable():
             raise ValueError("python holds characters that can't be printed")
         if not 0 < self.notice <= 65535 or self.crashes < 0:
@@ -190,10 +201,23 @@ class SlurmSettings:
             if job.seconds <= self.notice:
                 raise ValueError(f"notice, {self.notice} s, leaves nothing of {name}.time, {job.time}")
 
-    def partition_of(self, name: str) -> str:
-        """Where a job runs; empty for the cluster's default."""
+    def of_job(self, name: str) -> Job:
+        """A job with what all have in common: its own names stand in their place, and its own lines are added.
+
+        Args:
+            name: preprocess, pretrain or eval.
+        """
         job: Job = getattr(self, name)
-        return job.partition or self.partition
+        return replace(
+            job,
+            partition=job.partition or self.partition,
+            account=job.account or self.account,
+            qos=job.qos or self.qos,
+            constraint=job.constraint or self.constraint,
+            options=[*self.options, *job.options],
+            setup=[*self.setup, *job.setup],
+            environment={**self.environment, **job.environment},
+        )
 
 
 def seconds_of(time: str) -> int:

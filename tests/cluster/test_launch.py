@@ -419,6 +419,37 @@ def test_all_three_in_a_chain_each_fed_by_the_one_before(here, slurm):
     assert evaluation[-4:] == ["--grid-index", "1", "--grid-count", "3"]
 
 
+def test_a_job_s_own_names_stand_in_the_place_of_what_all_have_and_its_own_lines_are_added(here, slurm):
+    """CPU nodes have none of the GPUs' features, and a job of a chain that no node can take pends for ever."""
+    settings = {
+        "preprocess.arguments": ["--books", "*.txt", "--output", "made"],
+        "pretrain.arguments": ["--config", "tiny.toml", "--output", "runs/tiny"],
+        "eval.arguments": ["--tasks", "mlm", "--output", "results"],
+        "slurm.partition": "cpu", "slurm.account": "lang", "slurm.qos": "normal", "slurm.constraint": "icelake",
+        "slurm.options": ["--mail-type=FAIL"], "slurm.setup": ["module load gcc"],
+        "slurm.environment": {"HTTPS_PROXY": "http://proxy", "NCCL_DEBUG": "WARN"},
+        "slurm.pretrain.partition": "gpu", "slurm.pretrain.account": "lang-gpu", "slurm.pretrain.qos": "long",
+        "slurm.pretrain.constraint": "h100&ib", "slurm.pretrain.options": ["--exclusive", "--reservation=r1"],
+        "slurm.pretrain.setup": ["module load cuda"], "slurm.pretrain.environment": {"NCCL_DEBUG": "INFO"},
+    }  # fmt: skip
+    given = [f"{key}={json.dumps(value).replace(': ', ' = ')}" for key, value in settings.items()]
+    assert main(["all", "--on", "slurm", "--settings", "cluster.toml", "--dry-run", *given]) == 0
+    job = here / "runs" / "tiny" / "job"
+    for name in ("preprocess", "eval"):
+        file = job / f"{name}.sbatch"
+        common = ["--partition=cpu", "--account=lang", "--qos=normal", "--constraint=icelake", "--mail-type=FAIL"]
+        assert [word for word in directives(file) if word in common] == common
+        assert "\nmodule load gcc\nset -uo pipefail\n" in file.read_text()
+        assert "\nexport HTTPS_PROXY=http://proxy\nexport NCCL_DEBUG=WARN\n" in file.read_text()
+    file = job / "pretrain.sbatch"
+    assert directives(file)[6:13] == [
+        "--partition=gpu", "--account=lang-gpu", "--qos=long", "--constraint='h100&ib'",
+        "--mail-type=FAIL", "--exclusive", "--reservation=r1",
+    ]  # fmt: skip
+    assert "\nmodule load gcc\nmodule load cuda\nset -uo pipefail\n" in file.read_text()
+    assert "\nexport HTTPS_PROXY=http://proxy\nexport NCCL_DEBUG=INFO\n" in file.read_text()
+
+
 def test_a_chain_that_is_refused_half_way_leaves_no_job_behind(here, slurm, capsys):
     slurm.stand_in("sbatch", "sys.exit('no such account') if 'afterok:9' in str(sys.argv) else print(9)")
     settings = [
@@ -791,6 +822,8 @@ BAD = {
     "no time left after the notice": (["slurm.pretrain.time=4"], "notice, 300 s, leaves nothing of pretrain.time, 4"),
     "an unknown setting": (["slurm.pretrain.node=2"], "slurm.pretrain.node; did you mean slurm.pretrain.nodes?"),
     "an option that is none": (['slurm.options=["-x; rm"]'], "options: '-x; rm' is not an option of sbatch"),
+    "an option of one job that is none": (['slurm.eval.options=["rm"]'], "slurm.eval: options: 'rm' is not an"),
+    "a variable of one job that is its own": (["slurm.eval.environment.RANK=1"], "slurm.eval: environment: 'RANK'"),
     "a name with a line end": (['slurm.account="a\\n#SBATCH --uid=0"'], "is not a name that SLURM knows"),
     "a variable that is none": (['slurm.environment={"A;B"="1"}'], "'A;B' is not the name of a variable"),
     "a variable of the job's own": (["slurm.environment.RANK=1"], "'RANK' is not the name of a variable, or one that"),
