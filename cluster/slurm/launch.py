@@ -120,7 +120,7 @@ def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: P
         "log": str(folder / LOGS).replace("%", "%%") + f"/{program.name}-{'%A_%a' if array else '%j'}.log",
         "job": job,
         "slurm": settings,
-        "options": _options(job),
+        "options": _options(job, settings.gres),
         "array": array,
         "bin": Path(python).parent if python.startswith("/") else "",
         "threads": job.cpus_per_task,
@@ -147,7 +147,7 @@ def _title(program: Program) -> str:
     return f"{program.name}-{readable}-{fingerprint(program.output)}"
 
 
-def _options(job: Job) -> dict[str, str]:
+def _options(job: Job, gres: bool) -> dict[str, str]:
     """Options of sbatch by their names; empty ones are left out."""
     gpus = ":".join(filter(None, (job.gpu_type, str(job.gpus_per_node)))) if job.gpus_per_node else ""
     return {
@@ -155,7 +155,8 @@ def _options(job: Job) -> dict[str, str]:
         "account": job.account,
         "qos": job.qos,
         "constraint": job.constraint,
-        "gpus-per-node": gpus,
+        "gpus-per-node": "" if gres else gpus,
+        "gres": f"gpu:{gpus}" if gres and gpus else "",
         "mem": job.memory,
     }
 

@@ -16,6 +16,8 @@ _TIME = re.compile(r"(?:(?P<days>\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _MEMORY = re.compile(r"\d+[KMGT]?")
 # What cluster.slurm.rank sets, and where programs and modules are found; setup may add to a PATH.
 _OURS = re.compile("RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|PATH|PYTHONPATH|PYTHONHOME|PYTHONSAFEPATH")
+# Options of sbatch that ask for GPUs; others, such as --gpu-bind and --gres=nvme:1, don't.
+_ASKS_FOR_GPUS = re.compile(r"--gpus(-per-\w+)?([= ]|$)|--(gres|tres-per-\w+)[= ].*\bgpu\b")
 # Names that SLURM's administrators give, with what selects several: commas, and | & [] () * for constraints.
 _NAME = re.compile(r"[\w.,:+=/@|&\[\]()*-]*", re.ASCII)
 
@@ -55,6 +57,11 @@ class Common:
         for option in self.options:
             if not option.startswith("--") or not option.isprintable():
                 raise ValueError(f"options: {option!r} is not an option of sbatch, such as --exclusive")
+            if _ASKS_FOR_GPUS.match(option):
+                raise ValueError(
+                    f"options: {option!r} asks for GPUs that the programs would not know of; say it by gpus_per_node "
+                    "and gpu_type of the job, and by slurm.gres=true where the cluster wants --gres"
+                )
         check_environment(self.environment, _OURS)
 
 
@@ -176,12 +183,14 @@ class SlurmSettings(Common):
     """[slurm]: what all jobs have in common, and each of them.
 
     Attributes:
+        gres: ask for GPUs by --gres=gpu:N, where the cluster does not take --gpus-per-node.
         notice: seconds ahead of the time limit at which a job is asked to stop: for a step and a checkpoint.
         crashes: a run that crashes is restarted until it has crashed more often than this without a newer checkpoint.
         shared: folders that all nodes see although their file system looks like a disk of one machine.
         python: the interpreter on the nodes; empty for the one that launches, or the image's own.
     """
 
+    gres: bool = False
     notice: int = 300
     crashes: int = 3
     shared: list[Path] = field(default_factory=list)

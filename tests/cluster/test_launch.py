@@ -153,6 +153,34 @@ def test_the_run_directory_holds_all_that_the_job_needs_and_sbatch_gets_it(here,
         assert words in told
 
 
+@pytest.mark.parametrize(
+    ("gpus", "asked"), [(["gpus_per_node=4", "gpu_type=h100"], ["--gres=gpu:h100:4"]), (["gpus_per_node=0"], [])]
+)
+def test_gpus_are_asked_for_by_gres_where_the_cluster_wants_that(here, slurm, gpus, asked):
+    assert launch("--dry-run", "slurm.gres=true", *(f"slurm.pretrain.{setting}" for setting in gpus)) == 0
+    words = directives(here / "runs" / "tiny" / "job" / "pretrain.sbatch")
+    assert [word for word in words if word.startswith(("--gpu", "--gres"))] == asked
+
+
+@pytest.mark.parametrize(
+    ("option", "asks"),
+    [
+        ("--gres=gpu:2", True), ("--gres=nvme:1,gpu:h100:2", True), ("--gres gpu", True), ("--gpus=2", True),
+        ("--gpus-per-node=2", True), ("--gpus-per-task h100:1", True), ("--tres-per-task=gres/gpu:1", True),
+        ("--gres=nvme:1", False), ("--gpu-bind=closest", False), ("--gpu-freq=high", False), ("--exclusive", False),
+        ("--gres-flags=allow-task-sharing", False),
+    ],
+)  # fmt: skip
+def test_gpus_that_the_ranks_would_not_know_of_are_refused(option, asks):
+    """Else a training would compute on the CPUs of nodes whose GPUs it holds."""
+    override = f"slurm.options={json.dumps([option])}"
+    if asks:
+        with pytest.raises(ConfigError, match=r"asks for GPUs .* by gpus_per_node and gpu_type of the job, and by"):
+            load_settings(None, [override])
+    else:
+        assert load_settings(None, [override]).slurm.options == [option]
+
+
 def test_a_dry_run_writes_the_same_and_submits_nothing(here, slurm, capsys):
     assert launch("--dry-run") == 0
     assert "sbatch" not in [name for name, *_ in slurm.calls()]
