@@ -67,18 +67,18 @@ class Corpus:
             raise ShardError(f"{', '.join(names)}: checksum differs from the manifest; make the shards again")
 
 
-def open_corpus(sources: Sequence[str], cache_dir: str = "", verify: bool = True) -> Corpus:
+def open_corpus(sources: Sequence[str], cache: Path | None = None, verify: bool = True) -> Corpus:
     """Open shard directories, after copying them to a node's own disk where a cache is given.
 
     Args:
         sources: directories; with a cache, URLs of any kind that fsspec knows too.
-        cache_dir: see trainer.shard_cache.cached; empty for none.
+        cache: see trainer.shard_cache.cache_folder; None for none.
         verify: compare the checksums of shards that the cache has from before; see trainer.shard_cache.cached.
 
     Raises:
         ShardError: a directory can't be opened or copied, has another vocabulary than the first, or is named twice.
     """
-    directories = [_open(source, cache_dir, verify) for source in sources]
+    directories = [_open(source, cache, verify) for source in sources]
     checksums = [directory.manifest_blake2b for directory in directories]
     for i, (source, directory) in enumerate(zip(sources, directories, strict=True)):
         if checksums[i] in checksums[:i]:
@@ -122,9 +122,9 @@ def directory_checksums(manifest: Path) -> list[str]:
         raise ShardError(f"{manifest}: damaged ({error}); put the manifest of the run's shards there") from error
 
 
-def _open(source: str, cache_dir: str, verify: bool) -> ShardDirectory:
-    if cache_dir:
-        return cached(source, Path(cache_dir).expanduser(), verify)
+def _open(source: str, cache: Path | None, verify: bool) -> ShardDirectory:
+    if cache:
+        return cached(source, cache, verify)
     if "://" in source:
         raise ShardError(f"{source}: not a local directory; set data.cache_dir to one where it is copied to")
     return ShardDirectory(source)

@@ -44,6 +44,7 @@ class DataConfig:
         skip: ranges [first, end) of the stream's indices whose samples are left out, in every phase; their places stay
             empty, so that all other samples keep theirs.
         cache_dir: copy the shards to this local directory of each node first; needed where they are not local files.
+            Each node puts in its own ~ and variables, such as $SLURM_TMPDIR/shards.
         verify: compare the checksum of every shard with its manifest before training.
         token_multiple: the tokens of a micro-batch, laid end to end, are filled up to a multiple of this, and its
             predictions to a multiple of an eighth of it, so that CUDA graphs and compiled kernels meet few shapes; 1

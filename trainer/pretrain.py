@@ -36,6 +36,7 @@ from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.saving import Saver, export_if_missing
 from trainer.session import Session, owes_validation
 from trainer.settings import ConfigError, is_override
+from trainer.shard_cache import cache_folder
 from trainer.sharded_state import StateError
 from trainer.start import check, check_output, take_over, warn_of_the_warmup, write_run
 from trainer.stopping import StopRequests, end_at_once, wait_for_first
@@ -112,8 +113,9 @@ def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     configs = [resolve_deepspeed(arguments.deepspeed_config, recipe, phase, ranks) for phase in recipe.phases]
     run = RunDirectory(arguments.output)
-    check_output(run, recipe.data.cache_dir)
-    shards = open_corpus(arguments.shards, recipe.data.cache_dir, recipe.data.verify)
+    cache = cache_folder(recipe.data.cache_dir)
+    check_output(run, cache)
+    shards = open_corpus(arguments.shards, cache, recipe.data.verify)
     check(recipe, configs, shards, run, arguments.init_from)
 
     world = join_world(recipe.train.threads)
@@ -127,7 +129,7 @@ def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
         _log.info("%s: done already, %d steps", run.path, step)
         leave_world()
         return
-    if recipe.data.verify and not recipe.data.cache_dir:  # a cache has compared them already
+    if recipe.data.verify and not cache:  # a cache has compared them already
         shards.verify(world.rank, world.size, world.sum)
     _on_first(world, lambda: write_run(run, recipe, shards, arguments.deepspeed_config, arguments.init_from, step))
     warn_of_the_warmup(recipe)

@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from string import Template
 from typing import TypeVar
 
 from fsspec.core import url_to_fs
@@ -36,12 +37,40 @@ from preprocessing.schema import (
 )
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from trainer.files import sync, write_atomically
+from trainer.settings import ConfigError
 
 THREADS = 4  # files that are copied or hashed at a time
 _BLOCK = 8 << 20  # bytes read at a time
 _PART = ".part"  # ends the names of files that are not whole yet
 _log = logging.getLogger("pretrain")
 _T = TypeVar("_T")
+
+
+def cache_folder(cache_dir: str) -> Path | None:
+    """Where this node keeps its copies; a disk of a job's own may have a name that only the job knows.
+
+    Args:
+        cache_dir: data.cache_dir of a recipe. A leading ~ and variables, as $NAME or ${NAME}, are replaced by what they
+            are in this process; $$ is a $.
+
+    Returns:
+        The folder; None where no copies are wanted.
+
+    Raises:
+        ConfigError: a variable is not set, or is empty.
+    """
+    if not cache_dir:
+        return None
+    try:
+        written_out = Template(cache_dir).substitute({name: value for name, value in os.environ.items() if value})
+    except KeyError as error:
+        raise ConfigError(
+            f"data.cache_dir {cache_dir}: {error.args[0]} is not set where the trainer runs; set it there, "
+            "or write the path out"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"data.cache_dir {cache_dir}: no variable's name follows a $; write $$ for a $") from error
+    return Path(written_out).expanduser()
 
 
 def cached(source: str, cache: Path, verify: bool) -> ShardDirectory:

@@ -40,17 +40,15 @@ from trainer.sharded_state import StateError, StateReader, verify_state
 _log = logging.getLogger("pretrain")
 
 
-def check_output(run: RunDirectory, cache_dir: str) -> None:
+def check_output(run: RunDirectory, cache: Path | None) -> None:
     """See that a run can be in its directory, before shards are copied to a cache, which may take long.
 
     Raises:
         CheckpointError, ConfigError: it can't, or the cache would be in its way.
     """
     run.check()
-    if cache_dir and Path(cache_dir).resolve().is_relative_to(run.path.resolve()):
-        raise ConfigError(
-            f"data.cache_dir {cache_dir} lies in --output, where only the run's own files are; take another"
-        )
+    if cache and cache.resolve().is_relative_to(run.path.resolve()):
+        raise ConfigError(f"data.cache_dir {cache} lies in --output, where only the run's own files are; take another")
 
 
 def check(

@@ -15,13 +15,53 @@ import pytest
 from preprocessing.schema import ShardDirectory, ShardError
 from tests.trainer.shard_factory import write_shards
 from trainer import shard_cache
-from trainer.shard_cache import cached
+from trainer.settings import ConfigError
+from trainer.shard_cache import cache_folder, cached
 
 FILES = [
     "manifest.json", "shard-00000-of-00003.arrow", "shard-00001-of-00003.arrow", "shard-00002-of-00003.arrow",
     "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json", "tokenizer/vocab.txt",
     "validation-shard-00000-of-00001.arrow",
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cache_dir", "folder"),
+    [
+        ("~/cache", "/home/ada/cache"),  # a recipe passes through no shell
+        ("$SLURM_TMPDIR/shards", "/local/12/shards"),
+        ("/local/${USER_NAME}_$SLURM_JOB_ID", "/local/ada_12"),
+        ("/local/$$x", "/local/$x"),
+        ("cache", "cache"),
+    ],
+)
+def test_a_cache_is_named_by_what_the_node_s_variables_are(monkeypatch, cache_dir, folder):
+    node = {"HOME": "/home/ada", "USER_NAME": "ada", "SLURM_JOB_ID": "12", "SLURM_TMPDIR": "/local/12"}
+    for name, value in node.items():
+        monkeypatch.setenv(name, value)
+    assert cache_folder(cache_dir) == Path(folder)
+
+
+def test_without_a_name_there_is_no_cache():
+    assert cache_folder("") is None
+
+
+@pytest.mark.parametrize(
+    ("cache_dir", "message"),
+    [
+        (
+            "$SCRATCH_OF_NOBODY/x",
+            r"data.cache_dir \$SCRATCH_OF_NOBODY/x: SCRATCH_OF_NOBODY is not set where the trainer",
+        ),
+        ("$EMPTY/x", "EMPTY is not set where the trainer runs"),  # /x would be another folder than is meant
+        ("/x/$/y", r"no variable's name follows a \$; write \$\$ for a \$"),
+    ],
+)
+def test_a_cache_by_a_variable_that_is_not_set_is_refused(monkeypatch, cache_dir, message):
+    monkeypatch.setenv("EMPTY", "")
+    with pytest.raises(ConfigError, match=message):
+        cache_folder(cache_dir)
+
 
 # Copies in blocks of 1,000 bytes, the next one when a file `go` is there, and says so in a file `begun`.
 SLOWLY = """

@@ -103,6 +103,11 @@ BAD_INPUT = {
         lambda s, t: [f"data.cache_dir={t / 'run' / 'cache'}"],
         "lies in --output, where only the run's own files are; take another",
     ),
+    "a cache by a variable that is not set": (
+        lambda s, t: {},
+        ["data.cache_dir=$SCRATCH_OF_NOBODY/shards"],
+        "data.cache_dir $SCRATCH_OF_NOBODY/shards: SCRATCH_OF_NOBODY is not set where the trainer runs; set it there",
+    ),
     "padding that is another word": (
         lambda s, t: {},
         ["model.pad_token_id=1"],
