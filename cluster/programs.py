@@ -57,6 +57,12 @@ class Program:
         return (self.output, *self.reads, *map(_searched, self.corpus))
 
     @property
+    def cache(self) -> tuple[Path, ...]:
+        """Where each node keeps copies of the shards; nothing where there are none, or where only the node knows."""
+        cache_dir = self.recipe.data.cache_dir if self.recipe else ""
+        return (whole(cache_dir),) if cache_dir and "$" not in cache_dir else ()
+
+    @property
     def folder(self) -> Path:
         """Where its job files lie: in its output, or beside shards, whose folder holds nothing else."""
         if self.name == "preprocess":

@@ -53,7 +53,7 @@ def check(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dr
     paths = [current_folder(), *(path for program in programs for path in program.paths), folder]
     check_printable(paths)
     check_shared(paths, settings.shared)
-    check_container(settings.container, paths)
+    check_container(settings.container, [*paths, *(path for program in programs for path in program.cache)])
     python = _python(settings)
     if not settings.container.runtime and "/" in python:
         check_interpreter(Path(python), settings.shared)

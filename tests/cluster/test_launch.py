@@ -1073,6 +1073,22 @@ def test_inputs_of_preprocessing_must_be_within_the_image(here, slurm, monkeypat
     assert f"error: {here}: is not within the image; add its folder to" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("cache", "seen"),
+    [("HERE/cache", True), ("cache", True), ("$SLURM_TMPDIR/shards", True), ("/scratch/shards", False)],
+)
+def test_a_cache_of_shards_must_be_within_the_image_though_not_shared(here, slurm, capsys, cache, seen):
+    """One that only the node knows can't be looked at; the trainer will find out."""
+    command = ["pretrain", "--on", "slurm", "--settings", "cluster.toml", "--dry-run", "slurm.container.image=a#b:1",
+               "slurm.container.runtime=pyxis", f'slurm.container.mounts=["{here}"]', "--", "--config", "tiny.toml",
+               "--shards", "shards", "--output", "run"]  # fmt: skip
+    assert main([*command, f"data.cache_dir={cache.replace('HERE', str(here))}"]) == (0 if seen else 2)
+    told = "error: /scratch/shards: is not within the image; add its folder to slurm.container.mounts\n"
+    assert (told in capsys.readouterr().err) != seen
+    without_image = [word for word in command if not word.startswith("slurm.container")]
+    assert main([*without_image, f"data.cache_dir={cache}"]) == 0
+
+
 @pytest.mark.parametrize("option", [["--direct_num_workers=32"], ["--direct_num_workers", "32"]])
 @pytest.mark.parametrize(
     ("place", "cores", "warned"),
