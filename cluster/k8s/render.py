@@ -91,15 +91,19 @@ def _preprocess(settings: KubernetesSettings, work: Work) -> dict[str, str]:
     workers = []
     if pods.engine == "job" and pods.cpu > 1 and not any(word.startswith(_RUNNERS) for word in arguments):
         workers = ["--direct_running_mode=multi_processing", f"--direct_num_workers={pods.cpu}"]
+    credentials = {"envFrom": secrets} if (secrets := _data_secret(settings)) else {}
     command = {
         **_container("beam", settings, work),
         "args": _literal([*arguments, *workers]),
+        **({"env": _variables(settings.environment)} if settings.environment else {}),
+        **credentials,
         "resources": _resources(settings, pods),
     }
     flink = {"name": "flink-main-container", "volumeMounts": _mounts(settings)}
     worker = {  # stays in the folder of the base: Beam writes into it
         "name": "worker",
-        "env": _variables({"PYTHONPATH": work.code} if work.code else {}),
+        "env": _variables({**settings.environment, **({"PYTHONPATH": work.code} if work.code else {})}),
+        **credentials,
         "volumeMounts": _mounts(settings),
         "resources": {amount: {"memory": pods.worker_memory} for amount in ("requests", "limits")},
     }
@@ -133,7 +137,7 @@ def _pretrain(settings: KubernetesSettings, work: Work) -> dict[str, str]:
         **_container("node", settings, work),
         "args": _literal(program.arguments),
         "env": _variables(variables),
-        "envFrom": _secrets(settings),
+        "envFrom": [*_mlflow_secret(settings), *_data_secret(settings)],
         "resources": _resources(settings, pods),
     }
     spec: dict[str, Any] = {
@@ -164,7 +168,7 @@ def _eval(settings: KubernetesSettings, work: Work) -> dict[str, str]:
             {**variable, "valueFrom": None} if variable["name"] == "OMP_NUM_THREADS" else variable
             for variable in _variables({"RUN": _output(work, "pretrain"), "PODS": pods.pods, **settings.environment})
         ],
-        "envFrom": _secrets(settings),
+        "envFrom": _mlflow_secret(settings),
         "resources": _resources(settings, pods),
     }
     spec = {
@@ -284,8 +288,12 @@ def _resources(settings: KubernetesSettings, pods: Pods) -> dict[str, Any]:
     return {"requests": dict(amounts), "limits": dict(amounts)}
 
 
-def _secrets(settings: KubernetesSettings) -> list[dict[str, Any]]:
+def _mlflow_secret(settings: KubernetesSettings) -> list[dict[str, Any]]:
     return [{"secretRef": {"name": settings.mlflow_secret, "optional": True}}] if settings.mlflow_secret else []
+
+
+def _data_secret(settings: KubernetesSettings) -> list[dict[str, Any]]:
+    return [{"secretRef": {"name": settings.data_secret}}] if settings.data_secret else []
 
 
 def _variables(values: Mapping[str, str | int]) -> list[dict[str, str]]:

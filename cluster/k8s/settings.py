@@ -18,6 +18,7 @@ _TAG = re.compile(r"\w[-\w.]{0,127}", re.ASCII)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _OURS = re.compile(
     "RUN|SHARDS|PODS|RECIPE|DEEPSPEED_CONFIG|CPUS|HOME|JOB|JOBSET|JOB_COMPLETION_INDEX|PET_.*"
+    "|TASKMANAGERS|RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT"  # of preprocessing on Flink
     "|PATH|PYTHONPATH|PYTHONHOME|PYTHONSAFEPATH"  # the image's own
     "|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"  # cluster.k8s.ranks
 )
@@ -162,7 +163,9 @@ class KubernetesSettings:
         gpu: what the cluster calls a GPU.
         queue: Kueue's LocalQueue; empty where there is no Kueue.
         mlflow_secret: a Secret with MLFLOW_TRACKING_URI and what it needs; it may be missing. Empty for none.
-        environment: more variables of training and evaluation, such as NCCL_SOCKET_IFNAME.
+        data_secret: a Secret with what corpora and shards behind URLs need, such as AWS_ACCESS_KEY_ID: variables of
+            preprocessing and training. Empty for none.
+        environment: more variables of all jobs, such as NCCL_SOCKET_IFNAME and HTTPS_PROXY.
     """
 
     namespace: str = "default"
@@ -172,13 +175,14 @@ class KubernetesSettings:
     gpu: str = "nvidia.com/gpu"
     queue: str = ""
     mlflow_secret: str = "mlflow"  # noqa: S105  a name
+    data_secret: str = ""
     environment: dict[str, str | int] = field(default_factory=dict)
     preprocess: PreprocessPods = field(default_factory=PreprocessPods)
     pretrain: PretrainPods = field(default_factory=PretrainPods)
     eval: EvalPods = field(default_factory=EvalPods)
 
     def __post_init__(self) -> None:
-        for name in ("namespace", "claim", "queue", "mlflow_secret"):
+        for name in ("namespace", "claim", "queue", "mlflow_secret", "data_secret"):
             value = getattr(self, name)
             if not _LABEL.fullmatch(value) and (value or name in ("namespace", "claim")):
                 raise ValueError(

@@ -49,6 +49,16 @@ def test_the_locked_versions_are_what_the_project_wants(name, extras, left_out):
             assert version in requirement.specifier if version else False, f"{requirement}: run cluster/image/lock"
 
 
+@pytest.mark.parametrize("name", ["pretraining", "preprocessing"])
+def test_packages_of_a_user_s_own_leave_the_locked_versions_alone(name):
+    stage = (
+        (IMAGE / "Dockerfile").read_text(encoding="utf-8").partition(f" AS install-{name}\n")[2].partition("FROM ")[0]
+    )
+    (adds,) = [line for line in stage.splitlines() if line.endswith(" $PACKAGES")]
+    assert f"--constraints /opt/{name}.txt " in adds
+    assert stage.index("ARG PACKAGES") < stage.index(adds)
+
+
 def test_both_images_write_and_read_shards_with_the_same_libraries():
     pretraining, preprocessing = locked("pretraining.txt"), locked("preprocessing.txt")
     for package in ("numpy", "pyarrow", "tokenizers"):

@@ -196,7 +196,31 @@ def test_a_number_of_threads_stands_alone(tmp_path):
         for variable in pod["containers"][0].get("env", [])
         if variable["name"] == "OMP_NUM_THREADS"
     ]
-    assert found == [{"name": "OMP_NUM_THREADS", "value": "4"}] * 2  # of training and evaluation
+    assert found == [{"name": "OMP_NUM_THREADS", "value": "4"}] * 3
+
+
+@needs_kubectl
+@pytest.mark.parametrize("engine", ["job", "flink"])
+def test_all_jobs_have_the_variables_and_those_that_open_urls_the_secret_of_the_data(tmp_path, engine):
+    settings = replace(
+        SETTINGS,
+        environment={"HTTPS_PROXY": "http://proxy:3128"},
+        data_secret="storage",
+        preprocess=PreprocessPods(engine=engine),
+    )
+    ours = {
+        box["name"]: (variables(box)["HTTPS_PROXY"], [source["secretRef"] for source in box.get("envFrom", [])])
+        for pod in pods(objects_of(settings, WORK, tmp_path))
+        for box in pod["containers"]
+        if box["name"] != "flink-main-container"  # reads the volume only
+    }
+    mlflow, data = {"name": "tracking", "optional": True}, {"name": "storage"}
+    assert ours == {
+        "beam": ("http://proxy:3128", [data]),
+        **({"worker": ("http://proxy:3128", [data])} if engine == "flink" else {}),
+        "node": ("http://proxy:3128", [mlflow, data]),
+        "eval": ("http://proxy:3128", [mlflow]),
+    }
 
 
 HOSTILE = [
@@ -283,6 +307,8 @@ def test_paths_of_arguments_are_checked_by_whom_knows_them():
         (lambda: KubernetesSettings(environment={"A-B": "1"}), "environment: 'A-B'"),
         (lambda: KubernetesSettings(environment={"PET_NNODES": "1"}), "one that the job sets itself"),
         (lambda: KubernetesSettings(environment={"RUN": "1"}), "one that the job sets itself"),
+        (lambda: KubernetesSettings(data_secret="A"), "data_secret 'A'"),
+        (lambda: KubernetesSettings(environment={"TASKMANAGERS": "9"}), "one that the job sets itself"),
         (lambda: KubernetesSettings(environment={"PATH": "/opt/bin"}), "one that the job sets itself"),
         (lambda: KubernetesSettings(environment={"PYTHONPATH": "/opt"}), "one that the job sets itself"),
         (lambda: KubernetesSettings(environment={"JOB_COMPLETION_INDEX": "0"}), "one that the job sets itself"),
