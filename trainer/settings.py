@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ import pydantic
 
 _OF_TYPES = {"tuple_type": "Input should be a list, in square brackets"}  # TOML has no tuples
 _DEEPEST = 4  # files that extend one another
+_RECIPES = Path(__file__).with_name("recipes")  # that come with the trainer
 _Settings = TypeVar("_Settings")
 
 
@@ -92,7 +94,13 @@ def read_toml(path: Path, what: str, depth: int = 0) -> dict[str, Any]:
         return raw
     if not isinstance(parent, str) or Path(parent).name != parent or parent in {"", ".."} or depth == _DEEPEST:
         raise ConfigError(f"{path}: extends must name another {what} in the same folder, without going in circles")
-    return _merge(read_toml(path.with_name(parent), what, depth + 1), raw)
+    base = path.with_name(parent)
+    if not os.access(base, os.F_OK):
+        known = f" from {_RECIPES}" if (_RECIPES / parent).is_file() else ""
+        raise ConfigError(
+            f'{path}: extends = "{parent}", which is not in {base.absolute().parent}; copy it there{known}'
+        )
+    return _merge(read_toml(base, what, depth + 1), raw)
 
 
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -152,8 +160,7 @@ def _reject(raw: Any, kind: Any, prefix: str) -> None:
     if get_origin(kind) is list and isinstance(raw, list):
         for i, item in enumerate(raw):
             _reject(item, get_args(kind)[0], f"{prefix}{i}.")
-    if get_origin(kind) is UnionType:
-        kind = get_args(kind)[0]  # SECTION | None
+    kind = _section(kind)
     if isinstance(raw, bool) and kind in (int, float):  # pydantic takes true for 1
         key = prefix.removesuffix(".")
         raise _BadKeyError(key, f"{key} is {str(raw).lower()}; give a number")
@@ -162,7 +169,24 @@ def _reject(raw: Any, kind: Any, prefix: str) -> None:
     hints = get_type_hints(kind)
     for key, value in raw.items():
         if key not in hints:
-            near = difflib.get_close_matches(key, hints, n=1)
-            known = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(sorted(hints))}"
-            raise _BadKeyError(f"{prefix}{key}", f"unknown setting {prefix}{key}; {known}")
+            raise _BadKeyError(f"{prefix}{key}", f"unknown setting {prefix}{key}; {_advice(key, hints, prefix)}")
         _reject(value, hints[key], f"{prefix}{key}.")
+
+
+def _advice(key: str, hints: dict[str, Any], prefix: str) -> str:
+    """What may be meant by an unknown key: that key of a section within, or else one that is spelled alike."""
+    within = {name: _section(kind) for name, kind in hints.items()}
+    meant = [
+        f"{name}.{key}"
+        for name, kind in within.items()
+        if dataclasses.is_dataclass(kind) and key in get_type_hints(kind)
+    ]
+    meant = meant or difflib.get_close_matches(key, hints, n=1)
+    if meant:
+        return f"did you mean {' or '.join(prefix + name for name in meant)}?"
+    return f"known here: {', '.join(sorted(hints))}"
+
+
+def _section(kind: Any) -> Any:
+    """Of SECTION | None the section; any other kind as it is."""
+    return get_args(kind)[0] if get_origin(kind) is UnionType else kind

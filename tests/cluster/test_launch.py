@@ -849,6 +849,10 @@ BAD = {
     "a memory that is none": (["slurm.pretrain.memory=5 GB"], "memory '5 GB' is not a number with K, M, G or T"),
     "no time left after the notice": (["slurm.pretrain.time=4"], "notice, 300 s, leaves nothing of pretrain.time, 4"),
     "an unknown setting": (["slurm.pretrain.node=2"], "slurm.pretrain.node; did you mean slurm.pretrain.nodes?"),
+    "a setting of the jobs": (
+        ["slurm.time=10"],
+        "slurm.time; did you mean slurm.preprocess.time or slurm.pretrain.time or slurm.eval.time?",
+    ),
     "an option that is none": (['slurm.options=["-x; rm"]'], "options: '-x; rm' is not an option of sbatch"),
     "an option of one job that is none": (['slurm.eval.options=["rm"]'], "slurm.eval: options: 'rm' is not an"),
     "a variable of one job that is its own": (["slurm.eval.environment.RANK=1"], "slurm.eval: environment: 'RANK'"),

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -105,6 +106,30 @@ def test_a_recipe_extends_another_table_by_table(tmp_path):
         (tmp_path / "loop.toml").write_text(f"extends = {json.dumps(parent)}\n", encoding="utf-8")
         with pytest.raises(ConfigError, match="extends must name another recipe in the same folder"):
             load_recipe(tmp_path / "loop.toml")
+
+
+def test_a_recipe_that_is_extended_and_not_there_is_told_by_the_file_that_names_it(tmp_path):
+    """The user has named the one; the other lies somewhere else, such as beside the recipes of the trainer."""
+    (tmp_path / "mine.toml").write_text('extends = "demo.toml"\n', encoding="utf-8")
+    (tmp_path / "other.toml").write_text('extends = "my_own.toml"\n', encoding="utf-8")
+    told = f'mine.toml: extends = "demo.toml", which is not in {tmp_path}; copy it there from {RECIPES}'
+    with pytest.raises(ConfigError, match=f"{re.escape(told)}$"):
+        load_recipe(tmp_path / "mine.toml")
+    with pytest.raises(ConfigError, match=r'"my_own\.toml", which is not in .*; copy it there$'):
+        load_recipe(tmp_path / "other.toml")
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("max_steps=3", "train.max_steps"),
+        ("phases.0.peak=3", "phases.0.schedule.peak"),
+        ("every=3", "checkpoint.every or log.every or tracking.every"),
+    ],
+)
+def test_a_setting_that_another_section_has_is_looked_for_there(override, meant):
+    with pytest.raises(ConfigError, match=rf"; did you mean {meant}\?"):
+        load_recipe(RECIPES / "demo.toml", [override])
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
