@@ -24,7 +24,8 @@ import torch
 HERE = Path(__file__).parent
 SOURCES = ("runtime.c", "driver.c", "libraries.c")
 LIBRARY = "libcuda.so.1"  # the driver's name, by which torch and triton ask for it; the others' functions are in it too
-_STOOD_IN_FOR = re.compile(r"(?:__cuda|cuda[A-Z]|cu[A-Z]|cublas|nccl)\w+")
+_NOT_PERMITTED = 35  # CUPTI_ERROR_INSUFFICIENT_PRIVILEGES
+_STOOD_IN_FOR = re.compile(r"(?:__cuda|cuda[A-Z]|cu[A-Z]|cublas|nccl|cupti)\w+")
 
 
 class Counts(NamedTuple):
@@ -68,9 +69,8 @@ def build(folder: Path) -> dict[str, str]:
     """
     if reason := why_not():
         raise RuntimeError(f"no stand-in for CUDA: {reason}")
-    others = folder / "others.c"  # weak: what SOURCES have takes their place
-    stubs = (f"__attribute__((weak)) int {name}(void) {{ return 0; }}\n" for name in _wanted())
-    others.write_text("".join(stubs), encoding="utf-8")
+    others = folder / "others.c"
+    others.write_text("".join(map(_stub, _wanted())), encoding="utf-8")
     includes = [f"-I{path}" for path in _headers()]
     sources = [*(HERE / source for source in SOURCES), others]
     output = [f"-Wl,-soname,{LIBRARY}", "-o", folder / LIBRARY]
@@ -103,6 +103,14 @@ def _triton() -> Path:
     import triton  # not every torch brings it
 
     return Path(triton.__file__).parent / "backends" / "nvidia"
+
+
+def _stub(name: str) -> str:
+    """A function that does nothing and succeeds; weak, so that what SOURCES have takes its place.
+
+    CUPTI, which records kernels, would look for a real driver: it isn't permitted to.
+    """
+    return f"__attribute__((weak)) int {name}(void) {{ return {_NOT_PERMITTED if name.startswith('cupti') else 0}; }}\n"
 
 
 def _wanted() -> list[str]:
