@@ -172,12 +172,10 @@ def test_shards_are_read_as_the_documentation_shows(
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "preprocessing.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"\n((?:    .*ShardDirectory.*\n)(?:(?:    .*)?\n)+)", page)
-    *statements, last = textwrap.dedent(example).strip().split("\n")
-    names: dict[str, Any] = {}
-    exec("\n".join(statements), names)
-    tokens, ends, pairs = eval(last, names)
-    assert ends[-1].as_py() == len(tokens)
-    assert len(pairs) > 0
+    found: dict[str, Any] = {}
+    exec(textwrap.dedent(example), found)
+    assert found["ends"][-1].as_py() == len(found["tokens"])
+    assert len(found["segments"]) == len(found["pairs"]) > 0
 
 
 def test_an_engine_that_carries_out_every_step_twice_gives_the_same_shards(
