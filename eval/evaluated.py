@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -191,7 +192,7 @@ def _present_weights(group: Sequence[Evaluated]) -> str:
 
 
 def prevailing(evaluations: Iterable[Evaluated]) -> dict[str, Evaluated]:
-    """Task -> the evaluation whose figures count: of those without a limit, and over the most samples, the newest.
+    """Task -> the evaluation whose figures count: without a limit or of the highest, over the most samples, the newest.
 
     Args:
         evaluations: of one export.
@@ -201,7 +202,7 @@ def prevailing(evaluations: Iterable[Evaluated]) -> dict[str, Evaluated]:
         for task in evaluated.results["tasks"]:
             by_task.setdefault(task, []).append(evaluated)
     return {
-        task: max(group, key=lambda e: (e.limit(task) is None, e.samples(task), e.written, str(e.file)))
+        task: max(group, key=lambda e: (e.limit(task) or math.inf, e.samples(task), e.written, str(e.file)))
         for task, group in by_task.items()
     }
 

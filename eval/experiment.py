@@ -103,7 +103,10 @@ class Experiment:
         check_output(self._bench.output / PREDICTED / self.task.name)
         if self._bench.saves_models:
             check_output(self._model.parent)
-        self.task.kind.check(self._bench.checkpoint.export.config)
+        try:
+            self.task.kind.check(self._bench.checkpoint.export.config)
+        except UsageError as error:
+            raise UsageError(f"{self.task.name}: {error}") from error
         if self._bench.saves_models and (reason := why_not_saved(self.task.kind, self._bench.checkpoint.export.config)):
             raise UsageError(f"--save-models: {self.task.name}: {reason}")
         samples = self.task.kind.encode(self._parts["dev"][:_PROBED], self._encoder, training=False)

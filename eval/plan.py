@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -30,6 +31,8 @@ from preprocessing.tokenization import case_of
 from trainer.lineage import code_version
 
 _log = logging.getLogger("eval")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,7 @@ def prepare(arguments: argparse.Namespace) -> Plan:
     settings = Settings(optimizer=arguments.optimizer, precision=arguments.precision, max_tokens=arguments.max_tokens)
     bench = Bench(checkpoint, settings, _device(arguments), arguments.output, arguments.save_models, code_version())
     experiments = _experiments([task for task in tasks if isinstance(task, FineTuned)], arguments, bench)
-    for experiment in experiments.values():
-        experiment.check()
+    _for_each(experiments.values(), Experiment.check)
     return Plan(tasks, bench, subject, experiments)
 
 
@@ -120,10 +122,21 @@ def _experiments(tasks: Sequence[FineTuned], arguments: argparse.Namespace, benc
     if tasks and longest > bench.checkpoint.positions:
         raise UsageError(f"--max-length {longest}: the export has {bench.checkpoint.positions} positions; give as many")
     search = search_of(arguments)
-    return {
-        task.name: Experiment(task, read_parts(task, arguments.data, arguments.test, arguments.limit), bench, search)
-        for task in tasks
-    }
+    parts = _for_each(tasks, lambda task: read_parts(task, arguments.data, arguments.test, arguments.limit))
+    return {task.name: Experiment(task, of, bench, search) for task, of in zip(tasks, parts, strict=True)}
+
+
+def _for_each(items: Iterable[_Item], do: Callable[[_Item], _Result]) -> list[_Result]:
+    """What is done with each; all that is wrong with any of them is told at once."""
+    done, wrong = [], dict[str, None]()
+    for item in items:
+        try:
+            done.append(do(item))
+        except UsageError as error:
+            wrong[str(error)] = None
+    if wrong:
+        raise UsageError("; ".join(wrong))
+    return done
 
 
 def check_source(tasks: Sequence[FineTuned], arguments: argparse.Namespace) -> None:

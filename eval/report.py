@@ -63,9 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the report; the exit code is 0, or 2 for a mistake in what was asked for."""
     arguments = _parse(argv)
     try:
-        histories, left_out = read_histories(arguments.runs)
+        histories, left_out = read_histories(arguments.runs) if arguments.runs else ([], [])
         runs = [history.run.path for history in histories]
-        output = arguments.output or runs[0] / "report"
+        output = arguments.output or (runs or [arguments.results[0].parent])[0] / "report"
         check_output(output)
         named = {history.run.path.resolve(): history.name for history in histories}
         found = read_evaluations(arguments.results or find_results([output, *runs]), named)
@@ -97,9 +97,11 @@ def write_report(
     output: Path, histories: Sequence[History], evaluations: Sequence[Evaluated], exports: Sequence[MeasuredExport]
 ) -> list[Path]:
     """Write pictures, report.md and report.html; returns the files."""
-    save_picture(draw(histories, baselines(evaluations)), output / CURVES)
+    pictures = []
+    if histories:
+        save_picture(draw(histories, baselines(evaluations)), output / CURVES)
+        pictures.append(CURVES)
     stepped, left_out = on_same_data([export for export in exports if export.step is not None])
-    pictures = [CURVES]
     if measured_scores(stepped):
         save_picture(draw_scores(stepped), output / SCORES)
         pictures.append(SCORES)
@@ -127,10 +129,12 @@ def report(
     left_out: Sequence[str] | None,
 ) -> Iterator[str]:
     """The paragraphs of report.md; ``left_out`` is what the picture of scores lacks, None where there is no picture."""
-    yield f"# {plain(', '.join(history.name for history in histories))}\n"
-    yield f"![Losses, accuracy and learning rate over the steps]({CURVES})\n"
-    yield "## Last figures\n"
-    yield _last_figures_table(histories)
+    names = [history.name for history in histories] or dict.fromkeys(evaluated.run for evaluated in evaluations)
+    yield f"# {plain(', '.join(names))}\n"
+    if histories:
+        yield f"![Losses, accuracy and learning rate over the steps]({CURVES})\n"
+        yield "## Last figures\n"
+        yield _last_figures_table(histories)
     if exports:
         yield from _beside_the_paper(exports)
     if left_out is not None:
@@ -138,13 +142,14 @@ def report(
         yield f"![What the exports score, over the steps]({SCORES})\n"
         yield "Bars are halves of the 95 % intervals, or standard deviations over seeds; dashed is the baseline.\n"
         if left_out:
-            names = plain(enumerate_few(left_out))
             why = "they were measured on other data, over fewer samples or for another objective than those that are"
-            yield f"Not drawn, as {why}: {names}.\n"
+            yield f"Not drawn, as {why}: {plain(enumerate_few(left_out))}.\n"
     for group in _newest(evaluations):
         yield from _evaluation(group)
-    yield "## Origin\n"
-    yield markdown_table([["run", "configuration", "shards", "commit", "directory"], *(_origin(h) for h in histories)])
+    if histories:
+        yield "## Origin\n"
+        origins = map(_origin, histories)
+        yield markdown_table([["run", "configuration", "shards", "commit", "directory"], *origins])
 
 
 def _beside_the_paper(exports: Sequence[MeasuredExport]) -> Iterator[str]:
@@ -249,16 +254,21 @@ def _commit(code: dict[str, Any]) -> str:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m eval.report", description="Curves and tables of runs.")
-    parser.add_argument("runs", type=parse_path, nargs="+", metavar="RUN", help="a run directory; runs/* will do")
+    parser.add_argument(
+        "runs", type=parse_path, nargs="*", metavar="RUN", help="a run directory; runs/* will do; none with --results"
+    )
     parser.add_argument(
         "--output", type=parse_path, metavar="DIR",
-        help=f"for {REPORT}, {PAGE} and pictures (default: report/ in the first run's directory)",
+        help=f"for {REPORT}, {PAGE} and pictures (default: report/ in the first run, or beside the results)",
     )  # fmt: skip
     parser.add_argument(
         "--results", type=parse_path, action="append", metavar="FILE",
         help=f"a {RESULTS} of eval.run, once or several times (default: those found in the output and the runs)",
     )  # fmt: skip
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if not arguments.runs and not arguments.results:
+        parser.error(f"give a run directory, or the {RESULTS} of an export that is of no run with --results")
+    return arguments
 
 
 if __name__ == "__main__":

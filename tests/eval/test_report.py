@@ -603,6 +603,38 @@ def test_a_trial_leaves_figures_of_whole_data_sets_alone(run: Path) -> None:
     assert "\nwnli; at most 30 examples of each data set, so of little weight; " in text
 
 
+def test_of_two_trials_the_one_on_more_examples_counts(run: Path) -> None:
+    for name, limit, f1 in (("a", 64, 78.0), ("b", 16, 66.0)):
+        with_limit(write_evaluation(run, 60, name, mrpc=learned("f1", {}, f1=f1)), limit)
+    assert rows_after(report_of(run), "GLUE")["MRPC"]["demo 60 (64 examples)"] == "78.0"
+
+
+def test_results_of_a_model_of_another_program_have_a_report_without_a_run(tmp_path: Path) -> None:
+    files = []
+    for name, f1 in (("tiny", 81.0), ("other", 82.0)):
+        file = write_evaluation(tmp_path / name, 1, mrpc=learned("f1", {}, f1=f1), mlm=INTRINSIC["mlm"])
+        results = json.loads(file.read_text())
+        checkpoint = {**results["checkpoint"], "path": f"/models/{name}", "lineage": {}}
+        write_results(file, results | {"checkpoint": checkpoint})
+        files += ["--results", str(file)]
+    assert main([*files, "--output", str(tmp_path / "report")]) == 0
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == ["report.html", "report.md"]
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert text.startswith("# other, tiny\n\n## Beside the paper\n")
+    scores = rows_after(text, "GLUE")["MRPC"]
+    assert (scores["tiny"], scores["other"]) == ("81.0", "82.0")
+    assert "## Evaluation of tiny\n" in text
+    assert main(files[2:]) == 0
+    assert (Path(files[3]).parent / "report" / "report.md").is_file()
+
+
+def test_a_report_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 2
+    assert "give a run directory, or the results.json of an export" in capsys.readouterr().err
+
+
 def measured_on(data: str, accuracy: float) -> dict[str, Any]:
     """A task that was fine-tuned and judged on some data."""
     return task({"selected_by": "accuracy", "data_blake2b": data}, accuracy=accuracy)

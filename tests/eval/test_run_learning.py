@@ -953,6 +953,17 @@ def test_a_missing_file(export: Path, data: Path, tmp_path: Path, capsys: pytest
     assert message == f"{data}/MRPC: no dev.tsv beside train.tsv; put all of the data set into one folder"
 
 
+def test_all_data_sets_that_are_missing_are_told_at_once(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(data)
+    message = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "cola,mrpc,rte"))
+    assert message.count("; ") >= 1
+    assert "CoLA" in message
+    assert "RTE" in message
+    assert "MRPC" not in message
+
+
 def test_files_of_two_copies_of_a_data_set_are_not_taken_together(
     export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -1176,7 +1187,9 @@ def test_a_model_too_shallow_for_features(
 ) -> None:
     write_conll(data)
     found = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "conll2003_concat_last_four"))
-    assert found == "4 states of a token are read, and a model of 2 layers has 3; leave this task out"
+    assert found == (
+        "conll2003_concat_last_four: 4 states of a token are read, and a model of 2 layers has 3; leave this task out"
+    )
 
 
 @pytest.mark.parametrize(
