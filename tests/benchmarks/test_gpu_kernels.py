@@ -26,7 +26,7 @@ def test_kernels_of_a_layer():
     drawing = [line[0] for line in lines if "inductor_random" in ", ".join(line)]
     assert drawing == ["forward", "forward"]  # once for each dropout, so that both passes have the same masks
     (total,) = (line[2] for line in lines if line[:2] == ["both", "all"])
-    assert float(total) + ATTENTION == pytest.approx(COMPILED, abs=0.5)
+    assert float(total) + ATTENTION == pytest.approx(COMPILED, abs=1.0)  # torch 2.15 has 69.6, older ones 70.5
     ours = lines[lines.index(["trainer.fused", "widths", "instructions an element"]) + 2 :][:5]
     elements = {"add_norm": 1, "add_norm_backward": 1, "gelu": 4, "gelu_backward": 4, "join": 3}  # in widths, a token
     assert [name for name, *_ in ours] == list(elements)
