@@ -1,4 +1,4 @@
-/* cuBLAS and NCCL of the stand-in: what gives something back beside success. NCCL has one rank. */
+/* cuBLAS, NCCL and CUPTI of the stand-in: what gives something back beside success. NCCL has one rank. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -88,3 +88,9 @@ int ncclAllGather(void) { return product(); }
 int ncclReduceScatter(void) { return product(); }
 int ncclBroadcast(void) { return product(); }
 int ncclReduce(void) { return product(); }
+
+int cuptiGetResultString(int result, const char **text)
+{
+    *text = "the stand-in for CUPTI";
+    return 0;
+}
