@@ -95,7 +95,7 @@ def _subject(tasks: Sequence[Intrinsic], arguments: argparse.Namespace, checkpoi
     stream = None
     if any(task.needs_shards for task in tasks):
         stream = open_stream(arguments.shards, checkpoint, arguments.sequence_length)
-    export = {"path": str(checkpoint.path.resolve()), "lineage": checkpoint.lineage}
+    export = {"path": str(checkpoint.path), "lineage": checkpoint.lineage}
     run = run_directory(export, arguments.output / RESULTS)
     return Subject(
         model=build(checkpoint.export),

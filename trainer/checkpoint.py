@@ -21,6 +21,7 @@ from preprocessing.schema import checksum_of
 from trainer.files import end_of_step, incomplete, metrics_of, sync, write_atomically
 from trainer.loss_scale import LossScale
 from trainer.run_directory import CheckpointError, RunDirectory, step_folders, step_name, step_number
+from trainer.settings import first_problem
 
 _LOOKED_AT = 1 << 20  # bytes of metrics before the place where they are cut, in which damaged lines are looked for
 
@@ -163,9 +164,7 @@ def read_run_state(checkpoint: Path) -> RunState:
         _take_checksum(values)
         return _RUN_STATE.validate_json(json.dumps(values))
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise CheckpointError(f"{path}: not a run state ({key}: {first['msg']})") from error
+        raise CheckpointError(f"{path}: not a run state ({first_problem(error)})") from error
     except (OSError, AttributeError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a run state ({error})") from error
 

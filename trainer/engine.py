@@ -38,7 +38,7 @@ from trainer.non_finite import Suspect, bad_gradient, bad_loss
 from trainer.optim import Lamb, build_optimizer, parameter_groups, state_of
 from trainer.ownership import find_owned, first_misplaced
 from trainer.philox import derive_seed
-from trainer.settings import ConfigError
+from trainer.settings import ConfigError, first_problem
 from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, StateReader
 from trainer.world import PortInUseError, World
 
@@ -489,9 +489,7 @@ def _mistakes() -> Iterator[None]:
     try:
         yield
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"DeepSpeed's configuration: {key}: {first['msg']} ({error.title})") from error
+        raise ConfigError(f"DeepSpeed's configuration: {first_problem(error)} ({error.title})") from error
     except _REFUSALS as error:
         why = str(error).replace("\n", " ") or type(error).__name__
         raise ConfigError(f"DeepSpeed's configuration: {why}") from error

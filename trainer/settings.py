@@ -55,6 +55,12 @@ def parse(raw: dict[str, Any], kind: type[_Settings], where: str, overrides: Seq
         raise ConfigError(_located(message, key, where, overrides)) from error
 
 
+def first_problem(error: pydantic.ValidationError) -> str:
+    """Where in a table something is wrong, and what: the first problem of several."""
+    first = error.errors(include_input=False)[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+
+
 class _BadKeyError(ValueError):
     """What is wrong with a key."""
 

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from preprocessing.schema import checksum
 from trainer.files import write_atomically
+from trainer.settings import first_problem
 from trainer.tensor_files import write_tensors
 
 _THREADS = 4  # files that are hashed at a time
@@ -273,8 +274,7 @@ def _read_table(path: Path, file: safe_open) -> _Table:
     try:
         table = _Table.model_validate(file.metadata() or {})
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise StateError(f"{path}: not a state file of ours ({first['loc'][0]}: {first['msg']})") from error
+        raise StateError(f"{path}: not a state file of ours ({first_problem(error)})") from error
     stored = set(file.keys())
     for flat, fragments in enumerate(table.fragments):
         for name in (f"{flat}.{kind}" for kind in (WEIGHTS, *MOMENTS)):

@@ -29,6 +29,7 @@ from preprocessing.locks import try_lock
 from trainer.credentials import without_credentials
 from trainer.files import write_atomically
 from trainer.run_directory import RunDirectory
+from trainer.settings import first_problem
 
 _log = logging.getLogger(__name__)
 
@@ -167,6 +168,5 @@ def _create(database: Path) -> None:
 def first_line(error: Exception) -> str:
     """What an error says, on one line and without credentials; of a file's problems, the first and its place."""
     if isinstance(error, pydantic.ValidationError):
-        first = error.errors(include_input=False)[0]
-        return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        return first_problem(error)
     return without_credentials(str(error).splitlines()[0]) if str(error) else type(error).__name__
