@@ -268,7 +268,8 @@ def build_ours(bert: BertConfig) -> dict[str, tuple[float, float]]:
         multiples = [name for name, of in signature.items() if of.startswith("*") or name == "size"]  # of 16
         aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in multiples}
         source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
-        program = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+        options = {"num_warps": warps, **fused._ARITHMETIC}
+        program = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
         built[name] = widths, 32 * warps * _of_the_loop(program.asm["cubin"]) / elements
     return built
 

@@ -25,6 +25,7 @@ from trainer.packing import PackedTokens, Selection
 _TILE = {"COLUMNS": 256, "ROWS": 8}  # of a program that adds up over rows
 _FLAT = 1024  # elements of a program that adds up nothing
 _WARPS = 24  # for which each multiprocessor of a GPU has registers at once, 72 a thread and some to spare
+_ARITHMETIC = {"enable_fp_fusion": True}  # a product and a sum round once; Triton 3.10 does so only where it is asked
 _BY_ERF = {"gelu": True, "gelu_new": False}
 
 
@@ -104,7 +105,9 @@ class _Up(torch.autograd.Function):
         """[T, D], [F, D], [F] -> [T, F], [T, D]."""
         before = F.linear(hidden, weight, bias)
         after = torch.empty_like(before)
-        kernels.gelu[(triton.cdiv(before.numel(), _FLAT),)](before, after, before.numel(), BY_ERF=by_erf, BLOCK=_FLAT)
+        kernels.gelu[(triton.cdiv(before.numel(), _FLAT),)](
+            before, after, before.numel(), BY_ERF=by_erf, BLOCK=_FLAT, **_ARITHMETIC
+        )
         ctx.save_for_backward(hidden, weight, before)
         ctx.by_erf = by_erf
         return after, hidden.view_as(hidden)
@@ -120,7 +123,7 @@ class _Up(torch.autograd.Function):
         to_before = torch.empty_like(before)
         sums = before.new_empty(shares, width, dtype=torch.float32)
         kernels.gelu_backward[(blocks, shares)](
-            to_after, before, to_before, sums, count, rows, WIDTH=width, **_TILE, BY_ERF=ctx.by_erf
+            to_after, before, to_before, sums, count, rows, WIDTH=width, **_TILE, BY_ERF=ctx.by_erf, **_ARITHMETIC
         )
         to_bias = sums.sum(dim=0).to(weight.dtype)
         return to_residual.addmm_(to_before, weight), to_before.t() @ hidden, to_bias, None
@@ -141,7 +144,7 @@ class _AddNorm(torch.autograd.Function):
         means, inverses = (x.new_empty(count, dtype=torch.float32) for _ in range(2))
         kernels.add_norm[(count,)](
             projected, residual.contiguous(), scale, shift, total, normed, means, inverses, seed, probability,
-            1 / (1 - probability), eps, DROPS=probability > 0, **_row(width),
+            1 / (1 - probability), eps, DROPS=probability > 0, **_row(width), **_ARITHMETIC,
         )  # fmt: skip
         ctx.save_for_backward(x, weight, scale, total, means, inverses)
         ctx.probability, ctx.seed = probability, seed
@@ -159,7 +162,7 @@ class _AddNorm(torch.autograd.Function):
         sums = total.new_empty(min(_programs(x.device, row["num_warps"]), count), 3, width, dtype=torch.float32)
         kernels.add_norm_backward[(len(sums),)](
             upstream[0].contiguous(), total, scale, means, inverses, to_total, to_projected, sums, ctx.seed,
-            ctx.probability, 1 / (1 - ctx.probability), count, DROPS=drops, **row,
+            ctx.probability, 1 / (1 - ctx.probability), count, DROPS=drops, **row, **_ARITHMETIC,
         )  # fmt: skip
         to_scale, to_shift, to_bias = sums.sum(dim=0).to(weight.dtype)
         to_weight = to_projected.t() @ x
