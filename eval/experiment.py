@@ -337,8 +337,11 @@ class Experiment:
             name: known[name] | {part: found for part, found in again[name].items() if part in self._tests}
             for name in ("metrics", "details")
         }
-        files_of_point = [file for file in self._disk.path(point).iterdir() if file.name != RESULT]
-        kept = {file.name: file.read_text(encoding="utf-8") for file in files_of_point}
+        kept = {
+            file.name: file.read_bytes().decode()  # and not as text, of which each line would end with LF
+            for file in self._disk.path(point).iterdir()
+            if file.name != RESULT and not self._is_of_tests(file.name)
+        }
         of_tests = {name: text for name, text in files.items() if self._is_of_tests(name)}
         self._disk.write(point, {**known, **added, "test_blake2b": self._test_blake2b}, {**kept, **of_tests})
 

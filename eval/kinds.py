@@ -334,7 +334,7 @@ def _labelled(
 
 def read_predictions(path: Path, words: Sequence[str]) -> list[tuple[str, float]]:
     """(id, label) of each example, from the table that a task of texts leaves; ``words`` are those of its labels."""
-    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").split("\n")[1:-1]]
+    rows = [line.split("\t") for line in path.read_bytes().decode().split("\n")[1:-1]]
     return [(row[0], words.index(row[1]) if words else float(row[1])) for row in rows]
 
 

@@ -72,6 +72,24 @@ def test_it_is_learned_and_new_texts_are_predicted(export: Path, tmp_path: Path)
     assert evaluate(export, task, data.parent, tmp_path / "out", "--test") == 2  # points of another task are there
 
 
+def test_another_test_set_leaves_nothing_of_the_one_before_and_the_dev_set_s_files_as_they_are(
+    export: Path, tmp_path: Path
+) -> None:
+    task, data = write_task(tmp_path, 'id = "agent"\n' + TICKETS), write_tickets(tmp_path / "data")
+    dev = data / "dev.tsv"
+    dev.write_bytes(dev.read_bytes().replace(b"left alone", b"left\ralone"))  # no end of a line in these tables
+    found: list[dict[str, bytes]] = []
+    for columns in (["body", "subject", "agent", "queue"], ["body", "subject", "agent"]):
+        write_table(data / "test.tsv", columns, [["word1", "word2", "3", "other"][: len(columns)]])
+        assert evaluate(export, task, data, tmp_path / "out", "--test") == 0
+        files = (tmp_path / "out" / "predictions" / "tickets").iterdir()
+        found.append({file.name: file.read_bytes() for file in files})
+    of_dev = {"dev_predictions.tsv", "dev_confusion.tsv"}
+    assert found[0].keys() == of_dev | {"test_predictions.tsv", "test_confusion.tsv"}
+    assert found[1].keys() == of_dev | {"test_predictions.tsv"}
+    assert all(found[0][name] == found[1][name] for name in of_dev)
+
+
 def test_processes_share_it(export: Path, tmp_path: Path) -> None:
     task, data = write_task(tmp_path / "mine", TICKETS), write_tickets(tmp_path / "data")
     assert evaluate(export, task, data, tmp_path / "out", "--workers", "2") == 0
