@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from eval.encoding import Encoder, Sample
+from eval.encoding import Encoder, Sample, Segments, collate
 from eval.finetune import DivergedError, Hyperparameters, Settings, cut, epoch_batches, learn, predict
-from eval.kinds import Texts
+from eval.kinds import Tags, Texts
 from eval.tasks.datasets import READERS
 from preprocessing.tokenization import load_tokenizer
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.small_data import write_mrpc
 from trainer.hugging_face import Export
-from trainer.model import BertForPreTraining
+from trainer.model import EMPTY_SLOT, BertForPreTraining
 from trainer.optim import OptimizerConfig, build_optimizer
 from trainer.philox import derive_seed
 
@@ -53,6 +53,11 @@ def test_an_epoch_has_every_sample_once_in_an_order_of_its_own() -> None:
     assert [len(batch) for batch in epoch_batches(21, 8, 0, 0)] == [8, 8, 5]
     assert list(epoch_batches(21, 8, 0, 1)) == list(epoch_batches(21, 8, 0, 1))
     assert list(epoch_batches(21, 8, 0, 1)) != list(epoch_batches(21, 8, 1, 1))
+
+
+def test_what_the_documentation_says_of_the_settings() -> None:
+    """The paper's and google-research/bert's."""
+    assert dataclasses.astuple(Settings()) == ("bert_adam", 0.01, 0.1, "start", 1.0, "float32", 16384)
 
 
 def test_parts_are_no_larger_than_asked() -> None:
@@ -137,6 +142,19 @@ def test_predictions_after_an_epoch_change_nothing_in_the_next_one(samples) -> N
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("max_tokens", [16384, 1])
+def test_the_loss_of_a_step_is_the_mean_over_its_targets_of_which_a_sample_may_have_several(max_tokens: int) -> None:
+    sequence = Segments(np.array([2, 5, 6, 7, 3]), 5)
+    one, three = (
+        Sample((sequence,), (EMPTY_SLOT, *targets, EMPTY_SLOT)) for targets in ((1, EMPTY_SLOT, EMPTY_SLOT), (0, 1, 2))
+    )
+    config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = Tags(("PER",)).build(Export(config, random_state(), []), seed=0)
+    expected = torch.cat([model.losses(model(batch), batch) for batch in (collate([one]), collate([three]))]).mean()
+    [loss] = train(model, [one, three], dataclasses.replace(POINT, epochs=1), Settings(max_tokens=max_tokens))
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+
+
 class NoTargets(nn.Linear):
     """A model, a sample and a batch in one, of which nothing is to be learned."""
 
@@ -166,12 +184,20 @@ def test_learning_learns(samples) -> None:
 
 
 def test_predictions_stand_in_the_order_of_the_samples(samples) -> None:
-    model = new_model()
-    together = predict(model, samples["dev"], KIND.collate, Settings(), CPU)
-    for sample, logits in zip(samples["dev"], together, strict=True):
+    """Though those of about one length are computed together."""
+    model, sizes = new_model(), []
+    whole = [sample.sequences[0] for sample in samples["dev"]]
+    texts = [Segments(sequence.ids[: 15 - i * 7 % 10], sequence.second) for i, sequence in enumerate(whole)]
+    varied = [Sample((text,), ()) for text in texts]
+    together = predict(
+        model, varied, lambda part: sizes.extend(sample.size for sample in part) or collate(part), Settings(), CPU
+    )
+    assert len(set(sizes)) == 10
+    assert sizes == sorted(sizes)
+    for sample, logits in zip(varied, together, strict=True):
         [alone] = predict(model, [sample], KIND.collate, Settings(), CPU)
         np.testing.assert_allclose(logits, alone, rtol=0, atol=1e-5)
-    [*small] = predict(model, samples["dev"], KIND.collate, Settings(max_tokens=1), CPU)
+    [*small] = predict(model, varied, KIND.collate, Settings(max_tokens=1), CPU)
     np.testing.assert_allclose(np.stack(small), np.stack(together), rtol=0, atol=1e-5)
 
 
@@ -193,6 +219,8 @@ def test_bfloat16_on_a_cpu(samples) -> None:
     assert found != expected
     logits = predict(rounded, samples["dev"], KIND.collate, Settings(precision="bf16"), CPU)
     assert np.stack(logits).dtype == np.float32
+    unrounded = predict(rounded, samples["dev"], KIND.collate, SETTINGS, CPU)
+    assert not np.array_equal(np.stack(logits), np.stack(unrounded))
 
 
 @pytest.mark.parametrize("optimizer", ["bert_adam", "adamw"])

@@ -47,13 +47,14 @@ def test_what_is_asked_for_twice_is_one_point() -> None:
 def test_a_point_that_was_written_is_read(tmp_path: Path) -> None:
     disk = points(tmp_path)
     assert disk.read(POINT) is None
-    disk.write(POINT, FOUND, {"dev_predictions.tsv": "x\n", LOSSES: "[]\n"})
+    disk.write(POINT, FOUND, {"dev_predictions.tsv": "서울\n", LOSSES: "[]\n"})
     assert disk.path(POINT).name == "lr5e-05-epochs3-batch32-seed0"
     result = disk.read(POINT)
     assert result is not None
     assert result["metrics"] == FOUND["metrics"]
     assert result["point"] == {"learning_rate": 5e-5, "epochs": 3, "batch_size": 32, "seed": 0}
-    assert [file.name for file in disk.files(POINT)] == ["dev_predictions.tsv"]
+    [predictions] = disk.files(POINT)
+    assert (predictions.name, predictions.read_text(encoding="utf-8")) == ("dev_predictions.tsv", "서울\n")
     assert sorted(path.name for path in disk.folder.iterdir()) == [disk.path(POINT).name]  # nothing else is left
 
 
@@ -136,7 +137,9 @@ def test_a_point_that_lost_its_result_is_learned_again(tmp_path: Path, caplog: p
     disk.write(POINT, FOUND, {})
     assert disk.read(POINT) is not None
     assert disk.files(POINT) == []
-    assert f"{disk.path(POINT)}: was damaged, without its result.json" in caplog.text
+    disk.write(POINT, FOUND, {})  # of a whole one nothing is said
+    told = f"{disk.path(POINT)}: was damaged, without its result.json; it has been learned again"
+    assert caplog.messages == [told]
 
 
 def _hold(path: Path, begun, done) -> None:
