@@ -17,6 +17,7 @@ from eval.features import FeatureTags, LstmTagger, Sentences, hidden_states
 from eval.finetune import Hyperparameters, Settings, learn, predict
 from eval.kinds import Frozen
 from eval.readers import conll
+from eval.readers.examples import TaggedSentence
 from preprocessing.tokenization import load_tokenizer
 from tests.conftest import ROOT
 from tests.eval.conftest import CONFIG, random_state
@@ -62,6 +63,22 @@ def test_states_are_those_of_the_encoder(sentences, frozen, encoder) -> None:
             np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)  # float16
 
 
+def test_states_in_bfloat16(sentences, frozen, encoder) -> None:
+    samples = LAST.encode(sentences, encoder, training=True)
+    rounding = dataclasses.replace(frozen, settings=Settings(precision="bf16"), name="rounded")
+    exact, rounded = (hidden_states(sentences, samples, of) for of in (frozen, rounding))
+    assert not np.array_equal(rounded, exact)
+    np.testing.assert_allclose(rounded, exact, rtol=0, atol=0.5)
+
+
+def test_a_word_without_a_piece_has_zeros(frozen, encoder) -> None:
+    sentence = TaggedSentence("0-0", ("word1", "\x01"), ("I-PER", "O"), 0)
+    samples = LAST.encode([sentence], encoder, training=True)
+    first, second = hidden_states([sentence], samples, frozen)
+    assert first.any()
+    assert not second.any()
+
+
 def test_a_part_of_a_sentence_in_which_no_word_begins(sentences, frozen, encoder) -> None:
     """A word of more pieces than a passage has room for goes on in the next one."""
     samples = LAST.encode(sentences, encoder, training=True)
@@ -102,6 +119,7 @@ import subprocess, sys
 from pathlib import Path
 from eval.encoding import Encoder
 from eval.readers import conll
+from eval.readers.examples import TaggedSentence
 from preprocessing.tokenization import load_tokenizer
 from tests.eval.test_features import CPU, EXPORT, LAST, Frozen, Settings, hidden_states
 data, tokenizer, disk = map(Path, sys.argv[1:])
@@ -160,11 +178,15 @@ def test_sentences_do_not_see_each_other() -> None:
     tagger = LstmTagger(layers=1, width=6, combine="concatenated", units=4, tags=3, dropout=0.5).eval()
     states = torch.randn(9, 1, 6)
     targets = torch.zeros(9, dtype=torch.int64)
-    together = tagger(Sentences(states, targets, [2, 4, 3]))
+    batch = Sentences(states, targets, [2, 4, 3])
+    together = tagger(batch)
+    losses = tagger.losses(together, batch)  # of each word
     begin = 0
     for length in (2, 4, 3):
-        alone = tagger(Sentences(states[begin : begin + length], targets[:length], [length]))
+        of_one = Sentences(states[begin : begin + length], targets[:length], [length])
+        alone = tagger(of_one)
         torch.testing.assert_close(together[begin : begin + length], alone)
+        torch.testing.assert_close(losses[begin : begin + length], tagger.losses(alone, of_one))
         begin += length
 
 
@@ -172,6 +194,11 @@ def test_the_size_of_the_papers() -> None:
     model = FeatureTags(-2, -1).build(EXPORT, 0)
     assert (model.lstm.num_layers, model.lstm.hidden_size, model.lstm.bidirectional) == (2, 768, True)
     assert model.lstm.input_size == 2 * CONFIG.hidden_size
+    dropped: list[int] = []
+    model.dropout.register_forward_hook(lambda _, inputs, __: dropped.append(inputs[0].shape[1]))
+    model(Sentences(torch.zeros(3, 2, CONFIG.hidden_size), torch.zeros(3, dtype=torch.int64), [3]))
+    assert dropped == [2 * CONFIG.hidden_size, 2 * 768]  # what goes in and what comes out
+    assert (model.dropout.p, model.lstm.dropout) == (0.5, 0.5)
 
 
 def test_a_model_with_too_few_layers() -> None:

@@ -105,6 +105,7 @@ def test_figures_instead_of_classes(export: Path, tmp_path: Path) -> None:
     assert evaluate(export, task, tmp_path, tmp_path / "out") == 0
     found = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))["tasks"]["stars"]
     assert list(found["metrics"]) == ["spearman"]
+    assert (found["metrics"]["spearman"]["baseline"], found["baselines"]) == (None, {})  # no class is most frequent
 
 
 def test_settings_that_it_leaves_out_are_those_of_glue(tmp_path: Path) -> None:

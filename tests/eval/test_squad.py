@@ -96,6 +96,9 @@ def test_sequences_and_targets() -> None:
     assert [(tokens[0], tokens[-1]) for tokens in shown] == [("w0", "w199"), ("w128", "w327"), ("w256", "w399")]
     assert [w.targets for w in found] == [(0, 0), (3 + 200 - 128, 3 + 201 - 128), (0, 0)]
     assert [w.question for w in found] == [0, 0, 0]
+    counting = [np.flatnonzero(w.widest) + 128 * number for number, w in enumerate(found)]
+    assert np.concatenate(counting).tolist() == list(range(400))  # each token in one window
+    assert [tokens[-1] for tokens in counting] == [163, 291, 399]
 
 
 def test_an_answer_that_a_window_cuts_is_none_there() -> None:
@@ -108,16 +111,21 @@ def test_an_answer_is_where_the_data_set_says_and_not_where_its_text_comes_first
     assert shown.targets == (3 + 2, 3 + 2)
 
 
-def test_an_answer_has_none_of_the_pieces_that_only_touch_it() -> None:
-    tokenizer = build_tokenizer([*SPECIAL_TOKENS, "a", "x", ",", "("], lowercase=False)
-    [shown] = windows([question("(a,x", "a")], Encoder(tokenizer, 80))
-    assert shown.targets == (shown.offset + 1, shown.offset + 1)
+@pytest.mark.parametrize(("context", "answer", "pieces"), [("(a,x", "a", (1, 1)), ("(a,bc", "(a,b", (0, 3))])
+def test_an_answer_has_the_pieces_that_it_shares_a_character_with(
+    context: str, answer: str, pieces: tuple[int, int]
+) -> None:
+    """None that only touch it, and the whole of one that it ends in, as "Japan" does in "Japanese"."""
+    tokenizer = build_tokenizer([*SPECIAL_TOKENS, "a", "bc", "x", ",", "("], lowercase=False)
+    [shown] = windows([question(context, answer)], Encoder(tokenizer, 80))
+    assert shown.targets == (shown.offset + pieces[0], shown.offset + pieces[1])
 
 
 def test_no_answer_and_none_known() -> None:
     assert {w.targets for w in windows([question(answer=None)], Encoder(TOKENIZER, 204))} == {(0, 0)}
-    long = windows([question(text="where " * 100)], Encoder(TOKENIZER, 204))
+    long = windows([question(text="w1 " + "where " * 100)], Encoder(TOKENIZER, 204))
     assert {w.offset for w in long} == {LONGEST_QUESTION + 2}
+    assert {TOKENIZER.id_to_token(w.sequences[0].ids[1]) for w in long} == {"w1"}
 
 
 def test_sequences_without_room() -> None:
@@ -238,10 +246,11 @@ def test_a_text_without_tokens() -> None:
 
 
 def test_n_best() -> None:
-    found = Candidates([Span("a", 1.0, 1.0), Span("b", 0.5, 0.5)], Span("", 0.0, 0.0))
+    found = Candidates([Span("a", 1.0, 1.0), Span("b", 0.75, 0.25)], Span("", 0.0, 0.0))
     both = n_best(found, may_be_nothing=False)
     assert [entry["text"] for entry in both] == ["a", "b"]
     assert both[0]["probability"] == pytest.approx(np.e / (np.e + 1))
+    assert (both[1]["start_logit"], both[1]["end_logit"]) == (0.75, 0.25)
     assert [entry["text"] for entry in n_best(found, may_be_nothing=True)] == ["a", "b", ""]
     assert sum(entry["probability"] for entry in n_best(found, may_be_nothing=True)) == pytest.approx(1.0)
 
