@@ -65,6 +65,8 @@ class OwnTask:
     def __post_init__(self) -> None:
         if "" in (self.text, self.second_text, self.label, self.id):
             raise ValueError("the name of a column is empty; write it, or leave out what the tables don't have")
+        if len({self.text, self.second_text, self.label}) < 3:
+            raise ValueError("text, second_text and label must be different columns")
         if self.labels and len(set(self.labels)) < max(2, len(self.labels)):
             raise ValueError("labels must be two or more, each once; leave them out where the label is a figure")
         if unknown := [name for name in self.metrics if name not in self._known_metrics]:

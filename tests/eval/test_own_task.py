@@ -131,6 +131,8 @@ def test_beside_other_tasks(tmp_path: Path) -> None:
         ("", "text: Field required"),
         ('text = "t"\nlable = "l"\n', "unknown setting lable; did you mean label"),
         ('text = ""\n', "the name of a column is empty"),
+        ('text = "label"\n', "text, second_text and label must be different columns"),
+        ('text = "t"\nsecond_text = "t"\n', "text, second_text and label must be different columns"),
         ('text = "t"\nlabels = ["a"]\n', "labels must be two or more, each once"),
         ('text = "t"\nlabels = ["a", "a"]\n', "labels must be two or more, each once"),
         ('text = "t"\nlabels = ["a", "b", "c"]\nmetrics = ["f1"]\n', "metrics: 'f1' is none of accuracy, macro_f1"),

@@ -121,7 +121,11 @@ def test_results_of_a_task_of_pairs(
     found = json.loads(point.read_text())
     assert [epoch["epoch"] for epoch in found["epochs"]] == [1, 2]
     assert found["epochs"][-1]["metrics"] == found["metrics"]
-    assert len(json.loads((point.parent / "losses.json").read_text())) == found["steps"] == 6
+    losses = json.loads((point.parent / "losses.json").read_text())
+    assert len(losses) == found["steps"] == 6
+    assert [epoch["loss"] for epoch in found["epochs"]] == [
+        pytest.approx(sum(of) / 3) for of in (losses[:3], losses[3:])
+    ]
     assert "| mrpc f1 " in shown
 
 
@@ -153,6 +157,8 @@ def test_every_kind_of_task(long_export: Path, data: Path, tmp_path: Path) -> No
         "swag/test_predictions.tsv",
     } <= files
     assert "null_threshold" in results["tasks"]["squad_v2"]["details"]["dev"]
+    [point] = points_of(tmp_path / "out", "conll2003")
+    assert json.loads(point.read_text())["steps"] == 2  # of 16 sentences in 4 documents
     assert not (tmp_path / "out" / "states").exists()  # what the frozen encoder computed is of no more use
     with zipfile.ZipFile(tmp_path / "out" / "glue_submission.zip") as archive:
         assert archive.namelist() == ["STS-B.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"]
@@ -193,6 +199,12 @@ def assert_equal(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor])
     assert some.keys() == others.keys()
     for name, tensor in some.items():
         torch.testing.assert_close(tensor, others[name], rtol=0, atol=0)
+
+
+def change_weights(export: Path) -> None:
+    file = export / "model.safetensors"
+    state = load_file(file)
+    save_file({**state, "cls.predictions.bias": state["cls.predictions.bias"] + 1}, file, metadata={"format": "pt"})
 
 
 def learned_points(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
@@ -237,13 +249,14 @@ def test_test_sets_that_are_asked_for_later_cost_the_best_point_alone(
     export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_mrpc(data)
-    predicted = Path("predictions/mrpc/test_predictions.tsv")
+    predicted, learned = Path("predictions/mrpc/test_predictions.tsv"), learned_points(monkeypatch)
     assert run(export, data, tmp_path / "whole", "mrpc", *THREE_POINTS, "--test", quick=False) == 0
     out = tmp_path / "out"
     assert run(export, data, out, "mrpc", *THREE_POINTS, quick=False) == 0
     task = results_of(out)["tasks"]["mrpc"]
 
-    learned = learned_points(monkeypatch)
+    assert len(learned) == 3 + 3
+    learned.clear()
     both = (*THREE_POINTS, "--test", "--save-models")
     assert run(export, data, out, "mrpc", *both, quick=False) == 0
     best = task["details"]["best_point"]
@@ -662,6 +675,24 @@ def test_what_a_frozen_encoder_computed_stays_while_another_command_with_the_out
     assert not (output / "states").exists()
 
 
+@pytest.mark.parametrize("changed", [("--precision", "bf16"), ("--max-length", "32"), ("--limit", "9"), ()])
+def test_what_a_frozen_encoder_computed_for_a_command_that_was_killed_is_of_use_to_the_same_alone(
+    long_export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: tuple[str, ...]
+) -> None:
+    write_conll(data)
+    monkeypatch.setattr(experiment, "learn", mock.Mock(side_effect=KeyboardInterrupt))
+
+    def states(*options: str) -> int:
+        with pytest.raises(KeyboardInterrupt):
+            run(long_export, data, tmp_path / "out", "conll2003_last", *options)
+        return len(list((tmp_path / "out" / "states").glob("*.npy")))
+
+    assert [states(), states()] == [2, 2]  # train and dev
+    if not changed:
+        change_weights(long_export)
+    assert states(*changed) == 4
+
+
 def test_a_full_disk_loses_nothing_that_was_learned(
     export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -682,15 +713,16 @@ def test_a_point_that_diverges_is_a_result_and_the_others_decide(
     learn = experiment.learn
 
     def diverge_when_fast(*args):
+        learn(*args)  # so that there are figures of an epoch before
         if args[3].learning_rate > 0.01:
             raise experiment.DivergedError("the loss of step 3 is nan")
-        learn(*args)
 
     monkeypatch.setattr(experiment, "learn", diverge_when_fast)
     rates = ("--learning-rates", "0.9,1e-3", "--epochs", "1", "--batch-sizes", "8")
-    assert run(export, data, tmp_path / "out", "mrpc", *rates, quick=False) == 0
+    assert run(export, data, tmp_path / "out", "mrpc", *rates, "--save-models", quick=False) == 0
     details = results_of(tmp_path / "out")["tasks"]["mrpc"]["details"]
     assert [point["error"] for point in details["points"]] == ["the loss of step 3 is nan", None]
+    assert [list(point["metrics"]) for point in details["points"]] == [[], ["dev"]]
     assert details["best_point"]["learning_rate"] == 1e-3
 
 
@@ -1066,15 +1098,36 @@ def test_points_of_another_checkpoint(
     assert run(export, data, tmp_path / "out", "mrpc") == 0
     (tmp_path / "out" / "results.json").unlink()
     before = json.loads(points_of(tmp_path / "out", "mrpc")[0].read_text())["origin"]["export"]
-    file = export / "model.safetensors"
-    state = load_file(file)
-    save_file({**state, "cls.predictions.bias": state["cls.predictions.bias"] + 1}, file, metadata={"format": "pt"})
+    change_weights(export)
     capsys.readouterr()
     assert run(export, data, tmp_path / "out", "mrpc") == 2
     message = capsys.readouterr().err
     point = f"{tmp_path}/out/mrpc/points/lr0.001-epochs1-batch8-seed0/result.json"
     assert message.startswith(f"error: {point}: made with export {before} instead of ")
     assert message.endswith("; choose another --output\n")
+
+
+@pytest.mark.parametrize("changed", ["version", "data"])
+def test_points_of_another_version_or_of_other_texts(
+    export: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changed: str,
+) -> None:
+    """Though there are as many of them."""
+    write_mrpc(data)
+    assert run(export, data, tmp_path / "out", "mrpc") == 0
+    if changed == "version":
+        monkeypatch.setitem(TASKS, "mrpc", dataclasses.replace(TASKS["mrpc"], version=2))
+    else:
+        train = data / "MRPC" / "train.tsv"
+        train.write_text(train.read_text().replace("word", "Word", 1))
+    capsys.readouterr()
+    assert run(export, data, tmp_path / "out", "mrpc") == 2
+    [point] = points_of(tmp_path / "out", "mrpc")
+    assert capsys.readouterr().err.startswith(f"error: {point}: made with {changed} ")
 
 
 def test_points_of_windows_that_did_not_overlap(
@@ -1102,6 +1155,9 @@ def test_texts_of_another_language(
     assert message == (
         "mrpc: 62% of its text is unknown to the export's vocabulary; give an export for its language and alphabet"
     )
+    known = [[0, 1, 1, "word1 word2", "word3"]] * 9
+    write_table(data / "MRPC" / "dev.tsv", header, [[1, 1, 1, "나는 학교에 간다", "비가 온다"], *known])
+    assert run(export, data, tmp_path / "out", "mrpc") == 0  # one of ten may be
 
 
 LOWER = [*SPECIAL_TOKENS, *(f"word{i}" for i in range(59))]
