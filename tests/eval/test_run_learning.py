@@ -246,7 +246,11 @@ def test_the_best_model_is_kept_whoever_learned_it_and_whenever(
 
 
 def test_test_sets_that_are_asked_for_later_cost_the_best_point_alone(
-    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    export: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     write_mrpc(data)
     predicted, learned = Path("predictions/mrpc/test_predictions.tsv"), learned_points(monkeypatch)
@@ -261,6 +265,7 @@ def test_test_sets_that_are_asked_for_later_cost_the_best_point_alone(
     assert run(export, data, out, "mrpc", *both, quick=False) == 0
     best = task["details"]["best_point"]
     assert learned == [best]  # once for both
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
     assert (out / predicted).read_bytes() == (tmp_path / "whole" / predicted).read_bytes()
     assert results_of(out)["files"] == ["predictions/mrpc", "glue_submission.zip"]
     found, at_once = (results_of(output)["tasks"]["mrpc"] for output in (out, tmp_path / "whole"))
@@ -318,7 +323,45 @@ def test_test_sets_that_can_not_be_predicted_cost_no_figures(
     assert f"failed: mrpc: {told}\n" in capsys.readouterr().err
     assert results_of(out)["failed"] == {"mrpc": told}
     assert results_of(out)["tasks"]["mrpc"]["metrics"] == metrics
+    capsys.readouterr()
     assert run(export, data, out, "mrpc", "--test") == 0
+    assert not (out / "models").exists()
+    assert "models/" not in capsys.readouterr().err
+
+
+def test_a_best_point_that_is_not_the_same_when_it_is_learned_again_is_told(
+    export: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As another device may compute other last digits; the figures and predictions of dev stay those of the point."""
+    write_mrpc(data)
+    out, told = tmp_path / "out", "the best point was learned again for its test predictions, and its figures are not"
+    assert run(export, data, out, "mrpc") == 0
+    task = results_of(out)["tasks"]["mrpc"]
+    of_dev = {file: file.read_bytes() for file in (out / "predictions" / "mrpc").iterdir()}
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            experiment, "learn", mock.Mock(side_effect=experiment.DivergedError("the loss of step 3 is nan"))
+        )
+        assert run(export, data, out, "mrpc", "--test", "--save-models") == 1
+    assert "the best point, learned again, diverged (the loss of step 3 is nan)" in capsys.readouterr().err
+    assert not (out / "models" / "mrpc").exists()
+
+    def learn_otherwise(model: Any, *args: Any) -> None:
+        model.head.output.bias.data = torch.tensor([1e3, 0.0])  # always the rarer class
+        args[-1](1, [0.0])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(experiment, "learn", learn_otherwise)
+        assert run(export, data, out, "mrpc", "--test") == 0
+    assert sum(told in message for message in caplog.messages) == 1
+    again = results_of(out)["tasks"]["mrpc"]
+    assert again["metrics"] == task["metrics"]
+    assert all(file.read_bytes() == content for file, content in of_dev.items())
 
 
 def test_models_that_can_not_be_written_cost_no_figures(
