@@ -141,7 +141,7 @@ def _data(task: FineTuned, arguments: argparse.Namespace) -> _Data:
 def _positions(export: Path) -> int | None:
     """Of a model; None where it can't be told, which is not the place to say so."""
     try:
-        positions: int = json.loads((export / CONFIG).read_text(encoding="utf-8"))["max_position_embeddings"]
-    except (OSError, ValueError, LookupError, TypeError):
+        positions = json.loads((export / CONFIG).read_text(encoding="utf-8"))["max_position_embeddings"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
-    return positions
+    return positions if isinstance(positions, int) else None

@@ -70,7 +70,7 @@ def origin_of(folder: Path) -> dict[str, Any] | None:
     try:
         told = json.loads((folder / LINEAGE).read_text(encoding="utf-8"))
         origin: dict[str, Any] = told["fine_tuned"]["origin"]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
     return origin
 

@@ -43,7 +43,7 @@ def _noted(note: Path) -> tuple[Any, str | None]:
     try:
         told = json.loads(note.read_text(encoding="utf-8"))
         return told["stamp"], str(told["blake2b"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None, None
 
 

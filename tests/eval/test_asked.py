@@ -23,16 +23,22 @@ Compare = Callable[..., Difference | None]
 def compare(export: Path, shards: Path, tmp_path: Path) -> Compare:
     """Evaluate a task, and ask for it again with options that are added, or with the results changed."""
 
-    def evaluate_and_compare(task: str, *added: str, forget: tuple[str, ...] = ()) -> Difference | None:
+    def evaluate_and_compare(
+        task: str, *added: str, first: tuple[str, ...] = (), forget: tuple[str, ...] = (), config: str | None = None,
+        **changed: object,
+    ) -> Difference | None:  # fmt: skip
         data = tmp_path / "data"
         if not data.exists():
             write_mrpc(data)
         words = ["--checkpoint", str(export), "--tasks", task, "--output", str(tmp_path / "out"), "--no-tracking"]
         words += ["--shards", str(shards), "--data", str(data), *ONE_POINT]
-        assert main(words) == 0
+        assert main([*words, *first]) == 0
         results = read_results(tmp_path / "out" / "results.json")
+        results["tasks"][task] |= changed
         for name in forget:
             del results["tasks"][task]["details"][name]
+        if config is not None:
+            (export / "config.json").write_text(config)
         return Asked(parse([*words, *added]), select([task])).difference(task, results, export)
 
     return evaluate_and_compare
@@ -69,8 +75,17 @@ def test_other_points_which_may_be_gone_on_with(compare: Compare, added: tuple[s
     assert compare("mrpc", *added) == Difference("with other points of the grid of mrpc", keeps_points=True)
 
 
-def test_test_sets_that_were_not_predicted(compare: Compare) -> None:
-    assert compare("mrpc", "--test") == Difference("without these test sets of mrpc", keeps_points=True)
+@pytest.mark.parametrize("task", ["mlm", "mrpc"])
+def test_a_task_whose_figures_have_changed_since(compare: Compare, task: str) -> None:
+    assert compare(task, version=0) == Difference(f"by version 0 of {task}")
+
+
+def test_test_sets_that_were_not_predicted(compare: Compare, tmp_path: Path) -> None:
+    other = write_mrpc(tmp_path / "other", test=9)
+    different = Difference("without these test sets of mrpc", keeps_points=True)
+    assert compare("mrpc", "--test") == different
+    assert compare("mrpc", "--test", first=("--test",)) is None
+    assert compare("mrpc", "--test", "--data", str(other), first=("--test",)) == different
 
 
 def test_other_data(compare: Compare, tmp_path: Path) -> None:
@@ -86,7 +101,17 @@ def test_other_held_out_samples(compare: Compare, tmp_path: Path, task: str) -> 
     assert compare(task, "--shards", str(other)) == Difference("with other shards")
     assert compare(task, "--sequence-length", "32") == Difference("with --sequence-length 40")
     assert compare(task, "--sequence-length", "40") is None
+    assert compare(task, first=("--sequence-length", "32")) == Difference("with --sequence-length 32")
     assert compare(task, "--samples", "20") == Difference("with --samples 33")
+
+
+def test_samples_of_shards_that_can_not_be_read_are_not_judged(compare: Compare, tmp_path: Path) -> None:
+    assert compare("mlm", "--shards", str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("config", ["{", "[]", "[" * 100_000, '{"max_position_embeddings": "48"}'])
+def test_lengths_are_not_judged_where_the_export_does_not_tell_its_own(compare: Compare, config: str) -> None:
+    assert compare("mrpc", "--max-length", "16", config=config) is None
 
 
 def test_other_sentences(compare: Compare, tmp_path: Path) -> None:

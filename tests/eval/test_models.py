@@ -120,7 +120,7 @@ def test_what_transformers_has_no_class_for(task: str, is_decoder: bool, reason:
     assert found == reason if reason is None else reason in str(found)
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"fine_tuned": 3}'])
+@pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"fine_tuned": 3}', "[" * 100_000])
 def test_a_folder_of_something_else_is_no_model_of_ours(content: str | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "lineage.json").write_text(content)

@@ -23,7 +23,7 @@ from eval import stamps, watch
 from eval.plan import Plan
 from eval.results import read_results, write_results
 from eval.results import tasks_of as results_tasks
-from eval.tasks import Task
+from eval.tasks import GROUPS, Task
 from eval.tasks.result import Result
 from eval.watch import main
 from preprocessing.schema import checksum
@@ -136,8 +136,48 @@ def test_exports_are_evaluated_as_they_appear(
     assert evaluated == names
 
 
+def test_what_a_run_leaves_while_it_is_evaluated_and_ends_is_evaluated_too(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_here = watch._run_evaluation
+
+    def run_and_end(words: Sequence[str], claim: int) -> int:
+        if evaluated == ["step-000007"]:
+            add_export(run, 11)
+            run.set_outcome("done")
+        return run_here(words, claim)
+
+    monkeypatch.setattr(watch, "_run_evaluation", run_and_end)
+    assert follow("--final-tasks", "mlm", events=[lambda: None]) == 0
+    assert evaluated == ["step-000007", "step-000009", "step-000011", "step-000011-final"]
+
+
+def test_an_export_that_lost_its_weights_is_evaluated_in_vain(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing tells whether the results that are there are of it."""
+    assert follow("--once") == 0
+    (run.export(7) / WEIGHTS).unlink()
+    assert follow("--once") == 1
+    assert evaluated[2:] == ["step-000007"]
+    assert f"error: {run.export(7) / WEIGHTS}: missing" in capsys.readouterr().err
+
+
 def test_a_look_at_a_run_that_goes_on(run: RunDirectory, follow: Callable[..., int], evaluated: list[str]) -> None:
     assert follow("--once", "--final-tasks", "mlm") == 0
+    assert evaluated == ["step-000007", "step-000009"]
+    run.set_outcome("done")
+    assert follow("--once", "--final-tasks", "mlm") == 0
+    assert evaluated[2:] == ["step-000009-final"]
+
+
+def test_a_look_through_a_link_at_exports_that_lie_there_alone(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str]
+) -> None:
+    lies = run.path.rename(run.path.with_name("lies"))
+    run.path.symlink_to(lies)
+    run.config.unlink()
+    assert follow("--once") == 0
     assert evaluated == ["step-000007", "step-000009"]
 
 
@@ -147,12 +187,14 @@ def test_a_run_without_exports_yet(run: RunDirectory, follow: Callable[..., int]
     assert evaluated == []
 
 
+@pytest.mark.parametrize(("reason", "told"), [("the loss is no number", "the loss is no number"), ("", "see its log")])
 def test_a_failed_run(
-    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert follow("--final-tasks", "mlm", events=[lambda: run.set_outcome("failed", "the loss is no number")]) == 1
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], capsys: pytest.CaptureFixture[str],
+    reason: str, told: str,
+) -> None:  # fmt: skip
+    assert follow("--final-tasks", "mlm", events=[lambda: run.set_outcome("failed", reason)]) == 1
     assert evaluated == ["step-000007", "step-000009"]
-    assert f"failed: the training of {run.path}: the loss is no number\n" in capsys.readouterr().err
+    assert f"failed: the training of {run.path}: {told}\n" in capsys.readouterr().err
 
 
 def test_a_broken_export_is_skipped(
@@ -191,19 +233,29 @@ def test_a_failed_task_is_tried_once_more_by_a_new_watcher_and_told_each_time(
     assert evaluated == ["step-000007", "step-000009"] * 3
 
 
+@pytest.mark.parametrize(
+    ("tasks", "place", "told"),
+    [
+        ("mrpc,mlm,stsb", "MRPC", "no train.tsv in MRPC/"),
+        ("a group", "MRPC/test.tsv", "no test.tsv beside train.tsv"),
+    ],
+)
 def test_a_data_set_that_vanishes_costs_its_task_alone(
     run: RunDirectory, follow: Callable[..., int], evaluated: list[str], tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    tasks: str, place: str, told: str,
 ) -> None:  # fmt: skip
+    monkeypatch.setitem(GROUPS, "a group", ("mrpc", "mlm", "stsb"))
     data = write_mrpc(write_stsb(tmp_path / "data"))
-    quick = ("--epochs", "1", "--learning-rates", "1e-3", "--data", str(data))
-    final = ("--final-tasks", "mrpc,mlm,stsb")
-    lost = [lambda: (data / "MRPC").rename(tmp_path / "away"), done(run)]
+    quick = ("--epochs", "1", "--learning-rates", "1e-3", "--test", "--data", str(data))
+    final = ("--final-tasks", tasks)
+    lost = [lambda: (data / place).rename(tmp_path / "away"), done(run)]
     assert follow(*quick, *final, events=lost) == 1
     assert tasks_of(run, "step-000009-final") == ["mlm", "stsb"]
-    assert f"mrpc: {data}: no train.tsv in MRPC/" in caplog.text
+    assert f"mrpc: {data}" in caplog.text
+    assert told in caplog.text
     assert f"failed: {run.path / 'evaluations' / 'step-000009-final'}\n" in capsys.readouterr().err
-    (tmp_path / "away").rename(data / "MRPC")
+    (tmp_path / "away").rename(data / place)
     assert follow(*quick, *final) == 0
     assert tasks_of(run, "step-000009-final") == ["mlm", "mrpc", "stsb"]
 
@@ -563,6 +615,7 @@ def test_evaluations_become_children_of_the_training(
     assert main([*arguments, "--final-tasks", "fill_mask"]) == 0
 
     client = MlflowClient(store)
+    assert client.get_run(parent).info.status == "FINISHED"
     experiment = client.get_experiment_by_name("tests").experiment_id
     children = client.search_runs([experiment], f"tags.mlflow.parentRunId = '{parent}'", order_by=["start_time"])
     assert [child.info.run_name for child in children] == ["eval step-000007", *["eval step-000009"] * 2]
@@ -571,6 +624,22 @@ def test_evaluations_become_children_of_the_training(
         assert child.data.metrics["mlm_perplexity"] == figures["tasks"]["mlm"]["metrics"]["perplexity"]["value"]
         assert child.data.tags["export_blake2b"] == figures["checkpoint"]["weights_blake2b"]
         assert {"step", "manifest_blake2b", "config_blake2b", "code_version"} <= child.data.tags.keys()
+
+
+def test_what_waits_for_mlflow_goes_on_waiting_where_that_is_out_of_reach(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    empty_store(run.path.parent / "mlflow.db")
+    prepare(run, "tests")
+    (run.path.parent / "mlflow.db").write_text("no database")
+    run.pending_evaluations.mkdir()
+    (run.pending_evaluations / "step-000007.json").write_text("{}")
+    run.set_outcome("done")
+    assert follow() == 0
+    (warning,) = (message for message in caplog.messages if message.startswith("MLflow: "))
+    assert warning.endswith(f"; later: python -m trainer.tracking sync {run.path}")
 
 
 @pytest.mark.parametrize(
@@ -583,7 +652,10 @@ def test_evaluations_become_children_of_the_training(
         ([], "error: mlm reads held-out samples; give the folder of their shards with --shards\n"),
         (["--tasks", "fill_mask", "--final-tasks", "mrpc"], "error: mrpc reads a data set; give the folder of its "),
         (["--tasks", "fill_mask", "--output", "x"], "error: --checkpoint, --output, --points-only and --grid-* are "),
-        (["--tasks", "fill_mask", "--points-only"], "error: --checkpoint, --output, --points-only and --grid-* are "),
+        *(
+            (["--tasks", "fill_mask", *own], "error: --checkpoint, --output, --points-only and --grid-* are ")
+            for own in (["--checkpoint", "x"], ["--points-only"], ["--grid-count", "2"])
+        ),
     ],
 )
 def test_mistakes_end_with_one_line(
@@ -652,7 +724,8 @@ def test_a_word_that_is_no_option_is_told_by_the_watch_itself(
 
 
 @pytest.mark.parametrize(
-    "words", [["--poll", "0"], ["--poll", "x"], ["--sample", "9"], ["--task", "nsp"], ["--samples", "-1"]]
+    "words",
+    [["--poll", "0"], ["--poll", "inf"], ["--poll", "x"], ["--sample", "9"], ["--task", "nsp"], ["--samples", "-1"]],
 )
 def test_words_that_are_no_options(run: RunDirectory, words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
