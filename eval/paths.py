@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 
@@ -10,9 +11,17 @@ def parse_path(text: str) -> Path:
     """A path, with the home directory for ``~``, which no shell puts into ``--output=~/results``.
 
     Raises:
-        argparse.ArgumentTypeError: it begins with ``~`` and the name of nobody.
+        argparse.ArgumentTypeError: it begins with ``~`` and the name of nobody, or leads to a name that is not UTF-8,
+            which no results could tell.
     """
     try:
-        return Path(text).expanduser() if text.startswith("~") else Path(text)  # ./~ is a name
+        path = Path(text).expanduser() if text.startswith("~") else Path(text)  # ./~ is a name
     except RuntimeError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: there is no such home directory; write ./ before it") from error
+    try:
+        os.path.realpath(path).encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: it, or a folder around it, has a name that is not UTF-8; rename that"
+        ) from error
+    return path

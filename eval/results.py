@@ -186,7 +186,7 @@ def check_output(folder: Path, files: Iterable[Path] = ()) -> None:
     Raises:
         UsageError: it can't, or one of the files can't.
     """
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not nearest.is_dir():
         raise UsageError(f"{nearest}: not a directory; choose another place")
     if not os.access(nearest, os.W_OK | os.X_OK):

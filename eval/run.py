@@ -116,8 +116,9 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     before, collecting = stamp(arguments.output / RESULTS), arguments.output / ".collect.lock"
     try:
         check_output(arguments.output, [collecting])
-        if (arguments.output / RESULTS).is_dir():
-            raise UsageError(f"{arguments.output / RESULTS}: a directory; remove it, or choose another place")
+        for file in (arguments.output / RESULTS, arguments.output / SUBMISSION):
+            if file.is_dir():
+                raise UsageError(f"{file}: a directory; remove it, or choose another place")
         plan = prepare(arguments)
         arguments.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import subprocess
@@ -25,7 +24,7 @@ Work = tuple[Experiment, Hyperparameters]
 def share(experiments: Sequence[Experiment], index: int, count: int) -> list[Work]:
     """Every ``count``-th point of all grids, from number ``index`` on."""
     points = [(experiment, point) for experiment in experiments for point in experiment.points]
-    return list(itertools.islice(points, index, None, count))
+    return points[index::count]
 
 
 def run_points(work: Sequence[Work], wait: bool) -> dict[str, str]:

@@ -166,6 +166,18 @@ def test_an_export_of_another_program(export: Path, shards: Path, tmp_path: Path
     assert results_of(tmp_path)["checkpoint"]["lineage"] == {}
 
 
+@pytest.mark.parametrize("shards_key", [None, "manifest_blake2b", "shards_blake2b"])
+def test_of_held_out_samples_of_the_shards_that_were_trained_on_there_is_nothing_to_say(
+    export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], shards_key: str | None
+) -> None:
+    """Nor where another program wrote the export. Of several directories each is told."""
+    blake2b = ShardDirectory(shards).manifest_blake2b
+    lineage = {"manifest_blake2b": blake2b, "shards_blake2b": ["0d", blake2b]}
+    (export / "lineage.json").write_text(json.dumps({k: v for k, v in lineage.items() if k == shards_key}))
+    assert run(export, tmp_path / "results", shards, tasks="mlm") == 0
+    assert "other shards" not in capsys.readouterr().out
+
+
 def test_a_model_that_learned_something_else_says_what(
     export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -415,11 +427,14 @@ def test_an_error_of_ours_is_no_mistake_of_the_users(
 
 
 def test_an_output_that_is_a_file(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "results").write_text("")
+    """Or a link that leads nowhere, where no folder can be made."""
+    file, link = tmp_path / "results", tmp_path / "link"
+    file.write_text("")
+    link.symlink_to("nowhere")
     shutil.rmtree(export)  # it is told first
-    for output in (tmp_path / "results", tmp_path / "results" / "new"):
+    for other, output in ((file, file), (file, file / "new"), (link, link), (link, link / "new")):
         assert run(export, output, None, tasks="fill_mask") == 2
-        assert capsys.readouterr().err == f"error: {tmp_path / 'results'}: not a directory; choose another place\n"
+        assert capsys.readouterr().err == f"error: {other}: not a directory; choose another place\n"
 
 
 @pytest.mark.parametrize(
@@ -544,9 +559,10 @@ def test_a_store_of_a_relative_path_is_found_from_everywhere(
 def test_mlflow_out_of_reach(
     export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:1")
     assert run(export, tmp_path / "results", None, tasks="fill_mask", track=True) == 0
     assert (tmp_path / "results" / "results.json").is_file()
     warning = capsys.readouterr().err
     assert warning.startswith("warning: not in MLflow: ")
+    assert "secret" not in warning
     assert warning.count("\n") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -21,7 +22,7 @@ import torch
 from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file, save_file
 
-from eval import experiment
+from eval import experiment, workers
 from eval import run as evaluation
 from eval.errors import UsageError
 from eval.evaluated import find_results, read_evaluations
@@ -34,7 +35,7 @@ from eval.readers.examples import DatasetError
 from eval.run import main
 from eval.tasks import TASKS, select
 from eval.tasks.datasets import READERS
-from eval.workers import run_side_by_side, share, worker_words
+from eval.workers import describe, run_side_by_side, share, worker_words
 from preprocessing.tokenization import SPECIAL_TOKENS
 from tests.conftest import ROOT
 from tests.eval.conftest import CONFIG, STEP, random_state
@@ -428,6 +429,7 @@ def test_shares_are_all_of_it_and_no_point_twice() -> None:
     experiments = [FiveInTwo(), FiveInTwo()]
     shares = [share(experiments, index, 3) for index in range(3)]
     assert [len(of_one) for of_one in shares] == [4, 3, 3]
+    assert share(experiments, 1, 10**30) == [(experiments[0], "b")]  # of more processes than a machine can count
     assert len({(id(e), point) for of_one in shares for e, point in of_one}) == 10
 
 
@@ -482,6 +484,27 @@ def test_results_of_something_else_are_gathered_anew(
     assert found[change[0]] == change[1]
 
 
+def test_a_model_that_is_asked_for_later_is_learned_where_processes_share_a_grid_too(
+    export: Path, data: Path, tmp_path: Path
+) -> None:
+    write_mrpc(data)
+    sharing = ("--grid-index", "0", "--grid-count", "2")
+    assert run(export, data, tmp_path / "out", "mrpc", *sharing) == 0
+    assert run(export, data, tmp_path / "out", "mrpc", *sharing, "--save-models") == 0
+    model_of(tmp_path / "out", "mrpc")
+
+
+def test_figures_of_a_task_that_has_changed_since_are_gathered_anew(export: Path, data: Path, tmp_path: Path) -> None:
+    write_mrpc(data)
+    words = ("fill_mask,mrpc", "--grid-index", "0", "--grid-count", "2")
+    assert run(export, data, tmp_path / "out", *words) == 0
+    results = results_of(tmp_path / "out")
+    results["tasks"]["fill_mask"]["version"] = 0
+    (tmp_path / "out" / "results.json").write_text(json.dumps(results))
+    assert run(export, data, tmp_path / "out", *words) == 0
+    assert results_of(tmp_path / "out")["tasks"]["fill_mask"]["version"] == 1
+
+
 def test_a_task_that_failed_is_gathered_anew(
     export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -529,6 +552,29 @@ def test_a_point_that_another_process_works_on_is_left_to_it(export: Path, data:
         assert points_of(tmp_path / "out", "mrpc") == []
     assert run(export, data, tmp_path / "out", "mrpc", *options) == 0
     assert len(points_of(tmp_path / "out", "mrpc")) == 1
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_point_that_another_process_works_on_is_waited_for_and_learned_if_that_one_fails(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
+) -> None:
+    write_mrpc(data)
+    learned, lock = learned_points(monkeypatch), tmp_path / "out" / LOCK
+    lock.parent.mkdir(parents=True)
+    with contextlib.ExitStack() as other:
+
+        def end_and_wait(path: Path) -> contextlib.AbstractContextManager[None]:
+            monkeypatch.setattr(workers, "locked", locked)
+            other.close()
+            if finished:
+                assert run(export, data, tmp_path / "out", "mrpc", "--points-only") == 0
+            return locked(path)
+
+        other.enter_context(locked(lock))
+        monkeypatch.setattr(workers, "locked", end_and_wait)
+        assert run(export, data, tmp_path / "out", "mrpc") == 0
+    assert len(learned) == 1
+    assert list(results_of(tmp_path / "out")["tasks"]) == ["mrpc"]
 
 
 def test_workers_are_given_the_export_that_a_link_led_to_at_the_start(
@@ -589,10 +635,51 @@ def test_a_worker_that_is_killed_is_a_failure_where_a_point_is_missing(
     assert run(export, data, tmp_path / "out", "mrpc", *words) == 0  # nothing is missing
 
 
-@pytest.mark.parametrize(("program", "well"), [("true", True), ("false", False)])
-def test_whether_workers_end_well_is_known(program: str, well: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", shutil.which(program))
+@pytest.fixture
+def replace_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let a command of the shell stand for each worker; its number is $7."""
+
+    def replace(command: str) -> None:
+        program = tmp_path / "worker"
+        program.write_text(f"#!/bin/sh\n{command}\n")
+        program.chmod(0o700)
+        monkeypatch.setattr(sys, "executable", str(program))
+
+    return replace
+
+
+@pytest.mark.parametrize(("command", "well"), [("exit 0", True), ("exit $7", False)], ids=["all", "the first alone"])
+def test_whether_workers_end_well_is_known(command: str, well: bool, replace_workers: Callable[[str], None]) -> None:
+    replace_workers(command)
     assert run_side_by_side([], 2, 0, 1) is well
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "places"),
+    [(2, None, ["0", "1", "0"]), (2, "4,GPU-7", ["4", "GPU-7", "4"]), (0, None, ["", "", ""])],
+)
+def test_each_worker_has_a_gpu_of_its_own_or_its_part_of_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replace_workers: Callable[[str], None], gpus: int,
+    visible: str | None, places: list[str],
+) -> None:  # fmt: skip
+    for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    replace_workers(f'echo "$CUDA_VISIBLE_DEVICES,$OMP_NUM_THREADS" > {tmp_path}/$7')
+    assert run_side_by_side([], 3, 0, 1)
+    threads = "" if gpus else "2"
+    assert [(tmp_path / str(worker)).read_text() for worker in range(3)] == [f"{place},{threads}\n" for place in places]
+
+
+@pytest.mark.parametrize(
+    ("error", "line"), [(ValueError("one line\nand more"), "one line"), (AssertionError(), "AssertionError")]
+)
+def test_an_error_in_a_line(error: Exception, line: str) -> None:
+    assert describe(error) == line
 
 
 @pytest.mark.slow
@@ -621,10 +708,13 @@ def test_workers_end_with_their_process(export: Path, data: Path, tmp_path: Path
     assert_free(points.glob(".lr*.lock"))
 
 
-def failing_at_two_classes(learn: Callable[..., None]) -> Callable[..., None]:
+OUT_OF_MEMORY = torch.OutOfMemoryError("of 80 GiB\nnothing is left")
+
+
+def failing_at_two_classes(learn: Callable[..., None], error: Exception = OUT_OF_MEMORY) -> Callable[..., None]:
     def fail_or_learn(model: Any, *args: Any) -> None:
         if model.head.output.out_features == 2:
-            raise torch.OutOfMemoryError("of 80 GiB\nnothing is left")
+            raise error
         learn(model, *args)
 
     return fail_or_learn
@@ -674,8 +764,10 @@ def test_a_process_that_gathers_nothing_says_what_failed_and_shows_no_traceback_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     write_mrpc(data)
-    monkeypatch.setattr(experiment, "learn", mock.Mock(side_effect=UsageError("a prediction is not a finite number")))
-    assert run(export, data, tmp_path / "out", "mrpc", "--points-only") == 1
+    learn = mock.Mock(side_effect=UsageError("a prediction is not a finite number"))
+    monkeypatch.setattr(experiment, "learn", learn)
+    assert run(export, data, tmp_path / "out", "mrpc", "--points-only", "--seeds", "2") == 1
+    assert learn.call_count == 1  # the other point would fail as well
     assert capsys.readouterr().err == "failed: mrpc: a prediction is not a finite number\n"
     assert not any(record.exc_info for record in caplog.records)
 
@@ -734,6 +826,17 @@ def test_what_a_frozen_encoder_computed_for_a_command_that_was_killed_is_of_use_
     if not changed:
         change_weights(long_export)
     assert states(*changed) == 4
+
+
+def test_a_full_disk_that_takes_no_word_of_a_failure_costs_no_other_task(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(write_stsb(data))
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(experiment, "learn", failing_at_two_classes(experiment.learn, full))
+    monkeypatch.setattr("eval.grid.write_atomically", mock.Mock(side_effect=full))
+    assert run(export, data, tmp_path / "out", "mrpc,stsb") == 1
+    assert list(results_of(tmp_path / "out")["tasks"]) == ["stsb"]
 
 
 def test_a_full_disk_loses_nothing_that_was_learned(
@@ -1007,6 +1110,18 @@ def test_a_home_directory_that_no_shell_puts_in(tmp_path: Path, monkeypatch: pyt
         parse(["--checkpoint=~nobody-of-that-name/model", "--tasks=glue"])
 
 
+def test_a_name_that_is_not_utf_8_is_refused_before_results_would_have_to_tell_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, link = tmp_path / os.fsdecode(b"\xb5\xa5\xc0\xcc\xc5\xcd"), tmp_path / "link"  # EUC-KR
+    folder.mkdir()
+    link.symlink_to(folder)
+    for data in (folder, folder / "new", link):
+        with pytest.raises(SystemExit, match="2"):
+            parse(["--checkpoint=model", "--tasks=glue", f"--data={data}"])
+        assert "has a name that is not UTF-8; rename that" in capsys.readouterr().err
+
+
 def test_many_tasks_have_a_folder_of_their_own_whose_name_a_file_system_takes(tmp_path: Path) -> None:
     tasks = [f"aufgabe-über-{number}" for number in range(60)]
     names = {default_output(tmp_path / "model", of).name for of in (tasks, tasks[:-1], tasks[::-1])}
@@ -1062,6 +1177,7 @@ FOLDER = "a directory, where a file belongs; remove it, or choose another place"
         ("predictions", "", "out/predictions: not a directory; choose another place"),
         ("models", "", "out/models: not a directory; choose another place"),
         ("", "results.json", "out/results.json: a directory; remove it, or choose another place"),
+        ("", "glue_submission.zip", "out/glue_submission.zip: a directory; remove it, or choose another place"),
         ("", ".collect.lock", f"out/.collect.lock: {FOLDER}"),
         ("", LOCK, f"out/{LOCK}: {FOLDER}"),
     ],
