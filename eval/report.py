@@ -242,7 +242,7 @@ def _origin(history: History) -> list[str]:
     hashes = [checksum(path) if path.is_file() else "" for path in (run.config, run.manifest)]
     try:
         commit = _commit(json.loads(run.code.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: the figures are worth a report without it
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # missing or damaged, which costs no figure
         commit = "unknown"
     return [history.name, *hashes, commit, str(run.path)]
 

@@ -102,6 +102,7 @@ def rows_of(text: str) -> dict[str, list[str]]:
 
 def test_report(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_results(tmp_path / "results.json", RESULTS)
+    write_evaluation(run, 60, rte=learned("accuracy", {}, accuracy=60.0))  # which was not asked for
     output = tmp_path / "new" / "report"
     assert main([str(run), "--output", str(output), "--results", str(tmp_path / "results.json")]) == 0
     names = ("curves.png", "scores.png", "report.md", "report.html")
@@ -124,6 +125,7 @@ def test_report(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert rows["nsp accuracy"] == ["75.00 %", "51.50 %", ""]
     assert rows["a [MASK]"] == ["\\| 50.0"]
     assert rows["demo"][2:] == ["commit c0ffee", str(run)]
+    assert "rte accuracy" not in rows
     assert "## Evaluation of demo step-000060" in text
     assert "mlm, nsp, fill_mask; 2,000 held-out samples of 128 tokens; weights ab60; shards cd34" in text
     assert "evaluated by commit 0123456789ab with changes" in text
@@ -227,6 +229,14 @@ def test_a_baseline_is_drawn_where_all_runs_were_evaluated_on_the_same_shards(
     assert baselines(read_evaluations(find_results([run, other]))) == Baselines(baseline, None)
 
 
+def test_of_several_baselines_that_over_the_most_samples_is_drawn(run: Path) -> None:
+    for step, samples, baseline in ((20, 8, 7.1), (40, 2000, 7.2), (60, 9, 7.3)):
+        mlm = task({"samples": samples}, loss=3.0)
+        mlm["metrics"]["loss"]["baseline"] = baseline
+        write_results(write_evaluation(run, step), results(run, step, {"mlm": mlm}) | {"shards": SHARDS})
+    assert baselines(read_evaluations(find_results([run]))).mlm_loss == 7.2
+
+
 def test_scores_tell_which_line_is_the_baseline_of_the_task(run: Path) -> None:
     write_evaluation(run, 60, **INTRINSIC)
     figure = draw_scores(exports_of(read_evaluations(find_results([run]))))
@@ -239,8 +249,23 @@ def test_large_perplexities_are_written_out(run: Path) -> None:
     figure = draw_scores(exports_of(read_evaluations(find_results([run]))))
     assert figure.legends == []  # of one run and nothing beside it
     axes = figure.axes[0]
+    assert axes.get_yscale() == "linear"
     shown = axes.yaxis.get_major_formatter()
     assert [shown(value, 0) for value in (7500, 12500, 999.5, 2.5)] == ["7,500", "12,500", "999.5", "2.5"]
+
+
+def test_perplexities_that_differ_by_orders_of_magnitude_have_a_logarithmic_axis(run: Path) -> None:
+    for step, perplexity in ((20, 30_000.0), (60, 12.0)):
+        write_evaluation(run, step, mlm=task({"samples": 50}, perplexity=perplexity))
+    assert draw_scores(exports_of(read_evaluations(find_results([run])))).axes[0].get_yscale() == "log"
+
+
+@pytest.mark.parametrize(("unit", "value"), [("share", 0.5), ("percent", 50.0)])
+def test_scores_are_shown_in_per_cent(run: Path, unit: str, value: float) -> None:
+    accuracy = {"value": value, "half_width": None, "baseline": None, "unit": unit}
+    write_evaluation(run, 60, rte={**learned("accuracy", {}), "metrics": {"accuracy": accuracy}})
+    axes = draw_scores(exports_of(read_evaluations(find_results([run])))).axes[0]
+    assert axes.yaxis.get_major_formatter()(value, 0) == "50 %"
 
 
 def test_a_run_that_diverged_is_drawn(run: Path) -> None:
@@ -314,6 +339,7 @@ def test_curves_of_a_long_run_are_drawn_from_few_points_and_smoothed_over_all_st
         ("metrics.jsonl", "{\n", "metrics.jsonl: line 1 is damaged"),
         ("metrics.jsonl", '{"step": 1}\n', "metrics.jsonl: a line is without a figure 'samples'; mend it"),
         ("metrics.jsonl", "3\n", "metrics.jsonl: a line is without a figure 'step'; mend it"),
+        ("metrics.jsonl", f'{{"step": {10**400}}}\n', "metrics.jsonl: a line is without a figure 'step'; mend it"),
         ("metrics.jsonl", '{"step": null}\n', "metrics.jsonl: a line is without a figure 'step'; mend it"),
         ("results.json", json.dumps({"format_version": FORMAT_VERSION}), "results.json: not the results of an eval"),
         ("results.json", None, "results.json: can't read the results"),
@@ -358,8 +384,9 @@ def test_mistakes_end_with_one_line(
     assert not output.exists()
 
 
-def test_a_report_lies_in_the_run_and_needs_no_word_of_the_code(run: Path) -> None:
-    (run / "code.json").write_text("{")
+@pytest.mark.parametrize("damaged", ["{", "[" * 100_000])
+def test_a_report_lies_in_the_run_and_needs_no_word_of_the_code(run: Path, damaged: str) -> None:
+    (run / "code.json").write_text(damaged)
     assert main([str(run)]) == 0
     assert "| unknown |" in (run / "report" / "report.md").read_text()
 
@@ -651,6 +678,8 @@ def test_a_trial_of_a_newer_export_leaves_figures_of_whole_data_sets_alone(run: 
     panels = {axes.get_title(loc="left"): axes.containers[0].lines[0] for axes in draw_scores(kept).axes}
     assert panels["rte"].get_xydata().tolist() == [[10, 51], [20, 52]]
     assert panels["wnli, 40 examples"].get_xydata().tolist() == [[30, 50]]  # there is nothing else
+    whole_too = {axes.get_title(loc="left") for axes in draw_scores(exports).axes}
+    assert {"rte", "wnli, 40 examples"} <= whole_too
 
     other = write_run(tmp_path / "runs" / "other", steps=30)
     with_limit(write_evaluation(other, 10, rte=measured_on("part", 60.0)), 40)
@@ -795,6 +824,24 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert [line.get_ydata().tolist() for line in score.lines[::3]] == [[50.0], [70.0], [90.0]]
 
 
+def test_a_run_has_one_name_in_curves_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing was evaluated of the run that it is to be told from."""
+    monkeypatch.chdir(tmp_path)
+    runs = ["seed1/large", "seed2/large"]
+    for run in runs:
+        write_run(tmp_path / run, steps=60)
+    write_evaluation(tmp_path / runs[0], 60, mrpc=learned("f1", {}, f1=70.0))
+    assert main([*runs, "--output", "output"]) == 0
+    text = (tmp_path / "output" / "report.md").read_text()
+    assert rows_after(text, "GLUE")["MRPC"]["seed1/large 60"] == "70.0"
+
+
+def test_results_are_found_once_whatever_leads_to_them(run: Path, tmp_path: Path) -> None:
+    file = write_evaluation(run, 60, mlm=INTRINSIC["mlm"])
+    (tmp_path / "link").symlink_to(run)
+    assert list(find_results([run, tmp_path / "link", run / "evaluations"])) == [file]
+
+
 def test_names_as_short_as_they_can_be() -> None:
     paths = [Path(path) for path in ("/a/x/large", "/b/x/large", "/b/base", "/base", "/c/x")]
     assert list(run_names([*paths, paths[0]]).values()) == ["a/x/large", "b/x/large", "b/base", "/base", "x"]
@@ -842,7 +889,23 @@ def test_an_output_that_takes_nothing(
 def test_a_task_that_failed_is_named(run: Path, tmp_path: Path) -> None:
     file = write_evaluation(run, 60, **INTRINSIC)
     write_results(file, json.loads(file.read_text()) | {"failed": {"rte": "every point diverged"}})
-    assert "Failed: rte: every point diverged" in report_of(run)
+    text = report_of(run)
+    assert "Failed: rte: every point diverged" in text
+    assert "mlm, nsp, fill_mask, rte (failed); weights " in text
+
+
+def test_code_without_a_commit_is_told_by_its_version(run: Path) -> None:
+    file = write_evaluation(run, 60, **INTRINSIC)
+    code = {"version": "0.1.0", "commit": None, "modified": False}
+    write_results(file, json.loads(file.read_text()) | {"code": code})
+    assert "evaluated by version 0.1.0. " in report_of(run)
+
+
+def test_of_few_steps_the_last_one_alone_is_told(run: Path) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:10]))
+    rows = rows_of(report_of(run))
+    assert (rows["which is the mean of steps"], rows["training MLM loss"]) == (["1"], [f"{9 - 10 / 3:.4f}"])
 
 
 def test_scores_over_the_steps(run: Path, tmp_path: Path) -> None:
@@ -864,12 +927,13 @@ def test_scores_over_the_steps(run: Path, tmp_path: Path) -> None:
     assert set(panels["nsp", "accuracy"].lines[-1].get_ydata()) == {0.515}  # the baseline
 
 
-def test_figures_on_other_data_are_not_joined_by_a_line(run: Path, tmp_path: Path) -> None:
-    for step, manifest in ((20, "easy"), (40, "real"), (60, "real")):
+@pytest.mark.parametrize("other", [{"manifest_blake2b": "easy"}, {"sequence_length": 64}])
+def test_figures_on_other_data_are_not_joined_by_a_line(run: Path, tmp_path: Path, other: dict[str, Any]) -> None:
+    for step, different in ((20, other), (40, {}), (60, {})):
         mlm = task({"samples": 50, "words": 400}, perplexity=100.0 - step, accuracy=0.1)
         file = write_evaluation(run, step, mlm=mlm, mrpc=learned("f1", {}, f1=80.0 + step))
-        shards = {"path": "shards", "manifest_blake2b": manifest, "sequence_length": 128, "samples": 50}
-        write_results(file, json.loads(file.read_text()) | {"shards": shards})
+        shards = {"path": "shards", "manifest_blake2b": "real", "sequence_length": 128, "samples": 50}
+        write_results(file, json.loads(file.read_text()) | {"shards": shards | different})
     exports = exports_of(read_evaluations(find_results([run])))
     kept, left_out = on_same_data(exports)
     assert left_out == ["mlm of demo 20"]

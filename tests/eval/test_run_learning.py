@@ -621,6 +621,7 @@ def test_what_workers_fail_at_is_told_by_their_process_too(
     assert capsys.readouterr().err.splitlines()[-1] == told
     monkeypatch.setattr(evaluation, "run_side_by_side", workers_here)
     assert run(export, data, tmp_path / "out", "mrpc", *words) == 0
+    assert not list(tmp_path.rglob(".*.failed"))  # no word of a failure stays
 
 
 def test_a_worker_that_is_killed_is_a_failure_where_a_point_is_missing(
