@@ -28,7 +28,7 @@ from eval import registry
 from eval.embeddings import count_terms
 from eval.pretrained import load_pretrained
 from eval.probe import fill_masks
-from eval.registry import main
+from eval.registry import choose, main
 from eval.results import read_results, write_results
 from preprocessing.schema import checksum
 from tests.eval.conftest import CONFIG, random_state
@@ -145,6 +145,12 @@ def test_another_run_s_model_is_not_registered_as_this_one_s(
         write_results(run.path / name / "results.json", results)
     register(run)
     assert f"{run.export(7)} is version 1 of bert-test" in capsys.readouterr().out
+
+
+def test_results_of_a_run_that_was_moved_stay_its_own_wherever_they_lie_in_it(run: RunDirectory) -> None:
+    (run.path / "evaluations" / "step-000007").rename(run.path / "tried")
+    moved = RunDirectory(run.path.rename(run.path.with_name("moved")))
+    assert choose(moved, "mrpc", "f1").export == moved.export(7)
 
 
 def test_figures_of_weights_that_were_trained_anew_since_don_t_count(
