@@ -297,6 +297,11 @@ def test_a_text_that_lacks_is_refused(registered: str) -> None:
         ask(load(registered), ["w10", None])
 
 
+def test_a_text_with_a_mask_that_is_too_long_is_refused(registered: str) -> None:
+    with pytest.raises(MlflowException, match="text 2 has 63 tokens, but the model 48 positions; shorten it"):
+        ask(load(registered), ["[MASK]", "[MASK]" + 60 * " w10"], task="fill_mask")
+
+
 @pytest.fixture(scope="module")
 def registered(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> str:
     """The store of a registered version, for tests that only read it."""
