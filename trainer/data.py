@@ -60,8 +60,8 @@ class DataConfig:
     token_multiple: int = 1
 
     def __post_init__(self) -> None:
-        if self.workers < -1 or self.shuffle_bytes <= 0:
-            raise ValueError("data.workers must be -1 or more and data.shuffle_bytes positive")
+        if not (-1 <= self.workers <= 1024 and 0 < self.shuffle_bytes < 2**63):
+            raise ValueError("data.workers must be -1 to 1024 and data.shuffle_bytes positive and below 2^63")
         if not 1 <= self.token_multiple <= MAX_TOKEN_MULTIPLE:
             raise ValueError(f"data.token_multiple must be 1 to {MAX_TOKEN_MULTIPLE:,}")
         if not (all(weight > 0 for weight in self.weights) and math.isfinite(sum(self.weights))):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int
             contradicts.
     """
     try:
-        raw = json.loads(Path(path).read_text(encoding="utf-8-sig"))  # some editors begin with a mark
+        text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin with a mark
+        raw = json.loads(text, object_pairs_hook=_without_repetition)
     except OSError as error:
         raise ConfigError(f"{path}: can't read the DeepSpeed configuration ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
@@ -62,6 +63,19 @@ def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int
     # Our optimizers are plain torch optimizers, which DeepSpeed has not tested, and which it must not replace.
     ours = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
     return {**quiet, **log, **raw, **ruled, **ours}
+
+
+def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, of whose keys none hides another.
+
+    Raises:
+        ValueError: a key comes twice.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands twice in one object")
+    return found
 
 
 def _prints(raw: dict[str, Any], steps: int) -> bool:
@@ -100,6 +114,16 @@ _VALUES = (
     *("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "log_level", "disable_python_gc"),
 )
 
+# The keys of sections in which DeepSpeed passes over what it does not know.
+_WITHIN = {
+    "data_types": ("grad_accum_dtype",),
+    "torch_autocast": ("enabled", "dtype", "lower_precision_safe_modules"),
+    "timers": ("throughput",),
+    "flops_profiler": (
+        *("enabled", "recompute_fwd_factor", "profile_step", "module_depth", "top_modules", "detailed", "output_file"),
+    ),
+}
+
 _LEAVE_ON = "leave it on: without it a gradient that is NaN or infinite would reach the weights"
 _FLOAT32 = "leave it off: weights and moments are kept in float32, which checkpoints rely on"
 _UNKNOWN_TENSORS = "remove it: it keeps weights or moments where checkpoints can't find them"
@@ -116,6 +140,8 @@ _REFUSED: list[tuple[str, Any, str]] = [
     ("bf16.bf16_optimizer_states", True, _FLOAT32),
     ("fp16.fp16_master_weights_and_grads", True, _FLOAT32),
     ("torch_autocast.enabled", True, "use bf16 or fp16"),
+    ("zero_optimization.cpu_offload", True, 'write "offload_optimizer": {"device": "cpu"}'),
+    ("zero_optimization.cpu_offload_param", True, 'write "offload_param": {"device": "cpu"}'),
     ("zero_optimization.offload_optimizer.device", "nvme", "use cpu: checkpoints don't find what lies on a disk"),
     ("zero_optimization.offload_param.device", "nvme", "use cpu: checkpoints don't find what lies on a disk"),
     ("zero_optimization.offload_optimizer.super_offload", True, _UNKNOWN_TENSORS),
@@ -150,16 +176,29 @@ _REFUSED: list[tuple[str, Any, str]] = [
 ]
 
 _SWITCH: tuple[Callable[[Any], bool], str] = (lambda found: isinstance(found, bool), "write true or false")
+_DTYPES = ("fp32", "fp16", "bf16")
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 
 # Keys, which of their values are taken, and what else to do.
 _CHECKED: list[tuple[str, Callable[[Any], bool], str]] = [
     # Of one rank's configuration the key is left out, unread.
-    ("communication_data_type", lambda found: found in ("fp32", "fp16", "bf16"), "choose fp32, fp16 or bf16"),
+    ("communication_data_type", lambda found: found in _DTYPES, "choose fp32, fp16 or bf16"),
+    # What follows DeepSpeed looks at when an engine is built, after the run directory, or not at all.
+    ("data_types.grad_accum_dtype", lambda found: found in _DTYPES, "choose fp32, fp16 or bf16"),
     (
         "steps_per_print",
-        lambda found: isinstance(found, int) and found > 0,
+        lambda found: type(found) is int and found > 0,
         "give a number of steps, or leave it out",
+    ),
+    ("timers.throughput", lambda found: isinstance(found, dict), "it must be an object, {...}"),
+    ("flops_profiler.profile_step", lambda found: type(found) is int and found > 0, "give a step, from 1"),
+    ("flops_profiler.module_depth", lambda found: type(found) is int and found >= -1, "give a depth, -1 for all"),
+    ("flops_profiler.top_modules", lambda found: type(found) is int and found > 0, "give a number of modules"),
+    ("flops_profiler.output_file", lambda found: isinstance(found, str), "give a file's name"),
+    (
+        "flops_profiler.recompute_fwd_factor",
+        lambda found: type(found) in (int, float) and 0 <= found < math.inf,
+        "give a number, 0 or more",
     ),
     ("zero_optimization.stage", lambda found: type(found) is int and found in range(4), "choose 0, 1, 2 or 3"),
     (
@@ -167,8 +206,15 @@ _CHECKED: list[tuple[str, Callable[[Any], bool], str]] = [
         lambda found: found == 1,
         "leave it out: a part of the optimizer is offloaded only by one of DeepSpeed's own",
     ),
-    ("bf16.enabled", *_SWITCH),  # DeepSpeed takes "auto" for false
-    ("fp16.enabled", *_SWITCH),
+    *(
+        (key, *_SWITCH)
+        for key in (
+            *("bf16.enabled", "fp16.enabled"),  # DeepSpeed takes "auto" for false
+            *("flops_profiler.enabled", "flops_profiler.detailed"),
+            *("wall_clock_breakdown", "memory_breakdown", "dump_state", "disable_python_gc"),
+            *(key for key, value, _ in _REFUSED if isinstance(value, bool)),  # and "true" for true
+        )
+    ),
     ("log_level", lambda found: str(found).lower() in _LEVELS, f"choose {', '.join(_LEVELS)}"),
 ]
 
@@ -186,9 +232,11 @@ def _refuse(raw: dict[str, Any], path: Path | str) -> None:
             near = difflib.get_close_matches(key, (*_SECTIONS, *_VALUES), n=1)
             advice = f"did you mean {near[0]}?" if near else "remove it: it has no effect on this trainer"
             raise ConfigError(f"{path}: unknown key {key}; {advice}")
-    for key in _look_up(raw, "data_types") or {}:
-        if key != "grad_accum_dtype":
-            raise ConfigError(f"{path}: data_types.{key} has no effect here, only grad_accum_dtype has; remove it")
+    for section, known in _WITHIN.items():
+        if unknown := [key for key in raw.get(section, {}) if key not in known]:
+            raise ConfigError(
+                f"{path}: {section}.{unknown[0]} has no effect here, only {', '.join(known)} has; remove it"
+            )
     for key, fits, advice in _CHECKED:
         found = _look_up(raw, key)
         if found is not None and not fits(found):

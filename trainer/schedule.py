@@ -26,9 +26,10 @@ class ScheduleConfig:
     decay_from: Literal["start", "warmup"] = "start"
 
     def __post_init__(self) -> None:
-        if not (0 < self.peak < math.inf and self.warmup_steps >= 0 and 0 <= self.power < math.inf):
+        if not (0 < self.peak < math.inf and 0 <= self.warmup_steps < 2**31 and 0 <= self.power < math.inf):
             raise ValueError(
-                "schedule.peak must be positive, schedule.warmup_steps and schedule.power 0 or more, all of them finite"
+                "schedule.peak must be positive, schedule.warmup_steps and schedule.power 0 or more, all of them "
+                "finite and warmup_steps below 2^31"
             )
 
 

@@ -163,7 +163,7 @@ def _parse(text: str) -> Any:
 
 def _reject(raw: Any, kind: Any, prefix: str) -> None:
     """Raise for the first key that no section knows, with the nearest known one, or truth in a number's place."""
-    if get_origin(kind) is list and isinstance(raw, list):
+    if get_origin(kind) in (list, tuple) and isinstance(raw, list):
         for i, item in enumerate(raw):
             _reject(item, get_args(kind)[0], f"{prefix}{i}.")
     kind = _section(kind)

@@ -195,6 +195,7 @@ def test_a_time_or_a_date_is_a_string(text, value):
         ),
         ("data.weights=0.7,0.3", r"data\.weights: Input should be a list, in square brackets"),
         ("data.skip=[5,9]", r"data\.skip\.0: Input should be a list, in square brackets"),
+        ("data.weights=[true, 1]", r"data\.weights\.0 is true; give a number"),
         ("model.num_hidden_layers=true", r"model\.num_hidden_layers is true; give a number"),
         ("phases.0.steps=false", r"phases\.0\.steps is false; give a number"),
         ("tracking.experiment=", "tracking: experiment must be a name of 1 to 500 characters"),
@@ -263,12 +264,13 @@ def test_settings_that_do_not_go_together_are_refused(recipe, overrides, message
     "override",
     ["train.hang_seconds=-1", "train.max_steps=-1", "train.threads=-1", "checkpoint.every=0", "checkpoint.keep=-1",
      "checkpoint.keep_every=-1", "checkpoint.keep_exports=-1", "log.every=0", "log.validate_every=-1",
-     "log.validation_samples=0", "tracking.every=0", "data.workers=-2", "data.shuffle_bytes=0",
+     "log.validation_samples=0", "tracking.every=0", "data.workers=-2", "data.workers=1025", "data.shuffle_bytes=0",
+     "data.shuffle_bytes=9223372036854775808", "schedule.warmup_steps=2147483648",
      "phases.0.max_predictions=0", "phases.0.global_batch_size=0", "phases.0.micro_batch_size=0",
      "phases.0.sequence_length=0"],
 )  # fmt: skip
-def test_a_number_that_is_too_small_is_refused(recipe, override):
-    with pytest.raises(ConfigError, match=r"must be (0 or more|-1 or more|positive)"):
+def test_a_number_out_of_bounds_is_refused(recipe, override):
+    with pytest.raises(ConfigError, match=r"must be (0 or more|-1 to 1024|positive)"):
         load_recipe(recipe, [override])
 
 

@@ -128,6 +128,21 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
         ({"prescale_gradient": True}, r"unknown key prescale_gradient; did you mean prescale_gradients\?"),
         ({"bfloat16": {"enabled": True}}, r"unknown key bfloat16; did you mean bf16\?"),
         ({"data_types": {"grad_accum_dtyp": "fp32"}}, "data_types.grad_accum_dtyp has no effect here"),
+        ({"data_types": {"grad_accum_dtype": "fp23"}}, 'data_types.grad_accum_dtype is "fp23"; choose fp32, fp16 or'),
+        ({"timers": {"thruput": {"enabled": True}}}, "timers.thruput has no effect here, only throughput has"),
+        ({"timers": {"throughput": True}}, "timers.throughput is true; it must be an object"),
+        ({"flops_profiler": {"enable": True}}, "flops_profiler.enable has no effect here"),
+        ({"flops_profiler": {"enabled": "true"}}, 'flops_profiler.enabled is "true"; write true or false'),
+        ({"flops_profiler": {"enabled": True, "profile_step": "10"}}, 'profile_step is "10"; give a step'),
+        ({"wall_clock_breakdown": "no"}, 'wall_clock_breakdown is "no"; write true or false'),
+        # DeepSpeed takes the word for the value that is refused.
+        ({"zero_optimization": {"stage": 2, "round_robin_gradients": "true"}}, 'is "true"; write true or false'),
+        ({"torch_autocast": {"enabled": "yes"}}, 'torch_autocast.enabled is "yes"; write true or false'),
+        (
+            {"bf16": None, "zero_optimization": {"stage": 0, "cpu_offload": True}},
+            'write "offload_optimizer": {"device"',
+        ),
+        ({"steps_per_print": True}, "steps_per_print is true; give a number of steps"),
         ({"steps_per_print": 0}, "steps_per_print is 0; give a number of steps"),
         ({"steps_per_print": "auto"}, 'steps_per_print is "auto"; give a number of steps'),
         ({"aio": {"thread_count": 4}}, "unknown key aio; remove it: it has no effect"),  # of nvme, which is refused
@@ -216,6 +231,7 @@ def test_a_deepspeed_configuration_that_can_t_be_read(recipe, tmp_path):
         ("{", "not a JSON file"),
         ("[" * 100_000, "not a JSON file"),
         ("[]", "must be a JSON object"),
+        ('{"zero_optimization": {"stage": 1, "stage": 2}}', "'stage' stands twice in one object"),
     ):
         (tmp_path / "ds.json").write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match=message):
