@@ -27,8 +27,10 @@ def whole(path: Path | str) -> Path:
     What stands before a "..", which leads up from where a link leads to, is resolved.
 
     Raises:
-        ConfigError: what else a shell would have replaced: a variable, or the home folder of nobody.
+        ConfigError: nothing, or what else a shell would have replaced: a variable, or the home folder of nobody.
     """
+    if not str(path):
+        raise ConfigError("the path is empty; write . for the current folder")
     home = os.path.expanduser(path)  # noqa: PTH111  of nobody, pathlib's raises
     if home.startswith("~") or re.search(r"\$\{?[A-Za-z_]", home):
         raise ConfigError(f"{path}: no shell reads this, so it is not replaced; write the path out")

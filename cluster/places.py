@@ -4,6 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Annotated, Any
+
+import pydantic
+
+
+def _as_text(value: Any) -> Any:
+    """Numbers as they were written: TOML reads an account 1234 or a time of 90 minutes as one."""
+    return str(value) if type(value) is int else value
+
+
+Text = Annotated[str, pydantic.BeforeValidator(_as_text)]
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -1,6 +1,6 @@
 """The three programs that a cluster runs: their command lines, read as far as a launch must know them.
 
-What is not read here is passed on as it is; the programs themselves check it.
+Of preprocessing and evaluation what is not read here is passed on as it is; the programs themselves check it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
     """The trainer.
 
     Raises:
-        ConfigError: an argument that lacks, a recipe that can't be used, or shards in the run directory or around it.
+        ConfigError: an argument that lacks or is unknown, a recipe that can't be used, or shards in the run directory
+            or around it.
     """
     parser = _Parser("pretrain", add_help=False, allow_abbrev=False)
     parser.add_argument("--config", type=_path, required=True)
@@ -122,6 +123,8 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
     parser.add_argument("--init-from", type=_path)
     overrides = [argument for argument in arguments if is_override(argument)]
     found, rest = parser.parse_known_args([argument for argument in arguments if not is_override(argument)])
+    if rest:  # the trainer takes nothing else, but would say so when the job has waited for its nodes
+        raise ConfigError(f"pretrain: {rest[0]!r} is neither an option of the trainer nor a setting section.key=value")
     initial = ["--init-from", str(found.init_from)] if found.init_from else []
     shards = [Path(source) for source in found.shards if "://" not in source]
     run = found.output.resolve()
@@ -133,7 +136,7 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
     return Program(
         "pretrain",
         found.output,
-        (*rest, *initial, "--shards", *found.shards, "--output", str(found.output)),
+        (*initial, "--shards", *found.shards, "--output", str(found.output)),
         reads=(*(path / MANIFEST for path in shards), *map(Path, initial[1:])),
         recipe=load_recipe(found.config, overrides),
         deepspeed_config=found.deepspeed_config,

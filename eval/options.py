@@ -24,7 +24,6 @@ from preprocessing.tokenization import MASK
 from trainer.run_directory import RunDirectory
 
 SUBMISSION = "glue_submission.zip"
-_MOST_THREADS = 1024
 _LONGEST = 128  # bytes of a folder's name that are told; file systems take 255
 T = TypeVar("T", int, float)
 
@@ -161,7 +160,7 @@ def _add_learning(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--save-models", action="store_true", help="keep each task's best model, as a folder that transformers loads"
     )
-    group.add_argument("--seeds", type=_positive, default=1, metavar="N", help="random restarts (default: %(default)s)")
+    group.add_argument("--seeds", type=_seeds, default=1, metavar="N", help="random restarts (default: %(default)s)")
     several: dict[str, Any] = {"metavar": "X[,X...]", "help": "to try, instead of the task's own"}
     group.add_argument("--learning-rates", type=_several(_rate), **several)
     group.add_argument("--epochs", type=_several(_positive), **several)
@@ -191,7 +190,7 @@ def _add_learning(group: argparse._ArgumentGroup) -> None:
 
 def _add_sharing(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--workers", type=_positive, default=1, metavar="N", help="processes here, each with a GPU where there are some"
+        "--workers", type=_workers, default=1, metavar="N", help="processes here, each with a GPU where there are some"
     )
     group.add_argument("--grid-index", type=_index, default=0, metavar="I", help="this process's number, from 0")
     group.add_argument(
@@ -224,17 +223,14 @@ def _rate(text: str) -> float:
     return rate
 
 
-def _threads(text: str) -> int:
-    threads = _positive(text)
-    if threads > _MOST_THREADS:  # with many more, torch crashes
-        raise argparse.ArgumentTypeError(f"{text} is more than {_MOST_THREADS}; give as many as there are cores")
-    return threads
-
-
-def _at_least(least: int, text: str) -> int:
+def _whole(least: int, most: int, text: str) -> int:
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
+    if int(text) > most:
+        raise argparse.ArgumentTypeError(f"{text} is more than {most}, the most that is taken here")
     return int(text)
 
 
-_index, _positive, _fewest = (partial(_at_least, least) for least in (0, 1, FEWEST))
+_index, _positive, _fewest = (partial(_whole, least, 2**31 - 1) for least in (0, 1, FEWEST))
+_threads = _workers = partial(_whole, 1, 1024)  # with many more threads, torch crashes
+_seeds = partial(_whole, 1, 10_000)  # each is a point of the grid, which is kept in memory

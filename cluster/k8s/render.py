@@ -125,7 +125,7 @@ def _pretrain(settings: KubernetesSettings, work: Work) -> dict[str, str]:
     assert program.recipe
     assert program.deepspeed_config
     files = {CONFIG: to_toml(program.recipe), DEEPSPEED_CONFIG: program.deepspeed_config.read_text(encoding="utf-8")}
-    variables = {
+    variables: dict[str, str | int] = {
         "RUN": str(program.output),
         "PET_NNODES": pods.nodes,
         "PET_NPROC_PER_NODE": pods.ranks_per_node,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal
 
-from cluster.places import check_environment, check_ranks
+from cluster.places import Text, check_environment, check_ranks
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # names of namespaces, queues, claims, secrets
 _KEY = re.compile(r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
@@ -176,7 +176,7 @@ class KubernetesSettings:
     queue: str = ""
     mlflow_secret: str = "mlflow"  # noqa: S105  a name
     data_secret: str = ""
-    environment: dict[str, str | int] = field(default_factory=dict)
+    environment: dict[str, Text] = field(default_factory=dict)
     preprocess: PreprocessPods = field(default_factory=PreprocessPods)
     pretrain: PretrainPods = field(default_factory=PretrainPods)
     eval: EvalPods = field(default_factory=EvalPods)

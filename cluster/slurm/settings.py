@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-import pydantic
-
-from cluster.places import check_environment, check_ranks
+from cluster.places import Text, check_environment, check_ranks
 
 # sbatch's forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes and with seconds.
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
@@ -20,14 +18,6 @@ _OURS = re.compile("RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|PATH|PYTHONPATH|
 _ASKS_FOR_GPUS = re.compile(r"--gpus(-per-\w+)?([= ]|$)|--(gres|tres-per-\w+)[= ].*\bgpu\b")
 # Names that SLURM's administrators give, with what selects several: commas, and | & [] () * for constraints.
 _NAME = re.compile(r"[\w.,:+=/@|&\[\]()*-]*", re.ASCII)
-
-
-def _as_text(value: Any) -> Any:
-    """Numbers as they were written: TOML reads an account 1234 or a time of 90 minutes as one."""
-    return str(value) if type(value) is int else value
-
-
-Text = Annotated[str, pydantic.BeforeValidator(_as_text)]
 
 
 @dataclass(frozen=True)

@@ -814,16 +814,25 @@ def test_equal_content_is_one_snapshot_and_another_recipe_is_another(here):
 
 
 def test_every_option_of_the_trainer_passes_through(here):
-    """What launch does not know is passed on; what it knows, it must know as the trainer does."""
+    """What launch knows, it must know as the trainer does."""
     given = ["--config", "tiny.toml", "--shards", "shards", "s3://bucket/books", "train.seed=4", "--output", "run",
              "--init-from", "shards"]  # fmt: skip
-    program = READERS["pretrain"]([*given, "--new-option", "value"])
-    assert program.arguments[:2] == ("--new-option", "value")
-    parsed = pretrain._parse([*program.command(here)[1:]][:4] + list(program.arguments[2:]))
+    program = READERS["pretrain"](given)
+    parsed = pretrain._parse(program.command(here)[1:])
     assert parsed.output == here / "run"
     assert parsed.shards == [str(here / "shards"), "s3://bucket/books"]
     assert parsed.init_from == here / "shards"
     assert program.recipe.train.seed == 4
+
+
+@pytest.mark.parametrize("word", ["--init_from=shards", "train_seed=3", "--shard", "3"])
+def test_what_the_trainer_does_not_take_is_told_at_the_launch(here, capsys, word):
+    """And not by a job that has waited for its nodes."""
+    command = ["--config", "tiny.toml", word, "--shards", "shards", "--output", "run"]
+    assert main(["pretrain", "--on", "local", "--dry-run", "--", *command]) == 2
+    told = f"error: pretrain: {word!r} is neither an option of the trainer nor a setting section.key=value\n"
+    assert capsys.readouterr().err == told
+    assert not (here / "run").exists()
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------

@@ -42,6 +42,12 @@ def test_what_only_a_shell_would_replace_is_refused(linked, path):
         whole(path)
 
 
+def test_an_empty_path_is_not_the_current_folder(linked):
+    """A shell makes one of a variable that is not set."""
+    with pytest.raises(ConfigError, match="the path is empty"):
+        whole("")
+
+
 @pytest.mark.parametrize("path", ["a$", "5$/b", "$(x)", "$5", "x~", "./~x"])
 def test_dollars_and_tildes_that_a_name_may_have_are_left(linked, path):
     assert whole(path) == linked / path

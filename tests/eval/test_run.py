@@ -440,9 +440,11 @@ def test_an_output_that_is_a_file(export: Path, tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    "option", [["--samples", "1"], ["--batch-size", "0"], ["--threads", "two"], ["--threads", "1025"]]
-)
-def test_numbers_that_cannot_be(export: Path, tmp_path: Path, option: list[str]) -> None:
+    "option",
+    [["--samples", "1"], ["--batch-size", "0"], ["--threads", "two"], ["--threads", "1025"], ["--workers", "1025"],
+     ["--seeds", "9" * 30], ["--epochs", "2147483648"], ["--data", ""]],
+)  # fmt: skip
+def test_values_that_cannot_be(export: Path, tmp_path: Path, option: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run(export, tmp_path, None, *option)
 

@@ -16,7 +16,7 @@ from cluster.programs import Program
 from tests.cluster.k8s.kustomize import build, containers, needs_kubectl, only, pod_templates, pods, variables, write
 from tests.conftest import ROOT
 from trainer.config import load_recipe
-from trainer.settings import ConfigError
+from trainer.settings import ConfigError, parse
 
 SETTINGS = KubernetesSettings(
     namespace="research",
@@ -25,7 +25,7 @@ SETTINGS = KubernetesSettings(
     mount_path="/lustre",
     queue="gpus",
     mlflow_secret="tracking",
-    environment={"NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_TIMEOUT": 22},
+    environment={"NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_TIMEOUT": "22"},
     preprocess=PreprocessPods(cpu=16, image="registry.example.com:5000/team/beam@sha256:" + "0" * 64),
     pretrain=PretrainPods(
         nodes=4, cpu=96, memory="900Gi", grace_seconds=900, wait_minutes=90, node_selector={"gpu": "h100"},
@@ -189,7 +189,7 @@ def test_flink_stages_on_the_volume_and_its_workers_find_the_code_without_writin
 @needs_kubectl
 def test_a_number_of_threads_stands_alone(tmp_path):
     """The base's comes from a field, and a variable that has both is refused."""
-    settings = replace(SETTINGS, environment={"OMP_NUM_THREADS": 4})
+    settings = replace(SETTINGS, environment={"OMP_NUM_THREADS": "4"})
     found = [
         variable
         for pod in pods(objects_of(settings, WORK, tmp_path))
@@ -328,6 +328,16 @@ def test_paths_of_arguments_are_checked_by_whom_knows_them():
 def test_settings_that_no_cluster_takes_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_variable_is_text_or_a_number():
+    """What YAML's or TOML's true would become in a variable, a program may take for something else."""
+    assert parse({"environment": {"A": "true", "B": 22}}, KubernetesSettings, "").environment == {
+        "A": "true",
+        "B": "22",
+    }
+    with pytest.raises(ConfigError, match=r"environment\.A: Input should be a valid string"):
+        parse({"environment": {"A": True}}, KubernetesSettings, "")
 
 
 def test_a_variable_may_begin_like_one_that_the_job_sets_itself():
