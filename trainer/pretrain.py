@@ -40,7 +40,7 @@ from trainer.shard_cache import cache_folder
 from trainer.sharded_state import StateError
 from trainer.start import check, check_output, take_over, warn_of_the_warmup, write_run
 from trainer.stopping import StopRequests, end_at_once, wait_for_first
-from trainer.world import PortInUseError, World, has_joined, leave_world
+from trainer.world import PortInUseError, World, check_launcher, has_joined, leave_world
 
 _log = logging.getLogger("pretrain")
 _Result = TypeVar("_Result")
@@ -109,6 +109,7 @@ def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
         held: gets what the first rank holds for as long as its process does its work.
     """
     stop = StopRequests()
+    check_launcher(os.environ)
     recipe = load_recipe(arguments.config, arguments.settings)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     configs = [resolve_deepspeed(arguments.deepspeed_config, recipe, phase, ranks) for phase in recipe.phases]
