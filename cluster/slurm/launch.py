@@ -52,11 +52,12 @@ def check(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dr
     check_runs(programs)
     paths = [current_folder(), *(path for program in programs for path in program.paths), folder]
     check_printable(paths)
-    check_shared(paths, settings.shared)
+    shared = [whole(folder) for folder in settings.shared]
+    check_shared(paths, shared)
     check_container(settings.container, [*paths, *(path for program in programs for path in program.cache)])
     python = _python(settings)
     if not settings.container.runtime and "/" in python:
-        check_interpreter(Path(python), settings.shared)
+        check_interpreter(Path(python), shared)
     try:
         groups = read_partitions()
     except ConfigError as error:

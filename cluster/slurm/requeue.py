@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         verdict, reason = judge(run, arguments.job, arguments.exit_code, arguments.crashes)
-    except (CheckpointError, DamagedFileError) as error:
+    except (CheckpointError, DamagedFileError, OSError) as error:  # a full disk too, which may be what it crashed of
         verdict, reason = Verdict.GIVE_UP, str(error)
     words = {Verdict.DONE: "done", Verdict.REQUEUE: "will be restarted", Verdict.GIVE_UP: "given up"}
     print(f"{run.path}: {words[verdict]}: {reason}", file=sys.stderr)
@@ -64,6 +64,7 @@ def judge(run: RunDirectory, job: str, exit_code: int, allowed: int) -> tuple[Ve
     Raises:
         CheckpointError: the run's checkpoints are not in order.
         DamagedFileError: the list of its crashes is.
+        OSError: the crash can't be written down.
     """
     ending, reason = run.outcome or ("failed" if exit_code == MISTAKE else None, "refused; the log says why")
     if ending == "done":

@@ -1302,6 +1302,8 @@ def test_a_link_on_a_disk_of_this_machine_to_a_shared_folder_is_warned_of(monkey
         (["slurm.python=/net/venv/bin/python"], ""),
         (["slurm.python=python3.12"], ""),  # by setup, such as `module load`
         (['slurm.shared=["HERE", "PREFIX"]'], ""),
+        (['slurm.shared=["~/venv"]', "slurm.python=~/venv/bin/python"], ""),
+        (['slurm.shared=["venv"]', "slurm.python=venv/bin/python"], ""),
         (
             [
                 "slurm.container.runtime=apptainer",

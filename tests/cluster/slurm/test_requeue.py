@@ -67,3 +67,11 @@ def test_the_command_says_what_it_decided(run, capsys):
     run.set_outcome(None)
     assert main(["after", str(run.path), "--job", "7", "--exit-code", "1", "--crashes", "3"]) == 11
     assert "names 'step-000099', which is not there" in capsys.readouterr().err
+
+
+def test_a_crash_that_can_not_be_written_down_ends_the_job_in_a_line(run, capsys):
+    """As on a full disk, of which it may have crashed."""
+    run.job.mkdir()
+    (run.job / "crashes.jsonl").symlink_to("/dev/full")
+    assert main(["after", str(run.path), "--job", "7", "--exit-code", "1", "--crashes", "3"]) == 11
+    assert capsys.readouterr().err == f"{run.path}: given up: [Errno 28] No space left on device\n"
