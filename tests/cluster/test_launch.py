@@ -50,8 +50,9 @@ gpus_per_node = 0
 """
 STAND_IN = """#!PYTHON -I
 import json, os, sys
-names = ("PYTHONPATH", "PYTHONNOUSERSITE", "MASTER_ADDR", "MASTER_PORT", "HOSTILE")
-seen = {name: os.environ.get(name) for name in names}
+names = ("PATH", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "PYTHONNOUSERSITE", "OMP_NUM_THREADS",
+         "DS_ACCELERATOR", "MASTER_ADDR", "MASTER_PORT", "HOSTILE")
+seen = {name: os.environ.get(name) for name in names} | {"folder": os.getcwd()}
 with open("CALLS", "a") as calls:
     print(json.dumps([os.path.basename(sys.argv[0]), sys.argv[1:], seen]), file=calls)
 """
@@ -269,6 +270,68 @@ def test_a_job_starts_a_rank_per_process_with_the_snapshot_s_code(here, slurm):
     assert seen["MASTER_ADDR"] == "node7"
     assert 20000 <= int(seen["MASTER_PORT"]) < 30000
     assert "will be restarted: crash 1 since step 0 (exit code 0)" in done.stderr  # srun here trains nothing
+    (crash,) = map(json.loads, (job / "crashes.jsonl").read_text().splitlines())
+    assert crash["job"] == "12"
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_a_program_runs_in_the_folder_and_by_the_interpreter_of_the_launch_on_as_many_threads_as_cores(
+    here, slurm, monkeypatch, gpus
+):
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    launch("--dry-run", f"slurm.pretrain.gpus_per_node={gpus}")
+    monkeypatch.chdir("/")
+    job = here / "runs" / "tiny" / "job"
+    run_job(job / "pretrain.sbatch", PYTHONPATH="/site")
+    (seen,) = [seen for name, _, seen in slurm.calls() if name == "srun"]
+    (snapshot,) = job.glob("snapshot-*")
+    assert seen["folder"] == str(here)
+    assert seen["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+    assert seen["PYTHONPATH"] == f"{snapshot}:/site"
+    assert (seen["PYTHONSAFEPATH"], seen["PYTHONUNBUFFERED"], seen["OMP_NUM_THREADS"]) == ("1", "1", "3")
+    assert seen["DS_ACCELERATOR"] == (None if gpus else "cpu")
+
+
+def test_a_job_whose_folder_a_node_lacks_starts_nothing_elsewhere(here, slurm, monkeypatch):
+    (here / "home").mkdir()
+    arguments = ["--config", f"{here}/tiny.toml", "--deepspeed_config", f"{here}/ds_config.json"]
+    monkeypatch.chdir(here / "home")
+    assert main(["pretrain", "--on", "slurm", "--settings", f"{here}/cluster.toml", "--dry-run", "--", *arguments,
+                 "--shards", f"{here}/shards", "--output", f"{here}/run"]) == 0  # fmt: skip
+    monkeypatch.chdir(here)
+    (here / "home").rmdir()
+    assert run_job(here / "run" / "job" / "pretrain.sbatch").returncode == 1
+    assert "srun" not in [name for name, *_ in slurm.calls()]
+
+
+def test_a_restarted_job_takes_another_port(here, slurm):
+    """At the old one a rank of the last start may still listen."""
+    launch("--dry-run")
+    for restarts in ("0", "1", "2"):
+        run_job(here / "runs" / "tiny" / "job" / "pretrain.sbatch", SLURM_RESTART_COUNT=restarts)
+    assert len({seen["MASTER_PORT"] for name, _, seen in slurm.calls() if name == "srun"}) == 3
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "requeued"), [("done", 0, False), ("failed", 1, False), ("requeue", 0, True)]
+)
+def test_a_job_ends_as_the_run_directory_says(here, slurm, outcome, code, requeued):
+    launch("--dry-run")
+    run = here / "runs" / "tiny"
+    slurm.stand_in("srun", f"open({str(run / 'outcome')!r}, 'w').write({outcome!r}); sys.exit(1)")
+    assert run_job(run / "job" / "pretrain.sbatch").returncode == code
+    assert (["scontrol", ["requeue", "12"]] in [call[:2] for call in slurm.calls()]) == requeued
+
+
+@pytest.mark.parametrize("signalled", ["SIGTERM", "SIGUSR1"])
+def test_a_job_file_outlives_the_signal_that_ends_its_ranks(here, slurm, signalled):
+    """A preemption's goes to the job file as well, which has still to ask for the restart."""
+    launch("--dry-run")
+    run = here / "runs" / "tiny"
+    ends = f"open({str(run / 'outcome')!r}, 'w').write('requeue')"
+    slurm.stand_in("srun", f"import signal; os.kill(os.getppid(), signal.{signalled}); {ends}")
+    assert run_job(run / "job" / "pretrain.sbatch").returncode == 0
+    assert slurm.calls()[-1][:2] == ["scontrol", ["requeue", "12"]]
 
 
 @pytest.mark.parametrize(("state", "requeued"), [("RUNNING", True), ("COMPLETING", False)])
@@ -315,12 +378,19 @@ def test_an_evaluation_that_its_time_limit_stops_is_requeued_of_an_array_the_mem
     slurm.stand_in("srun", f"sys.exit({code})")
     file = evaluation(f"slurm.eval.array={array}", "slurm.notice=77")
     check_shell(file)
-    assert "--signal=INT@77" in directives(file)
-    member = {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "3"}
+    assert {"--ntasks=1", "--cpus-per-task=8", "--signal=INT@77"} <= {*directives(file)}
+    member = {
+        "SLURM_JOB_ID": "14",
+        "SLURM_ARRAY_JOB_ID": "12",
+        "SLURM_ARRAY_TASK_ID": "2",
+        "SLURM_ARRAY_TASK_COUNT": "3",
+    }
     done = run_job(file, **(member if array > 1 else {}))
     number = "12_2" if array > 1 else "12"
     asked = [arguments for name, arguments, _ in slurm.calls() if name in ("squeue", "scontrol")]
     assert asked == [["--noheader", "--format=%T", f"--job={number}"], ["requeue", number]] * requeued
+    (step,) = [arguments for name, arguments, _ in slurm.calls() if name == "srun"]
+    assert step[:2] == ["--ntasks=1", "--cpus-per-task=8"]
     assert done.returncode == (0 if requeued else code)
 
 
@@ -447,6 +517,23 @@ def test_all_three_in_a_chain_each_fed_by_the_one_before(here, slurm):
     assert evaluation[-4:] == ["--grid-index", "1", "--grid-count", "3"]
 
 
+@pytest.mark.parametrize("given", [["--shards", "own"], ["--shards=own"]])
+def test_shards_that_a_chain_is_given_stand_in_the_place_of_its_own(here, given):
+    chain = read_chain(
+        {"preprocess": ["--output", "made"],
+         "pretrain": ["--config", "tiny.toml", *given, "--output", "run"],
+         "eval": [*MLM, *given, "--output", "results"]}
+    )  # fmt: skip
+    assert [program.reads for program in chain[1:]] == [(here / "own" / "manifest.json",)] * 2
+
+
+@pytest.mark.parametrize("cluster", ["", ";cluster"])
+def test_the_number_of_a_job_is_told_without_the_cluster_s_name(here, slurm, capsys, cluster):
+    slurm.stand_in("sbatch", f"print('41{cluster}')")
+    assert launch() == 0
+    assert capsys.readouterr().out.startswith("pretrain: job 41\n  queue     squeue --job=41\n")
+
+
 def test_a_job_s_own_names_stand_in_the_place_of_what_all_have_and_its_own_lines_are_added(here, slurm):
     """CPU nodes have none of the GPUs' features, and a job of a chain that no node can take pends for ever."""
     settings = {
@@ -478,8 +565,10 @@ def test_a_job_s_own_names_stand_in_the_place_of_what_all_have_and_its_own_lines
     assert "\nexport HTTPS_PROXY=http://proxy\nexport NCCL_DEBUG=INFO\n" in file.read_text()
 
 
-def test_a_chain_that_is_refused_half_way_leaves_no_job_behind(here, slurm, capsys):
-    slurm.stand_in("sbatch", "sys.exit('no such account') if 'afterok:9' in str(sys.argv) else print(9)")
+@pytest.mark.parametrize("number", ["9", "9;cluster"])
+def test_a_chain_that_is_refused_half_way_leaves_no_job_behind(here, slurm, capsys, number):
+    """Of several clusters sbatch says which one it is."""
+    slurm.stand_in("sbatch", f"sys.exit('no such account') if 'afterok:9,' in str(sys.argv) else print({number!r})")
     settings = [
         'preprocess.arguments=["--books", "*.txt", "--output", "made"]',
         'pretrain.arguments=["--config", "tiny.toml", "--output", "runs/tiny"]',
@@ -835,6 +924,14 @@ def test_what_the_trainer_does_not_take_is_told_at_the_launch(here, capsys, word
     assert not (here / "run").exists()
 
 
+def test_an_option_that_is_given_twice_counts_twice(here):
+    """As the programs have it."""
+    made = READERS["preprocess"](["--books", "a", "--output", "made", "--books", "b"])
+    assert made.corpus == (str(here / "a"), str(here / "b"))
+    trained = READERS["pretrain"](["--config", "tiny.toml", "--shards", "a", "--shards", "b", "--output", "run"])
+    assert trained.reads == (here / "a" / "manifest.json", here / "b" / "manifest.json")
+
+
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 BAD = {
@@ -952,8 +1049,10 @@ def test_bad_arguments_of_the_programs(here, slurm, capsys, command, message):
 def test_paths_of_the_settings_are_replaced_as_a_shell_would_or_refused(here, capsys, monkeypatch):
     monkeypatch.setenv("HOME", str(here / "home"))
     (here / "home").mkdir()
-    (here / "tiny.toml").rename(here / "home" / "tiny.toml")
-    arguments = '"--config", "~/tiny.toml", "--shards", "{}", "--output={}"'
+    for name in ("tiny.toml", "ds_config.json"):
+        (here / name).rename(here / "home" / name)
+    configuration = '"--config", "~/tiny.toml", "--deepspeed_config", "~/ds_config.json"'
+    arguments = configuration + ', "--shards", "{}", "--output={}"'
 
     def pretrain(shards: str, output: str) -> int:
         given = f"pretrain.arguments=[{arguments.format(shards, output)}]"
@@ -1087,6 +1186,20 @@ def test_inputs_of_preprocessing_must_be_within_the_image(here, slurm, monkeypat
 
 
 @pytest.mark.parametrize(
+    ("read", "missing"),
+    [(["--shards", "../shards"], "shards/manifest.json"), (["--shards", "s3://b/x", "--init-from", "../bin"], "bin")],
+)
+def test_what_a_training_reads_must_be_within_the_image(here, slurm, monkeypatch, capsys, read, missing):
+    (here / "home").mkdir()
+    monkeypatch.chdir(here / "home")
+    container = ("slurm.container.runtime=pyxis", "slurm.container.image=a#b:1", 'slurm.container.mounts=["MOUNT"]')
+    settings = ["--settings", "../cluster.toml", *(word.replace("MOUNT", f"{here}/home") for word in container)]
+    given = ["--config", "../tiny.toml", "--deepspeed_config", "../ds_config.json", *read, "--output", "run"]
+    assert main(["pretrain", "--on", "slurm", "--dry-run", *settings, "--", *given]) == 2
+    assert f"error: {here}/{missing}: is not within the image; add its folder to" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("cache", "seen"),
     [("HERE/cache", True), ("cache", True), ("$SLURM_TMPDIR/shards", True), ("/scratch/shards", False)],
 )
@@ -1153,12 +1266,16 @@ def test_a_hidden_partition_is_there(here, slurm):
     assert launch("slurm.partition=hidden") == 0
 
 
-@pytest.mark.parametrize("shards", ["run", "run/shards", "run/job/x", ".", "link/shards"])
-def test_shards_in_the_run_directory_or_around_it_are_refused_before_they_are_made(here, capsys, shards):
+@pytest.mark.parametrize(
+    ("shards", "output"),
+    [("run", "run"), ("run/shards", "run"), ("run/job/x", "run"), (".", "run"), ("link/shards", "run"),
+     ("run/shards", "link")],
+)  # fmt: skip
+def test_shards_in_the_run_directory_or_around_it_are_refused_before_they_are_made(here, capsys, shards, output):
     (here / "link").symlink_to("run")
     chain = [
         f'preprocess.arguments=["--books", "*.txt", "--output", "{shards}"]',
-        'pretrain.arguments=["--config", "tiny.toml", "--output", "run"]',
+        f'pretrain.arguments=["--config", "tiny.toml", "--output", "{output}"]',
         'eval.arguments=["--tasks", "mlm", "--output", "results"]',
     ]
     assert main(["all", "--on", "local", "--dry-run", *chain]) == 2
