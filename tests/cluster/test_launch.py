@@ -525,6 +525,7 @@ def test_shards_that_a_chain_is_given_stand_in_the_place_of_its_own(here, given)
          "eval": [*MLM, *given, "--output", "results"]}
     )  # fmt: skip
     assert [program.reads for program in chain[1:]] == [(here / "own" / "manifest.json",)] * 2
+    assert not [program for program in chain[1:] if str(here / "made") in program.arguments]
 
 
 @pytest.mark.parametrize("cluster", ["", ";cluster"])
@@ -1046,6 +1047,31 @@ def test_bad_arguments_of_the_programs(here, slurm, capsys, command, message):
     assert not (here / "run").exists()
 
 
+def test_every_phase_is_checked(here, slurm, capsys):
+    phase = (
+        "[[phases]]\nsequence_length = 32\nsteps = 8\nglobal_batch_size = 9\nmicro_batch_size = 2\nmax_predictions = 4"
+    )
+    (here / "tiny.toml").write_text((here / "tiny.toml").read_text() + phase)
+    assert launch("--dry-run") == 2
+    assert "a global batch of 9 can't be cut into micro-batches of 2 for 2 ranks" in capsys.readouterr().err
+
+
+def test_a_configuration_of_deepspeed_s_that_the_trainer_refuses_is_told_before_a_job_waits(here, slurm, capsys):
+    (here / "ds_config.json").write_text('{"bf16": {"enabled": true}, "zero_optimization": {"stage": 0}}')
+    assert launch("--dry-run") == 2
+    assert capsys.readouterr().err.startswith("error: ds_config.json: mixed precision needs")
+    assert not (here / "runs").exists()
+
+
+def test_a_folder_whose_name_has_a_line_end_launches_nothing(here, capsys, monkeypatch):
+    """It stands in the job files, in comments too."""
+    (here / "a\nb").mkdir()
+    monkeypatch.chdir(here / "a\nb")
+    command = ["preprocess", "--on", "local", "--dry-run", "--", "--books", f"{here}/book.txt"]
+    assert main([*command, "--output", f"{here}/made"]) == 2
+    assert "a\\nb': the name holds characters that can't be printed" in capsys.readouterr().err
+
+
 def test_paths_of_the_settings_are_replaced_as_a_shell_would_or_refused(here, capsys, monkeypatch):
     monkeypatch.setenv("HOME", str(here / "home"))
     (here / "home").mkdir()
@@ -1143,7 +1169,7 @@ def test_inputs_of_preprocessing_that_are_not_there_are_told(here, slurm, pods, 
 
 
 def test_inputs_of_preprocessing_are_found_as_the_job_finds_them(here, slurm):
-    for name in ("a [1].txt", "deep/down/b.txt"):
+    for name in ("a [1].txt", "deep/further/down/b.txt"):
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).touch()
     container = ("slurm.container.runtime=pyxis", "slurm.container.image=a#b:1", f'slurm.container.mounts=["{here}"]')
@@ -1215,7 +1241,14 @@ def test_a_cache_of_shards_must_be_within_the_image_though_not_shared(here, slur
     assert main([*without_image, f"data.cache_dir={cache}"]) == 0
 
 
-@pytest.mark.parametrize("option", [["--direct_num_workers=32"], ["--direct_num_workers", "32"]])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--direct_num_workers=32"],
+        ["--direct_num_workers", "32"],
+        ["--direct_num_workers=2", "--direct_num_workers=32"],
+    ],
+)
 @pytest.mark.parametrize(
     ("place", "cores", "warned"),
     [("slurm", "slurm.preprocess.cpus_per_task", True), ("kubernetes", "kubernetes.preprocess.cpu", True),
@@ -1347,10 +1380,29 @@ def test_a_run_is_gone_on_with_by_the_settings_that_it_was_started_with(here, sl
     assert main([*command, "--output", "run", "phases.0.micro_batch_size=4", "checkpoint.every=3"]) == 0
 
 
-def test_the_settings_of_a_run_that_only_the_nodes_user_may_read_are_left_to_the_trainer(here, monkeypatch):
+def test_a_chain_goes_on_with_a_run_by_its_own_settings_too(here, capsys):
     (here / "run").mkdir()
     shutil.copyfile(here / "tiny.toml", here / "run" / "config.toml")
-    monkeypatch.setattr("cluster.checks.os.access", lambda path, mode: mode != os.R_OK)
+    chain = [
+        'preprocess.arguments=["--books", "*.txt", "--output", "made"]',
+        'pretrain.arguments=["--config", "tiny.toml", "--output", "run", "train.seed=7"]',
+        'eval.arguments=["--tasks", "mlm", "--output", "results"]',
+    ]
+    assert main(["all", "--on", "local", "--dry-run", *chain]) == 2
+    assert "the run was started with other settings (train.seed: 1 -> 7)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("may_enter", [True, False])
+def test_a_run_that_only_the_nodes_user_may_read_is_left_to_the_trainer(here, monkeypatch, may_enter):
+    def refuse(_: object) -> None:
+        raise PermissionError
+
+    (here / "run").mkdir()
+    shutil.copyfile(here / "tiny.toml", here / "run" / "config.toml")
+    if may_enter:
+        monkeypatch.setattr("cluster.checks.os.access", lambda path, mode: mode != os.R_OK)
+    else:
+        monkeypatch.setattr(RunDirectory, "check", refuse)
     command = ["pretrain", "--on", "local", "--dry-run", "--", "--config", "tiny.toml", "--shards", "shards"]
     assert main([*command, "--output", "run", "train.seed=7"]) == 0
 

@@ -60,9 +60,11 @@ def test_the_link_behind_two_dots_stays(linked, monkeypatch):
 
 @pytest.mark.parametrize(
     ("shell", "right"),
-    [("link", True), ("real/deep", True), ("link/../deep", False), ("real", False), ("nowhere", False), (None, False)],
-)
+    [("link", True), ("real/deep", True), ("link/../deep", False), ("real", False), ("nowhere", False),
+     ("file/x", False), (None, False)],
+)  # fmt: skip
 def test_the_current_folder_is_called_as_the_shell_calls_it_where_it_is_that_one(linked, monkeypatch, shell, right):
+    (linked / "file").touch()
     monkeypatch.chdir(linked / "link")
     monkeypatch.delenv("PWD", raising=False)
     if shell:
@@ -85,6 +87,9 @@ def test_seen_is_what_lies_in_a_folder_and_leads_to_nothing_outside(linked):
     assert is_seen(linked / "link" / "other" / "x", [linked / "link", linked / "other"])
     assert not is_seen(linked / "real" / "deep" / "x", [linked / "link"])  # not by this name
     assert not is_seen(linked / "linked", [linked / "link"])
+    (linked / "apart").mkdir()
+    (linked / "apart" / "x").symlink_to(linked / "real" / "deep" / "x")
+    assert not is_seen(linked / "apart" / "x", [linked / "apart", linked / "link"])  # that folder is not seen as real
     assert not is_seen(linked, [])
 
 

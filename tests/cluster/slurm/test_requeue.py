@@ -69,6 +69,13 @@ def test_the_command_says_what_it_decided(run, capsys):
     assert "names 'step-000099', which is not there" in capsys.readouterr().err
 
 
+def test_a_damaged_list_of_crashes_ends_the_job_in_a_line(run, capsys):
+    run.job.mkdir()
+    (run.job / "crashes.jsonl").write_text('{"job": \n')
+    assert main(["after", str(run.path), "--job", "7", "--exit-code", "1", "--crashes", "3"]) == 11
+    assert "crashes.jsonl: line 1 is damaged" in capsys.readouterr().err
+
+
 def test_a_crash_that_can_not_be_written_down_ends_the_job_in_a_line(run, capsys):
     """As on a full disk, of which it may have crashed."""
     run.job.mkdir()
