@@ -715,6 +715,25 @@ def pretrain_on_kubernetes(volume: Path) -> int:
                  "--config", "tiny.toml", "--shards", "shards", "--output", "runs/tiny"])  # fmt: skip
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_on_kubernetes_the_manifests_are_applied_where_kubectl_is_at_hand(here, pods, monkeypatch, capsys, refused):
+    answer = "echo 'error: no such namespace' >&2; exit 1" if refused else "echo applied: $*"
+    (here / "bin").mkdir()
+    (here / "bin" / "kubectl").write_text(f"#!/bin/sh\n{answer}\n")
+    (here / "bin" / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here}/bin")
+    assert pretrain_on_kubernetes(here) == (2 if refused else 0)
+    told, command = capsys.readouterr(), f"apply -k {here}/runs/tiny/job"
+    if refused:
+        assert told.err.splitlines()[-1] == f"error: kubectl {command}: error: no such namespace"
+        return
+    applied, pods_of, again = told.out.splitlines()
+    assert (applied, again) == (f"applied: {command}", f"once more: kubectl {command}")
+    label = yaml.safe_load((here / "runs/tiny/job/pretrain/kustomization.yaml").read_text())["labels"][0]["pairs"]
+    (pair,) = (f"{name}={value}" for name, value in label.items())
+    assert pods_of == f"pods      kubectl get pods --namespace=default --selector={pair} --watch"
+
+
 def test_on_kubernetes_pods_may_write_into_what_the_launch_has_made(here, pods):
     before = here.stat()
     assert pretrain_on_kubernetes(here) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,6 +28,15 @@ def test_waits_until_they_come(tmp_path, monkeypatch, capsys):
 def test_gives_up_in_a_line(tmp_path, capsys):
     assert wait.main(["--shards", str(tmp_path), "--minutes", "0"]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path}: not there after 0 minutes; see the job that makes it\n"
+
+
+def test_minutes_are_those_of_a_clock(tmp_path, monkeypatch, capsys):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
+    monkeypatch.setattr(wait, "time", clock)
+    assert wait.main(["--shards", str(tmp_path), "--minutes", "2"]) == 2
+    assert "not there after 2 minutes" in capsys.readouterr().err
+    assert clock.now == 120
 
 
 def test_a_run_is_waited_for_until_it_is_done(tmp_path):
