@@ -278,7 +278,8 @@ def test_a_job_starts_a_rank_per_process_with_the_snapshot_s_code(here, slurm):
 def test_a_program_runs_in_the_folder_and_by_the_interpreter_of_the_launch_on_as_many_threads_as_cores(
     here, slurm, monkeypatch, gpus
 ):
-    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    for name in ("DS_ACCELERATOR", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
     launch("--dry-run", f"slurm.pretrain.gpus_per_node={gpus}")
     monkeypatch.chdir("/")
     job = here / "runs" / "tiny" / "job"
@@ -394,13 +395,14 @@ def test_an_evaluation_that_its_time_limit_stops_is_requeued_of_an_array_the_mem
     assert done.returncode == (0 if requeued else code)
 
 
-def test_an_address_and_a_port_of_the_settings_stay_the_ranks_own(here, slurm):
-    launch("--dry-run", "slurm.environment.MASTER_ADDR=10.0.0.7", "slurm.environment.MASTER_PORT=12345")
+def test_variables_of_the_settings_stay_the_ranks_own(here, slurm):
+    given = {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "12345", "OMP_NUM_THREADS": "2", "DS_ACCELERATOR": "xpu"}
+    launch("--dry-run", *(f"slurm.environment.{name}={value}" for name, value in given.items()))
     file = here / "runs" / "tiny" / "job" / "pretrain.sbatch"
     check_shell(file)
     run_job(file)
     (seen,) = [seen for name, _, seen in slurm.calls() if name == "srun"]
-    assert (seen["MASTER_ADDR"], seen["MASTER_PORT"]) == ("10.0.0.7", "12345")
+    assert {name: seen[name] for name in given} == given
 
 
 def test_hostile_names_reach_the_program_as_they_are_and_nothing_else_happens(here, slurm, monkeypatch):
@@ -426,6 +428,8 @@ def test_hostile_names_reach_the_program_as_they_are_and_nothing_else_happens(he
     assert seen["HOSTILE"] == HOSTILE
     assert arguments[-2:] == ["--output", str(folder / "run")]
     assert not list(here.rglob("pwned"))
+    (log,) = [word for word in directives(file) if word.startswith("--output=")]
+    assert "100%% " in log  # sbatch replaces %j and the like
 
 
 @pytest.mark.parametrize(
@@ -450,6 +454,7 @@ def test_a_container_goes_around_every_program(here, slurm, settings, expected):
     assert launch("--dry-run", mounts, *[setting.replace("HERE", str(here)) for setting in settings]) == 0
     file = here / "runs" / "tiny" / "job" / "pretrain.sbatch"
     check_shell(file)
+    assert "export PATH" not in file.read_text()  # the image's own
     run_job(file)
     runs = [arguments for name, arguments, _ in slurm.calls() if name in ("srun", "apptainer")]
     training = next(arguments for arguments in runs if "cluster.slurm.rank" in arguments)
@@ -458,6 +463,8 @@ def test_a_container_goes_around_every_program(here, slurm, settings, expected):
     assert training[begin : begin + len(expected)] == [word.replace("HERE", str(here)) for word in expected]
     deciding = [arguments for arguments in runs if "cluster.slurm.requeue" in arguments]
     assert [("before" in arguments, "after" in arguments) for arguments in deciding] == [(True, False), (False, True)]
+    once = ["--overlap", "--nodes=1", "--ntasks=1"]  # and not by every rank
+    assert all(arguments[:3] == once for arguments in deciding) == ("pyxis" in settings[0])
 
 
 @pytest.mark.parametrize(("image", "fetched"), [("nvcr.io#nvidia/pytorch:26.01-py3", True), ("HERE/bert.sqsh", False)])
@@ -506,7 +513,7 @@ def test_all_three_in_a_chain_each_fed_by_the_one_before(here, slurm):
         ["--parsable", "--dependency=afterok:41,singleton", "--kill-on-invalid-dep=yes", str(files[1])],
         ["--parsable", "--dependency=afterok:42,singleton", "--kill-on-invalid-dep=yes", str(files[2])],
     ]
-    assert "--array=0-2%2" in directives(files[2])
+    assert {"--array=0-2%2", f"--output={job}/logs/eval-%A_%a.log"} <= {*directives(files[2])}
     for file in files:
         run_job(file, SLURM_ARRAY_TASK_ID="1", SLURM_ARRAY_TASK_COUNT="3")
     preprocess, pretraining, evaluation = [arguments for name, arguments, _ in slurm.calls() if name == "srun"]
@@ -529,10 +536,16 @@ def test_shards_that_a_chain_is_given_stand_in_the_place_of_its_own(here, given)
 
 
 @pytest.mark.parametrize("cluster", ["", ";cluster"])
-def test_the_number_of_a_job_is_told_without_the_cluster_s_name(here, slurm, capsys, cluster):
+@pytest.mark.parametrize("job", ["pretrain", "all"])
+def test_the_number_of_a_job_is_told_without_the_cluster_s_name(here, slurm, capsys, cluster, job):
     slurm.stand_in("sbatch", f"print('41{cluster}')")
-    assert launch() == 0
-    assert capsys.readouterr().out.startswith("pretrain: job 41\n  queue     squeue --job=41\n")
+    chain = [
+        'preprocess.arguments=["--books", "*.txt", "--output", "made"]',
+        'pretrain.arguments=["--config", "tiny.toml", "--shards", "shards", "--output", "run"]',
+        'eval.arguments=["--tasks", "mlm", "--output", "results"]',
+    ]
+    assert main([job, "--on", "slurm", "--settings", "cluster.toml", *chain]) == 0
+    assert "pretrain: job 41\n  queue     squeue --job=41\n" in capsys.readouterr().out
 
 
 def test_a_job_s_own_names_stand_in_the_place_of_what_all_have_and_its_own_lines_are_added(here, slurm):

@@ -151,6 +151,33 @@ def test_json_has_every_figure(capsys):
     assert figures["scaling"][0][0] == 1
 
 
+def test_options_are_taken_in_the_units_that_they_are_called_after(capsys):
+    given = {"efficiency": 0.3, "fill": 0.5, "headroom": 0.2, "price-per-gpu-hour": 3, "launch-us": 12, "write-gbs": 4,
+             "gpus-per-node": 4, "bus-gbs": 100, "network-gbps": 200}  # fmt: skip
+    assert run_large("--json", *(f"--{name}={value}" for name, value in given.items())) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["assumptions"] == pytest.approx(
+        {"efficiency": 0.3, "fill": 0.5, "headroom": 0.2, "price": 3, "launch": 12e-6, "write": 4e9}
+    )
+    node = figures["cluster"]["gpu"]["node"]
+    assert (node["gpus"], node["bus"], node["source"]) == (4, 100e9, "as given")
+    assert node["network"] == pytest.approx(0.96 * 25e9)  # of the line rate: what NCCL counts on
+
+
+def test_a_plan_is_of_deepspeed_s_configuration_as_many_gpus_have_it(capsys):
+    assert run_large("--json", "--up-to", "4") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["cluster"]["sharding"]["overlap"] is True  # which one GPU has nothing to do with
+    assert [gpus for gpus, _ in figures["scaling"]] == [1, 2, 4]
+
+
+def test_the_source_of_the_efficiency_is_told(capsys):
+    assert run_large() == 0
+    assert "at 45% of 989 TFLOP/s (assumed; NVIDIA's on an A100, see --calibration)" in capsys.readouterr().out
+    assert run_large("--efficiency", "0.4") == 0
+    assert "at 40% of 989 TFLOP/s (as given)" in capsys.readouterr().out
+
+
 def step(phase):
     return sum(phase["step"][part] for part in ("compute", "update", "exposed"))
 
@@ -188,6 +215,7 @@ def test_a_recipe_may_be_a_file(capsys):
         (["--fill", "0"], "more than 0"),
         (["--headroom", "1"], "less than 1"),
         (["--network-gbps", "0"], "give a positive number"),
+        (["--gpus-per-node", "0"], "--gpus-per-node 0: give a positive number"),
         (["--network-gbps", "nan"], "give a positive number"),
         (["--bus-gbs", "inf"], "give a positive number"),
         (["--launch-us", "nan"], "finite"),
@@ -195,6 +223,8 @@ def test_a_recipe_may_be_a_file(capsys):
         (["--price-per-gpu-hour", "nan"], "finite"),
         (["--write-gbs", "0"], "must be positive"),
         (["--plot", "/nowhere/plan.png"], "can't write the figure"),
+        (["--plot", "plan"], "--plot plan: not the name of a picture"),
+        (["--plot", "plan.png", "--up-to", "1", "--gpu", "a100-40", "model.hidden_size=4096"], "there is no curve"),
         (["model.hidden_siz=3"], "unknown setting model.hidden_siz"),
     ],
 )

@@ -131,6 +131,27 @@ def test_a_killed_rank_gives_the_signals_code_and_the_others_do_not_outlive_it(t
     assert not any(child.is_running() for child in children)
 
 
+def test_an_orphan_of_a_rank_is_none_of_the_ranks(tmp_path):
+    """Of a Pod's first process it becomes a child, and what it ends with says nothing."""
+    outcome(tmp_path, "done")
+    program = """
+    import os, pathlib, time
+    reads, writes = os.pipe()
+    if not os.fork():
+        if not (orphan := os.fork()):
+            os._exit(7)
+        os.write(writes, str(orphan).encode())
+        os._exit(0)
+    os.wait()
+    left = pathlib.Path("/proc", os.read(reads, 20).decode())
+    while left.exists():
+        time.sleep(0.01)
+    """
+    first = "import ctypes, sys, cluster.k8s.ranks as r; ctypes.CDLL(None).prctl(36, 1); sys.exit(r.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", first, f"--run={tmp_path}", "--", "-c", textwrap.dedent(program)]
+    assert subprocess.run(command, cwd=ROOT, env={**os.environ, **NODE}, timeout=60).returncode == 0
+
+
 def test_the_rank_that_fails_first_has_the_word(tmp_path):
     """The others fail because of it, with codes that say less."""
     program = (
