@@ -91,8 +91,10 @@ def test_a_run_that_ends_before_a_later_phase_is_shown_as_far_as_it_goes(capsys)
 
 def test_the_loader_reads_tokens_and_pairs_as_shards_have_them():
     pairs = pa.array([dict.fromkeys(PAIR.names, 0) | {"is_next": True}] * 800, PAIR)
-    rates = [phase.rate * (phase.length * 2 + pairs.nbytes / 800) for phase in plan().phases]
-    assert plan().read_rate == pytest.approx(max(rates))
+    for fill in (1.0, 0.5):
+        made = plan(fill=fill)
+        rates = [phase.rate * (fill * phase.length * 2 + pairs.nbytes / 800) for phase in made.phases]
+        assert made.read_rate == pytest.approx(max(rates))
 
 
 def test_stages_hold_less_and_less_but_for_buffers():
@@ -111,6 +113,15 @@ def test_smaller_buckets_are_advised_where_one_takes_the_whole_model_only():
     )
     assert small.hours_in_buckets is None
     assert whole.hours_in_buckets < whole.hours
+
+
+def test_no_buckets_are_advised_to_one_gpu_which_sends_nothing():
+    assert plan(gpus=1).hours_in_buckets is None
+
+
+def test_a_gpu_without_bfloat16_takes_the_other_16_bits():
+    cluster = Cluster(GPUS["v100-32"], 64, Sharding(2, precision="fp16"))
+    assert make_plan(LAMB, cluster, Assumptions(0.45)).hours > plan().hours
 
 
 def test_a_checkpoint_is_twelve_bytes_a_parameter():
