@@ -7,11 +7,20 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from cluster.checkup.findings import Finding, table
-from cluster.checkup.node import check_compiler, check_gpus, check_limits, check_packages, check_threads
+from cluster.checkup.findings import Finding, judge, table
+from cluster.checkup.node import (
+    check_compiler,
+    check_gpus,
+    check_limits,
+    check_packages,
+    check_python,
+    check_shared_memory,
+    check_threads,
+)
 from cluster.checkup.peers import UsageError, check_names, read_launch
 from cluster.checkup.storage import check_space, check_writing
 from cluster.doctor import main
@@ -87,6 +96,8 @@ def test_the_compiler_that_is_meant_is_triton_s(monkeypatch, tmp_path):
     (tmp_path / "clang").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert f"{tmp_path}/clang" in check_compiler().found
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    assert (check_compiler().state, check_compiler().found) == ("warning", "no Python.h")
 
 
 def test_open_files_are_judged_by_the_limit_in_force():
@@ -101,10 +112,48 @@ def test_open_files_are_judged_by_the_limit_in_force():
     assert states == ["wrong", "warning", "ok"]
 
 
+UNLIMITED = resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize(
+    ("check", "limit", "adapters", "state", "words"),
+    [
+        ("open files", UNLIMITED, [], "ok", "unlimited"),
+        ("locked memory", 64 << 10, [], "ok", "0 MiB, no InfiniBand"),
+        ("locked memory", 64 << 20, ["mlx5_0", "mlx5_1"], "wrong", "64 MiB, adapters mlx5_0, mlx5_1"),
+        ("locked memory", UNLIMITED, ["mlx5_0"], "ok", "unlimited, adapters mlx5_0"),
+        ("stack", 8 << 20, [], "ok", "8 MiB"),
+        ("stack", 512 << 10, [], "warning", "0 MiB"),
+        ("stack", 8 << 30, [], "warning", "8,192 MiB"),
+        ("stack", UNLIMITED, [], "ok", "unlimited"),
+    ],
+)
+def test_limits_of_a_process(tmp_path, monkeypatch, check, limit, adapters, state, words):
+    for adapter in adapters:
+        (tmp_path / adapter).touch()
+    monkeypatch.setattr("cluster.checkup.node._INFINIBAND", tmp_path if adapters else tmp_path / "none")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    found = state_of(check_limits(), check)
+    assert (found.state, found.found) == (state, words)
+
+
+@pytest.mark.parametrize(("free", "state"), [(100 << 20, "wrong"), (500 << 20, "warning"), (2 << 30, "ok")])
+def test_shared_memory_that_is_left(monkeypatch, free, state):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free, total=4 << 30))
+    assert check_shared_memory().state == state
+
+
+def test_a_python_that_the_project_does_not_take(monkeypatch):
+    assert check_python().state == "ok"
+    monkeypatch.setattr("platform.python_version", lambda: "3.9.1")
+    assert check_python().state == "wrong"
+
+
 @pytest.mark.parametrize(
     ("environment", "state", "words"),
     [
         ({}, "warning", "not set"),
+        ({"OMP_NUM_THREADS": "0"}, "warning", "is 0"),
         ({"OMP_NUM_THREADS": "many"}, "warning", "many"),
         ({"OMP_NUM_THREADS": "1"}, "ok", "1 ranks"),
         ({"OMP_NUM_THREADS": "100000"}, "warning", "100000"),
@@ -157,6 +206,8 @@ def nvidia_smi(tmp_path, monkeypatch):
         (f"echo '{H200.replace(' 0, 0,', ' 90000, 0,')}'", "gpu health", "warning", "memory in use"),
         (f"echo '{H200.replace(' 0, Not', ' [N/A], Not')}'", "gpu health", "ok", "no errors"),
         ("echo 'NVIDIA-SMI has failed: no driver'; exit 9", "gpus", "wrong", "no driver"),
+        ("exit 3", "gpus", "wrong", "nvidia-smi fails (exit code 3)"),
+        (f"echo '{H200.replace(' 0, 0,', ' 600, 0,')}'", "gpu health", "ok", "no errors"),
         ("echo 'No devices were found'", "gpus", "wrong", "nvidia-smi says 'No devices were found'"),
         (f"echo '{H200}'; echo 'Unable to talk to GPU 1'", "gpus", "wrong", "says 'Unable to talk to GPU 1'"),
     ],
@@ -167,6 +218,35 @@ def test_what_nvidia_smi_says(script, check, state, words, nvidia_smi, monkeypat
     found = state_of(check_gpus(), check)
     assert found.state == state
     assert words in found.found
+
+
+H100 = "NVIDIA H100, 570.86.15, 81559, 0, 0, Not Active, 31"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "chosen", "state", "words"),
+    [
+        ([H200, H200], 2, None, "ok", "2 x NVIDIA H200, 140 GiB"),
+        ([H200, H200], 1, None, "warning", "2 x NVIDIA H200, 140 GiB, PyTorch sees 1"),
+        ([H200, H200], 1, "0", "ok", "2 x NVIDIA H200, 140 GiB, PyTorch sees 1"),
+        ([H200, H100], 2, None, "warning", "2 x NVIDIA H100, 80 GiB and NVIDIA H200, 140 GiB"),
+        ([], 1, None, "ok", "1 by PyTorch, no nvidia-smi"),
+        ([], 0, None, "warning", "none"),
+    ],
+)
+def test_gpus_that_pytorch_sees(gpus, visible, chosen, state, words, nvidia_smi, monkeypatch):
+    if gpus:
+        nvidia_smi("; ".join(f"echo '{gpu}'" for gpu in gpus))
+    else:
+        monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: visible > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
+    monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 29, 7))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if chosen:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    found = state_of(check_gpus(), "gpus")
+    assert (found.state, found.found) == (state, words)
 
 
 @pytest.mark.parametrize(
@@ -229,6 +309,12 @@ def test_little_room_is_a_warning_and_hardly_any_is_wrong(tmp_path):
     assert [check_space(tmp_path, free * times).state for times in (0.5, 2, 20)] == ["ok", "warning", "wrong"]
 
 
+@pytest.mark.parametrize(("least", "state"), [(0, "ok"), (1e12, "warning")])
+def test_a_disk_on_which_files_take_long_to_arrive(tmp_path, monkeypatch, least, state):
+    monkeypatch.setattr("cluster.checkup.storage._SLOW_SYNCS", least)
+    assert check_writing(tmp_path).state == state
+
+
 def test_names():
     (found,) = check_names({"MASTER_ADDR": "localhost", "MASTER_PORT": "1234"})
     assert found.state == "ok"
@@ -281,6 +367,7 @@ def test_options_that_make_no_sense_exit_with_2(option, value, capsys):
 def test_launch_of_torchrun_and_of_nobody():
     assert read_launch({}) is None
     assert read_launch({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None  # a batch script, which is no step
+    assert read_launch({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"}) is None  # a step of one
     launch = read_launch(RANK)
     assert launch == {**RANK, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
@@ -290,13 +377,17 @@ def test_launch_of_slurm(tmp_path, monkeypatch):
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     slurm = {
-        "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_STEP_ID": "0",
-        "SLURM_JOB_ID": "30007", "SLURM_STEP_NODELIST": "node[3-4]",
+        "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_STEP_ID": "2",
+        "SLURM_JOB_ID": "30007", "SLURM_STEP_NODELIST": "node[3-4]", "SLURM_JOB_NODELIST": "node[1-9]",
     }  # fmt: skip
     assert read_launch(slurm) == {
         "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node3",
-        "MASTER_PORT": "20007",
+        "MASTER_PORT": "20201",
     }  # fmt: skip
+    given = {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1234", "SLURM_STEP_NODELIST": "node9"}
+    found = read_launch({**slurm, **given})
+    assert found
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.0.0.7", "1234")
     with pytest.raises(UsageError, match="scontrol"):
         read_launch({**slurm, "SLURM_STEP_NODELIST": "node9"})
 
@@ -350,6 +441,31 @@ def test_a_rank_that_never_comes(monkeypatch, capsys):
     assert "2 ranks don't come together" in capsys.readouterr().out
 
 
+def test_a_meeting_place_that_does_not_resolve_is_not_waited_for(monkeypatch, capsys):
+    launch = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "no-such-node.invalid", "MASTER_PORT": "1234"}
+    for name, value in launch.items():
+        monkeypatch.setenv(name, value)
+    assert main([]) == 1
+    assert "does not resolve" in (told := capsys.readouterr().out)
+    assert "don't come together" not in told
+
+
+def test_alone_a_node_is_checked_whatever_a_launcher_has_set(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    assert main(["--alone"]) in (0, 1)
+    assert "MASTER_ADDR" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("state", "code"), [("ok", 0), ("warning", 0), ("wrong", 1)])
+def test_only_what_is_wrong_fails_and_all_is_well_where_all_is(monkeypatch, capsys, state, code):
+    found = [judge("stack", "1 MiB", "Set more.", wrong=state == "wrong", warning=state == "warning")]
+    monkeypatch.setattr("cluster.doctor.check_node", lambda _: found)
+    assert main([]) == code
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == ("All is well." if state == "ok" else f"{state}, stack: 1 MiB. Set more.")
+    assert bool(found[0].advice) == (state != "ok")
+
+
 def test_equal_findings_of_several_hosts_are_one_row():
     fine, bad = Finding("stack", "ok", "8 MiB"), Finding("stack", "wrong", "1 MiB", "Set more.")
     placed = [*((f"node{i}", fine) for i in range(6)), ("node6", bad), ("node6", bad)]
@@ -357,3 +473,11 @@ def test_equal_findings_of_several_hosts_are_one_row():
     assert "node0, node1, node2, node3 and 2 more" in lines[0]
     assert lines[1:] == ["wrong, stack: 1 MiB. Set more."]
     assert "all 2" in next(table([(host, fine) for host in ("a", "b")]))
+    assert "| node1 |" in next(table([("node1", fine)]))
+
+
+def test_checks_stand_together_and_what_is_wrong_comes_before_warnings():
+    little, none = Finding("stack", "warning", "1 MiB", "Set more."), Finding("gpus", "wrong", "none", "Ask for some.")
+    shown, *advice = table([("a", Finding("stack", "ok", "8 MiB")), ("a", none), ("b", little)])
+    assert [line.split()[1] for line in shown.splitlines()[2:]] == ["stack", "stack", "gpus"]
+    assert advice == ["wrong, gpus: none. Ask for some.", "warning, stack: 1 MiB. Set more."]
