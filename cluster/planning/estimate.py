@@ -200,7 +200,7 @@ def _largest(recipe: Recipe, phase: Phase, cluster: Cluster, assumptions: Assump
     sharding = cluster.effective
     states = _states(recipe, cluster)
     room = _usable(cluster, assumptions) - states.working
-    if room <= 0 or states.updating > _usable(cluster, assumptions):
+    if states.updating > _usable(cluster, assumptions):
         return 0
     kernel = fastest_kernel(recipe.model, sharding.width)
     return largest_micro_batch(recipe.model, _sequence(recipe, phase), sharding.width, kernel, room)

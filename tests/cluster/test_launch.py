@@ -1471,6 +1471,8 @@ def test_a_network_s_file_system_is_shared_and_the_nearest_mount_counts(monkeypa
     with pytest.raises(ConfigError, match=r"scratch \(xfs\), a file system of this machine alone"):
         visible.check_shared([tmp_path / "scratch" / "runs"], vouched=[tmp_path / "other"])
     visible.check_shared([tmp_path / "scratch" / "runs"], vouched=[tmp_path / "scratch"])
+    (tmp_path / "link").symlink_to(tmp_path / "scratch")
+    visible.check_shared([tmp_path / "scratch" / "runs"], vouched=[tmp_path / "link"])
 
 
 def test_a_link_on_a_disk_of_this_machine_to_a_shared_folder_is_warned_of(monkeypatch, tmp_path, capsys):
@@ -1501,6 +1503,7 @@ def test_a_link_on_a_disk_of_this_machine_to_a_shared_folder_is_warned_of(monkey
         (["slurm.python=venv/bin/python"], "HERE/venv/bin/python"),
         (["slurm.python=~/venv/bin/python"], "HERE/venv/bin/python"),
         (["slurm.python=/net/venv/bin/python"], ""),
+        (["slurm.python=HERE/linked/bin/python"], ""),  # of a virtual environment, whose folder counts
         (["slurm.python=python3.12"], ""),  # by setup, such as `module load`
         (['slurm.shared=["HERE", "PREFIX"]'], ""),
         (['slurm.shared=["~/venv"]', "slurm.python=~/venv/bin/python"], ""),
@@ -1525,6 +1528,8 @@ def test_an_interpreter_on_a_disk_of_this_machine_is_warned_of(here, slurm, monk
     partitions = [type("Mount", (), {"mountpoint": point, "fstype": kind}) for point, kind in mounts]
     monkeypatch.setattr(visible.psutil, "disk_partitions", lambda **_: partitions)
     monkeypatch.setenv("HOME", str(here))
+    (here / "linked" / "bin").mkdir(parents=True)
+    (here / "linked" / "bin" / "python").symlink_to("/usr/bin/python3")
     assert launch("--dry-run", "slurm.shared=[]", *map(replaced, settings)) == 0
     told = capsys.readouterr().err
     assert told.count("\n") == bool(warned)

@@ -40,6 +40,8 @@ def test_hours_are_steps_times_seconds():
     assert first.hours == pytest.approx(7038 * first.step.total / 3600)
     assert made.gpu_hours == pytest.approx(64 * sum(phase.hours for phase in made.phases))
     assert first.rate == pytest.approx(65536 / first.step.total)
+    update = made.parameters / 64 * (120 + 24) / GPUS["h200"].bandwidth  # LAMB's bytes, and DeepSpeed's beside them
+    assert first.step.update == pytest.approx(update)
 
 
 def test_a_micro_batch_divides_the_share_and_fits():
@@ -102,7 +104,28 @@ def test_stages_hold_less_and_less_but_for_buffers():
     held = [stage.states.weights + stage.states.gradients + stage.states.optimizer for stage in stages]
     assert held[1] > held[2] > held[3] or held[1] > held[3]
     assert not stages[0].offered  # the trainer refuses mixed precision without ZeRO
+    assert stages[0].hours is None
     assert stages[2].hours == pytest.approx(plan(gpus=8).hours)
+
+
+def test_a_stage_under_which_nothing_fits_has_no_hours_and_float32_may_do_without_zero():
+    settings = ["model.hidden_size=6144", "model.intermediate_size=24576"]
+    wide = load_recipe(ROOT / "trainer/recipes/bert_large.toml", settings)
+    one, three = plan(wide, gpu="a100-40", gpus=8, stage=3).stages[1::2]
+    assert (one.largest, one.hours) == ([0, 0], None)
+    assert all(three.largest)
+    assert three.hours
+    cluster = Cluster(GPUS["h200"], 8, Sharding(2, "float32"))
+    assert make_plan(LAMB, cluster, Assumptions(0.45)).stages[0].offered
+
+
+def test_what_an_optimizer_takes_for_its_update_must_fit_too():
+    """LAMB's norms, of a model whose weights and moments take little more than half of the memory."""
+    settings = ["model.hidden_size=3712", "model.intermediate_size=14848"]
+    for name, fits in (("adamw", True), ("lamb", False)):
+        recipe = load_recipe(ROOT / "trainer/recipes/bert_large.toml", [*settings, f"optimizer.name={name}"])
+        found = list(scaling(recipe, Cluster(GPUS["h200"], 1, Sharding(2, overlap=True)), Assumptions(0.45), 1))
+        assert bool(found) == fits
 
 
 def test_smaller_buckets_are_advised_where_one_takes_the_whole_model_only():
@@ -141,6 +164,9 @@ def test_checkpointing_takes_longer_and_holds_more():
     one, other = plan(gpu="a100-40"), plan(again, gpu="a100-40")
     assert other.phases[0].largest > 5 * one.phases[0].largest
     assert other.hours > 1.25 * one.hours
+    launching = [plan(recipe, gpu="a100-40", launch=1.0).phases[0] for recipe in (LAMB, again)]
+    seconds = [phase.step.compute / phase.accumulation for phase in launching]
+    assert 1.3 * seconds[0] < seconds[1] < 1.4 * seconds[0]  # all but the embeddings and heads
 
 
 def test_report(capsys, tmp_path):
@@ -221,6 +247,8 @@ def test_a_recipe_may_be_a_file(capsys):
         (["--recipe", "nothing"], "known: "),
         (["--ds-config", "nope.json"], "nope.json: can't read"),
         (["--micro-batch", "7"], "must divide the 32 sequences"),
+        (["--micro-batch", "0"], "must divide the 32 sequences"),
+        (["--micro-batch", "32", "--headroom", "0.9"], "--micro-batch 32: at most "),
         (["--micro-batch", "32,1,1"], "one for each of 2 phases"),
         (["--efficiency", "1.5"], "at most 1"),
         (["--fill", "0"], "more than 0"),
