@@ -158,9 +158,12 @@ def test_a_python_that_the_project_does_not_take(monkeypatch):
         ({"OMP_NUM_THREADS": "1"}, "ok", "1 ranks"),
         ({"OMP_NUM_THREADS": "100000"}, "warning", "100000"),
         ({"OMP_NUM_THREADS": "2", "LOCAL_WORLD_SIZE": "100000"}, "warning", "100000 ranks"),
+        ({"OMP_NUM_THREADS": "2", "LOCAL_WORLD_SIZE": "4"}, "ok", "8 cores"),
+        ({"OMP_NUM_THREADS": "3", "LOCAL_WORLD_SIZE": "4"}, "warning", "8 cores"),
     ],
 )
-def test_threads(environment, state, words):
+def test_threads(environment, state, words, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     found = check_threads(environment)
     assert found.state == state
     assert words in found.found

@@ -177,6 +177,54 @@ def test_report(capsys, tmp_path):
                   "phases.0.micro_batch_size=16 phases.1.micro_batch_size=4", "|  256 |"):  # fmt: skip
         assert words in shown
     assert figure.read_bytes().startswith(b"\x89PNG")
+    assert shown.count("(this plan)") == 1
+    row = next(line for line in shown.splitlines() if line.startswith("| TFLOP/s of a GPU"))
+    assert all(100 < float(cell) < 0.45 * 989 for cell in row.split("|")[2:4])
+    ideal = [int(line.split("|")[5].strip(" %")) for line in shown.partition("## Other")[2].splitlines()[4:] if line]
+    assert ideal[0] == 100
+    assert sorted(ideal, reverse=True) == ideal
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stage", "bucket", "told"),
+    [
+        ((), 2, 50_000_000, ""),
+        (("--micro-batch", "1", "--launch-us", "1000"), 2, 50_000_000, "waits for the CPU"),
+        ((), 2, 500_000_000, "takes the whole model"),
+        (("--write-gbs", "0.0001"), 2, 50_000_000, "Checkpoints come faster"),
+        (
+            ("--gpu", "a100-40", "model.hidden_size=6144", "model.intermediate_size=24576"),
+            3,
+            50_000_000,
+            "does not fit",
+        ),
+    ],
+)
+def test_what_holds_a_training_up_is_told(capsys, tmp_path, arguments, stage, bucket, told):
+    config = json.loads(Path(CONFIG).read_text())
+    config["zero_optimization"] |= {"stage": stage, "reduce_bucket_size": bucket}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    assert run_large("--ds-config", str(tmp_path / "ds.json"), "--launch-us", "0", *arguments) == 0
+    shown = capsys.readouterr().out
+    found = [
+        words
+        for words in ("waits for the CPU", "takes the whole model", "Checkpoints come faster", "does not fit")
+        if words in shown
+    ]
+    assert found == ([told] if told else [])
+
+
+@pytest.mark.parametrize(("gpus", "nodes"), [(4, "1 node of 8"), (8, "1 node of 8"), (16, "2 nodes of 8")])
+def test_nodes_are_filled_one_after_the_other(capsys, gpus, nodes):
+    assert run("--recipe", "bert_large", "--gpu", "h200", "--gpus", str(gpus)) == 0
+    assert f"{nodes} GPUs; DGX" in capsys.readouterr().out
+
+
+def test_no_more_is_predicted_than_the_recipe_takes_of_a_sequence():
+    few, many = (
+        load_recipe(ROOT / "trainer/recipes/lamb_64k.toml", [f"masking.probability={share}"]) for share in (0.4, 0.5)
+    )
+    assert plan(few).phases[0].flops == plan(many).phases[0].flops
 
 
 def test_json_has_every_figure(capsys):
