@@ -122,6 +122,20 @@ def test_a_bucket_as_large_as_the_model_hides_nothing():
     assert small.exposed < 0.4 * small.network
 
 
+def test_weights_that_are_gathered_without_overlap_are_waited_for():
+    waits, hides = (step_time(WORK, Speed(A100, 0.45), Sharding(3, overlap=overlap), 64) for overlap in (False, True))
+    assert waits.exposed == pytest.approx(waits.network)
+    assert hides.exposed < waits.exposed
+
+
+@pytest.mark.parametrize(("gpu", "times"), [("a100-80", 2), ("v100-32", 125 / 15.7)])  # by TF32, which a V100 lacks
+def test_products_in_float32_take_longer(gpu, times):
+    wide, half = (
+        step_time(WORK, Speed(GPUS[gpu], 0.45), Sharding(2, precision), 8).compute for precision in ("float32", "fp16")
+    )
+    assert wide == pytest.approx(times * half)
+
+
 def test_launching_limits_small_micro_batches():
     slow = replace(WORK, micro_batch=1, operations=3000)
     step = step_time(slow, Speed(A100, 0.45, launch=6e-6), Sharding(2), 8)
