@@ -312,6 +312,12 @@ def test_little_room_is_a_warning_and_hardly_any_is_wrong(tmp_path):
     assert [check_space(tmp_path, free * times).state for times in (0.5, 2, 20)] == ["ok", "warning", "wrong"]
 
 
+def test_the_room_that_is_needed_is_the_user_s_word(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("cluster.doctor.check_node", lambda _: [])
+    assert main(["--shared", str(tmp_path), "--need-gb", "1e9"]) == 1
+    assert "wrong, disk space: " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("least", "state"), [(0, "ok"), (1e12, "warning")])
 def test_a_disk_on_which_files_take_long_to_arrive(tmp_path, monkeypatch, least, state):
     monkeypatch.setattr("cluster.checkup.storage._SLOW_SYNCS", least)

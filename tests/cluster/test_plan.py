@@ -190,6 +190,7 @@ def test_report(capsys, tmp_path):
     [
         ((), 2, 50_000_000, ""),
         (("--micro-batch", "1", "--launch-us", "1000"), 2, 50_000_000, "waits for the CPU"),
+        (("--micro-batch", "1", "--launch-us", "1000"), 2, 500_000_000, "waits for the CPU"),  # and not for buckets
         ((), 2, 500_000_000, "takes the whole model"),
         (("--write-gbs", "0.0001"), 2, 50_000_000, "Checkpoints come faster"),
         (
