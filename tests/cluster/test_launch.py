@@ -756,6 +756,17 @@ def test_on_kubernetes_pods_may_write_into_what_the_launch_has_made(here, pods):
         assert folder.stat().st_gid == os.getgid()
 
 
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_on_kubernetes_a_run_that_pods_can_write_into_is_left_as_it_is(here, pods, monkeypatch, mode):
+    """Its owner may be another user, who alone may change it."""
+    monkeypatch.setattr("cluster.k8s.launch.POD_USER", os.getuid() + 1)
+    run = here / "runs" / "tiny"
+    run.mkdir(parents=True)
+    run.chmod(mode)
+    assert pretrain_on_kubernetes(here) == 0
+    assert run.stat().st_mode & 0o7777 == mode
+
+
 def test_on_kubernetes_pods_may_write_into_every_output_of_a_chain(here, pods):
     settings = [
         f"kubernetes.mount_path={here}",
