@@ -756,6 +756,15 @@ def test_on_kubernetes_pods_may_write_into_what_the_launch_has_made(here, pods):
         assert folder.stat().st_gid == os.getgid()
 
 
+def test_on_kubernetes_pods_may_write_into_a_folder_that_the_user_has_made(here, pods, monkeypatch):
+    monkeypatch.setattr("cluster.k8s.launch.POD_USER", os.getuid() + 1)
+    run = here / "runs" / "tiny"
+    run.mkdir(parents=True)
+    run.chmod(0o755)
+    assert pretrain_on_kubernetes(here) == 0
+    assert run.stat().st_mode & 0o2070 == 0o2070
+
+
 @pytest.mark.parametrize("mode", [0o770, 0o707])
 def test_on_kubernetes_a_run_that_pods_can_write_into_is_left_as_it_is(here, pods, monkeypatch, mode):
     """Its owner may be another user, who alone may change it."""
@@ -825,6 +834,7 @@ def tolerated(job: str, key: str = "gpu") -> str:
         ([tolerated("eval")], ("pretrain", "eval")),
         ([tolerated("pretrain"), tolerated("eval")], None),
         ([tolerated("pretrain"), "kubernetes.eval.gpus=0"], None),
+        ([tolerated("pretrain"), "kubernetes.pretrain.gpus=0"], None),
         ([tolerated("preprocess", "memory")], None),
         ([], None),
     ],

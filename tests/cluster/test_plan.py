@@ -14,6 +14,7 @@ from cluster.planning.sharding import Sharding, read_sharding
 from preprocessing.schema import PAIR
 from trainer.config import load_recipe
 from trainer.deepspeed_config import without_communication
+from trainer.settings import ConfigError
 
 ROOT = Path(__file__).parents[2]
 CONFIG = str(ROOT / "ds_config.json")
@@ -310,6 +311,8 @@ def test_a_recipe_may_be_a_file(capsys):
         (["--write-gbs", "inf"], "finite"),
         (["--price-per-gpu-hour", "nan"], "finite"),
         (["--write-gbs", "0"], "must be positive"),
+        (["--launch-us=-1"], "times and prices 0 or more"),
+        (["--price-per-gpu-hour=-1"], "times and prices 0 or more"),
         (["--plot", "/nowhere/plan.png"], "can't write the figure"),
         (["--plot", "plan"], "--plot plan: not the name of a picture"),
         (["--plot", "plan.png", "--up-to", "1", "--gpu", "a100-40", "model.hidden_size=4096"], "there is no curve"),
@@ -345,12 +348,23 @@ def test_a_model_that_does_not_fit_says_what_would_do(gpus, settings, words, cap
     assert all(word in error for word in words), error
 
 
-def test_offloading_is_refused_and_not_ignored(tmp_path, capsys):
+@pytest.mark.parametrize("section", ["offload_optimizer", "offload_param"])
+def test_offloading_is_refused_and_not_ignored(tmp_path, capsys, section):
     config = json.loads(Path(CONFIG).read_text())
-    config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+    config["zero_optimization"] |= {"stage": 3, section: {"device": "cpu"}}
     (tmp_path / "ds.json").write_text(json.dumps(config))
     assert run_large("--ds-config", str(tmp_path / "ds.json")) == 2
-    assert "offload_optimizer" in capsys.readouterr().err
+    assert f"zero_optimization.{section}: " in capsys.readouterr().err
+
+
+def test_what_a_configuration_leaves_out_is_deepspeed_s_default():
+    assert [read_sharding({"zero_optimization": {"stage": stage}}).overlap for stage in (1, 2, 3)] == [
+        False,
+        False,
+        True,
+    ]
+    with pytest.raises(ConfigError, match="communication_data_type 'fp8' is not one of float32"):
+        read_sharding({"communication_data_type": "fp8"})
 
 
 @pytest.mark.parametrize(
@@ -360,6 +374,8 @@ def test_offloading_is_refused_and_not_ignored(tmp_path, capsys):
         (2, {"reduce_bucket_size": 5e7}, ""),
         (2, {"reduce_bucket_size": 0}, "zero_optimization.reduce_bucket_size is 0; a plan wants a whole number, 1"),
         (2, {"reduce_bucket_size": "auto"}, "zero_optimization.reduce_bucket_size is 'auto'; a plan wants"),
+        (2, {"reduce_bucket_size": 1.5}, "zero_optimization.reduce_bucket_size is 1.5; a plan wants a whole number"),
+        (3, {"stage3_max_live_parameters": 0}, ""),
         (3, {"stage3_prefetch_bucket_size": 0}, "zero_optimization.stage3_prefetch_bucket_size is 0; a plan wants"),
     ],
 )
