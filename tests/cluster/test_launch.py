@@ -614,6 +614,18 @@ def test_all_on_this_machine_is_three_scripts_one_after_the_other(here, capsys):
     assert "export DS_ACCELERATOR=cpu" in training
 
 
+def test_on_this_machine_ranks_share_the_cores_and_train_on_gpus_where_there_are(here, monkeypatch, capsys):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    given = ["--", "--config", "tiny.toml", "--shards", "shards", "--output", "run"]
+    assert main(["pretrain", "--on", "local", "--dry-run", "local.gpus=2", *given]) == 0
+    training = (here / "run" / "job" / "pretrain.sh").read_text().replace("\\\n    ", "")
+    assert " -m torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc-per-node=2 " in training
+    assert "export OMP_NUM_THREADS=4\n" in training
+    assert "DS_ACCELERATOR" not in training
+    assert main(["pretrain", "--on", "local", "--dry-run", "local.ranks=3", *given]) == 2
+    assert "a global batch of 16 can't be cut into micro-batches of 2 for 3 ranks" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("signalled", ["TERM", "INT", None])
 def test_a_signal_to_all_reaches_the_job_that_runs_and_ends_all_when_that_has_ended(here, signalled):
     """Once, though the job hears of it from the terminal's group, too, and takes its time to save what it has."""
