@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import glob
 import os
 import re
@@ -83,8 +84,8 @@ def check_reads(programs: Iterable[Program]) -> None:
                 raise ConfigError(f"{program.name}: {pattern}: nothing is there; check the path, and quote a glob")
 
 
-def check_amounts(programs: Sequence[Program], ranks: int, processes: int, cores: int | None) -> None:
-    """See that the programs can do with what a place gives them.
+def check_programs(programs: Sequence[Program], ranks: int, processes: int, cores: int | None) -> None:
+    """See that the programs take their arguments, and can do with what a place gives them.
 
     Args:
         programs: of the job.
@@ -93,15 +94,17 @@ def check_amounts(programs: Sequence[Program], ranks: int, processes: int, cores
         cores: of the preprocessing; None for those of this machine.
 
     Raises:
-        ConfigError: so many ranks can't train the recipe, there is no such task, or no grid for the processes to share.
+        ConfigError: so many ranks can't train the recipe, there is no such task, no folder for data sets, or no grid
+            for the processes to share.
+        SystemExit: with code 2, once a program has said on stderr which argument it does not take.
     """
     if pretraining := pretraining_of(programs):
         _check_ranks(pretraining, ranks)
     for program in programs:
         if program.name == "eval":
-            _check_tasks(program, processes)
-        if program.name == "preprocess" and cores is not None:
-            _warn_of_workers(program, cores)
+            _check_evaluation(program, processes)
+        if program.name == "preprocess":
+            _check_preprocessing(program, cores)
 
 
 def _check_ranks(program: Program, ranks: int) -> None:
@@ -117,10 +120,16 @@ def _check_ranks(program: Program, ranks: int) -> None:
         resolve_deepspeed(program.deepspeed_config, program.recipe, phase, ranks)
 
 
-def _warn_of_workers(program: Program, cores: int) -> None:
-    """Say so where a preprocessing is told to start more workers than its job has cores."""
+def _check_preprocessing(program: Program, cores: int | None) -> None:
+    """See that it takes its arguments; warn where it is told to start more workers than its job has cores."""
+    try:
+        from preprocessing.options import parse  # seconds to import, and Beam need not be where a job is launched
+    except ModuleNotFoundError as error:
+        _warn_of_missing(program, error)
+    else:
+        parse(program.arguments)
     told = re.findall(r"--direct_num_workers[= ](\d+)", " ".join(program.arguments))
-    if told and int(told[-1]) > cores:
+    if cores is not None and told and int(told[-1]) > cores:
         print(
             f"warning: preprocess: --direct_num_workers={told[-1]}, but the job has {cores} cores "
             "(slurm.preprocess.cpus_per_task, kubernetes.preprocess.cpu); make them the same",
@@ -128,29 +137,42 @@ def _warn_of_workers(program: Program, cores: int) -> None:
         )
 
 
-def _check_tasks(program: Program, processes: int) -> None:
-    """See that there are such tasks, as far as can be seen from here, and points for so many processes to share.
+def _check_evaluation(program: Program, processes: int) -> None:
+    """See that it takes its arguments, as far as can be seen from here, and has points for so many processes to share.
 
     Raises:
-        ConfigError: no such task, a file that describes none, or no grid whose points processes could share.
+        ConfigError: no such task, a file that describes none, no folder for data sets, or no grid whose points
+            processes could share.
+        SystemExit: with code 2, for another argument.
     """
     try:
-        from eval.errors import UsageError  # seconds to import, and its packages need not be where a job is launched
+        from eval.errors import UsageError  # likewise
+        from eval.options import parse
+        from eval.plan import check_source
         from eval.tasks import select
         from eval.tasks.finetuned import FineTuned
         from eval.tasks.own import SUFFIX
     except ModuleNotFoundError as error:
-        print(f"warning: --tasks is not checked, since {error.name} is not installed here", file=sys.stderr)
+        _warn_of_missing(program, error)
         return
     # A file that this machine does not have describes a task that is learned, as all of them do.
     seen = [name for name in program.tasks if not name.endswith(SUFFIX) or os.access(name, os.R_OK)]
+    arguments = parse(program.arguments, program.name, argparse.SUPPRESS)
     try:
-        tasks = select(seen) if seen or not program.tasks else []
+        tasks = select(seen) if seen else []
+        learned = [task for task in tasks if isinstance(task, FineTuned)]
+        check_source(learned, arguments)
     except UsageError as error:
         raise ConfigError(f"{program.name}: {error}") from error
-    learns = len(seen) < len(program.tasks) or any(isinstance(task, FineTuned) for task in tasks)
-    if processes > 1 and not learns:
+    if processes > 1 and not learned and len(seen) == len(program.tasks):
         raise ConfigError(
             f"{program.name}: {processes} processes are to share the points of a grid, but {', '.join(program.tasks)} "
             "learns nothing and has none; take one process (slurm.eval.array, kubernetes.eval.pods)"
         )
+
+
+def _warn_of_missing(program: Program, error: ModuleNotFoundError) -> None:
+    print(
+        f"warning: {program.name}: its arguments are not checked, since {error.name} is not installed here",
+        file=sys.stderr,
+    )

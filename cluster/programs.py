@@ -1,6 +1,7 @@
 """The three programs that a cluster runs: their command lines, read as far as a launch must know them.
 
-Of preprocessing and evaluation what is not read here is passed on as it is; the programs themselves check it.
+Of preprocessing and evaluation what is not read here is passed on as it is; the programs themselves check it, at the
+launch too where they are installed (cluster.checks).
 """
 
 from __future__ import annotations

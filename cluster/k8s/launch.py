@@ -34,7 +34,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     Raises:
         ConfigError: something that can't be, or that the cluster refuses.
     """
-    checks.check_amounts(programs, settings.pretrain.ranks, settings.eval.pods, settings.preprocess.cpu)
+    checks.check_programs(programs, settings.pretrain.ranks, settings.eval.pods, settings.preprocess.cpu)
     for program in programs:
         check_paths(settings, [program.output, *program.reads, *program.corpus])
     check_paths(settings, [folder])

@@ -22,7 +22,7 @@ def launch(programs: Sequence[Program], settings: LocalSettings, folder: Path, d
     Raises:
         ConfigError: this machine can't run them.
     """
-    checks.check_amounts(programs, settings.processes, processes=1, cores=None)
+    checks.check_programs(programs, settings.processes, processes=1, cores=None)
     checks.check_reads(programs)
     checks.check_runs(programs)
     checks.check_printable(program.output for program in programs)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.checks import check_amounts, check_printable, check_reads, check_runs, writing
+from cluster.checks import check_printable, check_programs, check_reads, check_runs, writing
 from cluster.paths import current_folder, fingerprint, whole
 from cluster.programs import NAMES, Name, Program, pretraining_of
 from cluster.slurm.partitions import check_fit, read_partitions
@@ -47,7 +47,7 @@ def check(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dr
     Raises:
         ConfigError: it says what and what to do.
     """
-    check_amounts(programs, settings.pretrain.ranks, settings.eval.array, settings.preprocess.cpus_per_task)
+    check_programs(programs, settings.pretrain.ranks, settings.eval.array, settings.preprocess.cpus_per_task)
     check_reads(programs)
     check_runs(programs)
     paths = [current_folder(), *(path for program in programs for path in program.paths), folder]

@@ -58,6 +58,7 @@ with open("CALLS", "a") as calls:
 """
 HOSTILE = """it's a $(touch pwned) "x" `touch pwned` 100% \\ ;&| --x"""
 MLM = ("--tasks", "mlm")
+TEXTS = ("--books", "s3://bucket/*.txt", "--train-vocab", "500")
 # What SC2016 warns of, and what we want: nothing in single quotes is expanded.
 SHELLCHECK = [str(Path(sys.executable).with_name("shellcheck")), "--exclude=SC2016"]
 
@@ -235,7 +236,7 @@ def test_a_link_out_of_what_an_image_or_a_pod_sees_is_told(here, slurm, pods, ca
         "--settings", f"{here}/cluster.toml", f"kubernetes.mount_path={here}/volume", "slurm.container.runtime=pyxis",
         "slurm.container.image=a#b:1", f'slurm.container.mounts=["{here}/volume"]',
     ]  # fmt: skip
-    output = ["--output", f"{here}/volume/out/made"]
+    output = [*TEXTS, "--output", f"{here}/volume/out/made"]
     assert main(["preprocess", "--on", "kubernetes", *settings, "--", *output]) == 2
     assert f"'{here}/volume/out/made' is not in the shared volume" in capsys.readouterr().err
     assert main(["preprocess", "--on", "slurm", *settings, "--", *output]) == 2
@@ -349,8 +350,7 @@ def test_a_job_asks_slurm_until_it_answers(here, slurm, job, state, requeued):
         launch("--dry-run")
         file = here / "runs" / "tiny" / "job" / "pretrain.sbatch"
     elif job == "preprocess":
-        assert main(["preprocess", "--on", "slurm", "--settings", "cluster.toml", "--dry-run", "--",
-                     "--output", "made"]) == 0  # fmt: skip
+        assert preprocess() == 0
         file = here / "made.job" / "preprocess.sbatch"
     else:
         file = evaluation()
@@ -366,7 +366,7 @@ def test_a_job_asks_slurm_until_it_answers(here, slurm, job, state, requeued):
 def evaluation(*settings: str) -> Path:
     """The job file of an evaluation with the files of ``here``."""
     assert main(["eval", "--on", "slurm", "--settings", "cluster.toml", "--dry-run", *settings, "--",
-                 "--checkpoint", "shards", "--output", "results", "--tasks", "mrpc"]) == 0  # fmt: skip
+                 "--checkpoint", "shards", "--output", "results", "--tasks", "mrpc", "--data", "."]) == 0  # fmt: skip
     return Path.cwd() / "results" / "job" / "eval.sbatch"
 
 
@@ -489,14 +489,14 @@ def test_an_image_must_see_the_folder_of_the_code_too(here, slurm, monkeypatch, 
     monkeypatch.chdir(here / "bin")
     mounts = f'slurm.container.mounts=["{here}/bin", "{here}/made"]'
     container = ["slurm.container.runtime=pyxis", "slurm.container.image=a#b:1", f'slurm.shared=["{here}"]']
-    command = ["preprocess", "--on", "slurm", "--dry-run", mounts, *container, "--", "--output", f"{here}/made"]
+    command = ["preprocess", "--on", "slurm", "--dry-run", mounts, *container, "--", *TEXTS, "--output", f"{here}/made"]
     assert main(command) == 2
     assert f"{here}/made.job: is not within the image; add its folder to" in capsys.readouterr().err
 
 
 def test_all_three_in_a_chain_each_fed_by_the_one_before(here, slurm):
     settings = [
-        'preprocess.arguments=["--books", "*.txt", "--output", "made"]',
+        'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "made"]',
         'pretrain.arguments=["--config", "tiny.toml", "--output", "runs/tiny", "train.max_steps=5"]',
         'eval.arguments=["--tasks", "mlm,mrpc", "--data", ".", "--output", "results"]',
         "slurm.partition=cpu",
@@ -517,7 +517,7 @@ def test_all_three_in_a_chain_each_fed_by_the_one_before(here, slurm):
     for file in files:
         run_job(file, SLURM_ARRAY_TASK_ID="1", SLURM_ARRAY_TASK_COUNT="3")
     preprocess, pretraining, evaluation = [arguments for name, arguments, _ in slurm.calls() if name == "srun"]
-    assert preprocess[-4:] == ["--books", str(here / "*.txt"), "--output", str(here / "made")]
+    assert preprocess[-6:] == ["--train-vocab", "500", "--books", str(here / "*.txt"), "--output", str(here / "made")]
     assert pretraining[pretraining.index("--shards") + 1] == str(here / "made")
     assert evaluation[evaluation.index("--shards") + 1] == str(here / "made")
     assert evaluation[evaluation.index("--checkpoint") + 1] == str(here / "runs" / "tiny" / "exports" / "step-000005")
@@ -540,7 +540,7 @@ def test_shards_that_a_chain_is_given_stand_in_the_place_of_its_own(here, given)
 def test_the_number_of_a_job_is_told_without_the_cluster_s_name(here, slurm, capsys, cluster, job):
     slurm.stand_in("sbatch", f"print('41{cluster}')")
     chain = [
-        'preprocess.arguments=["--books", "*.txt", "--output", "made"]',
+        'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "made"]',
         'pretrain.arguments=["--config", "tiny.toml", "--shards", "shards", "--output", "run"]',
         'eval.arguments=["--tasks", "mlm", "--output", "results"]',
     ]
@@ -551,7 +551,7 @@ def test_the_number_of_a_job_is_told_without_the_cluster_s_name(here, slurm, cap
 def test_a_job_s_own_names_stand_in_the_place_of_what_all_have_and_its_own_lines_are_added(here, slurm):
     """CPU nodes have none of the GPUs' features, and a job of a chain that no node can take pends for ever."""
     settings = {
-        "preprocess.arguments": ["--books", "*.txt", "--output", "made"],
+        "preprocess.arguments": ["--books", "*.txt", "--train-vocab", "500", "--output", "made"],
         "pretrain.arguments": ["--config", "tiny.toml", "--output", "runs/tiny"],
         "eval.arguments": ["--tasks", "mlm", "--output", "results"],
         "slurm.partition": "cpu", "slurm.account": "lang", "slurm.qos": "normal", "slurm.constraint": "icelake",
@@ -584,7 +584,7 @@ def test_a_chain_that_is_refused_half_way_leaves_no_job_behind(here, slurm, caps
     """Of several clusters sbatch says which one it is."""
     slurm.stand_in("sbatch", f"sys.exit('no such account') if 'afterok:9,' in str(sys.argv) else print({number!r})")
     settings = [
-        'preprocess.arguments=["--books", "*.txt", "--output", "made"]',
+        'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "made"]',
         'pretrain.arguments=["--config", "tiny.toml", "--output", "runs/tiny"]',
         'eval.arguments=["--tasks", "mlm", "--output", "results"]',
         "slurm.partition=cpu",
@@ -596,7 +596,7 @@ def test_a_chain_that_is_refused_half_way_leaves_no_job_behind(here, slurm, caps
 
 def test_all_on_this_machine_is_three_scripts_one_after_the_other(here, capsys):
     settings = [
-        'preprocess.arguments=["--books", "*.txt", "--output", "made"]',
+        'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "made"]',
         'pretrain.arguments=["--config", "tiny.toml", "--output", "runs/tiny"]',
         'eval.arguments=["--tasks", "mlm", "--output", "results"]',
         "local.ranks=4",
@@ -630,7 +630,7 @@ def test_on_this_machine_ranks_share_the_cores_and_train_on_gpus_where_there_are
 def test_a_signal_to_all_reaches_the_job_that_runs_and_ends_all_when_that_has_ended(here, signalled):
     """Once, though the job hears of it from the terminal's group, too, and takes its time to save what it has."""
     settings = [
-        'preprocess.arguments=["--books", "*.txt", "--output", "made"]',
+        'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "made"]',
         'pretrain.arguments=["--config", "tiny.toml", "--output", "run"]',
         'eval.arguments=["--tasks", "mlm", "--output", "results"]',
     ]
@@ -679,7 +679,7 @@ def test_on_kubernetes_the_manifests_go_beside_the_run_where_its_volume_is_seen(
         f"kubernetes.mount_path={volume}",
         "kubernetes.pretrain.gpus=0",
         "kubernetes.pretrain.nodes=2",
-        f'preprocess.arguments=["--books", "{volume}/*.txt", "--output", "{volume}/made"]',
+        f'preprocess.arguments=["--books", "{volume}/*.txt", "--train-vocab", "500", "--output", "{volume}/made"]',
         f'pretrain.arguments=["--config", "tiny.toml", "--output", "{volume}/runs/My_Run", "train.max_steps=5"]',
         f'eval.arguments=["--tasks", "mlm", "--output", "{volume}/results"]',
     ]
@@ -729,7 +729,7 @@ def test_on_kubernetes_nothing_is_written_where_the_job_s_own_folder_lies_outsid
     (here / "volume").mkdir()
     settings = [f"kubernetes.mount_path={here}/volume"]
     before = sorted(here.rglob("*"))
-    assert main(["preprocess", "--on", "kubernetes", *settings, "--", "--output", f"{here}/volume"]) == 2
+    assert main(["preprocess", "--on", "kubernetes", *settings, "--", *TEXTS, "--output", f"{here}/volume"]) == 2
     assert f"'{here}/volume.job' is not in the shared volume" in capsys.readouterr().err
     assert sorted(here.rglob("*")) == before
 
@@ -792,14 +792,14 @@ def test_on_kubernetes_pods_may_write_into_every_output_of_a_chain(here, pods):
     settings = [
         f"kubernetes.mount_path={here}",
         "kubernetes.pretrain.gpus=0",
-        'preprocess.arguments=["--books", "*.txt", "--output", "made/128"]',
+        'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "made/128"]',
         'pretrain.arguments=["--config", "tiny.toml", "--output", "run"]',
         'eval.arguments=["--tasks", "mlm", "--output", "results/large"]',
     ]
     assert main(["all", "--on", "kubernetes", *settings]) == 0
     for name in ("made", "made/128", "run", "results", "results/large"):
         assert (here / name).stat().st_mode & 0o2070 == 0o2070
-    assert main(["preprocess", "--on", "kubernetes", settings[0], "--", "--output", "alone/shards"]) == 0
+    assert main(["preprocess", "--on", "kubernetes", settings[0], "--", *TEXTS, "--output", "alone/shards"]) == 0
     for name in ("alone", "alone/shards"):
         assert (here / name).stat().st_mode & 0o2070 == 0o2070
 
@@ -808,7 +808,7 @@ def test_on_kubernetes_results_in_the_run_directory_do_not_make_it_an_old_one(he
     settings = [
         f"kubernetes.mount_path={here}",
         "kubernetes.pretrain.gpus=0",
-        'preprocess.arguments=["--books", "*.txt", "--output", "made"]',
+        'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "made"]',
         'pretrain.arguments=["--config", "tiny.toml", "--output", "run"]',
         'eval.arguments=["--tasks", "mlm", "--output", "run/results"]',
     ]
@@ -819,7 +819,7 @@ def test_on_kubernetes_results_in_the_run_directory_do_not_make_it_an_old_one(he
 def test_on_kubernetes_an_image_without_a_registry_is_warned_of(here, pods, capsys):
     chain = [
         "kubernetes.pretrain.gpus=0",
-        'preprocess.arguments=["--books", "/shared/*.txt", "--output", "/shared/made"]',
+        'preprocess.arguments=["--books", "/shared/*.txt", "--train-vocab", "500", "--output", "/shared/made"]',
         'pretrain.arguments=["--config", "tiny.toml", "--output", "/shared/run"]',
         'eval.arguments=["--tasks", "mlm", "--output", "/shared/results"]',
     ]
@@ -858,7 +858,7 @@ def test_on_kubernetes_pods_that_lack_the_toleration_of_others_with_gpus_are_war
     chain = [
         "kubernetes.image=localhost/a:1",
         "kubernetes.preprocess.image=localhost/b:1",
-        'preprocess.arguments=["--books", "/shared/*.txt", "--output", "/shared/made"]',
+        'preprocess.arguments=["--books", "/shared/*.txt", "--train-vocab", "500", "--output", "/shared/made"]',
         'pretrain.arguments=["--config", "tiny.toml", "--output", "/shared/run"]',
         'eval.arguments=["--tasks", "mlm", "--output", "/shared/results"]',
     ]
@@ -915,7 +915,7 @@ def test_on_kubernetes_evaluation_does_not_take_an_old_failure_for_the_new_train
     settings = [
         f"kubernetes.mount_path={here}",
         "kubernetes.pretrain.gpus=0",
-        'preprocess.arguments=["--books", "*.txt", "--output", "made"]',
+        'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "made"]',
         'pretrain.arguments=["--config", "tiny.toml", "--output", "run"]',
         'eval.arguments=["--tasks", "mlm", "--output", "results"]',
     ]
@@ -1094,11 +1094,13 @@ def test_bad_input_is_told_in_one_line_before_anything_is_submitted(here, slurm,
         (["eval", "--on", "kubernetes", "--", "--checkpoint", "/shared/e", "--output", "/shared/r", *MLM,
           "--data", "data"], "data' is not in the shared volume"),
         (["eval", "--on", "kubernetes", "--", "--checkpoint", "/shared/e", "--output", "/shared/r",
-          "--tasks", "glue,tickets.toml"], "tickets.toml' is not in the shared volume"),
+          "--tasks", "glue,tickets.toml", "--data", "/shared"], "tickets.toml' is not in the shared volume"),
+        (["eval", "--on", "slurm", "--", "--checkpoint", "shards", "--output", "run", "--tasks", "mrpc"],
+         "eval: mrpc reads a data set; give the folder of its files with --data, or --hub"),
         (["eval", "--on", "slurm", "--", "--checkpoint", "shards", "--output", "run", *MLM, "--data", "nowhere"],
          "nowhere: not there; make it first"),
-        (["preprocess", "--on", "kubernetes", "--", "--output", "run"], "run' is not in the shared volume"),
-        (["preprocess", "--on", "kubernetes", "--", "--output", "/shared/made", "--wikipedia", "data/enwiki-*"],
+        (["preprocess", "--on", "kubernetes", "--", *TEXTS, "--output", "run"], "run' is not in the shared volume"),
+        (["preprocess", "--on", "kubernetes", "--", *TEXTS, "--output", "/shared/made", "--wikipedia", "data/enwiki-*"],
          "data/enwiki-*' is not in the shared volume; give a whole path below /shared"),
         (["preprocess", "--on", "kubernetes", "--", "--output", "/shared/made", "--jsonl", "s3://b/x",
           "--vocab", "v.txt"], "v.txt' is not in the shared volume"),
@@ -1132,7 +1134,7 @@ def test_a_folder_whose_name_has_a_line_end_launches_nothing(here, capsys, monke
     """It stands in the job files, in comments too."""
     (here / "a\nb").mkdir()
     monkeypatch.chdir(here / "a\nb")
-    command = ["preprocess", "--on", "local", "--dry-run", "--", "--books", f"{here}/book.txt"]
+    command = ["preprocess", "--on", "local", "--dry-run", "--", *TEXTS]
     assert main([*command, "--output", f"{here}/made"]) == 2
     assert "a\\nb': the name holds characters that can't be printed" in capsys.readouterr().err
 
@@ -1173,7 +1175,6 @@ OWN = {"good.toml": 'text = "a"\nlabel = "b"\nlabels = ["0", "1"]', "bad.toml": 
     [
         ("slurm", "mlm,nosuchtask", 1, "eval: no task is named 'nosuchtask'; there are mlm"),
         ("kubernetes", "mlm,nosuchtask,/shared/mine.toml", 1, "eval: no task is named 'nosuchtask'"),
-        ("local", " , ", 1, "eval: no tasks; name some of mlm"),
         ("local", "mlm, bad.toml", 1, "unknown setting txt; did you mean text?"),
         (
             "slurm",
@@ -1195,18 +1196,49 @@ def test_tasks_are_looked_up_and_processes_have_points_to_share(here, slurm, cap
                 "kubernetes.image=example.com/bert:1"]  # fmt: skip
     export, output = ("/shared/e", "/shared/results") if place == "kubernetes" else ("shards", "results")
     command = ["eval", "--on", place, "--dry-run", *settings, "--", "--checkpoint", export, "--output", output]
-    assert main([*command, "--tasks", tasks]) == (2 if message else 0)
+    data = "/shared" if place == "kubernetes" else "."
+    assert main([*command, "--tasks", tasks, "--data", data]) == (2 if message else 0)
     told = capsys.readouterr().err
     assert message in told
     assert told.count("\n") == bool(message)
     assert (here / "results").exists() == (place != "kubernetes" and not message)
 
 
-def test_where_the_evaluation_s_packages_are_not_installed_its_tasks_are_left_to_the_job(here, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "eval.tasks", None)
-    command = ["eval", "--on", "local", "--dry-run", "--", "--checkpoint", "shards", "--output", "run"]
-    assert main([*command, "--tasks", "mlm,x"]) == 0
-    assert capsys.readouterr().err == "warning: --tasks is not checked, since eval.tasks is not installed here\n"
+@pytest.mark.parametrize(
+    ("job", "words", "told"),
+    [
+        ("preprocess", ["--sequence_lengths", "128"], "make_shards: error: unknown option '--sequence_lengths': did"),
+        ("preprocess", ["--vocab", "v.txt"], "make_shards: error: argument --vocab: not allowed with argument --train"),
+        ("eval", ["--learnig-rates", "1e-5"], "eval: error: unrecognized arguments: --learnig-rates 1e-5\n"),
+        ("eval", ["--seeds", "0"], "eval: error: argument --seeds: '0' is not a whole number of 1 or more\n"),
+        ("eval", ["--tasks", ","], "eval: error: the following arguments are required: --tasks\n"),
+    ],
+)
+def test_what_a_program_does_not_take_is_told_before_its_job_or_the_jobs_before_it_wait(here, capsys, job, words, told):
+    arguments = {
+        "preprocess": [*TEXTS, "--output", "made"],
+        "pretrain": ["--config", "tiny.toml", "--output", "run"],
+        "eval": [*MLM, "--output", "results"],
+    }
+    arguments[job] += words
+    settings = [f"{name}.arguments={json.dumps(given)}" for name, given in arguments.items()]
+    with pytest.raises(SystemExit, match="2"):
+        main(["all", "--on", "local", *settings])
+    seen = capsys.readouterr().err
+    assert seen.startswith(told)
+    assert seen.count("\n") == 1
+    assert not any((here / name).exists() for name in ("made.job", "run", "results"))
+
+
+@pytest.mark.parametrize(("job", "module"), [("preprocess", "preprocessing.options"), ("eval", "eval.tasks")])
+def test_where_the_packages_of_a_program_are_not_installed_its_arguments_are_left_to_the_job(
+    here, monkeypatch, capsys, job, module
+):
+    monkeypatch.setitem(sys.modules, module, None)
+    words = {"preprocess": ["--x"], "eval": ["--checkpoint", "shards", "--tasks", "x"]}[job]
+    assert main([job, "--on", "local", "--dry-run", "--", "--output", "run", *words]) == 0
+    told = f"warning: {job}: its arguments are not checked, since {module} is not installed here\n"
+    assert capsys.readouterr().err == told
 
 
 def test_what_preprocessing_reads_is_known_to_the_launch():
@@ -1215,14 +1247,14 @@ def test_what_preprocessing_reads_is_known_to_the_launch():
 
 def preprocess(*arguments: str, on: str = "slurm", settings: tuple[str, ...] = ()) -> int:
     return main(["preprocess", "--on", on, "--settings", "cluster.toml", "--dry-run", *settings, "--",
-                 "--output", "made", *arguments])  # fmt: skip
+                 *TEXTS, "--output", "made", *arguments])  # fmt: skip
 
 
 @pytest.mark.parametrize("place", ["slurm", "kubernetes", "local"])
 @pytest.mark.parametrize(
     ("arguments", "missing"),
     [
-        (["--books", "book.txt", "--vocab", "v.txt"], "v.txt"),
+        (["--contamination", "benchmark"], "benchmark"),
         (["--books", "*.txt", "--jsonl", "a/**/*.gz"], "a/**/*.gz"),
     ],
 )
@@ -1255,6 +1287,7 @@ def test_inputs_of_preprocessing_on_a_disk_of_this_machine_are_told(here, slurm,
         "--dry-run",
         *settings,
         "--",
+        *TEXTS,
         "--output",
         f"{here}/made",
         "--books",
@@ -1270,7 +1303,7 @@ def test_inputs_of_preprocessing_must_be_within_the_image(here, slurm, monkeypat
     container = ("slurm.container.runtime=pyxis", "slurm.container.image=a#b:1", mounts)
     monkeypatch.chdir(here / "bin")
     settings = ["--settings", f"{here}/cluster.toml", *container]
-    command = ["preprocess", "--on", "slurm", "--dry-run", *settings, "--", "--output", f"{here}/made"]
+    command = ["preprocess", "--on", "slurm", "--dry-run", *settings, "--", *TEXTS, "--output", f"{here}/made"]
     assert main([*command, "--books", f"{here}/bin/s*"]) == 0
     assert main([*command, "--books", f"{here}/*.txt"]) == 2
     assert f"error: {here}: is not within the image; add its folder to" in capsys.readouterr().err
@@ -1372,7 +1405,7 @@ def test_a_hidden_partition_is_there(here, slurm):
 def test_shards_in_the_run_directory_or_around_it_are_refused_before_they_are_made(here, capsys, shards, output):
     (here / "link").symlink_to("run")
     chain = [
-        f'preprocess.arguments=["--books", "*.txt", "--output", "{shards}"]',
+        f'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "{shards}"]',
         f'pretrain.arguments=["--config", "tiny.toml", "--output", "{output}"]',
         'eval.arguments=["--tasks", "mlm", "--output", "results"]',
     ]
@@ -1449,7 +1482,7 @@ def test_a_chain_goes_on_with_a_run_by_its_own_settings_too(here, capsys):
     (here / "run").mkdir()
     shutil.copyfile(here / "tiny.toml", here / "run" / "config.toml")
     chain = [
-        'preprocess.arguments=["--books", "*.txt", "--output", "made"]',
+        'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "made"]',
         'pretrain.arguments=["--config", "tiny.toml", "--output", "run", "train.seed=7"]',
         'eval.arguments=["--tasks", "mlm", "--output", "results"]',
     ]
