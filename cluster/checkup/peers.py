@@ -57,8 +57,8 @@ def read_launch(environment: Mapping[str, str]) -> dict[str, str] | None:
         UsageError: some are there and others are not, or are not numbers.
     """
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
-        if environment.get("SLURM_NTASKS", "1") == "1" or "SLURM_STEP_ID" not in environment:
-            return None  # a batch script is no step, though it has SLURM_PROCID
+        if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
+            return None  # not of SLURM_NTASKS, which are all of the job, in a batch script and salloc's shell too
         environment = {**environment, **rank_environment(environment), **_slurm_meeting(environment)}
     launch = {name: environment.get(name, "") for name in (*_VARIABLES, "LOCAL_WORLD_SIZE")}
     launch["LOCAL_RANK"] = launch["LOCAL_RANK"] or "0"

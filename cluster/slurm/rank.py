@@ -27,9 +27,9 @@ def rank_environment(slurm: Mapping[str, str]) -> dict[str, str]:
     return {
         "RANK": slurm["SLURM_PROCID"],
         "LOCAL_RANK": slurm["SLURM_LOCALID"],
-        "WORLD_SIZE": slurm["SLURM_NTASKS"],
+        "WORLD_SIZE": slurm["SLURM_STEP_NUM_TASKS"],
         # As many on each node: the job file asks for --ntasks-per-node.
-        "LOCAL_WORLD_SIZE": str(int(slurm["SLURM_NTASKS"]) // int(slurm["SLURM_NNODES"])),
+        "LOCAL_WORLD_SIZE": str(int(slurm["SLURM_STEP_NUM_TASKS"]) // int(slurm["SLURM_STEP_NUM_NODES"])),
     }
 
 

@@ -27,7 +27,10 @@ from cluster.doctor import main
 from tests.cluster.doctor_tasks import run_doctor, run_doctor_on_other_files, run_doctor_with_a_clock_ahead
 from tests.ranks import free_port, run_ranks
 
-LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_ID")
+LAUNCHED = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    "SLURM_STEP_NUM_TASKS",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -376,7 +379,8 @@ def test_options_that_make_no_sense_exit_with_2(option, value, capsys):
 def test_launch_of_torchrun_and_of_nobody():
     assert read_launch({}) is None
     assert read_launch({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None  # a batch script, which is no step
-    assert read_launch({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"}) is None  # a step of one
+    shell = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}
+    assert read_launch(shell) is None  # salloc's, a step of one
     launch = read_launch(RANK)
     assert launch == {**RANK, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
@@ -386,8 +390,9 @@ def test_launch_of_slurm(tmp_path, monkeypatch):
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     slurm = {
-        "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_STEP_ID": "2",
-        "SLURM_JOB_ID": "30007", "SLURM_STEP_NODELIST": "node[3-4]", "SLURM_JOB_NODELIST": "node[1-9]",
+        "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_ID": "2", "SLURM_JOB_ID": "30007", "SLURM_STEP_NODELIST": "node[3-4]",
+        "SLURM_JOB_NODELIST": "node[1-9]",
     }  # fmt: skip
     assert read_launch(slurm) == {
         "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node3",

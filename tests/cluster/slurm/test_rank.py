@@ -9,7 +9,7 @@ import sys
 from cluster.slurm.rank import rank_environment
 from tests.conftest import ROOT
 
-TASK = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_NNODES": "2"}
+TASK = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "2"}
 PROGRAM = """
 import json, os, signal, sys
 print(json.dumps({name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}))
