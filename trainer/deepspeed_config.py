@@ -274,7 +274,7 @@ def accumulation_steps(phase: Phase, world: int) -> int:
     if phase.global_batch_size % at_once:
         raise ConfigError(
             f"a global batch of {phase.global_batch_size} can't be cut into micro-batches of {phase.micro_batch_size} "
-            f"for {world} ranks: it must be a multiple of {at_once}; change global_batch_size or micro_batch_size of "
+            f"for {world} rank(s): it must be a multiple of {at_once}; change global_batch_size or micro_batch_size of "
             "the phase, or the number of ranks"
         )
     return phase.global_batch_size // at_once

@@ -257,7 +257,7 @@ def check_threads(environment: Mapping[str, str]) -> Finding:
         return Finding("threads", "warning", found, advice)
     return judge(
         "threads",
-        f"{found}, {ranks} ranks",
+        f"{found}, {ranks} rank(s)",
         f"The ranks of this node want more threads than it has cores: export OMP_NUM_THREADS={fair}.",
         warning=int(text) > fair,
     )

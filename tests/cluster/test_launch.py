@@ -623,7 +623,7 @@ def test_on_this_machine_ranks_share_the_cores_and_train_on_gpus_where_there_are
     assert "export OMP_NUM_THREADS=4\n" in training
     assert "DS_ACCELERATOR" not in training
     assert main(["pretrain", "--on", "local", "--dry-run", "local.ranks=3", *given]) == 2
-    assert "a global batch of 16 can't be cut into micro-batches of 2 for 3 ranks" in capsys.readouterr().err
+    assert "a global batch of 16 can't be cut into micro-batches of 2 for 3 rank(s)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("signalled", ["TERM", "INT", None])
@@ -1049,7 +1049,7 @@ BAD = {
     "a current folder that nodes don't see": (['slurm.shared=["HERE/runs", "HERE/shards"]'], "lies on"),
     "more ranks than the batch can divide": (
         ["slurm.pretrain.gpus_per_node=8", "slurm.partition=gpu"],
-        "a global batch of 16 can't be cut into micro-batches of 2 for 16 ranks: it must be a multiple of 32",
+        "a global batch of 16 can't be cut into micro-batches of 2 for 16 rank(s): it must be a multiple of 32",
     ),
     "settings that are not there": (["--settings", "nowhere.toml"], "nowhere.toml: can't read the cluster's settings"),
 }  # fmt: skip
@@ -1084,7 +1084,7 @@ def test_bad_input_is_told_in_one_line_before_anything_is_submitted(here, slurm,
         (["preprocess", "--on", "local", "--", "--output", "/"], "preprocess: --output / has no name; take a folder"),
         (["all", "--on", "local", "--", "--output", "x"], "all: which program is this for?"),
         (["pretrain", "--on", "kubernetes", "kubernetes.pretrain.nodes=3", "--", "--config", "tiny.toml",
-          "--shards", "shards", "--output", "run"], "for 24 ranks: it must be a multiple of 48"),
+          "--shards", "shards", "--output", "run"], "for 24 rank(s): it must be a multiple of 48"),
         (["pretrain", "--on", "kubernetes", "kubernetes.pretrain.gpus=0", "--", "--config", "tiny.toml",
           "--shards", "shards", "--output", "/run"], "kubernetes: "),
         (["eval", "--on", "kubernetes", "--", "--checkpoint", "/shared/export", "--output", "run", *MLM],
@@ -1120,7 +1120,7 @@ def test_every_phase_is_checked(here, slurm, capsys):
     )
     (here / "tiny.toml").write_text((here / "tiny.toml").read_text() + phase)
     assert launch("--dry-run") == 2
-    assert "a global batch of 9 can't be cut into micro-batches of 2 for 2 ranks" in capsys.readouterr().err
+    assert "a global batch of 9 can't be cut into micro-batches of 2 for 2 rank(s)" in capsys.readouterr().err
 
 
 def test_a_configuration_of_deepspeed_s_that_the_trainer_refuses_is_told_before_a_job_waits(here, slurm, capsys):

@@ -245,7 +245,7 @@ def test_a_deepspeed_configuration_that_can_t_be_read(recipe, tmp_path):
 def test_a_global_batch_that_the_ranks_can_t_divide(recipe):
     phase = load_recipe(recipe).phases[0]
     assert [accumulation_steps(phase, world) for world in (1, 2, 4)] == [4, 2, 1]
-    with pytest.raises(ConfigError, match=r"global batch of 8 .* 3 ranks: it must be a multiple of 6"):
+    with pytest.raises(ConfigError, match=r"global batch of 8 .* 3 rank\(s\): it must be a multiple of 6"):
         accumulation_steps(phase, 3)
 
 

@@ -76,7 +76,7 @@ BAD_INPUT = {
     "a global batch that the ranks can't divide": (
         lambda s, t: {},
         ["phases.0.micro_batch_size=3"],
-        "global batch of 8 can't be cut into micro-batches of 3 for 1 ranks: it must be a multiple of 3",
+        "global batch of 8 can't be cut into micro-batches of 3 for 1 rank(s): it must be a multiple of 3",
     ),
     "a length that the shards do not have": (
         lambda s, t: {},
