@@ -46,7 +46,7 @@ class Checkpoint:
         export: the pretrained model.
         tokenizer: frames texts as BERT does, whatever its file says, and neither truncates nor pads.
         weights_blake2b: checksum of its weights' file.
-        blake2b: of weights and tokenizer.
+        blake2b: of weights, configuration and tokenizer.
     """
 
     path: Path
@@ -93,9 +93,9 @@ def _open(path: Path) -> Checkpoint:
     tokenizer.no_padding()
     _check_tokenizer(path, tokenizer, export.config)
     weights = checksum(path / WEIGHTS)
-    both = checksum_of(f"{weights} {tokenizer.to_str()}".encode())
+    whole = checksum_of(f"{weights} {export.config} {tokenizer.to_str()}".encode())
     tokenizer.post_processor = frame(tokenizer.get_vocab())
-    return Checkpoint(path, export, tokenizer, weights, both)
+    return Checkpoint(path, export, tokenizer, weights, whole)
 
 
 def _check_folder(path: Path) -> None:

@@ -1249,14 +1249,20 @@ def test_a_test_set_that_is_asked_for_and_missing(
     assert message.startswith(f"{data}/STS-B: no test.tsv beside train.tsv; ")
 
 
+def change_dropout(export: Path) -> None:
+    config = json.loads((export / "config.json").read_text())
+    (export / "config.json").write_text(json.dumps(config | {"hidden_dropout_prob": 0.3}))
+
+
+@pytest.mark.parametrize("change", [change_weights, change_dropout])
 def test_points_of_another_checkpoint(
-    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Path], None]
 ) -> None:
     write_mrpc(data)
     assert run(export, data, tmp_path / "out", "mrpc") == 0
     (tmp_path / "out" / "results.json").unlink()
     before = json.loads(points_of(tmp_path / "out", "mrpc")[0].read_text())["origin"]["export"]
-    change_weights(export)
+    change(export)
     capsys.readouterr()
     assert run(export, data, tmp_path / "out", "mrpc") == 2
     message = capsys.readouterr().err
