@@ -175,6 +175,12 @@ _REFUSED: list[tuple[str, Any, str]] = [
     ("sequence_parallel_size", None, _WHOLE_LAYERS),
 ]
 
+
+def _whole(least: int) -> Callable[[Any], bool]:
+    """Whether something is a whole number of so many or more, which true is not."""
+    return lambda found: type(found) is int and found >= least
+
+
 _SWITCH: tuple[Callable[[Any], bool], str] = (lambda found: isinstance(found, bool), "write true or false")
 _DTYPES = ("fp32", "fp16", "bf16")
 _LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -185,15 +191,11 @@ _CHECKED: list[tuple[str, Callable[[Any], bool], str]] = [
     ("communication_data_type", lambda found: found in _DTYPES, "choose fp32, fp16 or bf16"),
     # What follows DeepSpeed looks at when an engine is built, after the run directory, or not at all.
     ("data_types.grad_accum_dtype", lambda found: found in _DTYPES, "choose fp32, fp16 or bf16"),
-    (
-        "steps_per_print",
-        lambda found: type(found) is int and found > 0,
-        "give a number of steps, or leave it out",
-    ),
+    ("steps_per_print", _whole(1), "give a number of steps, or leave it out"),
     ("timers.throughput", lambda found: isinstance(found, dict), "it must be an object, {...}"),
-    ("flops_profiler.profile_step", lambda found: type(found) is int and found > 0, "give a step, from 1"),
-    ("flops_profiler.module_depth", lambda found: type(found) is int and found >= -1, "give a depth, -1 for all"),
-    ("flops_profiler.top_modules", lambda found: type(found) is int and found > 0, "give a number of modules"),
+    ("flops_profiler.profile_step", _whole(1), "give a step, from 1"),
+    ("flops_profiler.module_depth", _whole(-1), "give a depth, -1 for all"),
+    ("flops_profiler.top_modules", _whole(1), "give a number of modules"),
     ("flops_profiler.output_file", lambda found: isinstance(found, str), "give a file's name"),
     (
         "flops_profiler.recompute_fwd_factor",
