@@ -15,7 +15,7 @@ from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 
 from eval.errors import UsageError
-from preprocessing.tokenization import CLS, SEP, UNKNOWN
+from preprocessing.tokenization import CLS, MASK, SEP, UNKNOWN
 from trainer.model import EMPTY_SLOT
 from trainer.packing import PackedTokens, send
 
@@ -103,7 +103,7 @@ class Encoder:
         if max_length < _SHORTEST:
             raise UsageError(f"sequences of {max_length} tokens have no room for texts; give {_SHORTEST} or more")
         self.max_length = max_length
-        self.unknown = tokenizer.token_to_id(UNKNOWN)
+        self._unknown = tokenizer.token_to_id(UNKNOWN)
         self._cls, self._sep = tokenizer.token_to_id(CLS), tokenizer.token_to_id(SEP)
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
         self._tokenizer.no_truncation()
@@ -124,6 +124,11 @@ class Encoder:
         words = [list(sentence) for sentence in sentences]
         return list(self._tokenizer.encode_batch(words, is_pretokenized=True, add_special_tokens=False))
 
+    def unknown_share(self, ids: np.ndarray) -> float:
+        """Of the pieces of texts, special tokens aside; 1 where none is left of any text."""
+        pieces = ids[(ids != self._cls) & (ids != self._sep)]
+        return float(np.mean(pieces == self._unknown)) if len(pieces) else 1.0
+
     def single(self, ids: np.ndarray, long_text: LongText = "head") -> Segments:
         """[CLS] text [SEP], the text shortened to fit."""
         ids = shorten(ids, self.max_length - 2, long_text)
@@ -135,6 +140,12 @@ class Encoder:
         first, second = first[:kept_first], second[:kept_second]
         ids = np.concatenate([[self._cls], first, [self._sep], second, [self._sep]]).astype(np.int32)
         return Segments(ids, kept_first + 2)
+
+
+def mask_places(tokenizer: Tokenizer, encoding: Encoding) -> list[int]:
+    """Where a text that was encoded has [MASK]. By its id: a tokenizer may take the blank before it into the token."""
+    mask = tokenizer.token_to_id(MASK)
+    return [place for place, number in enumerate(encoding.ids) if number == mask]
 
 
 def truncate_pair(first: int, second: int, room: int) -> tuple[int, int]:

@@ -109,17 +109,18 @@ class Experiment:
             raise UsageError(f"{self.task.name}: {error}") from error
         if self._bench.saves_models and (reason := why_not_saved(self.task.kind, self._bench.checkpoint.export.config)):
             raise UsageError(f"--save-models: {self.task.name}: {reason}")
-        samples = self.task.kind.encode(self._parts["dev"][:_PROBED], self._encoder, training=False)
-        unknown = self._unknown_share(samples)
-        if unknown > _MOST_UNKNOWN:
-            raise UsageError(
-                f"{self.task.name}: {unknown:.0%} of its text is unknown to the export's vocabulary; "
-                "give an export for its language and alphabet"
-            )
+        for part, examples in self._parts.items():
+            samples = self.task.kind.encode(examples[:_PROBED], self._encoder, training=False)
+            unknown = self._unknown_share(samples)
+            if unknown > _MOST_UNKNOWN:
+                raise UsageError(
+                    f"{self.task.name}: {unknown:.0%} of the text of {part} is unknown to the export's vocabulary; "
+                    "give an export for its language and alphabet"
+                )
 
     def _unknown_share(self, samples: Sequence[Sample]) -> float:
         ids = [sequence.ids for sample in samples for sequence in sample.sequences]
-        return float(np.mean(np.concatenate(ids) == self._encoder.unknown)) if ids else 1.0
+        return self._encoder.unknown_share(np.concatenate([np.empty(0, np.int32), *ids]))
 
     def is_finished(self, point: Hyperparameters) -> bool:
         """Whether somebody has."""

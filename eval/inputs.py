@@ -14,12 +14,14 @@ from typing import Any
 import pydantic
 from tokenizers import Tokenizer
 
+from eval.encoding import mask_places
 from eval.errors import UsageError
 from eval.readers.files import read_text, split_lines
 from eval.results import Lineage
 from eval.stamps import stamp
 from preprocessing.schema import ShardDirectory, checksum, checksum_of
 from preprocessing.tokenization import (
+    CONFIG_FILE,
     MASK,
     SPECIAL_TOKENS,
     TOKENIZER_FILE,
@@ -34,6 +36,12 @@ from trainer.hugging_face import CONFIG, LINEAGE, WEIGHTS, Export, load_export
 from trainer.model import BertConfig
 from trainer.run_directory import RunDirectory, step_folders
 
+# Of tokenizer_config.json, and of the normalizer in tokenizer.json.
+_SETTINGS = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
 FEWEST = 2  # samples: one alone says nothing about its error
 
 
@@ -141,6 +149,7 @@ def _check_tokenizer(path: Path, tokenizer: Tokenizer, config: BertConfig) -> No
     if words is not None and {token: i for i, token in enumerate(words)} != vocabulary:
         raise UsageError(f"{file}: has another vocabulary than {listed.name} beside it; copy the export anew")
     _check_case(file, tokenizer, vocabulary)
+    _check_settings(path, tokenizer)
 
 
 def _check_case(file: Path, tokenizer: Tokenizer, vocabulary: Collection[str]) -> None:
@@ -153,6 +162,19 @@ def _check_case(file: Path, tokenizer: Tokenizer, vocabulary: Collection[str]) -
         raise UsageError(
             f"{file}: keeps the case of words, but its vocabulary has no upper case; set lowercase to true there"
         )
+
+
+def _check_settings(path: Path, tokenizer: Tokenizer) -> None:
+    """See that transformers, which heeds tokenizer_config.json first, takes texts as the tokenizer does."""
+    file = path / CONFIG_FILE
+    settings = _read_object(file) if file.is_file() else {}
+    normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
+    for theirs, ours in _SETTINGS.items():
+        if theirs in settings and ours in normalizer and settings[theirs] != normalizer[ours]:
+            said, does = json.dumps(settings[theirs]), json.dumps(normalizer[ours])
+            raise UsageError(
+                f"{file}: has {theirs} {said}, but {TOKENIZER_FILE} beside it {ours} {does}; set both to the same"
+            )
 
 
 def check_heads(checkpoint: Checkpoint, task: str, heads: tuple[str, ...]) -> None:
@@ -177,12 +199,7 @@ def _read_lineage(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / LINEAGE
     if not path.is_file():
         return {}
-    try:
-        lineage = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not JSON ({error}); copy the export anew") from error
-    if not isinstance(lineage, dict):
-        raise UsageError(f"{path}: not a JSON object; copy the export anew")
+    lineage = _read_object(path)
     try:
         Lineage.model_validate(lineage, strict=True)
     except pydantic.ValidationError as error:
@@ -190,6 +207,16 @@ def _read_lineage(checkpoint: Path) -> dict[str, Any]:
         wrong = f"{'.'.join(map(str, first['loc']))} is {first['input']!r}, not as an export of ours has it"
         raise UsageError(f"{path}: {wrong}; delete the file") from error
     return lineage
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not JSON ({error}); copy the export anew") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path}: not a JSON object; copy the export anew")
+    return content
 
 
 def open_stream(shards: Path | None, checkpoint: Checkpoint, asked: int | None) -> SampleStream:
@@ -259,8 +286,19 @@ def read_sentences(path: Path, checkpoint: Checkpoint) -> list[str]:
     for number, sentence in numbered:
         if MASK not in sentence:
             raise UsageError(f"{path}: line {number} has no {MASK}; write it where a word is to be guessed")
-        if (length := len(checkpoint.tokenizer.encode(sentence).ids)) > checkpoint.positions:
-            raise UsageError(
-                f"{path}: line {number} has {length} tokens, but the model {checkpoint.positions} positions"
-            )
+        check_sentence(sentence, checkpoint, f"{path}: line {number}")
     return [sentence for _, sentence in numbered]
+
+
+def check_sentence(sentence: str, checkpoint: Checkpoint, where: str) -> None:
+    """See that a model can fill the masks of a sentence, whose place is named by ``where``.
+
+    Raises:
+        UsageError: it is longer than the model reads, or its masks are words to the tokenizer.
+    """
+    encoding = checkpoint.tokenizer.encode(sentence)
+    if len(encoding) > checkpoint.positions:
+        raise UsageError(f"{where} has {len(encoding)} tokens, but the model {checkpoint.positions} positions")
+    if not mask_places(checkpoint.tokenizer, encoding):
+        file = checkpoint.path / TOKENIZER_FILE
+        raise UsageError(f"{file}: takes the {MASK} of a sentence for words; add it to added_tokens there")

@@ -17,7 +17,7 @@ from eval.experiment import Bench, Experiment
 from eval.features import FeatureTags
 from eval.finetune import Settings
 from eval.grid import Search
-from eval.inputs import Checkpoint, check_heads, open_checkpoint, open_stream, read_sentences
+from eval.inputs import Checkpoint, check_heads, check_sentence, open_checkpoint, open_stream, read_sentences
 from eval.kinds import Tags, Texts
 from eval.options import without_effect
 from eval.parts import read_parts
@@ -95,6 +95,9 @@ def _subject(tasks: Sequence[Intrinsic], arguments: argparse.Namespace, checkpoi
     stream = None
     if any(task.needs_shards for task in tasks):
         stream = open_stream(arguments.shards, checkpoint, arguments.sequence_length)
+    if any(task.name == "fill_mask" for task in tasks) and not arguments.sentences:
+        for sentence in SENTENCES:
+            check_sentence(sentence, checkpoint, f"{sentence!r}, one of our --sentences,")
     export = {"path": str(checkpoint.path), "lineage": checkpoint.lineage}
     run = run_directory(export, arguments.output / RESULTS)
     return Subject(

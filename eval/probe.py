@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
+from eval.encoding import mask_places
 from preprocessing.schema import ShardDirectory
-from preprocessing.tokenization import MASK
 from trainer.data import Batch
 from trainer.metrics import perplexity
 from trainer.model import EMPTY_SLOT, BertForPreTraining
@@ -234,7 +234,7 @@ def fill_masks(
 def _fill(model: BertForPreTraining, tokenizer: Tokenizer, sentence: str, top: int) -> FilledSentence:
     encoding = tokenizer.encode(sentence)
     tokens = PackedTokens.from_sequences([encoding.ids], [encoding.type_ids])
-    positions = torch.tensor([i for i, token in enumerate(encoding.tokens) if token == MASK])
+    positions = torch.tensor(mask_places(tokenizer, encoding))
     # From left to right the token before says what comes next; the first one is [CLS].
     logits, _ = model(tokens, positions - 1 if model.config.is_decoder else positions)
     words = logits[:, : tokenizer.get_vocab_size()]  # a model may have more rows than the vocabulary has tokens

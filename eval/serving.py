@@ -17,6 +17,7 @@ from mlflow.models import set_model
 from mlflow.pyfunc import PythonModel, PythonModelContext
 
 from eval.embeddings import Pooling, TermStatistics, embed, load_terms
+from eval.encoding import mask_places
 from eval.errors import UsageError
 from eval.pretrained import Pretrained, load_pretrained
 from eval.probe import fill_masks
@@ -91,11 +92,11 @@ def _fill(pretrained: Pretrained, texts: Sequence[str], top: int) -> list[list[l
     if top < 1:
         raise UsageError(f"top is {top}; give a number of tokens of 1 or more")
     for i, text in enumerate(texts, start=1):
-        tokens = pretrained.tokenizer.encode(text).tokens
-        if MASK not in tokens:
+        encoding = pretrained.tokenizer.encode(text)
+        if not mask_places(pretrained.tokenizer, encoding):
             raise UsageError(f"text {i} has no {MASK}; write it where a word is to be guessed")
-        if len(tokens) > positions:
-            raise UsageError(f"text {i} has {len(tokens)} tokens, but the model {positions} positions; shorten it")
+        if len(encoding) > positions:
+            raise UsageError(f"text {i} has {len(encoding)} tokens, but the model {positions} positions; shorten it")
     filled = fill_masks(pretrained.model, pretrained.tokenizer, texts, top)
     return [dataclasses.asdict(sentence)["masks"] for sentence in filled]
 

@@ -382,6 +382,37 @@ def test_sentences_that_cannot_be(
     assert_refused(code, capsys, tmp_path / "results", message, "sentences.txt")
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not JSON (Expecting property name"),
+        ("[]", "not a JSON object; copy the export anew"),
+        ('{"do_lower_case": false}', "has do_lower_case false, but tokenizer.json beside it lowercase true; set both"),
+        ('{"strip_accents": false}', "has strip_accents false, but tokenizer.json beside it strip_accents null; set"),
+    ],
+)
+def test_settings_by_which_transformers_takes_texts_otherwise(
+    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
+) -> None:
+    (export / "tokenizer_config.json").write_text(content)
+    code = run(export, tmp_path / "results", None, tasks="fill_mask")
+    assert_refused(code, capsys, tmp_path / "results", f"tokenizer_config.json: {message}")
+
+
+def test_how_a_tokenizer_knows_a_mask(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = json.loads((export / "tokenizer.json").read_text())
+    *others, mask = tokenizer["added_tokens"]
+    tokenizer["added_tokens"] = [*others, {**mask, "lstrip": True}]  # the blank before it is part of it
+    (export / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert run(export, tmp_path / "blank", None, tasks="fill_mask") == 0
+    capsys.readouterr()
+    tokenizer["added_tokens"] = others
+    (export / "tokenizer.json").write_text(json.dumps(tokenizer))
+    code = run(export, tmp_path / "results", None, tasks="fill_mask")
+    message = "takes the [MASK] of a sentence for words; add it to added_tokens there"
+    assert_refused(code, capsys, tmp_path / "results", "tokenizer.json", message)
+
+
 def test_shards_that_cannot_be(export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = tmp_path / "results"
     assert_refused(run(export, results, None), capsys, results, "give the shards with --shards")

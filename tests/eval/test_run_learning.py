@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -1313,15 +1314,31 @@ def test_texts_of_another_language(
     export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     header = ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
-    for split in ("train", "dev"):
-        write_table(data / "MRPC" / f"{split}.tsv", header, [[1, 1, 1, "나는 학교에 간다", "비가 온다"]] * 3)
+    foreign, known = [1, 1, 1, "가다", "오다"], [0, 1, 1, "word1 word2", "word3"]
+    advice = "unknown to the export's vocabulary; give an export for its language and alphabet"
+    write_table(data / "MRPC" / "train.tsv", header, [known] * 3)
+    write_table(data / "MRPC" / "dev.tsv", header, [foreign] * 3)
     message = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "mrpc"))
-    assert message == (
-        "mrpc: 62% of its text is unknown to the export's vocabulary; give an export for its language and alphabet"
-    )
-    known = [[0, 1, 1, "word1 word2", "word3"]] * 9
-    write_table(data / "MRPC" / "dev.tsv", header, [[1, 1, 1, "나는 학교에 간다", "비가 온다"], *known])
-    assert run(export, data, tmp_path / "out", "mrpc") == 0  # one of ten may be
+    assert message == f"mrpc: 100% of the text of dev is {advice}"
+    write_table(data / "MRPC" / "dev.tsv", header, [foreign, *[known] * 9])  # one of ten may be
+    assert run(export, data, tmp_path / "out", "mrpc") == 0
+    write_table(data / "MRPC" / "train.tsv", header, [foreign] * 3)
+    capsys.readouterr()
+    assert run(export, data, tmp_path / "other", "mrpc") == 2
+    assert capsys.readouterr().err == f"error: mrpc: 100% of the text of train is {advice}\n"
+
+
+def test_texts_of_which_no_piece_is_left(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_conll(write_mrpc(data))
+    header = ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
+    write_table(data / "MRPC" / "train.tsv", header, [[i % 2, 1, 1, "\x01", "\x02"] for i in range(4)])
+    file = data / "conll2003" / "eng.train"
+    file.write_text(re.sub(r"word\d+", "\x01", file.read_text()))
+    message = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "mrpc,conll2003"))
+    assert message.startswith("mrpc: 100% of the text of train is unknown")
+    assert "; conll2003: 100% of the text of train is unknown" in message
 
 
 LOWER = [*SPECIAL_TOKENS, *(f"word{i}" for i in range(59))]
