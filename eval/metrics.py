@@ -204,6 +204,12 @@ def _score_glue(arguments: argparse.Namespace) -> Scores:
             f"{arguments.predictions}: {len(missing)} examples have no prediction, such as index {missing[0]}; "
             "give one for each"
         )
+    known = {example.id for example in examples}
+    if surplus := [index for index in predictions if index not in known]:
+        raise DatasetError(
+            f"{file}: {len(surplus)} predictions are of no example of {arguments.data}, such as index {surplus[0]}; "
+            "give those of this data set"
+        )
     labels, ours = zip(*((e.label, predictions[e.id]) for e in examples), strict=True)
     return score_labels(GLUE_METRICS[arguments.task], labels, ours)
 

@@ -594,6 +594,9 @@ def test_files_that_fit_in_part(tmp_path, capsys):
     half = text_file(tmp_path / "RTE.tsv", "index\tprediction\n3\tentailment\n")
     message = f"{half}: 1 examples have no prediction, such as index 5; give one for each"
     assert refusal(capsys, "glue", "RTE", table, half) == message
+    tested = text_file(tmp_path / "test.tsv", "index\tprediction\n" + "".join(f"{i}\tentailment\n" for i in range(7)))
+    message = f"{tested}: 5 predictions are of no example of {table}, such as index 0; give those of this data set"
+    assert refusal(capsys, "glue", "RTE", table, tested) == message
     tags, others = text_file(tmp_path / "tags", "He O\n\nShe O\n"), text_file(tmp_path / "others", "He O\n\nIt O\n")
     message = f"{others}: not the words of {tags} at sentence 0-1; give the same"
     assert refusal(capsys, "conll", tags, others) == message
