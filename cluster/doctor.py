@@ -18,13 +18,13 @@ import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from cluster.checkup.findings import Finding, Placed, table
 from cluster.checkup.node import check_node
 from cluster.checkup.peers import UsageError, check_names, check_peers, collect, joined, read_launch
 from cluster.checkup.storage import check_space, check_writing
 from preprocessing.terminal import show
+from trainer.paths import parse_path
 
 NEED_GB = 50.0  # of a run, where nothing is said
 
@@ -91,7 +91,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m cluster.doctor", description="Check a node, or several as ranks of a launcher."
     )
     parser.add_argument(
-        "--shared", type=Path, metavar="DIR", help="where runs are to be, on a file system of all nodes"
+        "--shared", type=parse_path, metavar="DIR", help="where runs are to be, on a file system of all nodes"
     )
     parser.add_argument(
         "--need-gb", type=_positive, metavar="GB", help=f"a run writes into --shared (default {NEED_GB:g})"

@@ -12,13 +12,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from cluster.k8s.launch import launch as launch_on_kubernetes
 from cluster.local.launch import launch as launch_here
 from cluster.programs import NAMES, READERS, Name, Program, folder_of, read_chain
 from cluster.settings import ClusterSettings, load_settings
 from cluster.slurm.launch import launch as launch_on_slurm
+from trainer.paths import parse_path
 from trainer.settings import ConfigError
 
 
@@ -73,7 +73,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("job", choices=[*NAMES, "all"], help="a program, or all three, each after the one before")
     parser.add_argument("--on", choices=["slurm", "kubernetes", "local"], required=True, help="where it runs")
-    parser.add_argument("--settings", type=Path, metavar="TOML", help="the cluster's settings; see docs/cluster.md")
+    parser.add_argument("--settings", type=parse_path, metavar="TOML", help="of the cluster; see docs/cluster.md")
     parser.add_argument("--dry-run", action="store_true", help="check and write the job files, but submit nothing")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that replace the file's")
     end = list(argv).index("--") if "--" in argv else len(argv)

@@ -28,6 +28,7 @@ from cluster.planning.sharding import Sharding, read_sharding
 from preprocessing.terminal import show
 from trainer.config import Recipe, load_recipe
 from trainer.deepspeed_config import resolve_deepspeed
+from trainer.paths import parse_path
 from trainer.settings import ConfigError
 
 EFFICIENCY, EFFICIENCY_SOURCE = 0.45, "assumed; NVIDIA's on an A100, see --calibration"
@@ -129,7 +130,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("settings", nargs="*", metavar="section.key=value", help="settings that replace the recipe's")
     add(
         "--ds-config",
-        type=Path,
+        type=parse_path,
         default=Path("ds_config.json"),
         metavar="JSON",
         help="DeepSpeed's (default %(default)s)",
@@ -181,7 +182,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--price-per-gpu-hour", type=float, metavar="PRICE", help="adds costs")
     add("--up-to", type=int, default=4096, metavar="N", help="GPUs in the table of other numbers (default %(default)s)")
-    add("--plot", type=Path, metavar="PNG", help="draw time against the number of GPUs")
+    add("--plot", type=parse_path, metavar="PNG", help="draw time against the number of GPUs")
     add("--json", action="store_true", help="print all figures as JSON")
     add("--calibration", action="store_true", help="print published runs beside what this model says of them, and stop")
     arguments = parser.parse_intermixed_args(argv)

@@ -33,7 +33,6 @@ with needs("eval"):
 
     from eval.errors import UsageError
     from eval.pages import render_page
-    from eval.paths import parse_path
     from eval.pictures import save_picture
     from eval.pretrained import load_pretrained, pack
     from preprocessing.figures import FONTS
@@ -41,6 +40,7 @@ with needs("eval"):
     from trainer.leases import hold_export
     from trainer.model import BertModel, Layer
     from trainer.packing import PackedTokens
+    from trainer.paths import parse_path
     from trainer.run_directory import CheckpointError
 
 _TOP = 65535  # a weight of 1 on the page, where weights are whole numbers of 16 bits

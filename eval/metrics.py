@@ -30,13 +30,13 @@ import sklearn.metrics
 from seqeval.metrics import sequence_labeling, v1
 
 from eval.errors import UsageError, first_problem
-from eval.paths import parse_path
 from eval.readers import conll, squad, tables
 from eval.readers.examples import DatasetError
 from eval.readers.files import read_text
 from eval.readers.glue import GLUE
 from eval.readers.tables import TextTable
 from eval.squad_metrics import Scores, korquad, squad_v1, squad_v2
+from trainer.paths import parse_path
 
 Scheme = Literal["conlleval", "IOB1", "IOB2"]
 

@@ -15,12 +15,12 @@ from eval.evaluated import EVALUATIONS
 from eval.finetune import Precision, Settings
 from eval.inputs import FEWEST
 from eval.kinds import Texts
-from eval.paths import parse_path
 from eval.results import MODELS, RESULTS
 from eval.tasks import GROUPS, TASKS, Task
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Intrinsic
 from preprocessing.tokenization import MASK
+from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
 
 SUBMISSION = "glue_submission.zip"

@@ -42,7 +42,6 @@ from eval.evaluated import (
     of_present_weights,
     read_evaluations,
 )
-from eval.paths import parse_path
 from eval.pretrained import Pretrained, load_pretrained
 from eval.readers.files import read_text, split_lines
 from eval.results import tags_of
@@ -52,6 +51,7 @@ from preprocessing.terminal import show
 from trainer.credentials import without_credentials
 from trainer.hugging_face import WEIGHTS
 from trainer.leases import hold_export
+from trainer.paths import parse_path
 from trainer.run_directory import CheckpointError, RunDirectory
 
 _ROOT = Path(__file__).resolve().parent.parent

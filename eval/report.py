@@ -42,13 +42,13 @@ with needs("eval"):
     )
     from eval.pages import render_page
     from eval.paper import TABLES
-    from eval.paths import parse_path
     from eval.pictures import save_picture
     from eval.results import RESULTS, best_points, check_output, figures_table, filled_table
     from preprocessing.markdown import markdown_table, plain
     from preprocessing.schema import checksum
     from preprocessing.terminal import show
     from trainer.files import write_atomically
+    from trainer.paths import parse_path
 
 CURVES, SCORES, REPORT, PAGE = "curves.png", "scores.png", "report.md", "report.html"
 _NAMED = 3  # of what is left out; the others are counted

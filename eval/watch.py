@@ -37,7 +37,6 @@ with needs("eval"):
     from eval.options import parse as parse_evaluation
     from eval.options import split_words
     from eval.parts import read_parts
-    from eval.paths import parse_path
     from eval.plan import check_source
     from eval.results import FINAL, RESULTS, by_command, check_output, read_results
     from eval.stamps import known_checksum, noted_checksum, read_checksum, stamp
@@ -46,6 +45,7 @@ with needs("eval"):
     from eval.tasks.intrinsic import Intrinsic
     from preprocessing.interruption import end_when_interrupted
     from trainer.hugging_face import WEIGHTS
+    from trainer.paths import parse_path
     from trainer.run_directory import Ending, RunDirectory, step_folders
 
 CHEAP = ("mlm", "nsp", "fill_mask")

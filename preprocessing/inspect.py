@@ -170,6 +170,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _folder(text: str) -> Path:
+    """An argparse type: where something is written to; a shell makes nothing of a variable that is not set."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty; write . for the current folder")
+    return Path(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     parser = argparse.ArgumentParser(
@@ -181,7 +188,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--sample", type=_count, default=0, metavar="N", help="decode N pairs of each sequence length")
     parser.add_argument("--split", choices=["train", "validation"], default="train", help="which pairs to decode")
     parser.add_argument("--seed", type=_count, default=0, metavar="N", help="of the sample (default: %(default)s)")
-    parser.add_argument("--histograms", type=Path, metavar="FOLDER", help="draw histograms there, as PNG")
+    parser.add_argument("--histograms", type=_folder, metavar="FOLDER", help="draw histograms there, as PNG")
     parser.add_argument("--verify", action="store_true", help="read every shard and compare its checksum")
     return parser
 

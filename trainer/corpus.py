@@ -118,7 +118,7 @@ def directory_checksums(manifest: Path) -> list[str]:
         if "directories" not in told:
             return [checksum(manifest)]
         return [directory["manifest_blake2b"] for directory in told["directories"]]
-    except (ValueError, TypeError, LookupError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise ShardError(f"{manifest}: damaged ({error}); put the manifest of the run's shards there") from error
 
 

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
 
 EXIT_CODES = {"done": 0, "requeue": 10, "failed": 11, "crashed": 12}
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m trainer.outcome",
         description="Say how a run ended: " + ", ".join(f"{word} (exit code {n})" for word, n in EXIT_CODES.items()),
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="the trainer's --output")
+    parser.add_argument("run", type=parse_path, metavar="RUN", help="the trainer's --output")
     run: Path = parser.parse_args(argv).run
     try:
         run.stat()

@@ -32,6 +32,7 @@ from trainer.leases import RunInUseError, hold_run
 from trainer.loading import DamagedShardError, LoaderError
 from trainer.non_finite import NonFiniteError
 from trainer.outcome import MISTAKE
+from trainer.paths import parse_path
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.saving import Saver, export_if_missing
 from trainer.session import Session, owes_validation
@@ -151,9 +152,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         epilog="Settings are those of the recipe, as section.key=value: train.max_steps=10 model.num_hidden_layers=2 "
         "phases.0.micro_batch_size=8. docs/training.md lists them, trainer/config.py explains each.",
     )
-    parser.add_argument("--config", type=Path, required=True, metavar="TOML", help="the recipe; see trainer/recipes/")
     parser.add_argument(
-        "--deepspeed_config", type=Path, default=Path("ds_config.json"), metavar="JSON",
+        "--config", type=parse_path, required=True, metavar="TOML", help="the recipe; see trainer/recipes/"
+    )
+    parser.add_argument(
+        "--deepspeed_config", type=parse_path, default=Path("ds_config.json"), metavar="JSON",
         help="DeepSpeed's own knobs: ZeRO, precision, offload, communication (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -162,10 +165,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "pairs; with data.cache_dir also URLs that fsspec opens",
     )  # fmt: skip
     parser.add_argument(
-        "--output", type=Path, required=True, metavar="DIR", help="the run directory, new or to go on with"
+        "--output", type=parse_path, required=True, metavar="DIR", help="the run directory, new or to go on with"
     )
     parser.add_argument(
-        "--init-from", type=Path, metavar="DIR",
+        "--init-from", type=parse_path, metavar="DIR",
         help="begin with the weights of a Hugging Face BERT directory (continued pretraining); a resume has its own",
     )  # fmt: skip
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # the launcher's; LOCAL_RANK says the same

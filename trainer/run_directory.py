@@ -118,7 +118,7 @@ class RunDirectory:
             return None
         try:
             told: dict[str, str] = json.loads(self.initial_weights.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.initial_weights}: damaged ({error}); choose another --output") from error
         return told
 

@@ -6,9 +6,9 @@ import argparse
 import sys
 import tomllib
 from collections.abc import Sequence
-from pathlib import Path
 
 from trainer.credentials import without_credentials
+from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
 from trainer.tracking import LostRunError, prepare, status_of, sync
 from trainer.tracking.store import first_line, read_cursor
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Carry over; the exit code is 0, 1 where the store was not reached, or 2 where trying again is in vain."""
     parser = argparse.ArgumentParser(prog="python -m trainer.tracking", description="Carry a run over to MLflow.")
     parser.add_argument("command", choices=["sync"])
-    parser.add_argument("run", type=Path, help="a run directory")
+    parser.add_argument("run", type=parse_path, help="a run directory")
     arguments = parser.parse_args(argv)
     run = RunDirectory(arguments.run)
     if not run.config.is_file():
