@@ -27,9 +27,10 @@ from preprocessing.tokenization import (
     TOKENIZER_FILE,
     VOCABULARY_FILE,
     case_of,
+    check_files,
     frame,
+    load_settings,
     load_tokenizer,
-    load_vocabulary,
 )
 from trainer.data import SampleStream, validation_stream
 from trainer.hugging_face import CONFIG, LINEAGE, WEIGHTS, Export, load_export
@@ -143,11 +144,8 @@ def _check_tokenizer(path: Path, tokenizer: Tokenizer, config: BertConfig) -> No
     if count > 1:
         one, other, *_ = sorted(token for token, i in vocabulary.items() if i == number)
         raise UsageError(f"{file}: gives {one!r} and {other!r} the same id {number}; copy the export anew")
-    listed = path / VOCABULARY_FILE
     with _as_usage_error():
-        words = load_vocabulary(listed) if listed.is_file() else None
-    if words is not None and {token: i for i, token in enumerate(words)} != vocabulary:
-        raise UsageError(f"{file}: has another vocabulary than {listed.name} beside it; copy the export anew")
+        check_files(path)
     _check_case(file, tokenizer, vocabulary)
     _check_settings(path, tokenizer)
 
@@ -166,8 +164,7 @@ def _check_case(file: Path, tokenizer: Tokenizer, vocabulary: Collection[str]) -
 
 def _check_settings(path: Path, tokenizer: Tokenizer) -> None:
     """See that transformers, which heeds tokenizer_config.json first, takes texts as the tokenizer does."""
-    file = path / CONFIG_FILE
-    settings = _read_object(file) if file.is_file() else {}
+    file, settings = path / CONFIG_FILE, load_settings(path)
     normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
     for theirs, ours in _SETTINGS.items():
         if theirs in settings and ours in normalizer and settings[theirs] != normalizer[ours]:
@@ -199,7 +196,12 @@ def _read_lineage(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / LINEAGE
     if not path.is_file():
         return {}
-    lineage = _read_object(path)
+    try:
+        lineage = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not JSON ({error}); copy the export anew") from error
+    if not isinstance(lineage, dict):
+        raise UsageError(f"{path}: not a JSON object; copy the export anew")
     try:
         Lineage.model_validate(lineage, strict=True)
     except pydantic.ValidationError as error:
@@ -207,16 +209,6 @@ def _read_lineage(checkpoint: Path) -> dict[str, Any]:
         wrong = f"{'.'.join(map(str, first['loc']))} is {first['input']!r}, not as an export of ours has it"
         raise UsageError(f"{path}: {wrong}; delete the file") from error
     return lineage
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not JSON ({error}); copy the export anew") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"{path}: not a JSON object; copy the export anew")
-    return content
 
 
 def open_stream(shards: Path | None, checkpoint: Checkpoint, asked: int | None) -> SampleStream:

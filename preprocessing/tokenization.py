@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -195,6 +195,38 @@ def load_tokenizer(directory: Path | str) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # `tokenizers` raises bare Exception for whatever is wrong with the file
         raise VocabularyError(f"{path}: not a tokenizer ({error})") from error
+
+
+def load_settings(directory: Path | str) -> dict[str, Any]:
+    """What transformers is told of a tokenizer; nothing where its folder has no tokenizer_config.json.
+
+    Raises:
+        VocabularyError: the file is damaged.
+    """
+    path = Path(directory) / CONFIG_FILE
+    if not path.is_file():
+        return {}
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise VocabularyError(f"{path}: not JSON ({error}); copy the folder anew") from error
+    if not isinstance(settings, dict):
+        raise VocabularyError(f"{path}: not a JSON object; copy the folder anew")
+    return settings
+
+
+def check_files(directory: Path | str) -> None:
+    """See that those of a tokenizer's files that are there are whole, and of one vocabulary.
+
+    Raises:
+        VocabularyError: one is damaged, or vocab.txt and tokenizer.json have other words.
+    """
+    listed, saved = Path(directory) / VOCABULARY_FILE, Path(directory) / TOKENIZER_FILE
+    words = load_vocabulary(listed) if listed.is_file() else None
+    tokenizer = load_tokenizer(directory) if saved.is_file() else None
+    if words and tokenizer and {word: i for i, word in enumerate(words)} != tokenizer.get_vocab():
+        raise VocabularyError(f"{saved}: has another vocabulary than {listed.name} beside it; copy the folder anew")
+    load_settings(directory)
 
 
 def _count_pieces(texts: Iterable[str], tokenizer: Tokenizer) -> Counter[str]:

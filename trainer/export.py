@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from preprocessing.tokenization import check_files
 from trainer.checkpoint import RunState, read_run_state
 from trainer.config import load_recipe
 from trainer.corpus import directory_checksums
 from trainer.hugging_face import refusal, save_export
 from trainer.model import BertConfig, parameter_shapes
+from trainer.paths import parse_path
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.sharded_state import StateReader, verify_state
 
@@ -48,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.export", description="Turn a checkpoint into a directory that transformers loads."
     )
-    parser.add_argument("checkpoint", type=Path, help="RUN/checkpoints/step-NNNNNN, or RUN for the newest")
-    parser.add_argument("output", type=Path, help="a new directory")
+    parser.add_argument("checkpoint", type=parse_path, help="RUN/checkpoints/step-NNNNNN, or RUN for the newest")
+    parser.add_argument("output", type=parse_path, help="a new directory")
     arguments = parser.parse_args(argv)
     try:
         state = _export(_newest(arguments.checkpoint.resolve()), arguments.output)
@@ -81,6 +83,7 @@ def _export(checkpoint: Path, output: Path) -> RunState:
     run = RunDirectory(checkpoint.parent.parent)
     recipe, state = load_recipe(run.config), read_run_state(checkpoint)
     verify_state(checkpoint)
+    check_files(run.tokenizer)
     export_checkpoint(run, state, checkpoint, output, recipe.model)
     return state
 

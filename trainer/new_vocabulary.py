@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from preprocessing.schema import checksum
-from preprocessing.tokenization import CONTINUATION, PAD, load_words
+from preprocessing.tokenization import CONTINUATION, PAD, check_files, load_words
 from trainer.hugging_face import WEIGHTS, Export, load_export, refusal, save_export
 from trainer.lineage import code_version
 from trainer.model import BertConfig, BertForPreTraining
+from trainer.paths import parse_path
 
 _ROWS = ("bert.embeddings.word.weight", "mlm.bias")  # the parameters that have a row for each word
 
@@ -90,9 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.new_vocabulary", description="Give a pretrained model another vocabulary."
     )
-    parser.add_argument("model", type=Path, help="a Hugging Face BERT directory, such as an export")
-    parser.add_argument("tokenizer", type=Path, help="of the new vocabulary: SHARDS/tokenizer")
-    parser.add_argument("output", type=Path, help="a new directory")
+    parser.add_argument("model", type=parse_path, help="a Hugging Face BERT directory, such as an export")
+    parser.add_argument("tokenizer", type=parse_path, help="of the new vocabulary: SHARDS/tokenizer")
+    parser.add_argument("output", type=parse_path, help="a new directory")
     arguments = parser.parse_args(argv)
     try:
         changed = _change(arguments.model, arguments.tokenizer, arguments.output)
@@ -109,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _change(model: Path, tokenizer: Path, output: Path) -> NewVocabulary:
     if output.exists():
         raise ValueError(f"{output}: is there already; choose another directory")
+    check_files(tokenizer)
     export = load_export(model)
     if export.initialized:
         _log.warning("%s has no %s: newly initialised", model, ", ".join(export.initialized))

@@ -18,6 +18,7 @@ from preprocessing.tokenization import (
     TOKENIZER_FILE,
     VOCABULARY_FILE,
     VocabularyError,
+    check_files,
     load_vocabulary,
     load_words,
     special_ids,
@@ -73,6 +74,7 @@ def check(
         _check_validation(recipe, phase, shards)
     _check_precision(recipe, configs[0])  # which is the same in all phases
     _check_vocabulary(recipe, shards)
+    check_files(shards.tokenizer)  # which every export will have
     if run.is_new:
         _check_padding(recipe, shards)
     _check_segments(recipe, shards)

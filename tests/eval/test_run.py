@@ -386,7 +386,7 @@ def test_sentences_that_cannot_be(
     ("content", "message"),
     [
         ("{", "not JSON (Expecting property name"),
-        ("[]", "not a JSON object; copy the export anew"),
+        ("[]", "not a JSON object; copy the folder anew"),
         ('{"do_lower_case": false}', "has do_lower_case false, but tokenizer.json beside it lowercase true; set both"),
         ('{"strip_accents": false}', "has strip_accents false, but tokenizer.json beside it strip_accents null; set"),
     ],

@@ -1374,7 +1374,7 @@ def test_another_vocabulary_beside_the_tokenizer(
     write_mrpc(data)
     (export / "vocab.txt").write_text("\n".join([*LOWER[:-2], LOWER[-1], LOWER[-2]]) + "\n")
     found = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "mrpc"))
-    assert found == f"{export}/tokenizer.json: has another vocabulary than vocab.txt beside it; copy the export anew"
+    assert found == f"{export}/tokenizer.json: has another vocabulary than vocab.txt beside it; copy the folder anew"
 
 
 def test_a_tokenizer_that_is_no_berts(

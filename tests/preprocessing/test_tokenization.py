@@ -15,6 +15,7 @@ from preprocessing.tokenization import (
     VocabularyError,
     build_tokenizer,
     case_of,
+    check_files,
     encode_sentences,
     load_tokenizer,
     load_vocabulary,
@@ -134,6 +135,28 @@ def test_a_directory_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(VocabularyError, match="not a tokenizer"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        (
+            "vocab.txt",
+            "\n".join([*SPECIAL_TOKENS, "other"]),
+            "tokenizer.json: has another vocabulary than vocab.txt beside",
+        ),
+        ("tokenizer.json", "{", "tokenizer.json: not a tokenizer"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json: not JSON"),
+        ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json: not JSON"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json: not a JSON object; copy the folder anew"),
+    ],
+)
+def test_a_damaged_file_of_a_tokenizer_is_named(tmp_path: Path, file: str, content: str, message: str) -> None:
+    save_tokenizer([*SPECIAL_TOKENS, "word"], True, tmp_path)
+    check_files(tmp_path)
+    (tmp_path / file).write_text(content)
+    with pytest.raises(VocabularyError, match=f"{tmp_path}/{message}"):
+        check_files(tmp_path)
 
 
 def test_training_gives_one_vocabulary_whatever_the_order() -> None:

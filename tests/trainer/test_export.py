@@ -65,11 +65,14 @@ def test_mistakes(run, tmp_path, capsys):
     untokenized = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("tokenizer"))
     damaged = shutil.copytree(run, tmp_path / "damaged")
     (damaged / "initial_weights.json").write_text("{")
+    cut = shutil.copytree(run, tmp_path / "cut")
+    (cut / "tokenizer" / "vocab.txt").write_text("[PAD]\n")
     flipped = shutil.copytree(run, tmp_path / "flipped") / "checkpoints" / "step-000008"
     state = flipped / "state-00001-of-00002.safetensors"
     state.write_bytes(state.read_bytes()[:-1] + b"\x55")
     for arguments, message in (
         ([str(flipped), str(tmp_path / "out")], f"{state}: not the bytes that were written"),
+        ([str(cut), str(tmp_path / "out")], "vocab.txt: the special token [UNK] is missing"),
         ([str(checkpoint), str(tmp_path)], "is there already; choose another directory"),
         ([str(run / "checkpoints" / "step-000099"), str(tmp_path / "out")], "step-000099: no such checkpoint"),
         ([str(run / "exports" / "step-000008"), str(tmp_path / "out")], "not a RUN/checkpoints/step-...; what"),

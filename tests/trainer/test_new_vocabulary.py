@@ -143,7 +143,10 @@ def test_a_tokenizer_without_its_list_needs_all_ids_and_special_tokens(model, ol
 def test_mistakes(model, tokenizer, tmp_path, capsys):
     small = shutil.copytree(model, tmp_path / "small")
     save_tokenizer([*OLD, *"abcde"], True, small)
+    mixed = shutil.copytree(tokenizer, tmp_path / "mixed")
+    shutil.copy(model / "tokenizer.json", mixed)
     for arguments, message in (
+        ([model, mixed, tmp_path / "out"], "tokenizer.json: has another vocabulary than vocab.txt beside it; copy"),
         ([model, tokenizer, tmp_path], "is there already; choose another directory"),
         ([tmp_path / "nowhere", tokenizer, tmp_path / "out"], "config.json: missing"),
         ([model, tmp_path / "nowhere", tmp_path / "out"], "tokenizer.json: no such file"),

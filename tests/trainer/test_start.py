@@ -56,6 +56,11 @@ BAD_INPUT = {
         [],
         "shard-00000-of-00003.arrow: 100 bytes where the manifest says",
     ),
+    "a tokenizer that is cut off, which every export would have": (
+        lambda s, t: {"shards": (damaged := damaged_shards(s, t), _cut(damaged / "tokenizer" / "tokenizer.json"))[0]},
+        [],
+        "tokenizer.json: not a tokenizer (",
+    ),
     "another vocabulary than the model's": (
         lambda s, t: {},
         ["model.vocab_size=100"],
