@@ -99,7 +99,10 @@ def read_toml(path: Path, what: str, depth: int = 0) -> dict[str, Any]:
     if parent is None:
         return raw
     if not isinstance(parent, str) or Path(parent).name != parent or parent in {"", ".."} or depth == _DEEPEST:
-        raise ConfigError(f"{path}: extends must name another {what} in the same folder, without going in circles")
+        raise ConfigError(
+            f"{path}: extends must name another {what} in the same folder, not in circles nor over more than "
+            f"{_DEEPEST} files"
+        )
     base = path.with_name(parent)
     if not os.access(base, os.F_OK):
         known = f" from {_RECIPES}" if (_RECIPES / parent).is_file() else ""

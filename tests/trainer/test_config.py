@@ -106,6 +106,12 @@ def test_a_recipe_extends_another_table_by_table(tmp_path):
         (tmp_path / "loop.toml").write_text(f"extends = {json.dumps(parent)}\n", encoding="utf-8")
         with pytest.raises(ConfigError, match="extends must name another recipe in the same folder"):
             load_recipe(tmp_path / "loop.toml")
+    for depth in range(5):
+        (tmp_path / f"{depth}.toml").write_text(f'extends = "{depth + 1}.toml"\n', encoding="utf-8")
+    (tmp_path / "5.toml").write_text(TINY, encoding="utf-8")
+    load_recipe(tmp_path / "1.toml")
+    with pytest.raises(ConfigError, match="not in circles nor over more than 4 files"):
+        load_recipe(tmp_path / "0.toml")
 
 
 def test_a_recipe_that_is_extended_and_not_there_is_told_by_the_file_that_names_it(tmp_path):

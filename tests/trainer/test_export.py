@@ -64,7 +64,9 @@ def test_mistakes(run, tmp_path, capsys):
     (tmp_path / "link").symlink_to(checkpoint)
     untokenized = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("tokenizer"))
     damaged = shutil.copytree(run, tmp_path / "damaged")
-    (damaged / "initial_weights.json").write_text("{")
+    (damaged / "initial_weights.json").write_text("[" * 100_000)
+    mistaken = shutil.copytree(run, tmp_path / "mistaken")
+    (mistaken / "manifest.json").write_text("[" * 100_000)
     cut = shutil.copytree(run, tmp_path / "cut")
     (cut / "tokenizer" / "vocab.txt").write_text("[PAD]\n")
     flipped = shutil.copytree(run, tmp_path / "flipped") / "checkpoints" / "step-000008"
@@ -80,6 +82,7 @@ def test_mistakes(run, tmp_path, capsys):
         ([str(checkpoint), str(checkpoint / "out")], "in the checkpoint, and would go with it"),
         ([str(checkpoint), str(tmp_path / "link" / "out")], "in the checkpoint, and would go with it"),
         ([str(damaged / "checkpoints" / "step-000008"), str(tmp_path / "out")], "initial_weights.json: damaged ("),
+        ([str(mistaken), str(tmp_path / "out")], "manifest.json: damaged ("),
         ([str(checkpoint), str(tmp_path / "file" / "out")], f"{tmp_path / 'file'}: File exists"),
         ([str(untokenized / "checkpoints" / "step-000008"), str(tmp_path / "out")], "no tokenizer there"),
     ):
