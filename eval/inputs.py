@@ -167,10 +167,13 @@ def _check_settings(path: Path, tokenizer: Tokenizer) -> None:
     file, settings = path / CONFIG_FILE, load_settings(path)
     normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
     for theirs, ours in _SETTINGS.items():
-        if theirs in settings and ours in normalizer and settings[theirs] != normalizer[ours]:
-            said, does = json.dumps(settings[theirs]), json.dumps(normalizer[ours])
+        said, does = settings.get(theirs), normalizer.get(ours)
+        # Without a word on accents they go where upper case goes.
+        one, other = (normalizer.get("lowercase") if value is None else value for value in (said, does))
+        if theirs in settings and ours in normalizer and one != other:
             raise UsageError(
-                f"{file}: has {theirs} {said}, but {TOKENIZER_FILE} beside it {ours} {does}; set both to the same"
+                f"{file}: has {theirs} {json.dumps(said)}, but {TOKENIZER_FILE} beside it {ours} {json.dumps(does)}; "
+                "set both to the same"
             )
 
 

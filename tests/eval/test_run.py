@@ -399,6 +399,11 @@ def test_settings_by_which_transformers_takes_texts_otherwise(
     assert_refused(code, capsys, tmp_path / "results", f"tokenizer_config.json: {message}")
 
 
+def test_without_a_word_on_accents_they_go_where_upper_case_goes(export: Path, tmp_path: Path) -> None:
+    (export / "tokenizer_config.json").write_text('{"do_lower_case": true, "strip_accents": true}')
+    assert run(export, tmp_path / "results", None, tasks="fill_mask") == 0
+
+
 def test_how_a_tokenizer_knows_a_mask(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = json.loads((export / "tokenizer.json").read_text())
     *others, mask = tokenizer["added_tokens"]
