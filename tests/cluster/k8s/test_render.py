@@ -147,6 +147,33 @@ def test_one_job_alone_waits_for_nothing(tmp_path):
     assert not pod["initContainers"]
 
 
+def container(settings: KubernetesSettings, work: Work, name: str) -> dict:
+    """The patch of the first container of a job's Pods."""
+    return yaml.safe_load(render(settings, work)[f"{name}/settings/{name}.yaml"])["template"]["spec"]["containers"][0]
+
+
+def test_one_pod_has_the_grid_to_itself():
+    assert container(replace(SETTINGS, eval=EvalPods(pods=1)), WORK, "eval")["args"] == list(EVAL.arguments)
+    assert container(replace(SETTINGS, eval=EvalPods(pods=2)), WORK, "eval")["args"][-1] == "--grid-count=$(PODS)"
+
+
+@pytest.mark.parametrize("own", ["--runner=DirectRunner", "--direct_num_workers=3", "--direct_running_mode=in_memory"])
+def test_workers_are_as_many_as_cores_unless_the_user_says_who_works(own):
+    """One core has nothing to share; Beam's own runner in one process is for that."""
+    given, few = list(PREPROCESS.arguments), replace(SETTINGS, preprocess=PreprocessPods(cpu=2))
+    shared = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
+    assert container(few, WORK, "preprocess")["args"] == [*given, *shared]
+    assert container(replace(SETTINGS, preprocess=PreprocessPods(cpu=1)), WORK, "preprocess")["args"] == given
+    told = replace(PREPROCESS, arguments=(*given, own))
+    assert container(few, Work("large", {"preprocess": told}), "preprocess")["args"] == [*given, own]
+
+
+def test_pods_without_gpus_ask_for_none():
+    """Not even for 0 of a resource that the cluster may not know."""
+    amounts = container(replace(SETTINGS, eval=EvalPods(gpus=0, cpu=2, memory="4Gi")), WORK, "eval")["resources"]
+    assert amounts["requests"] == amounts["limits"] == {"cpu": "2", "memory": "4Gi"}
+
+
 @needs_kubectl
 def test_preprocessing_on_flink(tmp_path):
     flink = PreprocessPods(engine="flink", task_managers=5, worker_memory="3Gi", node_selector={"pool": "cpu"})
@@ -234,6 +261,10 @@ HOSTILE = [
     "&a",
     "*a",
     "yes",
+    "false",
+    "Off",
+    "NULL",
+    "n",
     "1e3",
     "0o17",
     "é",
@@ -282,8 +313,9 @@ def test_everything_that_is_rendered_lies_in_the_directory():
 
 def test_paths_of_arguments_are_checked_by_whom_knows_them():
     check_paths(SETTINGS, [Path("/lustre/books")])
-    with pytest.raises(ConfigError, match="is not in the shared volume"):
-        check_paths(SETTINGS, [Path("/home/books")])
+    for path in ("/home/books", "/lustre/../lustre/books", "/lustre/a:b", "/lustre/a\nb"):
+        with pytest.raises(ConfigError, match="is not in the shared volume"):
+            check_paths(SETTINGS, [path])
 
 
 @pytest.mark.parametrize(
