@@ -40,8 +40,9 @@ def take_snapshot(folder: Path, pretraining: Program | None = None) -> Path:
 
 
 def _fill(copy: Path, pretraining: Program | None) -> None:
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+    compiled = shutil.ignore_patterns("__pycache__")
+    for package in PACKAGES:  # an editor's locks are links that lead nowhere
+        shutil.copytree(ROOT / package, copy / package, ignore=compiled, ignore_dangling_symlinks=True)
     (copy / COMMIT).write_text((code_version()["commit"] or "") + "\n", encoding="utf-8")
     (copy / DIFF).write_text(uncommitted_changes(), encoding="utf-8")
     if pretraining:

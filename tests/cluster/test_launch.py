@@ -554,7 +554,7 @@ def test_a_job_s_own_names_stand_in_the_place_of_what_all_have_and_its_own_lines
         "preprocess.arguments": ["--books", "*.txt", "--train-vocab", "500", "--output", "made"],
         "pretrain.arguments": ["--config", "tiny.toml", "--output", "runs/tiny"],
         "eval.arguments": ["--tasks", "mlm", "--output", "results"],
-        "slurm.partition": "cpu", "slurm.account": "lang", "slurm.qos": "normal", "slurm.constraint": "icelake",
+        "slurm.partition": "cpu", "slurm.account": 1234, "slurm.qos": "normal", "slurm.constraint": "icelake",
         "slurm.options": ["--mail-type=FAIL"], "slurm.setup": ["module load gcc"],
         "slurm.environment": {"HTTPS_PROXY": "http://proxy", "NCCL_DEBUG": "WARN"},
         "slurm.pretrain.partition": "gpu", "slurm.pretrain.account": "lang-gpu", "slurm.pretrain.qos": "long",
@@ -566,7 +566,7 @@ def test_a_job_s_own_names_stand_in_the_place_of_what_all_have_and_its_own_lines
     job = here / "runs" / "tiny" / "job"
     for name in ("preprocess", "eval"):
         file = job / f"{name}.sbatch"
-        common = ["--partition=cpu", "--account=lang", "--qos=normal", "--constraint=icelake", "--mail-type=FAIL"]
+        common = ["--partition=cpu", "--account=1234", "--qos=normal", "--constraint=icelake", "--mail-type=FAIL"]
         assert [word for word in directives(file) if word in common] == common
         assert "\nmodule load gcc\nset -uo pipefail\n" in file.read_text()
         assert "\nexport HTTPS_PROXY=http://proxy\nexport NCCL_DEBUG=WARN\n" in file.read_text()
@@ -577,6 +577,14 @@ def test_a_job_s_own_names_stand_in_the_place_of_what_all_have_and_its_own_lines
     ]  # fmt: skip
     assert "\nmodule load gcc\nmodule load cuda\nset -uo pipefail\n" in file.read_text()
     assert "\nexport HTTPS_PROXY=http://proxy\nexport NCCL_DEBUG=INFO\n" in file.read_text()
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_what_sbatch_says_of_a_job_that_it_refuses_is_told_wherever_it_says_so(here, slurm, capsys, stream):
+    slurm.stand_in("sbatch", f"print('no such account', file=sys.{stream}); sys.exit(1)")
+    assert launch() == 2
+    job = here / "runs" / "tiny" / "job" / "pretrain.sbatch"
+    assert capsys.readouterr().err == f"error: sbatch --parsable {job}: no such account\n"
 
 
 @pytest.mark.parametrize("number", ["9", "9;cluster"])
@@ -968,6 +976,21 @@ def test_equal_content_is_one_snapshot_and_another_recipe_is_another(here):
     assert not list(first.rglob("__pycache__"))
 
 
+def test_a_snapshot_has_no_compiled_files_and_no_links_that_lead_nowhere(tmp_path, monkeypatch):
+    """As an editor leaves them beside a file that it holds open; another copy of the same code is the same snapshot."""
+    monkeypatch.setattr("cluster.snapshot.ROOT", tmp_path)
+    for package in PACKAGES:
+        (tmp_path / package / "__pycache__").mkdir(parents=True)
+        (tmp_path / package / "__pycache__" / "a.pyc").touch()
+        (tmp_path / package / "a.py").touch()
+    before = take_snapshot(tmp_path / "job")
+    assert sorted(path.name for path in (before / "trainer").iterdir()) == ["a.py"]
+    (tmp_path / "trainer" / ".#a.py").symlink_to("user@host.1:2")
+    assert take_snapshot(tmp_path / "job") == before
+    (tmp_path / "eval" / "a.py").rename(tmp_path / "eval" / "b.py")
+    assert take_snapshot(tmp_path / "job") != before
+
+
 def test_every_option_of_the_trainer_passes_through(here):
     """What launch knows, it must know as the trainer does."""
     given = ["--config", "tiny.toml", "--shards", "shards", "s3://bucket/books", "train.seed=4", "--output", "run",
@@ -1105,6 +1128,7 @@ def test_bad_input_is_told_in_one_line_before_anything_is_submitted(here, slurm,
         (["preprocess", "--on", "kubernetes", "--", "--output", "/shared/made", "--jsonl", "s3://b/x",
           "--vocab", "v.txt"], "v.txt' is not in the shared volume"),
         (["pretrain", "--on", "local", "local.ranks=3", "local.gpus=2", "--", "--output", "run"], "3 ranks on 2 GPUs"),
+        (["pretrain", "--on", "local", "local.threads=-1", "--", "--output", "run"], "threads must be 0 or more"),
         (["eval", "--on", "slurm", "--", "--checkpoint", "shards", "--output", "a\nb", *MLM], "holds characters that"),
     ],
 )  # fmt: skip
