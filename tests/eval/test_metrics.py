@@ -150,6 +150,7 @@ def test_squad_v1_needs_references(references, message):
         ("춘향전(春香傳)", ["춘향전 春香傳"], 100, 100),  # brackets part words
         ("‘춘향전’은", ["춘향전 은"], 100, 100),
         ("<춘향전>", ["〈춘향전〉"], 100, 100),
+        ("""가'나"다<라>마""", ["가 나 다 라 마"], 100, 100),  # these are more than punctuation
         ("춘-향전", ["춘향전"], 100, 100),  # and other punctuation doesn't
         ("the end", ["end"], 0, 2 / 3 * 100),  # articles stay
         ("ABC", ["abc"], 100, 100),
@@ -277,6 +278,7 @@ def test_the_best_threshold_is_the_best_there_is():
          "2 questions have no prediction, such as q2; give one for each"),
         ({"q1": "", "q2": ""}, {"q1": [], "q2": []}, {"q1": 0.0},
          "1 questions have no no-answer probability, such as q2; give one for each"),
+        ({"q1": ""}, {"q1": []}, {}, "1 questions have no no-answer probability, such as q1; give one for each"),
     ],
 )  # fmt: skip
 def test_squad_v2_needs_all_predictions(predictions, references, odds, message):
@@ -320,6 +322,7 @@ def test_predictions_that_are_all_the_same():
 @pytest.mark.filterwarnings("error")
 def test_labels_that_are_all_the_same():
     assert score_labels(["pearson", "spearman"], [2.0, 2.0, 2.0], [1.0, 2.0, 3.0]) == {"pearson": 0, "spearman": 0}
+    assert score_labels(["f1"], [0, 0], [0, 0]) == {"f1": 0}  # there is no 1 to find
 
 
 def glue(task, labels, predictions):
@@ -334,6 +337,8 @@ def test_glue():
     assert glue("MNLI-mm", [2, 1, 0], [2, 2, 0]) == pytest.approx({"accuracy": 200 / 3})
     assert glue("QQP", LABELS, PREDICTIONS) == pytest.approx({"accuracy": 400 / 6, "f1": 75})
     assert glue("AX", [2, 1, 0], [2, 2, 0]).keys() == {"matthews"}
+    by_accuracy = {task for task, metrics in GLUE_METRICS.items() if metrics == ("accuracy",)}
+    assert by_accuracy == {"SST-2", "MNLI", "MNLI-mm", "QNLI", "RTE", "WNLI"}
 
 
 @pytest.mark.parametrize(
@@ -434,6 +439,8 @@ def test_entities_by_conlleval(scheme):
 )
 def test_schemes(scheme, tags, predictions, f1):
     assert entity_f1([tags.split()], [predictions.split()], scheme)["f1"] == f1
+    if scheme == "conlleval":
+        assert entity_f1([tags.split()], [predictions.split()])["f1"] == f1
 
 
 @pytest.mark.filterwarnings("error")
@@ -516,6 +523,7 @@ def test_no_answer_is_believed_above_a_probability_of_1_unless_another_is_given(
     """As in the official script: by themselves, probabilities change the best scores only."""
     data, right = squad_file(tmp_path / "dev.json", a=["x"]), json_file(tmp_path / "right.json", {"a": "x"})
     odds = json_file(tmp_path / "odds.json", {"a": 0.9})
+    assert scores(capsys, "squad_v2", data, right, "--na-prob-thresh", "0.8")["exact"] == 100  # all have an answer
     assert scores(capsys, "squad_v2", data, right, "--na-prob-file", odds)["exact"] == 100
     assert scores(capsys, "squad_v2", data, right, "--na-prob-file", odds, "--na-prob-thresh", "0.8")["exact"] == 0
 
@@ -562,6 +570,7 @@ def test_mistakes_in_files(tmp_path, capsys):
     infinite = json_file(tmp_path / "nan.json", {"a": math.nan})
     table = text_file(tmp_path / "dev.tsv", "index\tsentence1\tsentence2\tlabel\n3\ta\tb\tentailment\n")
     other = text_file(tmp_path / "other.tsv", "index\tprediction\n4\tentailment\n")
+    unlabelled = text_file(tmp_path / "test.tsv", "index\tsentence1\tsentence2\n3\ta\tb\n")
     bad = text_file(tmp_path / "bad.tsv", "index\tprediction\n3\t0\n")
     tags = text_file(tmp_path / "tags", "He O\n\nShe O\n")
     short = text_file(tmp_path / "short", "He O\n")
@@ -576,6 +585,13 @@ def test_mistakes_in_files(tmp_path, capsys):
          "unable to parse string as a number; give a JSON object of questions' ids and predictions"),
         (("squad_v2", data, right, "--na-prob-file", infinite), f"{infinite}: a: Input should be a finite "
          "number; give a JSON object of questions' ids and predictions"),
+        (("glue", "RTE", str(tmp_path), other), f"{tmp_path}: no such file"),
+        (("glue", "RTE", other, table), f"{other}: line 1: no column 'sentence1' among 'index, prediction'; "
+         "is it a file of this task?"),
+        (("glue", "RTE", unlabelled, other), f"{unlabelled}: line 1: no column 'label' among 'index, sentence1, "
+         "sentence2'; is it a file of this task?"),
+        (("glue", "RTE", table, unlabelled), f"{unlabelled}: line 1: no column 'prediction' among 'index, sentence1, "
+         "sentence2'; is it a file of this task?"),
         (("glue", "RTE", table, other),
          f"{other}: 1 examples have no prediction, such as index 3; give one for each"),
         (("glue", "RTE", table, bad),
@@ -640,7 +656,8 @@ def test_scores_that_nobody_gets(tmp_path, reader, code, told):
     else:
         gone, out = os.pipe()
         os.close(gone)
-    done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, env=buffered)
     os.close(out)
     assert (done.returncode, done.stderr) == (code, told)
 
@@ -651,6 +668,8 @@ def test_the_command(tmp_path):
     command = [sys.executable, "-m", "eval.metrics", "squad_v1", data, predictions]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"exact_match": 100, "f1": 100}
-    with pytest.raises(SystemExit) as raised:
-        main(["squad_v1", data])
-    assert raised.value.code == 2
+    for words in (["squad_v1", data], ["squad_v1", "", predictions], ["glue", "AX", data, predictions], []):
+        with pytest.raises(SystemExit, match="2"):
+            main(words)
+    for task in set(GLUE) - {"AX"}:  # which has no labels that are given out
+        assert main(["glue", task, str(tmp_path / "none"), predictions]) == 2
