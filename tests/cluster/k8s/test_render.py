@@ -170,8 +170,24 @@ def test_workers_are_as_many_as_cores_unless_the_user_says_who_works(own):
 
 def test_pods_without_gpus_ask_for_none():
     """Not even for 0 of a resource that the cluster may not know."""
-    amounts = container(replace(SETTINGS, eval=EvalPods(gpus=0, cpu=2, memory="4Gi")), WORK, "eval")["resources"]
-    assert amounts["requests"] == amounts["limits"] == {"cpu": "2", "memory": "4Gi"}
+    on_cpu = {"gpus": 0, "cpu": 2, "memory": "4Gi"}
+    settings = replace(SETTINGS, pretrain=PretrainPods(processes=3, **on_cpu), eval=EvalPods(**on_cpu))
+    for name in ("pretrain", "eval"):
+        amounts = container(settings, WORK, name)["resources"]
+        assert amounts["requests"] == amounts["limits"] == {"cpu": "2", "memory": "4Gi"}
+    assert variables(container(settings, WORK, "pretrain"))["PET_NPROC_PER_NODE"] == "3"
+
+
+@needs_kubectl
+def test_what_the_settings_leave_out_is_not_there(tmp_path):
+    """No queue, Secret or toleration, nor one without a name; the volume lies where the base has it."""
+    for item in objects_of(KubernetesSettings(mlflow_secret=""), replace(WORK, programs={"eval": EVAL}), tmp_path):
+        assert "kueue.x-k8s.io/queue-name" not in item["metadata"]["labels"]
+        for pod in pods(item):
+            assert not pod.get("tolerations")
+            assert not any(box.get("envFrom") for box in containers(pod))
+            for box in containers(pod):
+                assert [m["mountPath"] for m in box["volumeMounts"] if m["name"] == "shared"] == ["/shared"]
 
 
 @needs_kubectl
@@ -180,7 +196,7 @@ def test_preprocessing_on_flink(tmp_path):
     objects = objects_of(replace(SETTINGS, preprocess=flink), Work("large", {"preprocess": PREPROCESS}), tmp_path)
     task_manager = only(objects, "FlinkDeployment")["spec"]["taskManager"]["podTemplate"]["spec"]
     (worker,) = [box for box in task_manager["containers"] if box["name"] == "worker"]
-    assert worker["resources"]["limits"] == {"cpu": "1", "memory": "3Gi"}
+    assert worker["resources"]["limits"] == worker["resources"]["requests"] == {"cpu": "1", "memory": "3Gi"}
     assert task_manager["nodeSelector"] == {"pool": "cpu"}
     (command,) = only(objects, "Job")["spec"]["template"]["spec"]["containers"]
     assert variables(command)["TASKMANAGERS"] == "5"
@@ -260,7 +276,9 @@ HOSTILE = [
     "!!python/object",
     "&a",
     "*a",
+    "a: b",
     "yes",
+    "on",
     "false",
     "Off",
     "NULL",
@@ -275,13 +293,12 @@ HOSTILE = [
 def test_arguments_and_variables_arrive_as_they_are(tmp_path):
     """Kubernetes replaces $$ by $, and nothing else is changed on the way."""
     settings = replace(SETTINGS, environment={f"V{i}": word for i, word in enumerate(HOSTILE)})
-    hostile = {**WORK.programs, "pretrain": replace(PRETRAIN, arguments=tuple(HOSTILE))}
-    objects = objects_of(settings, replace(WORK, programs=hostile), tmp_path)
-    (pod,) = [pod for pod in pods(objects) if pod["containers"][0]["name"] == "node"]
-    (node,) = pod["containers"]
+    hostile = {name: replace(program, arguments=tuple(HOSTILE)) for name, program in WORK.programs.items()}
     escaped = [word.replace("$", "$$") for word in HOSTILE]
-    assert node["args"] == escaped
-    assert [variables(node)[f"V{i}"] for i in range(len(HOSTILE))] == escaped
+    for pod in pods(objects_of(settings, replace(WORK, programs=hostile), tmp_path)):
+        (box,) = pod["containers"]
+        assert box["args"][: len(HOSTILE)] == escaped
+        assert [variables(box)[f"V{i}"] for i in range(len(HOSTILE))] == escaped
 
 
 @needs_kubectl
@@ -323,6 +340,8 @@ def test_paths_of_arguments_are_checked_by_whom_knows_them():
     [
         (lambda: KubernetesSettings(namespace="a b"), "namespace 'a b' is not a name"),
         (lambda: KubernetesSettings(claim=""), "claim '' is not a name"),
+        (lambda: KubernetesSettings(claim="a_"), "claim 'a_' is not a name"),
+        (lambda: KubernetesSettings(claim="a" * 64), "claim 'a{64}' is not a name"),
         (lambda: KubernetesSettings(queue="x\ny: z"), "queue"),
         (lambda: KubernetesSettings(mlflow_secret="A"), "mlflow_secret 'A'"),
         (lambda: KubernetesSettings(image="bert"), "needs a tag, and not latest"),
@@ -347,19 +366,37 @@ def test_paths_of_arguments_are_checked_by_whom_knows_them():
         (lambda: KubernetesSettings(environment={"MASTER_ADDR": "a"}), "one that the job sets itself"),
         (lambda: KubernetesSettings(environment={"LOCAL_WORLD_SIZE": "1"}), "one that the job sets itself"),
         (lambda: PretrainPods(memory="64"), "memory '64' is not of a form like 64Gi"),
+        (lambda: PretrainPods(memory="0Gi"), "memory '0Gi' is not of a form like 64Gi"),
+        (lambda: PreprocessPods(worker_memory="2"), "worker_memory '2' is not of a form like 64Gi"),
+        (lambda: PreprocessPods(image="beam"), "image 'beam' needs a tag"),
         (lambda: PretrainPods(nodes=0), "nodes, grace_seconds and wait_minutes must be positive"),
+        (lambda: PretrainPods(grace_seconds=0), "nodes, grace_seconds and wait_minutes must be positive"),
+        (lambda: PretrainPods(wait_minutes=0), "nodes, grace_seconds and wait_minutes must be positive"),
         (lambda: PretrainPods(gpus=8, processes=4), "4 ranks on 8 GPUs"),
         (lambda: PretrainPods(node_selector={"a b": "c"}), "node_selector 'a b'='c'"),
+        (lambda: PretrainPods(node_selector={"a": "b c"}), "node_selector 'a'='b c'"),
         (lambda: PretrainPods(cpu=0), "cpu must be positive"),
+        (lambda: PretrainPods(gpus=-1), "gpus 0 or more"),
+        (lambda: PretrainPods(processes=-1), "processes 0 or more"),
         (lambda: PreprocessPods(gpus=1), "no use for GPUs"),
         (lambda: PreprocessPods(task_managers=0), "task_managers must be positive"),
         (lambda: EvalPods(pods=0), "pods and wait_minutes must be positive"),
         (lambda: Toleration("a", value="b"), "a value needs operator Equal"),
+        (lambda: Toleration("a b"), "toleration 'a b'='' is not a valid taint"),
+        (lambda: Toleration("a", "Equal", "b c"), "toleration 'a'='b c' is not a valid taint"),
     ],
 )
 def test_settings_that_no_cluster_takes_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_settings_that_clusters_take():
+    digest = "sha256:" + "0" * 64
+    for image in ("registry:5000/bert:1", f"registry:5000/bert@{digest}", f"registry:5000/bert:latest@{digest}"):
+        KubernetesSettings(image=image, namespace="a" * 63, gpu="amd.com/gpu", mount_path="/data/shared")
+    PretrainPods(memory="1Ti", node_selector={"gpu.example.com/kind": "H100_80.GB", "a": ""})
+    Toleration("a", "Equal", "b", "NoExecute")
 
 
 def test_a_variable_is_text_or_a_number():
