@@ -63,6 +63,12 @@ def test_misplaced_answers_are_no_training_questions(tmp_path, caplog):
     ]
 
 
+def test_a_training_set_of_misplaced_answers_alone_is_refused(tmp_path):
+    """As of a program that counts in bytes; there is nothing to learn."""
+    file = write(tmp_path / "train-v1.1.json", question("q1", MISPLACED), question("q2", MISPLACED))
+    assert message(tmp_path, "train").startswith(f"{file}: question q1: the context has no 'Houston' at character 17")
+
+
 def test_a_question_without_an_answer_is_refused_where_all_have_one(tmp_path):
     for version, name in (("v1.1", "train-v1.1"), ("korquad", "KorQuAD_v1.0_train")):
         file = write(tmp_path / f"{name}.json", question(), question("q7", (), is_impossible=True))
