@@ -92,9 +92,13 @@ def _load(source: HubSource, split: str) -> Any:
                 for config, part in source.splits[split]
             ]
         )
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DatasetError(f"{source.path}: can't be had from the hub ({reason}); use the files with --data") from error
+    except Exception as error:  # of many kinds: those libraries have their own, and so have those that they call
+        why = ": ".join(_first_line(reason) for reason in (error, error.__cause__) if reason)
+        raise DatasetError(f"{source.path}: can't be had from the hub ({why}); use the files with --data") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _words(rows: Any, column: str | None) -> Sequence[str]:

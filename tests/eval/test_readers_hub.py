@@ -182,12 +182,25 @@ def test_an_empty_split(monkeypatch):
 
 @pytest.mark.parametrize("error", [ConnectionError, RuntimeError, ValueError])
 def test_a_hub_that_does_not_answer(monkeypatch, error):
-    def refuse(*_, **__):
-        raise error("Couldn't reach the Hub\nwith details")
+    for text, told in (("Couldn't reach the Hub\nwith details", "Couldn't reach the Hub"), ("", error.__name__)):
 
-    monkeypatch.setattr(datasets, "load_dataset", refuse)
-    assert message("RTE", "dev") == (
-        "nyu-mll/glue: can't be had from the hub (Couldn't reach the Hub); use the files with --data"
+        def refuse(*_, text=text, **__):
+            raise error(text)
+
+        monkeypatch.setattr(datasets, "load_dataset", refuse)
+        assert message("RTE", "dev") == (f"nyu-mll/glue: can't be had from the hub ({told}); use the files with --data")
+
+
+def test_files_that_the_library_can_not_put_together(tmp_path, monkeypatch):
+    """It has errors of its own for that, as it has for sizes that differ and downloads that break off."""
+    for part, row in enumerate(['{"sentence1": "a"}', '{"sentence1":']):
+        (tmp_path / "repository").mkdir(exist_ok=True)
+        (tmp_path / "repository" / f"train-{part}.jsonl").write_text(row)
+    path, load = str(tmp_path / "repository"), datasets.load_dataset
+    cache = str(tmp_path / "cache")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, split, **__: load(path, split=split, cache_dir=cache))
+    assert message("RTE", "train").startswith(
+        "nyu-mll/glue: can't be had from the hub (An error occurred while generating the dataset: JSON parse error: "
     )
 
 
