@@ -76,11 +76,6 @@ def _word_and_tag(path: Path, number: int, columns: list[str]) -> tuple[str, str
 def convert_tags(tags: Sequence[str]) -> tuple[str, ...]:
     """Tags of a sentence in IOB2, from IOB1; those that are IOB2 stay as they are."""
     return tuple(
-        f"B-{tag[2:]}" if tag != _OUTSIDE and _begins(before, tag) else tag
+        f"B-{tag[2:]}" if tag != _OUTSIDE and before[2:] != tag[2:] else tag  # of another type: an entity begins
         for before, tag in itertools.pairwise((_OUTSIDE, *tags))
     )
-
-
-def _begins(before: str, tag: str) -> bool:
-    """Whether an entity begins at a tag: marked so, or not of the type of the entity before it."""
-    return tag.startswith("B-") or before[2:] != tag[2:]

@@ -45,6 +45,16 @@ def test_a_first_document_may_go_unmarked(tmp_path):
     assert [(s.id, s.document) for s in read(tmp_path, "dev")] == [("0-0", 0), ("1-0", 1)]
 
 
+def test_a_document_without_sentences_has_no_number(tmp_path):
+    write(tmp_path, "\n-DOCSTART- O\n\n-DOCSTART- O\n\nShe O\n")
+    assert [(s.id, s.document) for s in read(tmp_path, "dev")] == [("0-0", 0)]
+
+
+def test_another_split_is_a_file(tmp_path):
+    write(tmp_path, "She O\n").rename(tmp_path / "mine.txt")
+    assert [s.words for s in read(tmp_path, "mine.txt")] == [("She",)]
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -64,19 +64,28 @@ RTE = ["index\tsentence1\tsentence2\tlabel", "0\ta\tb\tentailment"]
 
 
 @pytest.mark.parametrize("place", ["RTE", "rte", "glue/RTE", "GLUE/Rte", "glue_data/RTE"])
-def test_the_folder_is_found_whatever_its_case(tmp_path, place):
+def test_the_folder_is_found_whatever_its_case(tmp_path, monkeypatch, place):
     write(tmp_path / place / "dev.tsv", *RTE)
     write(tmp_path / "WNLI/dev.tsv", *RTE)  # another task's doesn't serve
     expected = [TextExample("0", "a", "b", 0)]
     assert tables.read(GLUE["RTE"], tmp_path, "dev") == expected
     assert tables.read(GLUE["RTE"], tmp_path / place, "dev") == expected
     assert tables.read(GLUE["RTE"], tmp_path / place / "dev.tsv", "dev") == expected
+    monkeypatch.chdir(tmp_path / place)
+    assert tables.read(GLUE["RTE"], Path(), "dev") == expected
 
 
 def test_the_exact_name_comes_first(tmp_path):
     write(tmp_path / "rte/dev.tsv", *RTE)
+    write(tmp_path / "RTE/DEV.tsv", *RTE)
     write(tmp_path / "RTE/dev.tsv", RTE[0], "0\tc\td\tentailment")
     assert tables.read(GLUE["RTE"], tmp_path, "dev")[0].a == "c"
+
+
+def test_a_file_of_a_folder_s_name_is_not_in_the_way(tmp_path):
+    write(tmp_path / "glue", "something else")
+    write(tmp_path / "glue_data/RTE/dev.tsv", *RTE)
+    assert len(tables.read(GLUE["RTE"], tmp_path, "dev")) == 1
 
 
 def test_all_splits_are_taken_from_the_first_folder_that_has_any(tmp_path):
@@ -98,7 +107,7 @@ def test_another_split_is_a_file(tmp_path):
 
 def test_line_ends(tmp_path):
     """A row ends with LF or CR LF; what else Unicode takes for the end of a line belongs to the text."""
-    write(tmp_path / "RTE/dev.tsv", RTE[0], "0\ta\u2028b\x85c\x0bd\re\tf\tentailment", newline="\r\n")
+    write(tmp_path / "RTE/dev.tsv", RTE[0], "0\ta\u2028b\x85c\x0bd\re\tf\tentailment", "", "", newline="\r\n")
     assert tables.read(GLUE["RTE"], tmp_path, "dev") == [TextExample("0", "a\u2028b\x85c\x0bd\re", "f", 0)]
 
 
@@ -193,6 +202,18 @@ def test_nothing_but_rows_that_are_left_out(tmp_path):
         with pytest.raises(DatasetError) as raised:
             tables.read(GLUE[task], tmp_path, "train")
         assert str(raised.value) == f"{file}: no row is left; give a file with whole and labelled rows"
+
+
+def test_rows_with_too_many_cells_are_never_left_out(tmp_path):
+    qqp = write(tmp_path / "QQP/train.tsv", "id\tquestion1\tquestion2\tis_duplicate", "0\ta\tb\tc\t1")
+    with pytest.raises(DatasetError, match=f"^{qqp}: line 2: 5 cells instead of 4 "):
+        tables.read(GLUE["QQP"], tmp_path, "train")
+
+
+def test_an_empty_file_of_a_task_whose_files_name_no_columns(tmp_path):
+    file = write(tmp_path / "CoLA/dev.tsv")
+    with pytest.raises(DatasetError, match=f"^{file}: no rows; give a file with examples$"):
+        tables.read(GLUE["CoLA"], tmp_path, "dev")
 
 
 # The counts are those of the hub's data cards where a file is whole.

@@ -16,9 +16,8 @@ def write(folder, *names):
 
 
 def test_reviews(tmp_path):
-    write(
-        tmp_path / "imdb" / "aclImdb" / "test" / "pos", "2_7.txt", "10_10.txt", "._2_7.txt", "1x_2.txt", "urls_pos.txt"
-    )
+    others = ("._2_7.txt", "1x_2.txt", "urls_pos.txt", "3_8.txt~")
+    write(tmp_path / "imdb" / "aclImdb" / "test" / "pos", "2_7.txt", "10_10.txt", *others)
     write(tmp_path / "imdb" / "aclImdb" / "test" / "neg", "1_1.txt")
     expected = [
         TextExample("1_1", "review 1_1.txt<br />", None, 0),
@@ -39,6 +38,8 @@ def test_mistakes(tmp_path):
         (tmp_path, "test", f"{root}/test/neg/3_2.txt: line 1: not UTF-8 (byte 0xe9); convert the file with iconv"),
         (root / "train", "train", f"{root}/train: no train in aclImdb/, imdb/aclImdb/; "
                                   "put it there, or give the folder that holds it"),
+        (root / "test" / "neg" / "3_2.txt", "test", f"{root}/test/neg/3_2.txt: no such folder; "
+                                                    "give the one that holds aclImdb/"),
         (tmp_path / "x", "train", f"{tmp_path}/x: no such folder; give the one that holds aclImdb/"),
     ):  # fmt: skip
         with pytest.raises(DatasetError) as raised:

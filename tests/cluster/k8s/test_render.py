@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.k8s.render import Work, check_paths, render, to_yaml
+from cluster.k8s.render import BASE, Work, check_paths, render, to_yaml
 from cluster.k8s.settings import EvalPods, KubernetesSettings, PreprocessPods, PretrainPods, Toleration, has_registry
 from cluster.programs import Program
 from tests.cluster.k8s.kustomize import build, containers, needs_kubectl, only, pod_templates, pods, variables, write
@@ -349,6 +349,7 @@ def test_paths_of_arguments_are_checked_by_whom_knows_them():
         (lambda: KubernetesSettings(image="bert:latest"), "needs a tag, and not latest"),
         (lambda: KubernetesSettings(image="bert:1@sha256:12"), "needs a tag, and not latest"),
         (lambda: KubernetesSettings(image="bert:1 --x"), "is not a name such as"),
+        (lambda: KubernetesSettings(image="bert:1@"), "is not a name such as"),
         (lambda: KubernetesSettings(mount_path="shared"), "mount_path 'shared' must be a whole path, such as /shared"),
         (lambda: KubernetesSettings(mount_path="/opt/shared"), "mount_path '/opt/shared' lies in the image's /opt"),
         (lambda: KubernetesSettings(mount_path="/tmp/x"), "mount_path"),
@@ -362,6 +363,8 @@ def test_paths_of_arguments_are_checked_by_whom_knows_them():
         (lambda: KubernetesSettings(environment={"TASKMANAGERS": "9"}), "one that the job sets itself"),
         (lambda: KubernetesSettings(environment={"PATH": "/opt/bin"}), "one that the job sets itself"),
         (lambda: KubernetesSettings(environment={"PYTHONPATH": "/opt"}), "one that the job sets itself"),
+        (lambda: KubernetesSettings(environment={"PYTHONHOME": "/opt"}), "one that the job sets itself"),
+        (lambda: KubernetesSettings(environment={"PYTHONSAFEPATH": "0"}), "one that the job sets itself"),
         (lambda: KubernetesSettings(environment={"JOB_COMPLETION_INDEX": "0"}), "one that the job sets itself"),
         (lambda: KubernetesSettings(environment={"MASTER_ADDR": "a"}), "one that the job sets itself"),
         (lambda: KubernetesSettings(environment={"LOCAL_WORLD_SIZE": "1"}), "one that the job sets itself"),
@@ -407,6 +410,16 @@ def test_a_variable_is_text_or_a_number():
     }
     with pytest.raises(ConfigError, match=r"environment\.A: Input should be a valid string"):
         parse({"environment": {"A": True}}, KubernetesSettings, "")
+
+
+def test_variables_that_the_base_sets_are_none_of_the_user_s():
+    """But the number of threads, which is only a default."""
+    documents = [document for file in BASE.rglob("*.yaml") for document in yaml.safe_load_all(file.read_text())]
+    set_there = {item["name"] for pod in pods(documents) for item in pod["containers"][0].get("env", [])}
+    assert set_there > {"RUN", "SHARDS", "RECIPE", "TASKMANAGERS", "HOME", "CPUS"}
+    for name in set_there - {"OMP_NUM_THREADS"}:
+        with pytest.raises(ValueError, match="one that the job sets itself"):
+            KubernetesSettings(environment={name: "1"})
 
 
 def test_a_variable_may_begin_like_one_that_the_job_sets_itself():

@@ -1,0 +1,36 @@
+"""Where data sets are looked for: what holds for all readers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eval.readers.examples import DatasetError
+from eval.tasks import datasets
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second", "split"),
+    [
+        ("RTE", "RTE/train.tsv", "glue/RTE/dev.tsv", "dev"),
+        ("MNLI-mm", "MNLI/train.tsv", "glue/MNLI/dev_mismatched.tsv", "dev"),
+        ("NSMC", "nsmc/ratings_train.txt", "korean/nsmc/ratings_test.txt", "test"),
+        ("SQuAD v1.1", "squad/train-v1.1.json", "dev-v1.1.json", "dev"),
+        ("SQuAD v2.0", "squad/train-v2.0.json", "dev-v2.0.json", "dev"),
+        ("KorQuAD", "korquad/KorQuAD_v1.0_train.json", "korean/KorQuAD_v1.0_dev.json", "dev"),
+        ("SWAG", "swag/train.csv", "swag/data/val.csv", "dev"),
+        ("CoNLL-2003", "conll2003/eng.train", "conll/eng.testa", "dev"),
+        ("IMDB", "aclImdb/train/neg", "imdb/aclImdb/test/neg", "test"),
+    ],
+)
+def test_no_data_set_is_put_together_from_two_folders(
+    tmp_path: Path, name: str, first: str, second: str, split: str
+) -> None:
+    """What is trained on and what is judged by might be of two copies."""
+    for file in (first, second):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    with pytest.raises(DatasetError, match=r": no \S+ beside \S+; put all of the data set into one folder$") as raised:
+        datasets.READERS[name](tmp_path, split)
+    assert str(raised.value).startswith(f"{tmp_path / first.split('/')[0]}")
