@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.readers.conll import convert_tags
 from eval.readers.examples import (
     Answer,
     ChoiceExample,
@@ -177,7 +176,7 @@ def _tagged(rows: Rows, words: Sequence[str]) -> list[TaggedSentence]:
         TaggedSentence(
             id=f"{number}-0",
             words=tuple(row["tokens"]),
-            tags=convert_tags([words[tag] for tag in row["ner_tags"]]),
+            tags=tuple(words[tag] for tag in row["ner_tags"]),
             document=number,
         )
         for number, row in enumerate(rows)

@@ -55,6 +55,8 @@ ROWS = [
      copy(**PAIR, label=(classes("not_equivalent", "equivalent"), 1), idx=(INDEX, 0)), TextExample("0", "a", "b", 1)),
     ("STS-B", "dev", [("nyu-mll/glue", "stsb", "validation")],
      copy(**PAIR, label=(Value("float32"), 4.75), idx=(INDEX, 0)), TextExample("0", "a", "b", 4.75)),
+    ("STS-B", "train", [("nyu-mll/glue", "stsb", "train")],
+     copy(**PAIR, label=(Value("float32"), 5.0), idx=(INDEX, 0)), TextExample("0", "a", "b", 5.0)),
     ("STS-B", "test", [("nyu-mll/glue", "stsb", "test")],
      copy(**PAIR, label=(Value("float32"), -1.0), idx=(INDEX, 0)), TextExample("0", "a", "b", None)),
     ("QQP", "dev", [("nyu-mll/glue", "qqp", "validation")],
@@ -64,6 +66,8 @@ ROWS = [
      TextExample("0", "a", "b", 2)),
     ("MNLI-mm", "dev", [("nyu-mll/glue", "mnli", "validation_mismatched")],
      copy(**PREMISE, label=(NLI, 2), idx=(INDEX, 0)), TextExample("0", "a", "b", 2)),
+    ("MNLI-mm", "test", [("nyu-mll/glue", "mnli", "test_mismatched")],
+     copy(**PREMISE, label=(NLI, -1), idx=(INDEX, 0)), TextExample("0", "a", "b", None)),
     # The same words in another order are still the same labels.
     ("MNLI", "train", [("nyu-mll/glue", "mnli", "train")],
      copy(**PREMISE, label=(classes("contradiction", "entailment", "neutral"), 0), idx=(INDEX, 0)),
@@ -101,6 +105,10 @@ ROWS = [
      TextExample("627", "굳", None, 1)),
     ("KorNLI", "dev", [("kakaobrain/kor_nli", "xnli", "validation")], copy(**PREMISE, label=(NLI, 1)),
      TextExample("0", "a", "b", 1)),
+    ("KorNLI", "test", [("kakaobrain/kor_nli", "xnli", "test")], copy(**PREMISE, label=(NLI, 0)),
+     TextExample("0", "a", "b", 0)),
+    ("KorSTS", "test", [("dkoterwa/kor-sts", None, "test")],
+     copy(id=(INDEX, 7), **PAIR, score=(Value("float64"), 0.0)), TextExample("0", "a", "b", 0.0)),
     ("KorSTS", "dev", [("dkoterwa/kor-sts", None, "valid")],
      copy(id=(INDEX, 7), **PAIR, score=(Value("float64"), 3.8)), TextExample("0", "a", "b", 3.8)),
 ]  # fmt: skip
@@ -138,13 +146,13 @@ def test_every_data_set_is_tested():
 
 
 def test_several_parts(hub):
-    for config in ("multi_nli", "snli"):
-        put(hub, ("kakaobrain/kor_nli", config, "train"), copy(**PREMISE, label=(NLI, 1)))
-    assert read_hub("KorNLI", "train") == [TextExample("0", "a", "b", 1), TextExample("1", "a", "b", 1)]
+    for label, config in enumerate(("multi_nli", "snli")):
+        put(hub, ("kakaobrain/kor_nli", config, "train"), copy(**PREMISE, label=(NLI, label)))
+    assert read_hub("KorNLI", "train") == [TextExample("0", "a", "b", 0), TextExample("1", "a", "b", 1)]
 
 
 def test_data_sets_that_were_scripts_come_from_the_hubs_parquet_copy(hub):
-    put(hub, ("e9t/nsmc", None, "train"), ROWS[-3][3])
+    put(hub, ("e9t/nsmc", None, "train"), next(rows for name, _, _, rows, _ in ROWS if name == "NSMC"))
     read_hub("NSMC", "train")
     assert hub[1] == [("e9t/nsmc", None, "train", "refs/convert/parquet")]
 
@@ -159,14 +167,16 @@ def test_mistakes(hub):
     place = ("nyu-mll/glue", "rte", "validation")
     assert message("rte", "dev") == f"unknown data set 'rte'; known on the hub: {', '.join(HUB)}"
     assert message("IMDB", "dev") == "stanfordnlp/imdb: no split 'dev'; known here: train, test"
-    put(hub, place, copy(**PAIR, label=(Value("int64"), 2), idx=(INDEX, 0)))
-    assert message("RTE", "dev") == (
-        "nyu-mll/glue: row 0: label 2 is not from 0 to 1; it has changed: use the files with --data"
-    )
-    put(hub, ("nyu-mll/glue", "stsb", "validation"), copy(**PAIR, label=(Value("float32"), 5.5), idx=(INDEX, 0)))
-    assert message("STS-B", "dev") == (
-        "nyu-mll/glue: row 0: label 5.5 is not from 0 to 5; it has changed: use the files with --data"
-    )
+    for label in (-2, 2):
+        put(hub, place, copy(**PAIR, label=(Value("int64"), label), idx=(INDEX, 0)))
+        assert message("RTE", "dev") == (
+            f"nyu-mll/glue: row 0: label {label} is not from 0 to 1; it has changed: use the files with --data"
+        )
+    for figure in (-0.5, 5.5):
+        put(hub, ("nyu-mll/glue", "stsb", "validation"), copy(**PAIR, label=(Value("float32"), figure), idx=(INDEX, 0)))
+        assert message("STS-B", "dev") == (
+            f"nyu-mll/glue: row 0: label {figure} is not from 0 to 5; it has changed: use the files with --data"
+        )
     put(hub, ("nyu-mll/glue", "wnli", "validation"), copy(text=(TEXT, "a"), label=(Value("int64"), 0)))
     assert message("WNLI", "dev") == ("nyu-mll/glue: no column 'sentence1'; it has changed: use the files with --data")
     put(hub, ("lhoestq/conll2003", None, "test"), copy(tokens=(List(TEXT), ["He"]), ner_tags=(List(INDEX), [0])))

@@ -14,10 +14,13 @@ def test_nsmc(tmp_path):
     expected = [TextExample("6270596", "굳 ㅋ", None, 1), TextExample("42", "", None, 0)]  # some reviews are empty
     assert tables.read(KOREAN["NSMC"], tmp_path, "test") == expected
     assert tables.read(KOREAN["NSMC"], tmp_path / "ratings_test.txt", "test") == expected
+    (tmp_path / "ratings_train.txt").write_text("id\tdocument\tlabel\n7\t좋다\t1\n", encoding="utf-8")
+    assert tables.read(KOREAN["NSMC"], tmp_path, "train") == [TextExample("7", "좋다", None, 1)]
 
 
-def test_kornli_trains_on_two_files(tmp_path):
-    folder = tmp_path / "korean" / "KorNLI"
+@pytest.mark.parametrize("place", ["KorNLI", "korean/KorNLI"])
+def test_kornli_trains_on_two_files(tmp_path, place):
+    folder = tmp_path / place
     folder.mkdir(parents=True)
     header = "sentence1\tsentence2\tgold_label\n"
     (folder / "multinli.train.ko.tsv").write_text(f'{header}가\t"나\tneutral\n', encoding="utf-8")
@@ -27,6 +30,8 @@ def test_kornli_trains_on_two_files(tmp_path):
         TextExample("1", "다", "라", 2),
     ]
     assert tables.read(KOREAN["KorNLI"], folder / "snli_1.0_train.ko.tsv", "train") == [TextExample("0", "다", "라", 2)]
+    (folder / "xnli.test.ko.tsv").write_text(f"{header}마\t바\tentailment\n", encoding="utf-8")
+    assert tables.read(KOREAN["KorNLI"], tmp_path, "test") == [TextExample("0", "마", "바", 0)]
     (folder / "snli_1.0_train.ko.tsv").unlink()
     with pytest.raises(DatasetError) as raised:
         tables.read(KOREAN["KorNLI"], tmp_path, "train")
