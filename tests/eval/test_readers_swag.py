@@ -37,6 +37,7 @@ def test_a_test_set_has_no_labels(tmp_path):
         ([HEADER.removesuffix(",label"), ROW], "line 1: no column 'label'; is it a file of SWAG?"),
         ([HEADER, ROW, "18,a,b"], "line 4: 3 cells instead of 12; mend the line"),
         ([HEADER, ROW.removesuffix("1") + "4"], "line 3, column 'label': '4' is not the number of an ending, 0 to 3"),
+        ([HEADER, ROW.removesuffix("1")], "line 3, column 'label': '' is not the number of an ending, 0 to 3"),
         ([HEADER, ROW.replace('"c', 'c"')], "line 2: 10 cells instead of 12; mend the line"),
         ([HEADER, ROW.replace('d"', "d")], "line 3: not CSV (unexpected end of data); mend the line"),
         ([HEADER], "no rows; give a file with examples"),
@@ -50,9 +51,10 @@ def test_malformed_files(tmp_path, lines, problem):
     assert str(raised.value) == f"{file}: {problem}"
 
 
-def test_codah(tmp_path):
+@pytest.mark.parametrize("place", ["codah/full_data.tsv", "swag/full_data.tsv", "swag/codah.full_data.tsv"])
+def test_codah(tmp_path, place):
     lines = [f'o\tprompt {i}\ta\tb\t"c\td\t{i % 4}' for i in range(10)]
-    file = write(tmp_path / "codah" / "full_data.tsv", *lines)
+    file = write(tmp_path / place, *lines)
     assert read_codah(tmp_path, "train")[3] == ChoiceExample("3", "prompt 3", "", ("a", "b", '"c', "d"), 3)
     assert [example.id for example in read_codah(tmp_path, "dev")] == ["4", "9"]
     assert [example.id for example in read_codah(file, "train")] == ["0", "1", "2", "3", "5", "6", "7", "8"]
