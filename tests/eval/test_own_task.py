@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from eval.kinds import Texts
 from eval.options import default_output
 from eval.run import main
 from eval.tasks import select
@@ -115,6 +116,15 @@ def test_settings_that_it_leaves_out_are_those_of_glue(tmp_path: Path) -> None:
     assert [getattr(task, name) for name in same] == [getattr(glue, name) for name in same]
 
 
+def test_settings_that_it_gives_are_its_own(tmp_path: Path) -> None:
+    tried = {"learning_rates": (0.5,), "epochs": (7, 8), "batch_sizes": (9,), "max_length": 77}
+    given = "".join(f"{name} = {json.dumps(value)}\n" for name, value in tried.items())
+    judged = 'text = "t"\nlabels = ["0", "1"]\nmetrics = ["f1", "accuracy"]\nlong_text = "tail"\n'
+    task = read_task(write_task(tmp_path, judged + given))
+    assert {name: getattr(task, name) for name in tried} == tried
+    assert (task.best, task.kind) == ("f1", Texts(("0", "1"), ("f1", "accuracy"), "tail"))
+
+
 def test_beside_other_tasks(tmp_path: Path) -> None:
     task = str(write_task(tmp_path, TICKETS))
     assert [task.name for task in select(["pretraining", task, "mlm", task])] == ["mlm", "nsp", "tickets"]
@@ -131,6 +141,8 @@ def test_beside_other_tasks(tmp_path: Path) -> None:
         ("", "text: Field required"),
         ('text = "t"\nlable = "l"\n', "unknown setting lable; did you mean label"),
         ('text = ""\n', "the name of a column is empty"),
+        ('text = "t"\nsecond_text = ""\n', "the name of a column is empty"),
+        ('text = "t"\nid = ""\n', "the name of a column is empty"),
         ('text = "label"\n', "text, second_text and label must be different columns"),
         ('text = "t"\nsecond_text = "t"\n', "text, second_text and label must be different columns"),
         ('text = "t"\nlabels = ["a"]\n', "labels must be two or more, each once"),
@@ -138,8 +150,14 @@ def test_beside_other_tasks(tmp_path: Path) -> None:
         ('text = "t"\nlabels = ["a", "b", "c"]\nmetrics = ["f1"]\n', "metrics: 'f1' is none of accuracy, macro_f1"),
         ('text = "t"\nmetrics = ["accuracy"]\n', "metrics: 'accuracy' is none of spearman, pearson"),
         ('text = "t"\nepochs = []\n', "learning_rates, epochs and batch_sizes need a value each"),
+        ('text = "t"\nlearning_rates = []\n', "learning_rates, epochs and batch_sizes need a value each"),
+        ('text = "t"\nbatch_sizes = []\n', "learning_rates, epochs and batch_sizes need a value each"),
         ('text = "t"\nlearning_rates = [2]\n', "learning_rates must lie between 0 and 1"),
+        ('text = "t"\nlearning_rates = [1e-3, 0]\n', "learning_rates must lie between 0 and 1"),
+        ('text = "t"\nlearning_rates = [-1e-3]\n', "learning_rates must lie between 0 and 1"),
         ('text = "t"\nmax_length = 0\n', "max_length, epochs and batch_sizes must be 1 or more"),
+        ('text = "t"\nepochs = [1, 0]\n', "max_length, epochs and batch_sizes must be 1 or more"),
+        ('text = "t"\nbatch_sizes = [0]\n', "max_length, epochs and batch_sizes must be 1 or more"),
         ('text = "t"\nlabels = "billing"\n', "labels: Input should be a list, in square brackets"),
         ('text = "t"\nepochs = 3\n', "epochs: Input should be a list, in square brackets"),
         ("text = ", "not a TOML file"),

@@ -11,6 +11,7 @@ from eval.encoding import Encoder
 from eval.features import FeatureTags
 from eval.grid import Search, grid
 from eval.kinds import Questions, Tags, Texts
+from eval.paper import TABLES
 from eval.readers import tables
 from eval.readers.hub import HUB
 from eval.readers.tables import TextTable
@@ -26,6 +27,7 @@ def test_groups() -> None:
     assert all(set(members) <= TASKS.keys() for members in GROUPS.values())
     assert len(GROUPS["glue"]) == 9
     assert len(GROUPS["conll2003_features"]) == 6
+    assert len(GROUPS["korean"]) == 4
 
 
 def test_unknown_names() -> None:
@@ -33,6 +35,8 @@ def test_unknown_names() -> None:
         ValueError, match=r"^no task is named 'glu'; there are mlm, nsp, .*, pretraining \(mlm \+ nsp\)"
     ):
         select(["mlm", "glu"])
+    with pytest.raises(ValueError, match=r"^no task is named 'my.toml.orig'; there are "):
+        select(["my.toml.orig"])
     with pytest.raises(ValueError, match=r"^no tasks; name some of mlm, nsp, "):
         select([])
 
@@ -42,6 +46,7 @@ def test_every_row_is_sound(task: FineTuned) -> None:
     splits = [task.train, *task.dev.values(), *task.test]
     assert {name for name, _ in splits} <= datasets.READERS.keys()
     assert next(iter(task.dev)) == ""
+    assert task.train not in splits[1:]  # what is learned is not judged by
     for name, split in splits:  # CODAH is not on the hub in this form, KorQuAD's and others' test sets not at all
         if name in HUB and name != "SWAG":
             assert split in HUB[name].splits
@@ -72,6 +77,33 @@ def test_what_the_paper_tried() -> None:
         "conll2003_concat_last_four": (-4, -1, "concatenated"),
         "conll2003_sum_all": (1, -1, "weighted"),
     }
+
+
+def test_what_others_tried() -> None:
+    """Sun et al. (2019) for IMDB; KorQuAD as SQuAD v1.1."""
+    points = [(p.learning_rate, p.epochs, p.batch_size) for p in grid(FINE_TUNED["imdb"], Search())]
+    assert points == [(2e-5, 4, 24)]
+    assert FINE_TUNED["imdb"].kind == Texts(("neg", "pos"), long_text="head+tail")
+    assert grid(FINE_TUNED["korquad"], Search()) == grid(FINE_TUNED["squad_v1"], Search())
+
+
+def test_of_several_metrics_that_of_the_paper_s_table_decides() -> None:
+    (glue,) = (table for table in TABLES if table.title == "GLUE")
+    compared = {measure.task: measure.metric for measure in glue.measures if measure.name != "MNLI-mm"}
+    assert {name: FINE_TUNED[name].best for name in compared} == compared
+
+
+def test_parts_of_several_data_sets_have_names() -> None:
+    assert FINE_TUNED["mnli"].splits == {
+        "train": ("MNLI", "train"), "dev": ("MNLI", "dev"), "dev_mm": ("MNLI-mm", "dev"),
+        "test_MNLI": ("MNLI", "test"), "test_MNLI-mm": ("MNLI-mm", "test"), "test_AX": ("AX", "test"),
+    }  # fmt: skip
+    assert FINE_TUNED["kornli"].splits == {part: ("KorNLI", part) for part in ("train", "dev", "test")}
+
+
+def test_which_data_sets_have_a_test_set_besides_what_is_judged_by() -> None:
+    others = {name for name, task in FINE_TUNED.items() if task.test} - set(GROUPS["glue"])
+    assert others == {"swag", "conll2003", "kornli", "korsts"}
 
 
 def test_glue_has_all_tests_for_a_submission(tmp_path: Path) -> None:
