@@ -591,6 +591,8 @@ def test_of_each_run_its_newest_export_that_has_a_figure(run: Path, tmp_path: Pa
     assert {"demo 60"} <= rows_after(text, "Effect of model size")["perplexity"].keys()
     assert "## Evaluation of demo step-000060" in text
     assert "## Evaluation of demo step-000040" not in text  # its figures are in the plot
+    backwards = exports_of(read_evaluations(find_results([run]))[::-1])
+    assert [export.step for export in backwards] == [20, 40, 60]
 
 
 def test_what_was_evaluated_of_one_export_is_one_column(run: Path, tmp_path: Path) -> None:
@@ -634,6 +636,9 @@ def test_of_two_trials_the_one_on_more_examples_counts(run: Path) -> None:
     for name, limit, f1 in (("a", 64, 78.0), ("b", 16, 66.0)):
         with_limit(write_evaluation(run, 60, name, mrpc=learned("f1", {}, f1=f1)), limit)
     assert rows_after(report_of(run), "GLUE")["MRPC"]["demo 60 (64 examples)"] == "78.0"
+    with_limit(write_evaluation(run, 60, "c", rte=learned("accuracy", {}, accuracy=60.0)), 32)
+    glue = rows_after(report_of(run), "GLUE")  # of the column's trials the smallest is told
+    assert [glue[name]["demo 60 (32 examples)"] for name in ("MRPC", "RTE")] == ["78.0", "60.0"]
 
 
 def test_results_of_a_model_of_another_program_have_a_report_without_a_run(tmp_path: Path) -> None:
