@@ -27,8 +27,10 @@ from selenium.webdriver.common.by import By
 from eval.comparison import exports_of, on_same_data
 from eval.curves import Baselines, baselines, draw, draw_scores, read_histories, smooth, visible
 from eval.evaluated import find_results, read_evaluations, run_directory, run_names
+from eval.paper import TABLES
 from eval.report import main, page, report
 from eval.results import FORMAT_VERSION, read_results, write_results
+from eval.tasks import TASKS
 from preprocessing.markdown import markdown_table, plain
 from tests.browser import headless_browser
 from tests.conftest import ROOT
@@ -470,7 +472,8 @@ def set_model(run: Path, layers: int, width: int, heads: int) -> None:
 
 def test_beside_the_paper(run: Path, tmp_path: Path) -> None:
     mrpc = learned("f1", {"f1": [88.9, 87.0, 85.1], "accuracy": [84.0, 83.0, 82.0]}, f1=88.9, accuracy=84.0)
-    write_evaluation(run, 60, mrpc=mrpc, cola=learned("matthews", {"matthews": [-1.25]}, matthews=-1.25))
+    cola = learned("matthews", {"matthews": [-1.25]}, matthews=-1.25)
+    write_evaluation(run, 60, mrpc=mrpc, cola=cola, sst2=learned("accuracy", {}, accuracy=93.46))
     text = report_of(run)
     glue = rows_after(text, "GLUE")
     assert glue["MRPC"] == {
@@ -479,9 +482,11 @@ def test_beside_the_paper(run: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     ours = ("demo 60", "minus BERT-BASE", "seeds")
     assert [glue["CoLA"][column] for column in ours] == ["-1.2", "-53.4", "1"]
+    assert [glue["SST-2"][column] for column in ours] == ["93.5", "+0.0", ""]  # and no -0.0
     for name in ("RTE", "MNLI-m", "average"):
         assert [glue[name][column] for column in ours] == ["", "", ""]  # not measured is empty, never zero
     assert (glue["average"]["BERT-BASE"], glue["average"]["BERT-LARGE"]) == ("79.6", "82.1")
+    assert "average" not in rows_after(text, "SQuAD v1.1")
     assert rows_after(text, "Other published figures")["MRPC"]["minus published"] == "-0.56"
     assert "the test set, ours of the dev set" in text
     assert set(list(rows_after(text, "SQuAD v1.1")["EM"].items())[2:]) == {
@@ -547,6 +552,14 @@ def test_every_table_of_the_paper_is_there(run: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
     size = rows_after(text, "Effect of model size")["perplexity"]
     assert (size["24, 1024, 16"], size["demo 60"], size["minus 3, 768, 12"]) == ("3.23", "1,234.56", "+1,228.72")
+
+
+def test_every_line_of_a_table_is_a_figure_of_its_own_that_all_models_may_have() -> None:
+    for table in TABLES:
+        figures = {(measure.task, measure.metric) for measure in table.measures}
+        assert {task for task, _ in figures} <= TASKS.keys()
+        assert {len(table.measures), *(len(model.figures) for model in table.models)} == {len(figures)}
+        assert table.usual in [model.name for model in table.models]
 
 
 @pytest.mark.parametrize(
