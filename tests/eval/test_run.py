@@ -103,14 +103,16 @@ def test_lengths() -> None:
 
 def test_own_sentences(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "sentences.txt"
+    longest = "[MASK]" + 45 * " word1"  # of 48 tokens, as many as the model has positions
     file.write_text(
-        "word1 [MASK]\u2028word2\n\n  [MASK] [MASK]  \n", encoding="utf-8-sig"
+        f"word1 [MASK]\u2028word2\n\n  [MASK] [MASK]  \n{longest}\n", encoding="utf-8-sig"
     )  # one line, as editors see it
     assert run(export, tmp_path, None, "--sentences", str(file), tasks="fill_mask") == 0  # no shards needed
     sentences = results_of(tmp_path)["tasks"]["fill_mask"]["details"]["sentences"]
     assert [(s["sentence"], len(s["masks"])) for s in sentences] == [
         ("word1 [MASK]\u2028word2", 1),
         ("[MASK] [MASK]", 2),
+        (longest, 1),
     ]
     assert all(len(mask) == 5 for s in sentences for mask in s["masks"])
     assert results_of(tmp_path)["shards"] is None
@@ -194,7 +196,9 @@ def test_a_model_that_learned_something_else_says_what(
     rows = {line.split(" | ")[0].strip("| ") for line in capsys.readouterr().out.splitlines()}
     assert {"mlm perplexity, next words", "nsp accuracy, an untrained head"} <= rows
     assert run(export, tmp_path / "masked", shards, tasks="mlm") == 0
-    assert "instead" not in results_of(tmp_path / "masked")["tasks"]["mlm"]["details"]
+    masked = results_of(tmp_path / "masked")["tasks"]["mlm"]["details"]
+    assert "instead" not in masked
+    assert tasks["mlm"]["details"]["words"] > 3 * masked["words"]  # all of the text, and not 15 in 100
 
 
 def test_an_export_that_is_replaced_while_it_is_read_is_evaluated_as_it_is_then(
@@ -269,12 +273,18 @@ def lacking(prefix: str) -> Callable[[Path], None]:
     return reweighted(lambda state: {name: value for name, value in state.items() if not name.startswith(prefix)})
 
 
+def without_normalizer(export: Path) -> None:
+    content = json.loads((export / "tokenizer.json").read_text())
+    (export / "tokenizer.json").write_text(json.dumps(content | {"normalizer": None}))
+
+
 INCOMPLETE = {
     "no directory": (shutil.rmtree, "config.json: missing"),
     "no configuration": (without("config.json"), "config.json: missing"),
     "no weights": (without("model.safetensors"), "model.safetensors: missing"),
     "cut weights": (overwritten("model.safetensors", "x"), "model.safetensors: damaged"),
     "no tokenizer": (without("tokenizer.json"), "tokenizer.json: no such file"),
+    "no normalizer": (without_normalizer, "tokenizer.json: keeps the case of words, but its vocabulary has no upper"),
     "no vocabulary": (without("vocab.txt"), "vocab.txt: missing"),
     "damaged lineage": (overwritten("lineage.json", "{"), "lineage.json: not JSON"),
     "lineage nested without end": (overwritten("lineage.json", "[" * 100_000), "lineage.json: not JSON"),
