@@ -1099,6 +1099,8 @@ def test_without_an_output_results_lie_where_the_report_looks(export: Path, data
     assert results_of(export.parent.parent / "evaluations" / f"{export.name}-mrpc")["tasks"]["mrpc"]
     alone = shutil.copytree(export, tmp_path / "model")
     assert default_output(alone, ["glue", "mlm"]) == tmp_path / "model-evaluations" / "model-glue-mlm"
+    others = tmp_path / "models"  # a folder of models that no evaluation of ours has saved
+    assert default_output(others / "bert", ["mlm"]) == others / "bert-evaluations" / "bert-mlm"
 
 
 def test_a_home_directory_that_no_shell_puts_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
