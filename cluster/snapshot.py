@@ -34,8 +34,11 @@ def take_snapshot(folder: Path, pretraining: Program | None = None) -> Path:
         copy = Path(temporary) / "copy"
         _fill(copy, pretraining)
         final = folder / f"snapshot-{_fingerprint(copy)}"
-        if not final.exists():
+        try:
             copy.rename(final)
+        except OSError:
+            if not final.is_dir():  # it is, where the same was launched before, or at this moment
+                raise
     return final
 
 

@@ -59,6 +59,18 @@ with open("CALLS", "a") as calls:
 HOSTILE = """it's a $(touch pwned) "x" `touch pwned` 100% \\ ;&| --x"""
 MLM = ("--tasks", "mlm")
 TEXTS = ("--books", "s3://bucket/*.txt", "--train-vocab", "500")
+
+
+def chain_of(shards="made", run="run", results="results", preprocess=(), pretrain=(), evaluation=()):
+    """Settings for all three programs, by what they write and further words."""
+    arguments = {
+        "preprocess": [*TEXTS, "--output", shards, *preprocess],
+        "pretrain": ["--config", "tiny.toml", "--output", run, *pretrain],
+        "eval": [*MLM, "--output", results, *evaluation],
+    }
+    return [f"{name}.arguments={json.dumps(words)}" for name, words in arguments.items()]
+
+
 # What SC2016 warns of, and what we want: nothing in single quotes is expanded.
 SHELLCHECK = [str(Path(sys.executable).with_name("shellcheck")), "--exclude=SC2016"]
 
@@ -539,11 +551,7 @@ def test_shards_that_a_chain_is_given_stand_in_the_place_of_its_own(here, given)
 @pytest.mark.parametrize("job", ["pretrain", "all"])
 def test_the_number_of_a_job_is_told_without_the_cluster_s_name(here, slurm, capsys, cluster, job):
     slurm.stand_in("sbatch", f"print('41{cluster}')")
-    chain = [
-        'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "made"]',
-        'pretrain.arguments=["--config", "tiny.toml", "--shards", "shards", "--output", "run"]',
-        'eval.arguments=["--tasks", "mlm", "--output", "results"]',
-    ]
+    chain = chain_of(pretrain=["--shards", "shards"])
     assert main([job, "--on", "slurm", "--settings", "cluster.toml", *chain]) == 0
     assert "pretrain: job 41\n  queue     squeue --job=41\n" in capsys.readouterr().out
 
@@ -591,26 +599,15 @@ def test_what_sbatch_says_of_a_job_that_it_refuses_is_told_wherever_it_says_so(h
 def test_a_chain_that_is_refused_half_way_leaves_no_job_behind(here, slurm, capsys, number):
     """Of several clusters sbatch says which one it is."""
     slurm.stand_in("sbatch", f"sys.exit('no such account') if 'afterok:9,' in str(sys.argv) else print({number!r})")
-    settings = [
-        'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "made"]',
-        'pretrain.arguments=["--config", "tiny.toml", "--output", "runs/tiny"]',
-        'eval.arguments=["--tasks", "mlm", "--output", "results"]',
-        "slurm.partition=cpu",
-    ]
-    assert main(["all", "--on", "slurm", "--settings", "cluster.toml", *settings]) == 2
+    chain = [*chain_of(run="runs/tiny"), "slurm.partition=cpu"]
+    assert main(["all", "--on", "slurm", "--settings", "cluster.toml", *chain]) == 2
     assert "no such account" in capsys.readouterr().err
     assert slurm.calls()[-1][:2] == ["scancel", ["9"]]
 
 
 def test_all_on_this_machine_is_three_scripts_one_after_the_other(here, capsys):
-    settings = [
-        'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "made"]',
-        'pretrain.arguments=["--config", "tiny.toml", "--output", "runs/tiny"]',
-        'eval.arguments=["--tasks", "mlm", "--output", "results"]',
-        "local.ranks=4",
-        "local.threads=3",
-    ]
-    assert main(["all", "--on", "local", "--dry-run", *settings]) == 0
+    chain = [*chain_of(run="runs/tiny"), "local.ranks=4", "local.threads=3"]
+    assert main(["all", "--on", "local", "--dry-run", *chain]) == 0
     job = here / "runs" / "tiny" / "job"
     scripts = [job / f"{name}.sh" for name in ("preprocess", "pretrain", "eval")]
     check_shell(*scripts, job / "all.sh")
@@ -637,12 +634,7 @@ def test_on_this_machine_ranks_share_the_cores_and_train_on_gpus_where_there_are
 @pytest.mark.parametrize("signalled", ["TERM", "INT", None])
 def test_a_signal_to_all_reaches_the_job_that_runs_and_ends_all_when_that_has_ended(here, signalled):
     """Once, though the job hears of it from the terminal's group, too, and takes its time to save what it has."""
-    settings = [
-        'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "made"]',
-        'pretrain.arguments=["--config", "tiny.toml", "--output", "run"]',
-        'eval.arguments=["--tasks", "mlm", "--output", "results"]',
-    ]
-    assert main(["all", "--on", "local", "--dry-run", *settings]) == 0
+    assert main(["all", "--on", "local", "--dry-run", *chain_of()]) == 0
     job = here / "run" / "job"
     (job / "preprocess.sh").write_text("echo made >> heard")
     (job / "pretrain.sh").write_text(f"""exec {sys.executable} -c '
@@ -687,9 +679,7 @@ def test_on_kubernetes_the_manifests_go_beside_the_run_where_its_volume_is_seen(
         f"kubernetes.mount_path={volume}",
         "kubernetes.pretrain.gpus=0",
         "kubernetes.pretrain.nodes=2",
-        f'preprocess.arguments=["--books", "{volume}/*.txt", "--train-vocab", "500", "--output", "{volume}/made"]',
-        f'pretrain.arguments=["--config", "tiny.toml", "--output", "{volume}/runs/My_Run", "train.max_steps=5"]',
-        f'eval.arguments=["--tasks", "mlm", "--output", "{volume}/results"]',
+        *chain_of(f"{volume}/made", f"{volume}/runs/My_Run", f"{volume}/results", pretrain=["train.max_steps=5"]),
     ]
     assert main(["all", "--on", "kubernetes", *settings]) == 0
     folder = volume / "runs" / "My_Run" / "job" if mounted else next(here.glob("my-run-*.job"))
@@ -800,9 +790,7 @@ def test_on_kubernetes_pods_may_write_into_every_output_of_a_chain(here, pods):
     settings = [
         f"kubernetes.mount_path={here}",
         "kubernetes.pretrain.gpus=0",
-        'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "made/128"]',
-        'pretrain.arguments=["--config", "tiny.toml", "--output", "run"]',
-        'eval.arguments=["--tasks", "mlm", "--output", "results/large"]',
+        *chain_of("made/128", results="results/large"),
     ]
     assert main(["all", "--on", "kubernetes", *settings]) == 0
     for name in ("made", "made/128", "run", "results", "results/large"):
@@ -816,9 +804,7 @@ def test_on_kubernetes_results_in_the_run_directory_do_not_make_it_an_old_one(he
     settings = [
         f"kubernetes.mount_path={here}",
         "kubernetes.pretrain.gpus=0",
-        'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "made"]',
-        'pretrain.arguments=["--config", "tiny.toml", "--output", "run"]',
-        'eval.arguments=["--tasks", "mlm", "--output", "run/results"]',
+        *chain_of(results="run/results"),
     ]
     assert main(["all", "--on", "kubernetes", *settings]) == 0
     assert RunDirectory(here / "run").is_new
@@ -827,9 +813,7 @@ def test_on_kubernetes_results_in_the_run_directory_do_not_make_it_an_old_one(he
 def test_on_kubernetes_an_image_without_a_registry_is_warned_of(here, pods, capsys):
     chain = [
         "kubernetes.pretrain.gpus=0",
-        'preprocess.arguments=["--books", "/shared/*.txt", "--train-vocab", "500", "--output", "/shared/made"]',
-        'pretrain.arguments=["--config", "tiny.toml", "--output", "/shared/run"]',
-        'eval.arguments=["--tasks", "mlm", "--output", "/shared/results"]',
+        *chain_of("/shared/made", "/shared/run", "/shared/results"),
     ]
     assert main(["all", "--on", "kubernetes", "--dry-run", *chain]) == 0
     told = capsys.readouterr().err.splitlines()
@@ -866,9 +850,7 @@ def test_on_kubernetes_pods_that_lack_the_toleration_of_others_with_gpus_are_war
     chain = [
         "kubernetes.image=localhost/a:1",
         "kubernetes.preprocess.image=localhost/b:1",
-        'preprocess.arguments=["--books", "/shared/*.txt", "--train-vocab", "500", "--output", "/shared/made"]',
-        'pretrain.arguments=["--config", "tiny.toml", "--output", "/shared/run"]',
-        'eval.arguments=["--tasks", "mlm", "--output", "/shared/results"]',
+        *chain_of("/shared/made", "/shared/run", "/shared/results"),
     ]
     assert main(["all", "--on", "kubernetes", "--dry-run", *chain, *settings]) == 0
     told = capsys.readouterr().err
@@ -923,9 +905,7 @@ def test_on_kubernetes_evaluation_does_not_take_an_old_failure_for_the_new_train
     settings = [
         f"kubernetes.mount_path={here}",
         "kubernetes.pretrain.gpus=0",
-        'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "made"]',
-        'pretrain.arguments=["--config", "tiny.toml", "--output", "run"]',
-        'eval.arguments=["--tasks", "mlm", "--output", "results"]',
+        *chain_of(),
     ]
     assert main(["all", "--on", "kubernetes", "--dry-run", *settings]) == 0
     assert run.outcome
@@ -1233,21 +1213,14 @@ def test_tasks_are_looked_up_and_processes_have_points_to_share(here, slurm, cap
     [
         ("preprocess", ["--sequence_lengths", "128"], "make_shards: error: unknown option '--sequence_lengths': did"),
         ("preprocess", ["--vocab", "v.txt"], "make_shards: error: argument --vocab: not allowed with argument --train"),
-        ("eval", ["--learnig-rates", "1e-5"], "eval: error: unrecognized arguments: --learnig-rates 1e-5\n"),
-        ("eval", ["--seeds", "0"], "eval: error: argument --seeds: '0' is not a whole number of 1 or more\n"),
-        ("eval", ["--tasks", ","], "eval: error: the following arguments are required: --tasks\n"),
+        ("evaluation", ["--learnig-rates", "1e-5"], "eval: error: unrecognized arguments: --learnig-rates 1e-5\n"),
+        ("evaluation", ["--seeds", "0"], "eval: error: argument --seeds: '0' is not a whole number of 1 or more\n"),
+        ("evaluation", ["--tasks", ","], "eval: error: the following arguments are required: --tasks\n"),
     ],
 )
 def test_what_a_program_does_not_take_is_told_before_its_job_or_the_jobs_before_it_wait(here, capsys, job, words, told):
-    arguments = {
-        "preprocess": [*TEXTS, "--output", "made"],
-        "pretrain": ["--config", "tiny.toml", "--output", "run"],
-        "eval": [*MLM, "--output", "results"],
-    }
-    arguments[job] += words
-    settings = [f"{name}.arguments={json.dumps(given)}" for name, given in arguments.items()]
     with pytest.raises(SystemExit, match="2"):
-        main(["all", "--on", "local", *settings])
+        main(["all", "--on", "local", *chain_of(**{job: words})])
     seen = capsys.readouterr().err
     assert seen.startswith(told)
     assert seen.count("\n") == 1
@@ -1428,12 +1401,7 @@ def test_a_hidden_partition_is_there(here, slurm):
 )  # fmt: skip
 def test_shards_in_the_run_directory_or_around_it_are_refused_before_they_are_made(here, capsys, shards, output):
     (here / "link").symlink_to("run")
-    chain = [
-        f'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "{shards}"]',
-        f'pretrain.arguments=["--config", "tiny.toml", "--output", "{output}"]',
-        'eval.arguments=["--tasks", "mlm", "--output", "results"]',
-    ]
-    assert main(["all", "--on", "local", "--dry-run", *chain]) == 2
+    assert main(["all", "--on", "local", "--dry-run", *chain_of(shards, output)]) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: pretrain: --shards ")
     assert told.endswith("lie one in the other; take folders side by side\n")
@@ -1505,12 +1473,7 @@ def test_a_run_is_gone_on_with_by_the_settings_that_it_was_started_with(here, sl
 def test_a_chain_goes_on_with_a_run_by_its_own_settings_too(here, capsys):
     (here / "run").mkdir()
     shutil.copyfile(here / "tiny.toml", here / "run" / "config.toml")
-    chain = [
-        'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "made"]',
-        'pretrain.arguments=["--config", "tiny.toml", "--output", "run", "train.seed=7"]',
-        'eval.arguments=["--tasks", "mlm", "--output", "results"]',
-    ]
-    assert main(["all", "--on", "local", "--dry-run", *chain]) == 2
+    assert main(["all", "--on", "local", "--dry-run", *chain_of(pretrain=["train.seed=7"])]) == 2
     assert "the run was started with other settings (train.seed: 1 -> 7)" in capsys.readouterr().err
 
 
