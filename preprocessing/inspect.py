@@ -186,8 +186,8 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("directory", metavar="DIR", help="a finished shard directory")
     parser.add_argument("--sample", type=_count, default=0, metavar="N", help="decode N pairs of each sequence length")
-    parser.add_argument("--split", choices=["train", "validation"], default="train", help="which pairs to decode")
-    parser.add_argument("--seed", type=_count, default=0, metavar="N", help="of the sample (default: %(default)s)")
+    parser.add_argument("--split", choices=["train", "validation"], help="which pairs to decode (default: train)")
+    parser.add_argument("--seed", type=_count, metavar="N", help="of the sample (default: 0)")
     parser.add_argument("--histograms", type=_folder, metavar="FOLDER", help="draw histograms there, as PNG")
     parser.add_argument("--verify", action="store_true", help="read every shard and compare its checksum")
     return parser
@@ -202,6 +202,8 @@ def run(argv: Sequence[str]) -> None:
     """
     ours = parser()
     found = ours.parse_args(argv)
+    if not found.sample and (found.split or found.seed is not None):
+        ours.error("--split and --seed say which pairs --sample decodes; give --sample N too, or leave them out")
     shards = ShardDirectory(found.directory)
     if found.verify:  # first, as what else is asked for trusts what it reads
         shards.verify()
@@ -215,7 +217,7 @@ def run(argv: Sequence[str]) -> None:
     if found.sample:
         tokenizer = load_tokenizer(shards.tokenizer)
         print()
-        print(*tell_pairs(sample(shards, found.sample, found.split, found.seed), tokenizer), sep="\n")
+        print(*tell_pairs(sample(shards, found.sample, found.split or "train", found.seed or 0), tokenizer), sep="\n")
     if found.histograms:
         with needs("preprocess"):
             from preprocessing.histograms import count_all, draw  # only here is matplotlib needed
