@@ -176,6 +176,10 @@ class _Results(_Found):
     earlier: list[_Found] = []
 
 
+class _ForeignError(UsageError):
+    """What lies in the place of results is of another program, or of another version of this one."""
+
+
 def check_output(folder: Path, files: Iterable[Path] = ()) -> None:
     """See that a folder can be made or written to, before work is spent on what it is to hold; nothing is made.
 
@@ -237,9 +241,10 @@ def read_results(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: can't read the results ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         wrong = f" ({first_problem(error)})" if isinstance(error, pydantic.ValidationError) else ""
-        raise UsageError(f"{path}: not the results of an evaluation{wrong}; run `python -m eval.run` again") from error
+        kind = _ForeignError if isinstance(error, KeyError | TypeError) else UsageError  # JSON, but not as ours
+        raise kind(f"{path}: not the results of an evaluation{wrong}; run `python -m eval.run` again") from error
     if version != FORMAT_VERSION:
-        raise UsageError(f"{path}: format version {version}, this program reads {FORMAT_VERSION}; evaluate again")
+        raise _ForeignError(f"{path}: format version {version}, this program reads {FORMAT_VERSION}; evaluate again")
     return dict(results)
 
 
@@ -264,13 +269,15 @@ def beside_earlier(results: dict[str, Any], before: dict[str, Any] | None) -> di
 
 
 def read_results_of(path: Path, weights_blake2b: str) -> dict[str, Any] | None:
-    """Results of these very weights; None where there are none that can be read.
+    """Results of these very weights; None where there are none, or ours are damaged.
 
     Raises:
-        UsageError: they are of others.
+        UsageError: they are of others, of another program or of another version.
     """
     try:
         results = read_results(path)
+    except _ForeignError as error:
+        raise UsageError(f"{error}, with another --output or without that file") from error
     except UsageError:
         return None
     checkpoint = results["checkpoint"]

@@ -131,3 +131,31 @@ def test_a_model_of_another_point_than_the_results_is_told(
     assert told in capsys.readouterr().err
     assert run(export, out, *learning, "--learning-rates", "2e-3", "--save-models") == 0
     assert told not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ({"model": "theirs", "score": 0.9}, "not the results of an evaluation; run `python -m eval.run` again"),
+        ([0.9], "not the results of an evaluation; run `python -m eval.run` again"),
+        ({"format_version": 1, "checkpoint": {}}, "format version 1, this program reads 2; evaluate again"),
+        ({"format_version": 3, "checkpoint": {}}, "format version 3, this program reads 2; evaluate again"),
+    ],
+)
+def test_results_of_another_program_or_version_are_not_written_over(
+    export: Path, out: Path, capsys: pytest.CaptureFixture[str], content: object, told: str
+) -> None:
+    out.mkdir()
+    (out / "results.json").write_text(json.dumps(content))
+    assert run(export, out, "fill_mask") == 2
+    file = out / "results.json"
+    assert capsys.readouterr().err == f"error: {file}: {told}, with another --output or without that file\n"
+    assert json.loads(file.read_text()) == content
+
+
+@pytest.mark.parametrize("damaged", ["", '{"format_version": 2, "checkpoint": {}}', '{"format_version": 2, "chec'])
+def test_results_of_ours_that_are_damaged_are_made_anew(export: Path, out: Path, damaged: str) -> None:
+    out.mkdir()
+    (out / "results.json").write_text(damaged)
+    assert run(export, out, "fill_mask") == 0
+    assert list(results_of(out)["tasks"]) == ["fill_mask"]
