@@ -44,6 +44,7 @@ with needs("eval"):
         PREDICTED,
         RESULTS,
         STATES,
+        UNTRAINED,
         beside_earlier,
         best_points,
         check_output,
@@ -361,10 +362,11 @@ def _track(file: Path, results: dict[str, Any]) -> str | None:
 
 
 def tracked_metrics(results: dict[str, Any]) -> dict[str, float]:
-    """The figures of all tasks as MLflow gets them: mlm_perplexity, nsp_accuracy, ..."""
+    """The figures of all tasks as MLflow gets them: mlm_perplexity, nsp_accuracy, ...; none of an untrained head."""
     return {
         f"{name}_{metric}": measured["value"]
         for name, task in results["tasks"].items()
+        if task["details"].get("instead") != UNTRAINED
         for metric, measured in task["metrics"].items()
     }
 

@@ -548,6 +548,17 @@ def test_a_child_run(export: Path, shards: Path, tmp_path: Path, store: str, mov
     assert child.info.status == "FINISHED"
 
 
+def test_figures_of_a_head_that_was_never_trained_are_none_of_the_export(
+    export: Path, shards: Path, tmp_path: Path, store: str
+) -> None:
+    parent = tracked(export)
+    with (export.parents[1] / "config.toml").open("a") as recipe:
+        recipe.write("[train]\nnext_sentence = false\n")
+    assert run(export, tmp_path / "results", shards, tasks="pretraining", track=True) == 0
+    found = only_other(store, "tests", parent).data.metrics
+    assert set(found) == {"mlm_perplexity", "mlm_loss", "mlm_accuracy"}
+
+
 def test_a_run_was_begun_under_the_name_that_the_trained_one_had(export: Path, tmp_path: Path, store: str) -> None:
     parent = tracked(export)
     export.parent.parent.rename(tmp_path / "runs" / "renamed")
