@@ -324,11 +324,12 @@ def _conclude(run: RunDirectory, failed: set[Path]) -> int:
 
 def _carry_over(run: RunDirectory) -> None:
     from trainer.tracking import status_of, sync  # seconds to import
+    from trainer.tracking.store import first_line
 
     try:
         sync(run, status_of(run))
     except Exception as error:  # MLflow raises its own, its database's and its HTTP client's
-        _log.warning("MLflow: %s; later: python -m trainer.tracking sync %s", error, run.path)
+        _log.warning("MLflow: %s; later: python -m trainer.tracking sync %s", first_line(error), run.path)
 
 
 def _check(run: RunDirectory, arguments: argparse.Namespace, options: Sequence[str]) -> None:

@@ -642,6 +642,21 @@ def test_what_waits_for_mlflow_goes_on_waiting_where_that_is_out_of_reach(
     assert warning.endswith(f"; later: python -m trainer.tracking sync {run.path}")
 
 
+def test_the_password_of_an_mlflow_that_is_out_of_reach_is_not_shown(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:1")
+    prepare(run, "tests")
+    run.pending_evaluations.mkdir()
+    (run.pending_evaluations / "step-000007.json").write_text("{}")
+    run.set_outcome("done")
+    assert follow() == 0
+    (warning,) = (message for message in caplog.messages if message.startswith("MLflow: "))
+    assert "secret" not in warning
+    assert "\n" not in warning
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
