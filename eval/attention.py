@@ -36,6 +36,7 @@ with needs("eval"):
     from eval.pictures import save_picture
     from eval.pretrained import load_pretrained, pack
     from preprocessing.figures import FONTS
+    from preprocessing.terminal import show
     from trainer.files import write_atomically
     from trainer.leases import hold_export
     from trainer.model import BertModel, Layer
@@ -172,11 +173,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         output = _replaceable(arguments.output)
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output, page)
-        print(arguments.output)
+        show(str(arguments.output))
         for layer, head in arguments.png:
             file = arguments.output.with_name(f"{arguments.output.stem}-{layer}.{head}.png")
             save_picture(draw_head(shown, layer, head), file)
-            print(file)
+            show(str(file))
     except (CheckpointError, UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
