@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     try:
         scores = arguments.score(arguments)
-    except UsageError as error:
+    except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return _print(json.dumps(scores, indent=2))

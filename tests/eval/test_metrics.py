@@ -602,6 +602,11 @@ def test_mistakes_in_files(tmp_path, capsys):
         assert refusal(capsys, *arguments) == message
 
 
+def test_a_path_that_the_file_system_refuses(tmp_path, capsys):
+    for path in ("x" * 300, f"{tmp_path}/{'x' * 300}/dev.json"):
+        assert "x" * 300 in refusal(capsys, "squad_v1", path, json_file(tmp_path / "right.json", {"a": "x"}))
+
+
 def test_files_that_fit_in_part(tmp_path, capsys):
     table = text_file(
         tmp_path / "dev.tsv",
