@@ -21,8 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ with needs("eval"):
     from eval.plan import check_source
     from eval.results import FINAL, RESULTS, by_command, check_output, read_results
     from eval.stamps import known_checksum, noted_checksum, read_checksum, stamp
-    from eval.tasks import GROUPS, Task, select
+    from eval.tasks import GROUPS, select
     from eval.tasks.finetuned import FineTuned
     from eval.tasks.intrinsic import Intrinsic
     from preprocessing.interruption import end_when_interrupted
@@ -119,7 +118,8 @@ class Watch:
             if self._is_settled(job, known_checksum):
                 continue
             try:
-                with _claim(job.output) as claim:
+                job.output.parent.mkdir(exist_ok=True)
+                with claimed(job.output.with_name(f".{job.output.name}.lock")) as claim:
                     if claim is None:
                         busy = True
                     elif not self._is_settled(job, read_checksum):  # as by another, between the look and the claim
@@ -234,7 +234,9 @@ class Watch:
         unreadable = set()
         for name in names:
             try:
-                _read_data(select([name]), self._arguments)
+                [task] = select([name])
+                if isinstance(task, FineTuned):
+                    read_parts(task, self._arguments.data, self._arguments.test, self._arguments.limit)
             except (UsageError, OSError) as error:
                 _log.error("%s: %s", name, error)
                 unreadable.add(name)
@@ -245,34 +247,13 @@ def _weights_of(results: dict[str, Any]) -> str:
     return str(results["checkpoint"]["weights_blake2b"])
 
 
-def _read_data(tasks: Sequence[Task], arguments: argparse.Namespace) -> None:
-    """See that the data sets of some tasks can be read.
-
-    Raises:
-        UsageError: one can't.
-    """
-    for task in tasks:
-        if isinstance(task, FineTuned):
-            read_parts(task, arguments.data, arguments.test, arguments.limit)
-
-
 def evaluation_words(job: Job) -> list[str]:
     """The options of eval.run for a job."""
     return ["--checkpoint", str(job.export), "--tasks", ",".join(job.tasks), "--output", str(job.output)]
 
 
-@contextmanager
-def _claim(output: Path) -> Iterator[int | None]:
-    """Hold the lock of an evaluation; gives its descriptor, or None where another holds it.
-
-    The evaluation inherits the descriptor: should the watcher be killed, its work goes on and stays claimed.
-    """
-    output.parent.mkdir(exist_ok=True)
-    with claimed(output.with_name(f".{output.name}.lock")) as claim:
-        yield claim
-
-
 def _run_evaluation(words: Sequence[str], claim: int) -> int:
+    """Its exit code. It inherits the claim: should the watcher be killed, its work goes on and stays claimed."""
     command = [sys.executable, "-m", "eval.run", *words]
     return subprocess.run(command, pass_fds=[claim]).returncode  # noqa: S603  a list of words of ours
 
