@@ -317,8 +317,7 @@ def _finish_score(axes: Any, exports: Sequence[MeasuredExport], task: str, metri
     axes.set(title=f"{task}{of_others}{of_trials}", ylabel=metric.replace("_", " "))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
     content = next(export.tasks[task]["metrics"][metric] for export in exports if export.score(task, metric))
-    if content["baseline"] is not None:
-        axes.axhline(content["baseline"], color=_BASELINE, linestyle=(0, (5, 3)), linewidth=1.3, label=_OF_BASELINES)
+    _draw_baseline(axes, content["baseline"], _OF_BASELINES)
     if content["unit"]:
         scale = 1.0 if content["unit"] == "share" else 100.0
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value / scale:.3g} %"))

@@ -258,6 +258,15 @@ class Experiment:
             raise UsageError(f"{missing} of {len(self.points)} grid points are missing; run the same command again")
         return [{**result, **self._of_these(result)} for result in results]
 
+    def _best(self) -> tuple[Hyperparameters, dict[str, Any]]:
+        """The best point, and what it found.
+
+        Raises:
+            UsageError: a point is missing, or all diverged.
+        """
+        result = best_of(self._results(), self.task.best)
+        return Hyperparameters(**result["point"]), result
+
     def _of_these(self, result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Metrics and details of a point's result, by part, of the parts that there are."""
         others = self.task.test_splits if not self._is_tested(result) else ()
@@ -285,10 +294,10 @@ class Experiment:
         Raises:
             UsageError: a point is missing, or all diverged.
         """
-        best = best_of(self._results(), self.task.best)
-        model = self._origin_of_model(Hyperparameters(**best["point"]))
+        point, best = self._best()
         lacks = ["test predictions"] if self._tests and not self._is_tested(best) else []
-        return lacks + (["model"] if self._bench.saves_models and origin_of(self._model) != model else [])
+        lacks_model = self._bench.saves_models and origin_of(self._model) != self._origin_of_model(point)
+        return lacks + (["model"] if lacks_model else [])
 
     @property
     def has_another_model(self) -> bool:
@@ -297,9 +306,8 @@ class Experiment:
         Raises:
             UsageError: a point is missing, or all diverged.
         """
-        best = best_of(self._results(), self.task.best)
-        origin = origin_of(self._model)
-        return origin is not None and origin != self._origin_of_model(Hyperparameters(**best["point"]))
+        point, _ = self._best()
+        return origin_of(self._model) not in (None, self._origin_of_model(point))
 
     def complete(self) -> None:
         """Learn the best point again for what it lacks, as when points were finished without what is asked for now.
@@ -308,8 +316,7 @@ class Experiment:
             UsageError: a point is missing, or all diverged, or now the best one has.
             OSError: what was lacking can't be written.
         """
-        known = best_of(self._results(), self.task.best)
-        point = Hyperparameters(**known["point"])
+        point, known = self._best()
         with locked(self.lock(point)):
             lacks = self.lacks
             if not lacks:  # any more: another process has been here
@@ -350,16 +357,11 @@ class Experiment:
         """Whether a point's file has predictions of a test set."""
         return file.startswith(tuple(f"{part}_" for part in self.task.test_splits))
 
-    @property
-    def _best_files(self) -> list[Path]:
-        best = best_of(self._results(), self.task.best)
-        files = self._disk.files(Hyperparameters(**best["point"]))
-        return [file for file in files if self._is_tested(best) or not self._is_of_tests(file.name)]
-
     def publish(self, folder: Path) -> None:
         """Copy the best point's predictions to folder/TASK, in the place of another one's."""
         (folder / self.task.name).mkdir(parents=True, exist_ok=True)
-        files = self._best_files
+        point, best = self._best()
+        files = [f for f in self._disk.files(point) if self._is_tested(best) or not self._is_of_tests(f.name)]
         for file in files:
             write_atomically(folder / self.task.name / file.name, file.read_bytes())
         for left in {file.name for file in (folder / self.task.name).iterdir()} - {file.name for file in files}:
