@@ -595,13 +595,15 @@ def test_what_sbatch_says_of_a_job_that_it_refuses_is_told_wherever_it_says_so(h
     assert capsys.readouterr().err == f"error: sbatch --parsable {job}: no such account\n"
 
 
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
 @pytest.mark.parametrize("number", ["9", "9;cluster"])
-def test_a_chain_that_is_refused_half_way_leaves_no_job_behind(here, slurm, capsys, number):
+def test_a_chain_that_is_refused_half_way_leaves_no_job_behind(here, slurm, capsys, number, stream):
     """Of several clusters sbatch says which one it is."""
-    slurm.stand_in("sbatch", f"sys.exit('no such account') if 'afterok:9,' in str(sys.argv) else print({number!r})")
+    refuse = f"print('no such account', file=sys.{stream}); sys.exit(1)"
+    slurm.stand_in("sbatch", f"if 'afterok:9,' in str(sys.argv): {refuse}\nprint({number!r})")
     chain = [*chain_of(run="runs/tiny"), "slurm.partition=cpu"]
     assert main(["all", "--on", "slurm", "--settings", "cluster.toml", *chain]) == 2
-    assert "no such account" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"error: bash {here}/runs/tiny/job/all.sh: no such account\n"
     assert slurm.calls()[-1][:2] == ["scancel", ["9"]]
 
 
