@@ -186,6 +186,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--json", action="store_true", help="print all figures as JSON")
     add("--calibration", action="store_true", help="print published runs beside what this model says of them, and stop")
     arguments = parser.parse_intermixed_args(argv)
+    if arguments.calibration and arguments != parser.parse_intermixed_args(["--calibration"]):
+        parser.error("--calibration: it is of published runs and takes nothing beside it")
     missing = [name for name in ("recipe", "gpu", "gpus") if getattr(arguments, name) is None]
     if missing and not arguments.calibration:
         parser.error(f"--{' and --'.join(missing)} must be given, or --calibration")

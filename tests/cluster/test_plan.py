@@ -276,6 +276,15 @@ def test_calibration_prints_errors(capsys):
     assert "-16.8%" in shown
 
 
+@pytest.mark.parametrize("beside", [["--recipe", "demo"], ["train.max_steps=10"], ["--json"], ["--fill=0.5"]])
+def test_the_calibration_is_of_no_recipe(beside, capsys):
+    """What would have no effect is refused."""
+    with pytest.raises(SystemExit) as stopped:
+        main(["--calibration", *beside])
+    assert stopped.value.code == 2
+    assert "--calibration: it is of published runs and takes nothing beside it" in capsys.readouterr().err
+
+
 def test_a_recipe_may_be_a_file(capsys):
     path = str(ROOT / "trainer/recipes/demo.toml")
     assert run("--recipe", path, "--gpu", "L40S", "--gpus", "2", "train.max_steps=10") == 0
