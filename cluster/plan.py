@@ -14,6 +14,7 @@ import dataclasses
 import difflib
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from importlib.resources import files
@@ -77,7 +78,7 @@ def _recipe_path(name: str) -> Path:
     Raises:
         ConfigError: there is neither.
     """
-    if Path(name).is_file():
+    if os.path.isfile(name):  # noqa: PTH113  where it can't be looked for pathlib's raises
         return Path(name)
     known = {path.stem: path for path in Path(str(files("trainer") / "recipes")).glob("*.toml")}
     if name in known:

@@ -22,7 +22,7 @@ def draw(title: str, scaling: Sequence[tuple[int, float]], path: Path) -> None:
     Raises:
         ConfigError: matplotlib is not installed, or the file can't be written.
     """
-    if path.is_dir() or not path.suffix:
+    if not path.suffix:
         raise ConfigError(f"--plot {path}: not the name of a picture; give one such as plan.png")
     try:
         from matplotlib.figure import Figure

@@ -82,7 +82,7 @@ def check_container(container: Container, paths: Iterable[Path]) -> None:
     Raises:
         ConfigError: it is not, or it won't.
     """
-    if container.image_file and not container.image_file.exists():
+    if container.image_file and not os.access(container.image_file, os.F_OK):
         raise ConfigError(
             f"slurm.container.image: {container.image_file}: no such file; docs/cluster.md says how to make it"
         )

@@ -57,6 +57,7 @@ with open("CALLS", "a") as calls:
     print(json.dumps([os.path.basename(sys.argv[0]), sys.argv[1:], seen]), file=calls)
 """
 HOSTILE = """it's a $(touch pwned) "x" `touch pwned` 100% \\ ;&| --x"""
+LONG = "a" * 300  # no file system has such a name: looking for it is an error
 MLM = ("--tasks", "mlm")
 TEXTS = ("--books", "s3://bucket/*.txt", "--train-vocab", "500")
 
@@ -674,9 +675,9 @@ print("saved", file=open("heard", "a"))
         assert heard.read_text().split() == ["made", "trains", "saved", "evaluated"]
 
 
-@pytest.mark.parametrize("mounted", [True, False])
-def test_on_kubernetes_the_manifests_go_beside_the_run_where_its_volume_is_seen(here, pods, capsys, mounted):
-    volume = here if mounted else Path("/elsewhere")
+@pytest.mark.parametrize(("volume", "mounted"), [("", True), ("/elsewhere", False), (f"/{LONG}", False)])
+def test_on_kubernetes_the_manifests_go_beside_the_run_where_its_volume_is_seen(here, pods, capsys, volume, mounted):
+    volume = Path(volume or here)
     settings = [
         f"kubernetes.mount_path={volume}",
         "kubernetes.pretrain.gpus=0",
@@ -1045,6 +1046,10 @@ BAD = {
     "an image that is not there": (
         ["slurm.container.runtime=apptainer", "slurm.container.image=/nowhere/bert.sif"],
         "slurm.container.image: /nowhere/bert.sif: no such file",
+    ),
+    "an image that can't be looked for": (
+        ["slurm.container.runtime=apptainer", f"slurm.container.image=/{LONG}"],
+        f"slurm.container.image: /{LONG}: no such file",
     ),
     "data that the image does not see": (
         ["slurm.container.runtime=pyxis", "slurm.container.image=a#b:1", 'slurm.container.mounts=["/data"]'],

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 CONFIG = str(ROOT / "ds_config.json")
 LAMB = load_recipe(ROOT / "trainer/recipes/lamb_64k.toml")
 BASE = load_recipe(ROOT / "trainer/recipes/bert_base.toml")
+LONG = "a" * 300  # no file system has such a name: looking for it is an error
 
 
 def plan(recipe=LAMB, gpu="h200", gpus=64, stage=2, **assumptions):
@@ -324,6 +325,8 @@ def test_a_recipe_may_be_a_file(capsys):
         (["--price-per-gpu-hour=-1"], "times and prices 0 or more"),
         (["--plot", "/nowhere/plan.png"], "can't write the figure"),
         (["--plot", "plan"], "--plot plan: not the name of a picture"),
+        (["--plot", f"{LONG}.png"], "can't write the figure"),
+        (["--recipe", LONG], f"no recipe '{LONG}'"),
         (["--plot", "plan.png", "--up-to", "1", "--gpu", "a100-40", "model.hidden_size=4096"], "there is no curve"),
         (["model.hidden_siz=3"], "unknown setting model.hidden_siz"),
     ],
