@@ -14,10 +14,7 @@ from trainer.settings import ConfigError
 
 Precision = Literal["float32", "bf16", "fp16"]
 STAGES = (0, 1, 2, 3)
-_BYTES = {  # in DeepSpeed's spellings
-    **dict.fromkeys(("float32", "fp32", "float"), 4),
-    **dict.fromkeys(("bf16", "bfp16", "bfloat16", "fp16", "float16", "half"), 2),
-}
+_BYTES = {"float32": 4, "fp32": 4, "bf16": 2, "fp16": 2}  # of a precision, and of the types that DeepSpeed is told
 _MASTER, _MOMENTS = 4, 8  # bytes of a parameter: float32 copy, and two moments in float32
 ENGINE_BUCKET = 500_000_000  # elements; without ZeRO it can't be set
 
@@ -88,23 +85,22 @@ def read_sharding(config: dict[str, Any]) -> Sharding:
         config: as trainer.deepspeed_config.resolve_deepspeed returns it.
 
     Raises:
-        ConfigError: offloading, which this plan knows nothing of, or a type or a size that it can't count with.
+        ConfigError: offloading, which this plan knows nothing of, or a size that it can't count with.
     """
     zero = config.get("zero_optimization", {})
     for section in ("offload_optimizer", "offload_param"):
-        if (zero.get(section) or {}).get("device", "none") != "none":
+        offload = zero.get(section) or {}
+        if not isinstance(offload, dict) or offload.get("device", "none") != "none":
             raise ConfigError(
                 f"zero_optimization.{section}: a plan covers GPU memory only; take it out to plan without"
             )
     precision = _precision(config)
-    accumulation = _width("data_types.grad_accum_dtype", config.get("data_types", {}).get("grad_accum_dtype"))
-    communication = _width("communication_data_type", config.get("communication_data_type"))
     stage = zero.get("stage", 0)
     return Sharding(
         stage=stage,
         precision=precision,
-        accumulation=accumulation or _BYTES[precision],
-        communication=communication or _BYTES[precision],
+        accumulation=_BYTES[config.get("data_types", {}).get("grad_accum_dtype") or precision],
+        communication=_BYTES[config.get("communication_data_type") or precision],
         bucket=_elements(zero, "reduce_bucket_size", Sharding.bucket, least=1),
         overlap=bool(stage == 3 if zero.get("overlap_comm") is None else zero["overlap_comm"]),
         scatter=not zero.get("use_multi_rank_bucket_allreduce", True),
@@ -127,14 +123,6 @@ def _precision(config: dict[str, Any]) -> Precision:
         if config.get(precision, {}).get("enabled"):
             return precision  # type: ignore[return-value]
     return "float32"
-
-
-def _width(name: str, dtype: str | None) -> int | None:
-    if dtype is None:
-        return None
-    if dtype not in _BYTES:
-        raise ConfigError(f"{name} {dtype!r} is not one of {', '.join(_BYTES)}")
-    return _BYTES[dtype]
 
 
 @dataclass(frozen=True)
