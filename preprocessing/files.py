@@ -88,17 +88,12 @@ def expand(pattern: str) -> list[Found]:
         SourceError: a folder or a pipe was given, or the place can't be read.
     """
     path = absolute(pattern)
-    local = None if is_remote(path) else Path(path)
-    if local and local.is_dir():
-        raise SourceError(f"{pattern}: is a folder; give the files in it, as in {join(pattern, '*')!r}")
-    if local and local.is_file():  # taken literally: a name may hold brackets
-        return [Found(path, local.name, local.stat().st_size)]
-    if local and local.exists():
-        raise SourceError(_NO_REGULAR.format(pattern))
     # What the user wrote is the pattern: the working directory's own name may hold brackets.
     folder = "".join(_WILDCARD.split(pattern, maxsplit=1)[0].rpartition("/")[:2])
     prefix = absolute(folder).rstrip("/") + "/"
     try:
+        if not is_remote(path) and (named := _named(pattern)):
+            return [named]
         # Beam's own local search enters no folder that is a link.
         matches = _match(path) if is_remote(path) else _match_local(str(Path(glob.escape(str(Path.cwd()))) / pattern))
     except SourceError:
@@ -112,6 +107,22 @@ def expand(pattern: str) -> list[Found]:
         )
     found = [Found(match, match.removeprefix(prefix), size) for match, size in matches.items()]
     return sorted(found, key=lambda file: file.name)
+
+
+def _named(pattern: str) -> Found | None:
+    """The local file that is called as a pattern is written, as its name may hold brackets; None where there is none.
+
+    Raises:
+        SourceError: a folder or a pipe.
+    """
+    path = Path(absolute(pattern))
+    if path.is_dir():
+        raise SourceError(f"{pattern}: is a folder; give the files in it, as in {join(pattern, '*')!r}")
+    if path.is_file():
+        return Found(str(path), path.name, path.stat().st_size)
+    if path.exists():
+        raise SourceError(_NO_REGULAR.format(pattern))
+    return None
 
 
 def _match_local(pattern: str) -> dict[str, int]:

@@ -20,6 +20,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -390,6 +391,15 @@ def _parts(array: pa.Array) -> Iterator[pa.Array]:
         yield from (array.field(i) for i in range(array.type.num_fields))
 
 
+@contextmanager
+def _permitted() -> Iterator[None]:
+    """Around a look at files: one that this user may not read is told as what is wrong with the shards."""
+    try:
+        yield
+    except PermissionError as error:
+        raise ShardError(f"{error.filename}: this user may not read it; ask its owner for that") from error
+
+
 class ShardDirectory:
     """A complete shard directory.
 
@@ -400,11 +410,13 @@ class ShardDirectory:
         manifest_blake2b: the checksum of that, which names every shard's checksum: the identity of the data.
     """
 
+    @_permitted()
     def __init__(self, path: Path | str):
         """Open a shard directory: parse its manifest and see that every file is there and as long as it should be.
 
         Raises:
-            ShardError: no manifest (the job that makes it has not finished), a damaged one, or a missing or cut file.
+            ShardError: no manifest (the job that makes it has not finished), a damaged one, a missing or cut file, or
+                one that this user may not read.
         """
         self.path = Path(path)
         manifest = self.path / MANIFEST
@@ -455,11 +467,12 @@ class ShardDirectory:
                 raise ShardError(f"{shard.path}: {count} pairs for {length} where the manifest says {told}; {_AGAIN}")
         return shard
 
+    @_permitted()
     def verify(self, split: Split | None = None) -> None:
         """Read every shard, or every one of a split, once and compare its checksum with the manifest.
 
         Raises:
-            ShardError: names the first shard that differs.
+            ShardError: names the first shard that differs, or that this user may not read.
         """
         for entry in self.manifest.shards if split is None else self.manifest.split(split):
             if checksum(self.path / entry.file) != entry.blake2b:

@@ -247,6 +247,13 @@ def test_broken_links_and_pipes_that_a_glob_matches_are_told(books: Path, tmp_pa
         find_inputs({"books": [f"{tmp_path}/*.txt"]}, print)
 
 
+@pytest.mark.parametrize("pattern", ["{0}", "{0}/book.txt", "{0}/*.txt"])
+def test_a_path_that_can_not_be_looked_at_is_told(tmp_path: Path, pattern: str) -> None:
+    """As of a folder that this user may not enter; from Python 3.14 on such a path is one that is not there."""
+    with pytest.raises(SourceError, match=r"can't look for input files \(.*File name too long|no input file matches"):
+        find_inputs({"books": [f"{tmp_path}/" + pattern.format("a" * 300)]}, print)
+
+
 def test_a_name_in_two_sources_is_told_in_a_line(make: Maker, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "wiki_00", [text(1)])
     said = make.error(tmp_path / "out", "--jsonl", tmp_path / "wiki_00", "--wikiextractor", tmp_path / "wiki_00")

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -163,6 +166,21 @@ def test_a_shard_that_differs_from_its_entry_is_refused(directory: Path) -> None
     rewrite_manifest(directory, shards=[entry_of(directory) | {"rows": 2, "pairs": {"16": 3}}])
     with pytest.raises(ShardError, match="2 pairs for 16 where the manifest says 3"):
         the_shard(directory)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "vocab.txt", FILE])
+def test_what_this_user_may_not_read_is_told(directory: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    may = Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return may(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: path.open("rb").read())
+    with pytest.raises(ShardError, match=rf"{name}: this user may not read it; ask its owner"):
+        ShardDirectory(directory).verify()
 
 
 def test_no_directory_says_how_to_make_one(tmp_path: Path) -> None:
