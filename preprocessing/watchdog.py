@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
+from preprocessing.terminal import tell
+
 STUCK = "error-stuck-"  # how the name of the file begins in which the document is named
 _STATE = struct.Struct("<QH500s")  # how many times there was something to watch, and the name of the latest
 _LOOK_SECONDS = 0.5
@@ -110,13 +112,15 @@ def main() -> None:
         f"{stuck}: still not done after {float(patience):g} s; leave it out of the inputs, "
         "and report it as a bug with the document"
     )
-    if int(terminal) >= 0:
-        os.write(int(terminal), f"make_shards: error: {message}\n".encode())
-    else:
-        from preprocessing import files  # takes a second, for Beam's file systems
+    try:
+        if int(terminal) >= 0:
+            tell(int(terminal), f"make_shards: error: {message}\n")
+        else:
+            from preprocessing import files  # takes a second, for Beam's file systems
 
-        files.write_text(files.join(folder, f"{STUCK}{watched}"), message, folder)
-    os.kill(watched, signal.SIGKILL)
+            files.write_text(files.join(folder, f"{STUCK}{watched}"), message, folder)
+    finally:
+        os.kill(watched, signal.SIGKILL)
 
 
 if __name__ == "__main__":
