@@ -7,7 +7,6 @@ The sample and the vocabulary depend on the documents and the seed only, not on 
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 from collections.abc import Sequence
@@ -38,10 +37,11 @@ with needs("preprocess"):
     from preprocessing.reading import read_inputs
     from preprocessing.sampling import sample_texts
     from preprocessing.sources import SourceError, StorageError
+    from preprocessing.terminal import show
     from preprocessing.tokenization import SPECIAL_TOKENS, VocabularyError, train_vocabulary, vocabulary_text
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> OneLineParser:
     """The parser of the command line."""
     parser = OneLineParser(
         prog="train_vocab",
@@ -83,10 +83,7 @@ def run(argv: Sequence[str]) -> None:
     refuse_empty(ours, found)
     files.set_options()
     output = files.absolute(found.output)
-    if found.output.endswith("/") or (not files.is_remote(output) and Path(output).is_dir()):
-        ours.error(f"--output {found.output} is a folder; name the file to write in it")
-    if not files.is_remote(output) and Path(output).exists() and not Path(output).is_file():
-        ours.error(f"--output {found.output} is there, and no file; give the vocabulary another name")
+    _check_output(ours, found.output, output)
     options = read_options(found)
     inputs = find_inputs(inputs_of(ours, found), note=partial(print, file=sys.stderr), options=options)
     if any(files.is_same(output, file.path) for file in inputs):
@@ -99,17 +96,29 @@ def run(argv: Sequence[str]) -> None:
     texts = sample_texts(documents, found.sample_bytes or SAMPLE_BYTES, found.seed)
     vocabulary = train_vocabulary(texts, found.size, lowercase=not found.cased)
     text = vocabulary_text(vocabulary)
-    if guarded and files.read_text(output) != text:
+    if guarded and not (files.size(output) == len(text.encode()) and files.begins_with(output, text.encode())):
         ours.error(other)
     try:
         files.write_text(output, text, output.rpartition("/")[0] or "/")
     except OSError as error:
         raise VocabularyError(f"{found.output}: can't be written ({error}); use another place") from error
     short = "" if len(vocabulary) == found.size else f" ({found.size:,} were asked for; the text has no more)"
-    print(
+    show(
         f"{found.output}: {len(vocabulary):,} tokens{short}, learnt from {len(texts):,} documents, "
         f"{sum(len(text) for text in texts) / 1e6:.1f} M characters"
     )
+
+
+def _check_output(ours: OneLineParser, told: str, output: str) -> None:
+    """End where a vocabulary can't be written under a name, before anything is read."""
+    local = None if files.is_remote(output) else Path(output)
+    try:
+        if told.endswith("/") or (local and local.is_dir()):
+            ours.error(f"--output {told} is a folder; name the file to write in it")
+        if local and local.exists() and not local.is_file():
+            ours.error(f"--output {told} is there, and no file; give the vocabulary another name")
+    except OSError as error:
+        ours.error(f"--output {told}: can't be written ({error.strerror}); use another place")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
