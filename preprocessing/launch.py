@@ -113,8 +113,16 @@ def place_benchmark(job: Job, benchmark: Benchmark) -> None:
             writer.write_batch(batch)
 
 
-def begin(job: Job, inputs: Sequence[Input], vocabulary: Sequence[str] | None, arguments: Arguments) -> State:
+def begin(
+    job: Job,
+    inputs: Sequence[Input],
+    vocabulary: Sequence[str] | None,
+    arguments: Arguments,
+    benchmark: Benchmark | None = None,
+) -> State:
     """Claim the output directory: see what is there, clear it if asked, and write job.json first of all.
+
+    Where the job is not finished, what every worker reads is then put there: the vocabulary and the benchmark.
 
     Raises:
         JobError: the directory holds something else, or the vocabulary that is asked for among what is to be removed.
@@ -139,6 +147,8 @@ def begin(job: Job, inputs: Sequence[Input], vocabulary: Sequence[str] | None, a
             files.write_text(files.join(job.output, JOB), text, job.work)
         if vocabulary is not None:
             _write_vocabulary(job, vocabulary)
+        if benchmark is not None:
+            place_benchmark(job, benchmark)
     except OSError as error:
         raise JobError(f"{job.output}: can't write there ({error.strerror}); use another directory") from error
     stale = [name for name in files.names_below(job.work) if name.startswith((ERROR, "tmp-"))]

@@ -42,11 +42,9 @@ def run(argv: Sequence[str]) -> None:
     job, inputs, vocabulary = launch.prepare(arguments, output)
     job, benchmark = launch.with_benchmark(job, arguments.contamination)
     with alone(output, launch.note):
-        if launch.begin(job, inputs, vocabulary, arguments) == "finished":
+        if launch.begin(job, inputs, vocabulary, arguments, benchmark) == "finished":
             show(f"{output}: these shards are finished already; nothing to do")
             return
-        if benchmark:
-            launch.place_benchmark(job, benchmark)
         job = launch.provide_vocabulary(job, inputs, arguments.beam)
         manifest, seconds = launch.execute(job, inputs, arguments.beam)
     show(summary(manifest, output, inputs, seconds))

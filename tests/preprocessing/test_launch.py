@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from preprocessing import launch
+from preprocessing.contamination import Benchmark
 from preprocessing.inputs import Input
 from preprocessing.job import Job
 from preprocessing.launch import begin, execute, prepare, provide_vocabulary
@@ -71,6 +72,21 @@ def test_an_engine_that_ends_without_a_manifest_is_told(arguments: list[str], mo
     job, inputs, _ = prepare(parse(arguments), parse(arguments).output)
     with pytest.raises(JobError, match=r"out: the engine ended without an error and without a manifest\.json"):
         execute(job, inputs, [])
+
+
+def test_a_disk_that_is_full_when_a_benchmark_is_placed_is_told(
+    make: Maker, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_job: Job, _benchmark: Benchmark) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(launch, "place_benchmark", fail)
+    (tmp_path / "test.txt").write_text("So many words as are looked for in the books, or more.")
+    said = make.error(tmp_path / "out", *arguments[:2], "--contamination", tmp_path)
+    assert (
+        said
+        == f"make_shards: error: {tmp_path}/out: can't write there (No space left on device); use another directory"
+    )
 
 
 def test_a_disk_that_is_full_when_the_vocabulary_is_trained_is_told(
