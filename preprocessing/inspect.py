@@ -11,6 +11,7 @@ Needs neither Beam nor the corpus. Memory does not grow with the number of docum
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -171,10 +172,10 @@ def _count(text: str) -> int:
 
 
 def _folder(text: str) -> Path:
-    """An argparse type: where something is written to; a shell makes nothing of a variable that is not set."""
+    """An argparse type: a path, `~` being the home folder; a shell makes nothing of a variable that is not set."""
     if not text:
         raise argparse.ArgumentTypeError("the path is empty; write . for the current folder")
-    return Path(text)
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path refuses the name of nobody's home
 
 
 def parser() -> argparse.ArgumentParser:
@@ -184,7 +185,7 @@ def parser() -> argparse.ArgumentParser:
         description="What a shard directory holds: its manifest and statistics as tables.",
         allow_abbrev=False,
     )
-    parser.add_argument("directory", metavar="DIR", help="a finished shard directory")
+    parser.add_argument("directory", type=_folder, metavar="DIR", help="a finished shard directory")
     parser.add_argument("--sample", type=_count, default=0, metavar="N", help="decode N pairs of each sequence length")
     parser.add_argument("--split", choices=["train", "validation"], help="which pairs to decode (default: train)")
     parser.add_argument("--seed", type=_count, metavar="N", help="of the sample (default: 0)")

@@ -150,6 +150,7 @@ def test_verify_names_a_tokenizer_that_was_changed(
         (("--seed", 0), "--split and --seed say which pairs --sample decodes; give --sample N too, or leave them out"),
         (("--split", "train"), "--split and --seed say which pairs --sample decodes"),
         (("--histograms", __file__), "can't write there (File exists); name a folder"),
+        (("--histograms", ""), "the path is empty; write . for the current folder"),
     ],
 )
 def test_mistakes_are_told_in_a_line(
@@ -159,6 +160,20 @@ def test_mistakes_are_told_in_a_line(
         inspect.main([str(each) for each in (shards, *arguments)])
     assert caught.value.code == 2
     assert told in capsys.readouterr().err.strip().split("\n")[-1]
+
+
+def test_a_path_is_not_empty_and_may_begin_with_the_users_home(
+    shards: Path, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(shards)  # which an empty path would be
+    with pytest.raises(SystemExit, match="2"):
+        inspect.main([""])
+    assert "the path is empty; write . for the current folder" in capsys.readouterr().err
+    monkeypatch.setenv("HOME", str(shards.parent))
+    assert "documents" in said(f"~/{shards.name}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    said(".", "--histograms=~/figures")
+    assert (tmp_path / "figures" / PAIRS).is_file()
 
 
 @pytest.mark.parametrize("statistics", [{}, {"sentences": "many"}])
