@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -27,7 +28,8 @@ def whole(path: Path | str) -> Path:
     What stands before a "..", which leads up from where a link leads to, is resolved.
 
     Raises:
-        ConfigError: nothing, or what else a shell would have replaced: a variable, or the home folder of nobody.
+        ConfigError: nothing, what else a shell would have replaced (a variable, or the home folder of nobody), or links
+            that lead in a circle.
     """
     if not str(path):
         raise ConfigError("the path is empty; write . for the current folder")
@@ -35,6 +37,11 @@ def whole(path: Path | str) -> Path:
     if home.startswith("~") or re.search(r"\$\{?[A-Za-z_]", home):
         raise ConfigError(f"{path}: no shell reads this, so it is not replaced; write the path out")
     parts = (current_folder() / home).parts
+    try:
+        Path(*parts).stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ConfigError(f"{path}: its links lead in a circle; take another path") from error
     end = len(parts) - parts[::-1].index("..") if ".." in parts else 0
     return Path(*parts[:end]).resolve().joinpath(*parts[end:]) if end else Path(*parts)
 

@@ -1515,6 +1515,16 @@ def test_an_output_that_can_not_be_made_is_told_in_one_line(here, slurm, pods, c
     assert (here / "file").read_bytes() == b""
 
 
+@pytest.mark.parametrize("place", ["slurm", "kubernetes", "local"])
+def test_an_output_whose_links_lead_in_a_circle_is_told_in_one_line(here, slurm, pods, capsys, place):
+    (here / "circle").symlink_to("circle")
+    settings = [f'slurm.shared=["{here}"]', f"kubernetes.mount_path={here}"]
+    assert main(["pretrain", "--on", place, *settings, "--", "--config", "tiny.toml", "--shards", "shards",
+                 "--output", "circle/run"]) == 2  # fmt: skip
+    told = "error: pretrain: argument --output: circle/run: its links lead in a circle; take another path\n"
+    assert capsys.readouterr().err == told
+
+
 def test_a_machine_without_slurm_can_still_write_the_job(here, monkeypatch, capsys):
     monkeypatch.setenv("PATH", "/nowhere")
     assert launch() == 2

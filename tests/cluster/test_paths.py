@@ -53,6 +53,15 @@ def test_dollars_and_tildes_that_a_name_may_have_are_left(linked, path):
     assert whole(path) == linked / path
 
 
+@pytest.mark.parametrize("path", ["circle", "circle/x", "real/../circle/x", "~/circle"])
+def test_links_that_lead_in_a_circle_are_refused(linked, monkeypatch, path):
+    monkeypatch.setenv("HOME", str(linked))
+    (linked / "circle").symlink_to("around")
+    (linked / "around").symlink_to("circle")
+    with pytest.raises(ConfigError, match=f"^{path}: its links lead in a circle"):
+        whole(path)
+
+
 def test_the_link_behind_two_dots_stays(linked, monkeypatch):
     monkeypatch.chdir(linked / "real")
     assert whole("../link/x") == linked / "link" / "x"
