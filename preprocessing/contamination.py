@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,15 +79,6 @@ def _texts(path: Path) -> Iterator[str]:
         raise SourceError(f"{path}: can't be read as {path.suffix} in UTF-8 ({error}); mend or remove it") from error
 
 
-def _lines(text: str) -> Iterator[str]:
-    yield from text.split("\n")
-
-
-def _fields(text: str) -> Iterator[str]:
-    for line in text.split("\n"):
-        yield from line.split("\t")
-
-
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
@@ -95,9 +87,9 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(inner)
 
 
-_READERS = {
-    ".txt": _lines,
-    ".tsv": _fields,
+_READERS: dict[str, Callable[[str], Iterable[str]]] = {
+    ".txt": lambda text: text.split("\n"),
+    ".tsv": lambda text: re.split(r"[\n\t]", text),
     ".json": lambda text: _strings(json.loads(text)),
     ".jsonl": lambda text: _strings([json.loads(line) for line in text.split("\n") if line.strip()]),
 }

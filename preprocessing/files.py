@@ -203,7 +203,7 @@ def size(path: str) -> int:
 
 def exists(path: str) -> bool:
     """Whether there is a file or a folder of that name."""
-    return bool(FileSystems.exists(path)) if is_remote(path) else Path(path).exists()
+    return bool(FileSystems.exists(path))
 
 
 def begins_with(path: str, magic: bytes) -> bool:

@@ -91,8 +91,8 @@ class _Streams:
     def below(self, bounds: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """As nsp: draw * bound >> 64, for bounds below 2^32, without the 128 bits of the product."""
         draws, factors = self.take(lanes), bounds.astype(np.uint64)
-        high, low = draws >> np.uint64(32), draws & np.uint64(0xFFFFFFFF)
-        return ((high * factors + (low * factors >> np.uint64(32))) >> np.uint64(32)).astype(np.int64)
+        high, low = draws >> _HALF, draws & _LOW
+        return ((high * factors + (low * factors >> _HALF)) >> _HALF).astype(np.int64)
 
     def heads(self, coins: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """As nsp: how many of so many fair coins show heads."""

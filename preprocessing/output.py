@@ -13,7 +13,6 @@ In it lie, in the order in which they are written:
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -140,10 +139,10 @@ def _is_shard(name: str, counts: dict[str, int]) -> bool:
 def _read_job(output: str) -> dict[str, Any] | None:
     """The job.json of a directory, None when there is none of ours."""
     try:
-        raw: dict[str, Any] = json.loads(files.read_text(files.join(output, JOB)) or "null")
+        raw: dict[str, Any] = files.read_json(files.join(output, JOB))
         counts = [raw["shards"][split] for split in ("train", "validation")]
         is_ours = raw["format_version"] and all(isinstance(count, int) for count in counts)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (KeyError, TypeError):
         return None
     return raw if is_ours else None
 

@@ -40,7 +40,7 @@ _LOOKED_AT = 1 << 16  # bytes
 _STRAY = 0.01  # this part of them at most; of a compressed file every tenth is one, of UTF-16 in English every second
 # Source -> how its files begin, which would pass for books.
 _OTHERS = {"wikipedia": "<mediawiki", "wikiextractor": "<doc id=", "jsonl": "{"}
-_MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def decode(data: bytes) -> tuple[str, int]:
@@ -49,8 +49,8 @@ def decode(data: bytes) -> tuple[str, int]:
     UTF-16 where its mark says so; else UTF-8, also where a few bytes of it are damaged; else what Latin-1 files really
     hold, Windows-1252.
     """
-    if (encoding := _MARKS.get(data[:2])) is not None:
-        return data.decode(encoding, errors="replace"), 0
+    if data.startswith(_MARKS):
+        return data.decode("utf-16", errors="replace"), 0
     text, replaced = decode_utf8(data.removeprefix(codecs.BOM_UTF8))
     if not replaced or sum(not character.isascii() for character in text) > 2 * replaced:
         return text, replaced
@@ -159,7 +159,7 @@ def _is_json_object(line: str) -> bool:
 def _is_text(beginning: bytes) -> bool:
     """Whether a file may be text: else archives and pictures, being no UTF-8, would pass for Windows-1252."""
     controls = len(beginning) - len(beginning.translate(None, _CONTROL))
-    return beginning[:2] in _MARKS or controls <= max(1, _STRAY * len(beginning))
+    return beginning.startswith(_MARKS) or controls <= max(1, _STRAY * len(beginning))
 
 
 def _documents(file: BinaryIO, name: str, wanted: Wanted) -> Iterator[Item]:
@@ -186,7 +186,7 @@ def _plain_lines(file: BinaryIO, name: str) -> Iterator[bytes | None]:
     looked = False
     for line in lines(file):
         if line and line.strip() and not looked:
-            if line[:2] in _MARKS or b"\0" in line:
+            if line.startswith(_MARKS) or b"\0" in line:
                 raise SourceError(f"{name}: UTF-16, and google's format is UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
             _check_plain(decode_utf8(line)[0], name)
             looked = True

@@ -109,11 +109,11 @@ def _rows(
     names = [column for column in (columns.text, columns.title) if column]
     for batch in table.iter_batches(_ROWS, row_groups=[group], columns=names):
         texts = _raw(batch.column(columns.text))
-        titles = _raw(batch.column(columns.title)) if columns.title else texts
+        titles = _raw(batch.column(columns.title)) if columns.title else [None] * len(texts)
         for number, (text, title) in enumerate(zip(texts, titles, strict=True), start=row):
             doc_id = f"{name}#{number}"
             if wanted(doc_id):
-                yield _document(doc_id, text, title if columns.title else None)
+                yield _document(doc_id, text, title)
         row += len(texts)
 
 

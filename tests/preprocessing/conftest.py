@@ -1,4 +1,4 @@
-"""A small made-up corpus with a vocabulary that covers it, and real texts where they are at hand."""
+"""A small made-up corpus with a vocabulary that covers it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from preprocessing.tokenization import SPECIAL_TOKENS
 from tests.preprocessing.maker import Maker
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 LANGUAGE = "the a whale ship sea sailed under over old captain spoke of his first long voyage home and never slept"
 WORDS = LANGUAGE.split()
 
@@ -21,13 +20,6 @@ def _text(seed: int, sentences: int) -> str:
     chance = random.Random(seed)
     made = [" ".join(chance.choices(WORDS, k=chance.randint(2, 14))).capitalize() + "." for _ in range(sentences)]
     return "\n\n".join(" ".join(made[begin : begin + 5]) for begin in range(0, len(made), 5)) + "\n"
-
-
-@pytest.fixture(scope="session")
-def data() -> Path:
-    if not DATA.is_dir():
-        pytest.skip("no real texts at ../shared/data")
-    return DATA
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from preprocessing import encoder as encoders
 from preprocessing.encoder import Encoded, Encoder, EncoderError, Engine, WordCache, available_engine
 from preprocessing.tokenization import build_tokenizer, encode_sentences, load_vocabulary
-from tests.preprocessing.conftest import DATA
 
 ENGINES: list[Engine] = ["words", "nanotoken"]
 VOCABULARIES = {"uncased": True, "multilingual-cased": False}
@@ -34,10 +33,8 @@ ODD = [
 
 
 @pytest.fixture(scope="module", params=VOCABULARIES)
-def vocabulary_of(request: pytest.FixtureRequest) -> tuple[list[str], bool]:
-    if not DATA.is_dir():
-        pytest.skip("no real vocabularies at ../shared/data")
-    return load_vocabulary(DATA / "vocab" / f"bert-base-{request.param}-vocab.txt"), VOCABULARIES[request.param]
+def vocabulary_of(request: pytest.FixtureRequest, real_data: Path) -> tuple[list[str], bool]:
+    return load_vocabulary(real_data / "vocab" / f"bert-base-{request.param}-vocab.txt"), VOCABULARIES[request.param]
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -56,10 +53,10 @@ def both(request: pytest.FixtureRequest, vocabulary_of: tuple[list[str], bool]) 
     return compare
 
 
-def test_ids_are_those_of_tokenizers_on_real_text(both: Callable[[Sequence[str]], None]) -> None:
+def test_ids_are_those_of_tokenizers_on_real_text(both: Callable[[Sequence[str]], None], real_data: Path) -> None:
     books = ("books/pg11-alices-adventures-in-wonderland.txt", "books/pg48731-les-mis-rables.txt")
     for file in (*books, "wikitext/wikitext-2.valid.txt", "korean/kowiki/wiki_07", "korean/nsmc/ratings_test.txt"):
-        both((DATA / file).read_text(encoding="utf-8")[:150_000].split("\n"))
+        both((real_data / file).read_text(encoding="utf-8")[:150_000].split("\n"))
 
 
 def test_ids_are_those_of_tokenizers_on_odd_and_random_text(both: Callable[[Sequence[str]], None]) -> None:
@@ -138,7 +135,7 @@ def test_nanotoken_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         available_engine("nanotoken")
 
 
-def test_nanotoken_is_used_where_it_is_installed(data: Path) -> None:
+def test_nanotoken_is_used_where_it_is_installed() -> None:
     pytest.importorskip("nanotoken")
     assert available_engine("auto") == "nanotoken"
     assert available_engine("words") == "words"

@@ -92,12 +92,12 @@ def check_pairs(shard: Shard, length: int) -> None:
 
 
 def test_real_books_have_the_balance_of_the_paper(
-    data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    real_data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    vocabulary = data / "vocab" / "bert-base-uncased-vocab.txt"
+    vocabulary = real_data / "vocab" / "bert-base-uncased-vocab.txt"
     arguments = [
         "--books",
-        f"{data}/books/pg1[0-2]*.txt",
+        f"{real_data}/books/pg1[0-2]*.txt",
         "--vocab",
         str(vocabulary),
         "--output",
@@ -304,8 +304,8 @@ def test_words_that_the_vocabulary_lacks_are_counted(make: Maker, write_books: B
     assert statistics["unknown_rate"] == pytest.approx(4 / statistics["tokens"])
 
 
-def test_a_dump_and_books_together(make: Maker, data: Path, books: Path, tmp_path: Path) -> None:
-    dump = data / "wikipedia" / "tiny_dump.xml.bz2"
+def test_a_dump_and_books_together(make: Maker, real_data: Path, books: Path, tmp_path: Path) -> None:
+    dump = real_data / "wikipedia" / "tiny_dump.xml.bz2"
     said = make(tmp_path / "out", "--wikipedia", dump, "--wikipedia", dump, "--books", books / "*.txt")
     sources = ShardDirectory(tmp_path / "out").manifest.statistics["sources"]
     assert sources["books"]["documents"] == 12

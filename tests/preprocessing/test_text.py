@@ -104,9 +104,9 @@ def test_a_paragraph_is_looked_at_as_a_whole(looked_at: list[str]) -> None:
     assert sentences == 2 * [sentence.strip() for sentence in segment("en", paragraph)]
 
 
-def test_a_book_in_one_line_has_sentences_that_pairs_can_reach(data: Path) -> None:
+def test_a_book_in_one_line_has_sentences_that_pairs_can_reach(real_data: Path) -> None:
     # Its quotation marks are not all in pairs.
-    book = (data / "books" / "pg219-heart-of-darkness.txt").read_text(encoding="utf-8-sig")
+    book = (real_data / "books" / "pg219-heart-of-darkness.txt").read_text(encoding="utf-8-sig")
     line = clean(book).replace("\n", " ")
     assert max(map(len, segment("en", line))) > 50_000
     sentences = split_sentences(line, "en")
@@ -114,8 +114,8 @@ def test_a_book_in_one_line_has_sentences_that_pairs_can_reach(data: Path) -> No
     assert "".join(sentences).replace(" ", "") == line.replace(" ", "")
 
 
-def test_nothing_of_a_book_is_lost(data: Path) -> None:
-    text = clean((data / "books" / "pg11-alices-adventures-in-wonderland.txt").read_text(encoding="utf-8-sig"))
+def test_nothing_of_a_book_is_lost(real_data: Path) -> None:
+    text = clean((real_data / "books" / "pg11-alices-adventures-in-wonderland.txt").read_text(encoding="utf-8-sig"))
     sentences = split_sentences(text, "en")
     assert "".join(sentences).replace(" ", "") == text.replace(" ", "").replace("\n", "")
     assert len(sentences) > 1000

@@ -85,16 +85,16 @@ def test_a_vocabulary_tells_its_case_in_any_alphabet(words: list[str], case: str
 
 
 @pytest.mark.parametrize(("file", "case"), [("uncased", "uncased"), ("multilingual-cased", "cased")])
-def test_published_vocabularies_tell_their_case(data: Path, file: str, case: str) -> None:
-    assert case_of(load_vocabulary(data / "vocab" / f"bert-base-{file}-vocab.txt")) == case
+def test_published_vocabularies_tell_their_case(real_data: Path, file: str, case: str) -> None:
+    assert case_of(load_vocabulary(real_data / "vocab" / f"bert-base-{file}-vocab.txt")) == case
 
 
 @pytest.mark.parametrize(("file", "lowercase"), [("uncased", True), ("multilingual-cased", False)])
-def test_ids_are_those_of_transformers(data: Path, file: str, lowercase: bool) -> None:
-    path = data / "vocab" / f"bert-base-{file}-vocab.txt"
+def test_ids_are_those_of_transformers(real_data: Path, file: str, lowercase: bool) -> None:
+    path = real_data / "vocab" / f"bert-base-{file}-vocab.txt"
     vocabulary = load_vocabulary(path)
     theirs = BertTokenizerFast(vocab=str(path), do_lower_case=lowercase)
-    book = (data / "books" / "pg7256-the-gift-of-the-magi.txt").read_text(encoding="utf-8").split("\n")
+    book = (real_data / "books" / "pg7256-the-gift-of-the-magi.txt").read_text(encoding="utf-8").split("\n")
     texts = [*SENTENCES[:4], SENTENCES[5], *book]  # their tokenizer takes a literal [MASK] for the token
     ours = encode_sentences(build_tokenizer(vocabulary, lowercase), texts)
     assert ours == theirs(texts, add_special_tokens=False)["input_ids"]
@@ -204,13 +204,13 @@ def test_a_piece_that_occurs_once_is_none() -> None:
     assert "cd" not in found
 
 
-def test_training_gives_one_vocabulary_in_every_process(data: Path) -> None:
+def test_training_gives_one_vocabulary_in_every_process(real_data: Path) -> None:
     program = (
         "import sys, hashlib; from pathlib import Path; from preprocessing.tokenization import train_vocabulary;"
         "lines = Path(sys.argv[1]).read_text(encoding='utf-8').split('\\n');"
         "print(hashlib.sha256('\\n'.join(train_vocabulary(lines, 2000, True)).encode()).hexdigest())"
     )
-    book = data / "books" / "pg1155-the-secret-adversary.txt"
+    book = real_data / "books" / "pg1155-the-secret-adversary.txt"
     command = [sys.executable, "-c", program, str(book)]
     assert len({subprocess.run(command, check=True, capture_output=True).stdout for _ in range(3)}) == 1
 

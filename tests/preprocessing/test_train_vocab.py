@@ -36,8 +36,8 @@ def test_the_command_writes_one_vocabulary(books: Path, tmp_path: Path, capsys: 
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["new", "one.txt", "two.txt"]
 
 
-def test_a_real_dump_gives_the_size_asked_for(data: Path, tmp_path: Path) -> None:
-    dump = data / "wikipedia" / "enwiki-first75-pages-articles-multistream.xml.bz2"
+def test_a_real_dump_gives_the_size_asked_for(real_data: Path, tmp_path: Path) -> None:
+    dump = real_data / "wikipedia" / "enwiki-first75-pages-articles-multistream.xml.bz2"
     output = tmp_path / "vocab.txt"
     main(["--wikipedia", str(dump), "--size", "4096", "--output", str(output)])
     tokens = load_vocabulary(output)
