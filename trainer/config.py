@@ -57,8 +57,8 @@ class TrainConfig:
     Attributes:
         seed: of the initial weights, the order of samples, the masks and the dropout.
         max_steps: stop after so many steps in all, leaving the schedule as it is; 0 runs the phases to their end.
-        threads: CPU threads of a rank; 0 shares the machine's cores among its ranks. Results depend on it in the
-            last bits, so it is recorded.
+        threads: CPU threads of a rank; 0 takes OMP_NUM_THREADS or, without it, shares the machine's cores among its
+            ranks. Results depend on it in the last bits, so it is recorded.
         next_sentence: train the second task of BERT too; false is the paper's "No NSP" (section 5.1).
         compile: let torch.compile fuse each encoder layer: minutes at the start, faster steps on a GPU. Dropout draws
             other numbers than without it.

@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _newest(path: Path) -> Path:
     """A run's newest checkpoint, where ``path`` is the run or what names that checkpoint; else ``path`` itself."""
     run = RunDirectory(path.parent.parent if path.name == "latest" else path)
-    return run.candidates()[0] if run.step else path
+    return next(iter(run.candidates()), path)
 
 
 def _export(checkpoint: Path, output: Path) -> RunState:

@@ -24,13 +24,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from trainer.files import incomplete, publish
 from trainer.model import BertConfig, BertForPreTraining, parameter_count, parameter_shapes
 from trainer.tensor_files import write_tensors
 
 CONFIG, WEIGHTS, LINEAGE = "config.json", "model.safetensors", "lineage.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
-TOKENIZER_FILES = ("vocab.txt", "tokenizer.json", TOKENIZER_CONFIG, "special_tokens_map.json")
+TOKENIZER_FILES = (VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE, "special_tokens_map.json")
 
 # Ours -> theirs. A module stands for its weight and bias; a tuple, for what one product of ours joins.
 _PARAMETERS = {
@@ -187,7 +187,9 @@ def write_model(
     tokenizer = [tokenizer_dir / name for name in TOKENIZER_FILES if (tokenizer_dir / name).is_file()]
     if not tokenizer:
         raise ValueError(f"{tokenizer_dir}: no tokenizer there; give a folder with {' or '.join(TOKENIZER_FILES[:2])}")
-    staging = _empty(incomplete(directory))
+    staging = incomplete(directory)
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
     try:
         _write_json(staging / CONFIG, settings)
         _write_json(staging / LINEAGE, lineage)
@@ -195,7 +197,7 @@ def write_model(
         write_tensors(staging / WEIGHTS, {k: v.float().contiguous() for k, v in weights.items()}, {"format": "pt"})
         for file in tokenizer:
             shutil.copyfile(file, staging / file.name)
-        _limit_tokenizer(staging / TOKENIZER_CONFIG, settings["max_position_embeddings"])
+        _limit_tokenizer(staging / CONFIG_FILE, settings["max_position_embeddings"])
         publish(staging, directory)
     finally:
         shutil.rmtree(staging, ignore_errors=True)  # where the disk is full, the next checkpoint needs the room
@@ -392,9 +394,3 @@ def _limit_tokenizer(path: Path, positions: int) -> None:
         _write_json(path, {**settings, "model_max_length": positions})
     except (FileNotFoundError, ValueError, TypeError, RecursionError):
         return  # another program's, and not as we know it: left as it is
-
-
-def _empty(directory: Path) -> Path:
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    return directory

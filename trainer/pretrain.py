@@ -85,7 +85,7 @@ def _write_failure(run: RunDirectory, reason: str) -> bool:
     """Leave word of an error where there is a run; returns whether it is this rank that tells it."""
     first = os.environ.get("LOCAL_RANK", "0") == "0"  # a node's disk may have trouble of its own, and so may a rank
     first = first or not (has_joined() or wait_for_first(_HEAD_START))
-    if not run.config.is_file():
+    if not os.access(run.config, os.F_OK):  # which raises nothing, whatever keeps one from looking
         return first
     try:
         if has_joined():  # by now it may be one rank's alone: whoever is first tells
@@ -160,7 +160,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="DeepSpeed's own knobs: ZeRO, precision, offload, communication (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--shards", nargs="+", action="extend", required=True, metavar="DIR",
+        "--shards", type=_parse_shards, nargs="+", action="extend", required=True, metavar="DIR",
         help="made by preprocessing/make_shards.py; several are mixed by data.weights, or else by their numbers of "
         "pairs; with data.cache_dir also URLs that fsspec opens",
     )  # fmt: skip
@@ -180,6 +180,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if not arguments.shards:
         parser.error("--shards names no directory")
     return arguments
+
+
+def _parse_shards(text: str) -> str:
+    """As parse_path; an address is left as it is, and so is a setting, which an open-ended --shards takes too."""
+    return text if "://" in text or is_override(text) else str(parse_path(text))
 
 
 def _on_first(world: World, work: Callable[[], _Result]) -> _Result:

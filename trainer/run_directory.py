@@ -78,11 +78,16 @@ class RunDirectory:
         """See that a run is here, or that one can begin.
 
         Raises:
-            CheckpointError: something else is.
+            CheckpointError: something else is, or it can't be looked at.
         """
-        if self.path.exists() and not self.path.is_dir():
+        try:
+            is_file = self.path.exists() and not self.path.is_dir()
+            is_ours = is_file or self.is_new or self.config.is_file()
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: can't be read ({error.strerror}); choose another --output") from error
+        if is_file:
             raise CheckpointError(f"{self.path}: a file; choose another --output")
-        if not self.is_new and not self.config.is_file():
+        if not is_ours:
             raise CheckpointError(f"{self.path}: holds something that is not a run; choose another --output")
 
     def checkpoint(self, step: int) -> Path:
@@ -117,10 +122,10 @@ class RunDirectory:
         if not self.initial_weights.is_file():
             return None
         try:
-            told: dict[str, str] = json.loads(self.initial_weights.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
+            told = json.loads(self.initial_weights.read_text(encoding="utf-8"))
+            return {name: str(told[name]) for name in ("directory", "blake2b")}
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
             raise CheckpointError(f"{self.initial_weights}: damaged ({error}); choose another --output") from error
-        return told
 
     def set_outcome(self, ending: Ending | None, reason: str = "") -> None:
         """Say how the trainer ended, for job scripts; None while it runs."""

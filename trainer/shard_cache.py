@@ -10,6 +10,7 @@ any moment. The only importer of fsspec.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import hashlib
@@ -37,6 +38,7 @@ from preprocessing.schema import (
 )
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from trainer.files import sync, write_atomically
+from trainer.paths import parse_path
 from trainer.settings import ConfigError
 
 THREADS = 4  # files that are copied or hashed at a time
@@ -57,7 +59,7 @@ def cache_folder(cache_dir: str) -> Path | None:
         The folder; None where no copies are wanted.
 
     Raises:
-        ConfigError: a variable is not set, or is empty.
+        ConfigError: a variable is not set, or is empty; or it is none of the paths that trainer.paths.parse_path takes.
     """
     if not cache_dir:
         return None
@@ -70,7 +72,10 @@ def cache_folder(cache_dir: str) -> Path | None:
         ) from error
     except ValueError as error:
         raise ConfigError(f"data.cache_dir {cache_dir}: no variable's name follows a $; write $$ for a $") from error
-    return Path(written_out).expanduser()
+    try:
+        return parse_path(written_out)
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"data.cache_dir {error}") from error
 
 
 def cached(source: str, cache: Path, verify: bool) -> ShardDirectory:

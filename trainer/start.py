@@ -92,7 +92,7 @@ def initial_weights(directory: Path, recipe: Recipe) -> dict[str, torch.Tensor]:
     """
     try:
         export = load_export(directory, recipe.train.seed)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"--init-from: {error}") from error
     sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
              "is_decoder", "pre_layer_norm", "max_position_embeddings", "type_vocab_size",
@@ -224,11 +224,11 @@ def _check_segments(recipe: Recipe, shards: Corpus) -> None:
 def _check_initial_vocabulary(directory: Path, shards: Corpus) -> None:
     """See that the words of a Hugging Face directory, where it tells them, are those of the shards."""
     wanted = load_vocabulary(shards.tokenizer / VOCABULARY_FILE)
-    if not any((directory / name).is_file() for name in (VOCABULARY_FILE, TOKENIZER_FILE)):
-        return
     try:
+        if not any((directory / name).is_file() for name in (VOCABULARY_FILE, TOKENIZER_FILE)):
+            return
         found = load_words(directory)
-    except VocabularyError as error:
+    except (OSError, VocabularyError) as error:
         raise ConfigError(f"--init-from: {error}") from error
     if found != wanted:
         pairs = itertools.zip_longest(found, wanted)

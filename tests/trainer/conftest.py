@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,12 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A second directory, of 45 + 6 pairs."""
+    return write_shards(tmp_path_factory.mktemp("data") / "books", train=(7, 8), validation=(2,), seed=5)
+
+
+@pytest.fixture(scope="session")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The recipe TINY as a file."""
     path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
@@ -89,6 +96,17 @@ def call(recipe, shards, deepspeed_config, tmp_path):
         return run_ranks(world, task, [*flags, *settings], log=log), log.read_text()
 
     return run
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For products so small that two threads only wait for each other."""
+    import torch  # seconds to import, for the few who compute
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

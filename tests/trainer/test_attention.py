@@ -15,18 +15,10 @@ from trainer.attention import attention, dropout, fastest_on_gpu
 from trainer.determinism import use_deterministic_kernels
 from trainer.packing import PackedTokens
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 IMPLEMENTATIONS = ["reference", "grouped", "sdpa"]  # on a CPU; "varlen" is CUDA's
 LENGTHS = (7, 1, 5, 6, 1)  # tokens of five sequences
 TOKENS, HEADS, WIDTH = sum(LENGTHS), 2, 4
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Products this small only wait for each other on two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def packed(lengths: tuple[int, ...] = LENGTHS) -> PackedTokens:

@@ -17,11 +17,6 @@ from trainer.data import DataConfig, SampleStream
 from trainer.masking import MaskingConfig
 
 
-@pytest.fixture(scope="module")
-def books(tmp_path_factory):
-    return write_shards(tmp_path_factory.mktemp("data") / "books", train=(7, 8), validation=(2,), seed=5)
-
-
 def test_one_directory_is_identified_by_its_own_manifest(shards):
     corpus = open_corpus([str(shards)])
     assert corpus.manifest == (shards / MANIFEST).read_text()

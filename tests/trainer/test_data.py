@@ -257,12 +257,6 @@ def test_evaluation_predicts_every_sample_once_and_gives_all_ranks_as_many_batch
         assert torch.equal(batch.mlm_labels == EMPTY_SLOT, (batch.nsp_labels == EMPTY_SLOT)[batch.sequences])
 
 
-@pytest.fixture(scope="module")
-def books(tmp_path_factory):
-    """A second directory, of 45 + 6 pairs."""
-    return write_shards(tmp_path_factory.mktemp("data") / "books", train=(7, 8), validation=(2,), seed=5)
-
-
 def mixed(shards, books, split="train", **data):
     directories = [ShardDirectory(shards), ShardDirectory(books)]
     masking, data = MaskingConfig(), DataConfig(**data)

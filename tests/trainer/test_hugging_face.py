@@ -19,6 +19,7 @@ from trainer import hugging_face
 from trainer.hugging_face import from_hugging_face, load_export, save_export, to_hugging_face
 from trainer.model import BertConfig, BertForPreTraining
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CONFIG = BertConfig(
     vocab_size=53,
     hidden_size=24,
@@ -35,15 +36,6 @@ CONFIG = BertConfig(
     pad_token_id=1,
 )
 LINEAGE = {"run": "demo", "step": 100, "seed": 7}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Products this small only wait for each other on two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def random_state(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:

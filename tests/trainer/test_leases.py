@@ -148,11 +148,18 @@ def test_an_export_that_goes_before_it_is_locked_is_not_taken_either(exports, mo
         pass
 
 
-def test_where_there_are_no_locks_nothing_is_deleted(exports, monkeypatch, caplog):
-    def no_locks(*_):
+@pytest.fixture
+def no_locks(monkeypatch):
+    """A file system that has none."""
+
+    def fail(*_):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr("preprocessing.locks.fcntl.flock", no_locks)
+    monkeypatch.setattr("preprocessing.locks.fcntl.flock", fail)
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_where_there_are_no_locks_nothing_is_deleted(exports, caplog):
     with hold_export(exports / "step-000001"):
         assert keep_one(exports) == ["step-000001", "step-000002", "step-000003"]
     assert "stays, for this file system has no locks" in caplog.text
@@ -204,11 +211,8 @@ def test_a_run_is_free_when_its_trainer_has_ended(tmp_path, trainer):
         assert (tmp_path / "run" / "trainer.lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
 
 
-def test_without_locks_a_trainer_goes_on(tmp_path, monkeypatch, caplog):
-    def no_locks(*_):
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr("preprocessing.locks.fcntl.flock", no_locks)
+@pytest.mark.usefixtures("no_locks")
+def test_without_locks_a_trainer_goes_on(tmp_path, caplog):
     with hold_run(RunDirectory(tmp_path / "run")):
         assert "has no locks; start no other trainer in this run directory" in caplog.text
 
@@ -225,12 +229,8 @@ def test_who_only_looks_whether_a_run_is_held_is_not_taken_for_its_trainer(tmp_p
         assert is_held(run)
 
 
-def test_without_locks_nobody_is_taken_for_a_trainer(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("no_locks")
+def test_without_locks_nobody_is_taken_for_a_trainer(tmp_path):
     """Or a run that was killed there would be a running one in MLflow for ever."""
-
-    def no_locks(*_):
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr("preprocessing.locks.fcntl.flock", no_locks)
     RunDirectory(tmp_path).lock.touch()
     assert not is_held(RunDirectory(tmp_path))

@@ -20,6 +20,7 @@ from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, BertModel,
 from trainer.model import pretraining_losses as losses_of
 from trainer.packing import PackedTokens
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = BertConfig(
     vocab_size=53,
     hidden_size=24,
@@ -30,15 +31,6 @@ TINY = BertConfig(
 )
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 LENGTHS = torch.tensor([9, 4, 1])  # tokens of each sequence
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Products this small only wait for each other on two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def tiny(**options: object) -> BertConfig:

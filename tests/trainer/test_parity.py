@@ -21,6 +21,7 @@ from trainer.hugging_face import from_hugging_face, load_export
 from trainer.model import BertForPreTraining, pretraining_losses
 from trainer.packing import PackedTokens
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 BASE = {"vocab_size": 101, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 CONFIGURATIONS = {
     "one layer, one head": {
@@ -52,15 +53,6 @@ CONFIGURATIONS = {
 }  # fmt: skip
 KINDS = {"bert": transformers.BertForPreTraining, "megatron-bert": transformers.MegatronBertForPreTraining}
 LENGTHS = {"full": [12, 12, 12], "padded": [33, 4, 20, 1], "one token": [1]}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Products this small only wait for each other on two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Batch(NamedTuple):

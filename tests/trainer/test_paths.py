@@ -20,6 +20,7 @@ def test_a_leading_tilde_is_the_home_folder(monkeypatch, tmp_path):
     (tracking.main, ["sync", ""]),
     (pretrain.main, ["--config", "a.toml", "--shards", "shards", "--output", ""]),
     (pretrain.main, ["--config", "a.toml", "--shards", "shards", "--output", "run", "--init-from", ""]),
+    (pretrain.main, ["--config", "a.toml", "--output", "run", "--shards", ""]),
     (doctor.main, ["--shared", ""]),
     (inspect.main, ["shards", "--histograms", ""]),
 ])  # fmt: skip

@@ -46,7 +46,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_without_streams,
 )
 from tests.trainer.shard_factory import write_shards
-from trainer import export
+from trainer import export, pretrain
 from trainer.files import read_lines
 from trainer.leases import hold_export, hold_run
 from trainer.run_directory import RunDirectory
@@ -226,6 +226,14 @@ def test_data_that_can_not_be_read_where_a_phase_begins_leaves_the_checkpoint_be
     run = RunDirectory(tmp_path / "run")
     assert run.outcome == ("failed", "rank 0: shard-x: a broken pair")
     assert run.candidates() == [run.checkpoint(3)]
+
+
+def test_of_shards_a_leading_tilde_is_the_home_folder_and_an_address_is_left_alone(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    words = ["--shards=~/wiki", "--shards", "s3://b//c/", "data.cache_dir=x//y"]
+    arguments = pretrain._parse(["--config", "a.toml", "--output", "run", *words])
+    assert arguments.shards == ["/home/ada/wiki", "s3://b//c/"]
+    assert arguments.settings == ["data.cache_dir=x//y"]
 
 
 def test_options_and_settings_in_any_order(shards, recipe, deepspeed_config, tmp_path):

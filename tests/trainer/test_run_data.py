@@ -7,13 +7,11 @@ import pytest
 
 from preprocessing.schema import checksum
 from tests.ranks import run_ranks
-from tests.trainer.conftest import ROOT
+from tests.trainer.conftest import ROOT, losses
 from tests.trainer.loader_tasks import run_pretrain_and_kill_a_loader
 from tests.trainer.rank_tasks import run_pretrain
-from tests.trainer.shard_factory import write_shards
 from trainer import pretrain
 from trainer.corpus import open_corpus
-from trainer.files import read_lines
 
 
 def train(recipe, deepspeed_config, shards, output, settings=(), world=1, task=run_pretrain):
@@ -39,15 +37,6 @@ def whole(recipe, shards, tmp_path_factory):
     codes, log = train(recipe, ROOT / "ds_config.json", [shards], output)
     assert codes == [0], log
     return losses(output)
-
-
-@pytest.fixture(scope="module")
-def books(tmp_path_factory):
-    return write_shards(tmp_path_factory.mktemp("data") / "books", train=(7, 8), validation=(2,), seed=5)
-
-
-def losses(run):
-    return [line["loss"] for line in read_lines(run / "metrics.jsonl")]
 
 
 def test_directories_mixed_by_weight_whatever_the_ranks_and_a_resume_with_other_weights(call, shards, books, tmp_path):

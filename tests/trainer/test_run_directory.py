@@ -1,9 +1,10 @@
+import re
 import resource
 
 import pytest
 
 from tests.trainer.little_room import room_for
-from trainer.run_directory import Outcome, RunDirectory, step_folders
+from trainer.run_directory import CheckpointError, Outcome, RunDirectory, step_folders
 
 
 @pytest.fixture
@@ -90,6 +91,13 @@ def test_a_rank_without_handles_takes_no_word_from_another(run):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert run.outcome == ("failed", "mine")
+
+
+@pytest.mark.parametrize("left", ["", "[]", '"x"', "{}", '{"directory": "bert"}'])
+def test_weights_that_a_run_began_with_are_not_guessed(run, left):
+    run.initial_weights.write_text(left)
+    with pytest.raises(CheckpointError, match=re.escape(f"{run.initial_weights}: damaged (")):
+        run.read_initial_weights()
 
 
 def test_a_folder_that_is_no_step_is_passed_over(tmp_path):

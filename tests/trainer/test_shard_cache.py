@@ -33,6 +33,7 @@ FILES = [
         ("/local/${USER_NAME}_$SLURM_JOB_ID", "/local/ada_12"),
         ("/local/$$x", "/local/$x"),
         ("cache", "cache"),
+        ("./~/cache", "~/cache"),
     ],
 )
 def test_a_cache_is_named_by_what_the_node_s_variables_are(monkeypatch, cache_dir, folder):
@@ -55,6 +56,7 @@ def test_without_a_name_there_is_no_cache():
         ),
         ("$EMPTY/x", "EMPTY is not set where the trainer runs"),  # /x would be another folder than is meant
         ("/x/$/y", r"no variable's name follows a \$; write \$\$ for a \$"),
+        ("~nobody-of-that-name/x", "data.cache_dir '~nobody-of-that-name/x': there is no such home directory"),
     ],
 )
 def test_a_cache_by_a_variable_that_is_not_set_is_refused(monkeypatch, cache_dir, message):

@@ -150,6 +150,17 @@ def test_bad_input_gets_one_line_and_exit_code_2_and_leaves_nothing(call, shards
     assert not output.is_dir() or [path.name for path in output.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize("option", ["output", "init-from"])
+def test_a_path_that_can_not_be_looked_at_is_one_line_too(call, tmp_path, option):
+    """As one is within a folder that only others may enter."""
+    path = tmp_path / ("long" * 100)
+    codes, log = call(**{option: path})
+    assert codes == [2]
+    (error,) = [line for line in log.splitlines() if line.startswith("error:")]
+    assert str(path) in error
+    assert "Traceback" not in log
+
+
 def test_a_model_that_knows_one_segment_learns_from_shards_that_have_no_second(recipe, shards, tmp_path):
     settings = load_recipe(recipe, ["model.type_vocab_size=1", "train.next_sentence=false"])
     _check_segments(settings, open_corpus([str(without_next_sentences(shards, tmp_path))]))

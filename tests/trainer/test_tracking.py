@@ -13,6 +13,7 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from tests.trainer.little_room import room_for
 from tests.trainer.mlflow_store import CONFIG, add_lines, empty_store, metrics, write_run
 from trainer.files import STRETCH, read_lines
 from trainer.leases import hold_run
@@ -416,6 +417,12 @@ def test_mistakes_end_with_one_line(
 ) -> None:
     assert main(["sync", str(tmp_path / "nothing")]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path / 'nothing'}: not a run directory (no config.toml)\n"
+    long = tmp_path / ("long" * 100)  # not to be looked at, as what others may not enter
+    assert main(["sync", str(long)]) == 2
+    assert capsys.readouterr().err == f"error: {long / 'config.toml'}: File name too long\n"
+    with room_for(0):
+        assert main(["sync", str(run.path)]) == 2
+    assert capsys.readouterr().err == f"error: {run.path}: File too large\n"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", NOBODY)
     assert main(["sync", str(run.path)]) == 1
     error = capsys.readouterr().err

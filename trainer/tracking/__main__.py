@@ -21,15 +21,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=parse_path, help="a run directory")
     arguments = parser.parse_args(argv)
     run = RunDirectory(arguments.run)
-    if not run.config.is_file():
-        print(f"error: {run.path}: not a run directory (no {run.config.name})", file=sys.stderr)
-        return 2
     try:
         experiment = tomllib.loads(run.config.read_text(encoding="utf-8"))["tracking"]["experiment"]
+        prepare(run, experiment)  # for a run that trained with tracking.enabled=false
+    except (FileNotFoundError, NotADirectoryError):
+        print(f"error: {run.path}: not a run directory (no {run.config.name})", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {error.filename or run.path}: {error.strerror}", file=sys.stderr)
+        return 2
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         print(f"error: {run.config}: damaged ({error})", file=sys.stderr)
         return 2
-    prepare(run, experiment)  # for a run that trained with tracking.enabled=false
     try:
         run_id = sync(run, status_of(run))
     except LostRunError as error:

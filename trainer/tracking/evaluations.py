@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -119,7 +119,7 @@ def _store_of(run: RunDirectory) -> Store | None:
         return None
     tell_of_another_store(run, cursor)
     store = Store(cursor.tracking_uri, cursor.experiment, cursor.run_id or None)
-    pending = Store(store.tracking_uri, store.experiment, store.parent, run.pending_evaluations)
+    pending = replace(store, pending=run.pending_evaluations)
     database = database_of(cursor.tracking_uri)
     if not cursor.run_id:
         return pending
