@@ -50,10 +50,12 @@ def run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.Pi
         try:
             pipeline = beam.Pipeline(options=options)
             build(pipeline)
-            running = pipeline.run()
-            # The workers of another machine's engine would go on, and write among the files of the next job.
-            with contextlib.nullcontext() if embedded else before_end(running.cancel):
-                running.wait_until_finish()
+            # A worker that is started while an end looks for those to kill would outlive it.
+            with before_end(worker_handlers.SUBPROCESS_LOCK.acquire):
+                running = pipeline.run()
+                # The workers of another machine's engine would go on, and write among the files of the next job.
+                with contextlib.nullcontext() if embedded else before_end(running.cancel):
+                    running.wait_until_finish()
         except Exception as error:
             if reason := job.left_error(STUCK):
                 raise JobFailedError(reason) from error

@@ -62,6 +62,26 @@ with interruption.before_end(fail), interruption.before_end(threading.Event().wa
     time.sleep(1000)
 """
 
+# The job's first worker is started a second after it was about to be, and the end takes two.
+LATE_WORKER = """
+import subprocess, time
+from preprocessing import beam_cli, interruption
+
+class Late(subprocess.Popen):
+    def __init__(self, command, **options):
+        if "sdk_worker_main" in command:
+            print("begun", flush=True)
+            time.sleep(1)
+        super().__init__(command, **options)
+
+def slowly(top, kill=interruption._kill_all_below):
+    kill(top)
+    time.sleep(2)
+
+subprocess.Popen, interruption._kill_all_below = Late, slowly
+beam_cli.main()
+"""
+
 # A process that would die of SIGINT, and by itself.
 WORKER = """
 import subprocess, sys
@@ -110,6 +130,18 @@ def test_sigterm_ends_workers_that_have_hardly_begun(books: Path, vocabulary_fil
     process = start("beam", "run", "preprocessing/make_shards.py", "--books", books / "*.txt", *options)
     while process.poll() is None and not started_by(process.pid, "sdk_worker_main"):
         time.sleep(0.01)
+    process.terminate()
+    assert process.communicate(timeout=60)[1] == "make_shards: interrupted; the same command goes on with this job\n"
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_worker_that_is_started_meanwhile_ends_too(books: Path, vocabulary_file: Path, tmp_path: Path) -> None:
+    """It would wait for minutes for the job that started it."""
+    options = ("--vocab", vocabulary_file, "--output", tmp_path / "out", "--direct_num_workers=2")
+    job = ("run", "preprocessing/make_shards.py", "--books", books / "*.txt")
+    process = start(sys.executable, "-c", LATE_WORKER, *job, *options)
+    assert process.stdout
+    assert process.stdout.readline() == "begun\n"
     process.terminate()
     assert process.communicate(timeout=60)[1] == "make_shards: interrupted; the same command goes on with this job\n"
     assert process.returncode == 128 + signal.SIGTERM
