@@ -199,7 +199,7 @@ def test_an_end_cancels_what_runs_on_other_machines(
     waited: list[list[str]] = []
     monkeypatch.setattr(beam.Pipeline, "run", lambda _pipeline: Running())
     runner.run_pipeline(job, [f"--runner={name}"], lambda _pipeline: None)
-    assert waited == [["cancel"] if cancelled else []]
+    assert waited == [["acquire", *(["cancel"] if cancelled else [])]]  # the first: no more workers are started here
 
 
 class Ends:
