@@ -48,7 +48,8 @@ class Subject:
     @cached_property
     def outcomes(self) -> probe.Outcomes:
         """One pass over the held-out samples, which serves all tasks that want it."""
-        return probe.score(self.model, evaluation_batches(self.held_out, self.samples, self.batch_size))
+        size = min(self.batch_size, self.samples)  # a batch is filled up, which costs as much as samples do
+        return probe.score(self.model, evaluation_batches(self.held_out, self.samples, size))
 
 
 @dataclass(frozen=True)

@@ -206,6 +206,15 @@ def test_a_dry_run_writes_the_same_and_submits_nothing(here, slurm, capsys):
     assert file.read_bytes() == dry
 
 
+def test_a_job_that_runs_goes_on_with_its_own_script(here):
+    """A shell reads a script as it comes to it, and the next launch writes another one."""
+    command = ["pretrain", "--on", "local", "--dry-run", "--", "--config", "tiny.toml", "--shards", "shards"]
+    assert main([*command, "--output", "run"]) == 0
+    with (here / "run" / "job" / "pretrain.sh").open() as running:
+        assert main([*command, "--output", "run", "train.seed=3"]) == 0
+        assert running.read() != (here / "run" / "job" / "pretrain.sh").read_text()
+
+
 def test_jobs_that_write_the_same_output_have_one_name_and_no_others(here, slurm):
     """SLURM runs one job of a name at a time (--dependency=singleton)."""
 
@@ -735,8 +744,8 @@ def test_on_kubernetes_nothing_is_written_where_the_job_s_own_folder_lies_outsid
     assert sorted(here.rglob("*")) == before
 
 
-def pretrain_on_kubernetes(volume: Path) -> int:
-    settings = [f"kubernetes.mount_path={volume}", "kubernetes.pretrain.gpus=0"]
+def pretrain_on_kubernetes(volume: Path, *options: str) -> int:
+    settings = [*options, f"kubernetes.mount_path={volume}", "kubernetes.pretrain.gpus=0"]
     return main(["pretrain", "--on", "kubernetes", *settings, "--",
                  "--config", "tiny.toml", "--shards", "shards", "--output", "runs/tiny"])  # fmt: skip
 
@@ -748,8 +757,11 @@ def test_on_kubernetes_the_manifests_are_applied_where_kubectl_is_at_hand(here, 
     (here / "bin" / "kubectl").write_text(f"#!/bin/sh\n{answer}\n")
     (here / "bin" / "kubectl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{here}/bin")
+    command = f"apply -k {here}/runs/tiny/job"
+    assert pretrain_on_kubernetes(here, "--dry-run") == 0
+    assert capsys.readouterr().out == f"to submit: kubectl {command}\n"
     assert pretrain_on_kubernetes(here) == (2 if refused else 0)
-    told, command = capsys.readouterr(), f"apply -k {here}/runs/tiny/job"
+    told = capsys.readouterr()
     if refused:
         assert told.err.splitlines()[-1] == f"error: kubectl {command}: error: no such namespace"
         return
@@ -1004,6 +1016,15 @@ def test_an_option_that_is_given_twice_counts_twice(here):
     assert trained.reads == (here / "a" / "manifest.json", here / "b" / "manifest.json")
 
 
+def test_the_command_line_goes_before_the_arguments_of_the_settings(here):
+    of_settings = ["--config", "tiny.toml", "--shards", "shards", "--output", "run", "train.seed=3"]
+    job = ["pretrain", "--on", "local", "--dry-run", f"pretrain.arguments={json.dumps(of_settings)}"]
+    assert main([*job, "--", "--output", "other", "train.seed=4"]) == 0
+    (config,) = here.glob("other/job/snapshot-*/config.toml")
+    assert "seed = 4" in config.read_text()
+    assert not (here / "run").exists()
+
+
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 BAD = {
@@ -1153,14 +1174,14 @@ def test_a_folder_whose_name_has_a_line_end_launches_nothing(here, capsys, monke
 def test_paths_of_the_settings_are_replaced_as_a_shell_would_or_refused(here, capsys, monkeypatch):
     monkeypatch.setenv("HOME", str(here / "home"))
     (here / "home").mkdir()
-    for name in ("tiny.toml", "ds_config.json"):
+    for name in ("tiny.toml", "ds_config.json", "cluster.toml"):
         (here / name).rename(here / "home" / name)
     configuration = '"--config", "~/tiny.toml", "--deepspeed_config", "~/ds_config.json"'
     arguments = configuration + ', "--shards", "{}", "--output={}"'
 
     def pretrain(shards: str, output: str) -> int:
         given = f"pretrain.arguments=[{arguments.format(shards, output)}]"
-        return main(["pretrain", "--on", "local", "--dry-run", given])
+        return main(["pretrain", "--on", "local", "--dry-run", "--settings=~/cluster.toml", given])
 
     assert pretrain("shards", "~/runs/large") == 0
     assert (here / "home" / "runs" / "large" / "job").is_dir()

@@ -85,7 +85,7 @@ def test_a_task_that_fails_when_more_of_it_is_asked_for_keeps_its_figures(
 
 
 def test_results_of_other_weights_are_not_written_over(
-    export: Path, out: Path, capsys: pytest.CaptureFixture[str]
+    export: Path, data: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(export, out, "fill_mask") == 0
     before = (out / "results.json").read_bytes()
@@ -94,11 +94,12 @@ def test_results_of_other_weights_are_not_written_over(
     content[-1] ^= 1
     (other / WEIGHTS).write_bytes(content)
     capsys.readouterr()
-    assert run(other, out, "fill_mask") == 2
+    assert run(other, out, "fill_mask,mrpc", "--data", data, *ONE_POINT) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {out / 'results.json'}: of other weights, ")
     assert error.endswith(f", that lay in {export}; choose another --output, or delete that folder\n")
     assert (out / "results.json").read_bytes() == before
+    assert not (out / "mrpc").exists()  # before anything was learned
 
 
 def test_the_submission_has_the_test_sets_that_are_predicted_beside_it(export: Path, data: Path, out: Path) -> None:

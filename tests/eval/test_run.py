@@ -253,6 +253,18 @@ def test_one_pass_serves_both(export: Path, shards: Path, tmp_path: Path, monkey
     assert len(passes) == 1
 
 
+def test_no_more_is_computed_than_there_are_samples(
+    export: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    score = probe.score
+    monkeypatch.setattr(
+        probe, "score", lambda model, batches: score(model, (sizes.append(len(b.nsp_labels)) or b for b in batches))
+    )
+    assert run(export, tmp_path, shards, "--batch-size", "1000", tasks="mlm") == 0
+    assert sizes == [33]
+
+
 def without(name: str) -> Callable[[Path], None]:
     return lambda export: (export / name).unlink()
 

@@ -951,8 +951,9 @@ def test_options_that_no_task_heeds_are_told(tasks: str, options: str, told: str
 def test_options_without_effect_refuse_nothing(
     export: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert run(export, write_mrpc(data), tmp_path / "out", "mrpc", "--batch-size", "8") == 0
-    assert "--batch-size: for tasks that read held-out samples only, without effect on mrpc" in caplog.messages
+    assert run(export, write_codah(data), tmp_path / "out", "codah", "--batch-size", "8", "--long-text", "tail") == 0
+    assert "--batch-size: for tasks that read held-out samples only, without effect on codah" in caplog.messages
+    assert "--long-text: for tasks of texts only, without effect on codah" in caplog.messages
 
 
 def test_a_child_run_with_predictions(
@@ -1389,12 +1390,26 @@ def test_a_tokenizer_that_is_no_berts(
     assert found == f"{export}/tokenizer.json: lacks the token [MASK]; give the tokenizer of a BERT"
 
 
-def test_an_incomplete_checkpoint(export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("file", "left", "told"),
+    [
+        (
+            "model.safetensors",
+            None,
+            "missing; weights in another format become this one by transformers' save_pretrained",
+        ),
+        ("lineage.json", "{", "not JSON"),  # which the results alone would need, when all is learned
+    ],
+)
+def test_an_incomplete_checkpoint(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, left: str | None, told: str
+) -> None:
     write_mrpc(data)
-    (export / "model.safetensors").unlink()
+    (export / file).unlink()
+    if left:
+        (export / file).write_text(left)
     found = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "mrpc"))
-    expected = "missing; weights in another format become this one by transformers' save_pretrained"
-    assert found == f"{export}/model.safetensors: {expected}"
+    assert found.startswith(f"{export}/{file}: {told}")
 
 
 @pytest.mark.parametrize(("word", "told"), [("word", 1), ("Word", 0)], ids=["uncased", "cased"])
