@@ -37,13 +37,19 @@ def whole(path: Path | str) -> Path:
     if home.startswith("~") or re.search(r"\$\{?[A-Za-z_]", home):
         raise ConfigError(f"{path}: no shell reads this, so it is not replaced; write the path out")
     parts = (current_folder() / home).parts
-    try:
-        Path(*parts).stat()
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise ConfigError(f"{path}: its links lead in a circle; take another path") from error
     end = len(parts) - parts[::-1].index("..") if ".." in parts else 0
-    return Path(*parts[:end]).resolve().joinpath(*parts[end:]) if end else Path(*parts)
+    found = Path(os.path.realpath(Path(*parts[:end])), *parts[end:]) if end else Path(*parts)
+    if _leads_in_a_circle(Path(*parts)) or _leads_in_a_circle(found):  # there may be nothing before a ".."
+        raise ConfigError(f"{path}: its links lead in a circle; take another path")
+    return found
+
+
+def _leads_in_a_circle(path: Path) -> bool:
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
 
 
 def is_seen(path: Path, folders: Sequence[Path]) -> bool:

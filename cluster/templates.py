@@ -35,7 +35,6 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=_quote,
         trim_blocks=True,
-        lstrip_blocks=True,
         keep_trailing_newline=True,
     )
     environment.filters |= {"shell": _Shell, "lines": _lines}
@@ -46,8 +45,6 @@ def _quote(value: Any) -> str:
     """What stands for a value in a shell script."""
     if isinstance(value, _Shell):
         return value
-    if isinstance(value, jinja2.Undefined):
-        return str(value)  # raises
     return shlex.join(map(str, value)) if isinstance(value, list) else shlex.quote(str(value))
 
 

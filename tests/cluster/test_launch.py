@@ -432,10 +432,14 @@ def test_hostile_names_reach_the_program_as_they_are_and_nothing_else_happens(he
     folder.mkdir()
     for name in ("shards", "tiny.toml", "ds_config.json"):
         (folder / name).symlink_to(here / name)
+    python = folder / "my python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
     monkeypatch.chdir(folder)
     shared = f"slurm.shared=[{json.dumps(str(here))}]"
     settings = [
         shared,
+        f"slurm.python={json.dumps(str(python))}",
         "slurm.pretrain.gpus_per_node=0",
         f"slurm.environment.HOSTILE={json.dumps(HOSTILE)}",
         'slurm.setup=["echo ready"]',
@@ -448,6 +452,7 @@ def test_hostile_names_reach_the_program_as_they_are_and_nothing_else_happens(he
     assert done.stdout == "ready\n"
     (arguments, seen), = [call[1:] for call in slurm.calls() if call[0] == "srun"]  # fmt: skip
     assert seen["HOSTILE"] == HOSTILE
+    assert arguments[arguments.index("-m") - 1] == str(python)
     assert arguments[-2:] == ["--output", str(folder / "run")]
     assert not list(here.rglob("pwned"))
     (log,) = [word for word in directives(file) if word.startswith("--output=")]

@@ -21,6 +21,7 @@ def test_a_path_is_made_whole_and_keeps_its_links(linked):
     assert whole("link/new") == linked / "link" / "new"
     assert whole(linked / "link") == linked / "link"
     assert whole("./link//x/") == linked / "link" / "x"
+    assert whole(".") == linked
 
 
 def test_two_dots_lead_up_from_where_the_link_leads_to_as_they_do_for_every_program(linked):
@@ -36,7 +37,7 @@ def test_a_leading_tilde_is_the_home_folder(linked, monkeypatch):
     assert whole("link/~") == linked / "link" / "~"
 
 
-@pytest.mark.parametrize("path", ["$FOO/shards", "a/${FOO}/b", "/x/$HOME", "~nobody-of-this-name/x"])
+@pytest.mark.parametrize("path", ["$FOO/shards", "$foo/shards", "a/${FOO}/b", "/x/$HOME", "~nobody-of-this-name/x"])
 def test_what_only_a_shell_would_replace_is_refused(linked, path):
     with pytest.raises(ConfigError, match="no shell reads this, so it is not replaced; write the path out"):
         whole(path)
@@ -53,7 +54,7 @@ def test_dollars_and_tildes_that_a_name_may_have_are_left(linked, path):
     assert whole(path) == linked / path
 
 
-@pytest.mark.parametrize("path", ["circle", "circle/x", "real/../circle/x", "~/circle"])
+@pytest.mark.parametrize("path", ["circle/x", "circle/../x", "real/../circle/x", "nothing/../circle/x", "~/circle"])
 def test_links_that_lead_in_a_circle_are_refused(linked, monkeypatch, path):
     monkeypatch.setenv("HOME", str(linked))
     (linked / "circle").symlink_to("around")
@@ -95,6 +96,7 @@ def test_seen_is_what_lies_in_a_folder_and_leads_to_nothing_outside(linked):
     assert not is_seen(linked / "link" / "other", [linked / "link"])
     assert is_seen(linked / "link" / "other" / "x", [linked / "link", linked / "other"])
     assert not is_seen(linked / "real" / "deep" / "x", [linked / "link"])  # not by this name
+    assert not is_seen(linked / "link" / "x", [linked / "real"])  # what it leads to alone
     assert not is_seen(linked / "linked", [linked / "link"])
     (linked / "apart").mkdir()
     (linked / "apart" / "x").symlink_to(linked / "real" / "deep" / "x")

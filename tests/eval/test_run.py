@@ -426,7 +426,9 @@ def test_without_a_word_on_accents_they_go_where_upper_case_goes(export: Path, t
     assert run(export, tmp_path / "results", None, tasks="fill_mask") == 0
 
 
-def test_how_a_tokenizer_knows_a_mask(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_how_a_tokenizer_knows_a_mask(
+    export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tokenizer = json.loads((export / "tokenizer.json").read_text())
     *others, mask = tokenizer["added_tokens"]
     tokenizer["added_tokens"] = [*others, {**mask, "lstrip": True}]  # the blank before it is part of it
@@ -438,6 +440,7 @@ def test_how_a_tokenizer_knows_a_mask(export: Path, tmp_path: Path, capsys: pyte
     code = run(export, tmp_path / "results", None, tasks="fill_mask")
     message = "takes the [MASK] of a sentence for words; add it to added_tokens there"
     assert_refused(code, capsys, tmp_path / "results", "tokenizer.json", message)
+    assert run(export, tmp_path / "results", shards, tasks="mlm") == 0  # whose words are masked by their numbers
 
 
 def test_shards_that_cannot_be(export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

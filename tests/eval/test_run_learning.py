@@ -23,7 +23,7 @@ import torch
 from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file, save_file
 
-from eval import experiment, workers
+from eval import experiment, plan, workers
 from eval import run as evaluation
 from eval.errors import UsageError
 from eval.evaluated import find_results, read_evaluations
@@ -954,6 +954,7 @@ def test_options_without_effect_refuse_nothing(
     assert run(export, write_codah(data), tmp_path / "out", "codah", "--batch-size", "8", "--long-text", "tail") == 0
     assert "--batch-size: for tasks that read held-out samples only, without effect on codah" in caplog.messages
     assert "--long-text: for tasks of texts only, without effect on codah" in caplog.messages
+    assert run(export, data / "nowhere", tmp_path / "out", "fill_mask", "--max-length", "4096") == 0
 
 
 def test_a_child_run_with_predictions(
@@ -1085,12 +1086,22 @@ def test_a_gpu_that_is_not_there(export: Path, data: Path, tmp_path: Path, capsy
     assert capsys.readouterr().err.startswith("error: --device cuda: torch finds no GPU here; ")
 
 
+@pytest.mark.parametrize(("gpu", "asked", "taken"), [(True, "cpu", "cpu"), (True, None, "cuda"), (False, None, "cpu")])
+def test_what_computes_is_a_gpu_unless_the_command_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, asked: str | None, taken: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    words = ["--checkpoint", "export", "--tasks", "mrpc", *(["--device", asked] if asked else [])]
+    assert plan._device(parse(words)).type == taken
+
+
 def test_more_tokens_than_positions(
     export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_mrpc(data)
-    assert run(export, data, tmp_path / "out", "mrpc", "--max-length", "4096") == 2
-    assert capsys.readouterr().err.startswith("error: --max-length 4096: the export has ")
+    assert run(export, data, tmp_path / "out", "mrpc", "--max-length", "49") == 2
+    assert capsys.readouterr().err == "error: --max-length 49: the export has 48 positions; give as many\n"
+    assert run(export, data, tmp_path / "out", "mrpc", "--max-length", "48") == 0
 
 
 def test_without_an_output_results_lie_where_the_report_looks(export: Path, data: Path, tmp_path: Path) -> None:
