@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -67,6 +68,8 @@ def test_results(export: Path, shards: Path, tmp_path: Path, capsys: pytest.Capt
         assert (found["version"], list(found["metrics"])) == (1, metrics)
         assert all(len(figure) == 4 and figure["half_width"] > 0 for figure in found["metrics"].values())
         assert found["baselines"].keys() == found["metrics"].keys()
+    baselines = {name: figure["baseline"] for name, figure in results["tasks"]["mlm"]["metrics"].items()}
+    assert baselines["perplexity"] == pytest.approx(math.exp(baselines["loss"]))
     assert len(results["tasks"]["fill_mask"]["details"]["sentences"]) == 10
     assert sorted(path.name for path in (tmp_path / "new" / "results").iterdir()) == [".collect.lock", "results.json"]
     assert (results["data"], results["fine_tuning"], results["failed"], results["files"]) == (None, None, {}, [])
@@ -503,7 +506,7 @@ def test_an_output_that_is_a_file(export: Path, tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     "option",
     [["--samples", "1"], ["--batch-size", "0"], ["--threads", "two"], ["--threads", "1025"], ["--workers", "1025"],
-     ["--seeds", "9" * 30], ["--epochs", "2147483648"], ["--data", ""]],
+     ["--seeds", "10001"], ["--epochs", "2147483648"], ["--data", ""], ["--sample", "9"]],
 )  # fmt: skip
 def test_values_that_cannot_be(export: Path, tmp_path: Path, option: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):

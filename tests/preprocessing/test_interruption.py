@@ -24,6 +24,17 @@ print("begun", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
 """
 
+# What Python would interrupt by itself, with a traceback; the end takes a second.
+IN_PYTHON = """
+import time
+from preprocessing import interruption
+interruption._kill_all_below = lambda top: time.sleep(1)
+interruption.end_when_interrupted("told")
+print("begun", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
 # As of a cluster's job, whose end the main thread is told while the action still waits for the cluster.
 BROKEN_OFF = """
 import threading, time
@@ -82,7 +93,7 @@ subprocess.Popen, interruption._kill_all_below = Late, slowly
 beam_cli.main()
 """
 
-# A process that would die of SIGINT, and by itself.
+# A process that sends itself a signal.
 WORKER = """
 import subprocess, sys
 from preprocessing.interruption import end_when_interrupted
@@ -159,8 +170,9 @@ def test_the_training_of_a_vocabulary_ends_with_a_line(tmp_path: Path) -> None:
     assert not output.exists()
 
 
-def test_code_in_c_is_ended_too() -> None:
-    process = start(sys.executable, "-c", IN_C)
+@pytest.mark.parametrize("code", [IN_C, IN_PYTHON], ids=["in C", "in Python"])
+def test_code_of_every_kind_is_ended_with_a_line(code: str) -> None:
+    process = start(sys.executable, "-c", code)
     assert process.stdout
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
@@ -188,8 +200,9 @@ def test_each_that_has_something_to_do_before_an_end_gets_time_for_it() -> None:
     assert process.returncode == 128 + signal.SIGTERM
 
 
-def test_a_worker_does_not_answer_to_the_signal_by_itself() -> None:
-    assert start(sys.executable, "-c", WORKER).communicate(timeout=60) == ("alive\n", "")
+@pytest.mark.parametrize(("number", "said"), [("SIGINT", "alive\n"), ("SIGTERM", "")])
+def test_a_worker_does_not_answer_by_itself_to_the_signal_that_goes_to_all(number: str, said: str) -> None:
+    assert start(sys.executable, "-c", WORKER.replace("SIGINT", number)).communicate(timeout=60) == (said, "")
 
 
 def test_the_message_takes_the_place_of_the_progress_on_a_terminal() -> None:

@@ -119,6 +119,7 @@ def test_noise_is_shown_where_an_error_is_not_explained_and_everything_is_as_it_
         assert fail(error("told by the command"), b"noise") == ""
     assert fail(ValueError("unexpected"), b"noise") == "noise"
     assert fail(ValueError("unexpected"), b"x" * 5000 + b"the end") == "x" * 3993 + "the end"
+    assert fail(ValueError("unexpected"), "ü".encode() * 2000 + b"!") == "\ufffd" + "ü" * 1999 + "!"
     os.write(2, b"told")
     assert capfd.readouterr().err == "told"
     assert (psutil.Process().num_fds(), level()) == before
@@ -183,6 +184,16 @@ def test_a_mistake_of_the_users_leaves_nothing_and_a_dead_worker_what_was_done(j
     with pytest.raises(SourceError, match=r"^a\.txt: damaged$"):
         runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
     assert not made.exists()
+
+
+def test_what_nothing_explains_is_left_to_its_traceback(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    def build(_pipeline: beam.Pipeline) -> NoReturn:
+        os.write(2, b"noise")
+        raise RuntimeError("what Beam says of it")
+
+    with pytest.raises(RuntimeError, match=r"^what Beam says of it$"):
+        runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+    assert capfd.readouterr().err == "noise"
 
 
 @pytest.mark.parametrize(("name", "cancelled"), [("FnApiRunner", False), ("FlinkRunner", True)])
