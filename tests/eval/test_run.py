@@ -70,6 +70,10 @@ def test_results(export: Path, shards: Path, tmp_path: Path, capsys: pytest.Capt
         assert found["baselines"].keys() == found["metrics"].keys()
     baselines = {name: figure["baseline"] for name, figure in results["tasks"]["mlm"]["metrics"].items()}
     assert baselines["perplexity"] == pytest.approx(math.exp(baselines["loss"]))
+    share, entropy = (results["tasks"]["nsp"]["metrics"][name]["baseline"] for name in ("accuracy", "loss"))
+    assert share == pytest.approx(17 / 33)  # whose second segments are random
+    assert results["tasks"]["nsp"]["baselines"]["accuracy"] == "always 'random', the larger class"
+    assert entropy == pytest.approx(-share * math.log(share) - (1 - share) * math.log(1 - share))
     assert len(results["tasks"]["fill_mask"]["details"]["sentences"]) == 10
     assert sorted(path.name for path in (tmp_path / "new" / "results").iterdir()) == [".collect.lock", "results.json"]
     assert (results["data"], results["fine_tuning"], results["failed"], results["files"]) == (None, None, {}, [])
@@ -348,6 +352,14 @@ def test_an_incomplete_export(
     spoil, message = INCOMPLETE[case]
     spoil(export)
     assert_refused(run(export, tmp_path / "results", shards), capsys, tmp_path / "results", message)
+
+
+def test_without_a_head_for_words_no_mask_is_filled(
+    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacking("cls.predictions.transform.dense")(export)
+    code = run(export, tmp_path / "results", None, tasks="fill_mask")
+    assert_refused(code, capsys, tmp_path / "results", "lacks mlm.dense.weight, which fill_mask needs")
 
 
 @pytest.mark.parametrize("given", ["runs/demo", "runs/demo/exports", "runs/demo/checkpoints/step-000060"])
