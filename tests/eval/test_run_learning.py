@@ -930,7 +930,7 @@ LEARNED = "--test, --seeds: for tasks that the model learns only, without effect
             "--sequence-length 32",
             "--sequence-length: for tasks that read held-out samples only, without effect on fill_mask",
         ),
-        ("mrpc,mlm", "--sentences own.txt", "--sentences: for fill_mask only, without effect on mrpc, mlm"),
+        ("mrpc, mlm,", "--sentences own.txt", "--sentences: for fill_mask only, without effect on mrpc, mlm"),
         ("mlm,fill_mask", "--test --seeds 2", f"{LEARNED}mlm, fill_mask"),
         ("squad", "--long-text tail", "--long-text: for tasks of texts only, without effect on squad_v1, squad_v2"),
         (
