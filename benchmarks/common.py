@@ -37,6 +37,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DEMO = ("model.hidden_size=128", "model.num_hidden_layers=2", "model.num_attention_heads=2",
         "model.intermediate_size=512")  # fmt: skip
 
+GPU_LOST = 3  # an exit code; 1 and 2 are those of parts that failed and of wrong arguments
+
 
 def require_cpu() -> None:
     """End the program where DeepSpeed would take a GPU, which is decided when it is imported."""
@@ -63,46 +65,74 @@ class Parts:
     """Parts of a benchmark, each of which may fail by itself; what is known is on disk after each.
 
     OUTPUT/NAME.json holds what the benchmark says about itself and a record of each part: kind, name, seconds, and what
-    was found or the error. OUTPUT/NAME.md is the page made of them.
+    was found or the error. OUTPUT/NAME.md is the page made of them. A part is there before it begins, so that they name
+    the one in which the process was killed.
 
     Attributes:
         records: of the parts so far.
     """
 
     def __init__(
-        self, stem: Path, about: dict[str, Any], page: Callable[[list[dict[str, Any]]], str], end: float = math.inf
-    ):
-        """Begin with nothing.
+        self, stem: Path, about: dict[str, Any], page: Callable[[list[dict[str, Any]]], str], end: float = math.inf,
+        go_on: bool = False,
+    ):  # fmt: skip
+        """Begin with nothing, or with what an earlier process left.
 
         Args:
             stem: OUTPUT/NAME.
             about: JSON, of the whole benchmark.
             page: makes the page of the records.
-            end: seconds after the start of this process from which on no part is begun.
+            end: seconds after the start of the first process from which on no part is begun.
+            go_on: leave out the parts that have a record already, such as of the one that an earlier process died of.
         """
-        self.records: list[dict[str, Any]] = []
-        self._stem, self._about, self._page, self._end = stem, about, page, end
+        self._stem, self._page, self._end = stem, page, end
+        written = stem.with_suffix(".json")
+        known = json.loads(written.read_text(encoding="utf-8")) if go_on and written.exists() else {}
+        self.records: list[dict[str, Any]] = known.get("parts", [])
+        self._began = known.get("began", time.time() - seconds_since_start())
+        self._about = about
 
     def run(self, kind: str, name: str, measure: Callable[[], Any]) -> Any:
-        """What a part finds (JSON); None where it fails or there is no time left for it."""
-        began = seconds_since_start()
-        record: dict[str, Any] = {"kind": kind, "name": name}
+        """What a part finds (JSON); None where it fails or there is no time left for it.
+
+        Where a part loses the GPU to this process, such as by an address that a kernel got wrong, the process ends with
+        the exit code GPU_LOST: no other part would find anything in it.
+        """
+        for record in self.records:
+            if (record["kind"], record["name"]) == (kind, name):
+                return record.get("found")
+        began = self._passed()
+        record = {"kind": kind, "name": name, "seconds": 0.0}
+        self.records.append(record)
         if began > self._end:
             record["error"] = f"not run: {self._end:.0f} seconds had passed"
         else:
+            record["error"] = "the process ended in it"
+            self._write()
             try:
                 record["found"] = measure()
+                del record["error"]
             except Exception as error:
                 traceback.print_exc()
                 record["error"] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        release()  # only here nothing holds the frames of a failed part, and their tensors, any more
-        record["seconds"] = seconds_since_start() - began
-        self.records.append(record)
-        whole = {"about": self._about, "parts": self.records}
+        record["seconds"] = self._passed() - began
+        self._write()
+        print(f"{kind}, {name}: {record.get('error', 'done')}, {record['seconds']:.0f} s", file=sys.stderr, flush=True)
+        try:
+            release()  # only here nothing holds the frames of a failed part, and their tensors, any more
+        except RuntimeError:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(GPU_LOST)  # a usual exit may wait for the GPU
+        return record.get("found")
+
+    def _passed(self) -> float:
+        return time.time() - self._began
+
+    def _write(self) -> None:
+        whole = {"about": self._about, "began": self._began, "parts": self.records}
         write_atomically(self._stem.with_suffix(".json"), json.dumps(whole, indent=1) + "\n")
         write_atomically(self._stem.with_suffix(".md"), self._page(self.records))
-        print(f"{kind}, {name}: {record.get('error', 'done')}, {record['seconds']:.0f} s", file=sys.stderr, flush=True)
-        return record.get("found")
 
     @property
     def complete(self) -> bool:

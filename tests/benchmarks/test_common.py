@@ -1,14 +1,17 @@
-"""Programs that a benchmark starts end with it."""
+"""Programs that a benchmark starts end with it, and a part of it that ends its process costs no other part."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from common import run_programs, seconds_since_start
+from common import GPU_LOST, ROOT, run_programs, seconds_since_start
 from tests.ranks import is_there
 
 ENDLESS = """
@@ -40,3 +43,43 @@ def test_a_program_that_fails_is_named_with_its_last_words(tmp_path: Path, capfd
             tmp_path, seconds_since_start() + 60,
         )  # fmt: skip
     assert "before\nno such thing" in capfd.readouterr().err
+
+
+PARTS = """
+import os, sys
+from pathlib import Path
+from unittest import mock
+
+import common
+
+output, how, go_on = sys.argv[1:]
+parts = common.Parts(Path(output) / "found", {}, lambda records: str(common.missing(records)), 1e9, bool(go_on))
+
+
+def breaks():
+    if how == "dies":
+        os.abort()  # as NCCL does, where it sees a kernel's error first
+    mock.patch("common.release", side_effect=RuntimeError("CUDA error: an illegal memory access")).start()
+    raise RuntimeError("CUDA error: an illegal memory access")
+
+
+for name, measure in (("first", lambda: 1), ("breaks", breaks), ("last", lambda: 3)):
+    parts.run("row", name, measure)
+sys.exit(not parts.complete)
+"""
+
+
+@pytest.mark.parametrize(("how", "codes", "why"), [
+    ("dies", (-6, 1), "the process ended in it"),
+    ("loses the GPU", (GPU_LOST, 1), "RuntimeError: CUDA error: an illegal memory access"),
+])  # fmt: skip
+def test_a_part_that_ends_the_process_is_named_and_left_out_by_the_next_one(
+    how: str, codes: tuple[int, int], why: str, tmp_path: Path
+):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])}
+    for code, go_on, found in ((codes[0], "", {"first": 1}), (codes[1], "yes", {"first": 1, "last": 3})):
+        done = subprocess.run([sys.executable, "-c", PARTS, tmp_path, how, go_on], env=environment, cwd=ROOT)
+        assert done.returncode == code
+        records = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["parts"]
+        assert {record["name"]: record["found"] for record in records if "found" in record} == found
+        assert str(["row", "breaks", why]) in (tmp_path / "found.md").read_text(encoding="utf-8")
