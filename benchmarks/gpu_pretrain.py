@@ -319,27 +319,29 @@ def train(row: Row, length: int, bench: Bench) -> dict[str, Any]:
 def time_steps(trainer: Ours | Peer, reader: StepReader, seconds: float) -> tuple[list[list[Batch]], float, float]:
     """The steps of so many seconds, how long they took, and how much of that they waited for the loader.
 
-    The time begins when WARM_UP steps are done, and again after each step in which torch.compile made a graph: batches
-    differ in shape, and minutes of compiling in seconds of training would be all that is measured.
+    The time begins when WARM_UP steps are done, and again after each step in which torch.compile made a graph or a CUDA
+    graph was recorded: batches differ in shape, and minutes of compiling in seconds of training would be all that is
+    measured. A shape is recorded when it comes for the second time, which may be long after it was compiled.
     """
     steps: list[list[Batch]] = []
-    waited, began, compiled = 0.0, time.perf_counter(), graphs_compiled()
+    waited, began, made = 0.0, time.perf_counter(), graphs_made()
     last = began
     for number, batches in enumerate(reader):
         waited += time.perf_counter() - last
         trainer.step(number, batches, reader.read_ahead)
         last = time.perf_counter()
         steps.append(batches)
-        if number < WARM_UP or graphs_compiled() != compiled:
-            steps, waited, began, compiled = [], 0.0, last, graphs_compiled()
+        if number < WARM_UP or graphs_made() != made:
+            steps, waited, began, made = [], 0.0, last, graphs_made()
         elif last - began > seconds:
             break
     return steps, last - began, waited
 
 
-def graphs_compiled() -> int:
-    """By torch.compile in this process, so far."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+def graphs_made() -> int:
+    """Graphs by torch.compile in this process so far, and what recorded CUDA graphs take, of which each takes some."""
+    counters = torch._dynamo.utils.counters
+    return int(counters["stats"]["unique_graphs"] + counters["inductor"]["cudagraph_recorded_non_static_inputs"])
 
 
 class Ours:

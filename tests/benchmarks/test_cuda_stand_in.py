@@ -129,3 +129,21 @@ def test_in_graphs_the_host_has_less_to_launch(environment: dict[str, str], tmp_
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()]
     launches = {line[0]: int(line[4].replace(",", "")) for line in cells if line and line[0] in rows}
     assert launches[rows[1]] < launches[rows[0]] - 100
+
+
+def test_that_a_graph_is_recorded_is_seen(environment: dict[str, str]):
+    """Or the seconds that it takes would count as those of training: it comes when a shape comes again."""
+    program = """if True:
+        import torch
+        from benchmarks import common, gpu_pretrain
+
+        compute = torch.compile(lambda x: x * 2, dynamic=False, options={"triton.cudagraphs": True})
+        made = [gpu_pretrain.graphs_made()]
+        for shape in (4, 4, 4, 8, 4, 8, 8, 4):  # compiled, recorded, replayed
+            compute(torch.ones(shape, device="cuda"))
+            made.append(gpu_pretrain.graphs_made())
+        print(*(after > before for before, after in zip(made, made[1:])))
+    """
+    paths = os.pathsep.join([str(ROOT / "benchmarks"), environment["PYTHONPATH"]])
+    done = run({**environment, "PYTHONPATH": paths}, "-c", program)
+    assert done.stdout.split() == ["True", "True", "False", "True", "False", "True", "False", "False"], done.stderr

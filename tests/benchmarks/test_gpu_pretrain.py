@@ -205,7 +205,7 @@ class Trainer:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, compiling: set[int]):
         self._compiling, self.graphs = compiling, 0
-        monkeypatch.setattr(gpu_pretrain, "graphs_compiled", lambda: self.graphs)
+        monkeypatch.setattr(gpu_pretrain, "graphs_made", lambda: self.graphs)
 
     def step(self, number: int, *_: Any) -> None:
         self.graphs += number in self._compiling
