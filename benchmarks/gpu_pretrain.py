@@ -23,6 +23,7 @@ command with --go-on then does the other parts:
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import time
@@ -51,6 +52,7 @@ from common import (
     open_shards,
     recipe_of,
     require_cpu,
+    seconds_since_start,
     steps_of,
     wait_for,
 )
@@ -75,6 +77,7 @@ from trainer.world import World, leave_world
 SIZES = {"large": (), "demo": DEMO}
 WARM_UP = 5  # steps, in which kernels are compiled and chosen
 TIMED = 5  # steps beside a profile
+COMPILING = 80.0  # seconds after --end when a row that still compiles is given up
 COMPARED = 32  # samples at most of the comparison with float32, whose formula stores all
 
 
@@ -89,6 +92,7 @@ class Bench:
     batches: dict[int, int]  # sequence length -> samples of a micro-batch
     size: str
     seconds: float  # of each row
+    last: float = math.inf  # seconds after the start of this process when a row ends, whatever it has
 
     def recipe(self, row: Row, length: int, *settings: str, batch: int | None = None) -> Recipe:
         """The recipe of a row."""
@@ -121,6 +125,7 @@ def main() -> None:
     bench = Bench(
         arguments.shards, world, measure_ceiling(world.device, torch.bfloat16), copy_bandwidth(world.device),
         dict(zip(arguments.lengths, arguments.batches, strict=True)), arguments.size, arguments.seconds,
+        arguments.end + COMPILING,
     )  # fmt: skip
     machine = torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU"
     about = {"machine": machine, "torch": torch.__version__, "ceiling": bench.ceiling, "bandwidth": bench.bandwidth}
@@ -298,7 +303,7 @@ def train(row: Row, length: int, bench: Bench) -> dict[str, Any]:
         closing(trainer_of(row, recipe, bench.world)) as trainer,
         closing(StepReader(bench.steps(row, recipe), 0, recipe.last_step, processes)) as reader,
     ):
-        steps, took, waited = time_steps(trainer, reader, bench.seconds)
+        steps, took, waited = time_steps(trainer, reader, bench.seconds, bench.last)
     memory = torch.cuda.max_memory_allocated() if bench.world.device.type == "cuda" else 0
     model, works = recipe.model, [work_of(batches) for batches in steps]
     lengths = torch.cat([work.lengths for work in works])
@@ -316,12 +321,17 @@ def train(row: Row, length: int, bench: Bench) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def time_steps(trainer: Ours | Peer, reader: StepReader, seconds: float) -> tuple[list[list[Batch]], float, float]:
+def time_steps(
+    trainer: Ours | Peer, reader: StepReader, seconds: float, last_second: float = math.inf
+) -> tuple[list[list[Batch]], float, float]:
     """The steps of so many seconds, how long they took, and how much of that they waited for the loader.
 
     The time begins when WARM_UP steps are done, and again after each step in which torch.compile made a graph or a CUDA
     graph was recorded: batches differ in shape, and minutes of compiling in seconds of training would be all that is
     measured. A shape is recorded when it comes for the second time, which may be long after it was compiled.
+
+    Raises:
+        TimeoutError: there was no such step within ``last_second`` seconds of the start of this process.
     """
     steps: list[list[Batch]] = []
     waited, began, made = 0.0, time.perf_counter(), graphs_made()
@@ -335,6 +345,10 @@ def time_steps(trainer: Ours | Peer, reader: StepReader, seconds: float) -> tupl
             steps, waited, began, made = [], 0.0, last, graphs_made()
         elif last - began > seconds:
             break
+        if seconds_since_start() > last_second:
+            break
+    if not steps:
+        raise TimeoutError(f"{number + 1} steps were all of new shapes, for which there are no kernels yet")
     return steps, last - began, waited
 
 
@@ -531,7 +545,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", required=True, help="samples of a micro-batch, per length")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each row")
     parser.add_argument(
-        "--end", type=float, default=440.0, help="seconds from the start when no part is begun any more"
+        "--end",
+        type=float,
+        default=440.0,
+        help=f"seconds from the start when no part is begun any more, and {COMPILING:.0f} "
+        "more until a row ends that still compiles",
     )
     parser.add_argument("--go-on", action="store_true", help="leave out what OUTPUT/gpu.json has a record of")
     parser.add_argument("--rows", nargs="+", choices=[row.name for row in LADDER], help="measure these alone")

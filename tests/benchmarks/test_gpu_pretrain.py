@@ -223,6 +223,18 @@ def test_neither_the_warm_up_nor_a_step_that_compiles_is_timed(monkeypatch: pyte
     assert steps == [gpu_pretrain.WARM_UP + 1]
 
 
+def test_a_row_that_compiles_for_ever_ends(monkeypatch: pytest.MonkeyPatch):
+    """As one in CUDA graphs does with long sequences, each batch of which has another number of tokens."""
+    times = iter(range(1000))
+    monkeypatch.setattr(gpu_pretrain, "seconds_since_start", lambda: next(times))
+    trainer = Trainer(monkeypatch, set(range(100)))
+    with pytest.raises(TimeoutError, match=r"^31 steps were all of new shapes"):
+        gpu_pretrain.time_steps(trainer, Reader(range(100)), seconds=0.0, last_second=29)
+    trainer = Trainer(monkeypatch, set(range(20)))
+    steps, _, _ = gpu_pretrain.time_steps(trainer, Reader(range(100)), seconds=1e9, last_second=59)
+    assert steps == list(range(20, 30))  # what there is counts
+
+
 def test_dropout_of_attention_is_what_was_asked_for():
     for found in gpu_pretrain.dropout_in_effect(torch.device("cpu"), 0.25):
         assert found["dropped"] == pytest.approx(0.25, abs=0.002), found
