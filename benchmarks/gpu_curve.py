@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from common import DEMO, ROOT, Parts, found_by, missing, one_phase, open_shards, run_programs
+from preprocessing.interruption import end_when_interrupted
 from preprocessing.markdown import markdown_table
 from trainer.config import load_recipe
 from trainer.files import read_lines
@@ -57,6 +58,7 @@ MARGIN = 20.0  # seconds before --end when programs are ended: for an export, th
 def main() -> None:
     """Pretrain both, fine-tune, report."""
     arguments = _parse()
+    end_when_interrupted("gpu_curve: ended by a signal, with all that it had started")  # or they would keep the GPU
     arguments.output.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(arguments.work, ignore_errors=True)
     arguments.work.mkdir(parents=True)

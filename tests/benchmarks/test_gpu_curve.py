@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import gpu_curve
-from common import Parts
+from common import ROOT, Parts
+from tests.ranks import is_there
+from tests.trainer.shard_factory import write_shards
 
 ABOUT = {"machine": "a GPU", "torch": "2", "parameters": 7, "batch": 16}
 
@@ -82,3 +89,23 @@ def test_another_training_of_ours_has_a_curve_of_its_own(tmp_path: Path, monkeyp
 def test_without_an_export_there_is_nothing_to_fine_tune(tmp_path: Path):
     with pytest.raises(RuntimeError, match="left no export"):
         gpu_curve.exports(gpu_curve.argparse.Namespace(work=tmp_path), [])
+
+
+def test_a_signal_ends_what_was_started_too(tmp_path: Path):
+    """Or a training of which nobody knows would share the GPU with what is measured next."""
+    shards = write_shards(tmp_path / "shards", sequence_lengths=(128,))
+    command = [sys.executable, ROOT / "benchmarks" / "gpu_curve.py", "--shards", shards, "--data", tmp_path, "--output",
+               tmp_path, "--device", "cpu", "--size", "demo"]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
+    benchmark = psutil.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    while not (started := benchmark.children(recursive=True)):
+        assert benchmark.poll() is None
+        time.sleep(0.1)
+    benchmark.terminate()
+    _, told = benchmark.communicate(timeout=60)
+    assert (benchmark.returncode, "ended by a signal" in told) == (143, True), told
+    for _ in range(300):  # the kernel takes its time
+        if not any(map(is_there, started)):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"{started} still run")
