@@ -151,7 +151,11 @@ def all_parts(bench: Bench, rows: Sequence[str] | None = None) -> Iterator[Part]
         for row in (bench.best, PEER):
             yield "profile", f"{row.name}, {length} tokens", partial(profile, row, length, bench)
         yield "error", f"{length} tokens", partial(compare_with_float32, length, bench)
-        yield from _rows([row for row in bench.ladder if row not in (bench.best, PEER)], [length], bench)
+        rows = [row for row in bench.ladder if row not in (bench.best, PEER)]
+        yield from _rows([row for row in rows if not row.graphs], [length], bench)
+        if in_graphs := [row for row in rows if row.graphs]:  # by themselves, for they take minutes to compile
+            yield "error", f"{length} tokens, CUDA graphs", partial(compare_with_float32, length, bench, graphs=True)
+            yield from _rows(in_graphs, [length], bench)
 
 
 def _rows(rows: Sequence[Row], lengths: Sequence[int], bench: Bench) -> Iterator[Part]:
@@ -195,8 +199,10 @@ def dropout_in_effect(device: torch.device, probability: float = 0.1) -> list[di
     return found
 
 
-def compare_with_float32(length: int, bench: Bench) -> dict[str, Any]:
+def compare_with_float32(length: int, bench: Bench, graphs: bool = False) -> dict[str, Any]:
     """Relative errors of loss and gradient in bfloat16 against float32's formula: of the fast ways and of the formula.
+
+    With ``graphs`` of the model in CUDA graphs alone.
 
     Dropout is off, weights are random and large enough for every term to count, the batch is real text.
     """
@@ -210,7 +216,22 @@ def compare_with_float32(length: int, bench: Bench) -> dict[str, Any]:
             parameter.mul_(2.0).copy_(parameter.bfloat16())
     with mock.patch("trainer.attention._fastest", return_value="reference"):
         exact = _loss_and_gradient(model, batch)
-        plain = _loss_and_gradient(model.bfloat16(), batch)
+    model = model.bfloat16()
+    ways = _in_graphs(model, batch) if graphs else _fast_ways(model, batch, recipe)
+    errors = {
+        way: {
+            "loss": abs(float(loss) / float(exact[0]) - 1),
+            "gradient": float((gradient - exact[1]).norm() / exact[1].norm()),
+        }
+        for way, (loss, gradient) in ways.items()
+    }
+    return {"length": length, "samples": batch_size, "errors": errors}
+
+
+def _fast_ways(model: BertForPreTraining, batch: Batch, recipe: Recipe) -> dict[str, tuple[Tensor, Tensor]]:
+    """Loss and gradient by each way, and by the formula."""
+    with mock.patch("trainer.attention._fastest", return_value="reference"):
+        plain = _loss_and_gradient(model, batch)
     with mock.patch("trainer.attention._fastest", return_value="sdpa"):
         padded = _loss_and_gradient(model, batch)
     ways = {"the formula, bfloat16": plain, "SDPA with dropout 0, bfloat16": padded,
@@ -224,23 +245,17 @@ def compare_with_float32(length: int, bench: Bench) -> dict[str, Any]:
             del layer.forward  # fuse's: the class's is back
     for layer in model.bert.layers:
         layer.compile()
+    ways["packed sequences, compiled"] = _loss_and_gradient(model, batch, torch.compile(pretraining_losses))
+    return ways
+
+
+def _in_graphs(model: BertForPreTraining, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+    put_into_graphs(model)
     losses_of = torch.compile(pretraining_losses)
-    ways["packed sequences, compiled"] = _loss_and_gradient(model, batch, losses_of)
-    if bench.world.device.type == "cuda":
-        for layer in model.bert.layers:
-            layer._compiled_call_impl = None  # compile's
-        put_into_graphs(model)
-        for _ in range(3):  # as it is, recorded, replayed
-            begin_micro_batch()
-            ways["packed sequences, in CUDA graphs"] = _loss_and_gradient(model, batch, losses_of)
-    errors = {
-        way: {
-            "loss": abs(float(loss) / float(exact[0]) - 1),
-            "gradient": float((gradient - exact[1]).norm() / exact[1].norm()),
-        }
-        for way, (loss, gradient) in ways.items()
-    }
-    return {"length": length, "samples": batch_size, "errors": errors}
+    for _ in range(3):  # as it is, recorded, replayed
+        begin_micro_batch()
+        found = _loss_and_gradient(model, batch, losses_of)
+    return {"packed sequences, in CUDA graphs": found}
 
 
 def _loss_and_gradient(

@@ -91,7 +91,9 @@ def ladder(monkeypatch: pytest.MonkeyPatch) -> None:
     profiled = {"step": 9.0, "kinds": {"attention": 10.0}, "attention": ["flash_fwd_kernel"]}
     monkeypatch.setattr(gpu_pretrain, "train", measured)
     monkeypatch.setattr(gpu_pretrain, "dropout_in_effect", lambda _: [])
-    monkeypatch.setattr(gpu_pretrain, "compare_with_float32", lambda length, _: {"length": length, "errors": errors})
+    monkeypatch.setattr(
+        gpu_pretrain, "compare_with_float32", lambda length, *_, **__: {"length": length, "errors": errors}
+    )
     monkeypatch.setattr(gpu_pretrain, "profile", lambda row, length, _: {"row": row.name, "length": length, **profiled})
 
 
@@ -129,6 +131,12 @@ def test_what_is_measured_is_on_disk_before_the_next_part(tmp_path: Path):
         parts.run(kind, name, measure)
         assert len(json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))["parts"]) == number
     assert f"| {BEST.name} " in (tmp_path / "gpu.md").read_text(encoding="utf-8")
+
+
+def test_what_takes_minutes_to_compile_comes_last():
+    parts = list(gpu_pretrain.all_parts(BENCH))
+    assert [name.split(",")[0] for _, name, _ in parts[-3:]] == ["128 tokens", *(row.name for row in LADDER[-2:])]
+    assert [name for kind, name, _ in parts if kind == "error"] == ["128 tokens", "128 tokens, CUDA graphs"]
 
 
 def test_rows_that_are_named_are_measured_alone():
