@@ -81,6 +81,8 @@ LADDER = (
     Row("that under ZeRO 1", _FUSED, packed_attention=True, compiled=True, fused=True, zero=1),
     Row("layers by torch.compile in eight bits", (*_COMPILED, "train.fp8=true"), packed_attention=True, compiled=True,
         fp8=True),
+    # Beside ours without dropout of attention. The same work by this count, for which dropout in a kernel is nothing.
+    Row("transformers, SDPA, torch.compile, no dropout of attention", _VARLEN, peer=True, compiled=True),
     # Last, for they take the longest to compile, and large batches gain nothing.
     Row("the model in CUDA graphs", _GRAPHS, packed_attention=True, compiled=True, graphs=True),
     Row("CUDA graphs under ZeRO 1", _GRAPHS, packed_attention=True, compiled=True, graphs=True, zero=1),
