@@ -70,6 +70,7 @@ class Parts:
 
     Attributes:
         records: of the parts so far.
+        began: time.time() of the start of the first process.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Parts:
         written = stem.with_suffix(".json")
         known = json.loads(written.read_text(encoding="utf-8")) if go_on and written.exists() else {}
         self.records: list[dict[str, Any]] = known.get("parts", [])
-        self._began = known.get("began", time.time() - seconds_since_start())
+        self.began = known.get("began", time.time() - seconds_since_start())
         self._about = about
 
     def run(self, kind: str, name: str, measure: Callable[[], Any]) -> Any:
@@ -127,10 +128,10 @@ class Parts:
         return record.get("found")
 
     def _passed(self) -> float:
-        return time.time() - self._began
+        return time.time() - self.began
 
     def _write(self) -> None:
-        whole = {"about": self._about, "began": self._began, "parts": self.records}
+        whole = {"about": self._about, "began": self.began, "parts": self.records}
         write_atomically(self._stem.with_suffix(".json"), json.dumps(whole, indent=1) + "\n")
         write_atomically(self._stem.with_suffix(".md"), self._page(self.records))
 

@@ -13,9 +13,9 @@ torch.compile. Rates count real tokens; TFLOP/s by trainer.metrics.training_flop
 OUTPUT/gpu.md has the tables, OUTPUT/gpu.json the figures. Both are written anew after each part; a part that fails or
 that --end leaves no time for is named there, the others go on, and the exit code is 1. With any other one the process
 did not come to its end: a kernel that reads or writes where it must not takes the GPU from all that follows. The same
-command with --go-on then does the other parts:
+command with --go-on then does the other parts, and may begin with it:
 
-    COMMAND || [ $? -le 2 ] || COMMAND --go-on
+    for attempt in 1 2 3 4; do COMMAND --go-on; [ $? -gt 2 ] || break; done
 
 `--device cpu --size demo` shows that the script works where there is no GPU.
 """
@@ -52,7 +52,6 @@ from common import (
     open_shards,
     recipe_of,
     require_cpu,
-    seconds_since_start,
     steps_of,
     wait_for,
 )
@@ -92,7 +91,7 @@ class Bench:
     batches: dict[int, int]  # sequence length -> samples of a micro-batch
     size: str
     seconds: float  # of each row
-    last: float = math.inf  # seconds after the start of this process when a row ends, whatever it has
+    last: float = math.inf  # time.time() when a row ends, whatever it has
 
     def recipe(self, row: Row, length: int, *settings: str, batch: int | None = None) -> Recipe:
         """The recipe of a row."""
@@ -122,14 +121,13 @@ def main() -> None:
         require_cpu()
     arguments.output.mkdir(parents=True, exist_ok=True)
     world = join_world(threads=0)
-    bench = Bench(
-        arguments.shards, world, measure_ceiling(world.device, torch.bfloat16), copy_bandwidth(world.device),
-        dict(zip(arguments.lengths, arguments.batches, strict=True)), arguments.size, arguments.seconds,
-        arguments.end + COMPILING,
-    )  # fmt: skip
+    ceiling, bandwidth = measure_ceiling(world.device, torch.bfloat16), copy_bandwidth(world.device)
     machine = torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU"
-    about = {"machine": machine, "torch": torch.__version__, "ceiling": bench.ceiling, "bandwidth": bench.bandwidth}
+    about = {"machine": machine, "torch": torch.__version__, "ceiling": ceiling, "bandwidth": bandwidth}
     parts = Parts(arguments.output / "gpu", about, lambda records: page(about, records), arguments.end, arguments.go_on)
+    batches = dict(zip(arguments.lengths, arguments.batches, strict=True))
+    last = parts.began + arguments.end + COMPILING
+    bench = Bench(arguments.shards, world, ceiling, bandwidth, batches, arguments.size, arguments.seconds, last)
     for part in all_parts(bench, arguments.rows):
         parts.run(*part)
     print(page(about, parts.records))
@@ -150,11 +148,14 @@ def all_parts(bench: Bench, rows: Sequence[str] | None = None) -> Iterator[Part]
         yield from _rows([bench.best, PEER], [length], bench)
         for row in (bench.best, PEER):
             yield "profile", f"{row.name}, {length} tokens", partial(profile, row, length, bench)
-        yield "error", f"{length} tokens", partial(compare_with_float32, length, bench)
+        yield _errors("operations of torch", _by_operations, length, bench)
+        yield _errors("torch.compile", _compiled, length, bench)
+        if bench.best.fused:
+            yield _errors("kernels of our own", _by_own_kernels, length, bench)
         rows = [row for row in bench.ladder if row not in (bench.best, PEER)]
         yield from _rows([row for row in rows if not row.graphs], [length], bench)
         if in_graphs := [row for row in rows if row.graphs]:  # by themselves, for they take minutes to compile
-            yield "error", f"{length} tokens, CUDA graphs", partial(compare_with_float32, length, bench, graphs=True)
+            yield _errors("CUDA graphs", _in_graphs, length, bench)
             yield from _rows(in_graphs, [length], bench)
 
 
@@ -199,10 +200,15 @@ def dropout_in_effect(device: torch.device, probability: float = 0.1) -> list[di
     return found
 
 
-def compare_with_float32(length: int, bench: Bench, graphs: bool = False) -> dict[str, Any]:
-    """Relative errors of loss and gradient in bfloat16 against float32's formula: of the fast ways and of the formula.
+Ways = Callable[[BertForPreTraining, Batch], dict[str, tuple[Tensor, Tensor]]]  # loss and gradient of each
 
-    With ``graphs`` of the model in CUDA graphs alone.
+
+def _errors(name: str, ways: Ways, length: int, bench: Bench) -> Part:
+    return "error", f"{length} tokens, {name}", partial(compare_with_float32, ways, length, bench)
+
+
+def compare_with_float32(ways: Ways, length: int, bench: Bench) -> dict[str, Any]:
+    """Relative errors of loss and gradient in bfloat16, by some ways to compute them, against float32's formula.
 
     Dropout is off, weights are random and large enough for every term to count, the batch is real text.
     """
@@ -215,38 +221,37 @@ def compare_with_float32(length: int, bench: Bench, graphs: bool = False) -> dic
         for parameter in model.parameters():
             parameter.mul_(2.0).copy_(parameter.bfloat16())
     with mock.patch("trainer.attention._fastest", return_value="reference"):
-        exact = _loss_and_gradient(model, batch)
-    model = model.bfloat16()
-    ways = _in_graphs(model, batch) if graphs else _fast_ways(model, batch, recipe)
+        exact_loss, exact_gradient = _loss_and_gradient(model, batch)
     errors = {
         way: {
-            "loss": abs(float(loss) / float(exact[0]) - 1),
-            "gradient": float((gradient - exact[1]).norm() / exact[1].norm()),
+            "loss": abs(float(loss) / float(exact_loss) - 1),
+            "gradient": float((gradient - exact_gradient).norm() / exact_gradient.norm()),
         }
-        for way, (loss, gradient) in ways.items()
+        for way, (loss, gradient) in ways(model.bfloat16(), batch).items()
     }
     return {"length": length, "samples": batch_size, "errors": errors}
 
 
-def _fast_ways(model: BertForPreTraining, batch: Batch, recipe: Recipe) -> dict[str, tuple[Tensor, Tensor]]:
-    """Loss and gradient by each way, and by the formula."""
+def _by_operations(model: BertForPreTraining, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
     with mock.patch("trainer.attention._fastest", return_value="reference"):
-        plain = _loss_and_gradient(model, batch)
+        formula = _loss_and_gradient(model, batch)
     with mock.patch("trainer.attention._fastest", return_value="sdpa"):
         padded = _loss_and_gradient(model, batch)
-    ways = {"the formula, bfloat16": plain, "SDPA with dropout 0, bfloat16": padded,
-            "packed sequences": _loss_and_gradient(model, batch)}  # fmt: skip
-    if recipe.train.fused:
-        from trainer.fused import fuse  # its kernels want triton
+    packed = _loss_and_gradient(model, batch)
+    return {"the formula, bfloat16": formula, "SDPA with dropout 0, bfloat16": padded, "packed sequences": packed}
 
-        fuse(model.bert.layers, recipe.model)
-        ways["packed sequences, kernels of our own"] = _loss_and_gradient(model, batch)
-        for layer in model.bert.layers:
-            del layer.forward  # fuse's: the class's is back
+
+def _compiled(model: BertForPreTraining, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
     for layer in model.bert.layers:
         layer.compile()
-    ways["packed sequences, compiled"] = _loss_and_gradient(model, batch, torch.compile(pretraining_losses))
-    return ways
+    return {"packed sequences, compiled": _loss_and_gradient(model, batch, torch.compile(pretraining_losses))}
+
+
+def _by_own_kernels(model: BertForPreTraining, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+    from trainer.fused import fuse  # its kernels want triton
+
+    fuse(model.bert.layers, model.config)
+    return {"packed sequences, kernels of our own": _loss_and_gradient(model, batch)}
 
 
 def _in_graphs(model: BertForPreTraining, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
@@ -337,7 +342,7 @@ def train(row: Row, length: int, bench: Bench) -> dict[str, Any]:
 
 
 def time_steps(
-    trainer: Ours | Peer, reader: StepReader, seconds: float, last_second: float = math.inf
+    trainer: Ours | Peer, reader: StepReader, seconds: float, end: float = math.inf
 ) -> tuple[list[list[Batch]], float, float]:
     """The steps of so many seconds, how long they took, and how much of that they waited for the loader.
 
@@ -346,7 +351,7 @@ def time_steps(
     measured. A shape is recorded when it comes for the second time, which may be long after it was compiled.
 
     Raises:
-        TimeoutError: there was no such step within ``last_second`` seconds of the start of this process.
+        TimeoutError: there was no such step until ``end``, a time.time().
     """
     steps: list[list[Batch]] = []
     waited, began, made = 0.0, time.perf_counter(), graphs_made()
@@ -360,7 +365,7 @@ def time_steps(
             steps, waited, began, made = [], 0.0, last, graphs_made()
         elif last - began > seconds:
             break
-        if seconds_since_start() > last_second:
+        if time.time() > end:
             break
     if not steps:
         raise TimeoutError(f"{number + 1} steps were all of new shapes, for which there are no kernels yet")
