@@ -77,7 +77,7 @@ SIZES = {"large": (), "demo": DEMO}
 WARM_UP = 5  # steps, in which kernels are compiled and chosen
 TIMED = 5  # steps beside a profile
 COMPILING = 80.0  # seconds after --end when a row that still compiles is given up
-COMPARED = 32  # samples at most of the comparison with float32, whose formula stores all
+COMPARED = 4096  # tokens at most of the comparison with float32, whose formula stores every weight of attention
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def compare_with_float32(ways: Ways, length: int, bench: Bench) -> dict[str, Any
 
     Dropout is off, weights are random and large enough for every term to count, the batch is real text.
     """
-    batch_size = min(COMPARED, bench.batches[length])
+    batch_size = min(COMPARED // length, bench.batches[length])
     recipe = bench.recipe(bench.best, length, "model.hidden_dropout_prob=0.0", batch=batch_size)
     use_deterministic_kernels(recipe.train.deterministic, bench.world.device)
     batch = bench.steps(bench.best, recipe)[0][0].to(bench.world.device)
