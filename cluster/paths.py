@@ -38,8 +38,9 @@ def whole(path: Path | str) -> Path:
         raise ConfigError(f"{path}: no shell reads this, so it is not replaced; write the path out")
     parts = (current_folder() / home).parts
     end = len(parts) - parts[::-1].index("..") if ".." in parts else 0
-    found = Path(os.path.realpath(Path(*parts[:end])), *parts[end:]) if end else Path(*parts)
-    if _leads_in_a_circle(Path(*parts)) or _leads_in_a_circle(found):  # there may be nothing before a ".."
+    given = Path(*parts)
+    found = Path(os.path.realpath(Path(*parts[:end])), *parts[end:]) if end else given
+    if any(map(_leads_in_a_circle, {given, found})):  # there may be nothing before a ".."
         raise ConfigError(f"{path}: its links lead in a circle; take another path")
     return found
 

@@ -96,7 +96,8 @@ def run(argv: Sequence[str]) -> None:
     texts = sample_texts(documents, found.sample_bytes or SAMPLE_BYTES, found.seed)
     vocabulary = train_vocabulary(texts, found.size, lowercase=not found.cased)
     text = vocabulary_text(vocabulary)
-    if guarded and not (files.size(output) == len(text.encode()) and files.begins_with(output, text.encode())):
+    written = text.encode()
+    if guarded and not (files.size(output) == len(written) and files.begins_with(output, written)):
         ours.error(other)
     try:
         files.write_text(output, text, output.rpartition("/")[0] or "/")

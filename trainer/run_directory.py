@@ -81,14 +81,12 @@ class RunDirectory:
             CheckpointError: something else is, or it can't be looked at.
         """
         try:
-            is_file = self.path.exists() and not self.path.is_dir()
-            is_ours = is_file or self.is_new or self.config.is_file()
+            if self.path.exists() and not self.path.is_dir():
+                raise CheckpointError(f"{self.path}: a file; choose another --output")
+            if not self.is_new and not self.config.is_file():
+                raise CheckpointError(f"{self.path}: holds something that is not a run; choose another --output")
         except OSError as error:
             raise CheckpointError(f"{self.path}: can't be read ({error.strerror}); choose another --output") from error
-        if is_file:
-            raise CheckpointError(f"{self.path}: a file; choose another --output")
-        if not is_ours:
-            raise CheckpointError(f"{self.path}: holds something that is not a run; choose another --output")
 
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step lies."""

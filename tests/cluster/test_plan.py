@@ -397,6 +397,19 @@ def test_sizes_that_a_plan_cannot_count_with_are_told(tmp_path, capsys, stage, c
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("communication_data_type", {"communication_data_type": "fp8"}),
+        ("data_types.grad_accum_dtype", {"data_types": {"grad_accum_dtype": "fp8"}}),
+    ],
+)
+def test_types_that_a_plan_cannot_count_with_are_told(tmp_path, capsys, name, change):
+    (tmp_path / "ds.json").write_text(json.dumps(json.loads(Path(CONFIG).read_text()) | change))
+    assert run_large("--ds-config", str(tmp_path / "ds.json")) == 2
+    assert f'{name} is "fp8"; choose fp32, fp16 or bf16' in capsys.readouterr().err
+
+
 def test_micro_batches_that_are_none_are_told(capsys):
     with pytest.raises(SystemExit) as stopped:
         run_large("--micro-batch", "16,x")

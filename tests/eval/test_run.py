@@ -518,7 +518,7 @@ def test_an_output_that_is_a_file(export: Path, tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     "option",
     [["--samples", "1"], ["--batch-size", "0"], ["--threads", "two"], ["--threads", "1025"], ["--workers", "1025"],
-     ["--seeds", "10001"], ["--epochs", "2147483648"], ["--data", ""], ["--sample", "9"]],
+     ["--seeds", "10001"], ["--seeds", "9" * 30], ["--epochs", "2147483648"], ["--data", ""], ["--sample", "9"]],
 )  # fmt: skip
 def test_values_that_cannot_be(export: Path, tmp_path: Path, option: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
