@@ -154,7 +154,8 @@ def missing(records: list[dict[str, Any]]) -> list[list[str]]:
 def release() -> None:
     """Free what nothing refers to any more; engines refer to themselves, and compiled code to what it was made for."""
     torch.compiler.reset()
-    gc.collect()
+    for _ in range(2):  # as trainer.engine.Engine.close
+        gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 

@@ -7,14 +7,14 @@ Every row trains on the same batches of real text, in the same precision, with d
 stage, one thread a rank. What is counted is real tokens a second, and the median over the steps of transformers' time
 over a row's for the same step. Transformers' turn comes before ours and again after it, and counts with the mean. The
 prediction is a sum of matrix products at the rate of a large one, of everything else at the rate of copying memory, and
-of what a step with almost no tokens takes (exchange of gradients, update), all three measured here.
+of what a step with almost no tokens takes (exchange of gradients, update), all three measured here, for the rank that
+has the most to do.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import gc
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -27,9 +27,10 @@ import torch
 from torch import Tensor, nn
 
 import transformers_pretraining as transformers_model
-from common import copy_bandwidth, require_cpu
+from common import copy_bandwidth, release, require_cpu
 from preprocessing.markdown import markdown_table
 from preprocessing.schema import ShardDirectory
+from trainer.balancing import deal
 from trainer.data import Batch, DataConfig, SampleStream
 from trainer.engine import join_world
 from trainer.masking import STANDARD
@@ -55,6 +56,7 @@ class Row:
     padded: bool = True  # every sequence as long as the longest there may be
     head_everywhere: bool = True
     last_layer_everywhere: bool = True
+    dealt: bool = False  # micro-batches of about as many tokens, instead of samples as they come
     theirs: bool = False
 
 
@@ -63,7 +65,8 @@ ROWS = (
     Row("our kernels, the same work"),
     Row("+ head on masked positions only", head_everywhere=False),
     Row("+ no padding", head_everywhere=False, padded=False),
-    Row("+ last layer where it is read", head_everywhere=False, padded=False, last_layer_everywhere=False),
+    Row("+ as many tokens for every rank", head_everywhere=False, padded=False, dealt=True),
+    Row("+ last layer where it is read", head_everywhere=False, padded=False, dealt=True, last_layer_everywhere=False),
 )
 
 
@@ -77,9 +80,11 @@ def main() -> None:
         shards, "train", arguments.sequence_length, seed=1, max_predictions=-(-arguments.sequence_length * 15 // 100),
         masking=STANDARD, data=DataConfig(),
     )  # fmt: skip
-    numbers = np.arange((arguments.rounds + 1) * arguments.accumulation * world.size * arguments.micro_batch)
-    shares = numbers.reshape(-1, arguments.accumulation, world.size, arguments.micro_batch)
-    steps = [[stream.batch(micro_batch[world.rank]) for micro_batch in step] for step in shares]
+    samples = arguments.accumulation * world.size * arguments.micro_batch
+    steps = [
+        [read(stream, np.arange(first, first + samples), is_dealt, arguments, world) for is_dealt in (False, True)]
+        for first in range(0, (arguments.rounds + 1) * samples, samples)
+    ]
     config = SIZES[arguments.size]
     if shards.manifest.vocabulary.size > config.vocab_size:
         sys.exit(f"{arguments.size} has {config.vocab_size:,} words, the shards {shards.manifest.vocabulary.size:,}")
@@ -89,18 +94,22 @@ def main() -> None:
     for theirs in (True, False, True):  # one engine at a time, as two of BERT-LARGE take 20 GB
         rows = [row for row in ROWS if row.theirs == theirs]
         engine = start(Theirs(config) if theirs else Ours(config), arguments, world)
-        passes.append([[one_step(engine, row, step) for row in rows] for step in steps])
-        floors.append(one_step(engine, rows[-1], [almost_nothing(steps[0][0])] * arguments.accumulation))
+        passes.append([[one_step(engine, row, step[row.dealt]) for row in rows] for step in steps])
+        floors.append(one_step(engine, rows[-1], [almost_nothing(steps[0][0][0])] * arguments.accumulation))
         engine.destroy()
         del engine
-        gc.collect()
+        release()
         ctypes.CDLL(None).malloc_trim(0)  # glibc keeps gigabytes otherwise
     before, ours, after = (np.array(seconds[1:]).T for seconds in passes)  # the first step warms up
-    work = [[sum(predict(config, row, part, arguments, rates) for part in step) for step in steps[1:]] for row in ROWS]
-    tokens = world.sum([float(sum(part.lengths.sum() for part in step)) for step in steps[1:]])
+    work = [
+        [sum(predict(config, row, part, arguments, rates) for part in step[row.dealt]) for step in steps[1:]]
+        for row in ROWS
+    ]
+    slowest = np.max(world.gather(work), axis=0)
+    tokens = world.sum([float(sum(part.lengths.sum() for part in step[0])) for step in steps[1:]])
     if world.is_first:
         measured = Measured(
-            np.vstack([(before + after) / 2, ours]), np.array(work) + min(floors), tokens,
+            np.vstack([(before + after) / 2, ours]), slowest + min(floors), tokens,
             min(floors), float(np.median(after / before)) - 1,
         )  # fmt: skip
         print(table(arguments, measured, world.size, rates))
@@ -112,7 +121,7 @@ class Measured:
     """What a step of each row took.
 
     Attributes:
-        seconds, predicted: float64 [rows, steps]. The prediction is for this rank's share of the work.
+        seconds, predicted: float64 [rows, steps]. The prediction is for the rank that has the most work.
         tokens: Real tokens of all ranks, for each step.
         floor: Seconds of a step with almost no tokens, which every row's prediction has in it.
         drift: How much longer transformers took after ours than before, as a share: the machine's own noise.
@@ -123,6 +132,16 @@ class Measured:
     tokens: list[float]
     floor: float
     drift: float
+
+
+def read(
+    stream: SampleStream, indices: np.ndarray[Any, np.dtype[np.int64]], is_dealt: bool, arguments: argparse.Namespace,
+    world: World,
+) -> list[Batch]:  # fmt: skip
+    """This rank's micro-batches of a step, dealt as the trainer does or as they come."""
+    order = deal(stream.lengths(indices), arguments.micro_batch) if is_dealt else np.arange(len(indices))
+    micro_batches = indices[order].reshape(-1, arguments.micro_batch)
+    return [stream.batch(micro_batch) for micro_batch in micro_batches[world.rank :: world.size]]
 
 
 class Ours(nn.Module):

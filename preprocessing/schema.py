@@ -313,6 +313,16 @@ class Shard:
         """How many pairs were drawn for a sequence length."""
         return len(self.table.column(pairs_column(sequence_length)).values)
 
+    def pair_lengths(self, sequence_length: int, indices: np.ndarray) -> np.ndarray:
+        """Tokens of the samples that pairs at ``indices`` ([n] integers) make, special ones too, int64 [n].
+
+        That there are such tokens is not looked at; see spans.
+        """
+        _, _, columns = self._pair_columns(sequence_length)
+        a, b = (columns[f"{x}_end"][indices].astype(np.int64) - columns[f"{x}_begin"][indices] for x in "ab")
+        lengths: np.ndarray = a + b + SPECIAL_TOKENS_OF_A_SINGLE + (b > 0)
+        return lengths
+
     def segments(self, pairs: Pairs, sequence_length: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """The tokens of both segments of each pair; those of the second one are none where there is a single segment.
 

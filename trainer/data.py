@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from preprocessing.schema import MANIFEST, Shard, ShardDirectory, ShardError, Split
+from preprocessing.schema import MANIFEST, SPECIAL_TOKENS_OF_A_SINGLE, Shard, ShardDirectory, ShardError, Split
 from preprocessing.tokenization import CONTINUATION, VOCABULARY_FILE, load_vocabulary, special_ids
 from trainer.masking import STANDARD, Masked, MaskingConfig, mask_tokens
 from trainer.mixture import interleave, whole_weights
@@ -262,6 +262,20 @@ class SampleStream:
             shard = self._shard(int(self.locate(foreign)[0][0]))
             raise _naming(shard.wrong("a token that the vocabulary does not have"), foreign)
         return samples
+
+    def lengths(self, indices: np.ndarray) -> np.ndarray:
+        """Tokens of the samples at some indices, special ones too, int64 [B], by their pairs alone: no token is read.
+
+        Raises:
+            ShardError: a shard is missing or damaged; a damaged pair has some length or other.
+        """
+        lengths = np.full(len(indices), SPECIAL_TOKENS_OF_A_SINGLE, dtype=np.int64)  # of those that are skipped
+        kept = np.flatnonzero(~self.skipped(indices))
+        shard_ids, pair_ids = self.locate(indices[kept])
+        for shard_id in set(shard_ids.tolist()):
+            mine = shard_ids == shard_id
+            lengths[kept[mine]] = self._shard(shard_id).pair_lengths(self.sequence_length, pair_ids[mine])
+        return lengths
 
     def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the samples lie: shard numbers, counted over all directories, and pair numbers, int64 [B] each."""

@@ -326,15 +326,17 @@ class Engine:
     def close(self) -> None:
         """Free weights, gradients and moments, so that the next phase can build its own engine in their place.
 
-        DeepSpeed's engine, optimizer and parameters refer to one another in circles, which only the collector takes. In
-        ZeRO 3 of DeepSpeed 0.19 it does not take them either, so the largest tensors are emptied first.
+        DeepSpeed's engine, optimizer and parameters refer to one another in circles, which only the collector takes,
+        and where a gradient's hook is part of one, no sooner than in a second pass. In ZeRO 3 of DeepSpeed 0.19 it does
+        not take them either, so the largest tensors are emptied first.
         """
         self._engine.destroy()
         for tensor, *_ in self._owned:
             for large in (tensor, *state_of(self._optimizer, tensor).values()):
                 large.data = large.new_empty(0)
         del self._engine, self._optimizer, self._owned, self._copies, self._scaler, self._losses_of
-        gc.collect()
+        for _ in range(2):
+            gc.collect()
         get_accelerator().empty_cache()
 
     def _check_layout(self, initial: Mapping[str, Tensor]) -> None:

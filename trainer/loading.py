@@ -16,6 +16,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
 from preprocessing.schema import ShardError
+from trainer.balancing import deal
 from trainer.data import Batch, SampleStream
 
 _REQUESTS = (signal.SIGTERM, signal.SIGUSR1)  # to stop
@@ -25,7 +26,7 @@ _DYING_SECONDS = 1.0  # a process may be missed before it has quite ended
 class Steps(Dataset[list[Batch]]):
     """One rank's share of every step: item s is the list of micro-batches that the rank computes in step s.
 
-    A step's global batch is cut into micro-batches in the order of their indices, and micro-batch j goes to rank
+    A step's global batch is dealt into micro-batches of about as many tokens each, and micro-batch j goes to rank
     j mod world. So the micro-batches themselves, and whatever is derived from j, do not depend on the world size.
     """
 
@@ -46,12 +47,17 @@ class Steps(Dataset[list[Batch]]):
         self.accumulation = global_batch_size // (micro_batch_size * world)
 
     def __getitem__(self, step: int) -> list[Batch]:
-        return [self.stream.batch(self._indices(step, i)) for i in range(self.accumulation)]
+        micro_batches = self._micro_batches(step)
+        return [self.stream.batch(micro_batches[self.micro_batch_index(i)]) for i in range(self.accumulation)]
 
-    def _indices(self, step: int, accumulated: int) -> np.ndarray:
-        before = step * self._global_batch_size + self.micro_batch_index(accumulated) * self._micro_batch_size
-        begin = self._first + before
-        return np.arange(begin, begin + self._micro_batch_size, dtype=np.int64)
+    def _micro_batches(self, step: int) -> np.ndarray:
+        """Of all ranks: int64 [micro-batches, samples of one], indices of the stream."""
+        begin = self._first + step * self._global_batch_size
+        indices = np.arange(begin, begin + self._global_batch_size, dtype=np.int64)
+        if self._micro_batch_size == self._global_batch_size:
+            return indices[None]
+        dealt: np.ndarray = indices[deal(self.stream.lengths(indices), self._micro_batch_size)]
+        return dealt
 
     def micro_batch_index(self, accumulated: int) -> int:
         """The place within the step of this rank's micro-batch number ``accumulated``; the same at any world size."""

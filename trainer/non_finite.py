@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 
@@ -32,11 +33,14 @@ def bad_loss(step: int, loss: float, suspects: Sequence[Suspect], micro_batches:
             f"step {step}: the loss is {loss} in every micro-batch: it is not the data, the training has diverged; "
             "begin anew with a lower schedule.peak or a longer warm-up, or with a smaller optimizer.max_gradient_norm"
         )
+    if not suspects:
+        return NonFiniteError(f"step {step}: the loss is {loss}, though each sample's is finite")
     first = [suspect for suspect in suspects if suspect.turn == min(suspects).turn]
-    ranks = " and ".join(f"rank {suspect.rank} (samples {_interval(suspect.samples)})" for suspect in first)
-    skip = ", ".join(_interval(suspect.samples) for suspect in first)
-    where = f", first on {ranks}; data.skip=[{skip}] passes over them" if first else ", though each sample's is finite"
-    return NonFiniteError(f"step {step}: the loss is {loss}{where}")
+    ranks = " and ".join(f"rank {suspect.rank}" for suspect in first)
+    skip = _ranges(chain.from_iterable(suspect.samples for suspect in first))
+    return NonFiniteError(
+        f"step {step}: the loss is {loss}, first on {ranks}; data.skip={skip} passes over their samples"
+    )
 
 
 def bad_gradient(step: int, samples: Sequence[int], lowest_scale: float | None = None) -> NonFiniteError:
@@ -50,10 +54,16 @@ def bad_gradient(step: int, samples: Sequence[int], lowest_scale: float | None =
     at = "" if lowest_scale is None else f" even at the lowest loss scale, {lowest_scale:g},"
     return NonFiniteError(
         f"step {step}: a gradient{at} is NaN or infinite, though all losses are finite; the samples of the "
-        f"step are {_interval(samples)}"
+        f"step are [{min(samples)}, {max(samples) + 1}]"
     )
 
 
-def _interval(samples: Sequence[int]) -> str:
-    """From the first to before the last, as data.skip has it."""
-    return f"[{min(samples)}, {max(samples) + 1}]"
+def _ranges(samples: Iterable[int]) -> str:
+    """Samples as data.skip has them, each stretch from its first to before its last; a shell takes it for one word."""
+    ranges: list[list[int]] = []
+    for sample in sorted(samples):
+        if ranges and ranges[-1][1] == sample:
+            ranges[-1][1] += 1
+        else:
+            ranges.append([sample, sample + 1])
+    return str(ranges).replace(" ", "")

@@ -249,6 +249,15 @@ def test_a_pair_may_fill_the_sequence_with_its_special_tokens_and_no_more(
         shard.segments(a_pair(**changes), length - 1)
 
 
+def test_the_length_of_a_pair_is_that_of_its_segments_with_their_special_tokens(directory: Path) -> None:
+    single = FALSE_PAIR | {"a_end": 3, "b_row": 0, "b_begin": 3, "b_end": 3, "is_next": True}
+    rewrite_shard(directory / FILE, pairs_16=[[FALSE_PAIR, single], []])
+    shard = the_shard(directory)
+    lengths = shard.pair_lengths(16, np.array([1, 0, 1]))
+    assert lengths.tolist() == [5, 6, 5]
+    assert lengths.dtype == np.int64
+
+
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 def test_a_compressed_shard_is_refused_for_every_process_would_hold_it_in_memory(
     directory: Path, compression: str

@@ -173,6 +173,29 @@ def test_every_world_size_gives_the_same_global_batches_and_masks(shards):
             assert all(equal(split[place], alone[place]) for place in alone)
 
 
+@pytest.mark.parametrize("data", [{}, {"skip": ((9, 12), (60, 61))}])
+def test_lengths_are_known_before_a_token_is_read(shards, data):
+    samples, indices = stream(shards, **data), np.arange(5, 120)
+    assert samples.lengths(indices).tolist() == samples.samples(indices).lengths.tolist()
+
+
+def test_the_micro_batches_of_a_step_have_about_as_many_tokens(shards):
+    """Without padding a rank would wait for another one that has got more."""
+    steps, spreads = steps_of(shards, global_batch=24, micro_batch=6), []
+    for step in range(5):
+        found = steps[step]
+        assert sorted(torch.cat([batch.indices for batch in found]).tolist()) == list(range(24 * step, 24 * step + 24))
+        tokens = [len(batch.tokens.input_ids) for batch in found]
+        in_order = steps.stream.lengths(np.arange(24 * step, 24 * step + 24)).reshape(4, 6).sum(axis=1)
+        spreads.append((np.ptp(tokens), np.ptp(in_order)))
+    assert all(dealt < before / 2 for dealt, before in spreads), spreads
+
+
+def test_a_step_of_one_micro_batch_is_read_as_it_comes(shards):
+    (batch,) = steps_of(shards, global_batch=8, micro_batch=8)[3]
+    assert batch.indices.tolist() == list(range(24, 32))
+
+
 def test_micro_batches_go_to_the_ranks_in_turn(shards):
     """The engine knows by its place which one of a rank is the last."""
     places = [[steps_of(shards, rank, 2).micro_batch_index(i) for i in range(2)] for rank in range(2)]
