@@ -39,7 +39,7 @@ from trainer.session import Session, owes_validation
 from trainer.settings import ConfigError, is_override
 from trainer.shard_cache import cache_folder
 from trainer.sharded_state import StateError
-from trainer.start import check, check_output, take_over, warn_of_the_warmup, write_run
+from trainer.start import check, check_agreement, check_output, take_over, warn_of_the_warmup, write_run
 from trainer.stopping import StopRequests, end_at_once, wait_for_first
 from trainer.world import PortInUseError, World, check_launcher, has_joined, leave_world
 
@@ -121,7 +121,7 @@ def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
     check(recipe, configs, shards, run, arguments.init_from)
 
     world = join_world(recipe.train.threads)
-    world.gather(None)  # under NCCL ranks meet here only: none takes the run while another may still find a mistake
+    check_agreement(world, recipe, configs, shards)
     step = _on_first(world, lambda: take_over(run, recipe, shards, arguments.init_from, held))
     owed = _on_first(world, lambda: step > 0 and owes_validation(run, recipe, step))
     if step >= recipe.last_step and not owed:

@@ -37,6 +37,7 @@ from trainer.model import parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory, step_number
 from trainer.settings import ConfigError
 from trainer.sharded_state import StateError, StateReader, verify_state
+from trainer.world import World
 
 _log = logging.getLogger("pretrain")
 
@@ -82,6 +83,24 @@ def check(
     if init_from and not run.step:
         _check_initial_vocabulary(init_from, shards)
         initial_weights(init_from, recipe)
+
+
+def check_agreement(world: World, recipe: Recipe, configs: Sequence[dict[str, Any]], shards: Corpus) -> None:
+    """See that all ranks were given the same: nodes may have files of their own under one name.
+
+    Under NCCL ranks meet here for the first time, so none takes the run while another may still find a mistake.
+
+    Raises:
+        ConfigError: on every rank, one was given something else than the first.
+    """
+    given = {"shards": shards.manifest_blake2b, "recipe": to_toml(recipe), "deepspeed_config": json.dumps(configs)}
+    first, *others = world.gather(given)
+    for rank, other in enumerate(others, start=1):
+        if differing := [name for name in given if other[name] != first[name]]:
+            raise ConfigError(
+                f"rank {rank} was given other {' and '.join(differing)} than rank 0: see that all nodes have the same "
+                "files under these names"
+            )
 
 
 def initial_weights(directory: Path, recipe: Recipe) -> dict[str, torch.Tensor]:

@@ -255,6 +255,13 @@ def run_pretrain_with_a_bad_sample_on_a_slow_disk(arguments: list[str]) -> int:
     return run_pretrain_with_a_bad_sample(arguments)
 
 
+def run_pretrain_on_nodes_that_differ(arguments: list[str], option: str, of_the_last: Path) -> int:
+    """The trainer's main; under one name the last rank finds another file or folder, as a node of its own may."""
+    if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+        arguments[arguments.index(option) + 1] = str(of_the_last)
+    return pretrain.main(arguments)
+
+
 def run_pretrain_tracked(arguments: list[str], tracking_uri: str) -> int:
     """The trainer's main; its tracker looks for news many times a second."""
     from trainer.tracking import runs

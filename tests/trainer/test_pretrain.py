@@ -1,5 +1,6 @@
 """The trainer as its users meet it: outcomes, messages and what stands in the run directory."""
 
+import functools
 import hashlib
 import json
 import os
@@ -35,6 +36,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_on_broken_data,
     run_pretrain_on_broken_data_and_count_commits,
     run_pretrain_on_data_that_is_broken_where_the_second_phase_begins,
+    run_pretrain_on_nodes_that_differ,
     run_pretrain_where_a_rank_can_reach_a_teraflop,
     run_pretrain_where_only_the_small_files_find_no_room,
     run_pretrain_where_the_port_is_taken,
@@ -594,6 +596,28 @@ def test_a_run_that_is_set_back_by_hand_loses_nothing(call, tmp_path):
     assert [path.name for path in run.exports.iterdir()] == ["step-000006"]
     assert call()[0] == [0]
     assert losses(run.path) == before
+
+
+@pytest.mark.parametrize("differing", ["shards", "recipe", "deepspeed_config"])
+def test_nodes_with_other_files_under_one_name_are_told_apart(
+    call, recipe, books, deepspeed_config, tmp_path, differing
+):
+    """Each would train well by itself, and all together on anything but what was asked for."""
+    other_recipe = tmp_path / "other.toml"
+    other_recipe.write_text(recipe.read_text().replace("peak = 1e-2", "peak = 2e-2"))
+    of_the_last = {
+        "shards": ("--shards", books),
+        "recipe": ("--config", other_recipe),
+        "deepspeed_config": ("--deepspeed_config", deepspeed_config(zero_optimization={"stage": 1})),
+    }
+    option, other = of_the_last[differing]
+    codes, log = call(
+        world=2, task=functools.partial(run_pretrain_on_nodes_that_differ, option=option, of_the_last=other)
+    )
+    assert codes == [2, 2]
+    (error,) = re.findall("^error: (.*)", log, re.MULTILINE)
+    assert error.startswith(f"rank 1 was given other {differing} than rank 0: see that all nodes have the same files")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_advice_of_the_message_gets_past_a_bad_sample(call, tmp_path):
