@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import torch
 
 from preprocessing.schema import ShardDirectory
 from tests.trainer.shard_factory import write_shards
@@ -34,7 +33,7 @@ def test_steps_may_begin_behind_other_samples_of_the_stream(shards):
     assert [batch.indices.tolist() for batch in later[0]] == [batch.indices.tolist() for batch in steps_of(shards)[3]]
     far = 1 << 32  # samples are counted in 64 bits
     step = Steps(later.stream, 4, 2, rank=0, world=1, first=far)[0]
-    assert sorted(torch.cat([batch.indices for batch in step]).tolist()) == [far, far + 1, far + 2, far + 3]
+    assert [batch.indices.tolist() for batch in step] == [[far + 1, far + 2], [far, far + 3]]
 
 
 def test_a_killed_process_ends_the_reading_when_its_step_is_due_and_not_before(shards):
@@ -148,7 +147,7 @@ def test_what_a_process_finds_wrong_is_one_line_at_its_step(tmp_path, workers):
     (path / f"shard-{last:05d}-of-00003.arrow").unlink()
     loaded = StepReader(steps, 0, 14, workers)
     good = [next(loaded) for _ in range(8)]
-    assert sorted(torch.cat([batch.indices for batch in good[7]]).tolist()) == [28, 29, 30, 31]
+    assert [batch.indices.tolist() for batch in good[7]] == [[29, 30], [28, 31]]
     with pytest.raises(
         DamagedShardError,
         match=r"^\S*: the manifest lists this shard but it is not there; copy it again, or [^\n]*$",

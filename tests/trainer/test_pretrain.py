@@ -623,11 +623,8 @@ def test_nodes_with_other_files_under_one_name_are_told_apart(
 def test_the_advice_of_the_message_gets_past_a_bad_sample(call, tmp_path):
     assert call(world=2, task=run_pretrain_with_a_bad_sample)[0] == [1, 1]
     run = RunDirectory(tmp_path / "run")
-    assert run.outcome.reason.startswith("step 2: the loss is nan, first on rank ")
+    assert run.outcome.reason.startswith("step 2: the loss is nan, first on rank 1; data.skip=[[9,10],[12,13]] ")
     skip = re.search(r"data\.skip=\S+", run.outcome.reason).group()
-    skipped = [range(*stretch) for stretch in json.loads(skip.removeprefix("data.skip="))]
-    assert sum(map(len, skipped)) == 2, "a micro-batch, of a step of eight samples"
-    assert any(12 in stretch for stretch in skipped)
     assert call(skip, world=2, task=run_pretrain_with_a_bad_sample)[0] == [0, 0]
     assert run.outcome == ("done", "")
     assert len(losses(run.path)) == 8
