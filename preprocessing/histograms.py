@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from preprocessing.figures import COLOURS, STYLE
-from preprocessing.schema import SPECIAL_TOKENS_OF_A_PAIR, SPECIAL_TOKENS_OF_A_SINGLE, Shard, ShardDirectory
+from preprocessing.schema import Shard, ShardDirectory
 from preprocessing.shards import count_by_row
 from preprocessing.tokenization import VOCABULARY_FILE, load_vocabulary, special_ids
 
@@ -59,10 +59,9 @@ class Histograms:
                 {f"tokens/{source}": int(lengths[own].sum()), f"unknown/{source}": int(unknown[own].sum())}
             )
         for length in sequence_lengths:
-            a_begin, a_end, b_begin, b_end = shard.spans(shard.pairs(length), length)
-            b = b_end - b_begin
-            special = np.where(b > 0, SPECIAL_TOKENS_OF_A_PAIR, SPECIAL_TOKENS_OF_A_SINGLE)
-            self.pair_lengths[length] += np.bincount(a_end - a_begin + b + special, minlength=length + 1)
+            pairs = shard.pairs(length)
+            shard.spans(pairs, length)  # refuses damaged ones
+            self.pair_lengths[length] += np.bincount(pairs.lengths, minlength=length + 1)
 
 
 def count_all(shards: ShardDirectory) -> Histograms:

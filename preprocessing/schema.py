@@ -233,6 +233,13 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.row)
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of the samples that they make, special ones too, int64 [n]; of damaged pairs some number or other."""
+        a, b = (end.astype(np.int64) - begin for begin, end in ((self.a_begin, self.a_end), (self.b_begin, self.b_end)))
+        lengths: np.ndarray = a + b + SPECIAL_TOKENS_OF_A_SINGLE + (b > 0)
+        return lengths
+
 
 _PairColumns = tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]
 
@@ -313,16 +320,6 @@ class Shard:
         """How many pairs were drawn for a sequence length."""
         return len(self.table.column(pairs_column(sequence_length)).values)
 
-    def pair_lengths(self, sequence_length: int, indices: np.ndarray) -> np.ndarray:
-        """Tokens of the samples that pairs at ``indices`` ([n] integers) make, special ones too, int64 [n].
-
-        That there are such tokens is not looked at; see spans.
-        """
-        _, _, columns = self._pair_columns(sequence_length)
-        a, b = (columns[f"{x}_end"][indices].astype(np.int64) - columns[f"{x}_begin"][indices] for x in "ab")
-        lengths: np.ndarray = a + b + SPECIAL_TOKENS_OF_A_SINGLE + (b > 0)
-        return lengths
-
     def segments(self, pairs: Pairs, sequence_length: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """The tokens of both segments of each pair; those of the second one are none where there is a single segment.
 
@@ -342,8 +339,7 @@ class Shard:
         """
         a_begin, a_end = self._spans(pairs.row, pairs.a_begin, pairs.a_end, np.greater_equal)
         b_begin, b_end = self._spans(pairs.b_row, pairs.b_begin, pairs.b_end, np.greater)
-        lengths = (a_end - a_begin).astype(np.int64) + (b_end - b_begin) + SPECIAL_TOKENS_OF_A_SINGLE
-        if (lengths + (b_end > b_begin) > sequence_length).any():
+        if (pairs.lengths > sequence_length).any():
             raise self.wrong(f"a pair of more than {sequence_length} tokens in the column for {sequence_length}")
         return a_begin, a_end, b_begin, b_end
 

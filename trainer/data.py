@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from preprocessing.schema import MANIFEST, SPECIAL_TOKENS_OF_A_SINGLE, Shard, ShardDirectory, ShardError, Split
+from preprocessing.schema import MANIFEST, SPECIAL_TOKENS_OF_A_SINGLE, Pairs, Shard, ShardDirectory, ShardError, Split
 from preprocessing.tokenization import CONTINUATION, VOCABULARY_FILE, load_vocabulary, special_ids
 from trainer.masking import STANDARD, Masked, MaskingConfig, mask_tokens
 from trainer.mixture import interleave, whole_weights
@@ -241,21 +241,16 @@ class SampleStream:
     def samples(self, indices: np.ndarray) -> Samples:
         """The samples at some indices of the stream before masking; see batch. Skipped ones have no words."""
         indices = np.asarray(indices, dtype=np.int64)
-        kept = np.flatnonzero(~self.skipped(indices))
-        shard_ids, pair_ids = self.locate(indices[kept])
         segments = [_NO_WORDS] * len(indices)
         is_next = np.zeros(len(indices), dtype=bool)
-        for shard_id in set(shard_ids.tolist()):
-            mine = shard_ids == shard_id
-            rows, shard = kept[mine], self._shard(shard_id)
-            pairs = shard.pairs(self.sequence_length, pair_ids[mine])
-            is_next[rows] = pairs.is_next
+        for places, shard, pairs in self._pairs(indices):
+            is_next[places] = pairs.is_next
             try:
                 found = shard.segments(pairs, self.sequence_length)
             except ShardError as error:
-                raise _naming(error, indices[rows]) from error
-            for row, both in zip(rows.tolist(), found, strict=True):
-                segments[row] = both
+                raise _naming(error, indices[places]) from error
+            for place, both in zip(places.tolist(), found, strict=True):
+                segments[place] = both
         samples = self._lay_out(segments, is_next)
         if samples.tokens.max() >= self._vocab_size:
             foreign = indices[(samples.tokens >= self._vocab_size).any(axis=1)]
@@ -270,12 +265,18 @@ class SampleStream:
             ShardError: a shard is missing or damaged; a damaged pair has some length or other.
         """
         lengths = np.full(len(indices), SPECIAL_TOKENS_OF_A_SINGLE, dtype=np.int64)  # of those that are skipped
+        for places, _, pairs in self._pairs(indices):
+            lengths[places] = pairs.lengths
+        return lengths
+
+    def _pairs(self, indices: np.ndarray) -> Iterator[tuple[np.ndarray, Shard, Pairs]]:
+        """What is drawn for some indices, but for skipped ones: a shard's pairs, [n], and their places in indices."""
         kept = np.flatnonzero(~self.skipped(indices))
         shard_ids, pair_ids = self.locate(indices[kept])
         for shard_id in set(shard_ids.tolist()):
             mine = shard_ids == shard_id
-            lengths[kept[mine]] = self._shard(shard_id).pair_lengths(self.sequence_length, pair_ids[mine])
-        return lengths
+            shard = self._shard(shard_id)
+            yield kept[mine], shard, shard.pairs(self.sequence_length, pair_ids[mine])
 
     def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the samples lie: shard numbers, counted over all directories, and pair numbers, int64 [B] each."""

@@ -253,7 +253,7 @@ def test_the_length_of_a_pair_is_that_of_its_segments_with_their_special_tokens(
     single = FALSE_PAIR | {"a_end": 3, "b_row": 0, "b_begin": 3, "b_end": 3, "is_next": True}
     rewrite_shard(directory / FILE, pairs_16=[[FALSE_PAIR, single], []])
     shard = the_shard(directory)
-    lengths = shard.pair_lengths(16, np.array([1, 0, 1]))
+    lengths = shard.pairs(16, np.array([1, 0, 1])).lengths
     assert lengths.tolist() == [5, 6, 5]
     assert lengths.dtype == np.int64
 
