@@ -99,7 +99,7 @@ def check_agreement(world: World, recipe: Recipe, configs: Sequence[dict[str, An
         if differing := [name for name in given if other[name] != first[name]]:
             raise ConfigError(
                 f"rank {rank} was given other {' and '.join(differing)} than rank 0: see that all nodes have the same "
-                "files under these names"
+                "files under these names, and get the same settings"
             )
 
 
