@@ -150,6 +150,7 @@ class Engine:
         self._seed = train.seed
         self._world = world
         self._next_sentence = float(train.next_sentence)  # whether its loss counts; metrics have it in any case
+        self._max_gradient_norm = recipe.optimizer.max_gradient_norm
         shapes = parameter_shapes(recipe.model)
         reader = StateReader(checkpoint, shapes) if checkpoint else None
         given = reader.weights() if reader else weights
@@ -167,6 +168,7 @@ class Engine:
         self._engine.global_steps, self._engine.global_samples = step, samples
         take_norm_once(self._engine.optimizer)
         add_up_at_once(self._engine.optimizer)
+        self._engine.clip_fp32_gradients = lambda: None  # without ZeRO: see _update
         self._owned = list(find_owned(self._engine, self._optimizer, names, world.rank))
         self._check_layout(initial)
         if isinstance(self._optimizer, Lamb):
@@ -391,7 +393,8 @@ class Engine:
         """Clip, step and clear, unless a gradient is not finite; what there is to report of it.
 
         DeepSpeed's ZeRO looks at the norm over all ranks before it calls our optimizer (resolve_deepspeed refuses what
-        would turn that off); without ZeRO it keeps no norm, and the gradients are whole on every rank.
+        would turn that off). Without ZeRO the gradients are whole on every rank; DeepSpeed would clip them by a norm of
+        its own, which on a CPU is 8e-4 off, and tell none.
         """
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
@@ -401,9 +404,12 @@ class Engine:
             self._change_scale()
             finite, norm = not self._engine.optimizer.overflow, self._engine.get_global_grad_norm()
         else:
-            norm = total_norm([p.grad for p in self._engine.module.parameters() if p.grad is not None])
+            gradients = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
+            norm = total_norm(gradients)
             finite = bool(torch.isfinite(norm))
             if finite:
+                if self._max_gradient_norm:
+                    scale_down(gradients, self._max_gradient_norm, norm)
                 self._engine.step()
         if not finite and (scale is None or exhausted):
             mine = torch.cat([batch.indices for _, batch in batches]).tolist()

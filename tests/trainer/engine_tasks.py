@@ -213,6 +213,20 @@ def norm_under_zero_1(gradients: list[np.ndarray]) -> float:
     return float(bf16_optimizer.get_global_norm_of_tensors(input_tensors=[*map(torch.from_numpy, gradients)]))
 
 
+def norm_that_adam_gets_without_zero(recipe: Path, deepspeed_config: Path, gradient: np.ndarray) -> float:
+    """Of a model whose word embeddings have such a gradient, and whose other parameters have none."""
+    size, width = gradient.shape
+    heads = f"model.num_attention_heads={width // 64}"
+    settings = load_recipe(recipe, [f"model.vocab_size={size}", f"model.hidden_size={width}", heads])
+    world = join_world(1)
+    engine = Engine(settings, resolve_deepspeed(deepspeed_config, settings, settings.phases[0], 1), world)
+    engine._engine.module.bert.embeddings.word.weight.grad = torch.from_numpy(gradient)
+    engine._engine.set_gradient_accumulation_boundary(True)
+    with mock.patch.object(torch, "_fused_adamw_") as update:
+        engine._update(0, [], 1e-2)
+    return float(torch.cat([x.flatten() for call in update.call_args_list for x in call.args[1]]).double().norm())
+
+
 def _lesson_of_one_rank(recipe: Path, shards: Path, deepspeed_config: Path, communicates: bool) -> Lesson:
     with mock.patch("trainer.engine.without_communication", dict) if communicates else nullcontext():
         return Lesson(join_world(1), load_recipe(recipe, _TWO_MICRO_BATCHES), shards, deepspeed_config)

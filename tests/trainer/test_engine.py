@@ -16,6 +16,7 @@ from tests.trainer.engine_tasks import (
     bytes_left_after_close,
     bytes_of_one_rank,
     graphs_of_training_and_validation,
+    norm_that_adam_gets_without_zero,
     norm_under_zero_1,
     order_of_a_step,
     printed_in_a_step,
@@ -378,8 +379,22 @@ def test_under_zero_1_gradients_are_added_up_at_once_to_the_same_bits(recipe, sh
     assert all(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
-def test_under_zero_1_the_norm_is_right_on_a_cpu_too():
+@pytest.fixture
+def gradient_of_embeddings():
+    """Whose rows differ by orders of magnitude, so that torch's own norm of it is 1e-5 off and more on a CPU."""
     gradient = np.random.default_rng(0).standard_normal((30522, 128), dtype=np.float32)
-    gradient *= np.exp(3 * np.random.default_rng(1).standard_normal((30522, 1), dtype=np.float32))
+    return gradient * np.exp(3 * np.random.default_rng(1).standard_normal((30522, 1), dtype=np.float32))
+
+
+def test_without_zero_gradients_are_clipped_by_the_right_norm_on_a_cpu_too(
+    recipe, deepspeed_config, gradient_of_embeddings
+):
+    config = deepspeed_config(**FLOAT32, zero_optimization=None)
+    (norm,) = run_ranks(1, norm_that_adam_gets_without_zero, recipe, config, gradient_of_embeddings)
+    assert norm == pytest.approx(1.0, rel=1e-6)  # optimizer.max_gradient_norm
+
+
+def test_under_zero_1_the_norm_is_right_on_a_cpu_too(gradient_of_embeddings):
+    gradient = gradient_of_embeddings
     (norm,) = run_ranks(1, norm_under_zero_1, [gradient])
     assert norm == pytest.approx(np.linalg.norm(gradient.astype(np.float64)), rel=1e-6)
