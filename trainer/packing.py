@@ -11,7 +11,6 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 _FULLEST = 0.8  # the shortest sequence of a group has at least this share of the longest one's tokens
 
@@ -87,18 +86,23 @@ class PackedTokens:
     def round_up(self, multiple: int) -> PackedTokens:
         """Make T a multiple, so that a GPU meets few shapes, by tokens of sequences that nobody reads.
 
-        As many sequences are added whatever is missing, some of them empty, and none is longer than ``longest``.
+        As many sequences are added whatever is missing, of 1 to ``longest`` tokens: each begins at one of its own.
+
+        Args:
+            multiple: 2 or more.
         """
-        added = -(-(multiple - 1) // self.longest)
-        missing = -len(self.input_ids) % multiple
-        places = torch.arange(added + 1, dtype=self.bounds.dtype) * self.longest
-        bounds = len(self.input_ids) + places.clamp(max=missing)[1:]
+        added = -(-(multiple - 1) // (self.longest - 1))
+        missing = added + -(len(self.input_ids) + added) % multiple
+        lengths = torch.full((added,), missing // added)
+        lengths[: missing % added] += 1
+        zeros = torch.zeros(missing, dtype=torch.int64)
+        filling = PackedTokens.from_flat(zeros, zeros, lengths)
         return replace(
             self,
-            input_ids=F.pad(self.input_ids, (0, missing)),
-            token_type_ids=F.pad(self.token_type_ids, (0, missing)),
-            position_ids=torch.cat([self.position_ids, torch.arange(missing) % self.longest]),
-            bounds=torch.cat([self.bounds, bounds]),
+            input_ids=torch.cat([self.input_ids, filling.input_ids]),
+            token_type_ids=torch.cat([self.token_type_ids, filling.token_type_ids]),
+            position_ids=torch.cat([self.position_ids, filling.position_ids]),
+            bounds=torch.cat([self.bounds, len(self.input_ids) + filling.bounds[1:]]),
         )
 
     def to(self, device: torch.device) -> PackedTokens:
@@ -108,8 +112,8 @@ class PackedTokens:
 
     @property
     def firsts(self) -> Tensor:
-        """int32 [B], where each sequence begins: its [CLS]. An empty one borrows some token."""
-        return self.bounds[:-1].clamp(max=len(self.input_ids) - 1)
+        """int32 [B], where each sequence begins: its [CLS]."""
+        return self.bounds[:-1]
 
     @property
     def lengths(self) -> Tensor:

@@ -221,24 +221,25 @@ def test_tokens_may_be_filled_up_to_a_multiple_that_predicts_nothing(shards):
     indices = np.arange(5)
     plain, filled = stream(shards).batch(indices), stream(shards, token_multiple=64).batch(indices)
     tokens = len(plain.tokens.input_ids)
-    assert len(filled.tokens.input_ids) == -(-tokens // 64) * 64
+    assert len(filled.tokens.input_ids) == -(-(tokens + 3) // 64) * 64  # LENGTH is 32
     assert len(filled.positions) == len(filled.mlm_labels) == -(-len(plain.positions) // 8) * 8
-    assert len(filled.nsp_labels) == len(filled.tokens.lengths) == 5 + 2
+    assert len(filled.nsp_labels) == len(filled.tokens.lengths) == 5 + 3
     assert torch.equal(filled.tokens.input_ids[:tokens], plain.tokens.input_ids)
     assert torch.equal(filled.lengths, plain.lengths)
     labels, added = filled.mlm_labels.split([len(plain.mlm_labels), len(filled.mlm_labels) - len(plain.mlm_labels)])
     assert torch.equal(labels, plain.mlm_labels)
     assert (added == EMPTY_SLOT).all()
-    assert filled.nsp_labels.tolist() == [*plain.nsp_labels.tolist(), EMPTY_SLOT, EMPTY_SLOT]
+    assert filled.nsp_labels.tolist() == [*plain.nsp_labels.tolist(), *[EMPTY_SLOT] * 3]
 
 
 def test_what_fills_up_asks_at_tokens_that_nobody_reads(shards):
     """A kernel has room for as many queries of a sequence as it has tokens; more would run into the next one's."""
-    samples = stream(shards, token_multiple=256)
-    for first in range(0, 40, 5):
-        filled = samples.batch(np.arange(first, first + 5))
-        read = torch.cat([filled.positions, filled.tokens.firsts[:5].long()])
-        assert len(read.unique()) == len(read)
+    for multiple in (256, 4096):
+        samples = stream(shards, token_multiple=multiple)
+        for first in range(0, 40, 5):
+            filled = samples.batch(np.arange(first, first + 5))
+            read = torch.cat([filled.positions, filled.tokens.firsts.long()])
+            assert len(read.unique()) == len(read)
 
 
 def test_left_to_right_every_token_predicts_the_next_one_of_its_sample(shards):
