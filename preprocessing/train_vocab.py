@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from preprocessing.extras import needs
@@ -19,7 +20,7 @@ if __name__ == "__main__":  # before Beam is imported, which warns of Google's c
     logging.getLogger().setLevel(logging.ERROR)
 with needs("preprocess"):
     from preprocessing import files
-    from preprocessing.inputs import find_inputs
+    from preprocessing.inputs import find_inputs, units_of
     from preprocessing.interruption import end_when_interrupted
     from preprocessing.options import (
         MAX_VOCABULARY,
@@ -92,7 +93,8 @@ def run(argv: Sequence[str]) -> None:
     guarded = files.exists(output) and not found.overwrite
     if guarded and not files.begins_with(output, vocabulary_text(SPECIAL_TOKENS).encode()):
         ours.error(other)
-    documents = read_inputs(inputs, options)
+    # In the parts that a job reads: of what is damaged the same is lost, and tables are read in no other way.
+    documents = read_inputs(chain.from_iterable(unit.inputs for unit in units_of(inputs)), options)
     texts = sample_texts(documents, found.sample_bytes or SAMPLE_BYTES, found.seed)
     vocabulary = train_vocabulary(texts, found.size, lowercase=not found.cased)
     text = vocabulary_text(vocabulary)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from preprocessing.files import write_text
@@ -43,6 +45,14 @@ def test_a_real_dump_gives_the_size_asked_for(real_data: Path, tmp_path: Path) -
     tokens = load_vocabulary(output)
     assert len(tokens) == 4096
     assert {"the", "of", "##s", "##ing"} <= set(tokens)
+
+
+def test_tables_are_learnt_from_too(books: Path, tmp_path: Path) -> None:
+    texts = [path.read_text() for path in sorted(books.glob("*.txt"))]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "books.parquet")
+    for option, corpus in (("--books", books / "*.txt"), ("--parquet", tmp_path / "books.parquet")):
+        main([option, str(corpus), "--size", "60", "--output", str(tmp_path / option)])
+    assert (tmp_path / "--parquet").read_bytes() == (tmp_path / "--books").read_bytes()
 
 
 def test_unusable_inputs_are_told_in_a_line(books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
