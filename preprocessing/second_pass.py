@@ -101,12 +101,19 @@ def read_spans(job: Job, spans: Iterable[Span]) -> Rows:
     slices: list[pa.RecordBatch] = []
     for unit, own in groupby(ordered, key=lambda span: span.unit):
         with files.open_arrow(job.unit_files(unit).tokens) as reader:
-            slices += (reader.get_batch(span.batch).slice(span.begin, span.end - span.begin) for span in own)
+            pieces = (reader.get_batch(span.batch).slice(span.begin, span.end - span.begin) for span in own)
+            # A batch that is not mapped has been read whole, and would stay in memory for the sake of its piece.
+            slices += map(_copied, pieces) if files.is_remote(job.output) else pieces
     keys = np.concatenate([span.keys() for span in ordered])
     with files.open_arrow(job.lost_file) as lost, files.open_arrow(job.repeats_file) as repeats:
         reasons = reasons_of(keys, lost.get_batch(0))
         lines = repeats_of(keys, map(repeats.get_batch, range(repeats.num_record_batches)))
     return Rows(pa.Table.from_batches(slices, schema=tokens_schema(job.vocabulary.size)), reasons, lines)
+
+
+def _copied(piece: pa.RecordBatch) -> pa.RecordBatch:
+    """A piece of a batch without the rest of it."""
+    return pa.ipc.read_record_batch(piece.serialize(), piece.schema)
 
 
 def commit(notes: Iterable[ShardNote], job: Job, settlement: Settlement) -> None:
