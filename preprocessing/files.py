@@ -1,7 +1,7 @@
 """Files wherever they lie: the one place that knows Beam's file systems.
 
-A path is local, or a URL of any file system that Beam knows (gs://, s3://, hdfs://). Whatever this project writes
-appears whole: it is written under a name of its own and renamed.
+A path is local, or a URL of any file system that Beam knows (gs://, s3://; hdfs:// for inputs only). Whatever this
+project writes appears whole: it is written under a name of its own and renamed.
 """
 
 from __future__ import annotations

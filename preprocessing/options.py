@@ -166,9 +166,14 @@ def path(text: str) -> str:
     return os.path.expanduser(text)  # noqa: PTH111 - Path takes the slashes out of a URL
 
 
-def _utf8_path(text: str) -> str:
-    """An argparse type: a path that Arrow can open."""
+def _output(text: str) -> str:
+    """An argparse type: a path that Arrow can open, where Beam can list what lies below it and make folders."""
     text = path(text)
+    if text.startswith("hdfs://"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: Beam reads from HDFS, but shards can't be made there; "
+            "name a folder that all workers see or an object store, and copy them"
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -393,7 +398,7 @@ def _add_pairs(parser: argparse.ArgumentParser) -> None:
 def _add_output(parser: argparse.ArgumentParser) -> None:
     """The options of the shards as a whole, and of the job that writes them."""
     output = parser.add_argument_group("output")
-    output.add_argument("--output", required=True, type=_utf8_path, metavar="DIR", help="the shard directory")
+    output.add_argument("--output", required=True, type=_output, metavar="DIR", help="the shard directory")
     output.add_argument(
         "--validation-fraction",
         type=_share,

@@ -342,6 +342,7 @@ def test_a_dump_and_books_together(make: Maker, real_data: Path, books: Path, tm
         (["--contamination", ""], "--contamination is empty"),
         (["--books", ""], "--books is empty"),
         (["--negatives", "none"], "invalid choice"),
+        (["--output", "hdfs://bucket/out"], "Beam reads from HDFS, but shards can't be made there"),
     ],
 )
 def test_bad_options_are_told_in_a_line(make: Maker, tmp_path: Path, arguments: list[str], told: str) -> None:
