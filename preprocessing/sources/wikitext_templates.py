@@ -50,6 +50,11 @@ def _quantity(values: list[str]) -> str:
     return " ".join(said)
 
 
+def _fraction(values: list[str]) -> str:
+    """{{frac|1|2}}: 1/2, as is {{frac|2}}; {{frac|3|1|2}}: 3 1/2."""
+    return " ".join([*values[:-2], "/".join(["1", *values][-2:])])
+
+
 _WRAPPERS = """
     abbr angbr big blockquote center code cquote em flag flagcountry ill large larger linktext math mono mvar nastaliq
     nihongo nobold nobr nobreak noitalic nowrap nq quotation quote sc sic small smallcaps smaller strong sub sup tooltip
@@ -60,7 +65,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(["lang", "transl", "transliteration", "resize", "color", "rtl-lang"], _last),
     **dict.fromkeys(["langx", "native name"], _second),
     **dict.fromkeys(["convert", "cvt"], _quantity),
-    **dict.fromkeys(["frac", "fraction", "sfrac"], "/".join),
+    **dict.fromkeys(["frac", "fraction", "sfrac"], _fraction),
     **dict.fromkeys(["chem", "chem2"], "".join),
     **dict.fromkeys(["circa", "c.", "ca."], _after("c. ")),
     "us$": _after("US$"),

@@ -87,6 +87,7 @@ CASES = {
     "convert many": ("are {{convert|2|and|3|and|4|to|5|m}} high", ["are 2 and 3 and 4 to 5 m high"]),
     "convert a range": ("is {{convert|10|to|20|km2}} wide", ["is 10 to 20 km² wide"]),
     "convert feet and inches": ("is {{convert|6|ft|2|in|cm}} tall", ["is 6 ft 2 in tall"]),
+    "mixed fractions": ("{{frac|3|1|2}} inches, {{sfrac|2}} of it", ["3 1/2 inches, 1/2 of it"]),
     "fractions": ("{{frac| 1 | 2 }} or {{frac|1= 3 |2= 4}}", ["1/2 or 3/4"]),
     "numbers": ("{{formatnum:1000}} dogs of {{circa|1900}}", ["1000 dogs of c. 1900"]),
     "script": ("a {{script/Hebrew|כלב}} {{!}} dog", ["a כלב | dog"]),
