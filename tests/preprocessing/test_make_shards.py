@@ -396,7 +396,7 @@ def test_the_number_of_shards_is_a_function_of_sizes() -> None:
         return choose_layout(inputs, parsed("--books-format", books_format).options, 30522).train_shards
 
     dump = Input("wikipedia", "enwiki.xml.bz2", 20 << 30, "/x")
-    assert 200 < train_shards(dump) < 600
+    assert 100 < train_shards(dump) < 300
     assert train_shards(Input("books", "a.txt", 1 << 20, "/x")) == 1
     huge = [Input("books", f"{number}.txt", 1 << 30, "/x") for number in range(40)]
     assert train_shards(*huge) == 1  # no more shards than documents can fill

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from preprocessing import files, launch, sampling
-from preprocessing.inputs import Input, Unit
-from preprocessing.job import STORAGE, Job
+from preprocessing.inputs import Input, Unit, text_bytes
+from preprocessing.job import BYTES_PER_TOKEN, SHARD_BYTES, STORAGE, Job, choose_layout
 from preprocessing.layout import Layout
 from preprocessing.make_shards import main
-from preprocessing.options import parse
+from preprocessing.options import SAMPLE_BYTES, parse
 from preprocessing.sampling import lowest, sample_texts, sample_unit
 from preprocessing.schema import ShardDirectory, Vocabulary
 from preprocessing.sources import Document, Skipped, StorageError
@@ -245,6 +245,15 @@ def test_a_cutoff_leaves_room_to_be_wrong() -> None:
     assert sampling.first_cutoff(100, 50) == sampling.ALL
     assert sampling.first_cutoff(100, 0) == sampling.ALL
     assert sampling.first_cutoff(100, 1000) == pytest.approx(sampling.ALL / 5)
+
+
+def test_all_of_wikipedia_is_read_once_for_a_sample_and_its_shards_have_about_their_size() -> None:
+    """By the figures of docs/data.md: 25 GB of bzip2 hold 17 GB of text."""
+    dump = Input("wikipedia", "enwiki-pages-articles-multistream.xml.bz2", 25 * 10**9, "")
+    assert sampling.first_cutoff(SAMPLE_BYTES, text_bytes(dump)) / sampling.ALL * 17e9 > SAMPLE_BYTES
+    options = parse(["--wikipedia", "x", "--vocab", "v", "--output", "o"]).options
+    tokens = 2 * 17e9 / BYTES_PER_TOKEN
+    assert 0.5 * SHARD_BYTES < tokens / choose_layout([dump], options, 30522).train_shards < 2 * SHARD_BYTES
 
 
 def test_a_real_korean_vocabulary(real_data: Path, tmp_path: Path) -> None:
