@@ -21,7 +21,7 @@ CONTINUATION = "##"  # begins every piece that does not begin a word
 VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE = "vocab.txt", "tokenizer.json", "tokenizer_config.json"
 MIN_FREQUENCY = 2  # a piece seen once in the sample says nothing about the language
 CASE_SHARE = 0.01  # of a vocabulary's entries: with as many that hold letters of a case, it knows that case
-ALPHABET_SHARE = 8  # at most one entry in this many is a single character
+ALPHABET_SHARE = 8  # at most one entry in this many is a single character, and another one the same inside words
 
 
 class VocabularyError(ValueError):
