@@ -127,7 +127,7 @@ def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
     if step >= recipe.last_step and not owed:
         if world.is_first:
             export_if_missing(run, step, recipe.model)
-            run.set_outcome("done")
+        _on_first(world, lambda: run.set_outcome("done"))
         _log.info("%s: done already, %d steps", run.path, step)
         leave_world()
         return
@@ -140,8 +140,8 @@ def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
     if world.is_first:
         held.enter_context(_start_tracking(run, recipe))
     ending, reason = session.train(step)
-    if world.is_first:
-        run.set_outcome(ending, reason)
+    # All wait for it: to a launcher whose other ranks have ended, the first one's last export may take too long.
+    _on_first(world, lambda: run.set_outcome(ending, reason))
     leave_world()  # only where all ranks do: with one that failed, NCCL's good order could wait for ever
 
 

@@ -325,6 +325,19 @@ def run_pretrain_and_tell_who_exports(arguments: list[str]) -> int:
     return pretrain.main(arguments)
 
 
+def run_pretrain_with_a_slow_export(arguments: list[str]) -> tuple[int, bool]:
+    """The trainer's main, and whether the run directory says by its end how the run ended."""
+    make = saving.export_checkpoint
+
+    def make_slowly(*rest: Any) -> None:
+        time.sleep(2)
+        make(*rest)
+
+    saving.export_checkpoint = make_slowly
+    code = pretrain.main(arguments)
+    return code, RunDirectory(Path(arguments[arguments.index("--output") + 1])).outcome is not None
+
+
 def run_pretrain_and_lose_the_settings(arguments: list[str]) -> int:
     """The trainer's main; before the first checkpoint somebody moves config.toml away."""
     begin = saving.begin_checkpoint

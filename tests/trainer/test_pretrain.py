@@ -42,6 +42,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_where_the_port_is_taken,
     run_pretrain_with_a_bad_sample,
     run_pretrain_with_a_bad_sample_on_a_slow_disk,
+    run_pretrain_with_a_slow_export,
     run_pretrain_with_a_tracker_that_ends_late,
     run_pretrain_with_slow_validation,
     run_pretrain_without_patience,
@@ -505,6 +506,15 @@ def test_the_outcome_does_not_wait_for_mlflow(call, tmp_path):
     )  # fmt: skip
     assert codes == [1]
     assert "while MLflow ends: Outcome(ending='failed', reason='step " in log
+
+
+def test_no_rank_ends_before_the_outcome_is_written(call, tmp_path):
+    """The first one's export may take minutes; a launcher that waits for it after the others' end has less patience."""
+    assert call(world=2, task=run_pretrain_with_a_slow_export)[0] == [(0, True)] * 2
+    run = RunDirectory(tmp_path / "run")
+    shutil.rmtree(run.export(8))  # as a kill may leave it
+    assert call(world=2, task=run_pretrain_with_a_slow_export)[0] == [(0, True)] * 2
+    assert run.export(8).is_dir()
 
 
 def test_a_validation_that_takes_longer_than_a_hang_is_none(call, tmp_path):
