@@ -19,7 +19,7 @@ from cluster.paths import current_folder, fingerprint
 from cluster.programs import Program, pretraining_of
 from cluster.snapshot import take_snapshot
 from trainer.files import write_atomically
-from trainer.run_directory import RunDirectory
+from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.settings import ConfigError
 
 POD_USER = POD_GROUP = 1000  # runAsUser and fsGroup of the base
@@ -58,7 +58,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / file, text)
     if not dry_run and snapshot and (pretraining := pretraining_of(programs)):
-        _forget_failure(RunDirectory(pretraining.output))
+        _forget_ending(pretraining)
     _warn_of_images(programs, settings)
     _warn_of_taints(programs, settings)
     command = ["kubectl", "apply", "-k", str(folder)]
@@ -142,10 +142,21 @@ def _let_pods_write(folder: Path) -> None:
         ) from error
 
 
-def _forget_failure(run: RunDirectory) -> None:
-    """Remove what an earlier start left, lest the evaluation, which looks at once, take it for this one's."""
-    if run.ending == "failed":
-        run.set_outcome(None)
+def _forget_ending(pretraining: Program) -> None:
+    """Remove what an earlier start left, lest the evaluation, which looks at once, take it for this one's.
+
+    That the run is done stays true unless it is to be longer now: where nothing is left to do no Pod may say it again.
+
+    Raises:
+        ConfigError: the run's checkpoints are not in order.
+    """
+    run, recipe = RunDirectory(pretraining.output), pretraining.recipe
+    assert recipe
+    try:
+        if run.ending == "failed" or (run.ending == "done" and run.step < recipe.last_step):
+            run.set_outcome(None)
+    except CheckpointError as error:
+        raise ConfigError(f"{pretraining.name}: {error}") from error
 
 
 def _object_name(output: Path) -> str:

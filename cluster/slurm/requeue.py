@@ -35,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     run = RunDirectory(arguments.run)
     if arguments.when == "before":
-        forget(run)
+        # `done` too: a later last step makes a run go on, and where there is nothing to do the trainer says it again.
+        run.set_outcome(None)
         return 0
     try:
         verdict, reason = judge(run, arguments.job, arguments.exit_code, arguments.crashes)
@@ -44,12 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = {Verdict.DONE: "done", Verdict.REQUEUE: "will be restarted", Verdict.GIVE_UP: "given up"}
     print(f"{run.path}: {words[verdict]}: {reason}", file=sys.stderr)
     return verdict
-
-
-def forget(run: RunDirectory) -> None:
-    """Remove what an earlier start left as its outcome, lest it be taken for this one's; `done` stays true."""
-    if run.ending != "done":
-        run.set_outcome(None)
 
 
 def judge(run: RunDirectory, job: str, exit_code: int, allowed: int) -> tuple[Verdict, str]:

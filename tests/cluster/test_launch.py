@@ -916,10 +916,11 @@ def test_on_kubernetes_a_run_that_pods_can_not_write_into_is_refused(here, pods,
     assert not list(here.rglob("*.yaml"))
 
 
-@pytest.mark.parametrize(("ending", "stays"), [("failed", False), ("done", True)])
-def test_on_kubernetes_evaluation_does_not_take_an_old_failure_for_the_new_training_s(here, pods, ending, stays):
+@pytest.mark.parametrize(("ending", "step", "stays"), [("failed", 4, False), ("done", 4, False), ("done", 8, True)])
+def test_on_kubernetes_evaluation_does_not_take_an_old_ending_for_the_new_training_s(here, pods, ending, step, stays):
+    """A run that is done may get more steps, and is then not done any more."""
     run = RunDirectory(here / "run")
-    run.path.mkdir()
+    run.checkpoint(step).mkdir(parents=True)
     shutil.copyfile(here / "tiny.toml", run.config)
     run.set_outcome(ending)
     settings = [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.slurm.requeue import Verdict, forget, judge, main
+from cluster.slurm.requeue import Verdict, judge, main
 from trainer.run_directory import RunDirectory
 
 
@@ -51,11 +51,12 @@ def test_without_retries_the_first_crash_is_the_last(run):
 
 
 def test_an_outcome_of_an_earlier_start_is_not_taken_for_this_one_s(run):
-    for old, stays in (("requeue: x", False), ("failed: x", False), ("done", True)):
+    """Of a run that was done and is given more steps neither."""
+    for old in ("requeue: x", "failed: x", "done"):
         (run.path / "outcome").write_text(old)
         assert main(["before", str(run.path)]) == 0
-        assert (run.path / "outcome").exists() == stays
-    forget(RunDirectory(run.path / "new"))  # a run that was never started
+        assert judge(run, "7", 1, allowed=3)[0] == Verdict.REQUEUE
+    assert main(["before", str(run.path / "new")]) == 0  # a run that was never started
 
 
 def test_the_command_says_what_it_decided(run, capsys):
