@@ -358,6 +358,12 @@ def test_a_job_file_outlives_the_signal_that_ends_its_ranks(here, slurm, signall
     assert slurm.calls()[-1][:2] == ["scontrol", ["requeue", "12"]]
 
 
+def test_an_evaluation_s_job_file_outlives_a_preemption_s_signal(here, slurm):
+    slurm.stand_in("srun", "import signal; os.kill(os.getppid(), signal.SIGTERM); sys.exit(143)")
+    assert run_job(evaluation()).returncode == 0
+    assert slurm.calls()[-1][:2] == ["scontrol", ["requeue", "12"]]
+
+
 @pytest.mark.parametrize(("state", "requeued"), [("RUNNING", True), ("COMPLETING", False)])
 @pytest.mark.parametrize("job", ["preprocess", "pretrain", "eval"])
 def test_a_job_asks_slurm_until_it_answers(here, slurm, job, state, requeued):
@@ -393,8 +399,8 @@ def evaluation(*settings: str) -> Path:
 
 
 @pytest.mark.parametrize("array", [1, 3])
-@pytest.mark.parametrize(("code", "requeued"), [(130, True), (0, False), (1, False), (143, False)])
-def test_an_evaluation_that_its_time_limit_stops_is_requeued_of_an_array_the_member_alone(
+@pytest.mark.parametrize(("code", "requeued"), [(130, True), (143, True), (0, False), (1, False), (137, False)])
+def test_an_evaluation_that_is_asked_to_stop_is_requeued_of_an_array_the_member_alone(
     here, slurm, array, code, requeued
 ):
     """The number of an array's last member is that of the whole array too."""
