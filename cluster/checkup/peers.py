@@ -136,8 +136,8 @@ def check_peers(peers: Peers, shared: Path | None, clock: Callable[[], float] = 
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     yield from check_bandwidth(peers, backend)
     yield from check_clocks(peers, clock)
-    if shared is not None:
-        yield check_visibility(peers, shared)
+    if shared is not None and (finding := check_visibility(peers, shared)):
+        yield finding
 
 
 def check_bandwidth(peers: Peers, backend: str) -> Iterator[Finding]:
@@ -211,13 +211,18 @@ def _ask_time(clock: Callable[[], float]) -> float:
     return min(measured)[1]
 
 
-def check_visibility(peers: Peers, directory: Path) -> Finding:
-    """Each rank writes a file and looks for those of all others."""
+def check_visibility(peers: Peers, directory: Path) -> Finding | None:
+    """The first rank of each host writes a file and looks for those of the others; None on other ranks."""
     name = peers.gather(uuid.uuid4().hex if peers.rank == 0 else None)[0]
-    failure = _leave_file(directory, name, peers.rank)
-    written = [rank for rank, error in enumerate(peers.gather(failure)) if error is None]
-    seconds, unseen = _look_for(directory, name, written)
+    writers = [peers.hosts.index(host) for host in dict.fromkeys(peers.hosts)]
+    is_writer = peers.rank in writers
+    failure = _leave_file(directory, name, peers.rank) if is_writer else None
+    failures = peers.gather(failure)
+    written = [rank for rank in writers if failures[rank] is None]
+    seconds, unseen = _look_for(directory, name, written) if is_writer else (0.0, [])
     peers.gather(None)  # nothing is removed before all have looked
+    if not is_writer:
+        return None
     remove(_file(directory, name, peers.rank))
     if failure is not None:
         return failure
@@ -226,7 +231,7 @@ def check_visibility(peers: Peers, directory: Path) -> Finding:
         "shared files",
         f"{directory}: files of {', '.join(others)} are not seen"
         if others
-        else f"{directory}: all ranks see each other's files" + (f", after {seconds:.0f} s" if seconds > 1 else ""),
+        else f"{directory}: all nodes see each other's files" + (f", after {seconds:.0f} s" if seconds > 1 else ""),
         "It is not one file system on all nodes: mount the same one everywhere, at the same place."
         if others
         else "Files are seen late, by a cache of attributes (NFS: mount with actimeo=1 or noac).",
@@ -247,14 +252,17 @@ def _leave_file(directory: Path, name: str, rank: int) -> Finding | None:
 
 
 def _look_for(directory: Path, name: str, ranks: list[int]) -> tuple[float, list[int]]:
-    """Seconds until the files of these ranks were seen, and those whose were not."""
-    began = time.monotonic()
-    unseen = list(ranks)
-    while unseen and time.monotonic() - began < _MISSING_FILE:
-        unseen = [rank for rank in unseen if not _is_there(_file(directory, name, rank), rank)]
-        if unseen:
-            time.sleep(0.05)
-    return time.monotonic() - began, unseen
+    """Seconds until the look that found the files of these ranks began, and those whose were not found.
+
+    How long a look takes, at the files of many ranks, does not count: it tells nothing of when they could be seen.
+    """
+    began, seconds, unseen = time.monotonic(), 0.0, list(ranks)
+    while unseen := [rank for rank in unseen if not _is_there(_file(directory, name, rank), rank)]:
+        if seconds >= _MISSING_FILE:
+            break
+        time.sleep(0.05)
+        seconds = time.monotonic() - began
+    return seconds, unseen
 
 
 def _is_there(path: Path, rank: int) -> bool:

@@ -8,6 +8,7 @@ import io
 import os
 import socket
 import time
+from pathlib import Path
 
 from cluster import doctor
 from cluster.checkup import peers
@@ -34,6 +35,19 @@ def run_doctor_on_other_files(arguments: list[str], directories: list[str]) -> t
     socket.gethostname = lambda: f"node{rank + 1}"
     peers._MISSING_FILE = 1.0
     return run_doctor([*arguments, "--shared", directories[rank]])
+
+
+def run_doctor_where_files_open_slowly(arguments: list[str]) -> tuple[int, str]:
+    """Each rank believes itself on another host; a file takes as long to open as those of hundreds do."""
+    rank, is_there = int(os.environ["RANK"]), peers._is_there
+    socket.gethostname = lambda: f"node{rank + 1}"
+
+    def is_there_slowly(path: Path, of: int) -> bool:
+        time.sleep(0.7)
+        return is_there(path, of)
+
+    peers._is_there = is_there_slowly
+    return run_doctor(arguments)
 
 
 def _is_last() -> bool:

@@ -24,7 +24,12 @@ from cluster.checkup.node import (
 from cluster.checkup.peers import UsageError, check_names, read_launch
 from cluster.checkup.storage import check_space, check_writing
 from cluster.doctor import main
-from tests.cluster.doctor_tasks import run_doctor, run_doctor_on_other_files, run_doctor_with_a_clock_ahead
+from tests.cluster.doctor_tasks import (
+    run_doctor,
+    run_doctor_on_other_files,
+    run_doctor_where_files_open_slowly,
+    run_doctor_with_a_clock_ahead,
+)
 from tests.ranks import free_port, run_ranks
 
 LAUNCHED = (
@@ -411,7 +416,7 @@ def test_two_ranks(tmp_path):
         2, run_doctor, ["--shared", str(tmp_path), "--need-gb", "0.001"], log=tmp_path / "log"
     )
     assert code == other_code == int("wrong, " in printed)
-    for words in ("over gloo, 2 ranks on 1 host", "apart at most", "all ranks see each other's files"):
+    for words in ("over gloo, 2 ranks on 1 host", "apart at most", "all nodes see each other's files"):
         assert words in printed
     assert nothing == ""
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
@@ -437,6 +442,13 @@ def test_directories_that_are_not_one(tmp_path):
     assert {(row["host"], row["state"]) for row in rows} == {("node1", "wrong"), ("node2", "wrong")}
     assert "files of node2 are not seen" in rows[0]["found"]
     assert not any(any(directory.iterdir()) for directory in directories)
+
+
+def test_how_long_a_look_at_many_files_takes_is_not_how_late_they_are_seen(tmp_path):
+    arguments = ["--json", "--shared", str(tmp_path)]
+    results = run_ranks(2, run_doctor_where_files_open_slowly, arguments, log=tmp_path / "log")
+    rows = [row for row in json.loads(results[0][1]) if row["check"] == "shared files"]
+    assert {(row["host"], row["state"]) for row in rows} == {("node1", "ok"), ("node2", "ok")}
 
 
 def test_one_rank_cannot_write(tmp_path):
