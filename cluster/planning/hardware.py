@@ -1,6 +1,7 @@
 """GPUs and the nodes they come in, as rows of data.
 
 peak         dense 16-bit matrix products (bf16, on the V100 fp16), TFLOP/s, without sparsity: the makers' data sheets
+float32      products in float32, TFLOP/s, data sheets; TF32 is not that, and torch takes it only when told to
 memory       GiB
 bandwidth    of that memory, GB/s, data sheets
 gpus         of a node
@@ -14,6 +15,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, replace
 
+from cluster.planning.sharding import Precision
 from trainer.settings import ConfigError
 
 _GIGABITS = 1e9 / 8  # bytes/s of one Gb/s
@@ -43,33 +45,37 @@ class Gpu:
 
     Attributes:
         name: by which it is asked for.
-        peak: FLOP/s.
+        peak: FLOP/s in 16 bits.
+        float32: FLOP/s in float32.
         memory: bytes.
         bandwidth: of the memory, bytes/s.
         node: it usually comes in.
         bfloat16: whether it has them.
-        float32: its peak as a share of the 16-bit one: TF32, or 15.7 of 125 TFLOP/s on the V100, which has none.
     """
 
     name: str
     peak: float
+    float32: float
     memory: float
     bandwidth: float
     node: Node
     bfloat16: bool = True
-    float32: float = 0.5
+
+    def peak_in(self, precision: Precision) -> float:
+        """FLOP/s of products in a precision."""
+        return self.float32 if precision == "float32" else self.peak
 
 
 def _node(gpus: int, bus: float, network: float, source: str) -> Node:
     return Node(gpus, bus * 1e9, network * _GIGABITS * _GOODPUT, source)
 
 
-def _gpu(name: str, peak: float, memory: float, bandwidth: float, node: Node) -> Gpu:
-    return Gpu(name, peak * 1e12, memory * 2**30, bandwidth * 1e9, node)
+def _gpu(name: str, peak: float, float32: float, memory: float, bandwidth: float, node: Node) -> Gpu:
+    return Gpu(name, peak * 1e12, float32 * 1e12, memory * 2**30, bandwidth * 1e9, node)
 
 
 def _v100(name: str, memory: float, node: Node) -> Gpu:
-    return replace(_gpu(name, 125, memory, 900, node), bfloat16=False, float32=15.7 / 125)
+    return replace(_gpu(name, 125, 15.7, memory, 900, node), bfloat16=False)
 
 
 _DGX_1 = _node(8, 6 * 20, 4 * 100, "DGX-1: 4 x 100 Gb/s InfiniBand")
@@ -85,13 +91,13 @@ GPUS = {
     for gpu in (
         _v100("v100-16", 16, _DGX_1),
         _v100("v100-32", 32, _DGX_2),
-        _gpu("a100-40", 312, 40, 1555, _DGX_A100),
-        _gpu("a100-80", 312, 80, 2039, _DGX_A100),
-        _gpu("l40s", 362, 45, 864, _PCIE_4),  # 48 GB, less what ECC takes
-        _gpu("h100", 989, 80, 3350, _DGX_H100),
-        _gpu("h200", 989, 141, 4800, _DGX_H100),
-        _gpu("b200", 2250, 180, 8000, _DGX_B200),
-        _gpu("mi300x", 1307, 192, 5300, _MI300X),
+        _gpu("a100-40", 312, 19.5, 40, 1555, _DGX_A100),
+        _gpu("a100-80", 312, 19.5, 80, 2039, _DGX_A100),
+        _gpu("l40s", 362, 91.6, 45, 864, _PCIE_4),  # 48 GB, less what ECC takes
+        _gpu("h100", 989, 67, 80, 3350, _DGX_H100),
+        _gpu("h200", 989, 67, 141, 4800, _DGX_H100),
+        _gpu("b200", 2250, 75, 180, 8000, _DGX_B200),
+        _gpu("mi300x", 1307, 163.4, 192, 5300, _MI300X),
     )
 }
 

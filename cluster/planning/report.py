@@ -25,12 +25,13 @@ def report(name: str, plan: Plan, source: str, scaling: Sequence[tuple[int, floa
         scaling: (GPUs, hours), see estimate.scaling.
     """
     cluster, node = plan.cluster, plan.cluster.gpu.node
+    peak = cluster.gpu.peak_in(cluster.sharding.precision)
     yield f"# {name} on {cluster.gpus:,} x {cluster.gpu.name}, on paper\n"
     yield (
         f"{plan.parameters / 1e6:,.1f} M parameters, ZeRO {cluster.sharding.stage}, "
         f"{_PRECISIONS[cluster.sharding.precision]}. {_nodes(plan)} of {node.gpus} GPUs; "
         f"{node.source}. "
-        f"Products at {plan.assumptions.efficiency:.0%} of {cluster.gpu.peak / 1e12:,.0f} TFLOP/s ({source}). "
+        f"Products at {plan.assumptions.efficiency:.0%} of {peak / 1e12:,.4g} TFLOP/s ({source}). "
         f"Sequences {plan.assumptions.fill:.0%} full.\n"
     )
     yield "## Time\n"

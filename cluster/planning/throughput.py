@@ -95,8 +95,7 @@ def step_time(work: Work, speed: Speed, sharding: Sharding, ranks: int) -> StepT
         sharding: how DeepSpeed is set.
         ranks: GPUs.
     """
-    peak = speed.gpu.peak * (speed.gpu.float32 if sharding.precision == "float32" else 1)
-    products = work.micro_batch * work.flops / (speed.efficiency * peak)
+    products = work.micro_batch * work.flops / (speed.efficiency * speed.gpu.peak_in(sharding.precision))
     products *= _RECOMPUTED if work.recompute else 1.0
     launches = work.operations * speed.launch
     micro_batch = max(products, launches)

@@ -10,6 +10,7 @@ from cluster.plan import main
 from cluster.planning.estimate import make_plan, scaling
 from cluster.planning.hardware import GPUS, find_gpu
 from cluster.planning.plans import Assumptions, Cluster
+from cluster.planning.report import report
 from cluster.planning.sharding import Sharding, read_sharding
 from preprocessing.schema import PAIR
 from trainer.config import load_recipe
@@ -263,6 +264,12 @@ def test_the_source_of_the_efficiency_is_told(capsys):
     assert "at 45% of 989 TFLOP/s (assumed; NVIDIA's on an A100, see --calibration)" in capsys.readouterr().out
     assert run_large("--efficiency", "0.4") == 0
     assert "at 40% of 989 TFLOP/s (as given)" in capsys.readouterr().out
+
+
+def test_the_peak_that_an_efficiency_is_of_is_that_of_the_precision():
+    cluster = Cluster(GPUS["h200"], 8, Sharding(2, "float32"))
+    shown = "\n".join(report("lamb_64k", make_plan(LAMB, cluster, Assumptions(0.45)), "assumed", []))
+    assert "at 45% of 67 TFLOP/s (assumed)" in shown
 
 
 def step(phase):

@@ -128,8 +128,10 @@ def test_weights_that_are_gathered_without_overlap_are_waited_for():
     assert hides.exposed < waits.exposed
 
 
-@pytest.mark.parametrize(("gpu", "times"), [("a100-80", 2), ("v100-32", 125 / 15.7)])  # by TF32, which a V100 lacks
+@pytest.mark.parametrize(("gpu", "times"), [("a100-80", 16), ("v100-32", 125 / 15.7)])
 def test_products_in_float32_take_longer(gpu, times):
+    """TF32, which takes an A100 an eighth of the time, is off by torch's own default."""
+    assert not torch.backends.cuda.matmul.allow_tf32
     wide, half = (
         step_time(WORK, Speed(GPUS[gpu], 0.45), Sharding(2, precision), 8).compute for precision in ("float32", "fp16")
     )
