@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -63,8 +64,8 @@ class TermStatistics:
         return math.log(1 + (self.documents - frequency + 0.5) / (frequency + 0.5))
 
 
-def count_terms(tokenizer: Tokenizer, texts: Sequence[str], k1: float = K1, b: float = B) -> TermStatistics:
-    """Read a corpus, one document after the other.
+def count_terms(tokenizer: Tokenizer, texts: Iterable[str], k1: float = K1, b: float = B) -> TermStatistics:
+    """Read a corpus, a few documents at a time.
 
     Raises:
         UsageError: it holds no words, or k1 or b is out of range.
@@ -72,14 +73,16 @@ def count_terms(tokenizer: Tokenizer, texts: Sequence[str], k1: float = K1, b: f
     if not (0 <= k1 < math.inf and 0 <= b <= 1):
         raise UsageError(f"BM25 with k1 = {k1} and b = {b}: give k1 of 0 or more and b from 0 to 1")
     frequencies: Counter[int] = Counter()
-    length = 0
-    for begin in range(0, len(texts), _CHUNK):
-        for ids in encode_sentences(tokenizer, texts[begin : begin + _CHUNK]):
+    documents = length = 0
+    unread = iter(texts)
+    while chunk := list(islice(unread, _CHUNK)):
+        documents += len(chunk)
+        for ids in encode_sentences(tokenizer, chunk):
             frequencies.update(set(ids))
             length += len(ids)
     if not length:
         raise UsageError("the corpus for BM25 holds no words; give a text file with one document a line")
-    return TermStatistics(len(texts), length / len(texts), dict(sorted(frequencies.items())), k1, b)
+    return TermStatistics(documents, length / documents, dict(sorted(frequencies.items())), k1, b)
 
 
 def save_terms(terms: TermStatistics, path: Path) -> None:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from eval.encoding import mask_places
 from eval.errors import UsageError
-from eval.readers.files import read_text, split_lines
+from eval.readers.files import read_lines
 from eval.results import Lineage
 from eval.stamps import stamp
 from preprocessing.schema import ShardDirectory, checksum, checksum_of
@@ -265,7 +265,7 @@ def list_sentences(path: Path) -> list[tuple[int, str]]:
     Raises:
         UsageError: can't be read.
     """
-    lines = enumerate(split_lines(read_text(path)), start=1)
+    lines = enumerate(read_lines(path), start=1)
     return [(number, line.strip()) for number, line in lines if line.strip()]
 
 

@@ -32,7 +32,7 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, ErrorCode
 from mlflow.tracking import MlflowClient
 from mlflow.types.schema import Array, ColSpec, DataType, Object, ParamSchema, ParamSpec, Property, Schema
 
-from eval.embeddings import K1, B, count_terms, save_terms
+from eval.embeddings import K1, B, TermStatistics, count_terms, save_terms
 from eval.errors import UsageError
 from eval.evaluated import (
     Evaluated,
@@ -43,7 +43,7 @@ from eval.evaluated import (
     read_evaluations,
 )
 from eval.pretrained import Pretrained, load_pretrained
-from eval.readers.files import read_text, split_lines
+from eval.readers.files import read_lines
 from eval.results import tags_of
 from eval.serving import EXPORT, TERMS
 from preprocessing.schema import checksum
@@ -78,31 +78,28 @@ EXAMPLE = ({"text": ["She was one of the first women to win the prize."]}, {"lay
 def register(
     store: Store,
     export: Path,
+    pretrained: Pretrained,
     name: str,
     tags: dict[str, str],
-    corpus: Sequence[str] | None = None,
-    k1: float = K1,
-    b: float = B,
+    terms: TermStatistics | None = None,
 ) -> int:
     """Put an export into the registry as the next version of a name.
 
     Args:
         store: of the run that is the model's source; where it has none, the model has none.
         export: the directory.
+        pretrained: what was read there.
         name: of the registered model.
         tags: of the version.
-        corpus: documents whose words weigh the tokens of ``pooling="bm25"``; None for a model without it.
-        k1: of BM25.
-        b: of BM25.
+        terms: what ``pooling="bm25"`` weighs tokens by; None for a model without it.
 
     Returns:
         The version.
 
     Raises:
-        UsageError: the export is broken, or the corpus is empty.
+        UsageError: the store has no address.
         MlflowException: the store is not reached.
     """
-    pretrained = load_pretrained(export)
     mlflow.set_tracking_uri(store.tracking_uri)
     mlflow.set_registry_uri(store.tracking_uri)
     try:
@@ -112,9 +109,9 @@ def register(
     mlflow.set_experiment(experiment_id=experiment)
     with tempfile.TemporaryDirectory() as folder, _without_bytecode():
         artifacts = {EXPORT: str(export.resolve())}
-        if corpus is not None:
+        if terms is not None:
             artifacts[TERMS] = str(Path(folder) / "terms.json")
-            save_terms(count_terms(pretrained.tokenizer, corpus, k1, b), Path(artifacts[TERMS]))
+            save_terms(terms, Path(artifacts[TERMS]))
         logged = Model.log(
             artifact_path=None,  # its name of old
             name=name,
@@ -217,11 +214,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if chosen.only_tried:
             names, figure = enumerate_few([export.name for export in chosen.only_tried]), chosen.tags["metric"]
             print(f"note: left out, with {figure} of trials alone (--limit, fewer samples): {names}", file=sys.stderr)
-        corpus = _read_corpus(arguments.corpus) if arguments.corpus else None
         store = evaluation_store([run.path], run.path)
-        with hold_export(chosen.export), one_writer(store.tracking_uri, run.path):
-            store = _with_source(store, chosen.tags)
-            version = register(store, chosen.export, arguments.name, chosen.tags, corpus, arguments.k1, arguments.b)
+        with hold_export(chosen.export):
+            pretrained = load_pretrained(chosen.export)
+            terms = None
+            if arguments.corpus:  # before the store is ours alone: this may take hours, and trainings write there too
+                terms = count_terms(pretrained.tokenizer, _documents(arguments.corpus), arguments.k1, arguments.b)
+            with one_writer(store.tracking_uri, run.path):
+                store = _with_source(store, chosen.tags)
+                version = register(store, chosen.export, pretrained, arguments.name, chosen.tags, terms)
     except MlflowException as error:
         if error.error_code == ErrorCode.Name(INVALID_PARAMETER_VALUE):
             print(f"error: {first_line(error)}", file=sys.stderr)
@@ -241,9 +242,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _read_corpus(path: Path) -> list[str]:
-    """The documents of a text file, one a line; empty lines are skipped."""
-    return [line for line in split_lines(read_text(path)) if line.strip()]
+def _documents(path: Path) -> Iterator[str]:
+    """Those of a text file, one a line; empty lines are skipped."""
+    return (line for line in read_lines(path) if line.strip())
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

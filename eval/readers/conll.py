@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from eval.readers.examples import DatasetError, TaggedSentence
-from eval.readers.files import find, read_text, split_lines
+from eval.readers.files import find, read_lines
 
 ENTITY_TYPES = ("PER", "ORG", "LOC", "MISC")
 _COLUMN = re.compile("[^ \t]+")  # a word may hold any other space
@@ -46,7 +46,7 @@ def read(data: Path, split: str) -> list[TaggedSentence]:
 
 def _documents(path: Path) -> Iterator[list[tuple[int, list[str]]]]:
     """Lines as (number, columns), a document at a time; an empty line has no columns."""
-    lines = [(number, _COLUMN.findall(line)) for number, line in enumerate(split_lines(read_text(path)), start=1)]
+    lines = [(number, _COLUMN.findall(line)) for number, line in enumerate(read_lines(path), start=1)]
     for is_mark, group in itertools.groupby(lines, key=lambda line: line[1][:1] == [_DOCUMENT]):
         if not is_mark:
             yield list(group)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from eval.readers.examples import DatasetError
@@ -69,10 +69,29 @@ def read_text(path: Path) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DatasetError(
-            f"{path}: line {line}: not UTF-8 (byte 0x{data[error.start]:02x}); convert the file with iconv"
-        ) from error
+        raise _not_utf8(path, data.count(b"\n", 0, error.start) + 1, data[error.start]) from error
+
+
+def _not_utf8(path: Path, line: int, byte: int) -> DatasetError:
+    return DatasetError(f"{path}: line {line}: not UTF-8 (byte 0x{byte:02x}); convert the file with iconv")
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a file as split_lines has them, one after the other: the file may be larger than the memory.
+
+    Raises:
+        DatasetError: as read_text.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    raise _not_utf8(path, number, line[error.start]) from error
+                yield text.removesuffix("\n").removesuffix("\r")
+    except OSError as error:
+        raise DatasetError(f"{path}: can't read it ({error.strerror})") from error
 
 
 def split_lines(text: str) -> list[str]:

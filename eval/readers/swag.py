@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval.readers.examples import ChoiceExample, DatasetError
-from eval.readers.files import find, read_text, split_lines
+from eval.readers.files import find, read_lines, read_text
 
 _FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 _ENDINGS = ("ending0", "ending1", "ending2", "ending3")
@@ -56,7 +56,7 @@ def read_codah(data: Path, split: str) -> list[ChoiceExample]:
     if split not in ("train", "dev"):
         raise DatasetError(f"CODAH has no split {split!r}; known here: train, dev")
     path = _codah_file(data)
-    lines = enumerate(split_lines(read_text(path)), start=1)
+    lines = enumerate(read_lines(path), start=1)
     rows = [(line, text.split("\t")) for line, text in lines if text]
     _check(path, rows, _CODAH)
     examples = [_codah_example(path, line, row) for line, row in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import bm25s
@@ -94,6 +95,17 @@ def test_rare_words_weigh_more() -> None:
     terms = count_terms(tokenizer, ["the river", "the", "the river"])
     the, river, mill = terms.weights(tokenizer.encode("the river mill", add_special_tokens=False).ids)
     assert 0 < the < river < mill  # a word that the corpus lacks is the rarest
+
+
+def test_a_corpus_is_not_kept_in_memory() -> None:
+    """It may be all that the model was pretrained on."""
+    tokenizer, documents = build_tokenizer([*SPECIAL_TOKENS, "the"], lowercase=True), 20_000
+    tracemalloc.start()
+    terms = count_terms(tokenizer, ("the " * 250 for _ in range(documents)))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (terms.documents, terms.mean_length) == (documents, 250)
+    assert most < documents * 1000 / 2
 
 
 def test_terms_survive_the_disk(terms: TermStatistics, tmp_path: Path) -> None:

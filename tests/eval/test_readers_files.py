@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from eval.readers.examples import DatasetError
+from eval.readers.files import read_lines, read_text, split_lines
 from eval.tasks import datasets
 
 
@@ -34,3 +35,17 @@ def test_no_data_set_is_put_together_from_two_folders(
     with pytest.raises(DatasetError, match=r": no \S+ beside \S+; put all of the data set into one folder$") as raised:
         datasets.READERS[name](tmp_path, split)
     assert str(raised.value).startswith(f"{tmp_path / first.split('/')[0]}")
+
+
+@pytest.mark.parametrize("content", [b"", b"a", b"a\n", b"\xef\xbb\xbfa\r\n\r\nb\x0bc\xe2\x80\xa8d\r\n", b"\n\na\rb\r"])
+def test_lines_one_by_one_are_those_of_the_whole_text(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    assert list(read_lines(tmp_path / "file")) == split_lines(read_text(tmp_path / "file"))
+
+
+def test_lines_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"a\nb\xff\n")
+    with pytest.raises(DatasetError, match=r"file: line 2: not UTF-8 \(byte 0xff\)"):
+        list(read_lines(tmp_path / "file"))
+    with pytest.raises(DatasetError, match="can't read it"):
+        list(read_lines(tmp_path / "gone"))

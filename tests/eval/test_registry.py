@@ -25,11 +25,12 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from eval import registry
-from eval.embeddings import count_terms
+from eval.embeddings import TermStatistics, count_terms
 from eval.pretrained import load_pretrained
 from eval.probe import fill_masks
 from eval.registry import choose, main
 from eval.results import read_results, write_results
+from preprocessing.locks import try_lock
 from preprocessing.schema import checksum
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.evaluations import task, write_evaluation
@@ -109,6 +110,20 @@ def test_a_loaded_version_gives_pooled_hidden_states(run: RunDirectory, tmp_path
         np.testing.assert_allclose(default[i], states[-1][0].mean(dim=0), rtol=0, atol=1e-5)
         for pooling, expected in by_hand.items():
             np.testing.assert_allclose(middle[pooling][i], expected, rtol=0, atol=1e-5, err_msg=pooling)
+
+
+def test_a_store_is_not_held_while_a_corpus_is_read(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings write to it, and wait no longer than a minute at their end."""
+    free = []
+
+    def count(*arguments: Any) -> TermStatistics:
+        with (run.path.parent / "mlflow.db.lock").open("a") as file:
+            free.append(try_lock(file.fileno()))
+        return count_terms(*arguments)
+
+    monkeypatch.setattr(registry, "count_terms", count)
+    register(run, "--corpus", __file__)
+    assert free == [True]
 
 
 def test_a_loaded_version_fills_masks(run: RunDirectory) -> None:
