@@ -197,13 +197,17 @@ def count_tokens(shards: ShardDirectory) -> np.ndarray:
     return counts
 
 
-def unigram(labels: np.ndarray, counts: np.ndarray) -> Baseline:
-    """Masked words by the frequencies of tokens in the training text.
+def unigram(labels: np.ndarray, counts: np.ndarray, separator: int) -> Baseline:
+    """Masked words, or next ones, by the frequencies of tokens in the training text.
 
     Args:
-        labels: int64 [P], the words that were masked.
+        labels: int64 [P], the words that were masked; of a left-to-right model all that come next, [SEP] among them.
         counts: int64 [V], of every token in the training text; each gets one more, so that none is impossible.
+        separator: the id of [SEP]. No text holds it, so it is as frequent as among the labels.
     """
+    separators = np.count_nonzero(labels == separator)
+    counts = counts.copy()
+    counts[separator] = round(counts.sum() * separators / max(1, len(labels) - separators))
     losses = math.log(counts.sum() + len(counts)) - np.log(counts[labels] + 1)
     token = int(counts.argmax())
     return Baseline(float(losses.mean()), float((labels == token).mean()), token)

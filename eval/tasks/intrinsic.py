@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from eval import probe
 from eval.results import NEXT_WORDS, UNTRAINED
 from eval.tasks.result import Measurement, Result, Unit
+from preprocessing.tokenization import SEP
 from trainer.data import SampleStream, evaluation_batches
 from trainer.metrics import perplexity
 from trainer.model import BertForPreTraining
@@ -73,7 +74,8 @@ class Intrinsic:
 
 def _evaluate_mlm(subject: Subject) -> Result:
     model = probe.masked_words(subject.outcomes)
-    baseline = probe.unigram(subject.outcomes.mlm_labels, probe.count_tokens(subject.held_out.directory))
+    counts = probe.count_tokens(subject.held_out.directory)
+    baseline = probe.unigram(subject.outcomes.mlm_labels, counts, subject.tokenizer.get_vocab()[SEP])
     token = subject.tokenizer.id_to_token(baseline.most_probable)
     return Result(
         metrics={

@@ -122,10 +122,19 @@ def test_the_interval_holds_the_truth_95_times_of_100() -> None:
 
 
 def test_unigrams() -> None:
-    found = unigram(np.array([0, 2, 1, 0]), np.array([3, 1, 0]))  # with one more each: 4/7, 2/7, 1/7
-    loss = -(2 * math.log(4 / 7) + math.log(2 / 7) + math.log(1 / 7)) / 4
+    found = unigram(np.array([0, 2, 1, 0]), np.array([3, 1, 0, 0]), 3)  # with one more each: 4/8, 2/8, 1/8
+    loss = -(2 * math.log(4 / 8) + math.log(2 / 8) + math.log(1 / 8)) / 4
     assert found == Baseline(pytest.approx(loss), 0.5, 0)
-    assert unigram(np.array([1, 0]), np.zeros(8, dtype=np.int64)).loss == pytest.approx(math.log(8))  # nothing counted
+    nothing = np.zeros(8, dtype=np.int64)
+    assert unigram(np.array([1, 0]), nothing, 3).loss == pytest.approx(math.log(8))
+
+
+def test_separators_are_as_frequent_as_among_the_labels() -> None:
+    """They stand in no text: counted there, each would cost the logarithm of the text's length."""
+    labels, counts = np.array([0, 0, 1, 3] * 25), np.array([2_000_000, 1_000_000, 0, 0])
+    loss = -(2 * math.log(3 / 4 * 2 / 3) + math.log(3 / 4 * 1 / 3) + math.log(1 / 4)) / 4
+    assert unigram(labels, counts, 3) == Baseline(pytest.approx(loss, rel=1e-5), 0.5, 0)
+    assert counts[3] == 0
 
 
 def test_majority() -> None:
