@@ -67,6 +67,12 @@ def _parser(program: str | None = None, usage: str | None = None) -> argparse.Ar
         f"RUN/{EVALUATIONS}, where eval.report looks, or beside an export that is of no run)",
     )  # fmt: skip
     parser.add_argument("--threads", type=_threads, metavar="N", help="default: as many as torch takes")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="default: cuda where there is one for tasks that the model learns, and cpu for the others, which often "
+        "follow a training that has the GPU's memory",
+    )
     parser.add_argument("--no-tracking", dest="tracking", action="store_false", help="leave MLflow out")
     _add_held_out(parser.add_argument_group("tasks that learn nothing"))
     _add_learning(parser.add_argument_group("tasks that the model learns"))
@@ -177,7 +183,6 @@ def _add_learning(group: argparse._ArgumentGroup) -> None:
         "--optimizer", choices=("bert_adam", "adamw"), default="bert_adam", help="(default: %(default)s, the paper's)"
     )
     group.add_argument("--precision", choices=get_args(Precision), default="float32", help="(default: %(default)s)")
-    group.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     group.add_argument(
         "--max-tokens",
         type=_positive,

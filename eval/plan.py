@@ -64,10 +64,10 @@ def prepare(arguments: argparse.Namespace) -> Plan:
     checkpoint = open_checkpoint(arguments.checkpoint)
     _ = checkpoint.lineage  # which the results will hold: a damaged one is refused now
     read_results_of(arguments.output / RESULTS, checkpoint.weights_blake2b)
-    tasks = [adapt(task, arguments) for task in selected]
+    tasks, device = [adapt(task, arguments) for task in selected], _device(arguments)
     subject = _subject([task for task in tasks if isinstance(task, Intrinsic)], arguments, checkpoint)
     settings = Settings(optimizer=arguments.optimizer, precision=arguments.precision, max_tokens=arguments.max_tokens)
-    bench = Bench(checkpoint, settings, _device(arguments), arguments.output, arguments.save_models, code_version())
+    bench = Bench(checkpoint, settings, device, arguments.output, arguments.save_models, code_version())
     experiments = _experiments([task for task in tasks if isinstance(task, FineTuned)], arguments, bench)
     _for_each(experiments.values(), Experiment.check)
     return Plan(tasks, bench, subject, experiments)
@@ -101,7 +101,7 @@ def _subject(tasks: Sequence[Intrinsic], arguments: argparse.Namespace, checkpoi
     export = {"path": str(checkpoint.path), "lineage": checkpoint.lineage}
     run = run_directory(export, arguments.output / RESULTS)
     return Subject(
-        model=build(checkpoint.export),
+        model=build(checkpoint.export).to(held_out_device(arguments)),
         tokenizer=checkpoint.tokenizer,
         stream=stream,
         samples=min(arguments.samples, stream.size) if stream else 0,
@@ -150,6 +150,11 @@ def check_source(tasks: Sequence[FineTuned], arguments: argparse.Namespace) -> N
     """
     if tasks and not (arguments.data or arguments.hub):
         raise UsageError(f"{tasks[0].name} reads a data set; give the folder of its files with --data, or --hub")
+
+
+def held_out_device(arguments: argparse.Namespace) -> str:
+    """Where tasks compute that learn nothing: of the GPU's memory a training that is followed may need all."""
+    return arguments.device or "cpu"
 
 
 def _device(arguments: argparse.Namespace) -> torch.device:

@@ -127,8 +127,8 @@ def score(model: BertForPreTraining, batches: Iterable[Batch]) -> Outcomes:
     """Run a model over batches; samples and words with empty labels are left out.
 
     Args:
-        model: in evaluation mode, on the device of the batches.
-        batches: one at least.
+        model: in evaluation mode, on any device.
+        batches: one at least, in the machine's memory.
     """
     assert not model.training
     outcomes = [_score_batch(model, batch) for batch in batches]
@@ -137,14 +137,19 @@ def score(model: BertForPreTraining, batches: Iterable[Batch]) -> Outcomes:
 
 @torch.inference_mode()
 def _score_batch(model: BertForPreTraining, batch: Batch) -> Outcomes:
-    word_logits, nsp_logits = model(batch.tokens, batch.positions)
-    words = _losses_and_hits(word_logits, batch.mlm_labels)  # [P, V] -> [3, P]
+    sent = batch.to(_device(model))
+    word_logits, nsp_logits = model(sent.tokens, sent.positions)
+    words = _losses_and_hits(word_logits, sent.mlm_labels).cpu()  # [P, V] -> [3, P]
     by_sample = words.new_zeros(3, len(batch.nsp_labels)).index_add_(1, batch.sequences, words)  # [3, P] -> [3, B]
-    sentences = _losses_and_hits(nsp_logits, batch.nsp_labels)  # [B, 2] -> [3, B]
+    sentences = _losses_and_hits(nsp_logits, sent.nsp_labels).cpu()  # [B, 2] -> [3, B]
     samples = batch.nsp_labels != EMPTY_SLOT
     columns = torch.cat([by_sample, sentences[1:]])[:, samples]  # [5, real samples]
     labels = batch.mlm_labels[batch.mlm_labels != EMPTY_SLOT]
-    return Outcomes(*(part.cpu().numpy() for part in (*columns, labels, batch.nsp_labels[samples])))
+    return Outcomes(*(part.numpy() for part in (*columns, labels, batch.nsp_labels[samples])))
+
+
+def _device(model: BertForPreTraining) -> torch.device:
+    return model.bert.embeddings.word.weight.device
 
 
 def _losses_and_hits(logits: Tensor, labels: Tensor) -> Tensor:
@@ -237,8 +242,9 @@ def fill_masks(
 
 def _fill(model: BertForPreTraining, tokenizer: Tokenizer, sentence: str, top: int) -> FilledSentence:
     encoding = tokenizer.encode(sentence)
-    tokens = PackedTokens.from_sequences([encoding.ids], [encoding.type_ids])
-    positions = torch.tensor(mask_places(tokenizer, encoding))
+    device = _device(model)
+    tokens = PackedTokens.from_sequences([encoding.ids], [encoding.type_ids]).to(device)
+    positions = torch.tensor(mask_places(tokenizer, encoding)).to(device)
     # From left to right the token before says what comes next; the first one is [CLS].
     logits, _ = model(tokens, positions - 1 if model.config.is_decoder else positions)
     words = logits[:, : tokenizer.get_vocab_size()]  # a model may have more rows than the vocabulary has tokens

@@ -6,7 +6,7 @@ It holds
     checkpoint         path, blake2b of model.safetensors, lineage: run, step, samples, hashes, code
     shards             path, blake2b of the manifest, sequence_length, samples; null where no task read any
     data               path of the data sets or "hub", limit; null where no task read any
-    settings           dtype, batch_size, threads: of the tasks that learn nothing
+    settings           dtype, device, batch_size, threads: of the tasks that learn nothing
     fine_tuning        optimizer, precision, device, ...: of the tasks that the model learned; null without such
     tasks              name -> version, metrics (value, half_width, baseline, unit), baselines, details
     failed             name -> why, of tasks that did

@@ -37,7 +37,7 @@ with needs("eval"):
     from eval.kinds import PREDICTIONS, read_predictions
     from eval.locks import is_last, locked, shared
     from eval.options import SUBMISSION, parse
-    from eval.plan import Plan, prepare
+    from eval.plan import Plan, held_out_device, prepare
     from eval.results import (
         FORMAT_VERSION,
         MODELS,
@@ -226,7 +226,12 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
         },
         "shards": _shards(plan.subject),
         "data": _data(arguments) if learns else None,
-        "settings": {"dtype": "float32", "batch_size": arguments.batch_size, "threads": torch.get_num_threads()},
+        "settings": {
+            "dtype": "float32",
+            "device": held_out_device(arguments),
+            "batch_size": arguments.batch_size,
+            "threads": torch.get_num_threads(),
+        },
         "fine_tuning": {**dataclasses.asdict(bench.settings), "device": str(bench.device)} if learns else None,
         "tasks": tasks,
         "failed": failed,

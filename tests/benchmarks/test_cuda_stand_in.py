@@ -15,9 +15,12 @@ from pathlib import Path
 import pytest
 
 from cuda_stand_in import build, why_not
+from eval.results import read_results
+from tests.eval.conftest import CONFIG, random_state
 from tests.ranks import launched
 from tests.trainer.shard_factory import write_shards
 from trainer.files import read_lines
+from trainer.hugging_face import save_export
 from trainer.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +109,20 @@ def test_a_run_trains_stops_goes_on_and_is_exported(
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert all(line["peak_memory_gb"] > 0 and line["update_seconds"] > 0 for line in lines)
     assert (directory.export(4) / "model.safetensors").is_file()
+
+
+def test_held_out_samples_are_scored_on_the_device_that_is_asked_for(environment: dict[str, str], tmp_path: Path):
+    shards = write_shards(tmp_path / "shards", sequence_lengths=(32,), validation=(6, 5))
+    save_export(tmp_path / "export", random_state(), CONFIG, shards / "tokenizer", {})
+    for device, asked in (("cpu", []), ("cuda", ["--device", "cuda"])):
+        done = run(
+            environment, "-m", "eval.run", "--checkpoint", tmp_path / "export", "--tasks", "nsp,fill_mask",
+            "--shards", shards, "--output", tmp_path / device, "--no-tracking", *asked,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-4000:]
+        results = read_results(tmp_path / device / "results.json")
+        assert results["settings"]["device"] == device
+        assert (results["tasks"]["nsp"]["metrics"]["loss"]["value"] == 0) == (device == "cuda")  # it gives zeros
 
 
 def test_every_row_of_the_benchmark_is_measured(environment: dict[str, str], shards: Path, tmp_path: Path):

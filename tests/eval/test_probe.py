@@ -1,5 +1,6 @@
 """The probes against transformers, against literals, and against statistics with a known answer."""
 
+import copy
 import dataclasses
 import math
 import os
@@ -100,6 +101,19 @@ def test_the_batch_size_changes_nothing(shards: Path, model: BertForPreTraining,
     np.testing.assert_array_equal(once.nsp_labels, again.nsp_labels)
     np.testing.assert_allclose(once.mlm_loss, again.mlm_loss, rtol=1e-5)
     np.testing.assert_allclose(once.nsp_loss, again.nsp_loss, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_scores_as_a_cpu_does(shards: Path, model: BertForPreTraining) -> None:
+    given, tokenizer = batches(shards, samples=33, size=8), load_tokenizer(shards / "tokenizer")
+    here, there = score(model, given), score(copy.deepcopy(model).cuda(), given)
+    for field in dataclasses.fields(Outcomes):
+        expected, found = getattr(here, field.name), getattr(there, field.name)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4, err_msg=field.name)
+    [filled] = fill_masks(copy.deepcopy(model).cuda(), tokenizer, [f"word3 {MASK} word10"])
+    [expected] = fill_masks(model, tokenizer, [f"word3 {MASK} word10"])
+    assert [c.token for c in filled.masks[0]] == [c.token for c in expected.masks[0]]
 
 
 def test_means_and_intervals() -> None:

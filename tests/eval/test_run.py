@@ -59,7 +59,8 @@ def test_results(export: Path, shards: Path, tmp_path: Path, capsys: pytest.Capt
     assert results["shards"] == {
         "path": str(shards), "manifest_blake2b": manifest, "sequence_length": 40, "samples": 33,
     }  # fmt: skip
-    assert results["settings"] == {"dtype": "float32", "batch_size": 32, "threads": torch.get_num_threads()}
+    threads = torch.get_num_threads()
+    assert results["settings"] == {"dtype": "float32", "device": "cpu", "batch_size": 32, "threads": threads}
     assert results["code"] == code_version()
     assert results["seconds"] > 0
     assert list(results["tasks"]) == ["mlm", "nsp", "fill_mask"]
