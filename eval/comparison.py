@@ -9,7 +9,7 @@ from typing import Any
 
 from eval.evaluated import Evaluated, prevailing, settings_of
 from eval.paper import Table
-from eval.results import diverged_seeds
+from eval.results import diverged_seeds, spread
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,8 @@ def _cells(ours: Score | None, papers: float | None, digits: int) -> list[str]:
     """Figure, difference and seeds."""
     if ours is None:
         return ["", "", ""]
-    return [_shown(ours.value, digits), _difference(ours.value, papers, digits), _spread(ours, digits)]
+    over_seeds = spread(ours.seeds, ours.diverged, digits)
+    return [_shown(ours.value, digits), _difference(ours.value, papers, digits), over_seeds]
 
 
 def _averages(table: Table, chosen: Sequence[MeasuredExport]) -> list[str]:
@@ -201,17 +202,6 @@ def _mean(figures: Sequence[float | None]) -> float | None:
     """Of all; None where one is missing."""
     known = [figure for figure in figures if figure is not None]
     return statistics.fmean(known) if len(known) == len(figures) else None
-
-
-def _spread(ours: Score, digits: int) -> str:
-    """Mean and standard deviation of several seeds, and their number; of how many, where some diverged."""
-    seeds = ours.seeds
-    if not seeds:
-        return ""
-    number = f"{len(seeds)} of {len(seeds) + ours.diverged}" if ours.diverged else str(len(seeds))
-    if len(seeds) < 2:
-        return number
-    return f"{number}: {statistics.fmean(seeds):.{digits}f} ± {statistics.stdev(seeds):.{digits}f}"
 
 
 def _digits(figure: float | None) -> int:

@@ -135,6 +135,9 @@ def report(
         yield f"![Losses, accuracy and learning rate over the steps]({CURVES})\n"
         yield "## Last figures\n"
         yield _last_figures_table(histories)
+        validated = [history.run.manifest for history in histories if len(history.validation["step"])]
+        if len({checksum(manifest) for manifest in validated if manifest.is_file()}) > 1:
+            yield "Held-out figures of these runs don't compare: they are of different shards, see under Origin.\n"
     if exports:
         yield from _beside_the_paper(exports)
     if left_out is not None:

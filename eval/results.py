@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -319,8 +320,19 @@ def _seedless(point: Mapping[str, Any] | None) -> dict[str, Any]:
     return {**(point or {}), "seed": None}
 
 
+def spread(seeds: Sequence[float], diverged: int, digits: int) -> str:
+    """Mean and standard deviation of several seeds, and their number; of how many, where some diverged."""
+    number = f"{len(seeds)} of {len(seeds) + diverged}" if diverged else str(len(seeds))
+    if len(seeds) < 2:
+        return number if seeds else ""
+    return f"{number}: {statistics.fmean(seeds):.{digits}f} ± {statistics.stdev(seeds):.{digits}f}"
+
+
 def best_points(results: Mapping[str, Any], tasks: Iterable[str]) -> Iterator[str]:
-    """A line for each of some tasks that was learned: which point of its grid the figures are of, and how it was."""
+    """A line for each of some tasks that was learned: which point of its grid the figures are of, and how it was.
+
+    Of several seeds it has mean and standard deviation too, of the metric that the point is the best by.
+    """
     settings = results.get("fine_tuning") or {}
     found = {name: results["tasks"][name]["details"] for name in tasks}
     for name, details in found.items():
@@ -335,7 +347,9 @@ def best_points(results: Mapping[str, Any], tasks: Iterable[str]) -> Iterator[st
         facts = [f"learning rate {point['learning_rate']:g}", epochs, f"batches of {point['batch_size']}"]
         facts += [f"seed {point['seed']}", f"at most {details.get('max_length')} tokens"]
         facts += [settings[name] for name in ("optimizer", "precision") if name in settings]
-        yield f"{name}: {tried}: {', '.join(facts)}"
+        seeds = details.get("seeds", {}).get(by, ())
+        over = f"; {by} over seeds, {spread(seeds, diverged_seeds(details), 2)}" if len(seeds) > 1 else ""
+        yield f"{name}: {tried}: {', '.join(facts)}{over}"
 
 
 def sentences_of(results: dict[str, Any]) -> list[dict[str, Any]]:

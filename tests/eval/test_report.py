@@ -161,6 +161,17 @@ def test_runs_side_by_side(run: Path, tmp_path: Path) -> None:
     assert "Evaluation" not in (tmp_path / "output" / "report.md").read_text()
 
 
+def test_held_out_figures_on_different_shards_are_said_not_to_compare(run: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "runs" / "other", steps=30)
+    note = "Held-out figures of these runs don't compare"
+    assert note not in report_of(run, other)
+    (other / "manifest.json").write_text("{}")
+    (run / "manifest.json").write_text('{"other": 1}')
+    assert note in report_of(run, other)
+    (other / "validation.jsonl").unlink()
+    assert note not in report_of(run, other)
+
+
 def test_a_run_without_validation_first(run: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "runs" / "other", steps=30)
     (other / "validation.jsonl").unlink()
@@ -438,7 +449,8 @@ def test_seeds_that_diverged_are_counted(run: Path) -> None:
     write_evaluation(run, 60, mrpc=task({**details, "seeds": {"f1": [88.0, 89.0, 87.0]}}, f1=89.0))
     text = report_of(run)
     assert rows_after(text, "GLUE")["MRPC"]["seeds"] == "3 of 5: 88.0 ± 1.0"
-    assert "- mrpc: the best of 6 points, of which 3 diverged, by f1: " in text
+    line = next(line for line in text.splitlines() if line.startswith("- mrpc: the best of 6 points, of which 3 div"))
+    assert line.endswith(plain("; f1 over seeds, 3 of 5: 88.00 ± 1.00"))
     diverged = [{**one, "error": "the loss is nan"} for one in tried]
     alone = task({**details, "points": [tried[1], *diverged[2:5]], "seeds": {"f1": [89.0]}}, f1=89.0)
     write_evaluation(run, 70, mrpc=alone)

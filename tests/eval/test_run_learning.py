@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import zipfile
@@ -102,8 +103,10 @@ def test_results_of_a_task_of_pairs(
     assert len(details["points"]) == 4
     best = details["best_point"]
     point = f"learning rate {best['learning_rate']:g}, 2 epochs, batches of 16, seed {best['seed']}, at most 48 tokens"
+    seeds = details["seeds"]["f1"]
+    over = f"f1 over seeds, 2: {statistics.fmean(seeds):.2f} ± {statistics.stdev(seeds):.2f}"
     shown = capsys.readouterr().out
-    assert f"\nmrpc: the best of 4 points by f1: {point}, bert_adam, float32\n" in shown
+    assert f"\nmrpc: the best of 4 points by f1: {point}, bert_adam, float32; {over}\n" in shown
 
     # The best on dev, and all seeds of its other hyperparameters.
     figures = {(p["point"]["learning_rate"], p["point"]["seed"]): p["metrics"]["dev"]["f1"] for p in details["points"]}
