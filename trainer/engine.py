@@ -8,6 +8,7 @@ import importlib
 import logging
 import math
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -40,9 +41,12 @@ from trainer.ownership import find_owned, first_misplaced
 from trainer.philox import derive_seed
 from trainer.settings import ConfigError, first_problem
 from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, StateReader
-from trainer.world import PortInUseError, World
+from trainer.world import RanksApartError, World
+
+_log = logging.getLogger("pretrain")
 
 _FROM_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TOLD_AFTER = 60.0  # seconds that the first rank waits for the others without a word
 _backend: Any = importlib.import_module("deepspeed.comm.torch")  # deepspeed.comm.torch is torch itself
 _bf16_optimizer: Any = importlib.import_module("deepspeed.runtime.bf16_optimizer")
 
@@ -55,7 +59,7 @@ def join_world(threads: int) -> World:
 
     Raises:
         ConfigError: there is no launcher.
-        PortInUseError: another program on this machine has the port of the process group.
+        RanksApartError: not all ranks came, or another program on this machine has the port of the process group.
     """
     if missing := [name for name in _FROM_LAUNCHER if name not in os.environ]:
         raise ConfigError(
@@ -76,15 +80,25 @@ def join_world(threads: int) -> World:
         input_tensors, max_norm, global_norm
     )
     get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))  # DeepSpeed does so only with an engine
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    waiting = threading.Timer(_TOLD_AFTER, _log.info, ("waiting for %s ranks at %s", os.environ["WORLD_SIZE"], place))
+    waiting.daemon = True
+    waiting.start()
     try:
         deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
-    except torch.distributed.DistNetworkError as error:
+    except (torch.distributed.DistNetworkError, torch.distributed.DistStoreError) as error:
         if "EADDRINUSE" in str(error):
-            raise PortInUseError(
+            raise RanksApartError(
                 f"port {os.environ['MASTER_PORT']} is taken, by another training on this machine perhaps; give another "
                 "one: deepspeed --master_port N, or torchrun's --master-port"
             ) from None
-        raise
+        reason = str(error).partition("\n")[0][:200].rstrip(".")
+        raise RanksApartError(
+            f"{os.environ['WORLD_SIZE']} ranks did not come together at {place} ({reason}); start all of them, and see "
+            "by `python -m cluster.doctor` whether every node reaches that; DEEPSPEED_TIMEOUT=MINUTES is more patient"
+        ) from None
+    finally:
+        waiting.cancel()
     device = torch.device(get_accelerator().current_device_name())
     use_deterministic_kernels(True, device)  # an engine's recipe may turn it off
     return World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)

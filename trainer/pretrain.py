@@ -41,7 +41,7 @@ from trainer.shard_cache import cache_folder
 from trainer.sharded_state import StateError
 from trainer.start import check, check_agreement, check_output, take_over, warn_of_the_warmup, write_run
 from trainer.stopping import StopRequests, end_at_once, wait_for_first
-from trainer.world import PortInUseError, World, check_launcher, has_joined, leave_world
+from trainer.world import RanksApartError, World, check_launcher, has_joined, leave_world
 
 _log = logging.getLogger("pretrain")
 _Result = TypeVar("_Result")
@@ -67,8 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     with contextlib.ExitStack() as held:  # let go when the end is told: MLflow may take a minute
         try:
             pretrain(arguments, held)
-        except (LoaderError, RunInUseError, PortInUseError) as error:  # of all ranks, and nothing that must come again
+        except (LoaderError, RunInUseError) as error:  # of all ranks, and nothing that must come again
             if first:
+                print(f"error: {error}", file=sys.stderr)
+            return 1
+        except RanksApartError as error:  # maybe of a node that does not find the first rank
+            if os.environ["LOCAL_RANK"] == "0":
                 print(f"error: {error}", file=sys.stderr)
             return 1
         except _COMES_AGAIN as error:

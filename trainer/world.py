@@ -34,8 +34,8 @@ def check_launcher(environment: Mapping[str, str]) -> None:
         raise ConfigError(f"RANK is {rank}, but WORLD_SIZE {size}: ranks count from 0")
 
 
-class PortInUseError(RuntimeError):
-    """Another program listens where the ranks were to meet. The message says what to do."""
+class RanksApartError(RuntimeError):
+    """The ranks did not come together. The message says what to do."""
 
 
 @dataclass(frozen=True)

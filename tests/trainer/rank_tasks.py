@@ -11,11 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 # muon_optimizer and _dynamo: what DeepSpeed imports in the middle of its work, here once for all ranks.
-import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+import deepspeed.runtime.zero.muon.muon_optimizer
 import numpy as np
 import torch
 import torch._dynamo
@@ -25,7 +27,7 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
 from preprocessing.schema import ShardDirectory, ShardError
-from trainer import lineage, pretrain, saving, session, start, tensor_files
+from trainer import engine, lineage, pretrain, saving, session, start, tensor_files
 from trainer.checkpoint import RunState
 from trainer.config import Recipe, load_recipe
 from trainer.data import Batch, SampleStream
@@ -360,6 +362,15 @@ def run_pretrain_where_a_rank_can_reach_a_teraflop(arguments: list[str]) -> int:
 def run_pretrain_where_the_port_is_taken(arguments: list[str]) -> int:
     """The trainer's main; another program listens where the ranks are to meet."""
     with socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))):
+        return pretrain.main(arguments)
+
+
+def run_pretrain_where_another_rank_is_missing(arguments: list[str]) -> int:
+    """The trainer's main of the first of two ranks; the second one, on a node that failed perhaps, never comes."""
+    os.environ["WORLD_SIZE"] = "2"
+    engine._TOLD_AFTER = 0.5
+    impatient = functools.partial(deepspeed.init_distributed, timeout=timedelta(seconds=2))
+    with mock.patch("deepspeed.init_distributed", impatient):
         return pretrain.main(arguments)
 
 

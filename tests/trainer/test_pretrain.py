@@ -38,6 +38,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_on_data_that_is_broken_where_the_second_phase_begins,
     run_pretrain_on_nodes_that_differ,
     run_pretrain_where_a_rank_can_reach_a_teraflop,
+    run_pretrain_where_another_rank_is_missing,
     run_pretrain_where_only_the_small_files_find_no_room,
     run_pretrain_where_the_port_is_taken,
     run_pretrain_with_a_bad_sample,
@@ -458,6 +459,15 @@ def test_a_port_that_another_training_has_is_told_in_a_line(call, tmp_path):
     assert re.search(
         r"^error: port \d+ is taken, by another training on this machine perhaps; give another one", log, re.M
     )
+    assert "Traceback" not in log
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_that_does_not_come_is_told_in_a_line_while_and_after_it_is_waited_for(call, tmp_path):
+    codes, log = call("phases.0.micro_batch_size=1", task=run_pretrain_where_another_rank_is_missing)
+    assert codes == [1]
+    assert re.search(r"^waiting for 2 ranks at 127\.0\.0\.1:\d+$", log, re.M)
+    assert re.search(r"^error: 2 ranks did not come together at 127\.0\.0\.1:\d+ \(Timed out after ", log, re.M)
     assert "Traceback" not in log
     assert not (tmp_path / "run").exists()
 
