@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -190,17 +189,16 @@ def provide_vocabulary(job: Job, inputs: Sequence[Input], beam_options: Sequence
     return replace(job, vocabulary=_identity(tokens, job.options.lowercase))
 
 
-def execute(job: Job, inputs: Sequence[Input], beam_options: Sequence[str]) -> tuple[Manifest, float]:
-    """Make the shards; returns their manifest and the seconds it took.
+def execute(job: Job, inputs: Sequence[Input], beam_options: Sequence[str]) -> Manifest:
+    """Make the shards; returns their manifest.
 
     Raises:
         JobError: the engine made no manifest.
         SourceError, JobError, JobFailedError: as run_pipeline.
     """
-    begun = time.monotonic()
     run_pipeline(job, beam_options, partial(build_pipeline, job=job, units=units_of(inputs)))
     manifest = files.read_text(files.join(job.output, MANIFEST))
     if manifest is None:
         raise JobError(f"{job.output}: the engine ended without an error and without a {MANIFEST}; see its log")
     clear_work(job.output)
-    return Manifest.from_json(manifest, job.output), time.monotonic() - begun
+    return Manifest.from_json(manifest, job.output)

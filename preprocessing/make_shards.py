@@ -8,6 +8,7 @@ What happens is in preprocessing.transforms; this file is run as a script, so no
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,9 +46,10 @@ def run(argv: Sequence[str]) -> None:
         if launch.begin(job, inputs, vocabulary, arguments, benchmark) == "finished":
             show(f"{output}: these shards are finished already; nothing to do")
             return
+        begun = time.monotonic()
         job = launch.provide_vocabulary(job, inputs, arguments.beam)
-        manifest, seconds = launch.execute(job, inputs, arguments.beam)
-    show(summary(manifest, output, inputs, seconds))
+        manifest = launch.execute(job, inputs, arguments.beam)
+    show(summary(manifest, output, inputs, time.monotonic() - begun))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

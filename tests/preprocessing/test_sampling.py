@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -83,6 +84,22 @@ def test_a_sample_has_every_document_whatever_the_batches_that_it_is_written_in(
     make(tmp_path / "out", "--books", books / "*.txt", "--train-vocab", 70)
     assert runs == [sampling.ALL]
     assert len(set(samples[0])) == len(samples[0]) == len(list(books.glob("*.txt"))) == 12
+
+
+def test_the_time_that_is_told_has_the_vocabulary_s(
+    books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hours: list[int] = []
+    train = launch.train_vocabulary
+
+    def slow(texts: list[str], size: int, lowercase: bool) -> list[str]:
+        hours.append(3600)
+        return train(texts, size, lowercase)
+
+    monkeypatch.setattr(launch, "train_vocabulary", slow)
+    monkeypatch.setattr("preprocessing.make_shards.time", SimpleNamespace(monotonic=lambda: sum(hours)))
+    make(tmp_path / "out", "--books", books / "*.txt", "--train-vocab", 70)
+    assert f"{tmp_path / 'out'}: done in 3600.0 s\n" in capsys.readouterr().out
 
 
 def test_inputs_that_hold_less_than_it_seemed_are_read_again(
