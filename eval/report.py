@@ -152,7 +152,7 @@ def report(
     if histories:
         yield "## Origin\n"
         origins = map(_origin, histories)
-        yield markdown_table([["run", "configuration", "shards", "commit", "directory"], *origins])
+        yield markdown_table([["run", "configuration", "shards", "began with", "commit", "directory"], *origins])
 
 
 def _beside_the_paper(exports: Sequence[MeasuredExport]) -> Iterator[str]:
@@ -240,14 +240,19 @@ def _facts(evaluated: Evaluated, tasks: Sequence[str]) -> Iterator[str]:
 
 
 def _origin(history: History) -> list[str]:
-    """Name, hashes of configuration and data, commit and place of a run."""
+    """Name, hashes of configuration and data, initial weights, commit and place of a run."""
     run = history.run
     hashes = [checksum(path) if path.is_file() else "" for path in (run.config, run.manifest)]
     try:
         commit = _commit(json.loads(run.code.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # missing or damaged, which costs no figure
         commit = "unknown"
-    return [history.name, *hashes, commit, str(run.path)]
+    try:
+        given = run.read_initial_weights()
+        began_with = f"{given['directory']}, {given['blake2b']}" if given else "new weights"
+    except (ValueError, OSError):  # as above
+        began_with = "unknown"
+    return [history.name, *hashes, began_with, commit, str(run.path)]
 
 
 def _commit(code: dict[str, Any]) -> str:

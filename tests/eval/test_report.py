@@ -126,7 +126,7 @@ def test_report(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert rows["mlm accuracy"] == ["12.50 % ± 0.30 %", "6.25 %", ""]
     assert rows["nsp accuracy"] == ["75.00 %", "51.50 %", ""]
     assert rows["a [MASK]"] == ["\\| 50.0"]
-    assert rows["demo"][2:] == ["commit c0ffee", str(run)]
+    assert rows["demo"][2:] == ["new weights", "commit c0ffee", str(run)]
     assert "rte accuracy" not in rows
     assert "## Evaluation of demo step-000060" in text
     assert "mlm, nsp, fill_mask; 2,000 held-out samples of 128 tokens; weights ab60; shards cd34" in text
@@ -170,6 +170,13 @@ def test_held_out_figures_on_different_shards_are_said_not_to_compare(run: Path,
     assert note in report_of(run, other)
     (other / "validation.jsonl").unlink()
     assert note not in report_of(run, other)
+
+
+def test_the_weights_that_a_run_began_with_are_named(run: Path) -> None:
+    (run / "initial_weights.json").write_text('{"directory": "published/base", "blake2b": "ef56"}')
+    assert rows_of(report_of(run))["demo"][2] == "published/base, ef56"
+    (run / "initial_weights.json").write_text("[")
+    assert rows_of(report_of(run))["demo"][2] == "unknown"
 
 
 def test_a_run_without_validation_first(run: Path, tmp_path: Path) -> None:
