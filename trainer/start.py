@@ -116,13 +116,14 @@ def initial_weights(directory: Path, recipe: Recipe) -> dict[str, torch.Tensor]:
     sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
              "is_decoder", "pre_layer_norm", "max_position_embeddings", "type_vocab_size",
              "layer_norm_eps")  # fmt: skip
-    for name in sizes:
-        found, wanted = getattr(export.config, name), getattr(recipe.model, name)
-        if found != wanted:
-            advice = f"set model.{name}={json.dumps(found)}"  # as TOML has it too
-            if name == "vocab_size":  # that of the shards, as has been seen
-                advice = "give it the shards' words by trainer.new_vocabulary, or make shards with its own"
-            raise ConfigError(f"--init-from: {directory} has {name} {found}, the recipe {wanted}; {advice}")
+    values = {name: (getattr(export.config, name), getattr(recipe.model, name)) for name in sizes}
+    if differing := {name: (found, wanted) for name, (found, wanted) in values.items() if found != wanted}:
+        told = "; ".join(f"{name} {found}, the recipe {wanted}" for name, (found, wanted) in differing.items())
+        settings = [f"model.{name}={json.dumps(found)}" for name, (found, _) in differing.items()]  # as TOML has it too
+        advice = f"set {' '.join(settings)}"
+        if "vocab_size" in differing:  # that of the shards, as has been seen
+            advice = "give it the shards' words by trainer.new_vocabulary, or make shards with its own"
+        raise ConfigError(f"--init-from: {directory} has {told}; {advice}")
     if export.initialized:
         _log.info("%s has no %s: newly initialised", directory, ", ".join(export.initialized))
     return export.state

@@ -323,9 +323,11 @@ def test_continued_pretraining_begins_with_the_very_weights_of_a_directory(call,
     assert json.loads((tmp_path / "continued" / "initial_weights.json").read_text()) == begun
     assert json.loads((first.parent / "lineage.json").read_text())["initial_weights"] == begun
     assert json.loads((export / "lineage.json").read_text())["initial_weights"] is None
-    codes, log = call("model.hidden_size=64", output=tmp_path / "other", **{"init-from": export})
+    sizes = ("model.hidden_size=64", "model.intermediate_size=128")
+    codes, log = call(*sizes, output=tmp_path / "other", **{"init-from": export})
     assert codes == [2]
-    assert "has hidden_size 32, the recipe 64; set model.hidden_size=32" in log
+    assert "has hidden_size 32, the recipe 64; intermediate_size 64, the recipe 128; " in log
+    assert "; set model.hidden_size=32 model.intermediate_size=64\n" in log
     codes, log = call(
         "model.vocab_size=64", output=tmp_path / "other", **{"init-from": with_words(export, 72, tmp_path)}
     )
