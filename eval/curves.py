@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,8 +26,8 @@ from trainer.files import DamagedFileError, read_lines
 from trainer.metrics import LARGEST_LOSS
 from trainer.run_directory import RunDirectory
 
-_OF_A_STEP = ("step", "samples", "mlm_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate",
-              "tokens_per_second", "data_seconds", "compute_seconds")  # fmt: skip
+_OF_A_STEP = ("step", "samples", "learning_rate", "tokens_per_second", "data_seconds", "compute_seconds")
+_OF_PREDICTIONS = ("mlm_loss", "mlm_accuracy", "nsp_accuracy")  # which a step whose samples are all skipped lacks
 _OF_A_VALIDATION = ("step", "mlm_loss", "perplexity", "mlm_accuracy", "nsp_accuracy")
 WINDOWS = 25  # a curve is smoothed over this part of its steps
 _STRETCHES = 2000  # of a curve, each drawn by its extremes: there are more than a picture has columns
@@ -46,7 +47,8 @@ class History:
     Attributes:
         name: of the run, see eval.evaluated.run_names.
         run: its directory.
-        training: name of a figure -> its values at all steps, [steps] float64.
+        training: name of a figure -> its values at all steps, [steps] float64; NaN of losses and accuracies where all
+            samples of a step were skipped.
         validation: the same of all validations, [validations]; there may be none.
         next_sentence: whether it learns to judge next sentences. One that does not has an accuracy all the same, of
             weights that nothing trains.
@@ -88,20 +90,25 @@ def _read_history(path: Path, name: str) -> History | None:
     run = RunDirectory(path)
     if not path.exists():
         raise UsageError(f"{path}: no such directory; give that of a run")
-    training = _read_figures(run.metrics, _OF_A_STEP)
+    training = _read_figures(run.metrics, _OF_A_STEP, _OF_PREDICTIONS)
     validation = _read_figures(run.validation_metrics, _OF_A_VALIDATION)
     if not len(training["step"]):
         return None
     return History(name, run, training, validation, learns_next_sentence(settings_of(path)))
 
 
-def _read_figures(file: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Figures that all lines of a file of metrics have: name -> [lines] float64. Of a line nothing else is kept."""
-    columns = {name: array("d") for name in names}
+def _read_figures(file: Path, names: Sequence[str], others: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """Figures that all lines of a file of metrics have, and others, NaN where one lacks them: name -> [lines] float64.
+
+    Of a line nothing else is kept.
+    """
+    columns = {name: array("d") for name in (*names, *others)}
     try:
         for line in read_lines(file):
             for name in names:
                 columns[name].append(line[name])
+            for name in others:
+                columns[name].append(line.get(name, math.nan))
     except DamagedFileError as error:
         raise UsageError(str(error)) from error
     except (KeyError, TypeError, OverflowError) as error:
@@ -207,7 +214,7 @@ def _styles() -> Iterator[dict[str, Any]]:
 def _draw_curve(axes: Any, history: History, metric: str, style: Mapping[str, Any], *labels: str | None) -> None:
     """Training faint as it is and strong as it is smoothed, validation as points; labels for a legend, or none."""
     training, held_out = labels or (None, None)
-    steps, values = history.training["step"], history.training[metric]
+    steps, values = predicting(history.training, metric)
     axes.plot(*visible(steps, values), color=style["color"], alpha=0.2, linewidth=0.8)
     axes.plot(*visible(steps, smooth(values, len(values) // WINDOWS)), linewidth=1.8, label=training, **style)
     if len(history.validation["step"]):
@@ -220,6 +227,12 @@ def _draw_curve(axes: Any, history: History, metric: str, style: Mapping[str, An
         }
         points = visible(history.validation["step"], history.validation[metric])
         axes.plot(*points, color=style["color"], zorder=3, label=held_out, **circles)
+
+
+def predicting(training: Mapping[str, np.ndarray], metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """The steps of a training that have a metric, and its values there, [n] each."""
+    has = ~np.isnan(training[metric])
+    return training["step"][has], training[metric][has]
 
 
 def _draw_baseline(axes: Any, value: float | None, label: str | None) -> None:

@@ -30,7 +30,7 @@ with needs("eval"):
     from markupsafe import Markup
 
     from eval.comparison import MeasuredExport, compare, exports_of, on_same_data
-    from eval.curves import WINDOWS, History, baselines, draw, draw_scores, measured_scores, read_histories
+    from eval.curves import WINDOWS, History, baselines, draw, draw_scores, measured_scores, predicting, read_histories
     from eval.errors import UsageError
     from eval.evaluated import (
         Evaluated,
@@ -181,11 +181,12 @@ def _last_figures_table(histories: Sequence[History]) -> str:
 
 def _last_figures(history: History) -> dict[str, str]:
     training, held_out = history.training, history.validation
-    window = max(1, len(training["step"]) // WINDOWS)
+    _, losses = predicting(training, "mlm_loss")
+    window = max(1, len(losses) // WINDOWS)
     figures = {
         "steps": f"{training['step'][-1]:,.0f}",
         "samples": f"{training['samples'][-1]:,.0f}",
-        "training MLM loss": f"{training['mlm_loss'][-window:].mean():.4f}",
+        "training MLM loss": f"{losses[-window:].mean():.4f}" if len(losses) else "",
         "which is the mean of steps": str(window),
         "tokens a second, median": f"{np.median(training['tokens_per_second']):,.0f}",
         "hours": f"{_hours(training):.2f}",

@@ -224,7 +224,8 @@ class Engine:
 
         Returns:
             Losses, accuracies and the gradient norm of the global batch, and seconds of the parts of the step; in fp16
-            also loss_scale and skipped_updates, 1 where this one was left out, which then has no gradient norm.
+            also loss_scale and skipped_updates, 1 where this one was left out, which then has no gradient norm. Where
+            data.skip leaves out all of the step it has no losses and accuracies.
 
         Raises:
             NonFiniteError: on every rank, before the update.
@@ -233,6 +234,7 @@ class Engine:
             self._engine.train()
         laps = Laps(self._world.device)
         sums = []
+        predictions, samples = max(1.0, totals.predictions), max(1.0, totals.samples)
         for place, batch in batches:
             _seed_dropout(derive_seed(self._seed, "dropout", step, place), self._world.device)
             losses = self._losses(batch)
@@ -241,8 +243,8 @@ class Engine:
             if is_last:
                 meanwhile()
             # Times 0 and not left out: every parameter gets a gradient, as ZeRO expects.
-            next_sentence = self._next_sentence * losses.nsp_loss / totals.samples
-            loss = losses.mlm_loss / totals.predictions + next_sentence
+            next_sentence = self._next_sentence * losses.nsp_loss / samples
+            loss = losses.mlm_loss / predictions + next_sentence
             # DeepSpeed averages the gradients over the ranks; our losses are shares of a sum.
             self._engine.backward(loss * self._world.size, scale_wrt_gas=False)
             sums.append(torch.stack([value.detach().double() for value in losses]))
@@ -251,10 +253,12 @@ class Engine:
             laps.lap("backward_seconds")
         of_micro_batches = torch.stack(sums)
         all_sums = self._world.sum(of_micro_batches.sum(dim=0).tolist())
-        metrics = self._means(all_sums, totals.predictions, totals.samples)
+        metrics = self._means(all_sums, predictions, samples)
         if not math.isfinite(metrics["loss"]):
             suspects = self._find_suspects(of_micro_batches, batches)
             raise bad_loss(step + 1, metrics["loss"], suspects, int(totals.micro_batches))
+        if not totals.predictions:
+            metrics = {}
         metrics["learning_rate"] = learning_rate
         metrics |= self._update(step, batches, learning_rate)
         laps.lap("update_seconds")
@@ -304,9 +308,7 @@ class Engine:
         mine = GlobalCounts(
             predicted, judged, len(batches), int(lengths.sum()), slots, flops, stop, writing, unreadable
         )
-        totals = GlobalCounts(*self._world.sum(mine))
-        # Never 0: data.skip may leave out all of a step, whose losses are then sums of nothing.
-        return totals._replace(predictions=max(1.0, totals.predictions), samples=max(1.0, totals.samples))
+        return GlobalCounts(*self._world.sum(mine))
 
     def snapshot(self) -> list[Flat]:
         """Copies in CPU memory of the weights and moments that this rank owns and the first one does not have too.

@@ -36,10 +36,7 @@ class Progress:
 
     def show(self, line: dict[str, Any]) -> None:
         """Report a step."""
-        tasks = f" (MLM {line['mlm_loss']:.4f}, NSP {line['nsp_loss']:.4f})" if self._has_nsp else ""
-        text = (
-            f"loss {line['loss']:.4f}{tasks}, lr {line['learning_rate']:.2e}, {line['tokens_per_second']:,.0f} tokens/s"
-        )
+        text = f"{self._losses(line)}, lr {line['learning_rate']:.2e}, {line['tokens_per_second']:,.0f} tokens/s"
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update()
@@ -49,6 +46,12 @@ class Progress:
     def close(self) -> None:
         """Leave the bar as it stands."""
         self._open.close()
+
+    def _losses(self, line: dict[str, Any]) -> str:
+        if "loss" not in line:
+            return "all samples skipped"
+        tasks = f" (MLM {line['mlm_loss']:.4f}, NSP {line['nsp_loss']:.4f})" if self._has_nsp else ""
+        return f"loss {line['loss']:.4f}{tasks}"
 
     def _time_to_go(self, step: int) -> str:
         began, first = self._began

@@ -333,6 +333,23 @@ def test_of_many_steps_a_picture_shows_the_extremes_of_each_stretch() -> None:
         assert (inside.min(), inside.max()) == (stretch.min(), stretch.max())
 
 
+def test_steps_whose_samples_were_all_skipped_have_no_part_in_curves_and_last_figures(run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    for line in lines[20:]:
+        for name in ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"):
+            del line[name]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    histories, _ = read_histories([run])
+    loss, accuracy, rate = draw(histories, Baselines(None, None)).axes[:3]
+    for line in (*loss.lines[:2], *accuracy.lines[:2]):
+        assert line.get_xdata().tolist() == list(range(1, 21))
+        assert np.isfinite(line.get_ydata()).all()
+    assert len(rate.lines[0].get_xdata()) == 60
+    rows = rows_of("\n".join(report(histories, [], [], None)))
+    assert rows["steps"] == ["60"]
+    assert rows["training MLM loss"] == [f"{9 - 20 / 3:.4f}"]
+
+
 def test_of_few_steps_a_picture_shows_all() -> None:
     steps = np.arange(4000)
     assert visible(steps, -steps) == (pytest.approx(steps), pytest.approx(-steps))

@@ -12,6 +12,7 @@ from tests.trainer.loader_tasks import run_pretrain_and_kill_a_loader
 from tests.trainer.rank_tasks import run_pretrain
 from trainer import pretrain
 from trainer.corpus import open_corpus
+from trainer.files import read_lines
 
 
 def train(recipe, deepspeed_config, shards, output, settings=(), world=1, task=run_pretrain):
@@ -61,13 +62,17 @@ def test_directories_mixed_by_weight_whatever_the_ranks_and_a_resume_with_other_
 def test_a_skipped_range_changes_its_steps_and_may_be_set_at_a_resume(call, shards, whole, tmp_path):
     """The first two steps are whole; all of the third is skipped, which trains nothing but does end."""
     assert call(shards, settings=["train.max_steps=2"])[0] == [0]
-    codes, log = call(shards, settings=["data.skip=[[16, 24]]"])
+    codes, log = call(shards, settings=["data.skip=[[16, 24]]", "log.every=1"])
     assert codes == [0], log
-    skipping = losses(tmp_path / "run")
+    assert "step 3/8: all samples skipped, lr" in log
+    lines = list(read_lines(tmp_path / "run" / "metrics.jsonl"))
+    of_predictions = {"loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"}
+    assert lines[0].keys() - lines[2].keys() == of_predictions
+    assert lines[2]["grad_norm"] == 0
+    skipping = [line["loss"] for line in lines if line["step"] != 3]
     assert skipping[:2] == whole[:2]
-    assert skipping[2] == 0
-    assert all(loss > 0 for loss in skipping[3:])
-    assert skipping[3] != whole[3]
+    assert all(loss > 0 for loss in skipping[2:])
+    assert skipping[2] != whole[3]
 
 
 def test_a_copy_gives_the_run_that_its_source_gives(call, shards, whole, tmp_path):
