@@ -423,6 +423,18 @@ def test_an_evaluation_that_is_asked_to_stop_is_requeued_of_an_array_the_member_
     assert done.returncode == (0 if requeued else code)
 
 
+@pytest.mark.parametrize("program", ["pretrain", "eval"])
+def test_variables_that_would_change_what_srun_does_are_not_taken_over(here, slurm, program):
+    """SLURM sets them in an interactive job, from which this one is submitted, and where --export=NONE is asked for."""
+    left = {"SLURM_EXPORT_ENV": "NONE", "SLURM_CPU_BIND": "mask_cpu:0x3", "SLURM_CPU_BIND_TYPE": "mask_cpu:"}
+    slurm.stand_in("srun", "print([name for name in os.environ if name.startswith(('SLURM_EXPORT', 'SLURM_CPU'))])")
+    launch("--dry-run", 'slurm.setup=["export SLURM_CPU_BIND_VERBOSE=verbose"]')
+    file = here / "runs" / "tiny" / "job" / "pretrain.sbatch" if program == "pretrain" else evaluation()
+    check_shell(file)
+    own = ["SLURM_CPU_BIND_VERBOSE"] if program == "pretrain" else []  # what the settings say is meant
+    assert run_job(file, **left).stdout.strip() == str(own)
+
+
 def test_variables_of_the_settings_stay_the_ranks_own(here, slurm):
     given = {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "12345", "OMP_NUM_THREADS": "2", "DS_ACCELERATOR": "xpu"}
     launch("--dry-run", *(f"slurm.environment.{name}={value}" for name, value in given.items()))
