@@ -51,7 +51,7 @@ class Peers(World):
 
 
 def read_launch(environment: Mapping[str, str]) -> dict[str, str] | None:
-    """The variables that a launcher gives a rank, from torchrun's names or SLURM's; None where this was started alone.
+    """The variables that a launcher gives a rank, from torchrun's names or SLURM's; None for one that has no others.
 
     Raises:
         UsageError: some are there and others are not, or are not numbers.
@@ -73,7 +73,7 @@ def read_launch(environment: Mapping[str, str]) -> dict[str, str] | None:
         )
     if not 0 < int(launch["MASTER_PORT"]) < 1 << 16:
         raise UsageError(f"MASTER_PORT {launch['MASTER_PORT']} must be from 1 to 65535")
-    return launch
+    return launch if int(launch["WORLD_SIZE"]) > 1 else None
 
 
 def _slurm_meeting(environment: Mapping[str, str]) -> dict[str, str]:

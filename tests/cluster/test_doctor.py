@@ -386,6 +386,7 @@ def test_launch_of_torchrun_and_of_nobody():
     assert read_launch({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None  # a batch script, which is no step
     shell = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}
     assert read_launch(shell) is None  # salloc's, a step of one
+    assert read_launch({**RANK, "RANK": "0", "WORLD_SIZE": "1"}) is None  # no network to look at
     launch = read_launch(RANK)
     assert launch == {**RANK, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
