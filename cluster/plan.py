@@ -57,7 +57,7 @@ def _plan(arguments: argparse.Namespace) -> None:
     cluster = Cluster(gpu, arguments.gpus, _sharding(arguments.ds_config, recipe, arguments.gpus))
     assumptions = _assumptions(arguments)
     plan = make_plan(recipe, cluster, assumptions, arguments.micro_batch)
-    others = list(scaling(recipe, cluster, assumptions, arguments.up_to))
+    others = list(scaling(recipe, cluster, assumptions, arguments.up_to, arguments.micro_batch))
     if arguments.plot:
         if not others:
             raise ConfigError(

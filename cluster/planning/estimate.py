@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -61,7 +62,7 @@ def make_plan(
         states=_states(recipe, cluster),
         usable=_usable(cluster, assumptions),
         phases=phases,
-        stages=[_plan_stage(recipe, cluster, assumptions, stage) for stage in STAGES],
+        stages=[_plan_stage(recipe, cluster, assumptions, stage, micro_batches) for stage in STAGES],
         checkpoint=parameters * _STATE_BYTES,
         checkpoint_every=recipe.checkpoint.every,
         read_rate=fastest,
@@ -117,17 +118,30 @@ def _phases(recipe: Recipe) -> Iterator[tuple[int, Phase]]:
             yield min(end, recipe.last_step) - begin, phase
 
 
-def scaling(recipe: Recipe, cluster: Cluster, assumptions: Assumptions, most: int) -> Iterator[tuple[int, float]]:
-    """(GPUs, hours) for powers of two that divide every batch and fit, up to ``most``; largest micro-batches."""
+def scaling(
+    recipe: Recipe, cluster: Cluster, assumptions: Assumptions, most: int, micro_batches: Sequence[int] | None = None
+) -> Iterator[tuple[int, float]]:
+    """(GPUs, hours) for powers of two that divide every batch and fit, up to ``most``.
+
+    Micro-batches are those given, or where a GPU's share of a batch isn't a multiple of one the next smaller that
+    divides it; None takes the largest that fit.
+    """
     gpus = 1
     while gpus <= most and not any(phase.global_batch_size % gpus for phase in recipe.phases):
-        try:
-            phases = plan_phases(recipe, replace(cluster, gpus=gpus), assumptions)
-        except ConfigError:
-            phases = []
-        if phases:
-            yield gpus, sum(phase.hours for phase in phases)
+        hours = _hours(recipe, replace(cluster, gpus=gpus), assumptions, _at_most(recipe, gpus, micro_batches))
+        if hours is not None:
+            yield gpus, hours
         gpus *= 2
+
+
+def _at_most(recipe: Recipe, gpus: int, micro_batches: Sequence[int] | None) -> list[int] | None:
+    """Of each phase the largest micro-batch that divides a GPU's share and is no larger than the one that was given."""
+    if micro_batches is None:
+        return None
+    return [
+        max((d for d in _divisors(phase.global_batch_size // gpus) if d <= wanted), default=1)
+        for phase, wanted in zip(recipe.phases, itertools.cycle(micro_batches), strict=False)
+    ]
 
 
 def _plan_phase(
@@ -165,14 +179,25 @@ def _plan_phase(
     )
 
 
-def _plan_stage(recipe: Recipe, cluster: Cluster, assumptions: Assumptions, stage: int) -> StagePlan:
+def _plan_stage(
+    recipe: Recipe, cluster: Cluster, assumptions: Assumptions, stage: int, micro_batches: Sequence[int] | None
+) -> StagePlan:
     other = replace(cluster, sharding=replace(cluster.sharding, stage=stage))
     states = _states(recipe, other)
     largest = [_largest(recipe, phase, other, assumptions) for _, phase in _phases(recipe)]
     offered = stage > 0 or cluster.sharding.precision == "float32"  # see trainer.deepspeed_config.resolve_deepspeed
-    if not offered or not all(largest):
-        return StagePlan(stage, offered, states, largest, None)
-    return StagePlan(stage, offered, states, largest, sum(p.hours for p in plan_phases(recipe, other, assumptions)))
+    hours = _hours(recipe, other, assumptions, micro_batches) if offered else None
+    return StagePlan(stage, offered, states, largest, hours)
+
+
+def _hours(
+    recipe: Recipe, cluster: Cluster, assumptions: Assumptions, micro_batches: Sequence[int] | None
+) -> float | None:
+    """Of all phases; None where they don't fit."""
+    try:
+        return sum(phase.hours for phase in plan_phases(recipe, cluster, assumptions, micro_batches))
+    except ConfigError:
+        return None
 
 
 def _choose(phase: Phase, share: int, largest: int, wanted: int | None) -> int:

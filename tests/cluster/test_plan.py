@@ -110,6 +110,16 @@ def test_stages_hold_less_and_less_but_for_buffers():
     assert stages[2].hours == pytest.approx(plan(gpus=8).hours)
 
 
+def test_a_micro_batch_that_is_given_counts_in_every_table():
+    cluster, own = Cluster(GPUS["h200"], 32, Sharding(2, overlap=True)), Assumptions(0.45)
+    made, largest = (make_plan(BASE, cluster, own, given) for given in ([2], None))
+    assert made.hours > largest.hours
+    assert made.stages[2].hours == made.hours
+    curve = dict(scaling(BASE, cluster, own, 256, [2]))
+    assert curve[32] == made.hours
+    assert curve[256] == dict(scaling(BASE, cluster, own, 256))[256]  # one sequence a GPU
+
+
 def test_a_stage_under_which_nothing_fits_has_no_hours_and_float32_may_do_without_zero():
     settings = ["model.hidden_size=6144", "model.intermediate_size=24576"]
     wide = load_recipe(ROOT / "trainer/recipes/bert_large.toml", settings)
