@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cluster.paths import current_folder
 from cluster.programs import Program, pretraining_of
-from trainer.config import differences, load_recipe
+from trainer.config import Recipe, differences, load_recipe
 from trainer.deepspeed_config import accumulation_steps, resolve_deepspeed
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.settings import ConfigError
@@ -45,28 +45,57 @@ def writing(advice: str) -> Iterator[None]:
         ) from error
 
 
-def check_runs(programs: Iterable[Program]) -> None:
-    """See that the trainer will take the run directory, as far as that can be seen from here.
+def check_outputs(programs: Iterable[Program]) -> None:
+    """See that trainer and evaluation will take what their outputs hold, as far as that can be seen from here.
 
     Raises:
-        ConfigError: it holds something that is not a run, or a run of other settings.
+        ConfigError: a run directory holds something that is not a run, or a run of other settings; or an evaluation of
+            an export that is still to be made finds results of something else.
     """
     for program in programs:
-        if not program.recipe:
-            continue
-        run = RunDirectory(program.output)
-        try:
-            run.check()
-        except CheckpointError as error:
-            raise ConfigError(f"{program.name}: {error}") from error
-        except OSError:  # a folder that the nodes' user may enter and this one may not
-            continue
-        begun = load_recipe(run.config) if os.access(run.config, os.R_OK) else program.recipe
-        if changed := differences(begun, program.recipe):
-            raise ConfigError(
-                f"{program.name}: {run.path}: the run was started with other settings ({'; '.join(changed)}); "
-                "choose another --output, or go on with what the run was started with"
-            )
+        if program.recipe:
+            _check_run(program, program.recipe)
+        if program.name == "eval":
+            _check_results(program)
+
+
+def _check_run(program: Program, recipe: Recipe) -> None:
+    run = RunDirectory(program.output)
+    try:
+        run.check()
+    except CheckpointError as error:
+        raise ConfigError(f"{program.name}: {error}") from error
+    except OSError:  # a folder that the nodes' user may enter and this one may not
+        return
+    begun = load_recipe(run.config) if os.access(run.config, os.R_OK) else recipe
+    if changed := differences(begun, recipe):
+        raise ConfigError(
+            f"{program.name}: {run.path}: the run was started with other settings ({'; '.join(changed)}); "
+            "choose another --output, or go on with what the run was started with"
+        )
+
+
+def _check_results(program: Program) -> None:
+    """Results of a step before are in the way of those of a later one: told here, and not when that is trained."""
+    try:
+        from eval.errors import UsageError
+        from eval.options import parse
+        from eval.results import RESULTS, read_earlier
+    except ModuleNotFoundError:  # which _check_evaluation tells
+        return
+    checkpoint: Path = parse(program.arguments, program.name, argparse.SUPPRESS).checkpoint
+    if os.access(checkpoint, os.F_OK):  # the evaluation itself compares its weights, and at once
+        return
+    file = program.output / RESULTS
+    try:
+        earlier = read_earlier(file)
+    except UsageError as error:
+        raise ConfigError(f"{program.name}: {error}") from error
+    if earlier and Path(earlier["checkpoint"]["path"]).name != checkpoint.name:
+        raise ConfigError(
+            f"{program.name}: {file}: of the weights in {earlier['checkpoint']['path']}, not of {checkpoint.name}; "
+            "choose another --output, or delete that folder"
+        )
 
 
 def check_reads(programs: Iterable[Program]) -> None:

@@ -269,17 +269,28 @@ def beside_earlier(results: dict[str, Any], before: dict[str, Any] | None) -> di
     return {**results, "earlier": earlier}
 
 
+def read_earlier(path: Path) -> dict[str, Any] | None:
+    """Results of an earlier command; None where there are none, or ours are damaged.
+
+    Raises:
+        UsageError: they are of another program or of another version.
+    """
+    try:
+        return read_results(path)
+    except _ForeignError as error:
+        raise UsageError(f"{error}, with another --output or without that file") from error
+    except UsageError:
+        return None
+
+
 def read_results_of(path: Path, weights_blake2b: str) -> dict[str, Any] | None:
     """Results of these very weights; None where there are none, or ours are damaged.
 
     Raises:
         UsageError: they are of others, of another program or of another version.
     """
-    try:
-        results = read_results(path)
-    except _ForeignError as error:
-        raise UsageError(f"{error}, with another --output or without that file") from error
-    except UsageError:
+    results = read_earlier(path)
+    if results is None:
         return None
     checkpoint = results["checkpoint"]
     if checkpoint["weights_blake2b"] != weights_blake2b:

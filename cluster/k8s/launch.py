@@ -45,7 +45,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     snapshot = None
     if os.path.isdir(settings.mount_path):  # noqa: PTH112  where it can't be looked for pathlib's raises
         checks.check_reads(programs)
-        checks.check_runs(programs)
+        checks.check_outputs(programs)
         with checks.writing("choose another --output"):
             _make_folders(folder, [program.output for program in programs])
             snapshot = take_snapshot(folder, pretraining_of(programs))

@@ -24,7 +24,7 @@ def launch(programs: Sequence[Program], settings: LocalSettings, folder: Path, d
     """
     checks.check_programs(programs, settings.processes, processes=1, cores=None)
     checks.check_reads(programs)
-    checks.check_runs(programs)
+    checks.check_outputs(programs)
     checks.check_printable(program.output for program in programs)
     with checks.writing("choose another --output"):
         file = write(programs, settings, folder, take_snapshot(folder, pretraining_of(programs)))

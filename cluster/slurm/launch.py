@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.checks import check_printable, check_programs, check_reads, check_runs, writing
+from cluster.checks import check_outputs, check_printable, check_programs, check_reads, writing
 from cluster.paths import current_folder, fingerprint, whole
 from cluster.programs import NAMES, Name, Program, pretraining_of
 from cluster.slurm.partitions import check_fit, read_partitions
@@ -49,7 +49,7 @@ def check(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dr
     """
     check_programs(programs, settings.pretrain.ranks, settings.eval.array, settings.preprocess.cpus_per_task)
     check_reads(programs)
-    check_runs(programs)
+    check_outputs(programs)
     paths = [current_folder(), *(path for program in programs for path in program.paths), folder]
     check_printable(paths)
     shared = [whole(folder) for folder in settings.shared]

@@ -27,8 +27,10 @@ from cluster.programs import CORPUS, READERS, read_chain
 from cluster.settings import load_settings
 from cluster.slurm import visible
 from cluster.snapshot import PACKAGES, take_snapshot
+from eval.results import RESULTS, write_results
 from preprocessing.sources.registry import SOURCES
 from tests.conftest import ROOT
+from tests.eval.evaluations import results
 from tests.trainer.conftest import TINY
 from tests.trainer.shard_factory import write_shards
 from trainer import pretrain
@@ -1527,6 +1529,20 @@ def test_a_chain_goes_on_with_a_run_by_its_own_settings_too(here, capsys):
     shutil.copyfile(here / "tiny.toml", here / "run" / "config.toml")
     assert main(["all", "--on", "local", "--dry-run", *chain_of(pretrain=["train.seed=7"])]) == 2
     assert "the run was started with other settings (train.seed: 1 -> 7)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["slurm", "kubernetes", "local"])
+def test_results_of_an_earlier_step_are_told_before_the_training_of_later_ones(here, slurm, pods, capsys, place):
+    (here / "results").mkdir()
+    write_results(here / "results" / RESULTS, results(here / "run", 4, {}))
+    settings = ["--settings", "cluster.toml", f"kubernetes.mount_path={here}", "kubernetes.pretrain.gpus=0"]
+    command = ["all", "--on", place, "--dry-run", *settings]
+    assert main([*command, *chain_of()]) == 2
+    expected = f"error: eval: {here}/results/results.json: of the weights in {here}/run/exports/step-000004, not of "
+    assert capsys.readouterr().err.startswith(expected + "step-000008; choose another --output")
+    assert not (here / "run").exists()
+    assert main([*command, *chain_of(pretrain=["train.max_steps=4"])]) == 0
+    assert main([*command, *chain_of(results="others")]) == 0
 
 
 @pytest.mark.parametrize("may_enter", [True, False])
