@@ -1,7 +1,7 @@
 """Look at a node, and at the network and files between nodes, before training on them.
 
     python -m cluster.doctor --shared /shared/runs
-    srun --nodes=2 --ntasks-per-node=1 python -m cluster.doctor --shared /shared/runs
+    srun --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 python -m cluster.doctor --shared /shared/runs
     torchrun --nnodes=2 --nproc-per-node=8 ... -m cluster.doctor --shared /shared/runs
 
 Alone it checks one node. As ranks, of torchrun, SLURM or anything that sets RANK, WORLD_SIZE, MASTER_ADDR and

@@ -26,6 +26,7 @@ _INFINIBAND = Path("/sys/class/infiniband")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  that is what is looked at
 _OPEN_FILES = {"wrong": 1024, "warning": 4096}
 _PATIENCE = 30  # seconds for a program that is asked
+_NO_DEVICES = "No devices were found"  # nvidia-smi's words, and exit code 6, where SLURM hides them from a job
 _BUSY_MEMORY = 0.05  # of a GPU, in use by somebody else
 _GPU_FIELDS = (
     "name",
@@ -111,9 +112,10 @@ def check_gpus() -> Iterator[Finding]:
     try:
         lines = _ask([smi, f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"]).splitlines()
     except (OSError, subprocess.SubprocessError) as error:
-        yield Finding(
-            "gpus", "wrong", f"nvidia-smi fails ({_reason(error)})", "The driver does not answer: restart the node."
-        )
+        reason = _reason(error)
+        none = "No GPU is given to this job: ask for them (--gpus-per-node, --gres)."
+        advice = none if reason == _NO_DEVICES else "The driver does not answer: restart the node."
+        yield Finding("gpus", "wrong", f"nvidia-smi fails ({reason})", advice)
         return
     rows = [[word.strip() for word in line.split(",")] for line in lines]
     if unknown := next((line for line, row in zip(lines, rows, strict=True) if len(row) != len(_GPU_FIELDS)), None):

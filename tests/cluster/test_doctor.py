@@ -218,6 +218,7 @@ def nvidia_smi(tmp_path, monkeypatch):
         (f"echo '{H200.replace(' 0, Not', ' [N/A], Not')}'", "gpu health", "ok", "no errors"),
         ("echo 'NVIDIA-SMI has failed: no driver'; exit 9", "gpus", "wrong", "no driver"),
         ("exit 3", "gpus", "wrong", "nvidia-smi fails (exit code 3)"),
+        ("echo 'No devices were found'; exit 6", "gpus", "wrong", "ask for them (--gpus-per-node"),
         (f"echo '{H200.replace(' 0, 0,', ' 600, 0,')}'", "gpu health", "ok", "no errors"),
         ("echo 'No devices were found'", "gpus", "wrong", "nvidia-smi says 'No devices were found'"),
         (f"echo '{H200}'; echo 'Unable to talk to GPU 1'", "gpus", "wrong", "says 'Unable to talk to GPU 1'"),
@@ -228,7 +229,7 @@ def test_what_nvidia_smi_says(script, check, state, words, nvidia_smi, monkeypat
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     found = state_of(check_gpus(), check)
     assert found.state == state
-    assert words in found.found
+    assert words in f"{found.found}. {found.advice}"
 
 
 H100 = "NVIDIA H100, 570.86.15, 81559, 0, 0, Not Active, 31"
