@@ -78,7 +78,8 @@ def lab(*command: str) -> None:
     """Run slurm-up or slurm-down; in a session of its own, since what it starts lives on."""
     command = (LAB / "cluster" / command[0], *command[1:])
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    environment = {**os.environ, "SLURM_LAB_SSH": "1"}  # for `deepspeed --hostfile`
+    # For `deepspeed --hostfile`; and SLURM's own time to end in, as a busy machine takes long for a last checkpoint.
+    environment = {**os.environ, "SLURM_LAB_SSH": "1", "SLURM_LAB_KILL_WAIT": "30"}
     done = subprocess.run(command, **quiet, env=environment, timeout=300, start_new_session=True)
     assert done.returncode == 0, done.stderr
 
