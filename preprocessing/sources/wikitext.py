@@ -139,6 +139,7 @@ _MARK = re.compile(
     re.VERBOSE,
 )
 _MAX_TEMPLATE_DEPTH = 40  # as MediaWiki's: what is nested deeper has no text
+_FRACTION = re.compile(r"\d+/\d+")
 _MAX_TARGET_PIECES = 8  # of a link's target with marks in it: bounds what is looked at again
 
 
@@ -237,8 +238,7 @@ class _Resolver:
             return
         if "[" in content or "<" in content:
             content = _resolve(content, self.hidden)  # there are no braces in it: one level, never more
-        text = template_text(content)
-        self.out.append(GAP if text is None else text)
+        self.show(template_text(content))
 
     def open_braces(self, match: re.Match[str]) -> None:
         self.push("braces", len(match[0]))
@@ -258,7 +258,13 @@ class _Resolver:
         shallow = len(self.stack) < _MAX_TEMPLATE_DEPTH  # bounds how often a text is joined
         if braces == 2 and shallow and index < len(self.out) and has_text(self.out[index]):
             text = template_text("".join(self.out[index:]))
-        self.replace(index, GAP if text is None else text)
+        del self.out[index:]
+        self.show(text)
+
+    def show(self, text: str | None) -> None:
+        """A template's text, or its gap; a fraction right after a digit is that number's, as in 1{{frac|1|2}}."""
+        mixed = text and _FRACTION.fullmatch(text) and self.out and self.out[-1][-1:].isdigit()
+        self.out.append(GAP if text is None else f" {text}" if mixed else text)
 
     def open_table(self, _match: re.Match[str]) -> None:
         self.push("table")

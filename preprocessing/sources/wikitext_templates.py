@@ -13,7 +13,7 @@ from collections.abc import Callable
 Rule = Callable[[list[str]], str]  # from the positional arguments, of which there is at least one
 
 _ARGUMENT_NAME = re.compile(r"[\w -]+")
-_NUMBER = re.compile(r"[\d.,/+−-]+")
+_NUMBER = re.compile(r"[\d., /+−-]+")
 _RANGE_WORDS = frozenset(["-", "–", "to", "to about", "and", "or", "by", "x", "×", "+/-", "±", "&"])
 _UNITS = {"C": "°C", "F": "°F", "km2": "km²", "m2": "m²", "ft2": "sq ft", "sqft": "sq ft", "sqmi": "sq mi", "m3": "m³"}
 

@@ -88,6 +88,10 @@ CASES = {
     "convert a range": ("is {{convert|10|to|20|km2}} wide", ["is 10 to 20 km² wide"]),
     "convert feet and inches": ("is {{convert|6|ft|2|in|cm}} tall", ["is 6 ft 2 in tall"]),
     "mixed fractions": ("{{frac|3|1|2}} inches, {{sfrac|2}} of it", ["3 1/2 inches, 1/2 of it"]),
+    "fractions of a number before them": (
+        "1{{frac|1|2}} of {{convert|6|ft|2{{sfrac|3|4}}|in}}, not ({{frac|1|2}}) nor {{nowrap|&minus;{{frac|5}}}}",
+        ["1 1/2 of 6 ft 2 3/4 in, not (1/2) nor −1/5"],
+    ),
     "fractions": ("{{frac| 1 | 2 }} or {{frac|1= 3 |2= 4}}", ["1/2 or 3/4"]),
     "numbers": ("{{formatnum:1000}} dogs of {{circa|1900}}", ["1000 dogs of c. 1900"]),
     "script": ("a {{script/Hebrew|כלב}} {{!}} dog", ["a כלב | dog"]),
