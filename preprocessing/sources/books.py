@@ -33,6 +33,7 @@ _END = re.compile(
     r"^[ \t]*(?:\*{3} ?END OF (?:THE|THIS) PROJECT GUTENBERG EBOOK|End of (?:the )?Project Gutenberg)", re.M | re.I
 )
 _CREDITS = re.compile(r"\s*(?:Produced by|E-text prepared by|Transcribed from)\b.*?\n\s*\n", re.S)
+_HEADER = 1 << 16  # characters, of which a header has a few thousand; a mark further on is another book's
 _TITLE = re.compile(r"^Title: *(\S[^\n]*(?:\n[ \t]+\S[^\n]*)*)", re.M)
 # Bytes that no text has in any encoding read here, but for a stray one: not white space, nor the end of a file in DOS.
 _CONTROL = bytes(set(range(0x20)) - set(b"\t\n\v\f\r\x1a\x1c\x1d\x1e\x1f"))
@@ -62,7 +63,7 @@ def decode(data: bytes) -> tuple[str, int]:
 
 def strip_gutenberg(text: str) -> tuple[str, str | None]:
     """What is between Project Gutenberg's header and footer, of several books in a row too, and the first title."""
-    start = _START.search(text) or _end_of_small_print(text)
+    start = _START.search(text, 0, _HEADER) or _end_of_small_print(text)
     title = _TITLE.search(text[: start.start()]) if start else None
     body, rest = _until_footer(_without_credits(text[start.end() :]) if start else text)
     starts = list(_START.finditer(rest))
@@ -74,7 +75,7 @@ def strip_gutenberg(text: str) -> tuple[str, str | None]:
 
 def _end_of_small_print(text: str) -> re.Match[str] | None:
     """The last line of an old header; None where the small print stands behind the book, as in some of the oldest."""
-    found = _SMALL_PRINT_ENDS.search(text)
+    found = _SMALL_PRINT_ENDS.search(text, 0, _HEADER)
     return found if found and not _END.search(text, 0, found.start()) else None
 
 

@@ -60,6 +60,14 @@ def test_several_gutenberg_books_in_a_file_are_all_read() -> None:
     assert document.text.split("\n") == [line for n in range(3) for line in (f"Book {n} begins.", "It ends.")]
 
 
+def test_what_lies_far_before_a_gutenberg_book_in_the_same_file_is_no_header() -> None:
+    own = "A story of one's own.\n\n" * 4000
+    for mark in (START, "*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*\n\n"):
+        document = book(own.encode() + (mark + "A book.\r\n" + END).encode())
+        assert document.text.count("A story of one's own.") == 4000
+        assert document.text.endswith("A book.")
+
+
 def test_a_plain_text_is_titled_by_its_file() -> None:
     document = book(b"One line.\nSame paragraph.\n\n  Title: not a header\n")
     assert document.title == "some-book"
