@@ -80,7 +80,7 @@ def _columns(schema: pa.Schema, columns: Columns, name: str) -> Columns:
 
 def _is_text(kind: pa.DataType) -> bool:
     of = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(of) or pa.types.is_large_string(of))
+    return bool(pa.types.is_string(of) or pa.types.is_large_string(of) or pa.types.is_string_view(of))
 
 
 def _is_plain(kind: pa.DataType) -> bool:

@@ -89,9 +89,10 @@ def test_columns_have_other_names_and_the_title_is_optional() -> None:
         documents(parquet(pa.table({"text": ["A"], "title": [["B"]]})))
 
 
-def test_texts_may_be_large_strings_or_a_dictionarys() -> None:
-    large = WIKIPEDIA.set_column(3, "text", WIKIPEDIA["text"].cast(pa.large_string()))
-    assert documents(parquet(large)) == documents(parquet(WIKIPEDIA))
+def test_texts_may_be_strings_of_any_kind_or_a_dictionarys() -> None:
+    for kind in (pa.large_string(), pa.string_view()):
+        other = WIKIPEDIA.set_column(3, "text", WIKIPEDIA["text"].cast(kind))
+        assert documents(parquet(other)) == documents(parquet(WIKIPEDIA))
     table = WIKIPEDIA.set_column(3, "text", WIKIPEDIA["text"].dictionary_encode())
     data = parquet(table.set_column(2, "title", table["title"].dictionary_encode()))
     assert pa.types.is_dictionary(pq.ParquetFile(io.BytesIO(data)).schema_arrow.field("text").type)
