@@ -20,6 +20,7 @@ VALIDATION_PREFIX = "validation-"
 MIN_ROWS = 2  # a random next sentence comes from another document
 MIN_VALIDATION_CORPUS = 4  # two documents to train on, two to validate with
 MAX_SHARD_TOKENS = (1 << 31) - 1  # Arrow's list offsets are 32 bits
+SEVERAL = "a file that holds several documents wants --books-format google, or --jsonl"
 Counts = Counter[str]  # statistics by "/"-separated name
 
 
@@ -171,7 +172,9 @@ def settle(layout: Layout, totals: Totals, edges: Sequence[Edge]) -> Settlement:
             if name.startswith(("skipped/", "dropped/"))
         ]  # fmt: skip
         why = f" (passed over: {', '.join(reasons)})" if reasons else ""
-        raise ShardingError(f"the inputs hold {found}{why}, but a shard needs at least {MIN_ROWS}; give more inputs")
+        raise ShardingError(
+            f"the inputs hold {found}{why}, but a shard needs at least {MIN_ROWS}; give more inputs; {SEVERAL}"
+        )
     threshold = _settled_threshold(layout, [edge.split_hash for edge in edges])
     moved: dict[str, list[Span]] = {}
     for edge in edges:

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from preprocessing.inputs import Input
-from preprocessing.layout import Counts
+from preprocessing.layout import SEVERAL, Counts
 from preprocessing.schema import Manifest
-from preprocessing.sources import Columns
+from preprocessing.sources import MAX_DOCUMENT, Columns
 
 STRANGE_UNKNOWN_RATE = 0.05
+MANY_UNREACHED = 0.25  # of tokens; in prose some per cent are what is cut off long sentences
 FEW_NEXT_RATE = 0.25  # of pairs; about half of them is usual
 
 
@@ -95,6 +96,10 @@ def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: f
     reasons = [f"{count:,} {reason}" for source in skipped for reason, count in source.items()]
     if reasons:
         lines.append(f"  skipped    {', '.join(reasons)}")
+    if too_large := sum(source.get("too_large", 0) for source in skipped):
+        lines.append(
+            f"  too large  {too_large:,} of more than {MAX_DOCUMENT:,} characters are not in the shards; {SEVERAL}"
+        )
     title, jsonl = manifest.options["read"]["jsonl"]["title"], statistics["sources"].get("jsonl")
     if jsonl and title != Columns.title and not jsonl["titles"]:
         lines.append(f"  no titles: the field {title!r} of --jsonl-title-field is in no document of --jsonl")
@@ -113,7 +118,14 @@ def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: f
     )
     drawn = [n for splits in statistics["pairs"].values() for n in splits.values()]
     few = sum(n["is_next"] for n in drawn) < FEW_NEXT_RATE * sum(n["pairs"] for n in drawn)
-    if manifest.options["pairs"]["next_sentence"] and few:
+    unreached = max(n["unreached_tokens"] for n in drawn) / max(1, statistics["tokens"])
+    if unreached > MANY_UNREACHED:
+        average = statistics["tokens"] / statistics["sentences"]
+        lines.append(
+            f"  many tokens in no pair: a sentence has {average:,.0f} of them on average, and of one longer than a "
+            "sequence a pass keeps one stretch; where no marks end sentences, give one a line, by --books-format google"
+        )
+    elif manifest.options["pairs"]["next_sentence"] and few:
         short = sum(source["one_sentence"] for source in statistics["sources"].values())
         lines.append(
             f"  few true next sentences: {short:,} of {documents['in_shards']:,} documents are of one sentence; "

@@ -467,3 +467,23 @@ def test_of_the_module_path_only_the_script_s_own_folder_is_replaced(
         monkeypatch.setattr(sys, "path", [str(first), *sys.path])
         runpy.run_path(str(folder / "make_shards.py"))
         assert sys.path[0] == str(then)
+
+
+def test_lines_without_marks_that_end_sentences_are_told_with_what_to_do(make: Maker, tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_text("the captain spoke of his first long voyage\n" * 99 + str(number))
+    said = make(tmp_path / "out", "--books", tmp_path / "?.txt")
+    assert "many tokens in no pair: a sentence has 793 of them on average" in said
+    assert "few true next" not in said
+    said = make(tmp_path / "google", "--books", tmp_path / "?.txt", "--books-format", "google")
+    assert "many tokens" not in said
+
+
+def test_files_of_more_text_than_a_document_may_have_are_told_with_what_to_do(
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("preprocessing.sources.books.MAX_DOCUMENT", 10_000)
+    (tmp_path / "corpus.txt").write_text("The old whale sailed home.\n" * 1000)
+    said = make(tmp_path / "out", "--books", books / "*.txt", tmp_path / "corpus.txt")
+    assert "too large  1 of more than" in said
+    assert "a file that holds several documents wants --books-format google" in said
