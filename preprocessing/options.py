@@ -43,6 +43,8 @@ _COUNTRIES = {
 _OTHERS_NAMES = {
     "--input_file": "--books FILE --books-format google",
     "--input_files": "--books FILE --books-format google",
+    "--text": "--books",
+    "--train_file": "--books or --jsonl",
     "--output_file": "--output",
     "--output_dir": "--output",
     "--vocab_file": "--vocab",

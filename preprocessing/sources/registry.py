@@ -41,7 +41,9 @@ SOURCES = {
         text_share=0.25,  # 0.17 of all English Wikipedia, up to 0.43 of some of its long articles
         passed_over=wikipedia.INDEX,
     ),
-    "books": Source("plain text files, one document each; see --books-format", books.read),
+    "books": Source(
+        "plain text files, of books or of anything else, one document each; see --books-format", books.read
+    ),
     "parquet": Source("Parquet files with a column of text, such as wikimedia/wikipedia", None, parquet.read, b"PAR1"),
     "jsonl": Source("files with a JSON object a line, plain or compressed", jsonl.read),
     "wikiextractor": Source("files of <doc ...> ... </doc> that WikiExtractor writes", wikiextractor.read),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -61,6 +62,26 @@ def test_vocabulary_shards_training_evaluation_report(dump: str, tmp_path: Path)
         "--output", str(tmp_path / "report"))  # fmt: skip
     assert (tmp_path / "report" / "report.md").stat().st_size > 200
     assert list((tmp_path / "report").glob("*.png"))
+
+
+def test_the_short_way_from_a_folder_of_texts_to_a_small_model(tmp_path: Path):
+    """What docs/preprocessing.md says, with fewer layers and steps."""
+    page = (ROOT / "docs" / "preprocessing.md").read_text(encoding="utf-8")
+    section = page.partition("## Your own texts and a small model\n")[2].partition("\n## ")[0]
+    commands = "\n".join(line for line in section.split("\n") if line.startswith("    "))
+    assert len(commands.split("\n")) == 6
+    (tmp_path / "notes" / "deeper").mkdir(parents=True)
+    for text in (ROOT / "docs").glob("*.md"):
+        (tmp_path / "notes" / "deeper" / f"{text.stem}.txt").write_bytes(text.read_bytes())
+
+    small = "model.num_hidden_layers=1 phases.0.steps=4 log.validation_samples=32"
+    commands = re.sub(r"(?<![\w/])(?=(?:notes|shards|runs)/)", f"{tmp_path}/", commands)
+    commands = commands.replace("deepspeed --num", f"deepspeed --master_port {free_port()} --num")
+    commands = commands.replace("model.vocab_size", f"{small} model.vocab_size").replace("step-004500", "step-000004")
+    log = run("bash", "-ec", commands)
+
+    for words in ("done: 4 steps", "mlm perplexity", "nsp accuracy"):
+        assert words in log
 
 
 @pytest.mark.parametrize(

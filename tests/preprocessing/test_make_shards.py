@@ -336,6 +336,7 @@ def test_a_dump_and_books_together(make: Maker, real_data: Path, books: Path, tm
         (["--language", "kr"], "'kr' is a country, not a language; did you mean ko?"),
         (["--num_workers=4"], "does nothing on one machine; there it is --direct_num_workers"),
         (["--workers", "4"], "unknown option '--workers': did you mean '--direct_num_workers'?"),
+        (["--text", "a.txt"], "unknown option '--text': did you mean '--books'?"),
         (["--dupe_factor=10"], "unknown option '--dupe_factor': did you mean '--duplicates'?"),
         (["--masked_lm_prob=0.15"], "masks are drawn by the training; see docs/migrating.md"),
         (["--seed", "-1"], "-1 is not 0 or more"),
