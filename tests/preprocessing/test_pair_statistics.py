@@ -177,6 +177,25 @@ def test_negatives_are_spread_as_asked(negatives: Negatives) -> None:
     assert abs(where.mean() + 0.5 / lengths[lengths >= 50].mean() - 0.5) < 0.01
 
 
+def named_by_lengths(drawn: Drawn) -> float:
+    """The share of labels that are named from the lengths of A and B alone, learnt from one half of the passes."""
+    bins = (drawn.a_end - drawn.a_begin) // 8 * 16 + (drawn.b_end - drawn.b_begin) // 8
+    learnt = drawn.number % 2 == 0
+    next_ = np.bincount(bins[learnt], drawn.is_next[learnt], minlength=256)
+    is_next = next_ > np.bincount(bins[learnt], minlength=256) / 2
+    return float((is_next[bins[~learnt]] == drawn.is_next[~learnt]).mean())
+
+
+def test_among_long_and_short_documents_lengths_tell_labels_unless_negatives_go_by_sentences() -> None:
+    """As docs/preprocessing.md says; of a rule that is google's."""
+    chance = np.random.default_rng(5)
+    sizes = [1500] * 4 + [3] * 200
+    lengths = [np.minimum(200, 1 + chance.gamma(2.0, 10.0, size=size)).astype(int).tolist() for size in sizes]
+    uniform, by_sentence = (draw(lengths, PairRule(125, 0.1, rule), 60) for rule in ("uniform", "by-sentence"))
+    assert named_by_lengths(uniform) > 0.62
+    assert named_by_lengths(by_sentence) < 0.58
+
+
 def test_single_segments_cover_a_document_once_a_pass() -> None:
     drawn = draw(documents(300, 7), PairRule(63, 0.0, "uniform"), 30, single=True)
     assert (drawn.b_begin == drawn.b_end).all()
