@@ -20,7 +20,7 @@ VALIDATION_PREFIX = "validation-"
 MIN_ROWS = 2  # a random next sentence comes from another document
 MIN_VALIDATION_CORPUS = 4  # two documents to train on, two to validate with
 MAX_SHARD_TOKENS = (1 << 31) - 1  # Arrow's list offsets are 32 bits
-SEVERAL = "a file that holds several documents wants --books-format google, or --jsonl"
+SEVERAL = "a file holds several documents between blank lines with --books-format google, or a line each with --jsonl"
 Counts = Counter[str]  # statistics by "/"-separated name
 
 

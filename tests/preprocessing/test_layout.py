@@ -111,7 +111,7 @@ def test_a_corpus_that_cannot_be_sharded_is_refused_with_the_reason() -> None:
     counts = Counter({"skipped/books/too_short": 2, "kept/books": 9, "dropped/books/exact_copies": 1000})
     with pytest.raises(ShardingError, match=r"no document with text \(passed over: 1,000 exact_copies, 2 too_short\)"):
         settle(ONE_SHARD, Totals(counts=counts), [])
-    with pytest.raises(ShardingError, match=r"a single document, 'd0',.*give more inputs; a file that holds several"):
+    with pytest.raises(ShardingError, match=r"a single document, 'd0',.*give more inputs; a file holds several"):
         settle(ONE_SHARD, *known_of(ONE_SHARD, 1))
     many = dataclasses.replace(ONE_SHARD, train_shards=8)
     with pytest.raises(ShardingError, match=r"would hold [01] of the documents.*smaller --num-shards"):

@@ -487,4 +487,4 @@ def test_files_of_more_text_than_a_document_may_have_are_told_with_what_to_do(
     (tmp_path / "corpus.txt").write_text("The old whale sailed home.\n" * 1000)
     said = make(tmp_path / "out", "--books", books / "*.txt", tmp_path / "corpus.txt")
     assert "too large  1 of more than" in said
-    assert "a file that holds several documents wants --books-format google" in said
+    assert "a file holds several documents between blank lines with --books-format google" in said
