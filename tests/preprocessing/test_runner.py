@@ -72,7 +72,7 @@ def test_the_job_goes_on_when_nobody_watches_any_more(command: list[str], tmp_pa
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=writes, stderr=terminal)
     for descriptor in (terminal, writes, reads):
         os.close(descriptor)
-    assert b"read 0/" in os.read(master, 1000)
+    assert b" parts, " in os.read(master, 1000)  # how many of them, a fast machine decides
     os.close(master)
     assert process.wait(timeout=300) == 0
     assert ShardDirectory(tmp_path / "out").manifest.statistics["documents"]["in_shards"] == 12
