@@ -133,6 +133,19 @@ def entity_f1(
     return {name: 100.0 * float(value) for name, value in zip(("precision", "recall", "f1"), found, strict=False)}
 
 
+def entity_counts(tags: Sequence[str], predictions: Sequence[str]) -> tuple[int, int, int]:
+    """Entities of a sentence that were found rightly, found, and are there, as conlleval reads tags.
+
+    Their sums over sentences give entity_f1's figures.
+
+    Args:
+        tags: of each word, O, B-TYPE or I-TYPE.
+        predictions: as many.
+    """
+    gold, found = (set(sequence_labeling.get_entities(list(of))) for of in (tags, predictions))
+    return len(gold & found), len(found), len(gold)
+
+
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
@@ -166,7 +179,7 @@ def _print(text: str) -> int:
 
 def _score_answers(arguments: argparse.Namespace) -> Scores:
     metric = {"squad_v1": squad_v1, "korquad": korquad}[arguments.metric]
-    predictions, references = _read_json(arguments.predictions, _TEXTS), _references(arguments)
+    predictions, references = read_answers(arguments.predictions), _references(arguments)
     if missing := [key for key in references if key not in predictions]:
         print(
             f"warning: {arguments.predictions}: {len(missing)} of {len(references)} questions have no prediction, such "
@@ -178,7 +191,7 @@ def _score_answers(arguments: argparse.Namespace) -> Scores:
 
 def _score_squad_v2(arguments: argparse.Namespace) -> Scores:
     return squad_v2(
-        _read_json(arguments.predictions, _TEXTS),
+        read_answers(arguments.predictions),
         _references(arguments),
         _read_json(arguments.na_prob_file, _FIGURES) if arguments.na_prob_file else None,
         arguments.na_prob_thresh,
@@ -228,6 +241,15 @@ def _references(arguments: argparse.Namespace) -> dict[str, list[str]]:
     version = {"squad_v1": "v1.1", "squad_v2": "v2.0", "korquad": "korquad"}[arguments.metric]
     questions = squad.read(_file(arguments.data), "dev", version)
     return {question.id: [answer.text for answer in question.answers] for question in questions}
+
+
+def read_answers(path: Path) -> Mapping[str, str]:
+    """Question -> its predicted answer, from a file such as SQuAD's scripts take.
+
+    Raises:
+        DatasetError: it can't be read, or is not such a file.
+    """
+    return _read_json(path, _TEXTS)
 
 
 def _read_json(path: Path, kind: pydantic.TypeAdapter[T]) -> T:

@@ -30,6 +30,11 @@ def read_parts(task: FineTuned, data: Path | None, with_test: bool, limit: int |
     return {part: _some(task.read(*split, data), limit) for part, split in splits.items()}
 
 
+def read_dev(task: FineTuned, data: Path | None, limit: int | None) -> Parts:
+    """The examples that a task is judged on alone; arguments and errors as read_parts."""
+    return {part: _some(task.read(*split, data), limit) for part, split in task.dev_splits.items()}
+
+
 def _some(examples: Sequence[Any], limit: int | None) -> Sequence[Any]:
     if limit is None or len(examples) <= limit:
         return examples

@@ -54,7 +54,7 @@ def conclude(task: FineTuned, parts: Parts, results: Sequence[dict[str, Any]], a
     baseline = task.kind.baseline(parts["train"], parts["dev"])
     return Result(
         metrics={
-            _prefix(part) + metric: Measurement(
+            prefix_of(part) + metric: Measurement(
                 value,
                 half_width(value, len(parts[part])) if metric in _SHARES else None,
                 baseline.get(metric) if part == "dev" else None,
@@ -79,9 +79,10 @@ def conclude(task: FineTuned, parts: Parts, results: Sequence[dict[str, Any]], a
 
 def _flat(by_part: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Metrics by one name each: f1, mm_accuracy, test_f1."""
-    return {_prefix(part) + metric: value for part, metrics in by_part.items() for metric, value in metrics.items()}
+    return {prefix_of(part) + metric: value for part, metrics in by_part.items() for metric, value in metrics.items()}
 
 
-def _prefix(part: str) -> str:
+def prefix_of(part: str) -> str:
+    """What the metrics of a part are called by: nothing of dev, mm_ of dev_mm."""
     name = "" if part == "dev" else part.removeprefix("dev_")
     return f"{name}_" if name else ""

@@ -1,0 +1,137 @@
+"""Each figure, interval and p beside a plain loop, an exact count or scipy's own."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from eval.metrics import LABEL_METRICS, entity_counts, entity_f1
+from eval.paired import Correlated, compare, holm, mc_nemar, of_counts, of_labels, of_scores, welch
+
+TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+
+
+def predictions(metric: str, units: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labels and what two models make of them, the second one better."""
+    generator = np.random.default_rng(5)
+    if metric in ("pearson", "spearman"):
+        labels = generator.normal(size=units)
+        return labels, labels + 2 * generator.normal(size=units), 3 + 0.1 * (labels + generator.normal(size=units))
+    classes = 2 if metric == "f1" else 3
+    labels = generator.integers(classes, size=units)
+    noise = generator.integers(classes, size=(2, units))
+    a, b = (np.where(generator.random(units) < share, labels, of) for share, of in zip((0.2, 0.5), noise, strict=True))
+    return labels, a, b
+
+
+@pytest.mark.parametrize("metric", sorted(LABEL_METRICS))
+def test_figures_and_resamples_are_those_of_the_metric_itself(metric: str) -> None:
+    labels, a, b = predictions(metric, 40)
+    pairs, score = of_labels(metric, labels, a, b), LABEL_METRICS[metric]
+    assert pairs.figures() == pytest.approx((100 * score(labels, a), 100 * score(labels, b)))
+    drawn = np.random.default_rng(0).integers(40, size=(50, 40))
+    expected = [100 * (score(labels[i], b[i]) - score(labels[i], a[i])) for i in drawn]
+    np.testing.assert_allclose(pairs.resampled(drawn), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("metric", sorted(LABEL_METRICS))
+def test_swapped_answers_are_scored_as_the_metric_itself_does(metric: str) -> None:
+    labels, a, b = predictions(metric, 40)
+    pairs, score = of_labels(metric, labels, a, b), LABEL_METRICS[metric]
+    if isinstance(pairs, Correlated):
+        a, b = pairs.a, pairs.b
+    swaps = np.random.default_rng(0).random((50, 40)) < 0.5
+    expected = [100 * (score(labels, np.where(swap, a, b)) - score(labels, np.where(swap, b, a))) for swap in swaps]
+    np.testing.assert_allclose(pairs.swapped(swaps), expected, atol=1e-9)
+
+
+def test_entities_are_counted_so_that_their_sums_give_f1() -> None:
+    generator = np.random.default_rng(2)
+    gold, a, b = ([list(generator.choice(TAGS, size=6)) for _ in range(12)] for _ in range(3))
+    counts = [[entity_counts(*both) for both in zip(gold, ours, strict=True)] for ours in (a, b)]
+    pairs = of_counts(*counts)
+    assert pairs.figures() == pytest.approx((entity_f1(gold, a)["f1"], entity_f1(gold, b)["f1"]))
+    drawn = generator.integers(12, size=(20, 12))
+    expected = [
+        entity_f1(*([of[i] for i in sample] for of in (gold, b)))["f1"]
+        - entity_f1(*([of[i] for i in sample] for of in (gold, a)))["f1"]
+        for sample in drawn
+    ]
+    np.testing.assert_allclose(pairs.resampled(drawn), expected, atol=1e-9)
+
+
+def test_questions_of_one_text_stand_and_fall_together() -> None:
+    a, b, texts = [100.0, 0.0, 50.0], [100.0, 100.0, 20.0], ["x", "y", "x"]
+    pairs = of_scores(a, b, texts)
+    assert pairs.units == 2
+    assert pairs.figures() == pytest.approx((50, 220 / 3))
+    np.testing.assert_allclose(pairs.resampled(np.array([[0, 0], [0, 1], [1, 1]])), [-15, 70 / 3, 100])
+    np.testing.assert_allclose(pairs.swapped(np.array([[False, True], [True, True]])), [-130 / 3, -70 / 3])
+
+
+def test_p_of_a_randomisation_is_that_of_all_swaps() -> None:
+    generator = np.random.default_rng(3)
+    a, b = generator.random(10), generator.random(10) + 0.1
+    pairs = of_scores(100 * a, 100 * b, range(10))
+    every = pairs.swapped(np.array(list(itertools.product([False, True], repeat=10))))
+    exact = np.mean(np.abs(every) >= abs(100 * (b - a).mean()) - 1e-9)
+    assert 0.01 < exact < 0.5
+    found = compare(pairs, 20_000, seed=0)
+    assert found.p == pytest.approx(exact, abs=0.015)
+    assert found.test == "randomisation"
+
+
+def test_the_interval_is_scipys() -> None:
+    labels, a, b = predictions("accuracy", 200)
+    found = compare(of_labels("accuracy", labels, a, b), 10_000, seed=1)
+    right = [(of == labels).astype(float) for of in (a, b)]
+    theirs = scipy.stats.bootstrap(
+        right, lambda x, y, axis: 100 * (y - x).mean(axis=axis), paired=True, method="percentile", random_state=0,
+    ).confidence_interval  # fmt: skip
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=1)
+    assert found.low < found.b - found.a < found.high
+
+
+@pytest.mark.parametrize(("only_a", "only_b", "p"), [(1, 9, 22 / 1024), (0, 5, 2 / 32), (4, 4, 1), (0, 0, 1)])
+def test_mc_nemar_by_hand(only_a: int, only_b: int, p: float) -> None:
+    is_right = [[True, False]] * only_a + [[False, True]] * only_b + [[True, True], [False, False]] * 3
+    assert mc_nemar(np.array(is_right)) == pytest.approx(p)
+
+
+@pytest.mark.parametrize("metric", sorted(LABEL_METRICS))
+def test_models_that_say_the_same_do_not_differ(metric: str) -> None:
+    labels, a, _ = predictions(metric, 30)
+    found = compare(of_labels(metric, labels, a, a), 200, seed=0)
+    assert (found.low, found.high, found.p) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("metric", ["pearson", "spearman"])
+def test_scale_and_mean_of_a_models_figures_do_not_count(metric: str) -> None:
+    """Swapped as they are, figures around 0 among figures around 3 would correlate with nothing."""
+    labels, a, b = predictions(metric, 100)
+    found, scaled = (compare(of_labels(metric, labels, a, of), 1000, seed=0) for of in (b, 100 * b - 7))
+    assert found.p == scaled.p < 0.05
+    assert (found.low, found.high) == pytest.approx((scaled.low, scaled.high))
+    constant = compare(of_labels(metric, labels, a, np.zeros(100)), 200, seed=0)
+    assert constant.b == 0
+
+
+def test_a_seed_gives_the_same_figures_again_and_another_one_others() -> None:
+    pairs = of_labels("f1", *predictions("f1", 50))
+    assert compare(pairs, 500, seed=4) == compare(pairs, 500, seed=4)
+    assert compare(pairs, 500, seed=4) != compare(pairs, 500, seed=5)
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.9, 0.8]) == [1, 1]
+
+
+def test_means_over_seeds_are_compared_where_they_vary() -> None:
+    a, b = [70.0, 71.0, 72.5], [73.0, 74.0]
+    assert welch(a, b) == pytest.approx(scipy.stats.ttest_ind(a, b, equal_var=False).pvalue)
+    assert welch(a, [70.0]) is None
+    assert welch([1.0, 1.0], [2.0, 2.0 + 1e-13]) is None

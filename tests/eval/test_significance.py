@@ -1,0 +1,168 @@
+"""Two evaluations of real runs of the command, compared by what they have left."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eval import run as evaluation
+from eval.significance import main
+from tests.eval.conftest import CONFIG, random_state
+from tests.eval.small_data import write_codah, write_conll, write_mnli, write_mrpc, write_squad, write_stsb
+from trainer.hugging_face import save_export
+
+TASKS = "mrpc,stsb,mnli,codah,squad_v1,squad_v2,conll2003,conll2003_last"
+METRICS = [
+    "mrpc accuracy", "mrpc f1", "stsb pearson", "stsb spearman", "mnli accuracy", "mnli mm_accuracy",
+    "squad_v1 exact_match", "squad_v1 f1", "squad_v2 exact", "squad_v2 f1", "codah accuracy", "conll2003 f1",
+    "conll2003_last f1",
+]  # fmt: skip
+FEW = ("--resamples", "200")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("significance") / "data"
+    write_mrpc(folder)
+    write_stsb(folder)
+    write_mnli(folder)
+    write_squad(folder, "v1.1")
+    write_squad(folder, "v2.0")
+    write_codah(folder)
+    return write_conll(folder)
+
+
+@pytest.fixture(scope="module")
+def evaluated(data: Path, shards: Path) -> tuple[Path, Path]:
+    """What eval.run leaves of one export, learned fast, with two seeds, and slowly."""
+    export = data.parent / "export"
+    config = dataclasses.replace(CONFIG, max_position_embeddings=96)  # room for a text beside a question
+    save_export(export, random_state(config), config, shards / "tokenizer", {})
+    folders = data.parent / "fast", data.parent / "slow"
+    for folder, rate in zip(folders, ("1e-3", "1e-6"), strict=True):
+        words = ["--checkpoint", str(export), "--data", str(data), "--output", str(folder), "--tasks", TASKS]
+        words += ["--epochs", "1", "--batch-sizes", "8", "--learning-rates", rate, "--seeds", "2", "--no-tracking"]
+        assert evaluation.main(words) == 0
+    return folders
+
+
+@pytest.fixture
+def copies(evaluated: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
+    """That a test may spoil."""
+    copied = tmp_path / "a", tmp_path / "b"
+    for folder, copy in zip(evaluated, copied, strict=True):
+        shutil.copytree(folder / "predictions", copy / "predictions")
+        shutil.copy(folder / "results.json", copy)
+    return copied
+
+
+def compared(capsys: pytest.CaptureFixture[str], *words: object) -> dict:
+    assert main([*map(str, words), *FEW, "--json"]) == 0
+    found: dict = json.loads(capsys.readouterr().out)
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    assert main([*map(str, words), *FEW]) == 2
+    captured = capsys.readouterr()
+    assert not captured.out
+    return captured.err
+
+
+def change(path: Path, edit: Callable[[str], str]) -> None:
+    text = path.read_bytes().decode()
+    assert edit(text) != text
+    path.write_bytes(edit(text).encode())
+
+
+def test_every_metric_of_all_tasks_is_compared_and_its_figures_are_those_of_the_results(
+    evaluated: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = compared(capsys, *evaluated)
+    assert [f"{row['task']} {row['metric']}" for row in found["rows"]] == METRICS
+    results = [json.loads((folder / "results.json").read_text()) for folder in evaluated]
+    for row in found["rows"]:
+        known = [of["tasks"][row["task"]] for of in results]
+        figures = [of["metrics"][row["metric"]]["value"] for of in known]
+        assert (row["a"], row["b"]) == pytest.approx(figures, abs=1e-6)
+        assert row["low"] <= row["high"]
+        assert 0 < row["p"] <= row["p_of_all"] <= 1
+        assert list(row["seeds"].values()) == [of["details"]["seeds"][row["metric"]] for of in known]
+    assert {row["test"] for row in found["rows"] if row["metric"].endswith("accuracy")} == {"McNemar"}
+    assert found == compared(capsys, *evaluated)
+
+
+def test_the_table_has_a_row_for_each_and_says_what_it_can_not_tell(
+    evaluated: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*map(str, evaluated), "--tasks", "stsb,mrpc", *FEW]) == 0
+    told = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in told.splitlines() if line.startswith("|")]
+    names = [["mrpc", "accuracy"], ["mrpc", "f1"], ["stsb", "pearson"], ["stsb", "spearman"]]
+    assert [row for row in rows if row[0] in ("mrpc", "stsb")] == names * 2  # of examples, and of seeds
+    assert "say nothing of what another seed would" in told
+    assert "Holm" in told
+
+
+def test_other_places_of_the_data_set_may_be_given(
+    copies: tuple[Path, Path], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = compared(capsys, *copies, "--tasks", "mrpc")
+    shutil.copytree(data, tmp_path / "moved")
+    for folder in copies:
+        change(folder / "results.json", lambda text: text.replace(str(data), "/nowhere"))
+    assert "/nowhere: no such file" in refused(capsys, *copies, "--tasks", "mrpc")
+    assert compared(capsys, *copies, "--tasks", "mrpc", "--data", tmp_path / "moved") == before
+
+
+def test_what_does_not_compare_is_told_in_a_line(
+    copies: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = copies
+    (tmp_path / "link").symlink_to(a)
+    assert "twice the same evaluation" in refused(capsys, a, tmp_path / "link")
+    assert "none of the tasks that can be compared" in refused(capsys, a, b, "--tasks", "mlm")
+    assert f"{a}: rte was not evaluated there" in refused(capsys, a, b, "--tasks", "mrpc,rte")
+    assert "can't read the results" in refused(capsys, a, tmp_path)
+    for wanted in ("0", "x"):
+        with pytest.raises(SystemExit, match="2"):
+            main([str(a), str(b), "--resamples", wanted])
+    results = json.loads((b / "results.json").read_text())
+    results["data"]["limit"] = 5
+    (b / "results.json").write_text(json.dumps(results))
+    assert "are of another --limit (None and 5)" in refused(capsys, a, b)
+    results["tasks"] = {}
+    (b / "results.json").write_text(json.dumps(results))
+    assert "no task in common" in refused(capsys, a, b)
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "edit", "told"),
+    [
+        ("mrpc", "dev_predictions.tsv", lambda text: text[: len(text) // 2], "are not of the examples"),
+        ("mrpc", "dev_predictions.tsv", lambda text: text.replace("\t1\t", "\tone\t"), "damaged; evaluate mrpc again"),
+        ("mrpc", "dev_predictions.tsv", lambda text: text.replace("\n0\t", "\n99\t"), "are not of the examples"),
+        ("stsb", "dev_predictions.tsv", lambda _: "id\tprediction\n0\tnan\n", "are not of the examples"),
+        ("codah", "dev_predictions.tsv", lambda _: "\udcff", "damaged"),
+        ("squad_v1", "dev_predictions.json", lambda text: text[:9], "evaluate squad_v1 again"),
+        ("squad_v2", "dev_predictions.json", lambda _: "{}", "are not of the examples"),
+        ("squad_v1", "dev_predictions.json", lambda text: text.replace('": "', '": "not '), "its results say"),
+        ("conll2003", "dev_predictions.txt", lambda text: text.replace(" ", "", 1), "damaged"),
+        ("conll2003", "dev_predictions.txt", lambda text: f"new O O\n{text}", "are not of the examples"),
+    ],
+)
+def test_predictions_that_are_damaged_or_of_others_are_told_in_a_line(
+    copies: tuple[Path, Path], capsys: pytest.CaptureFixture[str], task: str, name: str, edit: Callable, told: str
+) -> None:
+    path = copies[1] / "predictions" / task / name
+    path.write_bytes(edit(path.read_bytes().decode()).encode(errors="surrogateescape"))
+    error = refused(capsys, *copies, "--tasks", task)
+    assert told in error
+    assert error.count("\n") == 1
+    path.unlink()
+    assert "can't" in refused(capsys, *copies, "--tasks", task)
