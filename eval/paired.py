@@ -6,8 +6,8 @@ McNemar's (1947), exact, where a unit is right or wrong, and else approximate ra
 for F1): whether the difference is as large with the two models' answers swapped at random. Which test goes with
 which metric is as in Dror et al. (2018, section 3).
 
-scipy.stats.permutation_test swaps one pair at a time in Python, which takes minutes for thousands of units; of
-everything that is a function of sums over units, all resamples are a product of matrices here.
+scipy draws what is resampled and swapped. What the figures are then is here: of everything that is a function of sums
+over units, those of many resamples are a product of matrices.
 
 N units, K sums, R resamples, C classes. Figures are per cent.
 """
@@ -15,7 +15,7 @@ N units, K sums, R resamples, C classes. Figures are per cent.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -247,29 +247,28 @@ def of_scores(a: Sequence[float], b: Sequence[float], groups: Sequence[object]) 
 
 
 def compare(pairs: Pairs, resamples: int, seed: int) -> Difference:
-    """The difference of two models' figures, its interval, and p.
+    """The difference of two models' figures, its interval, and p, by as many resamples for each of both.
 
-    Both are of ``resamples`` draws that depend on the seed and the number of units alone, so that p of a randomisation
-    is no less than 1 / (resamples + 1): the models as they are count as one of the draws (Phipson and Smyth, 2010).
+    Args:
+        pairs: of two units or more.
+        resamples: drawn for each; where there are fewer ways to swap, all of these are tried, and p is exact.
+        seed: of what is drawn.
     """
     a, b = pairs.figures()
-    n, generator = pairs.units, np.random.default_rng(seed)
-    drawn = [pairs.resampled(generator.integers(n, size=(r, n))) for r in _blocks(resamples, n)]
-    low, high = np.quantile(np.concatenate(drawn), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    n = pairs.units
+    units, batch = np.arange(n), max(1, _AT_ONCE // n)
+    drawn = scipy.stats.bootstrap(
+        (units,), lambda drawn, **_: pairs.resampled(np.atleast_2d(drawn)), n_resamples=resamples, batch=batch,
+        vectorized=True, confidence_level=CONFIDENCE, method="percentile", random_state=seed,
+    )  # fmt: skip
+    low, high = drawn.confidence_interval
     if isinstance(pairs, Sums) and pairs.is_right is not None:
-        p, test = mc_nemar(pairs.is_right), MC_NEMAR
-    else:
-        swapped = [pairs.swapped(generator.random((r, n)) < 0.5) for r in _blocks(resamples, n)]
-        extreme = np.count_nonzero(np.abs(np.concatenate(swapped)) >= abs(b - a) - _SAME)
-        p, test = (1 + extreme) / (1 + resamples), RANDOMISATION
-    return Difference(a, b, float(low), float(high), float(p), test, n)
-
-
-def _blocks(resamples: int, units: int) -> Iterator[int]:
-    """How many resamples are drawn at once."""
-    most = max(1, _AT_ONCE // units)
-    for begin in range(0, resamples, most):
-        yield min(most, resamples - begin)
+        return Difference(a, b, float(low), float(high), mc_nemar(pairs.is_right), MC_NEMAR, n)
+    swapped = scipy.stats.permutation_test(
+        (units, units + n), lambda first, _, **__: pairs.swapped(np.atleast_2d(first >= n)), n_resamples=resamples,
+        batch=batch, vectorized=True, permutation_type="samples", random_state=seed,
+    )  # fmt: skip
+    return Difference(a, b, float(low), float(high), float(swapped.pvalue), RANDOMISATION, n)
 
 
 def mc_nemar(is_right: np.ndarray) -> float:

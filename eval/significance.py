@@ -204,6 +204,8 @@ def compare_task(a: Evaluation, b: Evaluation, arguments: argparse.Namespace) ->
     for part, examples in read_dev(a.task, _data(a, arguments), a.data.get("limit")).items():
         for name, pairs in _pairs(a, b, part, examples).items():
             metric = prefix_of(part) + name
+            if pairs.units < 2:
+                raise UsageError(f"{a.task.name}: {part} has one unit, which tells nothing; evaluate more examples")
             for evaluation, figure in zip((a, b), pairs.figures(), strict=True):
                 _check_figure(evaluation, metric, figure)
             seeds = (a.seeds(metric), b.seeds(metric))

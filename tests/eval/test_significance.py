@@ -43,12 +43,16 @@ def evaluated(data: Path, shards: Path) -> tuple[Path, Path]:
     export = data.parent / "export"
     config = dataclasses.replace(CONFIG, max_position_embeddings=96)  # room for a text beside a question
     save_export(export, random_state(config), config, shards / "tokenizer", {})
-    folders = data.parent / "fast", data.parent / "slow"
-    for folder, rate in zip(folders, ("1e-3", "1e-6"), strict=True):
-        words = ["--checkpoint", str(export), "--data", str(data), "--output", str(folder), "--tasks", TASKS]
+    return evaluate(export, data, TASKS, "fast", "slow")
+
+
+def evaluate(export: Path, data: Path, tasks: str, *names: str, options: tuple[str, ...] = ()) -> tuple[Path, Path]:
+    first, second = (data.parent / name for name in names)
+    for folder, rate in ((first, "1e-3"), (second, "1e-6")):
+        words = ["--checkpoint", str(export), "--data", str(data), "--output", str(folder), "--tasks", tasks, *options]
         words += ["--epochs", "1", "--batch-sizes", "8", "--learning-rates", rate, "--seeds", "2", "--no-tracking"]
         assert evaluation.main(words) == 0
-    return folders
+    return first, second
 
 
 @pytest.fixture
@@ -139,6 +143,14 @@ def test_what_does_not_compare_is_told_in_a_line(
     results["tasks"] = {}
     (b / "results.json").write_text(json.dumps(results))
     assert "no task in common" in refused(capsys, a, b)
+
+
+def test_one_example_tells_nothing(
+    evaluated: tuple[Path, Path], data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = evaluate(evaluated[0].parent / "export", data, "codah", "one", "other", options=("--limit", "1"))
+    capsys.readouterr()
+    assert "codah: dev has one unit, which tells nothing" in refused(capsys, *folders)
 
 
 @pytest.mark.parametrize(
