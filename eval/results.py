@@ -145,7 +145,7 @@ class _Shards(pydantic.BaseModel):
 
 
 class _Data(pydantic.BaseModel):
-    limit: int | None = None
+    limit: Annotated[int, pydantic.Field(ge=1)] | None = None
 
 
 class _FineTuning(pydantic.BaseModel):

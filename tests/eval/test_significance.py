@@ -140,6 +140,10 @@ def test_what_does_not_compare_is_told_in_a_line(
     results["data"]["limit"] = 5
     (b / "results.json").write_text(json.dumps(results))
     assert "are of another --limit (None and 5)" in refused(capsys, a, b)
+    results["data"]["limit"] = -5
+    (b / "results.json").write_text(json.dumps(results))
+    assert "data.limit: Input should be greater than" in refused(capsys, a, b)
+    results["data"]["limit"] = None
     results["tasks"] = {}
     (b / "results.json").write_text(json.dumps(results))
     assert "no task in common" in refused(capsys, a, b)
