@@ -228,7 +228,8 @@ def _rate(text: str) -> float:
     return rate
 
 
-def _whole(least: int, most: int, text: str) -> int:
+def whole_number(least: int, most: int, text: str) -> int:
+    """An argparse type, the bounds given: a whole number between them, both included."""
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
     if int(text) > most:
@@ -236,6 +237,6 @@ def _whole(least: int, most: int, text: str) -> int:
     return int(text)
 
 
-_index, _positive, _fewest = (partial(_whole, least, 2**31 - 1) for least in (0, 1, FEWEST))
-_threads = _workers = partial(_whole, 1, 1024)  # with many more threads, torch crashes
-_seeds = partial(_whole, 1, 10_000)  # each is a point of the grid, which is kept in memory
+_index, _positive, _fewest = (partial(whole_number, least, 2**31 - 1) for least in (0, 1, FEWEST))
+_threads = _workers = partial(whole_number, 1, 1024)  # with many more threads, torch crashes
+_seeds = partial(whole_number, 1, 10_000)  # each is a point of the grid, which is kept in memory

@@ -256,17 +256,17 @@ def compare(pairs: Pairs, resamples: int, seed: int) -> Difference:
     """
     a, b = pairs.figures()
     n = pairs.units
-    units, batch = np.arange(n), max(1, _AT_ONCE // n)
+    units, batch, generator = np.arange(n), max(1, _AT_ONCE // n), np.random.default_rng(seed)
     drawn = scipy.stats.bootstrap(
         (units,), lambda drawn, **_: pairs.resampled(np.atleast_2d(drawn)), n_resamples=resamples, batch=batch,
-        vectorized=True, confidence_level=CONFIDENCE, method="percentile", random_state=seed,
+        vectorized=True, confidence_level=CONFIDENCE, method="percentile", random_state=generator,
     )  # fmt: skip
     low, high = drawn.confidence_interval
     if isinstance(pairs, Sums) and pairs.is_right is not None:
         return Difference(a, b, float(low), float(high), mc_nemar(pairs.is_right), MC_NEMAR, n)
     swapped = scipy.stats.permutation_test(
         (units, units + n), lambda first, _, **__: pairs.swapped(np.atleast_2d(first >= n)), n_resamples=resamples,
-        batch=batch, vectorized=True, permutation_type="samples", random_state=seed,
+        batch=batch, vectorized=True, permutation_type="samples", random_state=generator,
     )  # fmt: skip
     return Difference(a, b, float(low), float(high), float(swapped.pvalue), RANDOMISATION, n)
 

@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ with needs("eval"):
     from eval.features import FeatureTags
     from eval.kinds import PREDICTIONS, Choices, Questions, Tags, Texts, read_predictions
     from eval.metrics import entity_counts, read_answers
-    from eval.options import split_words
+    from eval.options import split_words, whole_number
     from eval.paired import Difference, Pairs, compare, holm, of_counts, of_labels, of_scores, welch
     from eval.parts import read_dev
     from eval.readers.conll import convert_tags
@@ -75,7 +76,7 @@ class Evaluation:
     @property
     def data(self) -> dict[str, Any]:
         """Path and limit of the data set."""
-        return self.found["data"] or {}
+        return self.found.get("data") or {}
 
     def seeds(self, metric: str) -> list[float]:
         """Figures of the restarts of the best point, itself included."""
@@ -363,22 +364,22 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--data", type=parse_path, metavar="DIR", help="of the data sets (default: where A had them)")
     source.add_argument("--hub", action="store_true", help="take the data sets from the Hugging Face hub")
-    parser.add_argument("--resamples", type=_resamples, default=10_000, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the resamples (default: %(default)s)")
+    parser.add_argument(
+        "--resamples",
+        type=partial(whole_number, _FEWEST, 1_000_000),
+        default=10_000,
+        metavar="N",
+        help="(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=partial(whole_number, 0, (1 << 64) - 1),
+        default=0,
+        metavar="N",
+        help="of the resamples (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     return parser.parse_args(argv)
-
-
-def _resamples(text: str) -> int:
-    if not _FEWEST <= (value := int(text)) <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"{text} is not from {_FEWEST} to 1,000,000")
-    return value
-
-
-def _seed(text: str) -> int:
-    if not 0 <= (value := int(text)) < 1 << 64:
-        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 2^64 - 1")
-    return value
 
 
 if __name__ == "__main__":

@@ -99,6 +99,8 @@ def test_every_metric_of_all_tasks_is_compared_and_its_figures_are_those_of_the_
         assert list(row["seeds"].values()) == [of["details"]["seeds"][row["metric"]] for of in known]
     assert {row["test"] for row in found["rows"] if row["metric"].endswith("accuracy")} == {"McNemar"}
     assert found == compared(capsys, *evaluated)
+    largest = compared(capsys, *evaluated, "--tasks", "mrpc", "--seed", (1 << 64) - 1)
+    assert [row["a"] for row in largest["rows"]] == [row["a"] for row in found["rows"] if row["task"] == "mrpc"]
 
 
 def test_the_table_has_a_row_for_each_and_says_what_it_can_not_tell(
@@ -133,9 +135,9 @@ def test_what_does_not_compare_is_told_in_a_line(
     assert "none of the tasks that can be compared" in refused(capsys, a, b, "--tasks", "mlm")
     assert f"{a}: rte was not evaluated there" in refused(capsys, a, b, "--tasks", "mrpc,rte")
     assert "can't read the results" in refused(capsys, a, tmp_path)
-    for wanted in ("0", "x"):
+    for option, wanted in (("--resamples", "0"), ("--resamples", "x"), ("--seed", "-1"), ("--seed", str(1 << 64))):
         with pytest.raises(SystemExit, match="2"):
-            main([str(a), str(b), "--resamples", wanted])
+            main([str(a), str(b), option, wanted])
     results = json.loads((b / "results.json").read_text())
     results["data"]["limit"] = 5
     (b / "results.json").write_text(json.dumps(results))
@@ -143,7 +145,10 @@ def test_what_does_not_compare_is_told_in_a_line(
     results["data"]["limit"] = -5
     (b / "results.json").write_text(json.dumps(results))
     assert "data.limit: Input should be greater than" in refused(capsys, a, b)
-    results["data"]["limit"] = None
+    del results["data"]
+    (b / "results.json").write_text(json.dumps(results))
+    shutil.copy(b / "results.json", a)
+    assert "does not say where its data lie; give --data" in refused(capsys, a, b)
     results["tasks"] = {}
     (b / "results.json").write_text(json.dumps(results))
     assert "no task in common" in refused(capsys, a, b)
