@@ -30,6 +30,11 @@ def test_gives_up_in_a_line(tmp_path, capsys):
     assert capsys.readouterr().err == f"error: {tmp_path}: not there after 0 minutes; see the job that makes it\n"
 
 
+def test_what_lies_behind_a_url_is_not_waited_for():
+    """In an overlay SHARDS is the init container's too."""
+    assert wait.main(["--shards", "s3://bucket/shards", "--minutes", "0"]) == 0
+
+
 def test_minutes_are_those_of_a_clock(tmp_path, monkeypatch, capsys):
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
