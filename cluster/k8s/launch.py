@@ -10,11 +10,11 @@ import stat
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from cluster import checks
 from cluster.k8s.render import NAME_LABEL, Work, check_paths, render
-from cluster.k8s.settings import KubernetesSettings, has_registry
+from cluster.k8s.settings import KubernetesSettings, has_registry, is_clean
 from cluster.paths import current_folder, fingerprint
 from cluster.programs import Program, pretraining_of
 from cluster.snapshot import take_snapshot
@@ -23,6 +23,7 @@ from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.settings import ConfigError
 
 POD_USER = POD_GROUP = 1000  # runAsUser and fsGroup of the base
+_OWN = ("/tmp", "/dev/shm")  # noqa: S108  folders of a Pod that are not read-only
 
 
 def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Path, dry_run: bool) -> None:
@@ -38,6 +39,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     for program in programs:
         check_paths(settings, [program.output, *program.reads, *program.corpus])
     check_paths(settings, [folder])
+    caches = _caches(programs, settings)
     for program in programs:
         if program.output == Path(settings.mount_path):
             raise ConfigError(f"{program.name}: --output {program.output} is the volume itself; take a folder in it")
@@ -47,7 +49,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
         checks.check_reads(programs)
         checks.check_outputs(programs)
         with checks.writing("choose another --output"):
-            _make_folders(folder, [program.output for program in programs])
+            _make_folders(folder, [*(program.output for program in programs), *caches])
             snapshot = take_snapshot(folder, pretraining_of(programs))
             _let_pods_read(folder, snapshot)
     else:
@@ -68,6 +70,27 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
         print(f"once more: {shlex.join(command)}")
     else:
         print(f"to submit: {shlex.join(command)}")
+
+
+def _caches(programs: Sequence[Program], settings: KubernetesSettings) -> list[Path]:
+    """Folders of the volume for copies of shards, which nodes then share.
+
+    Raises:
+        ConfigError: Pods can't write where copies are to be.
+    """
+    found = []
+    for cache_dir in (program.recipe.data.cache_dir for program in programs if program.recipe):
+        if not cache_dir or "$" in cache_dir:  # the trainer replaces variables, by what they are in the Pod
+            continue
+        if PurePosixPath(cache_dir).is_relative_to(settings.mount_path):
+            check_paths(settings, [cache_dir])
+            found.append(Path(cache_dir))
+        elif not is_clean(cache_dir) or not any(map(PurePosixPath(cache_dir).is_relative_to, _OWN)):
+            raise ConfigError(
+                f"pretrain: data.cache_dir {cache_dir}: Pods can't write there; take a folder below "
+                f"{settings.mount_path}, which all of them share, or {_OWN[0]}"
+            )
+    return found
 
 
 def _warn_of_images(programs: Sequence[Program], settings: KubernetesSettings) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -769,10 +770,10 @@ def test_on_kubernetes_nothing_is_written_where_the_job_s_own_folder_lies_outsid
     assert sorted(here.rglob("*")) == before
 
 
-def pretrain_on_kubernetes(volume: Path, *options: str) -> int:
+def pretrain_on_kubernetes(volume: Path, *options: str, words: Sequence[str] = ()) -> int:
     settings = [*options, f"kubernetes.mount_path={volume}", "kubernetes.pretrain.gpus=0"]
     return main(["pretrain", "--on", "kubernetes", *settings, "--",
-                 "--config", "tiny.toml", "--shards", "shards", "--output", "runs/tiny"])  # fmt: skip
+                 "--config", "tiny.toml", "--shards", "shards", "--output", "runs/tiny", *words])  # fmt: skip
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -824,6 +825,24 @@ def test_on_kubernetes_a_run_that_pods_can_write_into_is_left_as_it_is(here, pod
     run.chmod(mode)
     assert pretrain_on_kubernetes(here) == 0
     assert run.stat().st_mode & 0o7777 == mode
+
+
+@pytest.mark.parametrize(
+    ("cache", "seen"),
+    [("HERE/copies/shards", True), ("/tmp/shards", True), ("$CACHE/shards", True), ("/local/shards", False),
+     ("shards", False)],
+)  # fmt: skip
+def test_on_kubernetes_a_cache_of_shards_lies_where_pods_can_write(here, pods, monkeypatch, capsys, cache, seen):
+    """Their root is read-only."""
+    monkeypatch.setattr("cluster.k8s.launch.POD_USER", os.getuid() + 1)
+    assert pretrain_on_kubernetes(here, words=[f"data.cache_dir={cache.replace('HERE', str(here))}"]) == 2 * (not seen)
+    told = (
+        f"data.cache_dir {cache}: Pods can't write there; take a folder below {here}, which all of them share, or /tmp"
+    )
+    assert (told in capsys.readouterr().err) != seen
+    folders = [here / "copies", here / "copies" / "shards"]
+    made = [folder.stat().st_mode & 0o2070 == 0o2070 for folder in folders if folder.exists()]
+    assert made == [True, True] * cache.startswith("HERE")
 
 
 def test_on_kubernetes_pods_may_write_into_every_output_of_a_chain(here, pods):
