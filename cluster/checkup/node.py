@@ -24,6 +24,7 @@ _PROJECT = "bert-pretraining"
 _SHOWN = ("torch", "deepspeed")  # the others are named where they are not right
 _INFINIBAND = Path("/sys/class/infiniband")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  that is what is looked at
+_CONTAINER = Path("/sys/fs/cgroup")  # its own limits, in a container
 _OPEN_FILES = {"wrong": 1024, "warning": 4096}
 _PATIENCE = 30  # seconds for a program that is asked
 _NO_DEVICES = "No devices were found"  # nvidia-smi's words, and exit code 6, where SLURM hides them from a job
@@ -59,7 +60,7 @@ def check_python() -> Finding:
     wanted = SpecifierSet(_metadata("Requires-Python"))
     return judge(
         "python",
-        f"Python {platform.python_version()}, {platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+        f"Python {platform.python_version()}, {platform.machine()}, {_cores()} cores",
         f"The project needs {wanted}.",
         wrong=not wanted.contains(platform.python_version(), prereleases=True),
     )
@@ -248,12 +249,12 @@ def check_shared_memory() -> Finding:
 
 def check_threads(environment: Mapping[str, str]) -> Finding:
     """OMP_NUM_THREADS against the cores that the ranks of a node share."""
-    cores = len(os.sched_getaffinity(0))
+    cores = _cores()
     local = environment.get("LOCAL_WORLD_SIZE", "")
     ranks = int(local) if local.isdecimal() and int(local) else 1
     text = environment.get("OMP_NUM_THREADS", "")
     fair = max(1, cores // ranks)
-    found = f"OMP_NUM_THREADS is {text or 'not set'}; {cores} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB"
+    found = f"OMP_NUM_THREADS is {text or 'not set'}; {cores} cores, {_memory() / 2**30:.0f} GiB"
     if not text.isdecimal() or not int(text):
         advice = f"Results depend on it in their last bits: export OMP_NUM_THREADS={fair}, on every node the same."
         return Finding("threads", "warning", found, advice)
@@ -263,6 +264,28 @@ def check_threads(environment: Mapping[str, str]) -> Finding:
         f"The ranks of this node want more threads than it has cores: export OMP_NUM_THREADS={fair}.",
         warning=int(text) > fair,
     )
+
+
+def _cores() -> int:
+    """Those that this process is bound to; in a container no more than it has time of."""
+    bound = len(os.sched_getaffinity(0))
+    time, *period = _limit_of_container("cpu.max")
+    return bound if time == "max" else min(bound, max(1, int(time) // int(period[0])))
+
+
+def _memory() -> int:
+    """Bytes that there are, or that a container may have of them."""
+    there = psutil.virtual_memory().total
+    most = _limit_of_container("memory.max")[0]
+    return there if most == "max" else min(there, int(most))
+
+
+def _limit_of_container(name: str) -> list[str]:
+    """The words of a file of cgroup version 2; a machine itself has none."""
+    try:
+        return (_CONTAINER / name).read_text().split()
+    except OSError:
+        return ["max"]
 
 
 def _ask(command: list[str]) -> str:

@@ -146,7 +146,7 @@ def check_bandwidth(peers: Peers, backend: str) -> Iterator[Finding]:
     device = "cuda" if backend == "nccl" else "cpu"
     values = torch.ones(size // 4, device=device)
     distributed.all_reduce(values)  # the first one opens connections
-    right = bool((values == peers.size).all())
+    right = all(peers.gather(bool((values == peers.size).all())))
     seconds = []
     for _ in range(_ROUNDS):
         distributed.barrier()

@@ -40,7 +40,7 @@ def check_space(directory: Path, needed: float) -> Finding:
 def check_writing(directory: Path) -> Finding:
     """Write a file, put it on disk, rename it over another one; and how often a second a block gets onto the disk."""
     target = directory / f".doctor-{os.uname().nodename}-{os.getpid()}"
-    beside = target.with_suffix(".new")
+    beside = target.with_name(f"{target.name}.new")  # a node's name may have dots in it
     try:
         target.write_bytes(b"old")
         write_synced(beside, b"new")

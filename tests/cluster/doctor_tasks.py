@@ -9,6 +9,10 @@ import os
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import distributed
 
 from cluster import doctor
 from cluster.checkup import peers
@@ -48,6 +52,18 @@ def run_doctor_where_files_open_slowly(arguments: list[str]) -> tuple[int, str]:
 
     peers._is_there = is_there_slowly
     return run_doctor(arguments)
+
+
+def run_doctor_with_a_wrong_sum(arguments: list[str]) -> tuple[int, str]:
+    """The last rank alone gets another one."""
+    if _is_last():
+        peers.distributed = SimpleNamespace(**{**vars(distributed), "all_reduce": _add_and_err})
+    return run_doctor(arguments)
+
+
+def _add_and_err(values: torch.Tensor) -> None:
+    distributed.all_reduce(values)
+    values[-1] += 1
 
 
 def _is_last() -> bool:

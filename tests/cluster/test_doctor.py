@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cluster.checkup import storage
 from cluster.checkup.findings import Finding, judge, table
 from cluster.checkup.node import (
     check_compiler,
@@ -29,6 +30,7 @@ from tests.cluster.doctor_tasks import (
     run_doctor_on_other_files,
     run_doctor_where_files_open_slowly,
     run_doctor_with_a_clock_ahead,
+    run_doctor_with_a_wrong_sum,
 )
 from tests.ranks import free_port, run_ranks
 
@@ -177,6 +179,26 @@ def test_threads(environment, state, words, monkeypatch):
     assert words in found.found
 
 
+@pytest.mark.parametrize(
+    ("cpu", "memory", "words", "state"),
+    [
+        ("200000 100000", 2**30, "2 cores, 1 GiB", "warning"),
+        ("50000 100000", 2**30, "1 cores, 1 GiB", "warning"),
+        ("9900000 100000", "max", "8 cores, ", "ok"),
+        ("max 100000", 2**30, "8 cores, 1 GiB", "ok"),
+    ],
+)
+def test_a_container_has_no_more_than_its_limits(cpu, memory, words, state, monkeypatch, tmp_path):
+    """Of a Pod the kernel shows all cores of the node, and shares out their time."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("cluster.checkup.node._CONTAINER", tmp_path)
+    (tmp_path / "cpu.max").write_text(f"{cpu}\n")
+    (tmp_path / "memory.max").write_text(f"{memory}\n")
+    found = check_threads({"OMP_NUM_THREADS": "8"})
+    assert found.state == state
+    assert words in found.found
+
+
 def test_other_versions_than_the_projects(monkeypatch):
     monkeypatch.setattr(
         "cluster.checkup.node.requires",
@@ -316,6 +338,16 @@ def test_a_full_disk(full_disk):
     assert [path.name for path in full_disk.iterdir()] == ["filler"]
 
 
+def test_nodes_do_not_write_one_file_whatever_they_are_called(tmp_path, monkeypatch):
+    write, written = storage.write_synced, []
+    monkeypatch.setattr(storage, "write_synced", lambda path, content: (written.append(path), write(path, content)))
+    for node in ("node1.east", "node1.west"):
+        monkeypatch.setattr("os.uname", lambda node=node: SimpleNamespace(nodename=node))
+        assert check_writing(tmp_path).found.startswith("write, fsync and rename work")
+    assert len(set(written)) == 2
+    assert not list(tmp_path.iterdir())
+
+
 def test_little_room_is_a_warning_and_hardly_any_is_wrong(tmp_path):
     free = shutil.disk_usage(tmp_path).free
     assert [check_space(tmp_path, free * times).state for times in (0.5, 2, 20)] == ["ok", "warning", "wrong"]
@@ -422,6 +454,12 @@ def test_two_ranks(tmp_path):
         assert words in printed
     assert nothing == ""
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+def test_a_wrong_sum_is_told_whichever_rank_gets_it(tmp_path):
+    (code, printed), _ = run_ranks(2, run_doctor_with_a_wrong_sum, [], log=tmp_path / "log")
+    assert code == 1
+    assert "a WRONG sum" in printed
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(5, "warning"), (-90, "wrong")])
