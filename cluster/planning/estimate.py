@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -88,10 +89,11 @@ def check_shares(recipe: Recipe, gpus: int) -> None:
     """
     if gpus <= 0:
         raise ConfigError(f"--gpus {gpus}: give a positive number")
+    able = _divisors(math.gcd(*(phase.global_batch_size for phase in recipe.phases)))
     for i, phase in enumerate(recipe.phases):
         batch = phase.global_batch_size
         if batch % gpus:
-            near = [max(d for d in _divisors(batch) if d < gpus), *(d for d in _divisors(batch) if d > gpus)][:2]
+            near = [max(d for d in able if d < gpus), *(d for d in able if d > gpus)][:2]
             raise ConfigError(
                 f"{gpus} GPUs can't share phase {i}'s batch of {batch:,} sequences equally: "
                 f"take {' or '.join(map(str, near))} GPUs, or another phases.{i}.global_batch_size"

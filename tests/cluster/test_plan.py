@@ -315,6 +315,10 @@ def test_a_recipe_may_be_a_file(capsys):
         (["--gpus", "-4"], "give a positive number"),
         (["--gpus", "6"], "take 4 or 8 GPUs"),
         (["--gpus", "512"], "take 256 GPUs"),
+        (
+            ["--gpus", "7", "phases.0.global_batch_size=384"],
+            "phase 0's batch of 384 sequences equally: take 4 or 8 GPUs",
+        ),
         (["--gpu", "h20"], "no GPU called 'h20' here; h200?"),
         (["--gpu", "a100"], "a100-40 or a100-80?"),
         (["--gpu", "tpu"], "known: v100-16"),
