@@ -66,7 +66,8 @@ def _plan(arguments: argparse.Namespace) -> None:
         draw(f"{path.stem} on {gpu.name}", others, arguments.plot)
     if arguments.json:
         whole = {"recipe": path.stem, "hours": plan.hours, "gpu_hours": plan.gpu_hours, "cost": plan.cost}
-        show(json.dumps({**whole, **dataclasses.asdict(plan), "scaling": others}, indent=2))
+        phases = [{**dataclasses.asdict(phase), "rate": phase.rate, "hours": phase.hours} for phase in plan.phases]
+        show(json.dumps({**whole, **dataclasses.asdict(plan), "phases": phases, "scaling": others}, indent=2))
     else:
         source = EFFICIENCY_SOURCE if arguments.efficiency is None else "as given"
         show("\n".join(report(path.stem, plan, source, others)))

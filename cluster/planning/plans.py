@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from cluster.planning.hardware import Gpu
 from cluster.planning.sharding import Sharding, States
@@ -95,7 +94,8 @@ class PhasePlan:
         return self.steps * self.step.total / 3600
 
 
-class StagePlan(NamedTuple):
+@dataclass(frozen=True)
+class StagePlan:
     """What a ZeRO stage would take; no hours where nothing fits or the trainer does not offer it."""
 
     stage: int

@@ -90,7 +90,7 @@ def test_a_run_that_ends_before_a_later_phase_is_shown_as_far_as_it_goes(capsys)
     assert run_large("train.max_steps=1000", "--json") == 0
     figures = json.loads(capsys.readouterr().out)
     assert [phase["length"] for phase in figures["phases"]] == [128]
-    assert [len(largest) for *_, largest, _ in figures["stages"]] == [1] * 4
+    assert [len(stage["largest"]) for stage in figures["stages"]] == [1] * 4
 
 
 def test_the_loader_reads_tokens_and_pairs_as_shards_have_them():
@@ -245,6 +245,13 @@ def test_json_has_every_figure(capsys):
     figures = json.loads(capsys.readouterr().out)
     seconds = sum(phase["steps"] * step(phase) for phase in figures["phases"])
     assert figures["hours"] == pytest.approx(seconds / 3600)
+    assert [phase["hours"] * 3600 * phase["rate"] for phase in figures["phases"]] == pytest.approx(
+        [phase["steps"] * phase["batch"] for phase in figures["phases"]]
+    )
+    assert sum(phase["hours"] for phase in figures["phases"]) == pytest.approx(figures["hours"])
+    stages = {stage["stage"]: stage for stage in figures["stages"]}
+    assert stages[2]["hours"] == pytest.approx(figures["hours"])
+    assert stages[2]["states"] == figures["states"]
     assert figures["cluster"]["gpu"]["name"] == "h200"
     assert figures["scaling"][0][0] == 1
 
