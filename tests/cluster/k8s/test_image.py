@@ -30,6 +30,11 @@ def wanted(*extras: str) -> list[Requirement]:
     return [Requirement(line) for line in lines]
 
 
+def stage_of(name: str) -> str:
+    """The lines of a stage of the Dockerfile."""
+    return (IMAGE / "Dockerfile").read_text(encoding="utf-8").partition(f" AS {name}\n")[2].partition("FROM ")[0]
+
+
 def test_the_linter_finds_nothing():
     linted = subprocess.run(["hadolint", IMAGE / "Dockerfile"], capture_output=True, text=True)
     assert linted.returncode == 0, linted.stdout
@@ -51,12 +56,16 @@ def test_the_locked_versions_are_what_the_project_wants(name, extras, left_out):
 
 @pytest.mark.parametrize("name", ["pretraining", "preprocessing"])
 def test_packages_of_a_user_s_own_leave_the_locked_versions_alone(name):
-    stage = (
-        (IMAGE / "Dockerfile").read_text(encoding="utf-8").partition(f" AS install-{name}\n")[2].partition("FROM ")[0]
-    )
+    stage = stage_of(f"install-{name}")
     (adds,) = [line for line in stage.splitlines() if line.endswith(" $PACKAGES")]
     assert f"--constraints /opt/{name}.txt " in adds
     assert stage.index("ARG PACKAGES") < stage.index(adds)
+
+
+@pytest.mark.parametrize("name", ["pretraining", "preprocessing"])
+def test_the_images_user_may_read_the_code_of_any_checkout(name):
+    """COPY keeps the modes of files, which a umask of 077 makes their owner's alone."""
+    assert "RUN chmod -R a+rX . " in stage_of(f"install-{name}").partition("COPY . .\n")[2]
 
 
 def test_both_images_write_and_read_shards_with_the_same_libraries():
