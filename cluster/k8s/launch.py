@@ -52,6 +52,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
             _make_folders(folder, [*(program.output for program in programs), *caches])
             snapshot = take_snapshot(folder, pretraining_of(programs))
             _let_pods_read(folder, snapshot)
+        _warn_of_closed_folders(programs, Path(settings.mount_path))
     else:
         folder = current_folder() / f"{name}.job"
     files = render(settings, Work(name, {program.name: program for program in programs}, str(snapshot or "")))
@@ -118,6 +119,22 @@ def _warn_of_taints(programs: Sequence[Program], settings: KubernetesSettings) -
             )
 
 
+def _warn_of_closed_folders(programs: Sequence[Program], volume: Path) -> None:
+    """Say which folders Pods may not enter on the way to what they read and write, such as a user's home."""
+    around = dict.fromkeys(
+        folder for program in programs for path in program.paths for folder in (*path.parents[::-1], path)
+    )
+    for folder in around:
+        is_there = os.path.isdir(folder)  # noqa: PTH112  likewise
+        if volume in folder.parents and is_there and not _pods_may(stat.S_IXOTH, folder):
+            quoted = shlex.quote(str(folder))
+            print(
+                f"warning: {folder}: Pods, of user and group {POD_USER}, may not enter it: chmod o+x {quoted}, or take "
+                "folders elsewhere on the volume",
+                file=sys.stderr,
+            )
+
+
 def _make_folders(folder: Path, outputs: Sequence[Path]) -> None:
     """Make the outputs, and the job's folder in one or beside it; Pods may write into outputs and what was made above.
 
@@ -147,12 +164,9 @@ def _let_pods_read(folder: Path, snapshot: Path) -> None:
 
 def _let_pods_write(folder: Path) -> None:
     """Give a folder to the Pods' group, unless Pods can write there already."""
-    found = folder.stat()
-    may = stat.S_IWOTH
-    may |= stat.S_IWUSR if found.st_uid == POD_USER else 0
-    may |= stat.S_IWGRP if found.st_gid == POD_GROUP else 0
-    if found.st_mode & may:
+    if _pods_may(stat.S_IWOTH, folder):
         return
+    found = folder.stat()
     try:
         if found.st_gid != POD_GROUP:
             os.chown(folder, -1, POD_GROUP)
@@ -163,6 +177,13 @@ def _let_pods_write(folder: Path) -> None:
             f"{folder}: Pods, of group {POD_GROUP}, can't write there, and you may not change that; have root run "
             f"chgrp {POD_GROUP} {quoted} && chmod g+rwxs {quoted}"
         ) from error
+
+
+def _pods_may(do: int, path: Path) -> bool:
+    """Whether Pods may do there what a bit of others' in its mode is for."""
+    found = path.stat()
+    bits = do | (do << 6 if found.st_uid == POD_USER else 0) | (do << 3 if found.st_gid == POD_GROUP else 0)
+    return bool(found.st_mode & bits)
 
 
 def _forget_ending(pretraining: Program) -> None:

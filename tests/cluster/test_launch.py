@@ -827,6 +827,19 @@ def test_on_kubernetes_a_run_that_pods_can_write_into_is_left_as_it_is(here, pod
     assert run.stat().st_mode & 0o7777 == mode
 
 
+@pytest.mark.parametrize(("mode", "closed"), [(0o700, True), (0o750, True), (0o711, False)])
+def test_on_kubernetes_folders_that_pods_may_not_enter_are_warned_of(here, pods, monkeypatch, capsys, mode, closed):
+    """As homes are: a Pod would not come as far as its code."""
+    monkeypatch.setattr("cluster.k8s.launch.POD_USER", os.getuid() + 1)
+    monkeypatch.setattr("cluster.k8s.launch.POD_GROUP", os.getgid() + 1)
+    monkeypatch.setattr("os.chown", lambda *_: None)
+    (here / "home").mkdir()
+    (here / "home").chmod(mode)
+    assert pretrain_on_kubernetes(here, words=["--output", "home/runs/tiny"]) == 0
+    told = [line.partition(": Pods, ")[0] for line in capsys.readouterr().err.splitlines() if "may not enter" in line]
+    assert told == [f"warning: {here}/home"] * closed
+
+
 @pytest.mark.parametrize(
     ("cache", "seen"),
     [("HERE/copies/shards", True), ("/tmp/shards", True), ("$CACHE/shards", True), ("/local/shards", False),
