@@ -125,7 +125,7 @@ def _warn_of_closed_folders(programs: Sequence[Program], volume: Path) -> None:
         folder for program in programs for path in program.paths for folder in (*path.parents[::-1], path)
     )
     for folder in around:
-        is_there = os.path.isdir(folder)  # noqa: PTH112  likewise
+        is_there = os.path.isdir(folder)  # noqa: PTH112  where it can't be looked for pathlib's raises
         if volume in folder.parents and is_there and not _pods_may(stat.S_IXOTH, folder):
             quoted = shlex.quote(str(folder))
             print(

@@ -73,7 +73,8 @@ class PreprocessPods(Pods):
     """[kubernetes.preprocess].
 
     Attributes:
-        engine: "job" is one Pod with as many worker processes as cores; "flink" a cluster by the Flink operator.
+        engine: "job" is one Pod with as many worker processes as cores; "flink" a cluster by the Flink operator,
+            of whose Pods cpu and memory say nothing.
         image: with Beam.
         task_managers: of Flink, with one worker process each.
         worker_memory: of such a process.
