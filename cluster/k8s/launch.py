@@ -23,6 +23,7 @@ from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.settings import ConfigError
 
 POD_USER = POD_GROUP = 1000  # runAsUser and fsGroup of the base
+STAGING = "flink-staging"  # on the volume, where Beam's job server of the base hands files to the TaskManagers
 _OWN = ("/tmp", "/dev/shm")  # noqa: S108  folders of a Pod that are not read-only
 
 
@@ -39,7 +40,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     for program in programs:
         check_paths(settings, [program.output, *program.reads, *program.corpus])
     check_paths(settings, [folder])
-    caches = _caches(programs, settings)
+    written = [*(program.output for program in programs), *_caches(programs, settings)]
     for program in programs:
         if program.output == Path(settings.mount_path):
             raise ConfigError(f"{program.name}: --output {program.output} is the volume itself; take a folder in it")
@@ -48,8 +49,11 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     if os.path.isdir(settings.mount_path):  # noqa: PTH112  where it can't be looked for pathlib's raises
         checks.check_reads(programs)
         checks.check_outputs(programs)
+        on_flink = programs[0].name == "preprocess" and settings.preprocess.engine == "flink"
+        if on_flink and not _pods_may(stat.S_IWOTH, volume := Path(settings.mount_path)):
+            written.append(volume / STAGING)
         with checks.writing("choose another --output"):
-            _make_folders(folder, [*(program.output for program in programs), *caches])
+            _make_folders(folder, written)
             snapshot = take_snapshot(folder, pretraining_of(programs))
             _let_pods_read(folder, snapshot)
         _warn_of_closed_folders(programs, Path(settings.mount_path))

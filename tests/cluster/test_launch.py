@@ -23,6 +23,7 @@ import tomli_w
 import yaml
 
 from cluster.checks import check_reads
+from cluster.k8s.launch import STAGING
 from cluster.launch import main
 from cluster.programs import CORPUS, READERS, read_chain
 from cluster.settings import load_settings
@@ -870,6 +871,18 @@ def test_on_kubernetes_pods_may_write_into_every_output_of_a_chain(here, pods):
     assert main(["preprocess", "--on", "kubernetes", settings[0], "--", *TEXTS, "--output", "alone/shards"]) == 0
     for name in ("alone", "alone/shards"):
         assert (here / name).stat().st_mode & 0o2070 == 0o2070
+
+
+@pytest.mark.parametrize("open_to_all", [False, True])
+def test_on_kubernetes_pods_may_write_where_flink_takes_its_files_from(here, pods, monkeypatch, open_to_all):
+    """The volume's own folder may be root's alone; where Pods may write there, they make it themselves."""
+    monkeypatch.setattr("cluster.k8s.launch.POD_USER", os.getuid() + 1)
+    here.chmod(0o777 if open_to_all else 0o755)
+    settings = [f"kubernetes.mount_path={here}", "kubernetes.preprocess.engine=flink"]
+    assert main(["preprocess", "--on", "kubernetes", *settings, "--", *TEXTS, "--output", "made"]) == 0
+    made = [folder.stat().st_mode & 0o2070 == 0o2070 for folder in here.glob(STAGING)]
+    assert made == [True] * (not open_to_all)
+    assert f"--artifacts-dir=$(VOLUME)/{STAGING} " in (here / "made.job/base/preprocess/flink/submit.yaml").read_text()
 
 
 def test_on_kubernetes_results_in_the_run_directory_do_not_make_it_an_old_one(here, pods):
