@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> NoReturn:
         print(f"error: {error.args[0]} is not set; start this by srun within a job", file=sys.stderr)
         raise SystemExit(2) from None
     # A signal that comes while the program still imports would kill it; the trainer takes it when it can.
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGTERM])
     os.execv(sys.executable, [sys.executable, *argv])  # noqa: S606  the job file's own words
 
 

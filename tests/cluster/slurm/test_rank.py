@@ -13,10 +13,11 @@ TASK = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8", 
 PROGRAM = """
 import json, os, signal, sys
 print(json.dumps({name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}))
-os.kill(os.getpid(), signal.SIGUSR1)  # as SLURM would while the program still imports
 received = []
-signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
-signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+for number in (signal.SIGUSR1, signal.SIGTERM):
+    os.kill(os.getpid(), number)  # as SLURM would while the program still imports
+    signal.signal(number, lambda number, _: received.append(number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
 print(json.dumps([received, sys.argv[1:]]))
 """
 
@@ -31,12 +32,12 @@ def test_slurm_s_numbers_become_a_launcher_s():
     assert rank_environment(TASK) == {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
 
 
-def test_the_program_has_them_and_a_signal_that_came_too_early_waits_for_it(tmp_path):
+def test_the_program_has_them_and_signals_that_came_too_early_wait_for_it(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     done = start(str(tmp_path / "program.py"), "--option", "a b", **TASK)
     environment, (received, arguments) = map(json.loads, done.stdout.splitlines())
     assert environment == rank_environment(TASK)
-    assert received == [signal.SIGUSR1]
+    assert received == [signal.SIGUSR1, signal.SIGTERM]  # of the time limit, of a preemption
     assert arguments == ["--option", "a b"]
     assert done.returncode == 0
 
