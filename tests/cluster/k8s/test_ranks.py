@@ -57,6 +57,8 @@ STARTED = """
     rank = os.environ["RANK"]
     def started():
         (run / f"started-{rank}").touch()
+    def take_signals():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGUSR1])
 """
 
 
@@ -89,6 +91,7 @@ def test_a_signal_reaches_every_rank_and_the_pod_is_to_be_started_again(tmp_path
         sys.exit(0)
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGUSR1, stop)
+    take_signals()
     started()
     time.sleep(600)
     """
@@ -98,6 +101,25 @@ def test_a_signal_reaches_every_rank_and_the_pod_is_to_be_started_again(tmp_path
     pod.send_signal(number)
     assert pod.wait(120) == 10
     assert [path.read_text() for path in tmp_path.glob("stopped-*")] == [str(int(number))] * 2
+
+
+def test_a_signal_that_comes_while_the_ranks_still_import_waits_for_them(tmp_path):
+    outcome(tmp_path, "requeue")
+    program = (
+        STARTED
+        + """
+    started()
+    while signal.SIGTERM not in signal.sigpending():
+        time.sleep(0.02)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    take_signals()
+    sys.exit(1)
+    """
+    )
+    pod = start(tmp_path, program)
+    wait_for(tmp_path, 2)
+    pod.send_signal(signal.SIGTERM)
+    assert pod.wait(120) == 10
 
 
 def test_a_mistake_in_the_command_is_the_pods_exit_code(tmp_path):
