@@ -47,7 +47,9 @@ def scale_after_updates(zero: Any) -> Callable[[], None]:
     """Have a ZeRO optimizer of DeepSpeed change its loss scale after an update, not in the midst of it.
 
     DeepSpeed 0.19 doubles the scale before it divides the gradients by it (``step`` in zero/stage_1_and_2.py, likewise
-    stage3.py): where the scale grows, gradients would be halved that are not clipped.
+    stage3.py): where the scale grows, gradients would be halved that are not clipped. And where the optimizer is
+    offloaded under ZeRO 1 or 2, it adds the next gradients to float32 sums that have overflowed: none would ever be
+    finite again. They are forgotten here.
 
     Args:
         zero: with a dynamic loss scaler.
@@ -60,7 +62,10 @@ def scale_after_updates(zero: Any) -> Callable[[], None]:
 
     def change() -> None:
         while overflows:
-            zero.loss_scaler.update_scale(overflows.pop())
+            has_overflow = overflows.pop()
+            zero.loss_scaler.update_scale(has_overflow)
+            if has_overflow and getattr(zero, "cpu_offload", False):  # ZeRO 3 has no such name, and forgets by itself
+                zero.averaged_gradients = dict.fromkeys(zero.averaged_gradients)
 
     return change
 

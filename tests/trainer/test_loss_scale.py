@@ -19,6 +19,8 @@ from trainer.files import read_lines
 from trainer.loss_scale import LossScale, is_exhausted, put_loss_scale, take_loss_scale
 from trainer.run_directory import RunDirectory
 
+ZERO_2 = {"stage": 2}
+
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch):
@@ -102,9 +104,9 @@ def test_a_fixed_scale_and_no_scale_have_no_state():
 def train(recipe, shards, deepspeed_config, tmp_path):
     """Train in fp16 with two ranks; returns the run and what was printed."""
 
-    def run(name, *settings, task=run_pretrain_in_fp16, stage=2, **fp16):
+    def run(name, *settings, task=run_pretrain_in_fp16, zero=ZERO_2, **fp16):
         fp16 = {"enabled": True, "initial_scale_power": 20, "hysteresis": 1, "loss_scale_window": 2, **fp16}
-        config = deepspeed_config(bf16=None, fp16=fp16, zero_optimization={"stage": stage})
+        config = deepspeed_config(bf16=None, fp16=fp16, zero_optimization=zero)
         arguments = ["--config", str(recipe), "--deepspeed_config", str(config), "--shards", str(shards), "--output",
                      str(tmp_path / name), "log.validate_every=0", *settings]  # fmt: skip
         codes = run_ranks(2, task, arguments, log=tmp_path / "log")
@@ -133,11 +135,13 @@ def test_fp16_on_a_processor_without_it_is_refused_before_anything_is_written(tr
     assert not run.path.exists()
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_updates_that_overflow_are_left_out_and_a_resume_knows_the_scale(train, stage):
+@pytest.mark.parametrize(
+    "zero", [{"stage": 1}, ZERO_2, {"stage": 3}, {**ZERO_2, "offload_optimizer": {"device": "cpu"}}]
+)
+def test_updates_that_overflow_are_left_out_and_a_resume_knows_the_scale(train, zero):
     """A scale of 2^20 is too large at first; a window of two updates brings it back there again and again."""
     steps = "phases.0.steps=16"
-    whole, codes, log = train("whole", steps, "checkpoint.every=16", stage=stage)
+    whole, codes, log = train("whole", steps, "checkpoint.every=16", zero=zero)
     assert codes == [0, 0], log
     lines = list(read_lines(whole.metrics))
     skipped = [line["step"] for line in lines if line["skipped_updates"]]
@@ -154,9 +158,9 @@ def test_updates_that_overflow_are_left_out_and_a_resume_knows_the_scale(train, 
     state = whole.checkpoint(16) / "state-00000-of-00002.safetensors"
     assert f'"optimizer_step":"{16 - len(skipped)}"' in state.read_bytes()[:4096].decode(errors="ignore")
 
-    halves, *_ = train("halves", steps, f"train.max_steps={skipped[1]}", stage=stage)
+    halves, *_ = train("halves", steps, f"train.max_steps={skipped[1]}", zero=zero)
     assert read_run_state(halves.checkpoint(skipped[1])).loss_scale.good_updates == 0
-    halves, codes, log = train("halves", steps, stage=stage)
+    halves, codes, log = train("halves", steps, zero=zero)
     assert codes == [0, 0], log
     keys = ("step", "loss", "loss_scale", "skipped_updates")
     curves = [[[line[key] for key in keys] for line in read_lines(run.metrics)] for run in (halves, whole)]
