@@ -38,7 +38,7 @@ HIDDEN_NAMESPACES = frozenset(_HIDDEN_NAMESPACES.split())
 # --- Pass 1: comments and extension tags ---
 
 _DROPPED_TAGS = (
-    "ref|math|ce|chem|gallery|imagemap|timeline|score|graph|hiero|mapframe|syntaxhighlight|source|pre|references|"
+    "ref|math|ce|chem|gallery|imagemap|timeline|score|graph|hiero|mapframe|maplink|syntaxhighlight|source|pre|references|"
     "templatedata|templatestyles|inputbox|categorytree|indicator|includeonly|phonos"
 )
 _VERBATIM = re.compile(rf"<(?:!--|({_DROPPED_TAGS}|nowiki|code)(?=[\s/>]))", re.IGNORECASE)

@@ -10,12 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-Rule = Callable[[list[str]], str]  # from the positional arguments, of which there is at least one
+Rule = Callable[[list[str]], str | None]  # from the positional arguments, of which there is at least one
+RuleOfNames = Callable[[list[str], dict[str, str]], str]  # from these, perhaps none, and from the named ones
 
 _ARGUMENT_NAME = re.compile(r"[\w -]+")
 _NUMBER = re.compile(r"[\d., /+−-]+")
-_RANGE_WORDS = frozenset(["-", "–", "to", "to about", "and", "or", "by", "x", "×", "+/-", "±", "&"])
+_RANGE = re.compile(r"(-|–|to|to about|and|or|by|x|×|\*|\+/-|±|&)(?:\(.\))?")  # and(-): "and" here, a dash in a table
 _UNITS = {"C": "°C", "F": "°F", "km2": "km²", "m2": "m²", "ft2": "sq ft", "sqft": "sq ft", "sqmi": "sq mi", "m3": "m³"}
+_NUMBER_WITH_UNIT = re.compile(r"(?<=\d)(?=[a-z])|(?<=[a-z])(?=\d)")
+_ACCIDENTALS = {"flat": "♭", "b": "♭", "sharp": "♯", "#": "♯", "natural": "♮"}
+_MAGNITUDES = {"c": " crore", "l": " lakh", "k": " thousand", "m": " million", "b": " billion", "t": " trillion"}
 
 
 def _first(values: list[str]) -> str:
@@ -31,18 +35,24 @@ def _last(values: list[str]) -> str:
 
 
 def _first_two(values: list[str]) -> str:
-    return " ".join(values[:2])
+    """{{ship|USS|Maine|1889}}: USS Maine; {{ship||Maine}}: Maine, and no blank, which would indent a line."""
+    return " ".join(filter(None, values[:2]))
 
 
 def _after(prefix: str) -> Rule:
     return lambda values: prefix + values[0]
 
 
+def _years(prefix: str) -> RuleOfNames:
+    """{{circa|1950|1960}}: c. 1950–1960; {{circa}}, before a year that follows: c."""
+    return lambda values, _names: prefix + "–".join(values)
+
+
 def _quantity(values: list[str]) -> str:
     """{{convert|20|m|ft}}: as the author wrote it, 20 m, without what it converts to; 10 to 20 km; 6 ft 2 in."""
     said, rest = values[:1], values[1:]
-    while len(rest) > 1 and rest[0] in _RANGE_WORDS:
-        said += rest[:2]
+    while len(rest) > 1 and (range_ := _RANGE.fullmatch(rest[0])):
+        said += [range_[1], rest[1]]
         rest = rest[2:]
     said += [_UNITS.get(unit, unit) for unit in rest[:1]]
     if len(rest) > 2 and _NUMBER.fullmatch(rest[1]):
@@ -55,35 +65,127 @@ def _fraction(values: list[str]) -> str:
     return " ".join([*values[:-2], "/".join(["1", *values][-2:])])
 
 
+def _class(values: list[str]) -> str:
+    """{{sclass|Nimitz|aircraft carrier}}: Nimitz-class aircraft carrier."""
+    return f"{values[0]}-class {_second(values)}"
+
+
+def _music(values: list[str]) -> str | None:
+    """{{music|flat}}: ♭; {{music|time|3|4}}: 3/4."""
+    return "/".join(values[1:]) if values[0] == "time" else _ACCIDENTALS.get(values[0])
+
+
+def _verse(values: list[str]) -> str:
+    """{{bibleverse|1|Samuel|2:3}}: 1 Samuel 2:3; {{bibleverse||Mark|3:25}} and {{bibleverse|Mark|3:25}}: Mark 3:25."""
+    numbered = not values[0] or values[0].isdigit()
+    return " ".join(filter(None, values[: 2 + numbered]))
+
+
+def _authors(values: list[str]) -> str:
+    """{{harvtxt|Smith|Jones|2000}}: Smith and Jones (2000)."""
+    *names, year = values
+    authors = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    return f"{authors} ({year})"
+
+
+def _gauge(values: list[str]) -> str | None:
+    """{{track gauge|1435mm}}: 1435 mm; a name of a gauge says nothing to a reader."""
+    return _NUMBER_WITH_UNIT.sub(" ", values[0]) if values[0][:1].isdigit() else None
+
+
+def _rupees(values: list[str]) -> str:
+    """{{INRConvert|50|c}}: ₹50 crore."""
+    return f"₹{values[0]}{_MAGNITUDES.get(_second(values), '')}"
+
+
+def _value(values: list[str], names: dict[str, str]) -> str:
+    """{{val|5.97|0.01|e=24|u=kg}}: 5.97±0.01×10^24 kg."""
+    power = f"×10^{names['e']}" if names.get("e") else ""
+    unit, per = (names.get(name) or names.get(f"{name}l", "") for name in ("u", "up"))
+    return "±".join(values[:2]) + power + (f" {unit}" if unit else "") + (f"/{per}" if per else "")
+
+
+def _since(values: list[str], names: dict[str, str]) -> str:
+    """{{as of|2011|lc=y}}: as of 2011."""
+    return f"{'as' if names.get('lc') else 'As'} of {''.join(values[:1])}"
+
+
+def _red_link(values: list[str], names: dict[str, str]) -> str:
+    """{{ill|Albert Foo (painter)|de|lt=Albert Foo}}: Albert Foo."""
+    return names.get("lt") or "".join(values[:1])
+
+
 _WRAPPERS = """
-    abbr angbr big blockquote center code cquote em flag flagcountry ill large larger linktext math mono mvar nastaliq
-    nihongo nobold nobr nobreak noitalic nowrap nq quotation quote sc sic small smallcaps smaller strong sub sup tooltip
-    tt val vanchor var
+    abbr angbr big blockquote center code cquote em flag flagcountry gloss iast kbd large larger linktext math mono mvar
+    nastaliq nihongo nobold nobr nobreak noitalic nowrap nq poemquote quotation quote rws samp sc sic small smallcaps
+    smaller stnlnk strong sub sup tooltip tt vanchor var
 """
+_LONG_WRAPPERS = ["block indent", "nihongo foot", "not a typo", "proper name", "visible anchor"]
+_SHIPS = "hmas hmcs hms hmnzs ins mv rms sms ss uscgc usns uss"
+_CURRENCIES = {
+    **dict.fromkeys(["us$", "usd"], "US$"),
+    **dict.fromkeys(["£", "gbp"], "£"),
+    **dict.fromkeys(["€", "eur"], "€"),
+    **dict.fromkeys(["¥", "jpy"], "¥"),
+    **dict.fromkeys(["₹", "inr", "indian rupee"], "₹"),
+    **dict.fromkeys(["a$", "aud"], "A$"),
+    **dict.fromkeys(["ca$", "cad"], "CA$"),
+    **dict.fromkeys(["nz$", "nzd"], "NZ$"),
+}
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(_WRAPPERS.split(), _first),
-    **dict.fromkeys(["lang", "transl", "transliteration", "resize", "color", "rtl-lang"], _last),
+    **dict.fromkeys([*_WRAPPERS.split(), *_LONG_WRAPPERS], _first),
+    **dict.fromkeys(
+        ["lang", "langr", "wikt-lang", "transl", "translit", "transliteration", "resize", "color", "rtl-lang"], _last
+    ),
     **dict.fromkeys(["langx", "native name"], _second),
     **dict.fromkeys(["convert", "cvt"], _quantity),
     **dict.fromkeys(["frac", "fraction", "sfrac"], _fraction),
-    **dict.fromkeys(["chem", "chem2"], "".join),
-    **dict.fromkeys(["circa", "c.", "ca."], _after("c. ")),
-    "us$": _after("US$"),
-    "as of": _after("As of "),
-    "uss": _after("USS "),
-    "hms": _after("HMS "),
-    "ship": _first_two,
+    **dict.fromkeys(["chem", "chem2", "mp", "mpl"], "".join),
+    **dict.fromkeys(["key press", "keypress", "key"], "+".join),
+    **dict.fromkeys(["sclass", "sclass2"], _class),
+    **dict.fromkeys(["bibleverse", "bibleref", "bibleref2"], _verse),
+    **dict.fromkeys(["ship", "oldstyledate", "oldstyledatedy"], _first_two),
+    **dict.fromkeys(["track gauge", "railgauge"], _gauge),
+    **dict.fromkeys(["radic", "sqrt"], _after("√")),
+    **{name: _after(f"{name.upper()} ") for name in _SHIPS.split()},
+    **{name: _after(sign) for name, sign in _CURRENCIES.items()},
+    "inrconvert": _rupees,
+    "harvtxt": _authors,
+    "music": _music,
+    "e": _after("×10^"),
+    "us patent": _after("U.S. Patent "),
+}
+_RULES_OF_NAMES: dict[str, RuleOfNames] = {
+    **dict.fromkeys(["circa", "c.", "ca."], _years("c. ")),
+    **dict.fromkeys(["floruit", "fl."], _years("fl. ")),
+    **dict.fromkeys(["ill", "interlanguage link"], _red_link),
+    "as of": _since,
+    "val": _value,
 }
 _PREFIX_RULES: dict[str, Rule] = {"lang-": _first, "script/": _first}  # {{lang-fr|...}}
 _LITERALS = {
-    **dict.fromkeys(["spaces", "nbsp", "space"], " "),
-    **dict.fromkeys(["snd", "snds", "spaced ndash", "spnd", "ndash", "–"], " – "),
-    **dict.fromkeys(["mdash", "mdashb", "emdash", "—"], "—"),
+    **dict.fromkeys(["spaces", "nbsp", "space", "thinsp", "thin space", "hair space", "hairsp"], " "),
+    **dict.fromkeys(["snd", "snds", "spaced ndash", "spaced en dash", "spnd", "ndash", "–"], " – "),
+    **dict.fromkeys(["mdash", "mdashb", "emdash", "em dash", "—"], "—"),
+    **dict.fromkeys(["en dash", "endash"], "–"),
     **dict.fromkeys(["shy", "wbr", "zwj", "zwnj", "-"], ""),
-    "'": "'",
+    **dict.fromkeys(["'", "-'"], "'"),
+    **dict.fromkeys(["' \"", "'\""], "'\""),
+    **dict.fromkeys(["\" '", "\"'"], "\"'"),
+    '-"': '"',
     "'s": "'s",
     "=": "=",
     "!": "|",
+    "flat": "♭",
+    "sharp": "♯",
+    "natural": "♮",
+    "half": "1/2",
+    "okina": "ʻ",
+    "pi": "π",
+    "co2": "CO2",
+    "solar mass": "M☉",
+    "solar radius": "R☉",
+    "solar luminosity": "L☉",
 }
 
 
@@ -98,31 +200,38 @@ def _name(content: str) -> str:
 def has_text(content: str) -> bool:
     """Whether a template, given what lies between its braces or the beginning of it, is one of the table."""
     name = _name(content)
-    return name in _LITERALS or name.startswith("formatnum:") or _rule(name) is not None
+    known = name in _LITERALS or name in _RULES_OF_NAMES
+    return known or name.startswith("formatnum:") or _rule(name) is not None
 
 
 def template_text(content: str) -> str | None:
     """The text of a template, given what lies between its braces with all inner marks resolved; None if it has none.
 
-    Named arguments are options and are ignored, except text= (of quotations) and numbers: {{lang|2=mot|1=fr}}.
+    Named arguments are options and are ignored, except text= (of quotations), numbers, as in {{lang|2=mot|1=fr}}, and
+    those that a few rules ask for.
     """
     name = _name(content)
     if name in _LITERALS:
         return _LITERALS[name]
     if name.startswith("formatnum:"):
         return content.partition(":")[2]
+    values, names = _arguments(content)
+    if name in _RULES_OF_NAMES:
+        return _RULES_OF_NAMES[name](values, names) or None
     rule = _rule(name)
-    values = _positional(content.split("|")[1:])
     return rule(values) if rule and values else None
 
 
-def _positional(arguments: list[str]) -> list[str]:
-    values = []
-    for argument in arguments:
+def _arguments(content: str) -> tuple[list[str], dict[str, str]]:
+    """The positional arguments of a template and the other ones."""
+    values, names = [], {}
+    for argument in content.split("|")[1:]:
         before, equals, value = argument.partition("=")
         name = before.strip() or " " * (" " in before)  # a name of blanks is one too
         if not (equals and _ARGUMENT_NAME.fullmatch(name)):
             values.append(argument.strip())
         elif name == "text" or name.isdigit():
             values.append(value.strip())
-    return values
+        else:
+            names[name] = value.strip()
+    return values, names

@@ -97,6 +97,45 @@ CASES = {
     "script": ("a {{script/Hebrew|כלב}} {{!}} dog", ["a כלב | dog"]),
     "underscores in a template's name": ("{{As_of|2010}}, dogs bark", ["As of 2010, dogs bark"]),
     "as of": ("{{As of|2010|5}}, dogs bark", ["As of 2010, dogs bark"]),
+    "as of within a sentence": ("had 5 dogs {{as of|2010|lc=y}}", ["had 5 dogs as of 2010"]),
+    "convert a range with a dash in tables": ("is {{convert|60|and(-)|80|kg}} heavy", ["is 60 and 80 kg heavy"]),
+    "powers of ten": (
+        "5.98{{e|24}}&nbsp;kg, {{val|1.6726|0.0002|e=-27|u=kg}}, {{val|20|ul=km|upl=s}}, {{val|7}}",
+        ["5.98×10^24 kg, 1.6726±0.0002×10^-27 kg, 20 km/s, 7"],
+    ),
+    "years": (
+        "A ({{circa}} 1900; {{circa|1900|1910}}; {{fl.|1900}}), B ({{OldStyleDate|2 February|1905|20 January}})",
+        ["A (c. 1900; c. 1900–1910; fl. 1900), B (2 February 1905)"],
+    ),
+    "music": (
+        "a B{{flat}} in E{{music|flat}} major, {{music|time|3|4}}, {{music|clef}} of",
+        ["a B♭ in E♭ major, 3/4, of"],
+    ),
+    "letters": ("Hawai{{okina}}i, {{CO2}}, 2{{pi}}, \"the 'dogs{{' \"}}", ["Hawaiʻi, CO2, 2π, \"the 'dogs'\""]),
+    "money": (
+        "{{INR|500}} crore, {{INRConvert|50|c}}, {{£|5}}, {{US$|5 million}}",
+        ["₹500 crore, ₹50 crore, £5, US$5 million"],
+    ),
+    "red links": (
+        "{{Interlanguage link|Ann Foo|de}} and {{ill|Bo Foo (painter)|fr|lt=Bo}}, the {{visible anchor|first}}",
+        ["Ann Foo and Bo, the first"],
+    ),
+    "ships": (
+        "{{ship||Maine|1889}}, the {{sclass|Nimitz|aircraft carrier|2}} and {{RMS|Titanic}}",
+        ["Maine, the Nimitz-class aircraft carrier and RMS Titanic"],
+    ),
+    "verses": (
+        "{{bibleverse||Mark|3:25|KJV}}, {{bibleverse|1|Samuel|2:3}}, {{bibleref|Mark|3:25|9}}",
+        ["Mark 3:25, 1 Samuel 2:3, Mark 3:25"],
+    ),
+    "authors": (
+        "{{harvtxt|Foo|2000}}, {{harvtxt|Foo|Bar|2001|p=3}} and {{harvtxt|A|B|C|2002}} show",
+        ["Foo (2000), Foo and Bar (2001) and A, B and C (2002) show"],
+    ),
+    "gauges": (
+        "on {{track gauge|1435mm}} and {{RailGauge|4ft8.5in}}, not {{RailGauge|uk}}, rails",
+        ["on 1435 mm and 4 ft 8.5 in, not, rails"],
+    ),
     "dashes and spaces": ("a{{snd}}b{{nbsp}}c{{mdash}}d", ["a – b c—d"]),
     "quote": ("{{quote|text=A dog.|author=B}}", ["A dog."]),
     "as deep as MediaWiki goes": ("{{nowrap|" * 40 + "x" + "}}" * 40 + " dog", ["x dog"]),
@@ -134,6 +173,7 @@ CASES = {
     "what is not of the page": ("<indicator name=x>y</indicator>a<templatestyles src=x/> dog", ["a dog"]),
     "what is of pages that include it": ("a dog<includeonly>x</includeonly> barks", ["a dog barks"]),
     "math": ("with <math>\\frac{{a}}{b}</math> dogs", ["with dogs"]),
+    "map": ('a <maplink zoom=3 text="x">{"type": "Point"}</maplink> dog', ["a dog"]),
     "gallery": ("a dog\n<gallery>\nFile:a.jpg|A dog\n</gallery>", ["a dog"]),
     "listings": ("x\n<syntaxhighlight lang=c>\nint [[x]];\n</syntaxhighlight>\n<pre>y</pre>\n<score>z</score>", ["x"]),
     "timeline": ("a dog\n<timeline>\nfrom:1 till:2\n</timeline>", ["a dog"]),
