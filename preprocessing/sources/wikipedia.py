@@ -327,13 +327,25 @@ def _kept(element: etree._Element) -> Iterator[etree._Element]:
 
 # --- Pages ---
 
+# Templates of disambiguation pages, which may have arguments.
+_ENGLISH_KINDS = (
+    "airport|biology|call sign|caselaw|chinese title|genus|hospital|human name|letter.number combination|mathematical|"
+    "military unit|music|number|opus number|phonetics|place|place name|road|school|species|species latin name|"
+    "species latin name abbreviation|station|synagogue|taxonomic authority|taxonomy"
+)
+_WITH_ARGUMENTS = (
+    rf"disambig(?:uation)?(?: page| cleanup)?|dab|disamb|hndis|geodis|(?:{_ENGLISH_KINDS}) disambiguation(?: cleanup)?|"
+    "begriffsklärung|homonymie|desambiguaci[oó]n|desambiguação|desambig|disambigua|doorverwijspagina|förgrening|"
+    "ujednoznacznienie|неоднозначность|многозначность|багатозначність|aimai|曖昧さ回避|消歧义|消歧義|동음이의"
+)
+# Those that other wikis use for other things, or with arguments above articles: {{dp|Pluto}} is a link to a planet.
+_ALONE = (
+    "dp|пояснение|anlam ayrımı|apartigilo|argipen|desambiguació|dezambiguizare|disambiguasi|egyért|flertydig|"
+    "fleirtyding|homónimos|nuorodinis|nyahkekaburan|peker|razdvojba|razločitev|rozcestník|rozlišovacia stránka|"
+    "täpsustuslehekülg|täsmennyssivu|trang định hướng|αποσαφήνιση|вишезначна одредница|פירושונים|ابهام‌?زدایی|توضيح"
+)
 _DISAMBIGUATION = re.compile(
-    r"__DISAMBIG__|\{\{\s*(?:disambig(?:uation)?(?: page)?|dab|disamb|hndis|human name disambiguation|geodis|"
-    r"(?:place|airport|school|hospital|mathematical|species|letter.number combination) disambiguation|"
-    r"begriffsklärung|homonymie|desambiguaci[oó]n|desambiguação|desambig|disambigua|dp|doorverwijspagina|förgrening|"
-    r"ujednoznacznienie|неоднозначность|многозначность|пояснение|багатозначність|aimai|曖昧さ回避|消歧义|消歧義|동음이의)"
-    r"\s*[|}]",
-    re.IGNORECASE,
+    rf"__DISAMBIG__|\{{\{{\s*(?:(?:{_WITH_ARGUMENTS})\s*[|}}]|(?:{_ALONE})\s*\}}\}})", re.IGNORECASE
 )
 
 

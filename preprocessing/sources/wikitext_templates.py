@@ -48,6 +48,11 @@ def _years(prefix: str) -> RuleOfNames:
     return lambda values, _names: prefix + "–".join(values)
 
 
+def _solar(unit: str) -> RuleOfNames:
+    """{{solar mass|1.5}}: 1.5 M☉; {{solar mass}}, after a number: M☉."""
+    return lambda values, _names: " ".join([*values[:1], unit])
+
+
 def _quantity(values: list[str]) -> str:
     """{{convert|20|m|ft}}: as the author wrote it, 20 m, without what it converts to; 10 to 20 km; 6 ft 2 in."""
     said, rest = values[:1], values[1:]
@@ -116,9 +121,9 @@ def _red_link(values: list[str], names: dict[str, str]) -> str:
 
 
 _WRAPPERS = """
-    abbr angbr big blockquote center code cquote em flag flagcountry gloss iast kbd large larger linktext math mono mvar
-    nastaliq nihongo nobold nobr nobreak noitalic nowrap nq poemquote quotation quote rws samp sc sic small smallcaps
-    smaller stnlnk strong sub sup tooltip tt vanchor var
+    abbr angbr big blockquote center code cquote dp em flag flagcountry gloss iast kbd large larger linktext math mono
+    mvar nastaliq nihongo nobold nobr nobreak noitalic nowrap nq poemquote quotation quote rws samp sc sic small
+    smallcaps smaller station stn stnlnk strong sub sup tooltip tt vanchor var
 """
 _LONG_WRAPPERS = ["block indent", "nihongo foot", "not a typo", "proper name", "visible anchor"]
 _SHIPS = "hmas hmcs hms hmnzs ins mv rms sms ss uscgc usns uss"
@@ -139,7 +144,7 @@ _RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(["langx", "native name"], _second),
     **dict.fromkeys(["convert", "cvt"], _quantity),
-    **dict.fromkeys(["frac", "fraction", "sfrac"], _fraction),
+    **dict.fromkeys(["frac", "frac2", "fraction", "sfrac"], _fraction),
     **dict.fromkeys(["chem", "chem2", "mp", "mpl"], "".join),
     **dict.fromkeys(["key press", "keypress", "key"], "+".join),
     **dict.fromkeys(["sclass", "sclass2"], _class),
@@ -150,7 +155,8 @@ _RULES: dict[str, Rule] = {
     **{name: _after(f"{name.upper()} ") for name in _SHIPS.split()},
     **{name: _after(sign) for name, sign in _CURRENCIES.items()},
     "inrconvert": _rupees,
-    "harvtxt": _authors,
+    **dict.fromkeys(["harvtxt", "harvard citation text"], _authors),
+    **dict.fromkeys(["lit", "literal translation"], _after("lit. ")),
     "music": _music,
     "e": _after("×10^"),
     "us patent": _after("U.S. Patent "),
@@ -159,15 +165,18 @@ _RULES_OF_NAMES: dict[str, RuleOfNames] = {
     **dict.fromkeys(["circa", "c.", "ca."], _years("c. ")),
     **dict.fromkeys(["floruit", "fl."], _years("fl. ")),
     **dict.fromkeys(["ill", "interlanguage link"], _red_link),
+    **dict.fromkeys(["val", "value"], _value),
     "as of": _since,
-    "val": _value,
+    "solar luminosity": _solar("L☉"),
+    "solar mass": _solar("M☉"),
+    "solar radius": _solar("R☉"),
 }
 _PREFIX_RULES: dict[str, Rule] = {"lang-": _first, "script/": _first}  # {{lang-fr|...}}
 _LITERALS = {
     **dict.fromkeys(["spaces", "nbsp", "space", "thinsp", "thin space", "hair space", "hairsp"], " "),
     **dict.fromkeys(["snd", "snds", "spaced ndash", "spaced en dash", "spnd", "ndash", "–"], " – "),
     **dict.fromkeys(["mdash", "mdashb", "emdash", "em dash", "—"], "—"),
-    **dict.fromkeys(["en dash", "endash"], "–"),
+    **dict.fromkeys(["en dash", "endash", "nbnd", "nbndash"], "–"),
     **dict.fromkeys(["shy", "wbr", "zwj", "zwnj", "-"], ""),
     **dict.fromkeys(["'", "-'"], "'"),
     **dict.fromkeys(["' \"", "'\""], "'\""),
@@ -183,9 +192,6 @@ _LITERALS = {
     "okina": "ʻ",
     "pi": "π",
     "co2": "CO2",
-    "solar mass": "M☉",
-    "solar radius": "R☉",
-    "solar luminosity": "L☉",
 }
 
 

@@ -62,6 +62,9 @@ def test_article() -> None:
         (page(revision="<model>json</model>"), "model"),
         (page("{{Disambiguation|geo}}\nDog may refer to:\n* x"), "disambiguation"),
         (page("{{Begriffsklärung}}"), "disambiguation"),
+        (page("Dog may refer to:\n{{Place name disambiguation|x}}"), "disambiguation"),
+        (page("{{dp}}"), "disambiguation"),
+        (page("{{Rozcestník}}"), "disambiguation"),
         (page("* [[x]]\n{{y}}"), "empty"),
         (page(""), "empty"),
         (page("x" * 1001), "too_large"),
@@ -72,7 +75,7 @@ def test_skipped(xml: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert pages(dump(SITEINFO, xml)) == [Skipped("testwiki/7", "wikipedia", reason)]
 
 
-@pytest.mark.parametrize("text", ["A dog.{{disambiguation needed}}", "x" * 1000])
+@pytest.mark.parametrize("text", ["A dog.{{disambiguation needed}}", "Dogs on {{dp|Pluto}}.", "x" * 1000])
 def test_not_skipped(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "MAX_WIKITEXT", 1000)
     assert isinstance(pages(dump(page(text)))[0], Document)

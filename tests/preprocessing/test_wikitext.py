@@ -103,6 +103,10 @@ CASES = {
         "5.98{{e|24}}&nbsp;kg, {{val|1.6726|0.0002|e=-27|u=kg}}, {{val|20|ul=km|upl=s}}, {{val|7}}",
         ["5.98×10^24 kg, 1.6726±0.0002×10^-27 kg, 20 km/s, 7"],
     ),
+    "stars": (
+        "{{dp|Pluto}} has no {{solar mass|2}}, a star 1.5 {{Solar mass|link=y}} and 3 {{solar radius}}",
+        ["Pluto has no 2 M☉, a star 1.5 M☉ and 3 R☉"],
+    ),
     "years": (
         "A ({{circa}} 1900; {{circa|1900|1910}}; {{fl.|1900}}), B ({{OldStyleDate|2 February|1905|20 January}})",
         ["A (c. 1900; c. 1900–1910; fl. 1900), B (2 February 1905)"],
