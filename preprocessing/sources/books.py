@@ -34,6 +34,8 @@ _END = re.compile(
 )
 _CREDITS = re.compile(r"\s*(?:Produced by|E-text prepared by|Transcribed from)\b.*?\n\s*\n", re.S)
 _HEADER = 1 << 16  # characters, of which a header has a few thousand; a mark further on is another book's
+# Italics, also of a part of a word, within a paragraph; some transcribers close them by ___.
+_ITALICS = re.compile(r"_([^\s_](?:(?:[^_\n]|\n(?![ \t]*\n))*[^\s_])?)_+")
 _TITLE = re.compile(r"^Title: *(\S[^\n]*(?:\n[ \t]+\S[^\n]*)*)", re.M)
 # Bytes that no text has in any encoding read here, but for a stray one: not white space, nor the end of a file in DOS.
 _CONTROL = bytes(set(range(0x20)) - set(b"\t\n\v\f\r\x1a\x1c\x1d\x1e\x1f"))
@@ -62,7 +64,10 @@ def decode(data: bytes) -> tuple[str, int]:
 
 
 def strip_gutenberg(text: str) -> tuple[str, str | None]:
-    """What is between Project Gutenberg's header and footer, of several books in a row too, and the first title."""
+    """What is between Project Gutenberg's header and footer, of several books in a row too, and the first title.
+
+    The underscores in which its texts put italics go too; a text without header and footer keeps all it has.
+    """
     start = _START.search(text, 0, _HEADER) or _end_of_small_print(text)
     title = _TITLE.search(text[: start.start()]) if start else None
     body, rest = _until_footer(_without_credits(text[start.end() :]) if start else text)
@@ -70,7 +75,10 @@ def strip_gutenberg(text: str) -> tuple[str, str | None]:
     ends = [*(start.start() for start in starts[1:]), len(rest)]
     others = (_without_credits(rest[start.end() : end]) for start, end in zip(starts, ends, strict=False))
     bodies = [body, *(_until_footer(other)[0] for other in others)]
-    return "\n\n".join(bodies), " ".join(title[1].split()) if title else None
+    joined = "\n\n".join(bodies)
+    if start or rest:
+        joined = _ITALICS.sub(r"\1", joined)
+    return joined, " ".join(title[1].split()) if title else None
 
 
 def _end_of_small_print(text: str) -> re.Match[str] | None:

@@ -60,6 +60,14 @@ def test_several_gutenberg_books_in_a_file_are_all_read() -> None:
     assert document.text.split("\n") == [line for n in range(3) for line in (f"Book {n} begins.", "It ends.")]
 
 
+def test_gutenbergs_underscores_go_where_they_mark_italics_in_a_paragraph() -> None:
+    written = "_A whale,_ he said, _dread___ful and\n_all in\nwhite_, on the 29_th_. _Open\n\nno more_ 1 _ 2 ____ 3.\n"
+    read_as = "A whale, he said, dreadful and all in white, on the 29th. _Open\nno more_ 1 _ 2 ____ 3."
+    assert book((START + written + END).encode()).text == read_as
+    assert book((written + END).encode()).text == read_as
+    assert book(b"Call _it_ here.").text == "Call _it_ here."
+
+
 def test_what_lies_far_before_a_gutenberg_book_in_the_same_file_is_no_header() -> None:
     own = "A story of one's own.\n\n" * 4000
     for mark in (START, "*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*\n\n"):
@@ -195,6 +203,7 @@ def test_real_books_lose_their_licence_and_nothing_else(real_data: Path) -> None
         assert "Project Gutenberg License" not in document.text
         lost = len(raw.decode("utf-8-sig").split()) - len(document.text.split())
         assert 2800 < lost < 3600, path  # words of header and licence
+        assert document.text.count("_") < 0.0005 * len(document.text)  # some that have no partner
     alice = book((real_data / "books" / "pg11-alices-adventures-in-wonderland.txt").read_bytes(), "alice.txt")
     assert alice.title == "Alice’s Adventures in Wonderland"
     assert "Alice was beginning to get very tired of sitting by her sister on the bank, and of having" in alice.text
