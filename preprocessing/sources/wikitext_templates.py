@@ -99,15 +99,19 @@ def _gauge(values: list[str]) -> str | None:
 
 
 def _rupees(values: list[str]) -> str:
-    """{{INRConvert|50|c}}: ₹50 crore."""
-    return f"₹{values[0]}{_MAGNITUDES.get(_second(values), '')}"
+    """{{INRConvert|50|c}}: ₹50 crore; {{INRConvert|50|–|60|c|1}}, rounded when converted: ₹50–60 crore."""
+    named = next((place for place, value in enumerate(values) if value in _MAGNITUDES), 1)
+    return f"₹{''.join(values[:named])}{_MAGNITUDES.get(''.join(values[named : named + 1]), '')}"
 
 
 def _value(values: list[str], names: dict[str, str]) -> str:
-    """{{val|5.97|0.01|e=24|u=kg}}: 5.97±0.01×10^24 kg."""
+    """{{val|5.97|0.01|e=24|u=kg}}: 5.97±0.01×10^24 kg; {{val|6|(1)}}: 6(1); {{val|6|0.1|0.2}}: 6+0.1−0.2."""
+    number, *errors = values or [""]
+    signs = ["+", "−"] if errors[1:] else [""] if errors and errors[0].startswith("(") else ["±"]
+    number += "".join(sign + error for sign, error in zip(signs, errors, strict=False))
     power = f"×10^{names['e']}" if names.get("e") else ""
     unit, per = (names.get(name) or names.get(f"{name}l", "") for name in ("u", "up"))
-    return "±".join(values[:2]) + power + (f" {unit}" if unit else "") + (f"/{per}" if per else "")
+    return number + power + (f" {unit}" if unit else "") + (f"/{per}" if per else "")
 
 
 def _since(values: list[str], names: dict[str, str]) -> str:
@@ -164,7 +168,7 @@ _RULES: dict[str, Rule] = {
 _RULES_OF_NAMES: dict[str, RuleOfNames] = {
     **dict.fromkeys(["circa", "c.", "ca."], _years("c. ")),
     **dict.fromkeys(["floruit", "fl."], _years("fl. ")),
-    **dict.fromkeys(["ill", "interlanguage link"], _red_link),
+    **dict.fromkeys(["ill", "illm", "interlanguage link", "interlanguage link multi"], _red_link),
     **dict.fromkeys(["val", "value"], _value),
     "as of": _since,
     "solar luminosity": _solar("L☉"),

@@ -100,9 +100,10 @@ CASES = {
     "as of within a sentence": ("had 5 dogs {{as of|2010|lc=y}}", ["had 5 dogs as of 2010"]),
     "convert a range with a dash in tables": ("is {{convert|60|and(-)|80|kg}} heavy", ["is 60 and 80 kg heavy"]),
     "powers of ten": (
-        "5.98{{e|24}}&nbsp;kg, {{val|1.6726|0.0002|e=-27|u=kg}}, {{val|20|ul=km|upl=s}}, {{val|7}}",
-        ["5.98×10^24 kg, 1.6726±0.0002×10^-27 kg, 20 km/s, 7"],
+        "5.98{{e|24}}&nbsp;kg, {{val|1.6726|0.0002|e=-27|u=kg}}, {{val|20|ul=km|upl=s}}",
+        ["5.98×10^24 kg, 1.6726±0.0002×10^-27 kg, 20 km/s"],
     ),
+    "uncertain numbers": ("{{val|7}}, {{val|7|2}}, {{val|7|(1)}}, {{val|7|1|2}}", ["7, 7±2, 7(1), 7+1−2"]),
     "stars": (
         "{{dp|Pluto}} has no {{solar mass|2}}, a star 1.5 {{Solar mass|link=y}} and 3 {{solar radius}}",
         ["Pluto has no 2 M☉, a star 1.5 M☉ and 3 R☉"],
@@ -117,8 +118,8 @@ CASES = {
     ),
     "letters": ("Hawai{{okina}}i, {{CO2}}, 2{{pi}}, \"the 'dogs{{' \"}}", ["Hawaiʻi, CO2, 2π, \"the 'dogs'\""]),
     "money": (
-        "{{INR|500}} crore, {{INRConvert|50|c}}, {{£|5}}, {{US$|5 million}}",
-        ["₹500 crore, ₹50 crore, £5, US$5 million"],
+        "{{INR|500}} crore, {{INRConvert|50|c}}, {{INRConvert|5|–|6|l|2}}, {{INRConvert|7}}, {{£|5}}",
+        ["₹500 crore, ₹50 crore, ₹5–6 lakh, ₹7, £5"],
     ),
     "red links": (
         "{{Interlanguage link|Ann Foo|de}} and {{ill|Bo Foo (painter)|fr|lt=Bo}}, the {{visible anchor|first}}",
