@@ -89,13 +89,19 @@ def watching(folder: str, patience: float) -> Iterator[Watchdog]:
 
 
 def _stuck(state: mmap.mmap, patience: float) -> str | None:
-    """Wait until the watched process ends, None, or until it has been at one thing for too long: what that is."""
-    seen, since = -1, 0.0
-    while not select.select([sys.stdin], [], [], min(_LOOK_SECONDS, patience / 4))[0]:
+    """Wait until the watched process ends, None, or until it has been at one thing for too long: what that is.
+
+    A long time between two looks is one in which both processes were stopped, by Ctrl-Z or a scheduler: it counts for
+    no more than a short one.
+    """
+    pause = min(_LOOK_SECONDS, patience / 4)
+    seen, waited, looked = -1, 0.0, time.monotonic()
+    while not select.select([sys.stdin], [], [], pause)[0]:
+        before, looked = looked, time.monotonic()
         count, length, name = _STATE.unpack_from(state)
         if count != seen or not length:
-            seen, since = count, time.monotonic()
-        elif time.monotonic() - since > patience:
+            seen, waited = count, 0.0
+        elif (waited := waited + min(looked - before, 2 * pause)) > patience:
             return str(name[:length], errors="replace")
     return None
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,28 @@ def test_what_hangs_is_ended_where_that_can_not_be_told(tmp_path: Path, place: s
     done = subprocess.run(command, cwd=ROOT, pass_fds=[terminal], timeout=60, capture_output=True, check=False)
     os.close(terminal)
     assert done.returncode == -signal.SIGKILL
+
+
+STOPPED = """
+import os, sys, time
+from preprocessing.watchdog import watching
+
+with watching(sys.argv[1], 6.0) as dog:
+    dog.watch("whale.txt")
+    print("begun", flush=True)
+    for _ in range(40):
+        time.sleep(0.1)
+"""
+
+
+def test_the_time_in_which_a_job_was_stopped_counts_for_no_document(tmp_path: Path) -> None:
+    """By Ctrl-Z, or by a scheduler that suspends it, with all of its processes."""
+    command = [sys.executable, "-c", STOPPED, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as job:
+        assert job.stdout
+        assert job.stdout.readline() == b"begun\n"
+        time.sleep(2)  # for the second process to look
+        os.killpg(job.pid, signal.SIGSTOP)
+        time.sleep(6)
+        os.killpg(job.pid, signal.SIGCONT)
+        assert job.wait(60) == 0
