@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -51,6 +53,7 @@ CHEAP = ("mlm", "nsp", "fill_mask")
 _NOTE = ".weights.json"  # beside results: the checksum of the export's weights, see eval.stamps
 _USAGE = "python -m eval.watch RUN [--tasks NAME[,NAME...]] [--once] ..., and options of eval.run"
 _REFUSED = 2  # the exit code of an evaluation that can't be as it was asked for
+_ROOM = 1 << 20  # bytes: less than this an evaluation need not be begun with
 
 _log = logging.getLogger("eval")
 
@@ -185,6 +188,7 @@ class Watch:
 
     def _evaluate(self, job: Job, claim: int) -> None:
         weights = self._begin(job)
+        _check_room(job.output)  # what is computed without any is lost
         _log.info("%s: %s", job.export.name, ",".join(job.tasks))
         code = _run_evaluation([*evaluation_words(job), *self._options], claim)
         readable = self._readable(job) if code == _REFUSED else job.tasks
@@ -201,6 +205,7 @@ class Watch:
             _log.info("%s: trained anew meanwhile, so it is evaluated anew", job.export.name)
             self._evaluate(job, claim)
         else:
+            _check_room(job.output)
             self.failed.add(job.output)
             why = _ending(code) if code else f"tasks are missing in {job.output / RESULTS}"
             _log.error("%s: the evaluation failed (%s); see above", job.export.name, why)
@@ -250,6 +255,18 @@ def _weights_of(results: dict[str, Any]) -> str:
 def evaluation_words(job: Job) -> list[str]:
     """The options of eval.run for a job."""
     return ["--checkpoint", str(job.export), "--tasks", ",".join(job.tasks), "--output", str(job.output)]
+
+
+def _check_room(folder: Path) -> None:
+    """See that a folder takes a small file.
+
+    Raises:
+        OSError: it doesn't, as on a full disk.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(_ROOM))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _run_evaluation(words: Sequence[str], claim: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
 import shutil
 import signal
@@ -339,6 +340,33 @@ def test_a_full_disk_is_waited_for_as_long_as_the_run_goes_on(
     monkeypatch.setattr(watch, "claimed", mock.Mock(side_effect=full))
     assert follow() == 1  # the run is done: nothing more is waited for
     assert f"failed: {folder.with_name('step-000012')}\n" in capsys.readouterr().err
+
+
+def test_an_evaluation_that_finds_the_disk_full_is_made_when_there_is_room_again(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_here, has_room = watch._run_evaluation, True
+
+    def take_file(**of: Any) -> Any:
+        if not has_room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return io.FileIO(os.memfd_create("room"), "w")
+
+    def fill_the_disk(words: Sequence[str], claim: int) -> int:
+        nonlocal has_room
+        if has_room := evaluated != ["step-000007"]:
+            return run_here(words, claim)
+        evaluated.append("step-000009, in vain")
+        return 1
+
+    def make_room() -> None:
+        nonlocal has_room
+        has_room = True
+
+    monkeypatch.setattr("tempfile.TemporaryFile", take_file)
+    monkeypatch.setattr(watch, "_run_evaluation", fill_the_disk)
+    assert follow(events=[lambda: None, make_room, done(run)]) == 0
+    assert evaluated == ["step-000007", "step-000009, in vain", "step-000009"]
 
 
 def test_what_another_watcher_works_on_is_left_to_it(
