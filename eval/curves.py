@@ -19,8 +19,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from eval.comparison import MeasuredExport
 from eval.errors import UsageError
-from eval.evaluated import Evaluated, learns_next_sentence, run_names, settings_of
-from eval.results import is_learned
+from eval.evaluated import Evaluated, learns_next_sentence, predicts_next_words, run_names, settings_of
+from eval.results import NEXT_WORDS, is_learned
 from preprocessing.figures import COLOURS, STYLE
 from trainer.files import DamagedFileError, read_lines
 from trainer.metrics import LARGEST_LOSS
@@ -37,6 +37,11 @@ _COLUMNS = 4  # of the legend of more
 _LINES = ("-", "--", ":", "-.")
 _WIDE = 8  # times the smallest perplexity: from there on an axis is logarithmic
 _BASELINE, _OF_BASELINES = "#555555", "the task's baseline"
+_WORDS = {  # what is predicted, by whether that is next words, and how axes name it
+    (False,): ("Masked words", "MLM "),
+    (True,): ("Next words", ""),
+    (False, True): ("Masked words, or next ones", ""),
+}
 _INTRINSIC = (("mlm", "perplexity"), ("mlm", "accuracy"), ("nsp", "accuracy"))
 
 
@@ -52,6 +57,7 @@ class History:
         validation: the same of all validations, [validations]; there may be none.
         next_sentence: whether it learns to judge next sentences. One that does not has an accuracy all the same, of
             weights that nothing trains.
+        next_words: whether its losses and accuracies are of next words, and none is masked.
     """
 
     name: str
@@ -59,6 +65,7 @@ class History:
     training: Mapping[str, np.ndarray]
     validation: Mapping[str, np.ndarray]
     next_sentence: bool
+    next_words: bool
 
 
 def read_histories(paths: Sequence[Path]) -> tuple[list[History], list[Path]]:
@@ -94,7 +101,8 @@ def _read_history(path: Path, name: str) -> History | None:
     validation = _read_figures(run.validation_metrics, _OF_A_VALIDATION)
     if not len(training["step"]):
         return None
-    return History(name, run, training, validation, learns_next_sentence(settings_of(path)))
+    settings = settings_of(path)
+    return History(name, run, training, validation, learns_next_sentence(settings), predicts_next_words(settings))
 
 
 def _read_figures(file: Path, names: Sequence[str], others: Sequence[str] = ()) -> dict[str, np.ndarray]:
@@ -169,14 +177,17 @@ def visible(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarr
 def draw(histories: Sequence[History], known: Baselines) -> Figure:
     """The figure of all curves: loss, learning rate, accuracy in next sentences, or in words where none has those."""
     with_pairs, many = any(history.next_sentence for history in histories), len(histories) > _TOLD_APART
+    next_words = {history.next_words for history in histories}
+    words, of = _WORDS[tuple(sorted(next_words))]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=_INCHES, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
         grid = figure.add_gridspec(2, 2, height_ratios=[3, 2], width_ratios=[2, 1])
         loss = figure.add_subplot(grid[0, :])
         accuracy, rate = figure.add_subplot(grid[1, 0], sharex=loss), figure.add_subplot(grid[1, 1])
         for history, style in zip(histories, _styles(), strict=False):
-            prefix = "" if len(histories) == 1 else f"{history.name}, "
-            labels = (history.name, None) if many else (f"{prefix}training", f"{prefix}held out")
+            name = f"{history.name}, {NEXT_WORDS}" if history.next_words and len(next_words) > 1 else history.name
+            prefix = "" if len(histories) == 1 else f"{name}, "
+            labels = (name, None) if many else (f"{prefix}training", f"{prefix}held out")
             _draw_curve(loss, history, "mlm_loss", style, *map(_label, labels))
             if history.next_sentence or not with_pairs:
                 _draw_curve(accuracy, history, "nsp_accuracy" if with_pairs else "mlm_accuracy", style)
@@ -187,8 +198,8 @@ def draw(histories: Sequence[History], known: Baselines) -> Figure:
         figure.legend(lines, names, loc="outside lower center", ncols=columns)  # off the curves, which are anywhere
         if with_pairs:
             _draw_baseline(accuracy, known.nsp_accuracy, "always the larger class")
-        _finish_loss(loss, "" if len(histories) > 1 else f": {histories[0].name}")
-        _finish_accuracy(accuracy, *(("Next sentence", "NSP accuracy") if with_pairs else ("Hits", "MLM accuracy")))
+        _finish_loss(loss, words if len(histories) > 1 else f"{words}: {histories[0].name}", of)
+        _finish_accuracy(accuracy, *(("Next sentence", "NSP accuracy") if with_pairs else ("Hits", f"{of}accuracy")))
         rate.set(title="Learning rate", xlabel="step")
         rate.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         for axes in (loss, accuracy, rate):
@@ -240,8 +251,8 @@ def _draw_baseline(axes: Any, value: float | None, label: str | None) -> None:
         axes.axhline(value, color=_BASELINE, linestyle=(0, (5, 3)), linewidth=1.3, label=label)
 
 
-def _finish_loss(axes: Any, run: str) -> None:
-    axes.set(title=f"Masked words{run}", xlabel="step", ylabel="MLM loss (nats a word)")
+def _finish_loss(axes: Any, title: str, of: str) -> None:
+    axes.set(title=title, xlabel="step", ylabel=f"{of}loss (nats a word)")
     axes.margins(x=0.015)
     # The same axis once more, as perplexity.
     right = axes.secondary_yaxis("right", functions=(_exp, _log))

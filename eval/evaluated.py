@@ -117,7 +117,7 @@ def _as_trained(results: dict[str, Any], settings: Mapping[str, Any]) -> dict[st
         settings: of its run, see settings_of.
     """
     tasks = dict(results["tasks"])
-    if "mlm" in tasks and settings.get("model.is_decoder"):
+    if "mlm" in tasks and predicts_next_words(settings):
         tasks["mlm"] = {**tasks["mlm"], "details": {**tasks["mlm"]["details"], "instead": NEXT_WORDS}}
     if "nsp" in tasks and (tasks["nsp"]["details"].get("instead") or not learns_next_sentence(settings)):
         del tasks["nsp"]
@@ -251,6 +251,11 @@ def best_evaluation(evaluations: Sequence[Evaluated], task: str, metric: str) ->
 def learns_next_sentence(settings: Mapping[str, Any]) -> bool:
     """Whether a run with these settings learns to judge next sentences; one whose recipe is out of reach does."""
     return settings.get("train.next_sentence", True) is not False
+
+
+def predicts_next_words(settings: Mapping[str, Any]) -> bool:
+    """Whether a run with these settings reads from left to right: its losses are of next words, not of masked ones."""
+    return bool(settings.get("model.is_decoder"))
 
 
 def settings_of(run: Path) -> dict[str, Any]:

@@ -43,7 +43,7 @@ with needs("eval"):
     from eval.pages import render_page
     from eval.paper import TABLES
     from eval.pictures import save_picture
-    from eval.results import RESULTS, best_points, check_output, figures_table, filled_table
+    from eval.results import NEXT_WORDS, RESULTS, best_points, check_output, figures_table, filled_table
     from preprocessing.markdown import markdown_table, plain
     from preprocessing.schema import checksum
     from preprocessing.terminal import show
@@ -175,7 +175,7 @@ def _last_figures_table(histories: Sequence[History]) -> str:
     rows = [["", *(history.name for history in histories)]]
     columns = [_last_figures(history) for history in histories]
     names = dict.fromkeys(name for of_run in columns for name in of_run)  # a run may lack validations
-    rows += [[name, *(of_run.get(name, "") for of_run in columns)] for name in names]
+    rows += [row for name in names if any((row := [name, *(of_run.get(name, "") for of_run in columns)])[1:])]
     return markdown_table(rows, numbers=range(1, len(rows[0])))
 
 
@@ -186,7 +186,7 @@ def _last_figures(history: History) -> dict[str, str]:
     figures = {
         "steps": f"{training['step'][-1]:,.0f}",
         "samples": f"{training['samples'][-1]:,.0f}",
-        "training MLM loss": f"{losses[-window:].mean():.4f}" if len(losses) else "",
+        **_of_words(history, "training MLM loss", f"{losses[-window:].mean():.4f}" if len(losses) else ""),
         "which is the mean of steps": str(window),
         "tokens a second, median": f"{np.median(training['tokens_per_second']):,.0f}",
         "hours": f"{_hours(training):.2f}",
@@ -194,13 +194,19 @@ def _last_figures(history: History) -> dict[str, str]:
     if len(held_out["step"]):
         figures |= {
             "held out, at step": f"{held_out['step'][-1]:,.0f}",
-            "held out: MLM loss": f"{held_out['mlm_loss'][-1]:.4f}",
-            "held out: perplexity": f"{held_out['perplexity'][-1]:,.1f}",
-            "held out: MLM accuracy": f"{100 * held_out['mlm_accuracy'][-1]:.2f} %",
+            **_of_words(history, "held out: MLM loss", f"{held_out['mlm_loss'][-1]:.4f}"),
+            **_of_words(history, "held out: perplexity", f"{held_out['perplexity'][-1]:,.1f}"),
+            **_of_words(history, "held out: MLM accuracy", f"{100 * held_out['mlm_accuracy'][-1]:.2f} %"),
         }
         if history.next_sentence:
             figures["held out: NSP accuracy"] = f"{100 * held_out['nsp_accuracy'][-1]:.2f} %"
     return figures
+
+
+def _of_words(history: History, name: str, figure: str) -> dict[str, str]:
+    """A figure of masked words and one of next words, which don't compare; that which is not the run's is empty."""
+    masked, following = ("", figure) if history.next_words else (figure, "")
+    return {name: masked, f"{name.replace('MLM ', '')} of {NEXT_WORDS}": following}
 
 
 def _hours(training: Mapping[str, np.ndarray]) -> float:

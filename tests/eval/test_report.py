@@ -579,6 +579,25 @@ def test_next_words_are_no_masked_words(run: Path, tmp_path: Path) -> None:
     assert on_same_data(alone)[1] == []
 
 
+def test_curves_and_last_figures_tell_next_words_from_masked_ones(run: Path, tmp_path: Path) -> None:
+    causal = write_run(tmp_path / "runs" / "causal", steps=60)
+    (causal / "config.toml").write_text("[model]\nis_decoder = true\n[train]\nnext_sentence = false\n")
+    rows = rows_of(report_of(causal, run))
+    for name in ("training {}loss", "held out: {}loss", "held out: perplexity", "held out: {}accuracy"):
+        (figure, empty), (lacking, same) = rows[f"{name.format('')} of next words"], rows[name.format("MLM ")]
+        assert (figure, empty, lacking) == (same, "", "")
+    assert "training MLM loss" not in rows_of(report_of(causal))
+
+    def drawn(*runs: Path) -> tuple[str, str, list[str]]:
+        figure = draw(read_histories(runs)[0], Baselines(None, None))
+        loss, names = figure.axes[0], [text.get_text() for text in figure.legends[0].get_texts()]
+        return loss.get_title(loc="left"), loss.get_ylabel(), names
+
+    assert drawn(causal) == ("Next words: causal", "loss (nats a word)", ["training", "held out"])
+    names = [f"{name}, {part}" for name in ("causal, next words", "demo") for part in ("training", "held out")]
+    assert drawn(causal, run) == ("Masked words, or next ones", "loss (nats a word)", names)
+
+
 def test_every_table_of_the_paper_is_there(run: Path, tmp_path: Path) -> None:
     write_evaluation(run, 60, **INTRINSIC)
     text = report_of(run)
