@@ -557,6 +557,20 @@ def test_an_evaluation_of_a_run_that_was_deleted_is_no_child_of_it(
     assert evaluation_store([run.path], tmp_path).parent is None
 
 
+def test_the_same_evaluation_again_is_a_child_of_the_run_in_the_place_of_one_that_was_deleted(
+    run: RunDirectory, store: str, tmp_path: Path
+) -> None:
+    run.set_outcome("done")
+    files = write_files(tmp_path / "results")
+    for _ in range(2):
+        prepare(run, "tests")
+        parent = sync(run)
+        first, again = (log_evaluation(evaluation_store([run.path], tmp_path), *EVALUATION, files) for _ in range(2))
+        assert [child.info.run_id for child in children(store, parent)] == [first] == [again]
+        MlflowClient(store).delete_run(parent)
+        run.tracking.unlink()
+
+
 def test_a_server_that_is_away_gets_evaluations_later(
     run: RunDirectory, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

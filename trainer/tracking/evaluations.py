@@ -187,7 +187,10 @@ def _carry_over(store: Store, evaluation: _Evaluation) -> str:
     step = evaluation.step
     client = MlflowClient(store.tracking_uri)
     experiment = experiment_id(client, store.experiment, store.tracking_uri)
-    begun = client.search_runs([experiment], f"tags.{_IDENTITY} = '{evaluation.identity}'", max_results=1)
+    same = f"tags.{_IDENTITY} = '{evaluation.identity}'"
+    if store.parent:  # and not a child of one that was deleted
+        same += f" and tags.`mlflow.parentRunId` = '{store.parent}'"
+    begun = client.search_runs([experiment], same, max_results=1)
     run = begun[0] if begun else _create(client, experiment, store.parent, evaluation)
     run_id = str(run.info.run_id)
     if run.info.status == _WHOLE:
