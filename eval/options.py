@@ -66,7 +66,12 @@ def _parser(program: str | None = None, usage: str | None = None) -> argparse.Ar
         help=f"for {RESULTS}, where other tasks of the same weights stay (default: a folder for export and tasks in "
         f"RUN/{EVALUATIONS}, where eval.report looks, or beside an export that is of no run)",
     )  # fmt: skip
-    parser.add_argument("--threads", type=_threads, metavar="N", help="default: as many as torch takes")
+    parser.add_argument(
+        "--threads",
+        type=_threads,
+        metavar="N",
+        help="of each process (default: as many as torch takes, divided among --workers)",
+    )
     parser.add_argument(
         "--device",
         choices=("cpu", "cuda"),
