@@ -12,6 +12,7 @@ import pytest
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
+from sqlalchemy.exc import OperationalError
 
 from tests.trainer.little_room import room_for
 from tests.trainer.mlflow_store import CONFIG, add_lines, empty_store, metrics, write_run
@@ -410,6 +411,18 @@ def test_a_store_is_there_whole_or_not_at_all(
     monkeypatch.setattr(store_module, "MlflowClient", make)
     assert_complete(run, f"sqlite:///{database}", sync(run))
     assert sorted(path.name for path in database.parent.glob("*mlflow.db*")) == ["mlflow.db", "mlflow.db.lock"]
+
+
+def test_a_store_that_found_no_room_is_made_when_there_is_some(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same process: MLflow keeps a connection to the file that it could not fill."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    prepare(run, "tests")
+    for _ in range(2):
+        with room_for(200_000), pytest.raises(OperationalError):
+            sync(run)
+    assert_complete(run, f"sqlite:///{run.path.parent / 'mlflow.db'}", sync(run))
 
 
 def test_mistakes_end_with_one_line(

@@ -160,7 +160,9 @@ def one_writer(tracking_uri: str, run: Path) -> Iterator[None]:
 def _create(database: Path) -> None:
     """Make an SQLite store that is there whole or not at all: of half its tables MLflow can't make the others."""
     unfinished = database.with_name(f".{database.name}.unfinished")
-    unfinished.unlink(missing_ok=True)  # of one that was killed; SQLite removes its journal
+    # Emptied, not deleted: after a try that found the disk full MLflow keeps its connection to that very file, and
+    # would not see another. Of one that was killed SQLite removes the journal.
+    unfinished.write_bytes(b"")
     MlflowClient(f"sqlite:///{unfinished}").search_experiments(max_results=1)
     unfinished.replace(database)
 
