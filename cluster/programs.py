@@ -18,6 +18,8 @@ from typing import Literal, NoReturn, get_args
 from cluster.paths import whole
 from preprocessing.schema import MANIFEST
 from trainer.config import Recipe, load_recipe
+from trainer.hugging_face import CONFIG as MODEL_CONFIG
+from trainer.initial_model import initial_model
 from trainer.run_directory import RunDirectory
 from trainer.settings import ConfigError, is_override
 
@@ -128,9 +130,11 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
         raise ConfigError(f"pretrain: {rest[0]!r} is neither an option of the trainer nor a setting section.key=value")
     initial = ["--init-from", str(found.init_from)] if found.init_from else []
     shards = [Path(source) for source in found.shards if "://" not in source]
-    run = found.output.resolve()
+    seen = found.init_from and os.access(found.init_from / MODEL_CONFIG, os.R_OK)  # else check_reads or the job tells
+    model = initial_model(found.init_from if seen else None, RunDirectory(found.output))
+    place = found.output.resolve()
     for path in shards:
-        if path.resolve().is_relative_to(run) or run.is_relative_to(path.resolve()):
+        if path.resolve().is_relative_to(place) or place.is_relative_to(path.resolve()):
             raise ConfigError(
                 f"pretrain: --shards {path} and --output {found.output} lie one in the other; take folders side by side"
             )
@@ -139,7 +143,7 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
         found.output,
         (*initial, "--shards", *found.shards, "--output", str(found.output)),
         reads=(*(path / MANIFEST for path in shards), *map(Path, initial[1:])),
-        recipe=load_recipe(found.config, overrides),
+        recipe=load_recipe(found.config, overrides, model),
         deepspeed_config=found.deepspeed_config,
     )
 

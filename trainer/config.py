@@ -19,7 +19,7 @@ from trainer.masking import STANDARD, MaskingConfig
 from trainer.model import BertConfig
 from trainer.optim import OptimizerConfig
 from trainer.schedule import ScheduleConfig, learning_rate
-from trainer.settings import parse, read_toml
+from trainer.settings import ConfigError, merge, parse, read_toml
 
 
 @dataclass(frozen=True)
@@ -257,15 +257,29 @@ _IDENTITY = (
     "data.token_multiple",
 )
 _MEMORY = (".micro_batch_size", ".activation_checkpointing")  # but these are matters of memory
+_OF_A_MODEL = tuple(each.name for each in dataclasses.fields(BertConfig) if not f".{each.name}".endswith(_MEMORY))
 
 
-def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: Path | str, overrides: Sequence[str] = (), model: BertConfig | None = None) -> Recipe:
     """Read a recipe and apply overrides such as ``train.seed=2`` or ``phases.0.micro_batch_size=8``.
+
+    Args:
+        path: of the recipe.
+        overrides: of single keys.
+        model: what file and overrides leave open of [model] is this one's; without it BertConfig's defaults.
 
     Raises:
         ConfigError: no such file, not TOML, an unknown key, a wrong type or an impossible value.
     """
-    return parse(read_toml(Path(path), "recipe"), Recipe, str(path), overrides)
+    raw = read_toml(Path(path), "recipe")
+    if model:
+        raw = merge({"model": {name: getattr(model, name) for name in _OF_A_MODEL}}, raw)
+    elif "model" not in raw and not any(override.startswith("model.") for override in overrides):
+        raise ConfigError(
+            f"{path}: has no [model], for it goes on with a given one; name its folder by --init-from, or give the "
+            "sizes, model.vocab_size=30522 and so on"
+        )
+    return parse(raw, Recipe, str(path), overrides)
 
 
 def to_toml(recipe: Recipe) -> str:

@@ -224,12 +224,7 @@ def load_export(directory: Path, seed: int = 0) -> Export:
         ValueError: A file is missing or damaged, or does not fit, or a weight is infinite or not a number; the message
             names the file and what to do.
     """
-    config_file, weights_file = directory / CONFIG, directory / WEIGHTS
-    settings = _read_json(config_file)
-    try:
-        config = _read_config(settings)
-    except ValueError as error:
-        raise ValueError(f"{config_file}: {error}") from error
+    config, weights_file = load_config(directory), directory / WEIGHTS
     try:
         state = _canonical(_read_weights(weights_file))
         _check_count(state, config)
@@ -239,6 +234,20 @@ def load_export(directory: Path, seed: int = 0) -> Export:
         return Export(config, joined, initialized)
     except ValueError as error:
         raise ValueError(f"{weights_file}: {error}") from error
+
+
+def load_config(directory: Path) -> BertConfig:
+    """The configuration in a directory that ``save_export`` or transformers wrote.
+
+    Raises:
+        ValueError: config.json is missing, damaged, or of no BERT that we have.
+    """
+    file = directory / CONFIG
+    settings = _read_json(file)
+    try:
+        return _read_config(settings)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
 
 
 def _names(config: BertConfig) -> dict[str, tuple[str, ...]]:
@@ -376,7 +385,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
-        raise ValueError("missing; weights in another format become this one by transformers' save_pretrained")
+        raise ValueError(
+            "missing; weights in another format become this one by transformers: "
+            "AutoModelForPreTraining.from_pretrained(X).save_pretrained(X), where X is the folder"
+        )
     try:
         return dict(load_file(path))
     except SafetensorError as error:

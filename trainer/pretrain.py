@@ -28,6 +28,7 @@ from trainer.config import Recipe, load_recipe
 from trainer.corpus import open_corpus
 from trainer.deepspeed_config import resolve_deepspeed
 from trainer.engine import join_world
+from trainer.initial_model import initial_model
 from trainer.leases import RunInUseError, hold_run
 from trainer.loading import DamagedShardError, LoaderError
 from trainer.non_finite import NonFiniteError
@@ -115,10 +116,10 @@ def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
     """
     stop = StopRequests()
     check_launcher(os.environ)
-    recipe = load_recipe(arguments.config, arguments.settings)
+    run = RunDirectory(arguments.output)
+    recipe = load_recipe(arguments.config, arguments.settings, initial_model(arguments.init_from, run))
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     configs = [resolve_deepspeed(arguments.deepspeed_config, recipe, phase, ranks) for phase in recipe.phases]
-    run = RunDirectory(arguments.output)
     cache = cache_folder(recipe.data.cache_dir)
     check_output(run, cache)
     shards = open_corpus(arguments.shards, cache, recipe.data.verify)

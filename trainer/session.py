@@ -190,12 +190,12 @@ class Session:
         """The engine of a phase with the weights after ``step``, new ones for 0."""
         recipe, world = self.recipe, self.world
         checkpoint = self.run.checkpoint(step) if step else None
-        weights = initial_weights(self.init_from, recipe) if self.init_from and not checkpoint else None
+        given = initial_weights(self.init_from, recipe) if self.init_from and not checkpoint else None
         state = read_run_state(checkpoint) if checkpoint else None
         loss_scale = state.loss_scale if state else None
         engine = Engine(
-            recipe, config, world, checkpoint=checkpoint, weights=weights, loss_scale=loss_scale, step=step,
-            samples=recipe.samples(step),
+            recipe, config, world, checkpoint=checkpoint, weights=given.state if given else None, loss_scale=loss_scale,
+            step=step, samples=recipe.samples(step),
         )  # fmt: skip
         _log.info(
             "model: %s parameters, ZeRO stage %d",
@@ -206,6 +206,9 @@ class Session:
             phase.global_batch_size, phase.sequence_length, world.size, world.device.type, torch.get_num_threads(),
             phase.micro_batch_size, config["gradient_accumulation_steps"],
         )  # fmt: skip
+        if given:
+            lacking = f", which has no {', '.join(given.initialized)}: newly initialised" if given.initialized else ""
+            _log.info("begins with the weights of %s%s", self.init_from, lacking)
         if state:
             _log.info("resumed after step %d from %s", step, checkpoint)
             _warn_of_other_bits(state, world)

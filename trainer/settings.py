@@ -109,12 +109,12 @@ def read_toml(path: Path, what: str, depth: int = 0) -> dict[str, Any]:
         raise ConfigError(
             f'{path}: extends = "{parent}", which is not in {base.absolute().parent}; copy it there{known}'
         )
-    return _merge(read_toml(base, what, depth + 1), raw)
+    return merge(read_toml(base, what, depth + 1), raw)
 
 
-def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Tables within tables are merged, everything else, lists too, is replaced."""
-    both = {key: _merge(base[key], value) for key, value in changes.items() if _are_tables(base.get(key), value)}
+    both = {key: merge(base[key], value) for key, value in changes.items() if _are_tables(base.get(key), value)}
     return {**base, **changes, **both}
 
 

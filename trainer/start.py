@@ -30,10 +30,11 @@ from trainer.data import validation_stream
 from trainer.engine import check_deepspeed, device_kind, fp16_is_supported
 from trainer.files import is_full, write_atomically
 from trainer.fp8 import why_not_fp8
-from trainer.hugging_face import WEIGHTS, load_export
+from trainer.hugging_face import WEIGHTS, Export, load_export
+from trainer.initial_model import initial_model
 from trainer.leases import hold_run
 from trainer.lineage import code_version, uncommitted_changes
-from trainer.model import parameter_shapes
+from trainer.model import BertConfig, parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory, step_number
 from trainer.settings import ConfigError
 from trainer.sharded_state import StateError, StateReader, verify_state
@@ -74,7 +75,7 @@ def check(
         train_stream(recipe, phase, shards)
         _check_validation(recipe, phase, shards)
     _check_precision(recipe, configs[0])  # which is the same in all phases
-    _check_vocabulary(recipe, shards)
+    _check_vocabulary(recipe, shards, initial_model(init_from, run) if run.is_new else None)
     check_files(shards.tokenizer)  # which every export will have
     if run.is_new:
         _check_padding(recipe, shards)
@@ -103,8 +104,8 @@ def check_agreement(world: World, recipe: Recipe, configs: Sequence[dict[str, An
             )
 
 
-def initial_weights(directory: Path, recipe: Recipe) -> dict[str, torch.Tensor]:
-    """The weights of a Hugging Face directory, heads included where it has them.
+def initial_weights(directory: Path, recipe: Recipe) -> Export:
+    """The model in a Hugging Face directory, heads included where it has them.
 
     Raises:
         ConfigError: it can't be read or is not the recipe's model.
@@ -120,13 +121,11 @@ def initial_weights(directory: Path, recipe: Recipe) -> dict[str, torch.Tensor]:
     if differing := {name: (found, wanted) for name, (found, wanted) in values.items() if found != wanted}:
         told = "; ".join(f"{name} {found}, the recipe {wanted}" for name, (found, wanted) in differing.items())
         settings = [f"model.{name}={json.dumps(found)}" for name, (found, _) in differing.items()]  # as TOML has it too
-        advice = f"set {' '.join(settings)}"
+        advice = f"set {' '.join(settings)}, or take a recipe that leaves it open, such as continued.toml"
         if "vocab_size" in differing:  # that of the shards, as has been seen
             advice = "give it the shards' words by trainer.new_vocabulary, or make shards with its own"
         raise ConfigError(f"--init-from: {directory} has {told}; {advice}")
-    if export.initialized:
-        _log.info("%s has no %s: newly initialised", directory, ", ".join(export.initialized))
-    return export.state
+    return export
 
 
 def why_not_fused(device: torch.device) -> str:
@@ -207,12 +206,16 @@ def _check_validation(recipe: Recipe, phase: Phase, shards: Corpus) -> None:
             raise ConfigError(f"{error}; make them with --validation-fraction, or set log.validate_every=0") from error
 
 
-def _check_vocabulary(recipe: Recipe, shards: Corpus) -> None:
+def _check_vocabulary(recipe: Recipe, shards: Corpus, given: BertConfig | None) -> None:
+    """See that the model has as many words as the shards; ``given`` is the one whose weights it begins with."""
     found, wanted = shards.vocabulary.size, recipe.model.vocab_size
     if found != wanted:
+        advice = f"set model.vocab_size={found}"
+        if given and given.vocab_size != found:
+            advice = "give the weights of --init-from these words by trainer.new_vocabulary"
         raise ConfigError(
             f"{shards.name}: made with a vocabulary of {found} entries, but model.vocab_size is {wanted}; "
-            f"set model.vocab_size={found} or make shards with the model's vocabulary"
+            f"{advice} or make shards with the model's vocabulary"
         )
 
 

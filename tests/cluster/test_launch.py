@@ -1069,6 +1069,19 @@ def test_every_option_of_the_trainer_passes_through(here):
     assert program.recipe.train.seed == 4
 
 
+def test_what_a_recipe_leaves_open_of_the_model_is_that_of_the_weights(here):
+    open_recipe = here / "open.toml"
+    open_recipe.write_text(TINY[TINY.index("[schedule]") :])
+    given = ["--config", "open.toml", "--shards", "shards", "--output", "run", "--init-from", "old"]
+    with pytest.raises(ConfigError, match=r"open\.toml: has no \[model\]"):
+        READERS["pretrain"](given)  # of a folder that is not seen here, the job itself would tell
+    (here / "old").mkdir()
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    (here / "old" / "config.json").write_text(json.dumps({"vocab_size": 64, "hidden_act": "relu", **sizes}))
+    model = READERS["pretrain"](given).recipe.model
+    assert (model.vocab_size, model.num_hidden_layers, model.hidden_act) == (64, 2, "relu")
+
+
 @pytest.mark.parametrize("word", ["--init_from=shards", "train_seed=3", "--shard", "3"])
 def test_what_the_trainer_does_not_take_is_told_at_the_launch(here, capsys, word):
     """And not by a job that has waited for its nodes."""

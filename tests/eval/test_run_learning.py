@@ -1410,7 +1410,8 @@ def test_a_tokenizer_that_is_no_berts(
         (
             "model.safetensors",
             None,
-            "missing; weights in another format become this one by transformers' save_pretrained",
+            "missing; weights in another format become this one by transformers: "
+            "AutoModelForPreTraining.from_pretrained(X).save_pretrained(X), where X is the folder",
         ),
         # Which the results alone would need, when all is learned.
         ("lineage.json", "x", "not JSON (Expecting value: line 1 column 1 (char 0)); copy the export anew"),

@@ -1,11 +1,12 @@
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from tests.trainer.conftest import ROOT, TINY
 from trainer.config import differences, load_recipe, to_toml
-from trainer.model import parameter_count
+from trainer.model import BertConfig, parameter_count
 from trainer.settings import ConfigError, apply_override
 
 RECIPES = ROOT / "trainer" / "recipes"
@@ -54,6 +55,15 @@ def test_nvidia_s_large_batch_recipe():
     assert recipe.learning_rate(2001) == pytest.approx(6e-3 * (1 - 2001 / 7038) ** 0.5)
     assert recipe.learning_rate(7038) == 0.0  # the second phase warms up again
     assert recipe.learning_rate(7238) == pytest.approx(4e-3 * (1 - 200 / 1563) ** 0.5)
+
+
+def test_a_recipe_for_given_weights_leaves_the_model_to_them():
+    given = BertConfig(vocab_size=99, hidden_act="relu", layer_norm_eps=1e-5, activation_checkpointing=True)
+    recipe = load_recipe(RECIPES / "continued.toml", ["model.hidden_dropout_prob=0.0"], given)
+    assert recipe.model == replace(given, hidden_dropout_prob=0.0, activation_checkpointing=False)
+    assert load_recipe(RECIPES / "bert_base.toml", model=given).model.vocab_size == 30522, "what a recipe says, holds"
+    with pytest.raises(ConfigError, match=r"continued.toml: has no \[model\], .* by --init-from, or give the sizes"):
+        load_recipe(RECIPES / "continued.toml", ["train.seed=2"])
 
 
 def test_the_sizes_of_table_6():
@@ -140,14 +150,14 @@ def test_a_setting_that_another_section_has_is_looked_for_there(override, meant)
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_recipe_loads_and_survives_being_written_out(path, tmp_path):
-    recipe = load_recipe(path)
+    recipe = load_recipe(path, model=BertConfig(vocab_size=99))
     (tmp_path / "config.toml").write_text(to_toml(recipe), encoding="utf-8")
     assert load_recipe(tmp_path / "config.toml") == recipe
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def test_a_recipe_of_many_steps_gives_mlflow_every_hundredth_and_another_all(path):
-    recipe = load_recipe(path)
+    recipe = load_recipe(path, model=BertConfig(vocab_size=99))
     assert recipe.tracking.every == (100 if max(phase.steps for phase in recipe.phases) >= 100_000 else 1)
 
 

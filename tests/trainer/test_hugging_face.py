@@ -353,7 +353,7 @@ class TestDamage:
 
     def test_a_pickle_is_no_substitute_for_weights(self, export):
         shutil.move(export / "model.safetensors", export / "pytorch_model.bin")
-        with pytest.raises(ValueError, match=r"model\.safetensors: missing; .* save_pretrained"):
+        with pytest.raises(ValueError, match=r"model\.safetensors: missing; .*save_pretrained"):
             load_export(export)
 
     @pytest.mark.parametrize("dtype", [

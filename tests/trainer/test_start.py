@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from transformers import BertForPreTraining as TheirBert
 
 from preprocessing.schema import MANIFEST, Manifest, checksum
-from tests.trainer.conftest import losses
+from tests.trainer.conftest import TINY, losses
 from tests.trainer.rank_tasks import run_pretrain_and_crash, run_pretrain_and_die_before_the_run_has_begun
 from tests.trainer.shard_factory import write_shards
 from trainer.checkpoint import RunState, begin_checkpoint, commit_checkpoint
 from trainer.config import load_recipe, to_toml
 from trainer.corpus import open_corpus
-from trainer.hugging_face import Export
+from trainer.hugging_face import Export, load_config
 from trainer.model import parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.settings import ConfigError
@@ -327,7 +327,7 @@ def test_continued_pretraining_begins_with_the_very_weights_of_a_directory(call,
     codes, log = call(*sizes, output=tmp_path / "other", **{"init-from": export})
     assert codes == [2]
     assert "has hidden_size 32, the recipe 64; intermediate_size 64, the recipe 128; " in log
-    assert "; set model.hidden_size=32 model.intermediate_size=64\n" in log
+    assert "; set model.hidden_size=32 model.intermediate_size=64, or take a recipe that leaves it open, such as" in log
     codes, log = call(
         "model.vocab_size=64", output=tmp_path / "other", **{"init-from": with_words(export, 72, tmp_path)}
     )
@@ -338,8 +338,35 @@ def test_continued_pretraining_begins_with_the_very_weights_of_a_directory(call,
     assert "model.safetensors: bert.embeddings.word.weight contains NaN or infinity; take weights from before" in log
     codes, log = call(output=tmp_path / "other", **{"init-from": tmp_path / "nowhere"})
     assert codes == [2]
-    assert "error: --init-from: " in log
+    assert f"error: --init-from: {tmp_path / 'nowhere'}: no such folder; a model of the Hugging Face hub comes" in log
     assert not (tmp_path / "other").exists()
+
+
+def test_what_a_recipe_leaves_open_of_the_model_is_that_of_the_weights(call, tmp_path):
+    open_recipe = tmp_path / "open.toml"
+    open_recipe.write_text(TINY[TINY.index("[schedule]") :])
+    other = ["model.hidden_act=relu", "model.layer_norm_eps=1e-5", "model.attention_probs_dropout_prob=0"]
+    assert call("train.max_steps=1", *other)[0] == [0]
+    export, output = tmp_path / "run" / "exports" / "step-000001", tmp_path / "continued"
+    given = {"config": open_recipe, "init-from": export}
+    codes, log = call("train.max_steps=2", "model.hidden_dropout_prob=0.2", world=2, output=output, **given)
+    assert codes == [0, 0]
+    assert f"begins with the weights of {export}\n" in log
+    model = load_recipe(output / "config.toml").model
+    assert model == dataclasses.replace(load_config(export), hidden_dropout_prob=0.2)
+    codes, log = call(output=tmp_path / "wide", **{**given, "init-from": with_words(export, 72, tmp_path)})
+    assert codes == [2]
+    assert "vocabulary of 64 entries, but model.vocab_size is 72; give the weights of --init-from these words by" in log
+    shutil.rmtree(export)
+    assert call("train.max_steps=4", output=output, **given)[0] == [0], "a run that has begun has its own model"
+    assert call(output=output, config=open_recipe)[0] == [0]
+    assert load_recipe(output / "config.toml").model == model
+    codes, log = call("model.hidden_dropout_prob=0.1", output=output, **given)
+    assert codes == [2]
+    assert "other settings (model.hidden_dropout_prob: 0.2 -> 0.1)" in log
+    codes, log = call(output=tmp_path / "new", config=open_recipe)
+    assert codes == [2]
+    assert f"{open_recipe}: has no [model], for it goes on with a given one; name its folder by --init-from" in log
 
 
 @pytest.mark.parametrize(("name", "value"), [
@@ -352,10 +379,10 @@ def test_weights_of_a_model_that_computes_something_else_are_refused(recipe, tmp
     settings = load_recipe(recipe)
     weights = {"nsp.bias": torch.zeros(2)}
     monkeypatch.setattr("trainer.start.load_export", lambda *_: Export(settings.model, weights, []))
-    assert initial_weights(tmp_path, settings) is weights
+    assert initial_weights(tmp_path, settings).state is weights
     other = dataclasses.replace(settings.model, **{name: value})
     monkeypatch.setattr("trainer.start.load_export", lambda *_: Export(other, weights, []))
-    advice = "give it the shards' words" if name == "vocab_size" else f"set model.{name}={json.dumps(value)}$"
+    advice = "give it the shards' words" if name == "vocab_size" else f"set model.{name}={json.dumps(value)}, or take a"
     with pytest.raises(ConfigError, match=rf"has {name} {value}, the recipe {getattr(settings.model, name)}; {advice}"):
         initial_weights(tmp_path, settings)
 

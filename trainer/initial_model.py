@@ -1,0 +1,40 @@
+"""The model that a recipe leaves open: that of the weights that a run begins with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from trainer.config import load_recipe
+from trainer.hugging_face import load_config
+from trainer.model import BertConfig
+from trainer.run_directory import RunDirectory
+from trainer.settings import ConfigError
+
+
+def initial_model(init_from: Path | None, run: RunDirectory) -> BertConfig | None:
+    """What load_recipe takes for all that a recipe does not say of its model.
+
+    Args:
+        init_from: Hugging Face directory whose weights a new run begins with.
+        run: new, or to go on with: this one's own model counts then, as the directory may be gone.
+
+    Returns:
+        None where the weights are new ones.
+
+    Raises:
+        ConfigError: a configuration can't be read, or is of no model that we have.
+    """
+    if os.access(run.config, os.R_OK):  # which raises nothing, whatever keeps one from looking
+        return load_recipe(run.config).model if os.access(run.initial_weights, os.F_OK) else None
+    if not init_from:
+        return None
+    if not os.access(init_from, os.F_OK):
+        raise ConfigError(
+            f"--init-from: {init_from}: no such folder; a model of the Hugging Face hub comes into one by "
+            "`hf download NAME --local-dir DIR`"
+        )
+    try:
+        return load_config(init_from)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--init-from: {error}") from error
