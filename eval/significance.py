@@ -35,6 +35,7 @@ with needs("eval"):
     from eval.results import RESULTS, by_command, is_learned, read_results
     from eval.selection import prefix_of
     from eval.squad_metrics import korquad, squad_v1, squad_v2
+    from eval.tasks import select
     from eval.tasks.finetuned import FINE_TUNED, FineTuned
     from preprocessing.markdown import markdown_table
     from preprocessing.terminal import show
@@ -122,7 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     a, b = arguments.evaluations
     try:
-        pairs = pair_up(read_evaluations(a), read_evaluations(b), (a, b), arguments.tasks)
+        tasks = _tasks(arguments.tasks)
+        pairs = pair_up(read_evaluations(a, tasks), read_evaluations(b, tasks), (a, b), arguments.tasks is not None)
         rows = [row for pair in pairs for row in compare_task(*pair, arguments)]
     except (UsageError, DatasetError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -131,47 +133,59 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def read_evaluations(folder: Path) -> dict[str, Evaluation]:
-    """The learned tasks of a folder by their names; those of one's own data have none here.
+def _tasks(wanted: Sequence[str] | None) -> list[FineTuned]:
+    """Those to compare where both have them: named ones, or all but the user's own, which only a file describes."""
+    if wanted is None:
+        return list(FINE_TUNED.values())
+    tasks = select(wanted)
+    if other := [task.name for task in tasks if not isinstance(task, FineTuned)]:
+        raise UsageError(f"{other[0]}: none of the tasks that can be compared: {', '.join(FINE_TUNED)}, and your own")
+    return [task for task in tasks if isinstance(task, FineTuned)]
+
+
+def read_evaluations(folder: Path, tasks: Sequence[FineTuned]) -> dict[str, Evaluation | None]:
+    """What a folder holds of each of the tasks, by their names; None of one that was not evaluated there.
 
     Raises:
         UsageError: it holds no results.
     """
-    return {
-        name: Evaluation(folder, FINE_TUNED[name], found)
+    learned = {
+        name: found
         for found in by_command(read_results(folder / RESULTS))
         for name, content in found["tasks"].items()
-        if is_learned(content["details"]) and name in FINE_TUNED
+        if is_learned(content["details"])
     }
+    return {task.name: Evaluation(folder, task, learned[task.name]) if task.name in learned else None for task in tasks}
 
 
 def pair_up(
-    a: Mapping[str, Evaluation], b: Mapping[str, Evaluation], folders: tuple[Path, Path], wanted: Sequence[str] | None
+    a: Mapping[str, Evaluation | None], b: Mapping[str, Evaluation | None], folders: tuple[Path, Path], all_wanted: bool
 ) -> list[tuple[Evaluation, Evaluation]]:
     """The tasks that two folders have both, on the same examples.
 
     Args:
         a: of the first.
-        b: of the second.
+        b: of the second, of the same tasks.
         folders: their places.
-        wanted: names of the tasks to compare; None for all that both have.
+        all_wanted: refuse folders that lack one of the tasks.
 
     Raises:
         UsageError: there are none, one lacks a task that is wanted, their examples differ, or they are one folder.
     """
     if os.path.realpath(folders[0]) == os.path.realpath(folders[1]):
         raise UsageError(f"{folders[0]}: twice the same evaluation; give two")
-    if unknown := [name for name in wanted or () if name not in FINE_TUNED]:
-        raise UsageError(f"{unknown[0]}: none of the tasks that can be compared: {', '.join(FINE_TUNED)}")
     for folder, found in zip(folders, (a, b), strict=True):
-        if lacking := [name for name in wanted or () if name not in found]:
+        if all_wanted and (lacking := [name for name, evaluation in found.items() if evaluation is None]):
             raise UsageError(f"{folder}: {lacking[0]} was not evaluated there")
-    names = [name for name in FINE_TUNED if name in a and name in b and (wanted is None or name in wanted)]
-    if not names:
-        raise UsageError(f"{folders[0]} and {folders[1]} have no task in common that a model learns")
-    for name in names:
-        _check_alike(a[name], b[name])
-    return [(a[name], b[name]) for name in names]
+    pairs = [(ours, theirs) for ours, theirs in zip(a.values(), b.values(), strict=True) if ours and theirs]
+    if not pairs:
+        raise UsageError(
+            f"{folders[0]} and {folders[1]} have no task in common that a model learns; of a task of your own give the "
+            "file by --tasks"
+        )
+    for pair in pairs:
+        _check_alike(*pair)
+    return pairs
 
 
 def _check_alike(a: Evaluation, b: Evaluation) -> None:
@@ -359,8 +373,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "evaluations", nargs=2, type=parse_path, metavar="EVALUATION", help="folders with results.json and predictions/"
     )
     parser.add_argument(
-        "--tasks", type=split_words, metavar="NAME[,NAME...]", help="default: all that both have and a model learns"
-    )
+        "--tasks", type=split_words, metavar="NAME[,NAME...]",
+        help="tasks, groups of tasks, and files that describe a task of your own (default: all that both have and a "
+        "model learns, but none of your own)",
+    )  # fmt: skip
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--data", type=parse_path, metavar="DIR", help="of the data sets (default: where A had them)")
     source.add_argument("--hub", action="store_true", help="take the data sets from the Hugging Face hub")

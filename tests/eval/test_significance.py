@@ -13,7 +13,16 @@ import pytest
 from eval import run as evaluation
 from eval.significance import main
 from tests.eval.conftest import CONFIG, random_state
-from tests.eval.small_data import write_codah, write_conll, write_mnli, write_mrpc, write_squad, write_stsb
+from tests.eval.small_data import (
+    MARK,
+    write_codah,
+    write_conll,
+    write_mnli,
+    write_mrpc,
+    write_squad,
+    write_stsb,
+    write_table,
+)
 from trainer.hugging_face import save_export
 
 TASKS = "mrpc,stsb,mnli,codah,squad_v1,squad_v2,conll2003,conll2003_last"
@@ -109,10 +118,27 @@ def test_the_table_has_a_row_for_each_and_says_what_it_can_not_tell(
     assert main([*map(str, evaluated), "--tasks", "stsb,mrpc", *FEW]) == 0
     told = capsys.readouterr().out
     rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in told.splitlines() if line.startswith("|")]
-    names = [["mrpc", "accuracy"], ["mrpc", "f1"], ["stsb", "pearson"], ["stsb", "spearman"]]
+    names = [["stsb", "pearson"], ["stsb", "spearman"], ["mrpc", "accuracy"], ["mrpc", "f1"]]
     assert [row for row in rows if row[0] in ("mrpc", "stsb")] == names * 2  # of examples, and of seeds
     assert "say nothing of what another seed would" in told
     assert "Holm" in told
+
+
+def test_a_task_of_the_user_s_own_is_compared_where_its_file_is_given(
+    evaluated: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = ["matthews", "f1", "accuracy", "macro_f1"]
+    for split in ("train", "dev"):
+        rows = [[f"word{i} {MARK if i % 3 else ''}", "no" if i % 3 else "yes"] for i in range(9)]
+        write_table(tmp_path / "data" / f"{split}.tsv", ["body", "label"], rows)
+    file = tmp_path / "own.toml"
+    file.write_text(f'text = "body"\nlabels = ["yes", "no"]\nmetrics = {metrics}')
+    folders = evaluate(evaluated[0].parent / "export", tmp_path / "data", str(file), "own", "other")
+    capsys.readouterr()
+    found = compared(capsys, *folders, "--tasks", file)
+    assert [(row["task"], row["metric"]) for row in found["rows"]] == [("own", metric) for metric in metrics]
+    assert "of a task of your own give the file by --tasks" in refused(capsys, *folders)
+    assert "mrpc was not evaluated there" in refused(capsys, *folders, "--tasks", f"{file},mrpc")
 
 
 def test_other_places_of_the_data_set_may_be_given(
