@@ -1,4 +1,4 @@
-"""Our figures beside the paper's."""
+"""Our figures beside each other and the paper's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from eval.evaluated import Evaluated, prevailing, settings_of
 from eval.paper import Table
-from eval.results import diverged_seeds, spread
+from eval.results import diverged_seeds, shown_figures, spread
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,19 @@ def on_same_data(exports: Sequence[MeasuredExport]) -> tuple[list[MeasuredExport
         kept.append(export.of(same))
         left_out += [f"{task} of {export.of([task]).name}" for task in export.tasks if task not in same]
     return kept, left_out
+
+
+def side_by_side(exports: Sequence[MeasuredExport]) -> list[list[str]]:
+    """The rows of a table of all figures that several runs have on the same data, of each its newest export's.
+
+    Empty where there are none.
+    """
+    newest, _ = on_same_data(list({export.run: export for export in exports}.values()))  # they ascend by step
+    columns = [shown_figures(export.tasks) for export in newest]
+    names = dict.fromkeys(name for column in columns for name in column)
+    shared = [name for name in names if sum(name in column for column in columns) > 1]
+    rows = [[name, *(column.get(name, "") for column in columns)] for name in shared]
+    return [["", *(export.name for export in newest)], *rows] if rows else []
 
 
 def compare(table: Table, exports: Sequence[MeasuredExport]) -> list[list[str]]:

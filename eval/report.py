@@ -29,7 +29,7 @@ with needs("eval"):
     from markdown_it import MarkdownIt
     from markupsafe import Markup
 
-    from eval.comparison import MeasuredExport, compare, exports_of, on_same_data
+    from eval.comparison import MeasuredExport, compare, exports_of, on_same_data, side_by_side
     from eval.curves import WINDOWS, History, baselines, draw, draw_scores, measured_scores, predicting, read_histories
     from eval.errors import UsageError
     from eval.evaluated import (
@@ -138,6 +138,10 @@ def report(
         validated = [history.run.manifest for history in histories if len(history.validation["step"])]
         if len({checksum(manifest) for manifest in validated if manifest.is_file()}) > 1:
             yield "Held-out figures of these runs don't compare: they are of different shards, see under Origin.\n"
+    if rows := side_by_side(exports):
+        yield "## Side by side\n"
+        yield "± is half of the 95 % interval. What was measured on other data is left out.\n"
+        yield markdown_table(rows, numbers=range(1, len(rows[0])))
     if exports:
         yield from _beside_the_paper(exports)
     if left_out is not None:

@@ -305,7 +305,7 @@ def figures_table(results: dict[str, Any]) -> str:
     """The figures of all tasks beside their baselines, as a table in Markdown; empty where there are none."""
     rows = [
         [
-            ", ".join(filter(None, (f"{name} {metric}", task["details"].get("instead")))),
+            _name(name, metric, task),
             _interval(metric, measured),
             _figure(metric, measured["baseline"], measured["unit"]),
             task["baselines"].get(metric, ""),
@@ -314,6 +314,15 @@ def figures_table(results: dict[str, Any]) -> str:
         for metric, measured in task["metrics"].items()
     ]
     return markdown_table([["", "model", "baseline", "which is"], *rows], numbers=(1, 2)) if rows else ""
+
+
+def shown_figures(tasks: Mapping[str, Any]) -> dict[str, str]:
+    """The figures of some tasks, by what figures_table calls them."""
+    return {
+        _name(name, metric, task): _interval(metric, measured)
+        for name, task in tasks.items()
+        for metric, measured in task["metrics"].items()
+    }
 
 
 def is_learned(details: Mapping[str, Any]) -> bool:
@@ -385,6 +394,10 @@ def _masks(sentence: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]
 
 def _candidates(candidates: Sequence[dict[str, Any]]) -> str:
     return ", ".join(f"{c['token']} {100 * c['probability']:.1f}" for c in candidates)
+
+
+def _name(name: str, metric: str, task: Mapping[str, Any]) -> str:
+    return ", ".join(filter(None, (f"{name} {metric}", task["details"].get("instead"))))
 
 
 def _interval(metric: str, measured: dict[str, Any]) -> str:

@@ -648,6 +648,27 @@ def test_an_ablation_is_compared_with_the_paper_s(
     assert f"minus {expected}" in rows[next(name for name in rows if name.startswith("MNLI"))]
 
 
+def test_what_several_runs_have_on_the_same_data_stands_side_by_side(run: Path, tmp_path: Path) -> None:
+    """Tasks of one's own too; of each run the newest export."""
+    other = write_run(tmp_path / "runs" / "other", steps=30)
+    for step, accuracy in ((10, 40.0), (20, 50.0)):
+        write_evaluation(run, step, mlm=INTRINSIC["mlm"], tickets=measured_on("mine", accuracy))
+    assert "Side by side" not in report_of(run)
+    write_evaluation(other, 30, tickets=measured_on("mine", 60.0), rte=measured_on("d", 70.0), mlm=INTRINSIC["mlm"])
+    section = report_of(run, other).partition("## Side by side\n")[2].partition("\n#")[0]
+    rows = rows_of(section)
+    assert rows.pop("----------------") == ["---------------:"] * 2
+    assert rows == {
+        "": ["demo 20", "other 30"],
+        "mlm perplexity": ["1,234.6 ± 7.9"] * 2,
+        "mlm loss": ["7.1180 ± 0.0064"] * 2,
+        "mlm accuracy": ["12.50 % ± 0.30 %"] * 2,
+        "tickets accuracy": ["50.0000", "60.0000"],
+    }
+    write_evaluation(run, 40, tickets=measured_on("others", 99.0))
+    assert "Side by side" not in report_of(run, other)
+
+
 def test_of_each_run_its_newest_export_that_has_a_figure(run: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "runs" / "other", steps=30)
     write_evaluation(run, 20, rte=learned("accuracy", {}, accuracy=55.0))
@@ -720,7 +741,7 @@ def test_results_of_a_model_of_another_program_have_a_report_without_a_run(tmp_p
     assert main([*files, "--output", str(tmp_path / "report")]) == 0
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == ["report.html", "report.md"]
     text = (tmp_path / "report" / "report.md").read_text()
-    assert text.startswith("# other, tiny\n\n## Beside the paper\n")
+    assert text.startswith("# other, tiny\n\n## Side by side\n")
     scores = rows_after(text, "GLUE")["MRPC"]
     assert (scores["tiny"], scores["other"]) == ("81.0", "82.0")
     assert "## Evaluation of tiny\n" in text
