@@ -46,6 +46,28 @@ from trainer.world import RanksApartError, World, check_launcher, has_joined, le
 
 _log = logging.getLogger("pretrain")
 _Result = TypeVar("_Result")
+# What others call it: google-research/bert, NVIDIA, bing_bert and transformers. docs/migrating.md has more.
+_OTHERS_NAMES = {
+    **dict.fromkeys(("--input_file", "--input_dir", "--train_file"), "--shards"),
+    "--output_dir": "--output",
+    **dict.fromkeys(("--init_from", "--init_checkpoint", "--model_name_or_path"), "--init-from"),
+    **dict.fromkeys(("--bert_config_file", "--config_file"), "[model] in the recipe of --config"),
+    **dict.fromkeys(("--learning_rate", "--lr"), "schedule.peak=X"),
+    **dict.fromkeys(("--warmup_proportion", "--num_warmup_steps", "--warmup_steps"), "schedule.warmup_steps=N"),
+    **dict.fromkeys(("--num_train_steps", "--num_train_epochs"), "phases.0.steps=N"),
+    "--max_steps": "train.max_steps=N",
+    "--train_batch_size": "phases.0.global_batch_size=N, of an update over all ranks",
+    **dict.fromkeys(
+        ("--gradient_accumulation_steps", "--per_device_train_batch_size", "--train_micro_batch_size_per_gpu"),
+        "phases.0.micro_batch_size=N, from which accumulation follows",
+    ),
+    "--max_seq_length": "phases.0.sequence_length=N",
+    "--max_predictions_per_seq": "phases.0.max_predictions=N",
+    "--seed": "train.seed=N",
+    **dict.fromkeys(("--fp16", "--bf16", "--amp"), "fp16 and bf16 in the file of --deepspeed_config"),
+    "--deepspeed": "--deepspeed_config FILE, alone",
+    "--resume_from_checkpoint": "the same command again, which resumes",
+}
 
 # What the same command would meet again: a run that ended so is not worth starting again as it is.
 _COMES_AGAIN = (ConfigError, ShardError, VocabularyError, CheckpointError, StateError, NonFiniteError)
@@ -156,6 +178,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description="Pretrain BERT on shards. The same command again goes on where the run stopped.",
         epilog="Settings are those of the recipe, as section.key=value: train.max_steps=10 model.num_hidden_layers=2 "
         "phases.0.micro_batch_size=8. docs/training.md lists them, trainer/config.py explains each.",
+        allow_abbrev=False,
     )
     parser.add_argument(
         "--config", type=parse_path, required=True, metavar="TOML", help="the recipe; see trainer/recipes/"
@@ -176,15 +199,27 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--init-from", type=parse_path, metavar="DIR",
         help="begin with the weights of a Hugging Face BERT directory (continued pretraining); a resume has its own",
     )  # fmt: skip
-    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # the launcher's; LOCAL_RANK says the same
+    # The launcher's, DeepSpeed's or torch.distributed.launch's; LOCAL_RANK says the same.
+    parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings that replace the recipe's")
-    arguments = parser.parse_intermixed_args(argv)
+    arguments, unknown = parser.parse_known_intermixed_args(argv)
+    if unknown:
+        parser.error(_advice(unknown[0]))
     taken = [text for text in arguments.shards if is_override(text)]  # by the open-ended --shards
     arguments.shards = [text for text in arguments.shards if text not in taken]
     arguments.settings = [*taken, *arguments.settings]
     if not arguments.shards:
         parser.error("--shards names no directory")
     return arguments
+
+
+def _advice(word: str) -> str:
+    option = word.partition("=")[0]
+    if meant := _OTHERS_NAMES.get(option.replace("-", "_").replace("__", "--", 1)):
+        return f"unknown option {option}: here it is {meant}"
+    if is_override(word.lstrip("-")):
+        return f"unknown option {option}: a setting has no dashes, {word.lstrip('-')}"
+    return f"unknown option {option}: settings are section.key=value; docs/migrating.md has the names of other programs"
 
 
 def _parse_shards(text: str) -> str:

@@ -658,3 +658,25 @@ def test_retention_leaves_an_export_to_whom_it_evaluates(call, tmp_path):
         assert sorted(path.name for path in exports.iterdir()) == ["step-000004", "step-000006"]
     assert call("checkpoint.every=2", "checkpoint.keep_exports=1")[0] == [0]
     assert sorted(path.name for path in exports.iterdir()) == ["step-000008"]
+
+
+@pytest.mark.parametrize(("word", "told"), [
+    ("--learning_rate=2e-5", "--learning_rate: here it is schedule.peak=X"),
+    ("--per-device-train-batch-size=8", "here it is phases.0.micro_batch_size=N, from which accumulation follows"),
+    ("--deepspeed", "here it is --deepspeed_config FILE, alone"),  # and no beginning of that
+    ("--init_from", "here it is --init-from"),
+    ("--train.seed=3", "--train.seed: a setting has no dashes, train.seed=3"),
+    ("--wandb", "--wandb: settings are section.key=value; docs/migrating.md has the names of other programs"),
+])  # fmt: skip
+def test_what_other_programs_call_an_option_is_told(word, told, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        pretrain._parse(["--config", "a.toml", "--output", "run", "--shards", "shards", word, "train.seed=3"])
+    assert f"unknown option {word.partition('=')[0]}: " in (error := capsys.readouterr().err)
+    assert told in error
+
+
+@pytest.mark.parametrize("word", ["--local_rank=3", "--local-rank=3"])
+def test_launchers_may_give_the_rank_on_the_command_line(word):
+    """DeepSpeed's and torch.distributed.launch."""
+    arguments = pretrain._parse([word, "--config", "a.toml", "--output", "run", "--shards", "shards", "train.seed=3"])
+    assert (arguments.shards, arguments.settings) == (["shards"], ["train.seed=3"])
