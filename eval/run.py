@@ -242,7 +242,8 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
     whole = beside_earlier(results, before)
     write_results(output / RESULTS, whole)
     tracked = _track(output / RESULTS, results) if arguments.tracking else None
-    show("\n".join([*_shown(whole), *([f"\n{tracked}"] if tracked else [])]))
+    places = [f"results: {output / RESULTS}", *([f"models: {output / MODELS}"] if (output / MODELS).is_dir() else [])]
+    show("\n".join([*_shown(whole), "", *places, *([tracked] if tracked else [])]))
 
 
 def _content(task: Task, result: Result) -> dict[str, Any]:
@@ -297,8 +298,8 @@ def _publish(output: Path, experiments: Sequence[Experiment], there: Collection[
     problems = write_glue_submission(tests, output / SUBMISSION)
     if not _glue_tests(output, names):
         return published
-    for problem in problems:
-        print(f"note: GLUE will reject {SUBMISSION}: {problem}", file=sys.stderr)
+    if problems:
+        print(f"note: GLUE will reject {SUBMISSION}: {'; '.join(problems)}", file=sys.stderr)
     return [*published, SUBMISSION]
 
 

@@ -614,7 +614,8 @@ def test_while_the_run_trains_its_own_writer_takes_the_evaluation(
 def test_a_run_of_its_own(export: Path, tmp_path: Path, store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(export, tmp_path / "runs" / "results", None, tasks="fill_mask", track=True) == 0
     assert "mlflow.parentRunId" not in only_other(store, "bert-pretraining").data.tags
-    assert f"MLflow: {store}, a run of its own" in capsys.readouterr().out
+    results = tmp_path / "runs" / "results" / "results.json"
+    assert f"\nresults: {results}\nMLflow: {store}, a run of its own" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

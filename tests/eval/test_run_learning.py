@@ -134,7 +134,7 @@ def test_results_of_a_task_of_pairs(
     assert "| mrpc f1 " in shown
 
 
-def test_every_kind_of_task(long_export: Path, data: Path, tmp_path: Path) -> None:
+def test_every_kind_of_task(long_export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for write in (write_mnli, write_stsb, write_codah, write_swag, write_conll):
         write(data)
     for version in ("v1.1", "v2.0"):
@@ -170,6 +170,8 @@ def test_every_kind_of_task(long_export: Path, data: Path, tmp_path: Path) -> No
         assert archive.read("AX.tsv").decode().splitlines()[0] == "index\tprediction"
         assert len(archive.read("AX.tsv").decode().splitlines()) == 5
     assert results["files"] == [*(f"predictions/{task}" for task in tasks.split(",")), "glue_submission.zip"]
+    [note] = [line for line in capsys.readouterr().err.splitlines() if "GLUE will reject" in line]
+    assert "CoLA: 0 predictions for 1,063 test examples; SST-2: 0 predictions" in note
 
 
 def test_the_same_command_again_does_what_is_missing(
