@@ -276,8 +276,8 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), model: BertConf
         raw = merge({"model": {name: getattr(model, name) for name in _OF_A_MODEL}}, raw)
     elif "model" not in raw and not any(override.startswith("model.") for override in overrides):
         raise ConfigError(
-            f"{path}: has no [model], for it goes on with a given one; name its folder by --init-from, or give the "
-            "sizes, model.vocab_size=30522 and so on"
+            f"{path}: has no [model], for it goes on with a given one; name by --init-from its folder, which must be "
+            "readable here, or give the sizes, model.vocab_size=30522 and so on"
         )
     return parse(raw, Recipe, str(path), overrides)
 

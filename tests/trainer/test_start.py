@@ -366,7 +366,7 @@ def test_what_a_recipe_leaves_open_of_the_model_is_that_of_the_weights(call, tmp
     assert "other settings (model.hidden_dropout_prob: 0.2 -> 0.1)" in log
     codes, log = call(output=tmp_path / "new", config=open_recipe)
     assert codes == [2]
-    assert f"{open_recipe}: has no [model], for it goes on with a given one; name its folder by --init-from" in log
+    assert f"{open_recipe}: has no [model], for it goes on with a given one; name by --init-from its folder" in log
 
 
 @pytest.mark.parametrize(("name", "value"), [
