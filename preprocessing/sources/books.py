@@ -35,7 +35,7 @@ _END = re.compile(
 _CREDITS = re.compile(r"\s*(?:Produced by|E-text prepared by|Transcribed from)\b.*?\n\s*\n", re.S)
 _HEADER = 1 << 16  # characters, of which a header has a few thousand; a mark further on is another book's
 # Italics, also of a part of a word, within a paragraph; some transcribers close them by ___.
-_ITALICS = re.compile(r"_([^\s_](?:(?:[^_\n]|\n(?![ \t]*\n))*[^\s_])?)_+")
+_ITALICS = re.compile(r"_(?![\s_])((?:[^_\n]++|\n(?![ \t]*\n))*+)(?<!\s)_+")
 _TITLE = re.compile(r"^Title: *(\S[^\n]*(?:\n[ \t]+\S[^\n]*)*)", re.M)
 # Bytes that no text has in any encoding read here, but for a stray one: not white space, nor the end of a file in DOS.
 _CONTROL = bytes(set(range(0x20)) - set(b"\t\n\v\f\r\x1a\x1c\x1d\x1e\x1f"))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from preprocessing.sources import Damaged, Document, Item, ReadOptions, Skipped, SourceError
-from preprocessing.sources.books import read
+from preprocessing.sources.books import read, strip_gutenberg
 
 HEADER = "The Project Gutenberg eBook of X\r\n\r\nTitle: The Long\r\n  Title\r\n\r\nAuthor: A. B.\r\n\r\n"
 START = "*** START OF THIS PROJECT GUTENBERG EBOOK THE LONG\r\nTITLE ***\r\n\r\nProduced by C. D.\r\nand others\r\n\r\n"
@@ -66,6 +67,17 @@ def test_gutenbergs_underscores_go_where_they_mark_italics_in_a_paragraph() -> N
     assert book((START + written + END).encode()).text == read_as
     assert book((written + END).encode()).text == read_as
     assert book(b"Call _it_ here.").text == "Call _it_ here."
+
+
+@pytest.mark.parametrize("white", [" ", "\n"])
+def test_an_underscore_that_nothing_closes_takes_no_memory(white: str) -> None:
+    text = START + "_" + f"whale{white}" * 200_000 + END
+    tracemalloc.start()
+    body, _ = strip_gutenberg(text)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert body.count("whale") == 200_000
+    assert most < 6 * len(text)
 
 
 def test_what_lies_far_before_a_gutenberg_book_in_the_same_file_is_no_header() -> None:
