@@ -40,7 +40,15 @@ from trainer.session import Session, owes_validation
 from trainer.settings import ConfigError, is_override
 from trainer.shard_cache import cache_folder
 from trainer.sharded_state import StateError
-from trainer.start import check, check_agreement, check_output, take_over, warn_of_the_warmup, write_run
+from trainer.start import (
+    check,
+    check_agreement,
+    check_is_shared,
+    check_output,
+    take_over,
+    warn_of_the_warmup,
+    write_run,
+)
 from trainer.stopping import StopRequests, end_at_once, wait_for_first
 from trainer.world import RanksApartError, World, check_launcher, has_joined, leave_world
 
@@ -160,7 +168,10 @@ def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
         return
     if recipe.data.verify and not cache:  # a cache has compared them already
         shards.verify(world.rank, world.size, world.sum)
-    _on_first(world, lambda: write_run(run, recipe, shards, arguments.deepspeed_config, arguments.init_from, step))
+    written = _on_first(
+        world, lambda: write_run(run, recipe, shards, arguments.deepspeed_config, arguments.init_from, step)
+    )
+    check_is_shared(run, written, world)
     warn_of_the_warmup(recipe)
     saver = Saver(run, world, recipe.model, recipe.checkpoint)
     session = Session(configs, arguments.init_from, recipe, shards, run, world, stop, saver, owed)

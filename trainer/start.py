@@ -6,6 +6,8 @@ import contextlib
 import itertools
 import json
 import logging
+import socket
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,6 +42,7 @@ from trainer.settings import ConfigError
 from trainer.sharded_state import StateError, StateReader, verify_state
 from trainer.world import World
 
+_PATIENCE = 90  # seconds: for up to a minute NFS takes a file that another node has made for missing
 _log = logging.getLogger("pretrain")
 
 
@@ -104,6 +107,37 @@ def check_agreement(world: World, recipe: Recipe, configs: Sequence[dict[str, An
             )
 
 
+def check_is_shared(run: RunDirectory, config_blake2b: str, world: World) -> None:
+    """See that all ranks find what the first one has just written into the run directory.
+
+    Args:
+        run: that of this rank's node.
+        config_blake2b: what write_run returned to the first rank.
+        world: all ranks.
+
+    Raises:
+        ConfigError: on every rank, some don't: the directory is on a disk of each node's own.
+    """
+    hosts = world.gather(None if _is_seen(run.config, config_blake2b) else socket.gethostname())
+    if apart := sorted({host for host in hosts if host}):
+        raise ConfigError(
+            f"{run.path}: {', '.join(apart)} can't read what the first rank wrote there; take an --output on a file "
+            "system that all nodes share"
+        )
+
+
+def _is_seen(file: Path, blake2b: str) -> bool:
+    """Whether a file with this checksum is there, or comes in time."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        with contextlib.suppress(OSError):
+            if checksum(file) == blake2b:  # opened: NFS then looks what is new
+                return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
+
+
 def initial_weights(directory: Path, recipe: Recipe) -> Export:
     """The model in a Hugging Face directory, heads included where it has them.
 
@@ -154,12 +188,13 @@ def take_over(
 
 def write_run(
     run: RunDirectory, recipe: Recipe, shards: Corpus, deepspeed_config: Path, init_from: Path | None, step: int
-) -> None:
-    """Write down what this start of the run is made of, and make way for it."""
+) -> str:
+    """Write down what this start of the run is made of, and make way for it; returns the checksum of config.toml."""
     try:
         aside = set_aside(run, step)
         draws = other_draws(load_recipe(run.config), recipe) if run.config.is_file() else []
         _write_settings(run, recipe, shards, deepspeed_config, init_from, step)
+        written = checksum(run.config)
     except OSError as error:
         raise _unwritable(run, error) from None
     if draws:
@@ -172,6 +207,7 @@ def write_run(
             "that folder when nobody needs it",
             step, aside,
         )  # fmt: skip
+    return written
 
 
 def warn_of_the_warmup(recipe: Recipe) -> None:

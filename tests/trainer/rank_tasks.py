@@ -261,6 +261,7 @@ def run_pretrain_on_nodes_that_differ(arguments: list[str], option: str, of_the_
     """The trainer's main; under one name the last rank finds another file or folder, as a node of its own may."""
     if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
         arguments[arguments.index(option) + 1] = str(of_the_last)
+    start._PATIENCE = 1  # with what is on its way
     return pretrain.main(arguments)
 
 

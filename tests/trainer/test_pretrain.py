@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import statistics
 from importlib.util import find_spec
 
@@ -638,6 +639,19 @@ def test_nodes_with_other_files_under_one_name_are_told_apart(
     (error,) = re.findall("^error: (.*)", log, re.MULTILINE)
     assert error.startswith(f"rank 1 was given other {differing} than rank 0: see that all nodes have the same files")
     assert not (tmp_path / "run").exists()
+
+
+def test_nodes_with_run_directories_of_their_own_are_told_so(call, tmp_path):
+    """As on a disk of each node."""
+    apart = functools.partial(run_pretrain_on_nodes_that_differ, option="--output", of_the_last=tmp_path / "other")
+    assert call(world=2, task=apart)[0] == [2, 2]
+    ending, reason = RunDirectory(tmp_path / "run").outcome
+    assert ending == "failed"
+    assert reason == (
+        f"{tmp_path / 'run'}: {socket.gethostname()} can't read what the first rank wrote there; take an --output on "
+        "a file system that all nodes share"
+    )
+    assert not (tmp_path / "other").exists()
 
 
 def test_the_advice_of_the_message_gets_past_a_bad_sample(call, tmp_path):

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertForPreTraining as TheirBert
 
-from preprocessing.schema import MANIFEST, Manifest, checksum
+from preprocessing.schema import MANIFEST, Manifest, checksum, checksum_of
 from tests.trainer.conftest import TINY, losses
 from tests.trainer.rank_tasks import run_pretrain_and_crash, run_pretrain_and_die_before_the_run_has_begun
 from tests.trainer.shard_factory import write_shards
@@ -26,7 +26,7 @@ from trainer.model import parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.settings import ConfigError
 from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, Fragment, write_state
-from trainer.start import _check_segments, initial_weights, take_over, warn_of_the_warmup, write_run
+from trainer.start import _check_segments, _is_seen, initial_weights, take_over, warn_of_the_warmup, write_run
 
 
 def damaged_shards(shards, tmp_path):
@@ -340,6 +340,14 @@ def test_continued_pretraining_begins_with_the_very_weights_of_a_directory(call,
     assert codes == [2]
     assert f"error: --init-from: {tmp_path / 'nowhere'}: no such folder; a model of the Hugging Face hub comes" in log
     assert not (tmp_path / "other").exists()
+
+
+def test_what_another_node_has_written_is_waited_for(tmp_path, monkeypatch):
+    """NFS remembers for a while that a file was not there, and the one that was."""
+    written = iter([b"an earlier start's", b"this one's"])
+    monkeypatch.setattr("time.sleep", lambda _: (tmp_path / "config.toml").write_bytes(next(written)))
+    assert _is_seen(tmp_path / "config.toml", checksum_of(b"this one's"))
+    assert next(written, None) is None
 
 
 def test_what_a_recipe_leaves_open_of_the_model_is_that_of_the_weights(call, tmp_path):
