@@ -34,6 +34,8 @@ _END = re.compile(
 )
 _CREDITS = re.compile(r"\s*(?:Produced by|E-text prepared by|Transcribed from)\b.*?\n\s*\n", re.S)
 _HEADER = 1 << 16  # characters, of which a header has a few thousand; a mark further on is another book's
+# Captions of pictures, which may be of several paragraphs, and lines of asterisks between passages.
+_ORNAMENTS = re.compile(r"\[(?:Illustration|Picture)\b[^\[\]]{0,1000}\]|^[ \t]*\*[ \t\r*]*$", re.M)
 # Italics, also of a part of a word, within a paragraph; some transcribers close them by ___.
 _ITALICS = re.compile(r"_(?![\s_])((?:[^_\n]++|\n(?![ \t]*\n))*+)(?<!\s)_+")
 _TITLE = re.compile(r"^Title: *(\S[^\n]*(?:\n[ \t]+\S[^\n]*)*)", re.M)
@@ -66,7 +68,8 @@ def decode(data: bytes) -> tuple[str, int]:
 def strip_gutenberg(text: str) -> tuple[str, str | None]:
     """What is between Project Gutenberg's header and footer, of several books in a row too, and the first title.
 
-    The underscores in which its texts put italics go too; a text without header and footer keeps all it has.
+    So do captions of its pictures, lines of asterisks, and the underscores in which it puts italics. A text without
+    header and footer keeps all it has.
     """
     start = _START.search(text, 0, _HEADER) or _end_of_small_print(text)
     title = _TITLE.search(text[: start.start()]) if start else None
@@ -77,7 +80,7 @@ def strip_gutenberg(text: str) -> tuple[str, str | None]:
     bodies = [body, *(_until_footer(other)[0] for other in others)]
     joined = "\n\n".join(bodies)
     if start or rest:
-        joined = _ITALICS.sub(r"\1", joined)
+        joined = _ITALICS.sub(r"\1", _ORNAMENTS.sub("", joined))
     return joined, " ".join(title[1].split()) if title else None
 
 
