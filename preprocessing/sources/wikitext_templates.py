@@ -224,7 +224,7 @@ def template_text(content: str) -> str | None:
     if name in _LITERALS:
         return _LITERALS[name]
     if name.startswith("formatnum:"):
-        return content.partition(":")[2]
+        return content.partition(":")[2].strip()
     values, names = _arguments(content)
     if name in _RULES_OF_NAMES:
         return _RULES_OF_NAMES[name](values, names) or None

@@ -93,7 +93,7 @@ CASES = {
         ["1 1/2 of 6 ft 2 3/4 in, not (1/2) nor −1/5"],
     ),
     "fractions": ("{{frac| 1 | 2 }} or {{frac|1= 3 |2= 4}}", ["1/2 or 3/4"]),
-    "numbers": ("{{formatnum:1000}} dogs of {{circa|1900}}", ["1000 dogs of c. 1900"]),
+    "numbers": ("({{formatnum: 1000}}) dogs of {{circa|1900}}", ["(1000) dogs of c. 1900"]),
     "script": ("a {{script/Hebrew|כלב}} {{!}} dog", ["a כלב | dog"]),
     "underscores in a template's name": ("{{As_of|2010}}, dogs bark", ["As of 2010, dogs bark"]),
     "as of": ("{{As of|2010|5}}, dogs bark", ["As of 2010, dogs bark"]),
