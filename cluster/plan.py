@@ -29,6 +29,7 @@ from cluster.planning.sharding import Sharding, read_sharding
 from preprocessing.terminal import show
 from trainer.config import Recipe, load_recipe
 from trainer.deepspeed_config import resolve_deepspeed
+from trainer.initial_model import given_model
 from trainer.paths import parse_path
 from trainer.settings import ConfigError
 
@@ -51,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _plan(arguments: argparse.Namespace) -> None:
     path = _recipe_path(arguments.recipe)
-    recipe = load_recipe(path, arguments.settings)
+    model = given_model(arguments.init_from) if arguments.init_from else None
+    recipe = load_recipe(path, arguments.settings, model)
     gpu = _gpu(arguments)
     check_shares(recipe, arguments.gpus)
     cluster = Cluster(gpu, arguments.gpus, _sharding(arguments.ds_config, recipe, arguments.gpus))
@@ -129,6 +131,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--recipe", metavar="NAME", help="a recipe's name or file")
     add("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)}")
     add("--gpus", type=int, metavar="N", help="how many")
+    add(
+        "--init-from",
+        type=parse_path,
+        metavar="DIR",
+        help="of whose weights is what the recipe leaves open of its model",
+    )
     add("settings", nargs="*", metavar="section.key=value", help="settings that replace the recipe's")
     add(
         "--ds-config",

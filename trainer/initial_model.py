@@ -27,14 +27,21 @@ def initial_model(init_from: Path | None, run: RunDirectory) -> BertConfig | Non
     """
     if os.access(run.config, os.R_OK):  # which raises nothing, whatever keeps one from looking
         return load_recipe(run.config).model if os.access(run.initial_weights, os.F_OK) else None
-    if not init_from:
-        return None
-    if not os.access(init_from, os.F_OK):
+    return given_model(init_from) if init_from else None
+
+
+def given_model(directory: Path) -> BertConfig:
+    """The model of a Hugging Face directory's weights.
+
+    Raises:
+        ConfigError: there is no such directory, or its configuration can't be read or is of no model that we have.
+    """
+    if not os.access(directory, os.F_OK):
         raise ConfigError(
-            f"--init-from: {init_from}: no such folder; a model of the Hugging Face hub comes into one by "
+            f"--init-from: {directory}: no such folder; a model of the Hugging Face hub comes into one by "
             "`hf download NAME --local-dir DIR`"
         )
     try:
-        return load_config(init_from)
+        return load_config(directory)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--init-from: {error}") from error

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from transformers import BertConfig
 
 from cluster.plan import main
 from cluster.planning.estimate import make_plan, scaling
@@ -300,7 +301,9 @@ def test_calibration_prints_errors(capsys):
     assert "-16.8%" in shown
 
 
-@pytest.mark.parametrize("beside", [["--recipe", "demo"], ["train.max_steps=10"], ["--json"], ["--fill=0.5"]])
+@pytest.mark.parametrize(
+    "beside", [["--recipe", "demo"], ["train.max_steps=10"], ["--json"], ["--fill=0.5"], ["--init-from=x"]]
+)
 def test_the_calibration_is_of_no_recipe(beside, capsys):
     """What would have no effect is refused."""
     with pytest.raises(SystemExit) as stopped:
@@ -313,6 +316,18 @@ def test_a_recipe_may_be_a_file(capsys):
     path = str(ROOT / "trainer/recipes/demo.toml")
     assert run("--recipe", path, "--gpu", "L40S", "--gpus", "2", "train.max_steps=10") == 0
     assert "# demo on 2 x l40s" in capsys.readouterr().out
+
+
+def test_what_a_recipe_leaves_open_of_its_model_is_that_of_given_weights(tmp_path, capsys):
+    BertConfig(num_hidden_layers=3, vocab_size=30522).save_pretrained(tmp_path)
+    asked = ["--recipe", "continued", "--gpu", "h200", "--gpus", "1"]
+    assert run(*asked, "--init-from", str(tmp_path)) == 0
+    given = capsys.readouterr().out
+    sizes = {"num_hidden_layers": 3, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
+    assert run(*asked, "model.vocab_size=30522", *(f"model.{name}={size}" for name, size in sizes.items())) == 0
+    assert given == capsys.readouterr().out
+    assert run(*asked) == 2
+    assert "name by --init-from its folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -353,6 +368,7 @@ def test_a_recipe_may_be_a_file(capsys):
         (["--plot", "/nowhere/plan.png"], "can't write the figure"),
         (["--plot", "plan"], "--plot plan: not the name of a picture"),
         (["--plot", f"{LONG}.png"], "can't write the figure"),
+        (["--recipe", "continued", "--init-from", "/nowhere/bert"], "--init-from: /nowhere/bert: no such folder"),
         (["--recipe", LONG], f"no recipe '{LONG}'"),
         (["--plot", "plan.png", "--up-to", "1", "--gpu", "a100-40", "model.hidden_size=4096"], "there is no curve"),
         (["model.hidden_siz=3"], "unknown setting model.hidden_siz"),
