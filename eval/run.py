@@ -169,10 +169,17 @@ def learn(arguments: argparse.Namespace, words: Sequence[str], experiments: Sequ
 
 
 def _is_mine_to_collect(arguments: argparse.Namespace, plan: Plan) -> bool:
-    """Whether to gather results: of processes that share a grid, those do that find it finished."""
-    if arguments.points_only:
-        return False
-    return arguments.grid_count == 1 or not any(experiment.missing() for experiment in plan.experiments.values())
+    """Whether to gather results: of processes that share a grid, those do that find it finished; others say so."""
+    if arguments.points_only or arguments.grid_count == 1:
+        return not arguments.points_only
+    if missing := sum(len(experiment.missing()) for experiment in plan.experiments.values()):
+        _log.info(
+            "%d points of the grid are not finished; the process that finishes the last one writes %s. Where none is "
+            "at work any more, the same command again does the rest",
+            missing,
+            arguments.output / RESULTS,
+        )
+    return not missing
 
 
 def _is_collected(arguments: argparse.Namespace, plan: Plan) -> bool:

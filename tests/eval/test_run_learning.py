@@ -403,7 +403,10 @@ def test_a_task_that_transformers_has_no_class_for_is_refused_before_anything(
     assert not (tmp_path / "out").exists()
 
 
-def test_processes_share_a_grid_and_the_last_one_gathers(export: Path, data: Path, tmp_path: Path) -> None:
+def test_processes_share_a_grid_and_the_last_one_gathers(
+    export: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     write_mrpc(data)
     write_stsb(data)
     for index in range(3):
@@ -411,6 +414,7 @@ def test_processes_share_a_grid_and_the_last_one_gathers(export: Path, data: Pat
         sharing = ("--grid-index", str(index), "--grid-count", "3")
         assert run(export, data, tmp_path / "out", "mrpc,stsb", "--seeds", "2", *sharing) == 0
     assert [len(points_of(tmp_path / "out", task)) for task in ("mrpc", "stsb")] == [2, 2]
+    assert re.findall(r"(\d) points of the grid are not finished", caplog.text) == ["2", "1"]
     shared = results_of(tmp_path / "out")
     assert run(export, data, tmp_path / "alone", "mrpc,stsb", "--seeds", "2") == 0
     for task in ("mrpc", "stsb"):
