@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ _ROOT = Path(__file__).resolve().parent.parent
 COMMIT, DIFF = "code.commit", "code.diff"
 _NEW_MODULES = ("preprocessing/*.py", "trainer/*.py", "eval/*.py", "cluster/*.py")  # git's *: at any depth
 _ROOM = 1 << 20  # characters of the patch for such modules; those that have no room in it are named
-_LIBRARIES = ("torch", "deepspeed", "pyarrow", "tokenizers", "numpy", "mlflow")
+_COMPUTING = ("torch", "deepspeed", "pyarrow", "tokenizers", "numpy")
+_LIBRARIES = (*_COMPUTING, "mlflow")
+_TRAINING = ("preprocessing", "trainer")  # packages of ours that ranks run
 
 
 def code_version() -> dict[str, Any]:
@@ -31,6 +35,26 @@ def code_version() -> dict[str, Any]:
         "libraries": {name: installed_version(name) for name in _LIBRARIES},
         "machine": {"system": platform.platform(), "processor": platform.machine(), "host": platform.node()},
     }
+
+
+def environment() -> dict[str, str | None]:
+    """What all ranks must have alike: a checksum of the code, and the versions of the libraries that compute."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(file for package in _TRAINING for file in (_ROOT / package).rglob("*.py")):
+        if file.is_file():  # and no editor's lock, which is a link to nothing
+            digest.update(f"{file.relative_to(_ROOT)}\0".encode())
+            digest.update(hashlib.blake2b(file.read_bytes()).digest())
+    return {"code": digest.hexdigest(), **{name: installed_version(name) for name in _COMPUTING}}
+
+
+def unlike(environment: Mapping[str, str | None], of_the_first: Mapping[str, str | None]) -> list[str]:
+    """What of a rank's environment is not as the first one's, in words such as ``torch 2.11.0, not 2.15.0``."""
+    libraries = [
+        f"{name} {environment[name] or 'missing'}, not {of_the_first[name] or 'missing'}"
+        for name in _COMPUTING
+        if environment[name] != of_the_first[name]
+    ]
+    return ["other code"] * (environment["code"] != of_the_first["code"]) + libraries
 
 
 def uncommitted_changes() -> str:

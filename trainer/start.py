@@ -35,7 +35,7 @@ from trainer.fp8 import why_not_fp8
 from trainer.hugging_face import WEIGHTS, Export, load_export
 from trainer.initial_model import initial_model
 from trainer.leases import hold_run
-from trainer.lineage import code_version, uncommitted_changes
+from trainer.lineage import code_version, environment, uncommitted_changes, unlike
 from trainer.model import BertConfig, parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory, step_number
 from trainer.settings import ConfigError
@@ -90,16 +90,21 @@ def check(
 
 
 def check_agreement(world: World, recipe: Recipe, configs: Sequence[dict[str, Any]], shards: Corpus) -> None:
-    """See that all ranks were given the same: nodes may have files of their own under one name.
+    """See that all ranks have the same code and libraries, and were given the same: nodes may have their own of each.
 
     Under NCCL ranks meet here for the first time, so none takes the run while another may still find a mistake.
 
     Raises:
-        ConfigError: on every rank, one was given something else than the first.
+        ConfigError: on every rank, one has or was given something else than the first.
     """
     given = {"shards": shards.manifest_blake2b, "recipe": to_toml(recipe), "deepspeed_config": json.dumps(configs)}
-    first, *others = world.gather(given)
-    for rank, other in enumerate(others, start=1):
+    (first, firsts_own, _), *others = world.gather((given, environment(), socket.gethostname()))
+    for rank, (other, own, host) in enumerate(others, start=1):
+        if apart := unlike(own, firsts_own):
+            raise ConfigError(
+                f"rank {rank} on {host} has not what rank 0 has: {'; '.join(apart)}. Let all nodes have the same code "
+                "and libraries, best in one environment that all of them see"
+            )
         if differing := [name for name in given if other[name] != first[name]]:
             raise ConfigError(
                 f"rank {rank} was given other {' and '.join(differing)} than rank 0: see that all nodes have the same "

@@ -19,6 +19,7 @@ from torch import distributed
 from cluster.checkup.findings import Finding, Placed, judge
 from cluster.checkup.storage import advice_for, remove, write_synced
 from cluster.slurm.rank import rank_environment
+from trainer.lineage import environment, unlike
 from trainer.world import World
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -134,10 +135,29 @@ def joined(launch: Mapping[str, str], patience: float) -> Iterator[Peers]:
 def check_peers(peers: Peers, shared: Path | None, clock: Callable[[], float] = time.time) -> Iterator[Finding]:
     """All checks that take every rank; each yields what it has found itself."""
     backend = "nccl" if torch.cuda.is_available() else "gloo"
+    yield from check_environments(peers)
     yield from check_bandwidth(peers, backend)
     yield from check_clocks(peers, clock)
     if shared is not None and (finding := check_visibility(peers, shared)):
         yield finding
+
+
+def check_environments(peers: Peers) -> Iterator[Finding]:
+    """Each rank's code and libraries against the first one's, without which no training begins."""
+    first, *others = peers.gather(environment())
+    if peers.rank:
+        return
+    apart = {
+        f"{host}: {'; '.join(differing)}"
+        for host, other in zip(peers.hosts[1:], others, strict=True)
+        if (differing := unlike(other, first))
+    }
+    yield judge(
+        "same versions",
+        ", ".join(sorted(apart)) or "all ranks have the same code and libraries",
+        "Let all nodes have the same code and libraries, best in one environment that all of them see.",
+        wrong=bool(apart),
+    )
 
 
 def check_bandwidth(peers: Peers, backend: str) -> Iterator[Finding]:

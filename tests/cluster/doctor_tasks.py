@@ -16,6 +16,7 @@ from torch import distributed
 
 from cluster import doctor
 from cluster.checkup import peers
+from trainer.lineage import environment
 
 
 def run_doctor(arguments: list[str]) -> tuple[int, str]:
@@ -58,6 +59,13 @@ def run_doctor_with_a_wrong_sum(arguments: list[str]) -> tuple[int, str]:
     """The last rank alone gets another one."""
     if _is_last():
         peers.distributed = SimpleNamespace(**{**vars(distributed), "all_reduce": _add_and_err})
+    return run_doctor(arguments)
+
+
+def run_doctor_with_another_torch(arguments: list[str]) -> tuple[int, str]:
+    """The last rank's."""
+    if _is_last():
+        peers.environment = lambda: {**environment(), "torch": "2.11.0"}
     return run_doctor(arguments)
 
 

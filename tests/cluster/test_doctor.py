@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -31,6 +32,7 @@ from tests.cluster.doctor_tasks import (
     run_doctor_where_files_open_slowly,
     run_doctor_with_a_clock_ahead,
     run_doctor_with_a_wrong_sum,
+    run_doctor_with_another_torch,
 )
 from tests.ranks import free_port, run_ranks
 
@@ -450,7 +452,12 @@ def test_two_ranks(tmp_path):
         2, run_doctor, ["--shared", str(tmp_path), "--need-gb", "0.001"], log=tmp_path / "log"
     )
     assert code == other_code == int("wrong, " in printed)
-    for words in ("over gloo, 2 ranks on 1 host", "apart at most", "all nodes see each other's files"):
+    for words in (
+        "all ranks have the same code",
+        "over gloo, 2 ranks on 1 host",
+        "apart at most",
+        "all nodes see each other's files",
+    ):
         assert words in printed
     assert nothing == ""
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
@@ -460,6 +467,12 @@ def test_a_wrong_sum_is_told_whichever_rank_gets_it(tmp_path):
     (code, printed), _ = run_ranks(2, run_doctor_with_a_wrong_sum, [], log=tmp_path / "log")
     assert code == 1
     assert "a WRONG sum" in printed
+
+
+def test_libraries_that_differ(tmp_path):
+    (code, printed), _ = run_ranks(2, run_doctor_with_another_torch, [], log=tmp_path / "log")
+    assert code == 1
+    assert re.search(r"^wrong, same versions: \S+: torch 2\.11\.0, not 2\.\d+", printed, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(5, "warning"), (-90, "wrong")])

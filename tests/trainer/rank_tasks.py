@@ -265,6 +265,13 @@ def run_pretrain_on_nodes_that_differ(arguments: list[str], option: str, of_the_
     return pretrain.main(arguments)
 
 
+def run_pretrain_in_environments_that_differ(arguments: list[str], of_the_last: dict[str, str]) -> int:
+    """The trainer's main; the last rank has other code or libraries, as a node of its own may."""
+    if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+        start.environment = lambda: {**lineage.environment(), **of_the_last}
+    return pretrain.main(arguments)
+
+
 def run_pretrain_tracked(arguments: list[str], tracking_uri: str) -> int:
     """The trainer's main; its tracker looks for news many times a second."""
     from trainer.tracking import runs

@@ -1,5 +1,6 @@
 """What a run says of the code and the libraries that it was made with."""
 
+import shutil
 import subprocess
 from importlib import metadata
 from unittest import mock
@@ -7,7 +8,7 @@ from unittest import mock
 import pytest
 
 from trainer import lineage
-from trainer.lineage import code_version, uncommitted_changes
+from trainer.lineage import code_version, environment, uncommitted_changes, unlike
 
 
 def test_what_is_not_installed_has_no_version_and_ends_no_run():
@@ -135,3 +136,20 @@ def test_the_patch_has_room_for_so_many_new_modules_and_names_the_others(checkou
     assert len(patch) < 1 << 20
     assert patch.endswith("new, but too large for this patch: trainer/c.py\n")
     assert "+b = 1\n" in patch
+
+
+def test_an_environment_is_the_code_that_trains_wherever_it_lies_and_the_libraries(checkout, monkeypatch, tmp_path):
+    write(checkout, "trainer/recipes/a.py", "1\n")
+    write(checkout, "preprocessing/a.py", "2\n")
+    mine = environment()
+    assert mine["torch"] == metadata.version("torch")
+    shutil.copytree(checkout / "trainer", tmp_path / "elsewhere" / "trainer")
+    shutil.copytree(checkout / "preprocessing", tmp_path / "elsewhere" / "preprocessing")
+    (tmp_path / "elsewhere" / "trainer" / ".#a.py").symlink_to("nobody@nowhere")  # Emacs has it open
+    write(tmp_path / "elsewhere", "eval/a.py", "3\n")
+    monkeypatch.setattr(lineage, "_ROOT", tmp_path / "elsewhere")
+    assert environment() == mine
+    (tmp_path / "elsewhere" / "preprocessing" / "a.py").rename(tmp_path / "elsewhere" / "preprocessing" / "b.py")
+    assert unlike(environment(), mine) == ["other code"]
+    assert unlike({**mine, "numpy": "1.0"}, {**mine, "numpy": "2.0"}) == ["numpy 1.0, not 2.0"]
+    assert unlike(mine, mine) == []

@@ -32,6 +32,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_and_stop,
     run_pretrain_and_stop_at_its_end,
     run_pretrain_and_tell_who_exports,
+    run_pretrain_in_environments_that_differ,
     run_pretrain_on_a_disk_that_stays_full,
     run_pretrain_on_a_full_disk,
     run_pretrain_on_broken_data,
@@ -638,6 +639,20 @@ def test_nodes_with_other_files_under_one_name_are_told_apart(
     assert codes == [2, 2]
     (error,) = re.findall("^error: (.*)", log, re.MULTILINE)
     assert error.startswith(f"rank 1 was given other {differing} than rank 0: see that all nodes have the same files")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("of_the_last", "told"),
+    [({"code": "x", "numpy": "1.0"}, "other code; numpy 1.0, not 2."), ({"torch": None}, "torch missing, not 2.")],
+)
+def test_nodes_with_other_code_or_libraries_are_told_apart(call, tmp_path, of_the_last, told):
+    """They would compute something between the two."""
+    apart = functools.partial(run_pretrain_in_environments_that_differ, of_the_last=of_the_last)
+    codes, log = call(world=2, task=apart)
+    assert codes == [2, 2]
+    (error,) = re.findall("^error: (.*)", log, re.MULTILINE)
+    assert error.startswith(f"rank 1 on {socket.gethostname()} has not what rank 0 has: {told}")
     assert not (tmp_path / "run").exists()
 
 
