@@ -17,8 +17,9 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """The 2-norm of all gradients as one vector, a float32 scalar on their device; not finite where one of them isn't.
 
     On a CPU torch's own sum over a matrix of embeddings is wrong by 2e-4 and more, for it adds small squares to a large
-    sum, and one in float64 takes thirty times as long. Here rows of 1,024 squares are summed in float32, and the rows
-    in float64: right to 1e-7 in the first one's time (benchmarks/gradient_norm.py). On CUDA torch sums blocks anyway.
+    sum, and one in float64 takes ten to thirty times as long. Here rows of 1,024 squares are summed in float32, and the
+    rows in float64: right to 1e-7 in the first one's time (benchmarks/gradient_norm.py). On CUDA torch sums blocks
+    anyway.
 
     Args:
         gradients: one at least, floating point, of any shapes, on one device.
