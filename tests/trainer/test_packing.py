@@ -35,6 +35,16 @@ def test_sequences_and_padded_rows_give_the_same():
     assert torch.equal(tokens.pad(tokens.input_ids), padded)
     assert tokens.pad(tokens.input_ids, -1)[1].tolist() == [8, -1, -1]
     assert tokens.pad(torch.ones(6, 2, 5)).shape == (3, 3, 2, 5)
+    assert tokens.pad(torch.ones(6))[1].tolist() == [1, 0, 0]
+
+
+def test_a_batch_goes_to_a_device_as_a_whole():
+    tokens = packed([3, 1]).to(torch.device("cpu"))
+    assert tokens.bounds.tolist() == [0, 3, 4]
+    there = tokens.to(torch.device("meta"))
+    tensors = (there.input_ids, there.token_type_ids, there.position_ids, there.bounds)
+    assert [tensor.device.type for tensor in tensors] == ["meta"] * 4
+    assert there.longest == 3
 
 
 @given(LENGTHS)
@@ -45,6 +55,7 @@ def test_groups_hold_every_token_once_and_little_padding(lengths):
         for row in rows_by_sequence(table):
             assert row == list(range(row[0], row[0] + len(row)))
             assert len(row) >= 0.8 * table.rows.shape[1]
+        assert table.real is None or not table.rows[~table.real].any(), "0 for padding"
     widths = [table.rows.shape[1] for table in tokens.tables]
     assert all(after < 0.8 * before for before, after in pairwise(widths)), "two tables where one would do"
 
@@ -71,7 +82,7 @@ def rows_of(tables: list[Table]) -> list[int]:
     return [row for table in tables for row in table.real_rows.tolist()]
 
 
-@given(LENGTHS, st.sampled_from([8, 64, 81, 96]))
+@given(LENGTHS, st.sampled_from([8, 64, 79, 80, 96]))
 def test_rounding_up_adds_what_is_missing_and_as_many_sequences_in_any_case(lengths, multiple):
     tokens = packed(lengths, longest=40)
     rounded = tokens.round_up(multiple)
@@ -80,7 +91,9 @@ def test_rounding_up_adds_what_is_missing_and_as_many_sequences_in_any_case(leng
     added = -(-(multiple - 1) // 39)
     assert added <= size - sum(lengths) < multiple + added
     for name in ("input_ids", "token_type_ids", "position_ids"):
-        assert torch.equal(getattr(rounded, name)[: sum(lengths)], getattr(tokens, name))
+        values = getattr(rounded, name)
+        assert (values.dtype, len(values)) == (torch.int64, size)
+        assert torch.equal(values[: sum(lengths)], getattr(tokens, name))
     assert len(rounded.lengths) == len(lengths) + added
     assert rounded.lengths.tolist()[: len(lengths)] == lengths
     assert int(rounded.bounds[-1]) == size
