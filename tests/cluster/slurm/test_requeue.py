@@ -64,6 +64,14 @@ def test_the_command_says_what_it_decided(run, capsys):
     run.set_outcome("requeue", "SIGUSR1 after step 40")
     assert main(["after", str(run.path), "--job", "7", "--exit-code", "0", "--crashes", "3"]) == 10
     assert "will be restarted: SIGUSR1 after step 40; it resumes from step 40" in capsys.readouterr().err
+    run.set_outcome("requeue")
+    assert main(["after", str(run.path), "--job", "7", "--exit-code", "0", "--crashes", "3"]) == 10
+    assert "will be restarted: asked to stop; it resumes from step 40" in capsys.readouterr().err
+    run.set_outcome(None)
+    assert main(["after", str(run.path), "--job", "7", "--exit-code", "2", "--crashes", "3"]) == 11
+    assert "given up: it would fail again: refused; the log says why" in capsys.readouterr().err
+    assert main(["after", str(run.path), "--job", "7", "--exit-code", "137", "--crashes", "1"]) == 10
+    assert "will be restarted: crash 1 since step 40 (exit code 137)" in capsys.readouterr().err
     (run.checkpoints / "latest").write_text("step-000099")
     run.set_outcome(None)
     assert main(["after", str(run.path), "--job", "7", "--exit-code", "1", "--crashes", "3"]) == 11
