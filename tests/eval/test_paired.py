@@ -119,6 +119,20 @@ def test_scale_and_mean_of_a_models_figures_do_not_count(metric: str) -> None:
     assert constant.b == 0
 
 
+@pytest.mark.parametrize("metric", ["pearson", "spearman"])
+def test_what_does_not_vary_correlates_with_nothing(metric: str) -> None:
+    """Though rounding leaves something of a figure less the mean of as many; and what varies little does."""
+    labels, a, b = predictions(metric, 30)
+    pairs = of_labels(metric, labels / 100, a, b)
+    assert pairs.figures() == pytest.approx(of_labels(metric, labels, a, b).figures())
+    assert not pairs.resampled(np.repeat(np.arange(30)[:, None], 30, axis=1)).any()
+    assert of_labels(metric, np.full(30, 0.1), a, b).figures() == (0, 0)
+    equal_but_for_one = np.r_[np.full(29, 0.1), 1]
+    for gold, ours in ((labels, equal_but_for_one), (equal_but_for_one, labels)):
+        without_it, with_it = of_labels(metric, gold, ours, np.zeros(30)).resampled(np.arange(30) % [[29], [30]])
+        assert without_it == 0 != with_it
+
+
 def test_a_seed_gives_the_same_figures_again_and_another_one_others() -> None:
     pairs = of_labels("f1", *predictions("f1", 50))
     assert compare(pairs, 500, seed=4) == compare(pairs, 500, seed=4)
