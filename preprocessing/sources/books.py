@@ -68,8 +68,8 @@ def decode(data: bytes) -> tuple[str, int]:
 def strip_gutenberg(text: str) -> tuple[str, str | None]:
     """What is between Project Gutenberg's header and footer, of several books in a row too, and the first title.
 
-    So do captions of its pictures, lines of asterisks, and the underscores in which it puts italics. A text without
-    header and footer keeps all it has.
+    Captions of its pictures, lines of asterisks, and the underscores in which it puts italics go as well. A text
+    without header and footer keeps all it has.
     """
     start = _START.search(text, 0, _HEADER) or _end_of_small_print(text)
     title = _TITLE.search(text[: start.start()]) if start else None
@@ -154,18 +154,18 @@ def _check_plain(text: str, name: str) -> None:
     """
     text = text.lstrip()  # itself where there is nothing to strip
     other = next((source for source, beginning in _OTHERS.items() if text.startswith(beginning)), None)
-    if other == "jsonl" and not _is_json_object(text.partition("\n")[0]):
+    if other == "jsonl" and not _is_full_object(text.partition("\n")[0]):
         other = None
     if other:
         raise SourceError(f"{name}: not plain text but a file for --{other}; name it there")
 
 
-def _is_json_object(line: str) -> bool:
+def _is_full_object(line: str) -> bool:
+    """Whether what begins with a brace is JSON with something in it."""
     try:
-        found = json.loads(line)
+        return bool(json.loads(line))
     except (ValueError, RecursionError):
         return False
-    return isinstance(found, dict) and bool(found)
 
 
 def _is_text(beginning: bytes) -> bool:

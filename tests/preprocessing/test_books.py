@@ -51,6 +51,7 @@ def test_the_small_print_of_old_etexts_goes_before_the_book_and_behind_it(mark: 
 def test_gutenbergs_lines_may_be_in_any_letters(written: Callable[[str], str]) -> None:
     start, end = (written(f"*** {which} of this Project Gutenberg eBook X ***") for which in ("start", "end"))
     assert book(f"Header.\n{start}\nA book.\n{end}\nLicence.".encode()).text == "A book."
+    assert book(f"Gutenberg printed.\n{written('End of Project Gutenberg')}.".encode()).text == "Gutenberg printed."
     small_print = written("*End*The Small Print! For Public Domain Etexts*")
     assert book(f"Header.\n{small_print}\nA book.\n".encode()).text == "A book."
 
@@ -67,6 +68,7 @@ def test_gutenbergs_underscores_go_where_they_mark_italics_in_a_paragraph() -> N
     read_as = "A whale, he said, dreadful and all in white, on the 29th. _Open\nno more_ 1 _ 2 ____ 3."
     assert book((START + written + END).encode()).text == read_as
     assert book((written + END).encode()).text == read_as
+    assert book((START + written).encode()).text == read_as
     assert book(b"Call _it_ here.").text == "Call _it_ here."
 
 
@@ -133,7 +135,8 @@ def test_a_text_is_wrapped_if_at_most_every_twentieth_line_is_longer_than_a_hund
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "utf-16-le", "utf-16-be"])
 def test_encodings(encoding: str) -> None:
     mark = "\ufeff" if encoding.startswith("utf-16") else ""
-    assert book((mark + "Ein Café für Zoë.").encode(encoding)).text == "Ein Café für Zoë."
+    document = book((mark + "Ein Café für Zoë.").encode(encoding))
+    assert (document.text, document.replaced) == ("Ein Café für Zoë.", 0)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +154,8 @@ def test_what_is_no_text_is_damaged(data: bytes) -> None:
 def test_a_stray_control_character_makes_no_archive() -> None:
     assert book(b"A book of one page.\x0c" * 100 + b"\0\x1a").text.startswith("A book of one page.")
     assert book(b"A short poem.\0").text.startswith("A short poem.")
+    (item,) = read(io.BytesIO(b"A short poem.\0\0"), "a.txt")
+    assert isinstance(item, Damaged)
 
 
 def test_of_what_a_file_begins_with_one_percent_may_be_control_characters() -> None:
@@ -162,7 +167,8 @@ def test_of_what_a_file_begins_with_one_percent_may_be_control_characters() -> N
 
 def test_windows_quotation_marks_and_bytes_of_no_encoding() -> None:
     assert book(b"\x93Yes,\x94 he said.").text == "“Yes,” he said."
-    assert book(b"\x81 and \x93 never fail").text == "\x81 and \x93 never fail"
+    document = book(b"\x81 and \x93 never fail")
+    assert (document.text, document.replaced) == ("\x81 and \x93 never fail", 0)
 
 
 def test_a_damaged_letter_does_not_make_a_file_latin() -> None:
@@ -206,10 +212,14 @@ def test_too_large_documents_are_counted(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("preprocessing.sources.books.MAX_DOCUMENT", 100)
     monkeypatch.setattr("preprocessing.sources.lines.MAX_LINE", 150)
     found = google(b"x\n" * 60 + b"\n" + b"y" * 120 + b"\n\n" + b"w" * 151 + b"\nshort\n\n" + b"z" * 99)
-    assert [getattr(item, "reason", "read") for item in found] == [*["too_large"] * 3, "read"]
+    assert found == [
+        *(Skipped(f"b.txt#{row}", "books", "too_large") for row in range(3)),
+        Document("b.txt#3", "books", None, "z" * 99, split=True),
+    ]
     for text in ("x" * 101, "\ufeff" + "\U00010000" * 200):  # of the second no more than 100 would be read
         assert list(read(io.BytesIO(text.encode()), "x.txt")) == [Skipped("x.txt", "books", "too_large")]
-    assert len(book(b"x" * 100).text) == 100
+    for letter in ("x", "\U00010000"):
+        assert len(book((letter * 100).encode()).text) == 100
 
 
 @pytest.mark.parametrize("data", [b"", b"\xef\xbb\xbf\r\n \r\n", (HEADER + START + END).encode()])
