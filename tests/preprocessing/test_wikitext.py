@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preprocessing.sources.wikitext import extract_passages
+from preprocessing.sources.wikitext_templates import _LITERALS, _RULES, _RULES_OF_NAMES, template_text
 
 # What each construct becomes. A case is (wikitext, paragraphs).
 CASES = {
@@ -76,16 +78,19 @@ CASES = {
     "table in a template": ("{{x|\n{|\n| y\n|}\n}}\na dog", ["a dog"]),
     "lang": ("the ''{{lang|fr|[[mot|mots]]}}'' are", ["the mots are"]),
     "lang with numbers": ("the {{lang|1=fr|2=mot}} is", ["the mot is"]),
+    "transl with a standard": ("the {{transl|ar|ISO|kitāb}} is", ["the kitāb is"]),
     "langx without a text": ("the {{langx|fr}} is", ["the is"]),
     "lang-xx": ("Brussels ({{lang-fr|Bruxelles}})", ["Brussels (Bruxelles)"]),
     "nowrap with a link": ("{{nowrap|[[Canis|dogs]] bark}}", ["dogs bark"]),
     "nowrap with an element": ("is {{nowrap|H<sub>2</sub>O}}", ["is H2O"]),
     "nowrap without a text": ("a {{nowrap}} dog {{nowrap| = x}} barks", ["a dog barks"]),
+    "nowrap of an equation": ("so {{nowrap|f(x) = 2}} holds", ["so f(x) = 2 holds"]),
     "nowrap in a template": ("{{nowrap|10 {{convert|5|km|mi|abbr=on}}}}", ["10 5 km"]),
     "convert": ("is {{convert|20|m|ft|0}} high", ["is 20 m high"]),
     "convert with a precision": ("is {{ Convert |20|m|0}} high", ["is 20 m high"]),
     "convert many": ("are {{convert|2|and|3|and|4|to|5|m}} high", ["are 2 and 3 and 4 to 5 m high"]),
     "convert a range": ("is {{convert|10|to|20|km2}} wide", ["is 10 to 20 km² wide"]),
+    "convert half a range": ("is {{convert|10|to}} 20 km wide", ["is 10 to 20 km wide"]),
     "convert feet and inches": ("is {{convert|6|ft|2|in|cm}} tall", ["is 6 ft 2 in tall"]),
     "mixed fractions": ("{{frac|3|1|2}} inches, {{sfrac|2}} of it", ["3 1/2 inches, 1/2 of it"]),
     "fractions of a number before them": (
@@ -118,13 +123,14 @@ CASES = {
     ),
     "letters": ("Hawai{{okina}}i, {{CO2}}, 2{{pi}}, \"the 'dogs{{' \"}}", ["Hawaiʻi, CO2, 2π, \"the 'dogs'\""]),
     "money": (
-        "{{INR|500}} crore, {{INRConvert|50|c}}, {{INRConvert|5|–|6|l|2}}, {{INRConvert|7}}, {{£|5}}",
+        "{{INR|500}} crore, {{INRConvert|50|c}}, {{INRConvert|5|–|6|l|2}}, {{INRConvert|7||0}}, {{£|5}}",
         ["₹500 crore, ₹50 crore, ₹5–6 lakh, ₹7, £5"],
     ),
     "red links": (
         "{{Interlanguage link|Ann Foo|de}} and {{ill|Bo Foo (painter)|fr|lt=Bo}}, the {{visible anchor|first}}",
         ["Ann Foo and Bo, the first"],
     ),
+    "red links without a text": ("a dog ({{ill|lt=}}) barks", ["a dog barks"]),
     "ships": (
         "{{ship||Maine|1889}}, the {{sclass|Nimitz|aircraft carrier|2}} and {{RMS|Titanic}}",
         ["Maine, the Nimitz-class aircraft carrier and RMS Titanic"],
@@ -265,6 +271,12 @@ def test_no_marks_are_left_of_anything(wikitext: str) -> None:
 @given(st.one_of(st.text(), st.lists(st.sampled_from(MARKS)).map("".join)))
 def test_never_raises(wikitext: str) -> None:
     extract_passages(wikitext)
+
+
+def test_no_template_of_the_table_raises_whatever_its_arguments() -> None:
+    for name, number in itertools.product([*_LITERALS, *_RULES, *_RULES_OF_NAMES], range(4)):
+        for arguments in itertools.product(["", "to", "1", "time"], repeat=number):
+            template_text("|".join([name, *arguments]))
 
 
 TEMPLATES = st.recursive(
