@@ -48,13 +48,18 @@ def environment() -> dict[str, str | None]:
 
 
 def unlike(environment: Mapping[str, str | None], of_the_first: Mapping[str, str | None]) -> list[str]:
-    """What of a rank's environment is not as the first one's, in words such as ``torch 2.11.0, not 2.15.0``."""
-    libraries = [
-        f"{name} {environment[name] or 'missing'}, not {of_the_first[name] or 'missing'}"
+    """What of a rank's environment is not as the first one's, in words."""
+    code = ["other code"] * (environment["code"] != of_the_first["code"])
+    return code + other_versions(environment, of_the_first)
+
+
+def other_versions(versions: Mapping[str, str | None], others: Mapping[str, str | None]) -> list[str]:
+    """Of the libraries that compute those that differ, such as ``torch 2.11.0, not 2.15.0``; not what is unknown."""
+    return [
+        f"{name} {versions[name] or 'missing'}, not {others[name] or 'missing'}"
         for name in _COMPUTING
-        if environment[name] != of_the_first[name]
+        if name in versions and name in others and versions[name] != others[name]
     ]
-    return ["other code"] * (environment["code"] != of_the_first["code"]) + libraries
 
 
 def uncommitted_changes() -> str:

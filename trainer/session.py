@@ -19,6 +19,7 @@ from trainer.corpus import Corpus, train_stream
 from trainer.data import Batch, evaluation_batches, validation_stream
 from trainer.engine import Engine, GlobalCounts
 from trainer.files import append_line
+from trainer.lineage import other_versions
 from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps
 from trainer.metrics import Laps, measure_ceiling, memory_share, peak_memory, perplexity, roomiest_micro_batch
 from trainer.model import parameter_count
@@ -211,7 +212,7 @@ class Session:
             _log.info("begins with the weights of %s%s", self.init_from, lacking)
         if state:
             _log.info("resumed after step %d from %s", step, checkpoint)
-            _warn_of_other_bits(state, world)
+            _warn_of_other_bits(state, world, self._code)
         if world.is_first:
             cut_metrics(self.run, step)
         return engine
@@ -287,8 +288,14 @@ def owes_validation(run: RunDirectory, recipe: Recipe, step: int) -> bool:
     return is_due and not has_line(run.validation_metrics, step)
 
 
-def _warn_of_other_bits(state: RunState, world: World) -> None:
+def _warn_of_other_bits(state: RunState, world: World, code: Mapping[str, Any]) -> None:
     """Say so where a run goes on in a way that makes the last bits differ."""
+    if apart := other_versions(code["libraries"], state.code.get("libraries", {})):
+        _log.warning(
+            "checkpoint was written with other libraries than resume it (%s): samples and masks are the same, but "
+            "losses may differ in the last bits",
+            "; ".join(apart),
+        )
     if (state.world_size, state.threads) != (world.size, torch.get_num_threads()):
         _log.warning(
             "checkpoint was written with %d rank(s) x %d thread(s), resuming with %d x %d: samples, masks and dropout "

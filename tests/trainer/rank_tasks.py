@@ -272,6 +272,13 @@ def run_pretrain_in_environments_that_differ(arguments: list[str], of_the_last: 
     return pretrain.main(arguments)
 
 
+def run_pretrain_with_another_numpy(arguments: list[str]) -> int:
+    """The trainer's main, as if another version had been installed since."""
+    code = lineage.code_version()
+    start.code_version = lambda: {**code, "libraries": {**code["libraries"], "numpy": "2.0.0"}}
+    return pretrain.main(arguments)
+
+
 def run_pretrain_tracked(arguments: list[str], tracking_uri: str) -> int:
     """The trainer's main; its tracker looks for news many times a second."""
     from trainer.tracking import runs

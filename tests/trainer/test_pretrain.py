@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import statistics
+from importlib.metadata import version
 from importlib.util import find_spec
 
 import pytest
@@ -47,6 +48,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_with_a_bad_sample_on_a_slow_disk,
     run_pretrain_with_a_slow_export,
     run_pretrain_with_a_tracker_that_ends_late,
+    run_pretrain_with_another_numpy,
     run_pretrain_with_slow_validation,
     run_pretrain_without_patience,
     run_pretrain_without_streams,
@@ -618,6 +620,14 @@ def test_a_run_that_is_set_back_by_hand_loses_nothing(call, tmp_path):
     assert [path.name for path in run.exports.iterdir()] == ["step-000006"]
     assert call()[0] == [0]
     assert losses(run.path) == before
+
+
+def test_a_run_that_goes_on_with_other_libraries_says_so(call):
+    assert call("train.max_steps=2")[0] == [0]
+    assert "other libraries" not in call("train.max_steps=4")[1]
+    codes, log = call("train.max_steps=6", task=run_pretrain_with_another_numpy)
+    assert codes == [0]
+    assert f"written with other libraries than resume it (numpy 2.0.0, not {version('numpy')}): samples" in log
 
 
 @pytest.mark.parametrize("differing", ["shards", "recipe", "deepspeed_config"])

@@ -2,6 +2,7 @@
 
 import math
 import multiprocessing
+import re
 import time
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from trainer.config import load_recipe
 from trainer.corpus import open_corpus
 from trainer.engine import GlobalCounts
 from trainer.files import append_line, read_lines
+from trainer.lineage import code_version
 from trainer.metrics import Laps
 from trainer.model import EMPTY_SLOT
 from trainer.run_directory import RunDirectory
@@ -206,9 +208,21 @@ def test_a_resume_by_other_ranks_or_threads_is_told_to_differ_in_the_last_bits(c
     threads = torch.get_num_threads()
     state = RunState(step=4, samples=32, world_size=ranks, threads=threads + more_threads, manifest_blake2b="m",
                      config_blake2b="c")  # fmt: skip
-    _warn_of_other_bits(state, World(0, 2, torch.device("cpu")))
+    _warn_of_other_bits(state, World(0, 2, torch.device("cpu")), code_version())
     how = f"written with {ranks} rank(s) x {threads + more_threads} thread(s), resuming with 2 x {threads}: "
     assert [how in message for message in caplog.messages] == [True] * is_told
+
+
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [({}, []), ({"torch": "2.11.0", "mlflow": "3.17"}, ["torch 2.12.0, not 2.11.0"]), ({"torch": "2.12.0"}, [])],
+)
+def test_a_resume_by_other_libraries_that_compute_may_differ_in_the_last_bits(caplog, then, told):
+    """Of a checkpoint that says nothing of them nothing is known."""
+    state = RunState(4, 32, 1, torch.get_num_threads(), "m", "c", code={"libraries": then} if then else {})
+    now = {"libraries": {"torch": "2.12.0", "mlflow": "3.18"}}
+    _warn_of_other_bits(state, World(0, 1, torch.device("cpu")), now)
+    assert [re.search(r"\((.*)\)", message)[1] for message in caplog.messages] == told
 
 
 def test_rates_are_of_the_time_that_a_step_waits_and_computes():
