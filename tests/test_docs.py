@@ -1,16 +1,26 @@
-"""The pages lead where they say."""
+"""The pages lead where they say, name files, options and settings that there are, and all that can be set."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from cluster.settings import ClusterSettings
 from tests.conftest import ROOT
+from trainer.config import Recipe
 
 PAGES = sorted(path for folder in (".", "docs", "docs/results", "cluster") for path in (ROOT / folder).glob("*.md"))
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)")
+FOLDERS = "preprocessing|trainer|eval|cluster|benchmarks|tests|docs"
+FILE = re.compile(rf"(?<![\w/.-])(?:{FOLDERS})/[\w./*-]*\w(?![\w{{])")
+PROGRAM = re.compile(rf"(?:python3? -m (?:{FOLDERS})[\w.]+|(?<![\w/])(?:{FOLDERS})/[\w/]+\.py) ([^|`#\n]*)")
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+OF_OTHERS = {"--runner"}  # of Beam, which hands its own through
 ROW = re.compile(r"^\| \[[^]]+\]\(([^)]+)\) \| (.*) \|$", re.MULTILINE)
 
 
@@ -38,3 +48,59 @@ def test_what_the_code_in_an_afternoon_names_of_a_file_is_in_it():
 
     assert len(named) >= 8
     assert [(file.name, word) for file, word in named if word not in file.read_text(encoding="utf-8")] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_are_there(page: Path):
+    named = FILE.findall(page.read_text(encoding="utf-8"))
+
+    assert [name for name in named if not any(ROOT.glob(name))] == []
+
+
+def test_commands_have_the_options_that_programs_take():
+    sources = [path for folder in FOLDERS.split("|") for path in (ROOT / folder).rglob("*.py")]
+    taken = {option for path in sources for option in re.findall(r"\"(--[a-z][\w-]*)\"", path.read_text("utf-8"))}
+    given = [
+        (page.name, option)
+        for page in PAGES
+        for arguments in PROGRAM.findall(page.read_text(encoding="utf-8").replace("\\\n", " "))
+        for option in OPTION.findall(arguments)
+    ]
+
+    assert len(given) >= 150
+    assert [(page, option) for page, option in given if option not in taken | OF_OTHERS] == []
+
+
+def keys(kind: type, prefix: str = "") -> Iterator[str]:
+    """section.key of each setting."""
+    for field in fields(kind):
+        hint: Any = get_type_hints(kind)[field.name]
+        inner = next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)
+        if inner and field.name != "tolerations":  # whose names are Kubernetes' own
+            yield from keys(inner, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_settings_of_a_recipe_that_are_named_are_there(page: Path):
+    sections = "|".join(field.name for field in fields(Recipe))
+    named = re.findall(rf"(?<![\w./-])((?:{sections})(?:\.\d)?\.\w+)(?:=|`)", page.read_text(encoding="utf-8"))
+
+    assert {re.sub(r"\.\d", "", name) for name in named} - {*keys(Recipe), "model.safetensors", "train.csv"} == set()
+
+
+@pytest.mark.parametrize(
+    ("page", "kind", "sections"),
+    [
+        ("training.md", Recipe, "phases optimizer schedule masking data train checkpoint log tracking"),
+        ("cluster.md", ClusterSettings, "slurm local"),
+        ("kubernetes.md", ClusterSettings, "kubernetes"),
+    ],
+)
+def test_a_page_names_all_that_can_be_set(page: str, kind: type, sections: str):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    settings = [key for key in keys(kind) if key.partition(".")[0] in sections.split()]
+
+    assert len(settings) >= 20
+    assert [key for key in settings if not re.search(rf"\b{key.rpartition('.')[2]}\b", text)] == []
