@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tasks = _tasks(arguments.tasks)
         pairs = pair_up(read_evaluations(a, tasks), read_evaluations(b, tasks), (a, b), arguments.tasks is not None)
         rows = [row for pair in pairs for row in compare_task(*pair, arguments)]
-    except (UsageError, DatasetError, OSError) as error:
+    except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     show(_json(rows, arguments) if arguments.json else "\n".join(_report(rows, arguments)))

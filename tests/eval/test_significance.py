@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from eval import run as evaluation
-from eval.significance import main
+from eval.parts import read_dev
+from eval.significance import _p, main
+from eval.tasks.finetuned import FineTuned
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.small_data import (
     MARK,
@@ -113,15 +116,29 @@ def test_every_metric_of_all_tasks_is_compared_and_its_figures_are_those_of_the_
 
 
 def test_the_table_has_a_row_for_each_and_says_what_it_can_not_tell(
-    evaluated: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+    copies: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*map(str, evaluated), "--tasks", "stsb,mrpc", *FEW]) == 0
+    results = json.loads((copies[1] / "results.json").read_text())
+    results["tasks"]["mrpc"]["details"]["seeds"]["f1"] = [60.0]  # which has no spread
+    (copies[1] / "results.json").write_text(json.dumps(results))
+    found = compared(capsys, *copies, "--tasks", "stsb,mrpc")["rows"]
+    assert main([*map(str, copies), "--tasks", "stsb,mrpc", *FEW]) == 0
     told = capsys.readouterr().out
-    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in told.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in told.splitlines() if line.startswith("|")]
     names = [["stsb", "pearson"], ["stsb", "spearman"], ["mrpc", "accuracy"], ["mrpc", "f1"]]
-    assert [row for row in rows if row[0] in ("mrpc", "stsb")] == names * 2  # of examples, and of seeds
+    of_examples, of_seeds = ([row for row in rows if len(row) == n and row[:2] in names] for n in (10, 6))
+    assert ([row[:2] for row in of_examples], [row[:2] for row in of_seeds]) == (names, names[:3])
+    for row, of in zip(of_examples, found, strict=True):
+        interval = f"{of['low']:+.2f} to {of['high']:+.2f}"
+        assert row[2:6] == [f"{of['a']:.2f}", f"{of['b']:.2f}", f"{of['b'] - of['a']:+.2f}", interval]
+        assert row[6:] == [_p(of["p"]), _p(of["p_of_all"]), str(of["units"]), of["test"]]
+    for row, of in zip(of_seeds, found[:3], strict=True):
+        a, b = (statistics.fmean(of["seeds"][name]) for name in "ab")
+        p = of["p_of_seeds"]
+        assert row[2:] == [f"{a:.2f}, 2", f"{b:.2f}, 2", f"{b - a:+.2f}", "" if p is None else _p(p)]
     assert "say nothing of what another seed would" in told
     assert "Holm" in told
+    assert [_p(p) for p in (0.25, 0.005, 0.001, 0.00042)] == ["0.250", "0.005", "0.001", "4.2e-04"]
 
 
 def test_a_task_of_the_user_s_own_is_compared_where_its_file_is_given(
@@ -152,6 +169,23 @@ def test_other_places_of_the_data_set_may_be_given(
     assert compared(capsys, *copies, "--tasks", "mrpc", "--data", tmp_path / "moved") == before
 
 
+def test_the_data_set_may_be_that_of_the_hub(
+    copies: tuple[Path, Path], data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, places = compared(capsys, *copies, "--tasks", "mrpc"), []
+
+    def read(task: FineTuned, place: Path | None, limit: int | None) -> dict:
+        places.append(place)
+        return read_dev(task, data, limit)
+
+    monkeypatch.setattr("eval.significance.read_dev", read)
+    assert compared(capsys, *copies, "--tasks", "mrpc", "--hub") == before
+    for folder in copies:
+        change(folder / "results.json", lambda text: text.replace(str(data), "hub"))
+    assert compared(capsys, *copies, "--tasks", "mrpc") == before
+    assert places == [None, None], "which is how readers are asked for the hub"
+
+
 def test_what_does_not_compare_is_told_in_a_line(
     copies: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +199,10 @@ def test_what_does_not_compare_is_told_in_a_line(
         with pytest.raises(SystemExit, match="2"):
             main([str(a), str(b), option, wanted])
     results = json.loads((b / "results.json").read_text())
+    accuracy = results["tasks"]["mrpc"]["metrics"].pop("accuracy")
+    (b / "results.json").write_text(json.dumps(results))
+    assert "on this data set, and its results say none; give --data" in refused(capsys, a, b, "--tasks", "mrpc")
+    results["tasks"]["mrpc"]["metrics"]["accuracy"] = accuracy
     results["data"]["limit"] = 5
     (b / "results.json").write_text(json.dumps(results))
     assert "are of another --limit (None and 5)" in refused(capsys, a, b)
@@ -186,6 +224,9 @@ def test_one_example_tells_nothing(
     folders = evaluate(evaluated[0].parent / "export", data, "codah", "one", "other", options=("--limit", "1"))
     capsys.readouterr()
     assert "codah: dev has one unit, which tells nothing" in refused(capsys, *folders)
+    folders = evaluate(evaluated[0].parent / "export", data, "codah", "two", "others", options=("--limit", "2"))
+    capsys.readouterr()
+    assert [row["units"] for row in compared(capsys, *folders)["rows"]] == [2]
 
 
 @pytest.mark.parametrize(
@@ -193,6 +234,8 @@ def test_one_example_tells_nothing(
     [
         ("mrpc", "dev_predictions.tsv", lambda text: text[: len(text) // 2], "are not of the examples"),
         ("mrpc", "dev_predictions.tsv", lambda text: text.replace("\t1\t", "\tone\t"), "damaged; evaluate mrpc again"),
+        ("mrpc", "dev_predictions.tsv", lambda text: text.replace("\t1\t", "\t"), "damaged; evaluate mrpc again"),
+        ("mrpc", "dev_predictions.tsv", lambda _: "id\tprediction\n0\n", "damaged; evaluate mrpc again"),
         ("mrpc", "dev_predictions.tsv", lambda text: text.replace("\n0\t", "\n99\t"), "are not of the examples"),
         ("stsb", "dev_predictions.tsv", lambda _: "id\tprediction\n0\tnan\n", "are not of the examples"),
         ("codah", "dev_predictions.tsv", lambda _: "\udcff", "damaged"),
