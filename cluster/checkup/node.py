@@ -301,6 +301,6 @@ def _ask(command: list[str]) -> str:
 def _reason(error: Exception) -> str:
     """The first line that a program left."""
     if isinstance(error, subprocess.CalledProcessError):
-        said = (error.stdout or "") + (error.stderr or "")
+        said: str = error.stdout + error.stderr
         return said.strip().partition("\n")[0] or f"exit code {error.returncode}"
     return str(error)

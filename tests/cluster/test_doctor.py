@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -152,7 +153,14 @@ def test_limits_of_a_process(tmp_path, monkeypatch, check, limit, adapters, stat
 @pytest.mark.parametrize(("free", "state"), [(100 << 20, "wrong"), (500 << 20, "warning"), (2 << 30, "ok")])
 def test_shared_memory_that_is_left(monkeypatch, free, state):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free, total=4 << 30))
-    assert check_shared_memory().state == state
+    found = check_shared_memory()
+    assert (found.state, found.found) == (state, f"{free / (1 << 30):.2f} of 4.00 GiB free in /dev/shm")
+
+
+def test_a_node_without_shared_memory(monkeypatch, tmp_path):
+    monkeypatch.setattr("cluster.checkup.node._SHARED_MEMORY", tmp_path / "none")
+    found = check_shared_memory()
+    assert (found.state, found.found) == ("wrong", f"no {tmp_path / 'none'} (No such file or directory)")
 
 
 def test_a_python_that_the_project_does_not_take(monkeypatch):
@@ -168,6 +176,7 @@ def test_a_python_that_the_project_does_not_take(monkeypatch):
         ({"OMP_NUM_THREADS": "0"}, "warning", "is 0"),
         ({"OMP_NUM_THREADS": "many"}, "warning", "many"),
         ({"OMP_NUM_THREADS": "1"}, "ok", "1 rank(s)"),
+        ({"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "0"}, "ok", "1 rank(s)"),
         ({"OMP_NUM_THREADS": "100000"}, "warning", "100000"),
         ({"OMP_NUM_THREADS": "2", "LOCAL_WORLD_SIZE": "100000"}, "warning", "100000 rank(s)"),
         ({"OMP_NUM_THREADS": "2", "LOCAL_WORLD_SIZE": "4"}, "ok", "8 cores"),
@@ -214,6 +223,19 @@ def test_other_versions_than_the_projects(monkeypatch):
     assert "beam" not in found.found
 
 
+def test_a_project_that_is_not_installed_is_told_once(monkeypatch):
+    """As where its folder alone is on PYTHONPATH: then nothing says which versions it wants."""
+
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("cluster.checkup.node.requires", missing)
+    monkeypatch.setattr("cluster.checkup.node.metadata", missing)
+    assert check_python().state == "ok"
+    (found,) = check_packages()
+    assert (found.state, found.found) == ("wrong", "bert-pretraining is not installed")
+
+
 # What nvidia-smi prints: name, driver, memory, memory in use, ECC errors, slowed down, temperature.
 H200 = "NVIDIA H200, 570.86.15, 143771, 0, 0, Not Active, 31"
 
@@ -241,6 +263,7 @@ def nvidia_smi(tmp_path, monkeypatch):
         (f"echo '{H200.replace(' 0, 0,', ' 90000, 0,')}'", "gpu health", "warning", "memory in use"),
         (f"echo '{H200.replace(' 0, Not', ' [N/A], Not')}'", "gpu health", "ok", "no errors"),
         ("echo 'NVIDIA-SMI has failed: no driver'; exit 9", "gpus", "wrong", "no driver"),
+        ("echo 'NVIDIA-SMI has failed: no driver' >&2; exit 9", "gpus", "wrong", "fails (NVIDIA-SMI has failed: no"),
         ("exit 3", "gpus", "wrong", "nvidia-smi fails (exit code 3)"),
         ("echo 'No devices were found'; exit 6", "gpus", "wrong", "ask for them (--gpus-per-node"),
         (f"echo '{H200.replace(' 0, 0,', ' 600, 0,')}'", "gpu health", "ok", "no errors"),
@@ -254,6 +277,13 @@ def test_what_nvidia_smi_says(script, check, state, words, nvidia_smi, monkeypat
     found = state_of(check_gpus(), check)
     assert found.state == state
     assert words in f"{found.found}. {found.advice}"
+
+
+def test_an_nvidia_smi_that_can_not_be_started(nvidia_smi, tmp_path):
+    nvidia_smi("")
+    (tmp_path / "nvidia-smi").write_text("#!/nowhere/sh\n")
+    (found,) = check_gpus()
+    assert (found.state, found.found[:17], found.advice[:10]) == ("wrong", "nvidia-smi fails ", "The driver")
 
 
 H100 = "NVIDIA H100, 570.86.15, 81559, 0, 0, Not Active, 31"
