@@ -380,9 +380,12 @@ def test_nodes_do_not_write_one_file_whatever_they_are_called(tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
-def test_little_room_is_a_warning_and_hardly_any_is_wrong(tmp_path):
-    free = shutil.disk_usage(tmp_path).free
-    assert [check_space(tmp_path, free * times).state for times in (0.5, 2, 20)] == ["ok", "warning", "wrong"]
+def test_little_room_is_a_warning_and_hardly_any_is_wrong(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1234.5e9, total=2e12))
+    found = [check_space(tmp_path, needed) for needed in (1234.5e9, 2e12, 12.345e12, 13e12)]
+    assert [finding.state for finding in found] == ["ok", "warning", "warning", "wrong"]
+    assert {finding.found for finding in found} == {f"1,234.5 GB free of 2,000.0 in {tmp_path}"}
+    assert found[1].advice.startswith("A run needs some 2,000 GB of checkpoints and exports: make room")
 
 
 def test_the_room_that_is_needed_is_the_user_s_word(tmp_path, monkeypatch, capsys):
@@ -391,10 +394,24 @@ def test_the_room_that_is_needed_is_the_user_s_word(tmp_path, monkeypatch, capsy
     assert "wrong, disk space: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("least", "state"), [(0, "ok"), (1e12, "warning")])
-def test_a_disk_on_which_files_take_long_to_arrive(tmp_path, monkeypatch, least, state):
-    monkeypatch.setattr("cluster.checkup.storage._SLOW_SYNCS", least)
-    assert check_writing(tmp_path).state == state
+@pytest.mark.parametrize(
+    ("seconds", "blocks", "rate", "state"), [(0.01, 50, "100", "ok"), (0.1, 20, "10", "ok"), (0.5, 4, "2", "warning")]
+)
+def test_a_disk_on_which_files_take_long_to_arrive(tmp_path, monkeypatch, seconds, blocks, rate, state):
+    """Fifty blocks, or as many as two seconds are enough for."""
+    arrived = []
+    monkeypatch.setattr(os, "fsync", arrived.append)
+    monkeypatch.setattr(storage, "time", SimpleNamespace(monotonic=lambda: 1000 + seconds * len(arrived)))
+    found = check_writing(tmp_path)
+    assert (found.state, len(arrived)) == (state, 1 + blocks)  # the first one is of the file that is renamed
+    assert found.found == f"write, fsync and rename work in {tmp_path}; {rate} fsyncs a second"
+
+
+def test_a_file_system_that_shows_the_old_file_after_a_rename(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "replace", lambda *_: None)
+    found = check_writing(tmp_path)
+    assert (found.state, found.found) == ("wrong", f"{tmp_path}: a renamed file is still the old one")
+    assert not list(tmp_path.iterdir())
 
 
 def test_names():
