@@ -700,6 +700,8 @@ def test_a_trial_on_few_examples_says_so(run: Path) -> None:
     text = report_of(run)
     assert rows_after(text, "GLUE")["STS-B"]["demo 60 (1,400 examples)"] == "0.0"  # and no -0.0
     assert "at most 1,400 examples of each data set, so of little weight" in text
+    with_limit(write_evaluation(run, 60, "step-000060-wnli", wnli=learned("accuracy", {}, accuracy=50.0)), 30)
+    assert "demo 60 (1,400 examples)" in rows_after(report_of(run), "GLUE")["STS-B"]  # WNLI is not in that table
 
 
 def with_limit(file: Path, limit: int | None) -> None:
