@@ -260,6 +260,15 @@ def test_a_checkpoint_under_another_step_s_name_is_not_gone_on_with(begun, caplo
     assert "step-000006: its run_state.json has step 4, but here it is 6" in caplog.text
 
 
+def test_only_a_run_in_which_nothing_was_trained_may_be_removed(begun, recipe):
+    begun.recipe = load_recipe(recipe, ["schedule.peak=0.5"])
+    with pytest.raises(CheckpointError, match=r"0\.5\); choose another --output, or remove this one, in which nothing"):
+        begun.take_over()
+    begun.run.metrics.touch()
+    with pytest.raises(CheckpointError, match=r"0\.5\); choose another --output, or go on with what the run was"):
+        begun.take_over()
+
+
 def test_a_run_of_which_every_checkpoint_is_damaged_does_not_begin_anew(call, tmp_path):
     assert call("train.max_steps=4", "checkpoint.every=2")[0] == [0]
     for state in (tmp_path / "run" / "checkpoints").glob("step-*/state-00000-of-00001.safetensors"):
