@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.checkup import storage
+from cluster.checkup import peers, storage
 from cluster.checkup.findings import Finding, judge, table
 from cluster.checkup.node import (
     check_compiler,
@@ -420,6 +420,19 @@ def test_names():
     (found,) = check_names({"MASTER_ADDR": "no-such-node.invalid", "MASTER_PORT": "1234"})
     assert found.state == "wrong"
     assert "does not resolve" in found.found
+
+
+def test_a_name_that_takes_long_to_look_up(monkeypatch):
+    seconds = [0.0]
+
+    def look_up(*_):
+        seconds[0] += 3
+        return [(2, 1, 6, "", ("10.0.0.7", 1234))]
+
+    monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    monkeypatch.setattr("socket.getaddrinfo", look_up)
+    (found,) = check_names({"MASTER_ADDR": "node3", "MASTER_PORT": "1234"})
+    assert (found.state, found.found) == ("warning", "MASTER_ADDR node3 is 10.0.0.7, after 3 s")
 
 
 RANK = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
