@@ -78,18 +78,23 @@ def read_launch(environment: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def _slurm_meeting(environment: Mapping[str, str]) -> dict[str, str]:
-    """Where the tasks of a job step meet: on its first node, at a port of the job's own."""
-    if "MASTER_ADDR" in environment and "MASTER_PORT" in environment:
-        return {}
+    """Where the tasks of a job step meet: as is given, or else on its first node, and at a port of the job's own."""
+    first, count = _PORTS
+    job = int(environment.get("SLURM_JOB_ID", "0")) + 97 * int(environment.get("SLURM_STEP_ID", "0"))
+    return {
+        "MASTER_ADDR": environment.get("MASTER_ADDR") or _first_node(environment),
+        "MASTER_PORT": environment.get("MASTER_PORT") or str(first + job % count),
+    }
+
+
+def _first_node(environment: Mapping[str, str]) -> str:
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     command = ["scontrol", "show", "hostnames", nodes]
     try:
         names = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout  # noqa: S603
     except (OSError, subprocess.SubprocessError) as error:
         raise UsageError(f"scontrol doesn't say which nodes {nodes!r} are ({error}); set MASTER_ADDR") from error
-    first, count = _PORTS
-    job = int(environment.get("SLURM_JOB_ID", "0")) + 97 * int(environment.get("SLURM_STEP_ID", "0"))
-    return {"MASTER_ADDR": names.split()[0], "MASTER_PORT": str(first + job % count)}
+    return names.split()[0]
 
 
 def check_names(launch: Mapping[str, str]) -> Iterator[Finding]:

@@ -503,8 +503,19 @@ def test_launch_of_slurm(tmp_path, monkeypatch):
     found = read_launch({**slurm, **given})
     assert found
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.0.0.7", "1234")
-    with pytest.raises(UsageError, match="scontrol"):
-        read_launch({**slurm, "SLURM_STEP_NODELIST": "node9"})
+    found = read_launch({**slurm, "SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": "node[3-4]", "MASTER_PORT": "65535"})
+    assert found
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("node3", "65535")
+    with pytest.raises(UsageError, match="MASTER_PORT 65536 must be from 1 to 65535"):
+        read_launch({**slurm, "MASTER_PORT": "65536"})
+    for elsewhere in ("node9", "no scontrol"):
+        if elsewhere == "no scontrol":
+            monkeypatch.setenv("PATH", "/nowhere")
+        with pytest.raises(UsageError, match=f"scontrol doesn't say which nodes '{elsewhere}' are .*; set MASTER_ADDR"):
+            read_launch({**slurm, "SLURM_STEP_NODELIST": elsewhere})
+        found = read_launch({**slurm, "SLURM_STEP_NODELIST": elsewhere, "MASTER_ADDR": "10.0.0.7"})
+        assert found
+        assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.0.0.7", "20201")
 
 
 def test_two_ranks(tmp_path):
