@@ -19,6 +19,8 @@ _RANGE = re.compile(r"(-|–|to|to about|and|or|by|x|×|\*|\+/-|±|&)(?:\(.\))?"
 _UNITS = {"C": "°C", "F": "°F", "km2": "km²", "m2": "m²", "ft2": "sq ft", "sqft": "sq ft", "sqmi": "sq mi", "m3": "m³"}
 _NUMBER_WITH_UNIT = re.compile(r"(?<=\d)(?=[a-z])|(?<=[a-z])(?=\d)")
 _ACCIDENTALS = {"flat": "♭", "b": "♭", "sharp": "♯", "#": "♯", "natural": "♮"}
+_MONTHS = "January February March April May June July August September October November December".split()
+_NAMES_OF_MONTHS = {str(number): name for number, name in enumerate(_MONTHS, 1)}
 _MAGNITUDES = {"c": " crore", "l": " lakh", "k": " thousand", "m": " million", "b": " billion", "t": " trillion"}
 
 
@@ -55,13 +57,14 @@ def _solar(unit: str) -> RuleOfNames:
 
 def _quantity(values: list[str]) -> str:
     """{{convert|20|m|ft}}: as the author wrote it, 20 m, without what it converts to; 10 to 20 km; 6 ft 2 in."""
-    said, rest = values[:1], values[1:]
-    while len(rest) > 1 and (range_ := _RANGE.fullmatch(rest[0])):
-        said += [range_[1], rest[1]]
-        rest = rest[2:]
-    said += [_UNITS.get(unit, unit) for unit in rest[:1]]
-    if len(rest) > 2 and _NUMBER.fullmatch(rest[1]):
-        said += rest[1:3]
+    said, at = values[:1], 1  # a place, and not what is left, which a template of many ranges would copy for each
+    while at + 1 < len(values) and (range_ := _RANGE.fullmatch(values[at])):
+        said += [range_[1], values[at + 1]]
+        at += 2
+    said += [_UNITS.get(unit, unit) for unit in values[at : at + 1]]
+    second = values[at + 1 : at + 3]
+    if len(second) == 2 and _NUMBER.fullmatch(second[0]):
+        said += second
     return " ".join(said)
 
 
@@ -115,8 +118,17 @@ def _value(values: list[str], names: dict[str, str]) -> str:
 
 
 def _since(values: list[str], names: dict[str, str]) -> str:
-    """{{as of|2011|lc=y}}: as of 2011."""
-    return f"{'as' if names.get('lc') else 'As'} of {''.join(values[:1])}"
+    """{{as of|2011|5|lc=y}}: as of May 2011; since=y: since; bare=y: the date; pre=early: early 2011; alt=: that."""
+    if names.get("alt"):
+        return names["alt"]
+    if not values:
+        return ""
+    begin = "" if names.get("bare") else "since" if names.get("since") else "as of"
+    year, month, day = [*values[:3], "", ""][:3]
+    month = _NAMES_OF_MONTHS.get(month.lstrip("0"), month)
+    date = f"{month} {day}, {year}" if day and names.get("df", "").lower() == "us" else f"{day} {month} {year}"
+    said = " ".join(" ".join([begin, names.get("pre", ""), date]).split())
+    return said if names.get("lc") else said[:1].upper() + said[1:]
 
 
 def _red_link(values: list[str], names: dict[str, str]) -> str:

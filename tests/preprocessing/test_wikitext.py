@@ -101,7 +101,14 @@ CASES = {
     "numbers": ("({{formatnum: 1000}}) dogs of {{circa|1900}}", ["(1000) dogs of c. 1900"]),
     "script": ("a {{script/Hebrew|כלב}} {{!}} dog", ["a כלב | dog"]),
     "underscores in a template's name": ("{{As_of|2010}}, dogs bark", ["As of 2010, dogs bark"]),
-    "as of": ("{{As of|2010|5}}, dogs bark", ["As of 2010, dogs bark"]),
+    "as of": ("{{As of|2010}}, dogs bark", ["As of 2010, dogs bark"]),
+    "as of a month": ("{{As of|2010|05}} and {{as of|2011|June|lc=on}}", ["As of May 2010 and as of June 2011"]),
+    "as of a day": ("{{As of|2010|5|3}}, {{as of|2011|6|7|df=US|lc=y}}", ["As of 3 May 2010, as of June 7, 2011"]),
+    "as of in other words": (
+        "{{As of|2010|alt=In 2010}} {{as of|2011|since=y|lc=y}} ({{as of|2012|12|bare=y}}) {{as of|2013|pre=early}}",
+        ["In 2010 since 2011 (December 2012) As of early 2013"],
+    ),
+    "as of nothing": ("Dogs {{as of}}bark", ["Dogs bark"]),
     "as of within a sentence": ("had 5 dogs {{as of|2010|lc=y}}", ["had 5 dogs as of 2010"]),
     "convert a range with a dash in tables": ("is {{convert|60|and(-)|80|kg}} heavy", ["is 60 and 80 kg heavy"]),
     "powers of ten": (
@@ -333,6 +340,7 @@ HOSTILE = {
     "underscores": "_" * N + "__A" * N,
     "lines": "a\n" * N + ":" * N,
     "blanks in a template": "{{nowrap|" + " " * N + "\n}} {{nowrap|a" + " " * N + "b\t" * N + "}}",
+    "a quantity of many ranges": "{{convert|1" + "|to|1" * N + "|m}}",
     "media": "[[a:" + ".jpg " * N + "x]]",
 }
 
