@@ -213,7 +213,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     # The launcher's, DeepSpeed's or torch.distributed.launch's; LOCAL_RANK says the same.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings that replace the recipe's")
-    arguments, unknown = parser.parse_known_intermixed_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    for advice in filter(None, map(_others_name, words)):  # first: an option of ours is missing then
+        parser.error(advice)
+    arguments, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
         parser.error(_advice(unknown[0]))
     taken = [text for text in arguments.shards if is_override(text)]  # by the open-ended --shards
@@ -224,10 +227,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
+def _others_name(word: str) -> str | None:
+    """What to say of an option that is called as another program calls it."""
+    option = word.partition("=")[0]
+    meant = _OTHERS_NAMES.get(option.replace("-", "_").replace("__", "--", 1))
+    return f"unknown option {option}: here it is {meant}" if meant and meant != option else None
+
+
 def _advice(word: str) -> str:
     option = word.partition("=")[0]
-    if meant := _OTHERS_NAMES.get(option.replace("-", "_").replace("__", "--", 1)):
-        return f"unknown option {option}: here it is {meant}"
     if is_override(word.lstrip("-")):
         return f"unknown option {option}: a setting has no dashes, {word.lstrip('-')}"
     return f"unknown option {option}: settings are section.key=value; docs/migrating.md has the names of other programs"

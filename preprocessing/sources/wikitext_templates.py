@@ -19,8 +19,8 @@ _RANGE = re.compile(r"(-|–|to|to about|and|or|by|x|×|\*|\+/-|±|&)(?:\(.\))?"
 _UNITS = {"C": "°C", "F": "°F", "km2": "km²", "m2": "m²", "ft2": "sq ft", "sqft": "sq ft", "sqmi": "sq mi", "m3": "m³"}
 _NUMBER_WITH_UNIT = re.compile(r"(?<=\d)(?=[a-z])|(?<=[a-z])(?=\d)")
 _ACCIDENTALS = {"flat": "♭", "b": "♭", "sharp": "♯", "#": "♯", "natural": "♮"}
-_MONTHS = "January February March April May June July August September October November December".split()
-_NAMES_OF_MONTHS = {str(number): name for number, name in enumerate(_MONTHS, 1)}
+_MONTHS = "January February March April May June July August September October November December"
+_NAMES_OF_MONTHS = {str(number): name for number, name in enumerate(_MONTHS.split(), 1)}
 _MAGNITUDES = {"c": " crore", "l": " lakh", "k": " thousand", "m": " million", "b": " billion", "t": " trillion"}
 
 

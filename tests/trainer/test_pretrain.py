@@ -714,6 +714,24 @@ def test_what_other_programs_call_an_option_is_told(word, told, capsys):
     assert told in error
 
 
+@pytest.mark.parametrize("words", [
+    ["--config", "a.toml", "--output_dir", "run", "--shards", "shards"],
+    ["--config_file=bert.json", "--output", "run", "--shards", "shards"],
+    ["--config", "a.toml", "--output", "run", "--input-dir", "shards"],
+])  # fmt: skip
+def test_another_name_is_told_before_what_is_then_missing(words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        pretrain._parse(words)
+    error = capsys.readouterr().err
+    assert "required" not in error
+    assert ": here it is " in error
+
+
+def test_our_own_name_is_no_other_ones():
+    arguments = pretrain._parse(["--init-from", "m", "--config", "a.toml", "--output", "run", "--shards", "shards"])
+    assert arguments.init_from.name == "m"
+
+
 @pytest.mark.parametrize("word", ["--local_rank=3", "--local-rank=3"])
 def test_launchers_may_give_the_rank_on_the_command_line(word):
     """DeepSpeed's and torch.distributed.launch."""
