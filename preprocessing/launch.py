@@ -20,15 +20,9 @@ from preprocessing.runner import run_pipeline
 from preprocessing.sampling import draw_sample
 from preprocessing.schema import MANIFEST, Manifest, ShardDirectory, Vocabulary, checksum_of
 from preprocessing.sources import MissingInputError
-from preprocessing.tokenization import (
-    VocabularyError,
-    case_of,
-    load_vocabulary,
-    parse_vocabulary,
-    train_vocabulary,
-    vocabulary_text,
-)
+from preprocessing.tokenization import VocabularyError, check_case, load_vocabulary, parse_vocabulary, vocabulary_text
 from preprocessing.transforms import build_pipeline
+from preprocessing.vocabulary import train_vocabulary
 
 
 def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[str] | None]:
@@ -49,7 +43,7 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
     wanted = options.train_vocabulary.size if options.train_vocabulary else 0
     vocabulary = _identity(tokens, options.lowercase) if tokens else Vocabulary(wanted, "", options.lowercase)
     if tokens:
-        _check_case(tokens, options.lowercase, str(arguments.vocabulary))
+        check_case(tokens, options.lowercase, str(arguments.vocabulary))
     try:
         inputs = find_inputs(arguments.inputs, note, options.read, output)
     except MissingInputError as error:
@@ -73,19 +67,6 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
 def note(text: str) -> None:
     """Tell the user something beside the job's result."""
     print(f"make_shards: {text}", file=sys.stderr)
-
-
-def _check_case(tokens: Sequence[str], lowercase: bool, file: str) -> None:
-    """See that a vocabulary is of the case that is asked for: shards of the other one look right, and learn badly.
-
-    Raises:
-        VocabularyError: it is not. The evaluation would refuse a model that was trained with it.
-    """
-    case = case_of(tokens)
-    if case == "cased" and lowercase:
-        raise VocabularyError(f"{file}: has upper-case letters, so it is a cased vocabulary; add --cased")
-    if case == "uncased" and not lowercase:
-        raise VocabularyError(f"{file}: has no upper-case letter, so it is an uncased vocabulary; leave --cased out")
 
 
 def _identity(tokens: Sequence[str], lowercase: bool) -> Vocabulary:

@@ -1,4 +1,4 @@
-"""WordPiece: load, check and train a vocabulary, and turn sentences into ids.
+"""WordPiece: load and check a vocabulary, and turn sentences into ids.
 
 The door through which the trainer and the evaluation use a vocabulary: it needs `tokenizers` only. Encoding has
 google-research/bert's meaning: clean, split off Chinese characters, lower-case and strip accents (uncased models),
@@ -8,20 +8,18 @@ split on white space and punctuation, then the longest match first within each w
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 PAD, UNKNOWN, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = (PAD, UNKNOWN, CLS, SEP, MASK)
 CONTINUATION = "##"  # begins every piece that does not begin a word
 VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE = "vocab.txt", "tokenizer.json", "tokenizer_config.json"
-MIN_FREQUENCY = 2  # a piece seen once in the sample says nothing about the language
+LONGEST_WORD = 100  # in characters; WordPiece takes no part of a longer one
 CASE_SHARE = 0.01  # of a vocabulary's entries: with as many that hold letters of a case, it knows that case
-ALPHABET_SHARE = 8  # at most one entry in this many is a single character, and another one the same inside words
 
 
 class VocabularyError(ValueError):
@@ -120,6 +118,19 @@ def case_of(vocabulary: Collection[str]) -> Literal["cased", "uncased"] | None:
     return "uncased" if lower > few and not upper else None
 
 
+def check_case(tokens: Sequence[str], lowercase: bool, file: str) -> None:
+    """See that a vocabulary is of the case that is asked for: shards of the other one look right, and learn badly.
+
+    Raises:
+        VocabularyError: it is not. The evaluation would refuse a model that was trained with it.
+    """
+    case = case_of(tokens)
+    if case == "cased" and lowercase:
+        raise VocabularyError(f"{file}: has upper-case letters, so it is a cased vocabulary; add --cased")
+    if case == "uncased" and not lowercase:
+        raise VocabularyError(f"{file}: has no upper-case letter, so it is an uncased vocabulary; leave --cased out")
+
+
 def special_ids(vocabulary: Sequence[str]) -> SpecialIds:
     """The ids of the special tokens in a checked vocabulary."""
     return SpecialIds(*(vocabulary.index(token) for token in SPECIAL_TOKENS))
@@ -133,7 +144,7 @@ def build_tokenizer(vocabulary: Sequence[str], lowercase: bool) -> Tokenizer:
         lowercase: uncased model: lower-case and strip accents.
     """
     ids = {token: number for number, token in enumerate(vocabulary)}
-    tokenizer = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN))
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=LONGEST_WORD))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
@@ -159,6 +170,19 @@ def encode_sentences(tokenizer: Tokenizer, sentences: Sequence[str]) -> list[lis
         return [encoding.ids for encoding in tokenizer.encode_batch_fast(sentences, add_special_tokens=False)]
     finally:
         tokenizer.encode_special_tokens = recognised
+
+
+def cut(word: str, ids: Mapping[str, int]) -> list[int]:
+    """The ids of the pieces that WordPiece cuts an entry of a vocabulary into; none where it knows no piece."""
+    prefix = CONTINUATION if word.startswith(CONTINUATION) else ""
+    rest, found = word.removeprefix(CONTINUATION), []
+    while rest:
+        length = next((n for n in range(len(rest), 0, -1) if prefix + rest[:n] in ids), 0)
+        if not length:
+            return []
+        found.append(ids[prefix + rest[:length]])
+        prefix, rest = CONTINUATION, rest[length:]
+    return found
 
 
 def tokenizer_files(vocabulary: Sequence[str], lowercase: bool) -> dict[str, bytes]:
@@ -227,91 +251,3 @@ def check_files(directory: Path | str) -> None:
     if words and tokenizer and {word: i for i, word in enumerate(words)} != tokenizer.get_vocab():
         raise VocabularyError(f"{saved}: has another vocabulary than {listed.name} beside it; copy the folder anew")
     load_settings(directory)
-
-
-def _count_pieces(texts: Iterable[str], tokenizer: Tokenizer) -> Counter[str]:
-    """How often each stretch without white space or punctuation occurs; punctuation marks count as such too."""
-    words: Counter[str] = Counter()
-    for text in texts:
-        words.update(tokenizer.normalizer.normalize_str(text).split())
-    pieces: Counter[str] = Counter()
-    for word, count in words.items():
-        for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(word):
-            pieces[piece] += count
-    return pieces
-
-
-def _alphabet(pieces: Counter[str], limit: int, room: int = 0) -> list[str]:
-    """The most frequent characters, sorted, and then the ## forms of those that occur inside words.
-
-    Args:
-        pieces: of the text, with how often they occur.
-        limit: how many characters.
-        room: entries for more of them, as far as these occur more than once.
-    """
-    frequency: Counter[str] = Counter()
-    inside: set[str] = set()
-    for piece, count in pieces.items():
-        for character in piece:
-            frequency[character] += count
-        inside.update(piece[1:])
-    ranked = sorted(frequency, key=lambda character: (-frequency[character], character))
-    for character in ranked[limit:]:
-        room -= 1 + (character in inside)
-        if room < 0 or frequency[character] < MIN_FREQUENCY:
-            break
-        limit += 1
-    kept = sorted(ranked[:limit])
-    return kept + [CONTINUATION + character for character in kept if character in inside]
-
-
-def train_vocabulary(texts: Iterable[str], size: int, lowercase: bool) -> list[str]:
-    """Train a WordPiece vocabulary: the same for the same texts, whatever their order and the number of processes.
-
-    The trainer of `tokenizers` numbers characters in the order of a hash table, and breaks ties between merges by
-    these numbers, so its result changes from run to run. Here the characters come first, sorted, as if they were
-    special tokens; then every later number is determined.
-
-    Args:
-        texts: the sample to learn from.
-        size: how many entries are wanted; fewer are returned when the sample has no more pieces seen twice.
-        lowercase: uncased model.
-
-    Returns:
-        The tokens in the order of their ids, the special tokens at 0-4.
-
-    Raises:
-        VocabularyError: no text, or a size that has no room for the special tokens and the alphabet.
-    """
-    texts = list(texts)
-    tokenizer = build_tokenizer(SPECIAL_TOKENS, lowercase)
-    pieces = _count_pieces(texts, tokenizer)
-    if not pieces:
-        raise VocabularyError("there is no text to train a vocabulary on")
-    characters = max(64, size // ALPHABET_SHARE)
-    leading = [*SPECIAL_TOKENS, *_alphabet(pieces, characters)]
-    if size <= len(leading):
-        raise VocabularyError(f"size {size} leaves no room beside {len(leading)} special tokens and characters")
-    vocabulary = _merged(texts, leading, size, tokenizer)
-    # In Chinese every character is a word: there is little to merge, and room for more of them.
-    if room := size - len(vocabulary):
-        leading = [*SPECIAL_TOKENS, *_alphabet(pieces, characters, room)]
-        vocabulary = _merged(texts, leading, size, tokenizer)
-    return vocabulary
-
-
-def _merged(texts: Sequence[str], leading: Sequence[str], size: int, tokenizer: Tokenizer) -> list[str]:
-    """The tokens that come first, and what is merged of characters among them, in the order of their ids."""
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=size,
-        min_frequency=MIN_FREQUENCY,
-        special_tokens=list(leading),
-        limit_alphabet=0,  # `leading` is the alphabet
-        show_progress=False,
-    )
-    # A fresh tokenizer: special tokens that are registered already would be kept out of the training.
-    learner = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
-    learner.normalizer, learner.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
-    learner.train_from_iterator(texts, trainer)
-    ids: dict[str, int] = learner.get_vocab()
-    return sorted(ids, key=ids.__getitem__)

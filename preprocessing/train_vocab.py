@@ -1,6 +1,7 @@
-"""Train a WordPiece vocabulary on a sample of a corpus: the command.
+"""Train a WordPiece vocabulary on a sample of a corpus, or extend a published one: the command.
 
     python -m preprocessing.train_vocab --wikipedia 'enwiki-*.xml.bz2' --size 30522 --output vocab.txt
+    python -m preprocessing.train_vocab --books 'notes/*.txt' --extend base.txt --size 32768 --output vocab.txt
 
 The sample and the vocabulary depend on the documents and the seed only, not on the order of files or on chance.
 """
@@ -39,7 +40,14 @@ with needs("preprocess"):
     from preprocessing.sampling import sample_texts
     from preprocessing.sources import SourceError, StorageError
     from preprocessing.terminal import show
-    from preprocessing.tokenization import SPECIAL_TOKENS, VocabularyError, train_vocabulary, vocabulary_text
+    from preprocessing.tokenization import (
+        SPECIAL_TOKENS,
+        VocabularyError,
+        check_case,
+        load_vocabulary,
+        vocabulary_text,
+    )
+    from preprocessing.vocabulary import extend_vocabulary, train_vocabulary
 
 
 def parser() -> OneLineParser:
@@ -47,7 +55,8 @@ def parser() -> OneLineParser:
     parser = OneLineParser(
         prog="train_vocab",
         usage="python -m preprocessing.train_vocab --wikipedia GLOB --books GLOB --output FILE [options]",
-        description="Train a WordPiece vocabulary on a sample of a corpus; the same corpus gives the same vocabulary.",
+        description="Train a WordPiece vocabulary on a sample of a corpus, or extend one; the same corpus gives the "
+        "same vocabulary.",
         allow_abbrev=False,
     )
     add_input_arguments(parser)
@@ -57,7 +66,13 @@ def parser() -> OneLineParser:
         type=whole_number(1, MAX_VOCABULARY),
         default=30522,
         metavar="N",
-        help="entries wanted (default: %(default)s)",
+        help="entries wanted, with those of --extend (default: %(default)s)",
+    )
+    options.add_argument(
+        "--extend",
+        type=path,
+        metavar="VOCAB",
+        help="keep the entries of this vocab.txt, with their ids, and add the words that it cuts up most often",
     )
     options.add_argument("--cased", action="store_true", help="keep case and accents")
     add_sample_bytes(options, "--sample-bytes")
@@ -85,18 +100,27 @@ def run(argv: Sequence[str]) -> None:
     files.set_options()
     output = files.absolute(found.output)
     _check_output(ours, found.output, output)
+    given = load_vocabulary(found.extend) if found.extend is not None else []
+    if given:
+        check_case(given, not found.cased, str(found.extend))
     options = read_options(found)
     inputs = find_inputs(inputs_of(ours, found), note=partial(print, file=sys.stderr), options=options)
-    if any(files.is_same(output, file.path) for file in inputs):
+    read = [*(file.path for file in inputs), *([files.absolute(found.extend)] if given else [])]
+    if any(files.is_same(output, path) for path in read):
         ours.error(f"--output {found.output} is one of the inputs; give the vocabulary another name")
     other = f"--output {found.output} is there and holds something else; use another name, or --overwrite to replace it"
     guarded = files.exists(output) and not found.overwrite
-    if guarded and not files.begins_with(output, vocabulary_text(SPECIAL_TOKENS).encode()):
+    if guarded and not files.begins_with(output, vocabulary_text(given or SPECIAL_TOKENS).encode()):
         ours.error(other)
     # In the parts that a job reads: of what is damaged the same is lost, and tables are read in no other way.
     documents = read_inputs(chain.from_iterable(unit.inputs for unit in units_of(inputs)), options)
     texts = sample_texts(documents, found.sample_bytes or SAMPLE_BYTES, found.seed)
-    vocabulary = train_vocabulary(texts, found.size, lowercase=not found.cased)
+    if given:
+        vocabulary, before, after = extend_vocabulary(given, texts, found.size, lowercase=not found.cased)
+        new = f", {len(vocabulary) - len(given):,} of them new"
+        gain = f", whose words take {after:.3f} tokens each, {before:.3f} before"
+    else:
+        vocabulary, new, gain = train_vocabulary(texts, found.size, lowercase=not found.cased), "", ""
     text = vocabulary_text(vocabulary)
     written = text.encode()
     if guarded and not (files.size(output) == len(written) and files.begins_with(output, written)):
@@ -107,8 +131,8 @@ def run(argv: Sequence[str]) -> None:
         raise VocabularyError(f"{found.output}: can't be written ({error}); use another place") from error
     short = "" if len(vocabulary) == found.size else f" ({found.size:,} were asked for; the text has no more)"
     show(
-        f"{found.output}: {len(vocabulary):,} tokens{short}, learnt from {len(texts):,} documents, "
-        f"{sum(len(text) for text in texts) / 1e6:.1f} M characters"
+        f"{found.output}: {len(vocabulary):,} tokens{short}{new}, learnt from {len(texts):,} documents, "
+        f"{sum(len(text) for text in texts) / 1e6:.1f} M characters{gain}"
     )
 
 

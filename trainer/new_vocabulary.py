@@ -13,7 +13,7 @@ import argparse
 import dataclasses
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from preprocessing.schema import checksum
-from preprocessing.tokenization import CONTINUATION, PAD, check_files, load_words
+from preprocessing.tokenization import PAD, check_files, cut, load_words
 from trainer.hugging_face import WEIGHTS, Export, load_export, refusal, save_export
 from trainer.lineage import code_version
 from trainer.model import BertConfig, BertForPreTraining
@@ -65,19 +65,6 @@ def change_vocabulary(export: Export, old: Sequence[str], words: Sequence[str]) 
     rows = {name: _means(export.state[name], pieces, fresh[name]) for name in _ROWS}
     kept, unknown = sum(word in ids for word in words), sum(not of_word for of_word in pieces)
     return NewVocabulary(config, {**export.state, **rows}, kept, len(words) - kept - unknown, unknown)
-
-
-def cut(word: str, ids: Mapping[str, int]) -> list[int]:
-    """The ids of the pieces that WordPiece cuts an entry of a vocabulary into; none where it knows no piece."""
-    prefix = CONTINUATION if word.startswith(CONTINUATION) else ""
-    rest, found = word.removeprefix(CONTINUATION), []
-    while rest:
-        length = next((n for n in range(len(rest), 0, -1) if prefix + rest[:n] in ids), 0)
-        if not length:
-            return []
-        found.append(ids[prefix + rest[:length]])
-        prefix, rest = CONTINUATION, rest[length:]
-    return found
 
 
 def _means(rows: Tensor, pieces: Sequence[Sequence[int]], fresh: Tensor) -> Tensor:

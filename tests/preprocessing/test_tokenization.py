@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,12 +13,12 @@ from preprocessing.tokenization import (
     build_tokenizer,
     case_of,
     check_files,
+    cut,
     encode_sentences,
     load_tokenizer,
     load_vocabulary,
     parse_vocabulary,
     special_ids,
-    train_vocabulary,
 )
 from tests.trainer.shard_factory import save_tokenizer
 
@@ -33,7 +30,6 @@ SENTENCES = [
     "unaffable [MASK] [SEP]",
     "x" * 150,
 ]
-CORPUS = [f"the whale and the ship number {n}, sailing homeward; unsailed whales never sail" for n in range(200)]
 
 
 def vocabulary_error(text: str) -> str:
@@ -159,73 +155,21 @@ def test_a_damaged_file_of_a_tokenizer_is_named(tmp_path: Path, file: str, conte
         check_files(tmp_path)
 
 
-def test_training_gives_one_vocabulary_whatever_the_order() -> None:
-    first = train_vocabulary(CORPUS, 100, lowercase=True)
-    assert len(first) == 100
-    assert len(set(first)) == 100
-    assert tuple(first[:5]) == SPECIAL_TOKENS
-    assert "whale" in first
-    for seed in range(4):
-        shuffled = random.Random(seed).sample(CORPUS, len(CORPUS))
-        assert train_vocabulary(shuffled, 100, lowercase=True) == first
+def test_a_word_is_cut_into_the_longest_pieces() -> None:
+    tokens = ["##", "cat", "card", "##io", "##gram", "the", "##s", "##g"]
+    ids = {word: number for number, word in enumerate(tokens)}
+    assert cut("cardiogram", ids) == [2, 3, 4]
+    assert cut("##grams", ids) == [4, 6]
+    assert cut("心", ids) == []
+    assert cut("catx", ids) == []
+    assert cut("##", ids) == []
 
 
-SYLLABLES = [chr(0xAC00 + 28 * number) for number in range(200)]  # of Hangul; more than an alphabet has room for
-
-
-def test_characters_that_are_equally_frequent_are_chosen_alike_in_any_order() -> None:
-    first = train_vocabulary([2 * syllable for syllable in SYLLABLES], 400, lowercase=False)
-    for seed in range(3):
-        shuffled = [2 * syllable for syllable in random.Random(seed).sample(SYLLABLES, 200)]
-        assert train_vocabulary(shuffled, 400, lowercase=False) == first
-
-
-def test_an_eighth_of_the_vocabulary_is_for_the_most_frequent_characters() -> None:
-    """By how often they occur, not by how many words have them."""
-    frequent = SYLLABLES[120:]
-    found = train_vocabulary([*SYLLABLES, *(" ".join([syllable] * 99) for syllable in frequent)], 640, lowercase=False)
-    assert {token for token in found if len(token) == 1} == set(frequent)
-
-
-def test_where_every_character_is_a_word_they_have_the_room_that_merges_leave() -> None:
-    """As in Chinese: an eighth would leave most of the vocabulary unused, and most characters unknown."""
-    characters = [chr(0x4E00 + i) for i in range(700)]
-    text = [" ".join(characters[: 700 - 7 * i]) for i in range(20)] + ["".join(characters[:2]), characters[699]]
-    found = train_vocabulary(text, 600, lowercase=False)
-    assert len(found) == 600
-    assert {token for token in found if len(token) == 1} == set(characters[:595])  # the most frequent
-    found = train_vocabulary([*text, "字"], 2000, lowercase=False)
-    assert {token for token in found if len(token) == 1} == {*characters[:693], characters[699]}  # not those seen once
-
-
-def test_a_piece_that_occurs_once_is_none() -> None:
-    found = train_vocabulary(["ab ab cd"], 1000, lowercase=True)
-    assert "ab" in found
-    assert "cd" not in found
-
-
-def test_training_gives_one_vocabulary_in_every_process(real_data: Path) -> None:
-    program = (
-        "import sys, hashlib; from pathlib import Path; from preprocessing.tokenization import train_vocabulary;"
-        "lines = Path(sys.argv[1]).read_text(encoding='utf-8').split('\\n');"
-        "print(hashlib.sha256('\\n'.join(train_vocabulary(lines, 2000, True)).encode()).hexdigest())"
-    )
-    book = real_data / "books" / "pg1155-the-secret-adversary.txt"
-    command = [sys.executable, "-c", program, str(book)]
-    assert len({subprocess.run(command, check=True, capture_output=True).stdout for _ in range(3)}) == 1
-
-
-def test_training_keeps_case_and_accents_when_asked() -> None:
-    corpus = ["Café Ωmega 한국", "Café Ωmega 한국"] * 3
-    cased, uncased = (set(train_vocabulary(corpus, 75, lowercase)) for lowercase in (False, True))
-    assert {"C", "##é", "Ω", "한"} <= cased
-    assert {"c", "##e", "ω"} <= uncased
-    assert not {"C", "##é", "Ω"} & uncased
-
-
-def test_training_ends_short_when_the_text_has_no_more_and_says_what_cannot_be() -> None:
-    assert len(train_vocabulary(["ab ab"], 1000, lowercase=True)) == 5 + 3 + 1  # a, b, ##b; ab
-    with pytest.raises(VocabularyError, match="no text"):
-        train_vocabulary([" \n"], 1000, lowercase=True)
-    with pytest.raises(VocabularyError, match="no room"):
-        train_vocabulary(CORPUS, 20, lowercase=True)
+@pytest.mark.parametrize(("file", "lowercase"), [("uncased", True), ("multilingual-cased", False)])
+def test_words_are_cut_as_by_the_tokenizer(real_data: Path, file: str, lowercase: bool) -> None:
+    tokens = load_vocabulary(real_data / "vocab" / f"bert-base-{file}-vocab.txt")
+    tokenizer, ids = build_tokenizer(tokens, lowercase), {word: number for number, word in enumerate(tokens)}
+    text = (real_data / "books" / "pg1155-the-secret-adversary.txt").read_text(encoding="utf-8")[:200_000]
+    words = [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text))]
+    expected = encode_sentences(tokenizer, words)
+    assert [cut(word, ids) or [ids["[UNK]"]] for word in words] == expected

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from preprocessing.files import write_text
-from preprocessing.tokenization import SPECIAL_TOKENS, load_vocabulary
+from preprocessing.tokenization import SPECIAL_TOKENS, load_vocabulary, vocabulary_text
 from preprocessing.train_vocab import main
 from tests.conftest import ROOT
 from tests.preprocessing import memory_filesystem
@@ -53,6 +54,42 @@ def test_tables_are_learnt_from_too(books: Path, tmp_path: Path) -> None:
     for option, corpus in (("--books", books / "*.txt"), ("--parquet", tmp_path / "books.parquet")):
         main([option, str(corpus), "--size", "60", "--output", str(tmp_path / option)])
     assert (tmp_path / "--parquet").read_bytes() == (tmp_path / "--books").read_bytes()
+
+
+GIVEN = [*SPECIAL_TOKENS, *"abcdefghijklmnopqrstuvwxyz", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
+
+
+def test_a_vocabulary_is_extended(books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_text(str(tmp_path / "base.txt"), vocabulary_text(GIVEN), str(tmp_path))
+    command = ["--books", f"{books}/*.txt", "--extend", f"{tmp_path}/base.txt", "--output", f"{tmp_path}/vocab.txt"]
+    for _ in range(2):  # the same again changes nothing, and needs no --overwrite
+        main([*command, "--size", "70"])
+        tokens = load_vocabulary(tmp_path / "vocab.txt")
+        assert tokens[: len(GIVEN)] == GIVEN
+        assert len(tokens) == 70
+        told = capsys.readouterr().out
+        assert f"vocab.txt: 70 tokens, {70 - len(GIVEN)} of them new, learnt from 12 documents" in told
+        after, before = map(float, re.findall(r"\d\.\d{3}", told))
+        assert after < before
+    assert "holds something else" in error(capsys, *command, "--size", 71)
+    assert "size 57 leaves no room beside the 57 entries" in error(capsys, *command, "--size", 57)
+
+
+def test_a_vocabulary_that_cannot_be_extended_is_told(
+    books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tmp_path / "base.txt"
+    command = ("--books", books / "*.txt", "--size", 70, "--output", tmp_path / "vocab.txt", "--extend", base)
+    monkeypatch.setattr("preprocessing.train_vocab.sample_texts", pytest.fail)  # all this before anything is read
+    assert "base.txt: can't read the vocabulary" in error(capsys, *command)
+    base.write_text("a\nb\n")
+    assert "the special token [PAD] is missing" in error(capsys, *command)
+    base.write_text(vocabulary_text(GIVEN))
+    assert "it is an uncased vocabulary; leave --cased out" in error(capsys, *command, "--cased")
+    base.write_text(vocabulary_text([*GIVEN, "Cat"]))
+    assert "it is a cased vocabulary; add --cased" in error(capsys, *command)
+    assert "base.txt is one of the inputs" in error(capsys, *command, "--cased", "--overwrite", "--output", base)
+    assert not (tmp_path / "vocab.txt").exists()
 
 
 def test_unusable_inputs_are_told_in_a_line(books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from tests.trainer.shard_factory import save_tokenizer
 from trainer.hugging_face import load_export, save_export
 from trainer.lineage import code_version
 from trainer.model import BertConfig, BertForPreTraining
-from trainer.new_vocabulary import change_vocabulary, cut, main
+from trainer.new_vocabulary import change_vocabulary, main
 
 OLD = [*SPECIAL_TOKENS, "##", "cat", "card", "##io", "##gram", "the", "##s"]
 EXTENDED = [*SPECIAL_TOKENS, "cardiogram", *OLD[6:], "##grams", "心", "cats"]
@@ -49,15 +49,6 @@ def model(tmp_path, state):
 def tokenizer(tmp_path):
     save_tokenizer(EXTENDED, True, tmp_path / "shards" / "tokenizer")
     return tmp_path / "shards" / "tokenizer"
-
-
-def test_pieces():
-    ids = {word: i for i, word in enumerate([*OLD, "##g"])}  # the longest one is taken
-    assert cut("cardiogram", ids) == [7, 8, 9]
-    assert cut("##grams", ids) == [9, 11]
-    assert cut("心", ids) == []
-    assert cut("catx", ids) == []
-    assert cut("##", ids) == []
 
 
 def test_where_rows_come_from(model, tokenizer, tmp_path, state, capsys, caplog, monkeypatch):
