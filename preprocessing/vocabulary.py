@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import sys
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from tokenizers import Tokenizer, models, trainers
@@ -92,13 +95,13 @@ class Extended(NamedTuple):
 def extend_vocabulary(given: Sequence[str], texts: Iterable[str], size: int, lowercase: bool) -> Extended:
     """Add the words of a domain to a vocabulary, whose entries keep their ids; the same for any order of the texts.
 
-    Added is, one after the other, what then saves most tokens in the sample: a word that is cut up, or a character that
-    makes words unknown. An unknown word counts as one that is cut in two.
+    Added is, one after the other, what then saves most tokens in the sample: a word that is cut up, what several such
+    words begin with, or a character that makes words unknown. An unknown word counts as one that is cut in two.
 
     Args:
         given: a checked vocabulary, such as a published model's.
         texts: the sample to learn from.
-        size: how many entries are wanted; fewer are returned where the sample has no more such words seen twice.
+        size: how many entries are wanted; fewer are returned where nothing more that is seen twice would save any.
         lowercase: uncased model.
 
     Raises:
@@ -112,30 +115,46 @@ def extend_vocabulary(given: Sequence[str], texts: Iterable[str], size: int, low
         raise VocabularyError("there is no text to learn words from")
     ids = {token: number for number, token in enumerate(given)}
     before = _tokens_per_word(words, ids)
-    missing: Counter[str] = Counter()
+    missing: Counter[str] = Counter()  # characters
+    beginnings: Counter[str] = Counter()  # of words, as far as they are cut: unab, unabash and unabashed
     for word, count in words.items():
-        for entry in (word[0], *(CONTINUATION + character for character in word[1:])):
-            if entry not in ids:
-                missing[entry] += count
+        pieces = [given[number].removeprefix(CONTINUATION) for number in cut(word, ids)]
+        for beginning in accumulate(pieces or [word]):
+            beginnings[beginning] += count
+        for character in () if pieces else (word[0], *(CONTINUATION + inner for inner in word[1:])):
+            if character not in ids:
+                missing[character] += count
+    ordered = sorted(words)
 
     def saved(entry: str) -> int:
-        return missing[entry] or words[entry] * (_pieces(entry, ids) - 1)
+        if entry in missing:
+            return missing[entry]
+        begun = ordered[bisect_left(ordered, entry) : bisect_left(ordered, entry + chr(sys.maxunicode))]
+        return sum(words[word] * _saved_in(word, entry, ids) for word in begun)
 
-    seen_twice = {entry for counts in (missing, words) for entry, count in counts.items() if count >= MIN_FREQUENCY}
+    seen_twice = {
+        entry for counts in (missing, beginnings) for entry, count in counts.items() if count >= MIN_FREQUENCY
+    }
     candidates = [(-saved(entry), entry) for entry in seen_twice if entry not in ids]
     heapq.heapify(candidates)
     while candidates and len(ids) < size:
         promised, entry = heapq.heappop(candidates)
-        if (now := -saved(entry)) > promised:  # since then a beginning of it was added
+        if (now := -saved(entry)) > promised:  # an entry that was added since has saved some of it
             heapq.heappush(candidates, (now, entry))
-        elif now:
+        elif now < 0:
             ids[entry] = len(ids)
     return Extended(list(ids), before, _tokens_per_word(words, ids))
 
 
-def _pieces(word: str, ids: Mapping[str, int]) -> int:
-    """How many tokens a word is cut into; two for one that is unknown, so that it is worth having."""
-    return len(cut(word, ids)) or 2
+def _saved_in(word: str, beginning: str, ids: Mapping[str, int]) -> int:
+    """How many tokens fewer a word is once there is an entry for what it begins with: the longest one is taken."""
+    now = cut(word, ids)
+    if word == beginning:
+        return (len(now) or 2) - 1
+    if not now or any(word[:length] in ids for length in range(len(beginning) + 1, len(word) + 1)):
+        return 0
+    rest = cut(CONTINUATION + word[len(beginning) :], ids)
+    return len(now) - 1 - len(rest) if rest else -1  # it would become unknown
 
 
 def _tokens_per_word(words: Counter[str], ids: Mapping[str, int]) -> float:

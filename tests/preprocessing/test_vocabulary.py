@@ -113,6 +113,22 @@ def test_a_word_counts_by_what_it_saves_once_another_is_there() -> None:
     assert extended(["cca " * 9, "ccab " * 4]) == ["cca", "ccab"]
 
 
+def test_what_several_words_begin_with_is_a_word_too() -> None:
+    """acb saves two tokens in each of three words, and then bb in none of two; as the stems of Korean nouns do."""
+    assert extended(["acbb acbc acba", "acba bcb"] * 2)[0] == "acb"
+    assert extended(["acbb"] * 9 + ["acbc"] * 2) == [
+        "acbb",
+        "acbc",
+    ]  # and no acb, which acbb does not begin with any more
+
+
+def test_no_entry_makes_a_word_unknown_that_was_known() -> None:
+    """With bb, bbx would be bb and ##x, which there is not; b and ##bx there are."""
+    given = [*SPECIAL_TOKENS, "a", "b", "##b", "##bx", "##a"]
+    found = extend_vocabulary(given, ["bb"] * 2 + ["bbx"] * 3, 11, lowercase=True)
+    assert found.tokens[len(given) :] == ["bbx"]
+
+
 def test_characters_that_make_words_unknown_are_added() -> None:
     added = extended(["xa axa xax"] * 3)
     assert added[:2] == ["##x", "x"]  # either is in two of the three words
