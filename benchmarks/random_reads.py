@@ -8,6 +8,7 @@ should lie on the disk that is to be measured; the copies are removed at the end
 each way in a process of its own: the pairs in file order; shuffled among shards of 64 MB, one after the other; shuffled
 among all shards, which is the loader's default for up to 2 GiB. Cold: the kernel is asked to forget the files before
 (posix_fadvise), which needs no root. The bytes that then come from the disk are the process's own in /proc/self/io.
+Last the checksums of all shards are compared, as data.verify does on one rank.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from preprocessing.markdown import markdown_table
 from preprocessing.schema import MANIFEST, TOKENIZER, ShardDirectory
+from trainer.corpus import open_corpus
 from trainer.data import DataConfig, SampleStream
 from trainer.masking import MaskingConfig
 
+_Found = TypeVar("_Found")
 BATCH = 32
 WAYS = {
     "file order": {},
@@ -75,7 +79,10 @@ def report(shards: Path, arguments: argparse.Namespace) -> str:
         ["order of reading", "cold: samples/s", "tokens/s", "read from disk", "a sample", "warm: samples/s", "tokens/s"]
     ]
     for way in WAYS:
-        cold, warm = (apart(shards, way, temperature, arguments) for temperature in ("cold", "warm"))
+        cold, warm = (
+            apart(measure, shards, way, temperature, arguments.samples, arguments.sequence_length)
+            for temperature in ("cold", "warm")
+        )
         table.append([
             way, f"{cold['samples']:,.0f}", f"{cold['tokens']:,.0f}", f"{cold['bytes'] / 1e6:,.0f} MB",
             f"{cold['bytes'] / arguments.samples / 1e3:,.1f} kB", f"{warm['samples']:,.0f}", f"{warm['tokens']:,.0f}",
@@ -85,21 +92,20 @@ def report(shards: Path, arguments: argparse.Namespace) -> str:
     return (
         f"{len(manifest.shards)} shards, {size / 1e9:.2f} GB, {pairs:,} pairs; {arguments.samples:,} samples of up to "
         f"{arguments.sequence_length} tokens each way, one process\n\n" + markdown_table(table, range(1, 7))
-    )
+        + "\nchecksums: " + ", ".join(f"{way} {apart(compare, shards, way)}" for way in ("cold", "warm"))
+    )  # fmt: skip
 
 
-def apart(shards: Path, way: str, temperature: str, arguments: argparse.Namespace) -> dict[str, float]:
+def apart(work: Callable[..., _Found], shards: Path, *arguments: object) -> _Found:
     """Measure in a process of its own, which has nothing mapped."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(measure, (str(shards), way, temperature, arguments.samples, arguments.sequence_length))
+        return pool.apply(work, (str(shards), *arguments))
 
 
 def measure(shards: str, way: str, temperature: str, samples: int, length: int) -> dict[str, float]:
     """Samples and real tokens a second, and the bytes that came from the disk meanwhile."""
     torch.set_num_threads(1)
-    directory = ShardDirectory(shards)
-    for entry in directory.manifest.shards:
-        (forget if temperature == "cold" else read)(directory.path / entry.file)
+    directory = prepared(shards, temperature)
     options: dict[str, Any] = WAYS[way]
     stream = SampleStream(
         directory, "train", length, seed=1, max_predictions=80, masking=MaskingConfig(), data=DataConfig(**options)
@@ -111,6 +117,24 @@ def measure(shards: str, way: str, temperature: str, samples: int, length: int) 
         tokens += len(stream.batch(np.arange(first, min(samples, first + BATCH))).tokens.input_ids)
     seconds = time.perf_counter() - began
     return {"samples": samples / seconds, "tokens": tokens / seconds, "bytes": bytes_read() - before}
+
+
+def compare(shards: str, temperature: str) -> str:
+    """What data.verify takes, on one rank."""
+    prepared(shards, temperature)
+    corpus = open_corpus([shards])
+    began, used = time.perf_counter(), time.process_time()
+    corpus.verify(0, 1, lambda numbers: numbers)
+    seconds, processor = time.perf_counter() - began, time.process_time() - used
+    return f"{seconds:.1f} s, {processor:.1f} s of CPU"
+
+
+def prepared(shards: str, temperature: str) -> ShardDirectory:
+    """Shards that the kernel has in its cache, or has not."""
+    directory = ShardDirectory(shards)
+    for entry in directory.manifest.shards:
+        (forget if temperature == "cold" else read)(directory.path / entry.file)
+    return directory
 
 
 def in_file_order(stream: SampleStream) -> None:

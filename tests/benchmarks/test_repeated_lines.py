@@ -1,0 +1,22 @@
+"""The records that are made up are those of a first pass, with repeated lines and without."""
+
+import math
+
+import pytest
+
+from preprocessing.dedup import review
+from preprocessing.fingerprints import RepeatRule
+from repeated_lines import PER_RUN, made_up
+
+RULE = RepeatRule(documents=True, lines=True, line_characters=100, near_duplicates=None)
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.0, 0), (0.5, 50_000 * 0.5 * math.exp(-0.5))]
+)  # hashes that no line has
+def test_lines_are_repeated_as_often_as_asked(tmp_path, share, expected):
+    runs = made_up(tmp_path, 10_000, 5, share)
+    assert [run.documents.num_rows for run in runs] == [PER_RUN, PER_RUN, 2_000]
+    found = review(runs, RULE)
+    assert sum(batch.num_rows for batch in found.drop_lines(1)) == pytest.approx(expected, rel=0.02)
+    assert not found.lost.any()
