@@ -62,6 +62,8 @@ def _overview(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "documents", f"{sum(entry.rows for entry in manifest.shards):,}"
     yield "sentences", f"{statistics['sentences']:,}"
     yield "tokens", f"{statistics['tokens']:,}"
+    if "words" in statistics:  # which earlier shards don't have
+        yield "tokens a word", f"{statistics['tokens'] / max(1, statistics['words']):.3f}"
     yield "unknown tokens", f"{statistics['unknown_rate']:.4%}"
     yield "bytes", f"{size:,} ({size / max(1, statistics['tokens']):.2f} a token)"
 

@@ -22,7 +22,7 @@ from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardEntry
 from preprocessing.shards import Rows, build_shard
 from preprocessing.summary import tell_statistics
 from preprocessing.token_buffer import tokens_schema
-from preprocessing.tokenization import special_ids, tokenizer_files
+from preprocessing.tokenization import CONTINUATION, special_ids, tokenizer_files
 
 
 class LostDocumentsError(RuntimeError):
@@ -72,8 +72,7 @@ def write_shard(job: Job, shard: str, spans: Iterable[Span], threshold: int) -> 
         ShardingError: it would hold fewer than two documents.
     """
     rows = read_spans(job, spans)
-    size, unknown_id = job.vocabulary.size, _unknown_id(job)
-    batch, counts = build_shard(shard, rows, job.layout, threshold, job.options.pairs, size, unknown_id)
+    batch, counts = build_shard(shard, rows, job.layout, threshold, job.options.pairs, *_of_vocabulary(job))
     with files.publish(job.shard_file(shard), job.work) as sink:
         with pa.ipc.new_file(sink, batch.schema) as writer:
             writer.write_batch(batch)
@@ -91,8 +90,10 @@ def write_shard(job: Job, shard: str, spans: Iterable[Span], threshold: int) -> 
 
 
 @lru_cache(maxsize=2)
-def _unknown_id(job: Job) -> int:
-    return special_ids(job.read_vocabulary()).unknown
+def _of_vocabulary(job: Job) -> tuple[np.ndarray, int]:
+    """Which of its entries begin a word, bool [entries], and the id of [UNK]."""
+    tokens = job.read_vocabulary()
+    return np.array([not token.startswith(CONTINUATION) for token in tokens]), special_ids(tokens).unknown
 
 
 def read_spans(job: Job, spans: Iterable[Span]) -> Rows:

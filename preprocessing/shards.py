@@ -53,7 +53,13 @@ class Rows(NamedTuple):
 
 
 def build_shard(
-    shard: str, rows: Rows, layout: Layout, threshold: int, options: PairOptions, vocab_size: int, unknown_id: int
+    shard: str,
+    rows: Rows,
+    layout: Layout,
+    threshold: int,
+    options: PairOptions,
+    begins_word: np.ndarray,
+    unknown_id: int,
 ) -> tuple[pa.RecordBatch, Counts]:
     """The contents of one shard: the same whatever order its rows arrive in.
 
@@ -63,7 +69,8 @@ def build_shard(
         layout: where documents go.
         threshold: the settled one; rows that it gives to the other split are left out.
         options: how pairs are drawn.
-        vocab_size: decides the type of tokens.
+        begins_word: which entries of the vocabulary are no continuation of a word, bool [entries]; their number decides
+            the type of tokens.
         unknown_id: the id of [UNK], for statistics.
 
     Raises:
@@ -74,9 +81,9 @@ def build_shard(
     table, repeated = without_lines(take_rows(rows.table, kept), lines_of(kept, rows))
     ids, sentences = table.column("doc_id"), shard_sentences(table)
     pairs = [_pair_column(ids, sentences, options, layout.seed, length) for length in options.sequence_lengths]
-    schema = shard_schema(vocab_size, options.sequence_lengths)
+    schema = shard_schema(len(begins_word), options.sequence_lengths)
     batch = pa.RecordBatch.from_arrays([*table.columns, *pairs], schema=schema)
-    counts = _statistics(batch, shard, options.sequence_lengths, unknown_id)
+    counts = _statistics(batch, shard, options.sequence_lengths, begins_word, unknown_id)
     counts.update(repeated)  # a sum of the two would lose counts of 0
     return batch, counts
 
@@ -204,11 +211,14 @@ def _rows_of_sources(table: pa.RecordBatch) -> Iterator[tuple[str, np.ndarray]]:
         yield source, numbers == number
 
 
-def _statistics(table: pa.RecordBatch, shard: str, lengths: Iterable[int], unknown_id: int) -> Counts:
-    """Documents, titles, sentences, tokens and unknown ones by source; what pairs are by length and split."""
-    offsets = table.column("tokens").offsets.to_numpy()
+def _statistics(
+    table: pa.RecordBatch, shard: str, lengths: Iterable[int], begins_word: np.ndarray, unknown_id: int
+) -> Counts:
+    """Documents, titles, sentences, words, tokens and unknown ones by source; what pairs are by length and split."""
+    tokens, offsets = table.column("tokens").values.to_numpy(), table.column("tokens").offsets.to_numpy()
     sentences = np.diff(table.column("sentence_ends").offsets.to_numpy())
-    unknown = count_by_row(table.column("tokens").values.to_numpy(), offsets, unknown_id)
+    unknown = count_by_row(tokens, offsets, unknown_id)
+    words = np.add.reduceat(begins_word[tokens], offsets[:-1], dtype=np.int64)  # no document is empty
     titled = table.column("title").is_valid().to_numpy(zero_copy_only=False)
     counts: Counts = Counter()
     for source, own in _rows_of_sources(table):
@@ -216,6 +226,7 @@ def _statistics(table: pa.RecordBatch, shard: str, lengths: Iterable[int], unkno
         counts[f"titles/{source}"] = int(titled[own].sum())
         counts[f"sentences/{source}"] = int(sentences[own].sum())
         counts[f"one_sentence/{source}"] = int((sentences[own] == 1).sum())
+        counts[f"words/{source}"] = int(words[own].sum())
         counts[f"tokens/{source}"] = int(np.diff(offsets)[own].sum())
         counts[f"unknown/{source}"] = int(unknown[own].sum())
     for length in lengths:

@@ -12,6 +12,7 @@ from preprocessing.schema import Manifest
 from preprocessing.sources import MAX_DOCUMENT, Columns
 
 STRANGE_UNKNOWN_RATE = 0.05
+STRANGE_TOKENS_A_WORD = 3.0  # with punctuation marks as words; letter by letter it is 4 or more
 MANY_UNREACHED = 0.25  # of tokens; in prose some per cent are what is cut off long sentences
 FEW_NEXT_RATE = 0.25  # of pairs; about half of them is usual
 
@@ -20,7 +21,7 @@ def tell_statistics(counts: Counts, lengths: Iterable[int]) -> dict[str, Any]:
     """The statistics of a manifest, from the counts of both passes."""
     totals = {name: sum(_under(counts, name).values()) for name in ("kept", "skipped", "documents", "dropped")}
     collisions = sum(count for name, count in _under(counts, "dropped").items() if name.endswith("/collision"))
-    tokens, unknown = (sum(_under(counts, name).values()) for name in ("tokens", "unknown"))
+    words, tokens, unknown = (sum(_under(counts, name).values()) for name in ("words", "tokens", "unknown"))
     sources = sorted({name.split("/")[1] for name in counts if name.startswith(("kept/", "skipped/"))})
     return {
         "documents": {
@@ -30,6 +31,7 @@ def tell_statistics(counts: Counts, lengths: Iterable[int]) -> dict[str, Any]:
             "skipped": totals["skipped"] + totals["dropped"] - collisions,
         },
         "sentences": sum(_under(counts, "sentences").values()),
+        "words": words,
         "tokens": tokens,
         "unknown_tokens": unknown,
         "unknown_rate": unknown / max(1, tokens),
@@ -52,7 +54,7 @@ def _pair_statistics(counts: Counts, length: int) -> dict[str, Any]:
 
 
 def _source_statistics(counts: Counts, source: str) -> dict[str, Any]:
-    names = ("documents", "titles", "one_sentence", "sentences", "characters", "replaced", "tokens", "unknown")
+    names = ("documents", "titles", "one_sentence", "sentences", "words", "characters", "replaced", "tokens", "unknown")
     own: dict[str, Any] = {name: counts[f"{name}/{source}"] for name in names}
     dropped = _under(counts, f"dropped/{source}")
     return own | {
@@ -72,6 +74,7 @@ def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: f
     statistics, documents = manifest.statistics, manifest.statistics["documents"]
     size = sum(entry.bytes for entry in manifest.shards)
     counts = {split: len(manifest.split(split)) for split in ("train", "validation")}  # type: ignore[arg-type]
+    tokens_a_word = statistics["tokens"] / max(1, statistics["words"])
     characters = sum(source["characters"] for source in statistics["sources"].values())
     lines = [
         f"{output}: done in {seconds:.1f} s",
@@ -79,7 +82,7 @@ def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: f
         f"  documents  {documents['in_shards']:,} ({documents['skipped']:,} skipped, "
         f"{documents['collisions']:,} older versions of a document (same id) dropped)",
         f"  text       {statistics['sentences']:,} sentences, {characters / 1e6:,.1f} M characters",
-        f"  tokens     {statistics['tokens']:,}, {statistics['unknown_rate']:.3%} unknown",
+        f"  tokens     {statistics['tokens']:,}, {tokens_a_word:.2f} a word, {statistics['unknown_rate']:.3%} unknown",
     ]
     if rule := manifest.options["train_vocabulary"]:
         entries, wanted = manifest.vocabulary.size, rule["size"]
@@ -133,7 +136,12 @@ def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: f
         )
     if statistics["unknown_rate"] > STRANGE_UNKNOWN_RATE:
         lines.append(
-            "  this many unknown tokens suggest the wrong vocabulary, one too small for the script's characters, "
+            "  so many unknown tokens suggest the wrong vocabulary, one too small for the script's characters, "
             "or a wrong --cased"
+        )
+    if tokens_a_word > STRANGE_TOKENS_A_WORD:
+        lines.append(
+            "  so many tokens a word suggest a vocabulary of another language or, as for Korean, one without --cased, "
+            "and are usual where no blanks stand between words, as in Thai"
         )
     return "\n".join(lines)

@@ -149,7 +149,7 @@ def test_every_reason_is_counted_by_source() -> None:
     corpus = Corpus(texts, RULE)
     found = review(corpus.runs, RULE)
     rows = corpus.rows(found, 1)
-    batch, counts = build_shard(ONLY, rows, LAYOUT, 0, OPTIONS, 1000, 1)
+    batch, counts = build_shard(ONLY, rows, LAYOUT, 0, OPTIONS, np.ones(1000, bool), 1)
     assert batch["doc_id"].to_pylist() == ["a", "c", "d", "f"]
     assert batch["sentence_ends"].to_pylist() == [[3, 6], [3], [3], [2, 4]]
     told = counts + found.counts()

@@ -24,6 +24,7 @@ from preprocessing.make_shards import main
 from preprocessing.options import Arguments, parse
 from preprocessing.schema import Manifest, Shard, ShardDirectory
 from preprocessing.shards import shard_sentences
+from preprocessing.tokenization import load_vocabulary
 from tests.conftest import ROOT
 from tests.preprocessing.maker import Maker, contents
 
@@ -302,6 +303,37 @@ def test_words_that_the_vocabulary_lacks_are_counted(make: Maker, write_books: B
     make(tmp_path / "out", "--books", books / "*.txt")
     statistics = ShardDirectory(tmp_path / "out").manifest.statistics
     assert statistics["unknown_rate"] == pytest.approx(4 / statistics["tokens"])
+
+
+def test_a_vocabulary_that_lacks_the_characters_is_told(make: Maker, tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_text(f"狗喜欢海。猫在{number}月睡觉。\n")
+    said = make(tmp_path / "out", "--books", tmp_path / "?.txt")
+    assert "so many unknown tokens suggest the wrong vocabulary" in said
+    assert "tokens a word suggest" not in said
+
+
+@pytest.mark.parametrize(("published", "case", "told"), [
+    ("multilingual-cased", ["--cased"], False),
+    ("uncased", [], True),  # letter by letter, hardly anything being unknown
+])  # fmt: skip
+def test_a_vocabulary_of_another_language_is_told(
+    make: Maker, real_data: Path, tmp_path: Path, published: str, case: list[str], told: bool
+) -> None:
+    words = real_data / "vocab" / f"bert-base-{published}-vocab.txt"
+    corpus = ("--books", real_data / "korean" / "kowiki" / "wiki_63", "--books-format", "google", "--language", "ko")
+    said = make(tmp_path / "out", *corpus, "--vocab", words, *case)
+    assert ("so many tokens a word suggest a vocabulary of another language" in said) == told
+    assert "unknown tokens suggest" not in said
+    directory = ShardDirectory(tmp_path / "out")
+    entries = load_vocabulary(words)
+    counted = sum(
+        not entries[token].startswith("##")
+        for entry in directory.manifest.shards
+        for token in directory.shard(entry).tokens.tolist()
+    )
+    assert directory.manifest.statistics["words"] == counted
+    assert f", {directory.manifest.statistics['tokens'] / counted:.2f} a word, " in said
 
 
 def test_a_dump_and_books_together(make: Maker, real_data: Path, books: Path, tmp_path: Path) -> None:

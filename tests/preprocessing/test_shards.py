@@ -16,6 +16,7 @@ from preprocessing.shards import PairOptions, Rows, build_shard, shard_sentences
 from preprocessing.token_buffer import TokenBuffer, UnitNote
 from tests.preprocessing.encoded_documents import ONE_SHARD, ONLY, UNKNOWN, VOCABULARY, document, first_pass, rows_of
 
+BEGINS_WORD = np.arange(VOCABULARY) % 3 > 0
 OPTIONS = PairOptions((16, 32), duplicates=2, short_sequence_probability=0.1, negatives="uniform")
 
 
@@ -24,7 +25,7 @@ def nothing_dropped(table: pa.Table) -> Rows:
 
 
 def build(table: pa.Table, options: PairOptions = OPTIONS) -> tuple[pa.RecordBatch, Counter[str]]:
-    return build_shard(ONLY, nothing_dropped(table), ONE_SHARD, 0, options, VOCABULARY, UNKNOWN)
+    return build_shard(ONLY, nothing_dropped(table), ONE_SHARD, 0, options, BEGINS_WORD, UNKNOWN)
 
 
 def serialized(batch: pa.RecordBatch) -> bytes:
@@ -122,6 +123,7 @@ def test_statistics_count_what_is_there() -> None:
     note, batches = first_pass(documents, ONE_SHARD)
     _, counts = build(rows_of(note, batches, ONLY))
     assert counts["tokens/books"] == sum(len(d.tokens) for d in documents)
+    assert counts["words/books"] == sum(int((d.tokens % 3 > 0).sum()) for d in documents)
     assert counts["sentences/books"] == 5 * 12
     assert counts["unknown/books"] == sum(int((d.tokens == UNKNOWN).sum()) for d in documents) > 0
 
@@ -148,6 +150,6 @@ def test_large_vocabularies_store_wider_tokens() -> None:
         encoded = document(name)
         buffer.add(encoded._replace(tokens=encoded.tokens.astype(np.uint32) + 90_000))
     rows = nothing_dropped(pa.Table.from_batches([buffer.flush(0, 0, UnitNote()).tokens]))
-    batch, _ = build_shard(ONLY, rows, ONE_SHARD, 0, OPTIONS, 100_000, UNKNOWN)
+    batch, _ = build_shard(ONLY, rows, ONE_SHARD, 0, OPTIONS, np.ones(100_000, bool), UNKNOWN)
     assert batch.column("tokens").type.value_type == pa.uint32()
     assert min(batch.column("tokens").values.to_pylist()) > 90_000
