@@ -103,6 +103,8 @@ def run(argv: Sequence[str]) -> None:
     given = load_vocabulary(found.extend) if found.extend is not None else []
     if given:
         check_case(given, not found.cased, str(found.extend))
+        if found.size <= len(given):
+            ours.error(f"--size {found.size} leaves no room beside the {len(given)} entries of --extend; ask for more")
     options = read_options(found)
     inputs = find_inputs(inputs_of(ours, found), note=partial(print, file=sys.stderr), options=options)
     read = [*(file.path for file in inputs), *([files.absolute(found.extend)] if given else [])]

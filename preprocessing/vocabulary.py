@@ -105,10 +105,8 @@ def extend_vocabulary(given: Sequence[str], texts: Iterable[str], size: int, low
         lowercase: uncased model.
 
     Raises:
-        VocabularyError: no text, or a size that has no room beside the given entries.
+        VocabularyError: no text.
     """
-    if size <= len(given):
-        raise VocabularyError(f"size {size} leaves no room beside the {len(given)} entries that are kept; ask for more")
     found = _count_pieces(texts, build_tokenizer(given, lowercase))
     words = Counter({word: count for word, count in found.items() if len(word) <= LONGEST_WORD})
     if not words:

@@ -72,7 +72,6 @@ def test_a_vocabulary_is_extended(books: Path, tmp_path: Path, capsys: pytest.Ca
         after, before = map(float, re.findall(r"\d\.\d{3}", told))
         assert after < before
     assert "holds something else" in error(capsys, *command, "--size", 71)
-    assert "size 57 leaves no room beside the 57 entries" in error(capsys, *command, "--size", 57)
 
 
 def test_a_vocabulary_that_cannot_be_extended_is_told(
@@ -86,6 +85,7 @@ def test_a_vocabulary_that_cannot_be_extended_is_told(
     assert "the special token [PAD] is missing" in error(capsys, *command)
     base.write_text(vocabulary_text(GIVEN))
     assert "it is an uncased vocabulary; leave --cased out" in error(capsys, *command, "--cased")
+    assert "--size 57 leaves no room beside the 57 entries of --extend" in error(capsys, *command, "--size", 57)
     base.write_text(vocabulary_text([*GIVEN, "Cat"]))
     assert "it is a cased vocabulary; add --cased" in error(capsys, *command)
     assert "base.txt is one of the inputs" in error(capsys, *command, "--cased", "--overwrite", "--output", base)
