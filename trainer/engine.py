@@ -24,7 +24,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from torch import Tensor
 
-from trainer.allocator import keep_freed_memory
+from trainer.allocator import bound_kernel_caches, keep_freed_memory
 from trainer.config import Recipe, TrainConfig
 from trainer.data import Batch
 from trainer.deepspeed_config import without_communication
@@ -73,6 +73,7 @@ def join_world(threads: int) -> World:
     torch.set_num_threads(threads or (int(told) if told.isdecimal() else 0) or max(1, cores // local_ranks))
     if get_accelerator().device_name() == "cpu":
         keep_freed_memory()
+        bound_kernel_caches()
     _backend.build_shm_op = lambda: None  # compiled at the first start, for inference alone
     # For bf16 under ZeRO 1, where its own go through gradients one by one, and on CPUs are 2e-4 off.
     _bf16_optimizer.get_global_norm_of_tensors = lambda input_tensors, **_: total_norm(input_tensors)

@@ -1,10 +1,14 @@
-"""Freed memory is used again: Linux has no new pages to fill, which a process counts as faults."""
+"""Freed memory is used again, so that Linux has no new pages to fill; kernels of shapes long gone are forgotten."""
 
+import os
 import platform
 import subprocess
 import sys
 
 import pytest
+import torch
+
+from trainer.allocator import bound_kernel_caches
 
 PROGRAM = """
 import resource, sys, torch
@@ -31,3 +35,39 @@ def test_steps_after_the_first_need_no_new_memory():
         for word in ("keep", "return")
     }
     assert faults["keep"] < 0.5 * faults["return"]
+
+
+PRODUCTS = """
+import sys, psutil, torch
+from trainer.allocator import bound_kernel_caches
+
+if sys.argv[1] == "bound":
+    bound_kernel_caches()
+torch.set_num_threads(1)
+tokens, weight = torch.ones(1200, 256, dtype=torch.bfloat16), torch.ones(1024, 256, dtype=torch.bfloat16)
+tokens @ weight.T
+before = psutil.Process().memory_info().rss
+for i in range(1, 1200):
+    tokens[: 7 * i % 1200] @ weight.T
+print(psutil.Process().memory_info().rss - before)
+"""
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no kernels in bfloat16 here")
+def test_kernels_of_earlier_shapes_are_forgotten(monkeypatch):
+    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        monkeypatch.delenv(name, raising=False)
+    grown = {
+        word: int(subprocess.run([sys.executable, "-c", PRODUCTS, word], capture_output=True, check=True).stdout)
+        for word in ("bound", "free")
+    }
+    assert grown["bound"] < 0.6 * grown["free"]
+
+
+def test_what_the_environment_says_of_kernels_stands(monkeypatch):
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")  # set, so that it is restored
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+    bound_kernel_caches()
+    assert os.environ["LRU_CACHE_CAPACITY"] == "7"
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "256"
