@@ -7,6 +7,7 @@ Here are those of the run itself, and what puts all of them together and refuses
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,8 @@ class Phase:
         max_predictions: at most so many masked tokens a sample.
         schedule: of this phase alone, from its own first step; without it the run's schedule goes on over all phases.
         reset_moments: begin the phase with empty moments in the optimizer; the weights are kept.
+        weights: what part of this phase's samples each shard directory gives, in proportion, 0 for none; without them
+            data.weights.
     """
 
     sequence_length: int
@@ -43,11 +46,19 @@ class Phase:
     max_predictions: int
     schedule: ScheduleConfig | None = None
     reset_moments: bool = False
+    weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("sequence_length", "steps", "global_batch_size", "micro_batch_size", "max_predictions"):
             if not 0 < getattr(self, name) < 2**31:
                 raise ValueError(f"{name} must be positive and below 2^31")
+        if self.weights and not (min(self.weights) >= 0 and 0 < sum(self.weights) < math.inf):
+            raise ValueError("weights must be numbers of 0 or more, and not all of them 0")
+
+    @property
+    def samples(self) -> int:
+        """Of all updates."""
+        return self.steps * self.global_batch_size
 
 
 @dataclass(frozen=True)

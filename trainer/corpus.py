@@ -94,7 +94,8 @@ def open_corpus(sources: Sequence[str], cache: Path | None = None, verify: bool 
 
 
 def train_stream(recipe: Recipe, phase: Phase, shards: Corpus) -> SampleStream:
-    """The training samples of a phase."""
+    """The training samples of a phase. Phases of one length read one stream, each on from where the last one ended."""
+    of_length = [each for each in recipe.phases if each.sequence_length == phase.sequence_length]
     return SampleStream(
         shards.directories,
         "train",
@@ -103,6 +104,7 @@ def train_stream(recipe: Recipe, phase: Phase, shards: Corpus) -> SampleStream:
         max_predictions=phase.max_predictions,
         masking=recipe.masking,
         data=recipe.data,
+        stretches=[(each.samples, each.weights or recipe.data.weights) for each in of_length],
         causal=recipe.model.is_decoder,
     )
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,6 @@ from torch.nn import functional as F
 from preprocessing.schema import MANIFEST, SPECIAL_TOKENS_OF_A_SINGLE, Pairs, Shard, ShardDirectory, ShardError, Split
 from preprocessing.tokenization import CONTINUATION, VOCABULARY_FILE, load_vocabulary, special_ids
 from trainer.masking import STANDARD, Masked, MaskingConfig, mask_tokens
-from trainer.mixture import interleave, whole_weights
 from trainer.model import EMPTY_SLOT
 from trainer.packing import PackedTokens, send
 from trainer.sources import open_sources
@@ -41,6 +41,7 @@ class DataConfig:
             GPU, which would wait otherwise, and 0 on a CPU.
         shuffle_bytes: shards are shuffled in groups of about so many bytes; several directories share them by weight.
         weights: what part of the samples each shard directory gives, in proportion; empty for as many as it has pairs.
+            A phase may have its own.
         skip: ranges [first, end) of the stream's indices whose samples are left out, in every phase; their places stay
             empty, so that all other samples keep theirs.
         cache_dir: copy the shards to this local directory of each node first; needed where they are not local files.
@@ -143,6 +144,7 @@ class SampleStream:
         max_predictions: int,
         masking: MaskingConfig,
         data: DataConfig,
+        stretches: Sequence[tuple[int, Sequence[float]]] = (),
         causal: bool = False,
     ):
         """Prepare a stream; shards are mapped when they are first needed.
@@ -155,6 +157,8 @@ class SampleStream:
             max_predictions: at most so many masked tokens a sample.
             masking: how tokens are chosen and replaced.
             data: the settings.
+            stretches: of the stream, samples and weights of each, where the weights change on the way; without them
+                data.weights hold all through.
             causal: predict every next token instead, and mask none.
 
         Raises:
@@ -164,10 +168,9 @@ class SampleStream:
         directories = [shards] if isinstance(shards, ShardDirectory) else list(shards)
         self.directory = directories[0]
         self.sequence_length = sequence_length
-        self._sources, weights = open_sources(
-            directories, split, sequence_length, seed, data.weights, data.shuffle_bytes
+        self._sources, self._mixture = open_sources(
+            directories, split, sequence_length, seed, stretches or [(1, data.weights)], data.shuffle_bytes
         )
-        self._weights = whole_weights(weights)
         self._first_shards = np.cumsum([0, *(len(source.entries) for source in self._sources)])
         self.size = sum(source.order.size for source in self._sources)
         self._seed = seed
@@ -280,13 +283,22 @@ class SampleStream:
 
     def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the samples lie: shard numbers, counted over all directories, and pair numbers, int64 [B] each."""
-        sources, positions = interleave(indices, self._weights)
+        sources, positions = self._mixture.deal(indices)
         shard_ids, pair_ids = np.empty_like(indices), np.empty_like(indices)
         for source in set(sources.tolist()):
             mine = sources == source
             shards, pair_ids[mine] = self._sources[source].order.locate(positions[mine])
             shard_ids[mine] = self._first_shards[source] + shards
         return shard_ids, pair_ids
+
+    def reads(self, first: int, last: int) -> list[tuple[Path, int, float]]:
+        """What the samples [first, last) take from each directory: its path, how many, and how many epochs that is."""
+        before, after = self._mixture.given(first), self._mixture.given(last)
+        taken = [later - earlier for earlier, later in zip(before, after, strict=True)]
+        return [
+            (source.directory.path, count, count / source.order.size)
+            for source, count in zip(self._sources, taken, strict=True)
+        ]
 
     def skipped(self, indices: np.ndarray) -> np.ndarray:
         """Which of some indices are to be left out, bool [B]."""

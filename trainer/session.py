@@ -220,10 +220,15 @@ class Session:
     def _steps(self, phase: Phase, begin: int) -> Steps:
         stream = train_stream(self.recipe, phase, self.shards)
         first = sum(  # phases of one length read one stream
-            (to - since) * earlier.global_batch_size
-            for since, to, earlier in self.recipe.phase_ranges()
+            earlier.samples
+            for _, to, earlier in self.recipe.phase_ranges()
             if to <= begin and earlier.sequence_length == phase.sequence_length
         )
+        reads = [
+            f"{count:,} samples from {path} ({epochs:.2f} epochs)"
+            for path, count, epochs in stream.reads(first, first + phase.samples)
+        ]
+        _log.info("data: %s", ", ".join(reads))
         return Steps(stream, phase.global_batch_size, phase.micro_batch_size, self.world.rank, self.world.size, first)
 
     def _report(self, step: int, metrics: dict[str, float], progress: Progress) -> None:

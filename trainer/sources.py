@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from preprocessing.schema import Shard, ShardDirectory, ShardError, Split
+from trainer.mixture import Mixture
 from trainer.order import PairOrder
 
 _MAPPED = 2048  # shards at a time: what Arrow keeps of each takes 40 kB, and an epoch passes through all
@@ -47,28 +48,43 @@ def open_sources(
     split: Split,
     sequence_length: int,
     seed: int,
-    weights: Sequence[float],
+    stretches: Sequence[tuple[int, Sequence[float]]],
     shuffle_bytes: int,
-) -> tuple[list[Source], list[float]]:
-    """What a stream reads, with weights: without any given, the numbers of pairs, and who has none is left out.
+) -> tuple[list[Source], Mixture]:
+    """What a stream reads, and how that is mixed; who has no weight anywhere is left out.
+
+    Args:
+        directories: of shards.
+        split: of them.
+        sequence_length: whose pairs are read.
+        seed: of the orders.
+        stretches: of the stream, one after the other: samples, and the directories' weights; empty for their numbers
+            of pairs.
+        shuffle_bytes: of the groups of all of them together, which they share as they share the samples.
 
     Raises:
         ShardError: a directory has no pairs of this length, or none in this split; or there are other than the weights.
     """
-    if weights and len(weights) != len(directories):
-        raise ShardError(f"data.weights has {len(weights)} number(s) for {len(directories)} shard directories")
     pairs = [_count_pairs(directory, split, sequence_length) for directory in directories]
-    for directory, count in zip(directories, pairs, strict=True):
-        if not count and (weights or not any(pairs)):
-            raise ShardError(f"{directory.path}: the {split} part has no pairs of length {sequence_length}")
-    found = [(i, weight) for i, weight in enumerate(weights or pairs) if weight]
-    total = sum(weight for _, weight in found)
+    for _, weights in stretches:
+        if weights and len(weights) != len(directories):
+            raise ShardError(
+                f"weights {list(weights)} for {len(directories)} shard directories; give data.weights, or "
+                "phases.N.weights, one number for each"
+            )
+        for directory, count, weight in zip(directories, pairs, weights or pairs, strict=True):
+            if not count and (weight or not any(pairs)):
+                raise ShardError(f"{directory.path}: the {split} part has no pairs of length {sequence_length}")
+    resolved = [(samples, weights or pairs) for samples, weights in stretches]
+    found = [i for i in range(len(directories)) if any(weights[i] for _, weights in resolved)]
+    mixture = Mixture([(samples, [weights[i] for i in found]) for samples, weights in resolved])
+    total = sum(mixture.shares)
     sources = [
         # The first directory's order does not depend on whether there are others.
-        Source(directories[i], split, sequence_length, (seed, i) if i else (seed,), int(shuffle_bytes * weight / total))
-        for i, weight in found
+        Source(directories[i], split, sequence_length, (seed, i) if i else (seed,), int(shuffle_bytes * share / total))
+        for i, share in zip(found, mixture.shares, strict=True)
     ]
-    return sources, [weight for _, weight in found]
+    return sources, mixture
 
 
 def _count_pairs(directory: ShardDirectory, split: Split, sequence_length: int) -> int:

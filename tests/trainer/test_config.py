@@ -301,6 +301,10 @@ def test_a_number_out_of_bounds_is_refused(recipe, override):
         ("data.token_multiple=1000000007", "token_multiple must be 1 to 65,536"),
         ("data.weights=[1e308, 1e308]", "data.weights must be positive numbers"),
         ("data.skip=[[0, 99999999999999999999999]]", "data.skip must be pairs"),
+        ("phases.0.weights=[0, 0.0]", "phases.0: weights must be numbers of 0 or more, and not all of them 0"),
+        ("phases.0.weights=[1, -0.5]", "phases.0: weights must be numbers of 0 or more"),
+        ("phases.0.weights=[1, nan]", "phases.0: weights must be numbers of 0 or more"),
+        ("phases.0.weights=[1e308, 1e308]", "phases.0: weights must be numbers of 0 or more"),
     ],
 )
 def test_a_number_that_no_machine_takes_is_refused(recipe, override, message):
@@ -332,7 +336,8 @@ def test_phases_follow_one_another(tmp_path):
     "override",
     ["model.hidden_dropout_prob=0.2", "phases.0.max_predictions=3", "optimizer.beta1=0.8", "schedule.power=0.5",
      "masking.probability=0.2", "train.seed=9", "train.next_sentence=false", "train.compile=true", "train.fused=true",
-     "train.fp8=true", "data.shuffle_bytes=5", "data.weights=[1.0, 2.0]", "data.token_multiple=64"],
+     "train.fp8=true", "data.shuffle_bytes=5", "data.weights=[1.0, 2.0]", "phases.0.weights=[1.0, 0.0]",
+     "data.token_multiple=64"],
 )  # fmt: skip
 def test_whatever_changes_the_numbers_is_a_difference(recipe, override):
     [found] = differences(load_recipe(recipe), load_recipe(recipe, [override]))

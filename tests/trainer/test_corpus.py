@@ -93,6 +93,24 @@ def test_every_shard_is_compared_by_one_rank_and_all_hear_of_a_damaged_one(shard
             verify(rank, add(found))
 
 
+def test_phases_with_weights_of_their_own_read_one_stream_on(recipe, shards, books):
+    """Phases of another length have another stream."""
+    of_phases = [(4, 32, (0.5, 0.5)), (2, 16, ()), (3, 32, ()), (1, 32, (0.0, 1.0))]
+    settings = load_recipe(recipe, ["data.weights=[0.25, 0.75]"])
+    phases = [
+        dataclasses.replace(settings.phases[0], steps=steps, sequence_length=length, weights=weights)
+        for steps, length, weights in of_phases
+    ]
+    settings = dataclasses.replace(settings, phases=phases)
+    corpus = open_corpus([str(shards), str(books)])
+    streams = [train_stream(settings, phase, corpus) for phase in phases if phase.sequence_length == 32]
+    for stream in streams:
+        taken = [[count for _, count, _ in stream.reads(*ends)] for ends in ((0, 32), (32, 56), (56, 64))]
+        assert taken == [[16, 16], [6, 18], [0, 8]]
+    with pytest.raises(ShardError, match=r"no pairs for sequence length 16"):
+        train_stream(settings, phases[1], corpus)
+
+
 @pytest.mark.parametrize("left_to_right", [False, True])
 def test_what_is_trained_on_is_what_the_recipe_says(recipe, shards, left_to_right):
     special = ["model.is_decoder=true", "train.next_sentence=false"] if left_to_right else ["masking.probability=0.5"]

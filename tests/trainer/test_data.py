@@ -316,6 +316,21 @@ def test_weighted_directories_give_their_share_and_each_pair_once_in_their_own_e
     assert others[:45] != others[45:90]
 
 
+def test_weights_may_change_on_the_way_and_no_pair_comes_again_before_all_of_its_directory_have(shards, books):
+    masking, data = MaskingConfig(), DataConfig()
+    samples = SampleStream(
+        [ShardDirectory(shards), ShardDirectory(books)], "train", LENGTH, seed=1, max_predictions=4, masking=masking,
+        data=data, stretches=[(40, (1.0, 0.0)), (50, (0.2, 0.8))],
+    )  # fmt: skip
+    seen = places(samples, 0, 90)
+    assert all(place in WIKI for place in seen[:40])
+    of_books = [place for place in seen[40:] if place in BOOKS]
+    assert len(of_books) == 40
+    assert len(set(seen)) == 90
+    assert [(path.name, count) for path, count, _ in samples.reads(40, 90)] == [(shards.name, 10), (books.name, 40)]
+    assert [epochs for *_, epochs in samples.reads(0, 90)] == [50 / 54, 40 / 45]
+
+
 def test_another_directory_leaves_the_order_of_the_first_as_it_is(shards, books):
     alone = places(stream(shards), 0, 100)
     together = [place for place in places(mixed(shards, books, weights=(1, 1)), 0, 200) if place in WIKI]
@@ -353,7 +368,7 @@ def test_validation_has_the_held_out_samples_of_all_directories_whatever_the_wei
 
 
 def test_directories_that_can_not_be_mixed_as_asked(shards, books, tmp_path):
-    with pytest.raises(ShardError, match=r"data\.weights has 3 number\(s\) for 2 shard directories"):
+    with pytest.raises(ShardError, match=r"weights \[1, 1, 1\] for 2 shard directories; give data\.weights, or phases"):
         mixed(shards, books, weights=(1, 1, 1))
     longer = write_shards(tmp_path / "longer", sequence_lengths=(64,))
     with pytest.raises(ShardError, match=r"longer: no pairs for sequence length 32, only for \[64\]"):

@@ -7,9 +7,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainer.mixture import interleave, whole_weights
+from trainer.mixture import Mixture, interleave, whole_weights
 
 weights = st.lists(st.integers(1, 1000), min_size=1, max_size=9)
+
+
+@st.composite
+def changing(draw):
+    """Stretches of up to four sources whose weights may be 0, but not all of them."""
+    some = st.lists(st.integers(0, 9), min_size=(n := draw(st.integers(1, 4))), max_size=n).filter(any)
+    return draw(st.lists(st.tuples(st.integers(1, 60), some), min_size=1, max_size=5))
 
 
 @given(weights, st.integers(1, 3000))
@@ -70,6 +77,44 @@ def test_after_a_whole_turn_every_source_gave_its_weight(of_sources):
         assert (positions[places] == np.arange(2 * weight)).all()
 
 
+@given(changing(), st.integers(0, 100))
+def test_where_weights_change_every_source_goes_on_where_it_was_left(stretches, beyond):
+    mixture = Mixture(stretches)
+    count = sum(samples for samples, _ in stretches) + beyond
+    sources, positions = mixture.deal(np.arange(count))
+    for source in range(len(stretches[0][1])):
+        assert positions[sources == source].tolist() == list(range((sources == source).sum()))
+        assert mixture.given(count)[source] == (sources == source).sum()
+
+
+@given(changing())
+def test_every_stretch_is_dealt_out_by_its_own_weights(stretches):
+    different = [one for one, other in zip(stretches, [*stretches[1:], None], strict=True)
+                 if not other or whole_weights(one[1]) != whole_weights(other[1])]  # fmt: skip
+    sources, _ = Mixture(different).deal(np.arange(sum(samples for samples, _ in different)))
+    for samples, of_stretch in different:
+        expected, _ = interleave(np.arange(samples), whole_weights(of_stretch))
+        assert sources[:samples].tolist() == expected.tolist()
+        sources = sources[samples:]
+
+
+@given(weights, st.lists(st.integers(1, 50), min_size=1, max_size=4))
+def test_weights_that_stay_are_one_mixture_whatever_the_stretches(of_sources, lengths):
+    """So phases of one length without weights of their own read on as if they were one."""
+    indices = np.arange(sum(lengths) + 10)
+    split = Mixture([(samples, of_sources) for samples in lengths]).deal(indices)
+    for ours, expected in zip(split, interleave(indices, whole_weights(of_sources)), strict=True):
+        assert ours.tolist() == expected.tolist()
+
+
+@given(changing(), st.lists(st.integers(0, 10**14), min_size=1, max_size=20))
+def test_where_weights_change_too_an_index_is_placed_the_same_alone_and_among_others(stretches, indices):
+    mixture = Mixture(stretches)
+    together = [numbers.tolist() for numbers in mixture.deal(np.array(indices))]
+    alone = [[int(numbers[0]) for numbers in mixture.deal(np.array([index]))] for index in indices]
+    assert list(map(list, zip(*together, strict=True))) == alone
+
+
 def test_numbers_stay_exact_where_products_exceed_64_bits():
     largest = [(1 << 30) - 1, 1 << 30]
     index = (1 << 50) + 12345
@@ -80,7 +125,14 @@ def test_numbers_stay_exact_where_products_exceed_64_bits():
 
 @pytest.mark.parametrize(
     ("given_weights", "expected"),
-    [([0.7, 0.3], [7, 3]), ([3], [1]), ([0.1, 0.1, 0.2], [1, 1, 2]), ([2.0, 0.5], [4, 1]), ([54, 12], [9, 2])],
+    [
+        ([0.7, 0.3], [7, 3]),
+        ([3], [1]),
+        ([0.1, 0.1, 0.2], [1, 1, 2]),
+        ([2.0, 0.5], [4, 1]),
+        ([54, 12], [9, 2]),
+        ([0, 0.5], [0, 1]),
+    ],
 )
 def test_weights_are_taken_as_they_are_written(given_weights, expected):
     assert whole_weights(given_weights) == expected
@@ -88,9 +140,10 @@ def test_weights_are_taken_as_they_are_written(given_weights, expected):
 
 @given(st.lists(st.integers(1, 10**15), min_size=2, max_size=6))
 @example([1, (1 << 31) - 1])
+@example([0, 1, (1 << 31) - 1])
 def test_great_numbers_of_pairs_are_scaled_down(pairs):
     whole = whole_weights(pairs)
     assert sum(whole) < 1 << 31
     for weight, count in zip(whole, pairs, strict=True):
-        assert weight >= 1
+        assert (weight >= 1) == (count > 0)
         assert weight / sum(whole) == pytest.approx(count / sum(pairs), abs=1e-8)

@@ -59,6 +59,36 @@ def test_directories_mixed_by_weight_whatever_the_ranks_and_a_resume_with_other_
     assert "started with other settings (data.weights: (0.25, 0.75) -> ())" in log
 
 
+def test_a_phase_with_weights_of_its_own_whatever_the_ranks_and_the_interruptions(
+    recipe, deepspeed_config, shards, books, tmp_path
+):
+    """Four steps of 8 samples from the first directory alone, then four with three quarters from the second."""
+    phase = "[[phases]]\nsequence_length = 32\nsteps = 4\nglobal_batch_size = 8\nmicro_batch_size = 2\n"
+    two_phases = tmp_path / "two_phases.toml"
+    before, _, after = recipe.read_text().partition("[[phases]]")
+    mixtures = [f"{phase}max_predictions = 4\nweights = {weights}\n" for weights in ("[1, 0]", "[1, 3]")]
+    two_phases.write_text(before + "".join(mixtures) + after[after.index("[checkpoint]") :])
+
+    def call(*directories, settings=(), output="run", world=1):
+        return train(two_phases, deepspeed_config(), directories, tmp_path / output, settings, world)
+
+    codes, log = call(shards, books)
+    assert codes == [0], log
+    assert f"data: 32 samples from {shards} (0.59 epochs), 0 samples from {books} (0.00 epochs)" in log
+    assert f"data: 8 samples from {shards} (0.15 epochs), 24 samples from {books} (0.53 epochs)" in log
+    for step in (3, 6):
+        codes, log = call(shards, books, settings=[f"train.max_steps={step}"], output="parts", world=2)
+        assert codes == [0, 0], log
+    assert call(shards, books, output="parts")[0] == [0]
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "run"), rel=1e-5)
+    codes, log = call(shards, books, settings=["phases.1.weights=[1, 2]"])
+    assert codes == [2]
+    assert "phases.1.weights: (1.0, 3.0) -> (1.0, 2.0)" in log
+    codes, log = call(shards, output="one")
+    assert codes == [2]
+    assert "weights [1.0, 0.0] for 1 shard directories; give data.weights, or phases.N.weights, one number for" in log
+
+
 def test_a_skipped_range_changes_its_steps_and_may_be_set_at_a_resume(call, shards, whole, tmp_path):
     """The first two steps are whole; all of the third is skipped, which trains nothing but does end."""
     assert call(shards, settings=["train.max_steps=2"])[0] == [0]
