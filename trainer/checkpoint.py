@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import pydantic
 
 from preprocessing.schema import checksum_of
+from trainer.divergence import LossTrend
 from trainer.files import end_of_step, incomplete, metrics_of, sync, write_atomically
 from trainer.loss_scale import LossScale
 from trainer.run_directory import CheckpointError, RunDirectory, step_folders, step_name, step_number
@@ -42,6 +43,7 @@ class RunState:
     config_blake2b: str
     loss_scale: LossScale | None = None  # of fp16's dynamic loss scaling
     code: dict[str, Any] = field(default_factory=dict)  # that trains; see trainer.lineage.code_version
+    trend: LossTrend | None = None  # of the phase's losses
 
 
 _RUN_STATE = pydantic.TypeAdapter(RunState)
@@ -187,7 +189,9 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-def keep_newest(folder: Path, keep: int, keep_every: int = 0, remove: Callable[[Path], None] = remove_folder) -> None:
+def keep_newest(
+    folder: Path, keep: int, keep_every: int = 0, good_step: int = 0, remove: Callable[[Path], None] = remove_folder
+) -> None:
     """Delete all but the ``keep`` newest step folders and those of every ``keep_every``-th step; keep 0 keeps all.
 
     One that can't be deleted stays, with a warning, until the next time: it takes nothing from the new one.
@@ -196,13 +200,15 @@ def keep_newest(folder: Path, keep: int, keep_every: int = 0, remove: Callable[[
         folder: of checkpoints or exports.
         keep: how many of the newest stay.
         keep_every: steps whose multiples stay for good; 0 for none.
+        good_step: the newest folder that is not from after it stays too.
         remove: deletes a folder, or leaves it for the next time.
     """
     for left in folder.glob(".step-*.removed"):
         shutil.rmtree(left, ignore_errors=True)
     complete = step_folders(folder)
+    good = [path for path in complete if step_number(path) <= good_step][-1:]
     for old in complete[:-keep] if keep else []:
-        if not keep_every or step_number(old) % keep_every:
+        if old not in good and (not keep_every or step_number(old) % keep_every):
             try:
                 remove(old)
             except OSError as error:

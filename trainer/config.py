@@ -82,6 +82,8 @@ class TrainConfig:
             where it is compiled, and coarser (trainer.fp8).
         deterministic: on a GPU, take kernels that give the same bits at every run, so that a resume is exact; false
             takes whatever is fastest. On a CPU they always do.
+        divergence: nats that the mean loss of the masked words over some 200 steps may rise above its lowest of the
+            phase; a run whose loss is further off has diverged, and ends; 0 goes on whatever it is.
         hang_seconds: a rank whose step takes longer says where it hangs and ends, so that the run can be started again;
             0 waits for ever.
     """
@@ -95,6 +97,7 @@ class TrainConfig:
     fused: bool = False
     fp8: bool = False
     deterministic: bool = True
+    divergence: float = 2.0
     hang_seconds: int = 1800
 
     def __post_init__(self) -> None:
@@ -102,6 +105,8 @@ class TrainConfig:
             raise ValueError("max_steps must be 0 or more, threads 0 to 1024, hang_seconds 0 to 10000000")
         if not 0 <= self.seed < 2**63:  # what torch's generators take
             raise ValueError("seed must be 0 or more and below 2^63")
+        if not 0 <= self.divergence < math.inf:
+            raise ValueError("divergence must be 0 or more, finite")
 
 
 @dataclass(frozen=True)

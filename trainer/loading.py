@@ -52,12 +52,15 @@ class Steps(Dataset[list[Batch]]):
 
     def _micro_batches(self, step: int) -> np.ndarray:
         """Of all ranks: int64 [micro-batches, samples of one], indices of the stream."""
-        begin = self._first + step * self._global_batch_size
-        indices = np.arange(begin, begin + self._global_batch_size, dtype=np.int64)
+        indices = np.arange(self.first_sample(step), self.first_sample(step + 1), dtype=np.int64)
         if self._micro_batch_size == self._global_batch_size:
             return indices[None]
         dealt: np.ndarray = indices[deal(self.stream.lengths(indices), self._micro_batch_size)]
         return dealt
+
+    def first_sample(self, step: int) -> int:
+        """The place in the stream of the step's first sample."""
+        return self._first + step * self._global_batch_size
 
     def micro_batch_index(self, accumulated: int) -> int:
         """The place within the step of this rank's micro-batch number ``accumulated``; the same at any world size."""

@@ -27,6 +27,7 @@ from preprocessing.tokenization import VocabularyError
 from trainer.config import Recipe, load_recipe
 from trainer.corpus import open_corpus
 from trainer.deepspeed_config import resolve_deepspeed
+from trainer.divergence import DivergedError
 from trainer.engine import join_world
 from trainer.initial_model import initial_model
 from trainer.leases import RunInUseError, hold_run
@@ -78,7 +79,7 @@ _OTHERS_NAMES = {
 }
 
 # What the same command would meet again: a run that ended so is not worth starting again as it is.
-_COMES_AGAIN = (ConfigError, ShardError, VocabularyError, CheckpointError, StateError, NonFiniteError)
+_COMES_AGAIN = (ConfigError, ShardError, VocabularyError, CheckpointError, StateError, NonFiniteError, DivergedError)
 
 # Seconds for a node's first rank, which may still import torch, to tell a mistake that all ranks meet: launchers end
 # all ranks with the first that ends, and the others' end must not come before its word.
@@ -109,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except _COMES_AGAIN as error:
             if _write_failure(RunDirectory(arguments.output), str(error)):
                 print(f"error: {error}", file=sys.stderr)
-            return 1 if isinstance(error, NonFiniteError | DamagedShardError) else MISTAKE
+            return 1 if isinstance(error, NonFiniteError | DivergedError | DamagedShardError) else MISTAKE
         except Exception:  # maybe of this rank alone, while the others wait for it: told at once, before anything waits
             traceback.print_exc()
             return 1

@@ -101,10 +101,11 @@ class Saver:
         return None
 
     def _clean_up_and_export(self, state: RunState) -> None:
-        run = self._run
-        keep_newest(run.checkpoints, self._settings.keep, self._settings.keep_every)  # gigabytes: no step waits for it
+        run, settings = self._run, self._settings
+        good_step = state.trend.good_step if state.trend else 0
+        keep_newest(run.checkpoints, settings.keep, settings.keep_every, good_step)  # gigabytes: no step waits for it
         export_checkpoint(run, state, run.checkpoint(state.step), run.export(state.step), self._model)
-        keep_newest(run.exports, self._settings.keep_exports, remove=remove_export)
+        keep_newest(run.exports, settings.keep_exports, good_step=good_step, remove=remove_export)
 
     def _give_up(self, state: RunState, problem: str) -> None:
         if self._world.is_first:

@@ -17,6 +17,7 @@ from trainer.checkpoint import RunState, cut_metrics, has_line, read_run_state
 from trainer.config import Phase, Recipe
 from trainer.corpus import Corpus, train_stream
 from trainer.data import Batch, evaluation_batches, validation_stream
+from trainer.divergence import LossTrend, diverged, follow
 from trainer.engine import Engine, GlobalCounts
 from trainer.files import append_line
 from trainer.lineage import other_versions
@@ -25,7 +26,7 @@ from trainer.metrics import Laps, measure_ceiling, memory_share, peak_memory, pe
 from trainer.model import parameter_count
 from trainer.non_finite import NonFiniteError
 from trainer.progress import Progress
-from trainer.run_directory import CheckpointError, Ending, RunDirectory
+from trainer.run_directory import CheckpointError, Ending, RunDirectory, step_folders, step_number
 from trainer.saving import Saver, export_if_missing
 from trainer.start import initial_weights
 from trainer.stopping import StopRequests, watch
@@ -49,6 +50,7 @@ class Session:
     saver: Saver
     owes_validation: bool  # whether the last step was to be validated, and is not yet
     unwritten: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)  # lines of metrics
+    _trend: LossTrend | None = field(init=False, default=None)  # of the losses of the phase that is trained
     _config_blake2b: str = field(init=False)  # of the file as this start has written it, whatever becomes of that
     _code: dict[str, Any] = field(init=False)  # likewise: a checkout may be another before the run has ended
 
@@ -92,6 +94,8 @@ class Session:
         engine = self._start_engine(phase, config, step)
         if step == begin and phase.reset_moments:
             engine.reset_moments()
+        if step == begin:
+            self._trend = None
         steps = self._steps(phase, begin)
         ceiling = self.world.sum([measure_ceiling(self.world.device, engine.dtype)])[0]
         _log.info("ceiling: %.3f TFLOP/s of matrix products in %s over all ranks", ceiling / 1e12, engine.dtype)
@@ -111,6 +115,7 @@ class Session:
                 raise
             laps.lap("compute_seconds")
             step, stopped = step + 1, totals.stop > 0
+            self._follow(step, metrics)
             if step == first + 1:
                 self._tell_of_room(phase, len(batches), totals)
             is_saved = stopped or _is_due(self.recipe.checkpoint.every, step, end)
@@ -125,6 +130,7 @@ class Session:
             seconds = laps.seconds()
             spent = {part: spent.get(part, 0.0) + seconds.get(part, 0.0) for part in {**spent, **seconds}}
             self._report(step, metrics | _throughput(totals, seconds, ceiling), progress)
+            self._check_trend(step, steps, begin)
         self._watch()
         loader.close()
         progress.close()
@@ -136,6 +142,28 @@ class Session:
         if is_complete and self.saver.problem:
             raise CheckpointError(f"{self.run.path}: no checkpoint of step {step} ({self.saver.problem})")
         return step, is_complete
+
+    def _follow(self, step: int, metrics: Mapping[str, float]) -> None:
+        limit = self.recipe.train.divergence
+        if not limit:
+            self._trend = None  # should it be set at a later start, that one begins anew
+        elif "mlm_loss" in metrics:
+            self._trend = follow(self._trend, step, metrics["mlm_loss"], limit)
+
+    def _check_trend(self, step: int, steps: Steps, begin: int) -> None:
+        """End a run that has diverged, while there are checkpoints from before; all ranks have the same losses.
+
+        Raises:
+            DivergedError: it has.
+        """
+        limit = self.recipe.train.divergence
+        if not (limit and self._trend and self._trend.has_left(limit)):
+            return
+        self.saver.finish()
+        good_step = self._trend.good_step
+        before = [path.name for path in step_folders(self.run.checkpoints) if step_number(path) <= good_step]
+        since = steps.first_sample(good_step - begin), steps.first_sample(step - begin)
+        raise diverged(step, self._trend, self.run.latest, before[-1] if before else None, since)
 
     def _tell_of_room(self, phase: Phase, accumulated: int, totals: GlobalCounts) -> None:
         """Say so where a GPU is given small micro-batches one after the other, and has memory for larger ones.
@@ -211,6 +239,7 @@ class Session:
             lacking = f", which has no {', '.join(given.initialized)}: newly initialised" if given.initialized else ""
             _log.info("begins with the weights of %s%s", self.init_from, lacking)
         if state:
+            self._trend = state.trend
             _log.info("resumed after step %d from %s", step, checkpoint)
             _warn_of_other_bits(state, world, self._code)
         if world.is_first:
@@ -282,6 +311,7 @@ class Session:
             manifest_blake2b=self.shards.manifest_blake2b,
             config_blake2b=self._config_blake2b,
             code=self._code,
+            trend=self._trend,
             loss_scale=engine.loss_scale,
         )
 

@@ -18,6 +18,7 @@ from trainer.checkpoint import (
     remove_folder,
     set_aside,
 )
+from trainer.divergence import LossTrend
 from trainer.files import append_line, read_lines, sync
 from trainer.loss_scale import LossScale
 from trainer.run_directory import CheckpointError, RunDirectory, step_folders
@@ -113,6 +114,16 @@ def test_old_checkpoints_go_by_number_and_not_by_name(run):
     for step in (999_998, 999_999, 1_000_000):
         commit(run, step, keep=2)
     assert sorted(path.name for path in run.checkpoints.glob("step-*")) == ["step-1000000", "step-999999"]
+
+
+def test_the_newest_from_before_a_rise_of_the_loss_stays_whatever_comes_after(run):
+    for step in (4, 8, 12, 16, 20):
+        begin_checkpoint(run, step)
+        commit_checkpoint(run, dataclasses.replace(STATE, step=step))
+        keep_newest(run.checkpoints, 1, good_step=min(step, 11))
+    assert step_folders(run.checkpoints) == [run.checkpoint(8), run.checkpoint(20)]
+    keep_newest(run.checkpoints, 1, good_step=20)
+    assert step_folders(run.checkpoints) == [run.checkpoint(20)]
 
 
 def test_keeping_all(run):
@@ -232,6 +243,7 @@ def test_a_run_state_whose_bits_have_changed_is_damaged(run, right, wrong):
 @pytest.mark.parametrize(("name", "value"), [
     ("step", "x"), ("step", None), ("step", float("nan")), ("step", 4.0), ("step", True), ("samples", []),
     ("manifest_blake2b", 5), ("code", []), ("loss_scale", {"scale": 2.0}), ("another", 1),
+    ("trend", {"mean": 2.0}), ("trend", {"mean": 2.0, "lowest": "x", "good_step": 3}),
 ])  # fmt: skip
 def test_a_run_state_of_other_kinds_of_values_is_none_whatever_its_checksum(run, name, value):
     commit(run, 4)
@@ -328,8 +340,9 @@ def test_lines_of_metrics_that_two_trainers_wrote_are_dropped_wherever_they_are(
     assert [line["step"] for line in read_lines(run.metrics)] == [1, 2, 3, 2, 3]
 
 
-def test_a_run_state_keeps_the_loss_scale_and_the_code(run):
-    state = dataclasses.replace(STATE, loss_scale=LossScale(2.0**16, 7, 2), code={"commit": "c0ffee"})
+def test_a_run_state_keeps_the_loss_scale_the_code_and_the_trend(run):
+    own = {"loss_scale": LossScale(2.0**16, 7, 2), "code": {"commit": "c0ffee"}, "trend": LossTrend(0.1 + 0.2, 0.1, 3)}
+    state = dataclasses.replace(STATE, **own)
     begin_checkpoint(run, 4)
     commit_checkpoint(run, state)
     assert read_run_state(run.checkpoint(4)) == state

@@ -26,6 +26,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_and_crash,
     run_pretrain_and_crash_beside_others,
     run_pretrain_and_edit_the_configuration,
+    run_pretrain_and_judge_its_loss_soon,
     run_pretrain_and_lose_the_settings,
     run_pretrain_and_signal,
     run_pretrain_and_signal_in_validation_and_count_commits,
@@ -55,9 +56,11 @@ from tests.trainer.rank_tasks import (
 )
 from tests.trainer.shard_factory import write_shards
 from trainer import export, pretrain
+from trainer.checkpoint import read_run_state
+from trainer.divergence import follow
 from trainer.files import read_lines
 from trainer.leases import hold_export, hold_run
-from trainer.run_directory import RunDirectory
+from trainer.run_directory import RunDirectory, step_folders, step_number
 
 
 def test_a_run_directory_has_all_that_a_reader_needs(call, shards, tmp_path):
@@ -192,6 +195,10 @@ def test_two_phases_in_one_command_and_a_resume_in_the_second(call, tmp_path):
     for path in (tmp_path / "run", halves):
         state = (path / "checkpoints" / "step-000009" / "state-00000-of-00002.safetensors").read_bytes()
         assert b'"optimizer_step":"4"' in state[:4096], "the moments of the second phase began anew"
+        trend = None
+        for line in list(read_lines(path / "metrics.jsonl"))[5:]:
+            trend = follow(trend, line["step"], line["mlm_loss"], 2.0)
+        assert read_run_state(path / "checkpoints" / "step-000009").trend == trend, "and so did its trend"
     rates = [line["learning_rate"] for line in read_lines(tmp_path / "run" / "metrics.jsonl")]
     assert rates[5:] == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
 
@@ -425,6 +432,38 @@ def test_a_loss_that_is_no_number_ends_the_run_as_failed(call, tmp_path):
     assert re.match(r"error: step \d: the loss is nan in every micro-batch: .* the training has diverged", errors[0])
     outcome = RunDirectory(tmp_path / "run").outcome
     assert outcome == ("failed", errors[0].removeprefix("error: "))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_loss_that_rises_and_stays_ends_the_run_while_there_is_a_checkpoint_from_before(call, tmp_path, world):
+    """The learning rate rises to 1; the third step is the last good one. Interrupted, it ends at the same step."""
+    settings = ["phases.0.steps=40", "schedule.peak=1", "schedule.warmup_steps=30", "log.validate_every=0",
+                "train.divergence=1", "checkpoint.every=2", "checkpoint.keep=1"]  # fmt: skip
+    start = {"world": world, "task": run_pretrain_and_judge_its_loss_soon}
+    run, whole = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "whole")
+    codes, log = call(*settings, output=whole.path, **start)
+    assert codes == [1] * world
+    (error,) = (line.removeprefix("error: ") for line in log.splitlines() if line.startswith("error:"))
+    assert re.match(r"step (\d+): the loss rose after step 3 and stays 1\.\d nats above", error)
+    last = int(error.split()[1].rstrip(":"))
+    assert f"write step-000002 into {whole.latest} and give data.skip=[[24,{8 * last}]], which" in error
+    assert whole.outcome == ("failed", error)
+    assert len(losses(whole.path)) == last
+    kept = [step_number(path) for path in step_folders(whole.checkpoints)]
+    assert kept == [2, last - last % 2]
+
+    assert call(*settings, "train.max_steps=6", **start)[0] == [0] * world
+    codes, log = call(*settings, **start)
+    assert codes == [1] * world
+    assert error.replace(str(whole.path), str(run.path)) in log
+    newest = kept[-1]
+    assert read_run_state(run.checkpoint(newest)).trend == read_run_state(whole.checkpoint(newest)).trend
+
+    run.latest.write_text("step-000002\n")
+    skip = f"data.skip=[[24,{8 * last}]]"
+    assert call(*settings, skip, "train.divergence=0", "train.max_steps=12", **start)[0] == [0] * world
+    lines = list(read_lines(run.metrics))
+    assert [line["step"] for line in lines if "loss" not in line] == list(range(4, last + 1))
 
 
 def test_a_loss_that_is_no_number_leaves_the_checkpoint_that_is_being_written(call, tmp_path):
