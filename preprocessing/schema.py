@@ -174,6 +174,13 @@ class Manifest:
         pairs = self.options.get("pairs")
         return not isinstance(pairs, dict) or pairs.get("next_sentence") is not False
 
+    @property
+    def duplicates(self) -> int:
+        """How often an epoch of the pairs reads each text; make_shards' --duplicates."""
+        pairs = self.options.get("pairs")
+        found = pairs.get("duplicates") if isinstance(pairs, dict) else None
+        return found if _is_count(found) and found else 1
+
 
 def _read_manifest(raw: dict[str, Any], where: str) -> Manifest:
     """Manifest.from_json of what the JSON holds; of types that are other than they should be Python complains too."""

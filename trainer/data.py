@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -124,6 +123,20 @@ class Samples(NamedTuple):
     token_types: np.ndarray  # int64 [B, S]
     lengths: np.ndarray  # int64 [B]
     is_next: np.ndarray  # bool [B]
+
+
+class Reads(NamedTuple):
+    """What a stretch of a stream takes from a directory."""
+
+    directory: ShardDirectory
+    samples: int
+    epochs: float  # of the directory's pairs
+
+    def __str__(self) -> str:
+        """In words."""
+        duplicates = self.directory.manifest.duplicates
+        texts = f", {self.epochs * duplicates:.1f} readings of each text" if duplicates > 1 else ""
+        return f"{self.samples:,} samples from {self.directory.path} ({self.epochs:.2f} epochs{texts})"
 
 
 class SampleStream:
@@ -291,13 +304,12 @@ class SampleStream:
             shard_ids[mine] = self._first_shards[source] + shards
         return shard_ids, pair_ids
 
-    def reads(self, first: int, last: int) -> list[tuple[Path, int, float]]:
-        """What the samples [first, last) take from each directory: its path, how many, and how many epochs that is."""
-        before, after = self._mixture.given(first), self._mixture.given(last)
-        taken = [later - earlier for earlier, later in zip(before, after, strict=True)]
+    def reads(self, first: int, last: int) -> list[Reads]:
+        """What the samples [first, last) take from each directory that has a part in the stream."""
+        counts = zip(self._sources, self._mixture.given(first), self._mixture.given(last), strict=True)
         return [
-            (source.directory.path, count, count / source.order.size)
-            for source, count in zip(self._sources, taken, strict=True)
+            Reads(source.directory, after - before, (after - before) / source.order.size)
+            for source, before, after in counts
         ]
 
     def skipped(self, indices: np.ndarray) -> np.ndarray:

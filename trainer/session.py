@@ -253,11 +253,7 @@ class Session:
             for _, to, earlier in self.recipe.phase_ranges()
             if to <= begin and earlier.sequence_length == phase.sequence_length
         )
-        reads = [
-            f"{count:,} samples from {path} ({epochs:.2f} epochs)"
-            for path, count, epochs in stream.reads(first, first + phase.samples)
-        ]
-        _log.info("data: %s", ", ".join(reads))
+        _log.info("data: %s", "; ".join(map(str, stream.reads(first, first + phase.samples))))
         return Steps(stream, phase.global_batch_size, phase.micro_batch_size, self.world.rank, self.world.size, first)
 
     def _report(self, step: int, metrics: dict[str, float], progress: Progress) -> None:

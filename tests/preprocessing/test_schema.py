@@ -82,6 +82,17 @@ def test_a_manifest_survives_json(directory: Path) -> None:
     assert Manifest.from_json(text).to_json() == text
 
 
+@pytest.mark.parametrize(("pairs", "expected"), [
+    ({"duplicates": 5}, 5), ({"duplicates": 1}, 1), ({}, 1), (None, 1), ([5], 1), ({"duplicates": 0}, 1),
+    ({"duplicates": "5"}, 1), ({"duplicates": True}, 1), ({"duplicates": 1 << 70}, 1),
+])  # fmt: skip
+def test_what_options_say_of_duplicates_is_a_number_whatever_they_say(
+    directory: Path, pairs: object, expected: int
+) -> None:
+    rewrite_manifest(directory, options={"pairs": pairs})
+    assert ShardDirectory(directory).manifest.duplicates == expected
+
+
 def test_token_types() -> None:
     assert token_type(1 << 16) == pa.uint16()
     assert token_type((1 << 16) + 1) == pa.uint32()

@@ -105,7 +105,7 @@ def test_phases_with_weights_of_their_own_read_one_stream_on(recipe, shards, boo
     corpus = open_corpus([str(shards), str(books)])
     streams = [train_stream(settings, phase, corpus) for phase in phases if phase.sequence_length == 32]
     for stream in streams:
-        taken = [[count for _, count, _ in stream.reads(*ends)] for ends in ((0, 32), (32, 56), (56, 64))]
+        taken = [[read.samples for read in stream.reads(*ends)] for ends in ((0, 32), (32, 56), (56, 64))]
         assert taken == [[16, 16], [6, 18], [0, 8]]
     with pytest.raises(ShardError, match=r"no pairs for sequence length 16"):
         train_stream(settings, phases[1], corpus)

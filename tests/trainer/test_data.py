@@ -13,6 +13,7 @@ from tests.rewriting import read_column, rewrite_shard
 from tests.trainer.shard_factory import CLS, MASK, PAD, SEP, write_shards
 from trainer.data import (
     DataConfig,
+    Reads,
     SampleStream,
     evaluation_batches,
     validation_stream,
@@ -327,8 +328,17 @@ def test_weights_may_change_on_the_way_and_no_pair_comes_again_before_all_of_its
     of_books = [place for place in seen[40:] if place in BOOKS]
     assert len(of_books) == 40
     assert len(set(seen)) == 90
-    assert [(path.name, count) for path, count, _ in samples.reads(40, 90)] == [(shards.name, 10), (books.name, 40)]
-    assert [epochs for *_, epochs in samples.reads(0, 90)] == [50 / 54, 40 / 45]
+    assert [(read.directory.path, read.samples) for read in samples.reads(40, 90)] == [(shards, 10), (books, 40)]
+    assert [read.epochs for read in samples.reads(0, 90)] == [50 / 54, 40 / 45]
+
+
+def test_how_often_a_text_is_read_is_told_where_an_epoch_has_it_several_times(shards):
+    directory = ShardDirectory(shards)
+    plain = Reads(directory, 1_350, 25.0)
+    assert str(plain) == f"1,350 samples from {shards} (25.00 epochs)"
+    options = {"pairs": {"duplicates": 5}}
+    directory.manifest = dataclasses.replace(directory.manifest, options=options)
+    assert str(plain) == f"1,350 samples from {shards} (25.00 epochs, 125.0 readings of each text)"
 
 
 def test_another_directory_leaves_the_order_of_the_first_as_it_is(shards, books):

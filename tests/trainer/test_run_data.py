@@ -74,8 +74,8 @@ def test_a_phase_with_weights_of_its_own_whatever_the_ranks_and_the_interruption
 
     codes, log = call(shards, books)
     assert codes == [0], log
-    assert f"data: 32 samples from {shards} (0.59 epochs), 0 samples from {books} (0.00 epochs)" in log
-    assert f"data: 8 samples from {shards} (0.15 epochs), 24 samples from {books} (0.53 epochs)" in log
+    assert f"data: 32 samples from {shards} (0.59 epochs); 0 samples from {books} (0.00 epochs)" in log
+    assert f"data: 8 samples from {shards} (0.15 epochs); 24 samples from {books} (0.53 epochs)" in log
     for step in (3, 6):
         codes, log = call(shards, books, settings=[f"train.max_steps={step}"], output="parts", world=2)
         assert codes == [0, 0], log
