@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from cluster.checkup.findings import Finding, Placed, table
 from cluster.checkup.node import check_node
 from cluster.checkup.peers import UsageError, check_names, check_peers, collect, joined, read_launch
+from cluster.checkup.speed import check_speed, judge_speeds, measure_speeds
 from cluster.checkup.storage import check_space, check_writing
 from preprocessing.terminal import show
 from trainer.paths import parse_path
@@ -54,7 +55,9 @@ def _check_alone(arguments: argparse.Namespace, launch: Mapping[str, str] | None
         if arguments.shared is not None:
             yield check_space(arguments.shared, (arguments.need_gb or NEED_GB) * 1e9)
             yield check_writing(arguments.shared)
-    if launch is not None:
+    if launch is None:
+        yield judge_speeds(measure_speeds())
+    else:
         yield from check_names(launch)
 
 
@@ -65,6 +68,7 @@ def _check_together(
     try:
         with joined(launch, arguments.patience) as peers:
             found += check_peers(peers, arguments.shared)
+            found += check_speed(peers)
             return collect(peers, found), peers.rank == 0
     except RuntimeError as error:  # torch's own kinds are of it
         reason = str(error).partition("\n")[0][:200]

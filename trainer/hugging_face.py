@@ -27,6 +27,7 @@ from torch import Tensor
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from trainer.files import incomplete, publish
 from trainer.model import BertConfig, BertForPreTraining, parameter_count, parameter_shapes
+from trainer.naming import name_some
 from trainer.tensor_files import write_tensors
 
 CONFIG, WEIGHTS, LINEAGE = "config.json", "model.safetensors", "lineage.json"
@@ -276,10 +277,10 @@ def _their_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
 def _check(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse a state whose names or shapes are not those of the configuration."""
     if missing := sorted(shapes.keys() - state.keys()):
-        raise ValueError(f"weights and configuration are from different models: missing {_some(missing)}")
+        raise ValueError(f"weights and configuration are from different models: missing {name_some(missing)}")
     roots = {name.split(".")[0] for name in shapes}
     if surplus := sorted(name for name in state.keys() - shapes.keys() if name.split(".")[0] in roots):
-        raise ValueError(f"weights and configuration are from different models: unexpected {_some(surplus)}")
+        raise ValueError(f"weights and configuration are from different models: unexpected {name_some(surplus)}")
     for name, shape in shapes.items():
         if tuple(state[name].shape) != tuple(shape):
             raise ValueError(
@@ -305,10 +306,6 @@ def _check_finite(state: Mapping[str, Tensor]) -> None:
     for name, tensor in state.items():
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{name} contains NaN or infinity; take weights from before that")
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _read_config(config: Mapping[str, Any]) -> BertConfig:

@@ -30,6 +30,7 @@ from trainer.run_directory import CheckpointError, Ending, RunDirectory, step_fo
 from trainer.saving import Saver, export_if_missing
 from trainer.start import initial_weights
 from trainer.stopping import StopRequests, watch
+from trainer.stragglers import Stragglers
 from trainer.world import World
 
 _HOST = torch.device("cpu")  # by whose clock the parts of a step are measured here
@@ -100,6 +101,7 @@ class Session:
         ceiling = self.world.sum([measure_ceiling(self.world.device, engine.dtype)])[0]
         _log.info("ceiling: %.3f TFLOP/s of matrix products in %s over all ranks", ceiling / 1e12, engine.dtype)
         progress, spent = Progress(self.world.is_first, self.recipe, step), dict[str, float]()
+        stragglers = Stragglers(self.world)
         loader = StepReader(steps, step - begin, end - begin, self.recipe.data.processes(self.world.device))
         stopped = self.owes_validation and self._is_stopped_in_validation(engine, phase, step)
         while step < end and not stopped:
@@ -118,6 +120,8 @@ class Session:
             self._follow(step, metrics)
             if step == first + 1:
                 self._tell_of_room(phase, len(batches), totals)
+            else:  # the first one also waits for loader processes to start, and for kernels
+                _warn_of(stragglers, batches, metrics | laps.seconds())
             is_saved = stopped or _is_due(self.recipe.checkpoint.every, step, end)
             if is_saved:
                 self._save(engine, step, laps)
@@ -333,6 +337,14 @@ def _warn_of_other_bits(state: RunState, world: World, code: Mapping[str, Any]) 
             "are the same, but losses will differ in the last bits",
             state.world_size, state.threads, world.size, torch.get_num_threads(),
         )  # fmt: skip
+
+
+def _warn_of(stragglers: Stragglers, batches: Sequence[Batch], seconds: Mapping[str, float]) -> None:
+    """Say so where all ranks wait for one, by the seconds of this rank's parts of a step."""
+    tokens = sum(len(batch.tokens.input_ids) for batch in batches)
+    wait = seconds["data_seconds"]
+    for line in stragglers.after_step(seconds["forward_seconds"], wait, wait + seconds["compute_seconds"], tokens):
+        _log.warning(line)
 
 
 def _shares(spent: Mapping[str, float]) -> str:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from preprocessing.markdown import markdown_table
+from trainer.naming import name_some
 
 State = Literal["ok", "warning", "wrong"]
-_SHOWN_HOSTS = 4
 
 
 @dataclass(frozen=True)
@@ -61,5 +61,4 @@ def table(placed: Sequence[Placed]) -> Iterator[str]:
 def _names(some: Sequence[str], everywhere: Sequence[str]) -> str:
     if len(some) == len(everywhere) > 1:
         return f"all {len(everywhere)}"
-    shown = ", ".join(some[:_SHOWN_HOSTS])
-    return shown + (f" and {len(some) - _SHOWN_HOSTS} more" if len(some) > _SHOWN_HOSTS else "")
+    return name_some(some)

@@ -61,6 +61,7 @@ def test_alone_on_this_machine(tmp_path, capsys):
     assert found["packages"]["state"] == "ok"
     assert found["disk space"]["state"] == "ok"
     assert "fsyncs a second" in found["writing"]["found"]
+    assert "TFLOP/s, matrix products" in found["speed"]["found"]
     assert code == int(any(row["state"] == "wrong" for row in found.values()))
     assert not list(tmp_path.iterdir())
 
@@ -527,6 +528,7 @@ def test_two_ranks(tmp_path):
         "all ranks have the same code",
         "over gloo, 2 ranks on 1 host",
         "apart at most",
+        "TFLOP/s, matrix products in",
         "all nodes see each other's files",
     ):
         assert words in printed

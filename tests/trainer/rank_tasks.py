@@ -27,7 +27,7 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
 from preprocessing.schema import ShardDirectory, ShardError
-from trainer import divergence, engine, lineage, pretrain, saving, session, start, tensor_files
+from trainer import divergence, engine, lineage, pretrain, saving, session, start, stragglers, tensor_files
 from trainer.checkpoint import RunState
 from trainer.config import Recipe, load_recipe
 from trainer.data import Batch, SampleStream
@@ -470,6 +470,26 @@ def _with_full_disk(
 def run_pretrain_and_judge_its_loss_soon(arguments: list[str]) -> int:
     """By a mean over ten steps."""
     divergence._STEPS = 10
+    return pretrain.main(arguments)
+
+
+def run_pretrain_beside_slow_ranks(arguments: list[str]) -> int:
+    """The trainer's main, which compares three steps; the first rank waits for its data, the last one is slow."""
+    stragglers._STEPS = 3
+    forward, read = engine.Engine._losses, session.StepReader.__next__
+
+    def forward_slowly(self: engine.Engine, batch: Batch) -> Any:
+        time.sleep(0.1)
+        return forward(self, batch)
+
+    def read_slowly(self: session.StepReader) -> list[Batch]:
+        time.sleep(0.1)
+        return read(self)
+
+    if os.environ["RANK"] == "0":
+        session.StepReader.__next__ = read_slowly  # type: ignore[method-assign]
+    if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+        engine.Engine._losses = forward_slowly  # type: ignore[method-assign]
     return pretrain.main(arguments)
 
 

@@ -34,6 +34,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_and_stop,
     run_pretrain_and_stop_at_its_end,
     run_pretrain_and_tell_who_exports,
+    run_pretrain_beside_slow_ranks,
     run_pretrain_in_environments_that_differ,
     run_pretrain_on_a_disk_that_stays_full,
     run_pretrain_on_a_full_disk,
@@ -464,6 +465,15 @@ def test_a_loss_that_rises_and_stays_ends_the_run_while_there_is_a_checkpoint_fr
     assert call(*settings, skip, "train.divergence=0", "train.max_steps=12", **start)[0] == [0] * world
     lines = list(read_lines(run.metrics))
     assert [line["step"] for line in lines if "loss" not in line] == list(range(4, last + 1))
+
+
+def test_ranks_that_all_others_wait_for_are_told_by_name(call):
+    codes, log = call("log.validate_every=0", world=2, task=run_pretrain_beside_slow_ranks)
+    assert codes == [0, 0]
+    host = re.escape(socket.gethostname())
+    slow, waiting = (line for line in log.splitlines() if line.startswith("all ranks wait"))
+    assert re.search(rf"forward passes take longer .*: rank 1 on {host} [\d.]+ times as long; ", slow)
+    assert re.search(rf"waits for its data: rank 0 on {host} \d+% of its time, the median rank \d+%; ", waiting)
 
 
 def test_a_loss_that_is_no_number_leaves_the_checkpoint_that_is_being_written(call, tmp_path):
