@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from preprocessing.schema import checksum
+from trainer.bottlenecks import Bottlenecks
 from trainer.checkpoint import RunState, cut_metrics, has_line, read_run_state
 from trainer.config import Phase, Recipe
 from trainer.corpus import Corpus, train_stream
@@ -30,7 +31,6 @@ from trainer.run_directory import CheckpointError, Ending, RunDirectory, step_fo
 from trainer.saving import Saver, export_if_missing
 from trainer.start import initial_weights
 from trainer.stopping import StopRequests, watch
-from trainer.stragglers import Stragglers
 from trainer.world import World
 
 _HOST = torch.device("cpu")  # by whose clock the parts of a step are measured here
@@ -101,7 +101,7 @@ class Session:
         ceiling = self.world.sum([measure_ceiling(self.world.device, engine.dtype)])[0]
         _log.info("ceiling: %.3f TFLOP/s of matrix products in %s over all ranks", ceiling / 1e12, engine.dtype)
         progress, spent = Progress(self.world.is_first, self.recipe, step), dict[str, float]()
-        stragglers = Stragglers(self.world)
+        bottlenecks = Bottlenecks(self.world)
         loader = StepReader(steps, step - begin, end - begin, self.recipe.data.processes(self.world.device))
         stopped = self.owes_validation and self._is_stopped_in_validation(engine, phase, step)
         while step < end and not stopped:
@@ -121,7 +121,7 @@ class Session:
             if step == first + 1:
                 self._tell_of_room(phase, len(batches), totals)
             else:  # the first one also waits for loader processes to start, and for kernels
-                _warn_of(stragglers, batches, metrics | laps.seconds())
+                _warn_of(bottlenecks, batches, metrics | laps.seconds())
             is_saved = stopped or _is_due(self.recipe.checkpoint.every, step, end)
             if is_saved:
                 self._save(engine, step, laps)
@@ -339,11 +339,11 @@ def _warn_of_other_bits(state: RunState, world: World, code: Mapping[str, Any]) 
         )  # fmt: skip
 
 
-def _warn_of(stragglers: Stragglers, batches: Sequence[Batch], seconds: Mapping[str, float]) -> None:
-    """Say so where all ranks wait for one, by the seconds of this rank's parts of a step."""
+def _warn_of(bottlenecks: Bottlenecks, batches: Sequence[Batch], seconds: Mapping[str, float]) -> None:
+    """Say what all ranks wait for, by the seconds of this rank's parts of a step."""
     tokens = sum(len(batch.tokens.input_ids) for batch in batches)
     wait = seconds["data_seconds"]
-    for line in stragglers.after_step(seconds["forward_seconds"], wait, wait + seconds["compute_seconds"], tokens):
+    for line in bottlenecks.after_step(seconds["forward_seconds"], wait, wait + seconds["compute_seconds"], tokens):
         _log.warning(line)
 
 

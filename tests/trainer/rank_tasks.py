@@ -27,7 +27,7 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
 from preprocessing.schema import ShardDirectory, ShardError
-from trainer import divergence, engine, lineage, pretrain, saving, session, start, stragglers, tensor_files
+from trainer import bottlenecks, divergence, engine, lineage, pretrain, saving, session, start, tensor_files
 from trainer.checkpoint import RunState
 from trainer.config import Recipe, load_recipe
 from trainer.data import Batch, SampleStream
@@ -475,7 +475,7 @@ def run_pretrain_and_judge_its_loss_soon(arguments: list[str]) -> int:
 
 def run_pretrain_beside_slow_ranks(arguments: list[str]) -> int:
     """The trainer's main, which compares three steps; the first rank waits for its data, the last one is slow."""
-    stragglers._STEPS = 3
+    bottlenecks._STEPS = 3
     forward, read = engine.Engine._losses, session.StepReader.__next__
 
     def forward_slowly(self: engine.Engine, batch: Batch) -> Any:

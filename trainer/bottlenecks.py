@@ -1,4 +1,4 @@
-"""Ranks that all others wait for: whose forward passes take longer, or who wait longer for their data.
+"""What a training waits for: a rank that is slower than the others, or data.
 
 All ranks take as long for a step, so its time does not tell who is slow. What each does by itself tells: it waits for
 its loader, and goes forward. Its backward pass may wait for the others' gradients, and under ZeRO 3 its forward pass
@@ -15,9 +15,11 @@ from typing import NamedTuple
 from trainer.naming import name_some
 from trainer.world import World
 
-_STEPS = 100  # that are compared at a time
+_STEPS = 100  # that are looked at together
 _LONGER = 0.2  # forward passes, as a share of the median rank's
-_WAITS = 0.05  # of the rank's time, beyond the median rank's share
+_WAITS = 0.05  # of a rank's time, beyond the median rank's share
+_STARVES = 0.1  # of the median rank's time
+_FASTER = "more data.workers help where cores are free, data.cache_dir where storage is slow"
 
 
 class Pace(NamedTuple):
@@ -28,17 +30,17 @@ class Pace(NamedTuple):
     wait: float  # for its loader, as a share of its time
 
 
-class Stragglers:
+class Bottlenecks:
     """Compares the ranks every hundred steps; each of them has one, and calls it after the same steps."""
 
     def __init__(self, world: World):
-        """None is slow yet."""
+        """Nothing is slow yet."""
         self._world = world
         self._steps: list[tuple[float, float, float]] = []  # of this rank: forward a token, wait, all of the step
-        self._slow, self._waiting = set[int](), set[int]()
+        self._slow, self._waiting, self._starving = set[int](), set[int](), False
 
     def after_step(self, forward: float, wait: float, seconds: float, tokens: int) -> list[str]:
-        """Take in a step; returns a line for each way in which a rank has become slow, the same on all ranks.
+        """Take in a step; returns a line for each thing that has become slow, the same on all ranks.
 
         Args:
             forward: seconds of this rank's forward passes.
@@ -46,20 +48,19 @@ class Stragglers:
             seconds: of the step.
             tokens: that this rank computed, those that only fill up included.
         """
-        if self._world.size == 1:
-            return []
         self._steps.append((forward / max(1, tokens), wait, seconds))
         if len(self._steps) < _STEPS:
             return []
         forwards, waits, all_seconds = zip(*self._steps, strict=True)
         self._steps = []
-        paces: list[Pace] = self._world.gather(
-            Pace(socket.gethostname(), median(forwards), fmean(waits) / fmean(all_seconds))
-        )
+        mine = Pace(socket.gethostname(), median(forwards), fmean(waits) / fmean(all_seconds))
+        paces: list[Pace] = self._world.gather(mine)
         slow, waiting = slow_ranks(paces, self._slow), waiting_ranks(paces, self._waiting)
+        starving = _median(paces).wait > (_STARVES / 2 if self._starving else _STARVES)
         lines = [_tell_of_slow(paces, slow)] if slow - self._slow else []
         lines += [_tell_of_waiting(paces, waiting)] if waiting - self._waiting else []
-        self._slow, self._waiting = slow, waiting
+        lines += [_tell_of_starving(paces)] if starving and not self._starving else []
+        self._slow, self._waiting, self._starving = slow, waiting, starving
         return lines
 
 
@@ -68,14 +69,18 @@ def slow_ranks(paces: Sequence[Pace], before: set[int]) -> set[int]:
 
     A rank that was slow ``before`` is so until half the excess is gone, so that one on the edge is told once.
     """
-    middle = median_low(pace.forward for pace in paces)
+    middle = _median(paces).forward
     return _beyond([pace.forward / middle - 1 for pace in paces], _LONGER, before)
 
 
 def waiting_ranks(paces: Sequence[Pace], before: set[int]) -> set[int]:
     """Those that wait longer for their data than the median rank, likewise; where all wait, nobody waits for one."""
-    middle = median_low(pace.wait for pace in paces)
+    middle = _median(paces).wait
     return _beyond([pace.wait - middle for pace in paces], _WAITS, before)
+
+
+def _median(paces: Sequence[Pace]) -> Pace:
+    return Pace("", median_low(pace.forward for pace in paces), median_low(pace.wait for pace in paces))
 
 
 def _beyond(excess: Sequence[float], limit: float, before: set[int]) -> set[int]:
@@ -83,7 +88,7 @@ def _beyond(excess: Sequence[float], limit: float, before: set[int]) -> set[int]
 
 
 def _tell_of_slow(paces: Sequence[Pace], slow: set[int]) -> str:
-    middle = median_low(pace.forward for pace in paces)
+    middle = _median(paces).forward
     found = sorted(slow, key=lambda rank: -paces[rank].forward)
     named = [f"rank {rank} on {paces[rank].host} {paces[rank].forward / middle:.2f} times as long" for rank in found]
     return (
@@ -93,10 +98,13 @@ def _tell_of_slow(paces: Sequence[Pace], slow: set[int]) -> str:
 
 
 def _tell_of_waiting(paces: Sequence[Pace], waiting: set[int]) -> str:
-    middle = median_low(pace.wait for pace in paces)
     found = sorted(waiting, key=lambda rank: -paces[rank].wait)
     named = [f"rank {rank} on {paces[rank].host} {paces[rank].wait:.0%} of its time" for rank in found]
     return (
-        f"all ranks wait for one that waits for its data: {name_some(named)}, the median rank {middle:.0%}; more "
-        "data.workers help where cores are free, data.cache_dir where storage is slow"
+        f"all ranks wait for one that waits for its data: {name_some(named)}, the median rank "
+        f"{_median(paces).wait:.0%}; {_FASTER}"
     )
+
+
+def _tell_of_starving(paces: Sequence[Pace]) -> str:
+    return f"{_median(paces).wait:.0%} of the time goes by in waiting for data; {_FASTER}"

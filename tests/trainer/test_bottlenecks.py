@@ -1,11 +1,11 @@
-"""Who is slow, and when that is told."""
+"""What a training waits for, and when that is told."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from trainer import stragglers
-from trainer.stragglers import Pace, Stragglers, slow_ranks, waiting_ranks
+from trainer import bottlenecks
+from trainer.bottlenecks import Bottlenecks, Pace, slow_ranks, waiting_ranks
 
 
 def paces(forwards=(1.0,) * 4, waits=(0.0,) * 4):
@@ -48,11 +48,11 @@ def test_one_that_was_slow_is_so_until_it_is_nearly_as_fast_as_the_others():
 @pytest.fixture
 def told(monkeypatch):
     """What a rank that is as fast as given says after three steps, beside five others."""
-    monkeypatch.setattr(stragglers, "_STEPS", 3)
+    monkeypatch.setattr(bottlenecks, "_STEPS", 3)
     monkeypatch.setattr("socket.gethostname", lambda: "node9")
     others = [Pace("node0", 0.001, 0.0)] * 5
-    world = SimpleNamespace(size=6, gather=lambda mine: [*others, mine])
-    compared = Stragglers(world)
+    world = SimpleNamespace(gather=lambda mine: [*others, mine])
+    compared = Bottlenecks(world)
 
     def run(*steps):
         first, second, last = [compared.after_step(*step, seconds=1.0, tokens=100) for step in steps]
@@ -86,16 +86,20 @@ def test_a_single_long_step_is_nothing_but_waits_add_up(told):
 def test_of_many_the_slowest_are_named():
     fast, slow = [Pace("node0", 1.0, 0.0)] * 8, [Pace("node1", 2.0 + rank / 4, 0.0) for rank in range(6)]
     found = slow_ranks([*fast, *slow], set())
-    line = stragglers._tell_of_slow([*fast, *slow], found)
+    line = bottlenecks._tell_of_slow([*fast, *slow], found)
     assert "rank 13 on node1 3.25 times as long, rank 12 on node1 3.00" in line
     assert "rank 10 on node1 2.50 times as long and 2 more;" in line
     assert "rank 9 " not in line
 
 
-def test_one_rank_has_nobody_to_wait_for(monkeypatch):
-    monkeypatch.setattr(stragglers, "_STEPS", 1)
-    alone = Stragglers(SimpleNamespace(size=1))
-    assert alone.after_step(1.0, 1.0, 2.0, 100) == []
+def test_one_rank_has_nobody_to_wait_for_but_its_data(monkeypatch):
+    """Told once, and again when half of it was gone meanwhile."""
+    monkeypatch.setattr(bottlenecks, "_STEPS", 1)
+    alone = Bottlenecks(SimpleNamespace(gather=lambda mine: [mine]))
+    told = [alone.after_step(1.0, wait, 2.0, 100) for wait in (0.19, 0.5, 0.5, 0.11, 0.5, 0.09, 0.3)]
+    advice = "more data.workers help where cores are free, data.cache_dir where storage is slow"
+    expected = [f"{share} of the time goes by in waiting for data; {advice}" for share in ("25%", "15%")]
+    assert told == [[], expected[:1], [], [], [], [], expected[1:]]
 
 
 def test_a_step_whose_samples_are_all_skipped_has_no_tokens(told):
