@@ -1,0 +1,85 @@
+"""Two ranks, each on a core of its own, without and with a busy program on the second one's: who says what of it.
+
+    python benchmarks/slow_rank.py --shards demo/shards
+
+The table has the first rank's seconds, as metrics.jsonl has them, in which a slow rank elsewhere looks like a long
+backward pass; with it stands what the run's log says (trainer/bottlenecks.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+
+from preprocessing.markdown import markdown_table
+from trainer.files import read_lines
+
+ROOT = Path(__file__).parents[1]
+STEPS = 250
+COUNTED = 100  # the last ones
+PARTS = ("data_seconds", "forward_seconds", "backward_seconds", "update_seconds", "compute_seconds")
+TOLD = ("all ranks wait", "waiting for data")
+
+
+def main() -> None:
+    """Print a table, and the lines of the logs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shards", type=Path, required=True, help="as `make demo` makes them")
+    shards = parser.parse_args().shards.absolute()
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        sys.exit("this takes two cores")
+    table, told = [["second core", "tokens/s", *(part.removesuffix("_seconds") for part in PARTS)]], list[str]()
+    for name, busy in (("free", False), ("shared", True)):
+        with tempfile.TemporaryDirectory() as folder:
+            log = train(shards, Path(folder) / "run", cores, busy)
+            lines = list(read_lines(Path(folder) / "run" / "metrics.jsonl"))[-COUNTED:]
+        row = [f"{median(line[part] for line in lines):.3f}" for part in PARTS]
+        table.append([name, f"{median(line['tokens_per_second'] for line in lines):,.0f}", *row])
+        told += [f"{name}: {line}" for line in log.splitlines() if any(words in line for words in TOLD)]
+    print(markdown_table(table, range(1, 7)))
+    print("\n".join(["", *told]))
+
+
+def train(shards: Path, output: Path, cores: Sequence[int], busy: bool) -> str:
+    """A training of two ranks, with somebody else on the second core or without; returns the first rank's log."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, "trainer/pretrain.py", "--config", "trainer/recipes/demo.toml", "--shards", str(shards)]
+    command += ["--output", str(output), f"train.max_steps={STEPS}", "log.validate_every=0", "tracking.enabled=false"]
+    launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "DS_ACCELERATOR": "cpu"}
+    with ExitStack() as started:
+        if busy:
+            other = start([sys.executable, "-c", "while True: pass"], {}, cores[1])
+            started.callback(other.kill)
+        first, second = (
+            start(command, {**launched, "RANK": str(rank), "LOCAL_RANK": str(rank)}, core)
+            for rank, core in enumerate(cores)
+        )
+        started.callback(second.wait)
+        log, _ = first.communicate()
+    if first.returncode or second.returncode:
+        sys.exit(f"the training failed:\n{log}")
+    return log
+
+
+def start(command: Sequence[str], environment: dict[str, str], core: int) -> subprocess.Popen[str]:
+    """A program that has one core; what it prints goes to a pipe."""
+    pinned = ["taskset", "--cpu-list", str(core), *command]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.Popen(
+        pinned, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+if __name__ == "__main__":
+    main()
