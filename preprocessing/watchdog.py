@@ -52,7 +52,7 @@ class Watchdog:
                     stdin=subprocess.PIPE,
                     pass_fds=[file.fileno(), *([] if terminal is None else [terminal])],
                 )
-                weakref.finalize(self, process.communicate)
+                weakref.finalize(self, _dismiss, process)
 
     def watch(self, what: str) -> bool:
         """Work on something begins; always true, so that it can be asked for documents that are wanted."""
@@ -86,6 +86,12 @@ def watching(folder: str, patience: float) -> Iterator[Watchdog]:
         yield _own.dog
     finally:
         _own.dog.rest()
+
+
+def _dismiss(process: subprocess.Popen[bytes]) -> None:
+    """End the second process. That its standard input closes would not do: a process forked meanwhile holds it too."""
+    process.kill()
+    process.communicate()
 
 
 def _stuck(state: mmap.mmap, patience: float) -> str | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -7,8 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from preprocessing.watchdog import Watchdog
 from tests.conftest import ROOT
 
 HANGS = """
@@ -59,3 +62,17 @@ def test_the_time_in_which_a_job_was_stopped_counts_for_no_document(tmp_path: Pa
         time.sleep(6)
         os.killpg(job.pid, signal.SIGCONT)
         assert job.wait(60) == 0
+
+
+def test_a_process_that_was_forked_meanwhile_keeps_none(tmp_path: Path) -> None:
+    """It has all that was open, and so the pipe by whose end the second process knows that the first one is done."""
+    before = psutil.Process().children()
+    dog = Watchdog(str(tmp_path), 60.0)
+    (second,) = (process for process in psutil.Process().children() if process not in before)
+    forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
+    forked.start()
+    del dog
+    assert forked.is_alive()
+    assert not second.is_running()
+    forked.kill()
+    forked.join()
