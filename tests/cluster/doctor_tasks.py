@@ -65,7 +65,7 @@ def run_doctor_with_a_wrong_sum(arguments: list[str]) -> tuple[int, str]:
 def run_doctor_with_another_torch(arguments: list[str]) -> tuple[int, str]:
     """The last rank's."""
     if _is_last():
-        peers.environment = lambda: {**environment(), "torch": "2.11.0"}
+        peers.environment = lambda: {**environment(), "torch": "2.10.0"}
     return run_doctor(arguments)
 
 

@@ -275,7 +275,7 @@ def run_pretrain_in_environments_that_differ(arguments: list[str], of_the_last: 
 def run_pretrain_with_another_numpy(arguments: list[str]) -> int:
     """The trainer's main, as if another version had been installed since."""
     code = lineage.code_version()
-    start.code_version = lambda: {**code, "libraries": {**code["libraries"], "numpy": "2.0.0"}}
+    start.code_version = lambda: {**code, "libraries": {**code["libraries"], "numpy": "1.26.0"}}
     return pretrain.main(arguments)
 
 
