@@ -46,13 +46,17 @@ def require_cpu() -> None:
         sys.exit("this measures a CPU: start it with DS_ACCELERATOR=cpu in the environment")
 
 
-def be_the_only_rank() -> None:
-    """Have the environment that a launcher of one rank would give, unless there is a launcher's."""
+def free_port() -> str:
+    """One of this machine's, for ranks to meet at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+        return str(probe.getsockname()[1])
+
+
+def be_the_only_rank() -> None:
+    """Have the environment that a launcher of one rank would give, unless there is a launcher's."""
     one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in {**one, "MASTER_PORT": port}.items():
+    for name, value in {**one, "MASTER_PORT": free_port()}.items():
         os.environ.setdefault(name, value)
 
 

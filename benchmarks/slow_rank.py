@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,12 +18,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
+from common import free_port, run_programs, seconds_since_start
 from preprocessing.markdown import markdown_table
 from trainer.files import read_lines
 
-ROOT = Path(__file__).parents[1]
 STEPS = 250
 COUNTED = 100  # the last ones
+PATIENCE = 600.0  # seconds
 PARTS = ("data_seconds", "forward_seconds", "backward_seconds", "update_seconds", "compute_seconds")
 TOLD = ("all ranks wait", "waiting for data")
 
@@ -40,7 +40,7 @@ def main() -> None:
     table, told = [["second core", "tokens/s", *(part.removesuffix("_seconds") for part in PARTS)]], list[str]()
     for name, busy in (("free", False), ("shared", True)):
         with tempfile.TemporaryDirectory() as folder:
-            log = train(shards, Path(folder) / "run", cores, busy)
+            log = train(shards, Path(folder), cores, busy)
             lines = list(read_lines(Path(folder) / "run" / "metrics.jsonl"))[-COUNTED:]
         row = [f"{median(line[part] for line in lines):.3f}" for part in PARTS]
         table.append([name, f"{median(line['tokens_per_second'] for line in lines):,.0f}", *row])
@@ -49,36 +49,26 @@ def main() -> None:
     print("\n".join(["", *told]))
 
 
-def train(shards: Path, output: Path, cores: Sequence[int], busy: bool) -> str:
+def train(shards: Path, folder: Path, cores: Sequence[int], busy: bool) -> str:
     """A training of two ranks, with somebody else on the second core or without; returns the first rank's log."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    command = [sys.executable, "trainer/pretrain.py", "--config", "trainer/recipes/demo.toml", "--shards", str(shards)]
-    command += ["--output", str(output), f"train.max_steps={STEPS}", "log.validate_every=0", "tracking.enabled=false"]
-    launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "DS_ACCELERATOR": "cpu"}
+    command = ["trainer/pretrain.py", "--config", "trainer/recipes/demo.toml", "--shards", shards, "--output"]
+    command += [folder / "run", f"train.max_steps={STEPS}", "log.validate_every=0", "tracking.enabled=false"]
+    launched = ["WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={free_port()}", "OMP_NUM_THREADS=1"]
+    ranks = {
+        f"rank{rank}": ["env", *launched, f"RANK={rank}", f"LOCAL_RANK={rank}", *pinned(core, *command)]
+        for rank, core in enumerate(cores)
+    }
     with ExitStack() as started:
         if busy:
-            other = start([sys.executable, "-c", "while True: pass"], {}, cores[1])
+            other = started.enter_context(subprocess.Popen(pinned(cores[1], "-c", "while True: pass")))
             started.callback(other.kill)
-        first, second = (
-            start(command, {**launched, "RANK": str(rank), "LOCAL_RANK": str(rank)}, core)
-            for rank, core in enumerate(cores)
-        )
-        started.callback(second.wait)
-        log, _ = first.communicate()
-    if first.returncode or second.returncode:
-        sys.exit(f"the training failed:\n{log}")
-    return log
+        run_programs(ranks, folder, seconds_since_start() + PATIENCE, cpu=True)
+    return (folder / "rank0.log").read_text(encoding="utf-8")
 
 
-def start(command: Sequence[str], environment: dict[str, str], core: int) -> subprocess.Popen[str]:
-    """A program that has one core; what it prints goes to a pipe."""
-    pinned = ["taskset", "--cpu-list", str(core), *command]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.Popen(
-        pinned, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+def pinned(core: int, *arguments: object) -> list[object]:
+    """Python with one core."""
+    return ["taskset", "--cpu-list", str(core), sys.executable, *arguments]
 
 
 if __name__ == "__main__":

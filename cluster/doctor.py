@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from cluster.checkup.findings import Finding, Placed, table
 from cluster.checkup.node import check_node
 from cluster.checkup.peers import UsageError, check_names, check_peers, collect, joined, read_launch
-from cluster.checkup.speed import check_speed, judge_speeds, measure_speeds
+from cluster.checkup.speed import judge_speeds, measure_speeds
 from cluster.checkup.storage import check_space, check_writing
 from preprocessing.terminal import show
 from trainer.paths import parse_path
@@ -68,7 +68,6 @@ def _check_together(
     try:
         with joined(launch, arguments.patience) as peers:
             found += check_peers(peers, arguments.shared)
-            found += check_speed(peers)
             return collect(peers, found), peers.rank == 0
     except RuntimeError as error:  # torch's own kinds are of it
         reason = str(error).partition("\n")[0][:200]

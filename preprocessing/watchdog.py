@@ -113,7 +113,7 @@ def _stuck(state: mmap.mmap, patience: float) -> str | None:
 
 
 def main() -> None:
-    """The second process; its standard input closes when the watched one is done, or dead."""
+    """The second process; its standard input closes when the watched one is dead; _dismiss ends it before."""
     descriptor, patience, folder, terminal = sys.argv[1:]
     watched = os.getppid()
     with mmap.mmap(int(descriptor), _STATE.size, access=mmap.ACCESS_READ) as state:

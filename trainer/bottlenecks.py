@@ -56,7 +56,7 @@ class Bottlenecks:
         mine = Pace(socket.gethostname(), median(forwards), fmean(waits) / fmean(all_seconds))
         paces: list[Pace] = self._world.gather(mine)
         slow, waiting = slow_ranks(paces, self._slow), waiting_ranks(paces, self._waiting)
-        starving = _median(paces).wait > (_STARVES / 2 if self._starving else _STARVES)
+        starving = _is_beyond(_median(paces).wait, _STARVES, self._starving)
         lines = [_tell_of_slow(paces, slow)] if slow - self._slow else []
         lines += [_tell_of_waiting(paces, waiting)] if waiting - self._waiting else []
         lines += [_tell_of_starving(paces)] if starving and not self._starving else []
@@ -84,7 +84,11 @@ def _median(paces: Sequence[Pace]) -> Pace:
 
 
 def _beyond(excess: Sequence[float], limit: float, before: set[int]) -> set[int]:
-    return {rank for rank, value in enumerate(excess) if value > (limit / 2 if rank in before else limit)}
+    return {rank for rank, value in enumerate(excess) if _is_beyond(value, limit, rank in before)}
+
+
+def _is_beyond(excess: float, limit: float, before: bool) -> bool:
+    return excess > (limit / 2 if before else limit)
 
 
 def _tell_of_slow(paces: Sequence[Pace], slow: set[int]) -> str:

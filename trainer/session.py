@@ -120,8 +120,6 @@ class Session:
             self._follow(step, metrics)
             if step == first + 1:
                 self._tell_of_room(phase, len(batches), totals)
-            else:  # the first one also waits for loader processes to start, and for kernels
-                _warn_of(bottlenecks, batches, metrics | laps.seconds())
             is_saved = stopped or _is_due(self.recipe.checkpoint.every, step, end)
             if is_saved:
                 self._save(engine, step, laps)
@@ -133,6 +131,8 @@ class Session:
                     self._save(engine, step, laps)
             seconds = laps.seconds()
             spent = {part: spent.get(part, 0.0) + seconds.get(part, 0.0) for part in {**spent, **seconds}}
+            if step > first + 1:  # the first one also waits for loader processes to start, and for kernels
+                _warn_of(bottlenecks, batches, metrics | seconds)
             self._report(step, metrics | _throughput(totals, seconds, ceiling), progress)
             self._check_trend(step, steps, begin)
         self._watch()

@@ -17,6 +17,7 @@ import torch
 from torch import distributed
 
 from cluster.checkup.findings import Finding, Placed, judge
+from cluster.checkup.speed import judge_speeds, measure_speeds
 from cluster.checkup.storage import advice_for, remove, write_synced
 from cluster.slurm.rank import rank_environment
 from trainer.lineage import environment, unlike
@@ -141,6 +142,7 @@ def check_peers(peers: Peers, shared: Path | None, clock: Callable[[], float] = 
     """All checks that take every rank; each yields what it has found itself."""
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     yield from check_environments(peers)
+    yield from check_speed(peers)
     yield from check_bandwidth(peers, backend)
     yield from check_clocks(peers, clock)
     if shared is not None and (finding := check_visibility(peers, shared)):
@@ -163,6 +165,15 @@ def check_environments(peers: Peers) -> Iterator[Finding]:
         "Let all nodes have the same code and libraries, best in one environment that all of them see.",
         wrong=bool(apart),
     )
+
+
+def check_speed(peers: Peers) -> Iterator[Finding]:
+    """All ranks measure at once, so that what they share, power above all, counts; the first one tells."""
+    host = peers.hosts[peers.rank]
+    mine = measure_speeds(peers.hosts[: peers.rank].count(host), peers.hosts.count(host), f" of {host}")
+    gathered = peers.gather(mine)
+    if peers.rank == 0:
+        yield judge_speeds([speed for own in gathered for speed in own])
 
 
 def check_bandwidth(peers: Peers, backend: str) -> Iterator[Finding]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_high
 
 import torch
 
 from cluster.checkup.findings import Finding, judge
-from cluster.checkup.peers import Peers
 from trainer.metrics import measure_ceiling
 from trainer.naming import name_some
 
@@ -31,15 +30,6 @@ class Speed:
     is_gpu: bool
     rate: float
     problem: str = ""
-
-
-def check_speed(peers: Peers) -> Iterator[Finding]:
-    """All ranks measure at once, so that what they share, power above all, counts; the first one tells."""
-    host = peers.hosts[peers.rank]
-    mine = measure_speeds(peers.hosts[: peers.rank].count(host), peers.hosts.count(host), f" of {host}")
-    gathered = peers.gather(mine)
-    if peers.rank == 0:
-        yield judge_speeds([speed for own in gathered for speed in own])
 
 
 def measure_speeds(rank: int = 0, ranks: int = 1, place: str = "") -> list[Speed]:

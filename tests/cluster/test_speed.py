@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from cluster.checkup import speed
-from cluster.checkup.speed import Speed, check_speed, judge_speeds, measure_speeds
+from cluster.checkup.peers import check_speed
+from cluster.checkup.speed import Speed, judge_speeds, measure_speeds
 
 
 def gpus(*rates):
