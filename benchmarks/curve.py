@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import transformers_pretraining as transformers_model
@@ -146,7 +147,7 @@ def held_out(model: Any, shards: ShardDirectory, recipe: Recipe, device: torch.d
     """Held-out losses and accuracies of transformers' model, each with half of its 95 % interval."""
     stream = validation_stream(shards, recipe.phases[0].sequence_length)
     samples = min(recipe.log.validation_samples, stream.size)
-    batches: Iterable[Any] = (batch.to(device) for batch in evaluation_batches(stream, samples, 32))
+    batches: Iterable[Any] = (batch.to(device) for batch in evaluation_batches(stream, np.arange(samples), 32))
     outcomes = probe.score(transformers_model.as_ours(model).to(device), batches)
     words, sentences = probe.masked_words(outcomes), probe.next_sentence(outcomes)
     estimates = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import statistics
@@ -19,16 +20,18 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from eval.comparison import MeasuredExport
 from eval.errors import UsageError
-from eval.evaluated import Evaluated, learns_next_sentence, predicts_next_words, run_names, settings_of
+from eval.evaluated import Evaluated, learns_next_sentence, predicts_next_words, settings_of
 from eval.results import NEXT_WORDS, is_learned
 from preprocessing.figures import COLOURS, STYLE
 from trainer.files import DamagedFileError, read_lines
-from trainer.metrics import LARGEST_LOSS
+from trainer.metrics import LARGEST_LOSS, directories, of_directory
+from trainer.naming import tell_apart
 from trainer.run_directory import RunDirectory
 
 _OF_A_STEP = ("step", "samples", "learning_rate", "tokens_per_second", "data_seconds", "compute_seconds")
 _OF_PREDICTIONS = ("mlm_loss", "mlm_accuracy", "nsp_accuracy")  # which a step whose samples are all skipped lacks
 _OF_A_VALIDATION = ("step", "mlm_loss", "perplexity", "mlm_accuracy", "nsp_accuracy")
+_OF_A_DIRECTORY = ("mlm_loss", "perplexity")
 WINDOWS = 25  # a curve is smoothed over this part of its steps
 _STRETCHES = 2000  # of a curve, each drawn by its extremes: there are more than a picture has columns
 _INCHES = (12, 8)
@@ -50,11 +53,12 @@ class History:
     """What a run has logged.
 
     Attributes:
-        name: of the run, see eval.evaluated.run_names.
+        name: of the run, see trainer.naming.tell_apart.
         run: its directory.
         training: name of a figure -> its values at all steps, [steps] float64; NaN of losses and accuracies where all
             samples of a step were skipped.
-        validation: the same of all validations, [validations]; there may be none.
+        validation: the same of all validations, [validations]; there may be none. Figures of a single shard directory
+            are named ``perplexity/wiki``, NaN where a validation has none of that.
         next_sentence: whether it learns to judge next sentences. One that does not has an accuracy all the same, of
             weights that nothing trains.
         next_words: whether its losses and accuracies are of next words, and none is masked.
@@ -66,6 +70,11 @@ class History:
     validation: Mapping[str, np.ndarray]
     next_sentence: bool
     next_words: bool
+
+    @property
+    def directories(self) -> list[str]:
+        """The shard directories of which validations have figures of their own."""
+        return directories(_OF_A_DIRECTORY[0], self.validation)
 
 
 def read_histories(paths: Sequence[Path]) -> tuple[list[History], list[Path]]:
@@ -84,7 +93,7 @@ def read_histories(paths: Sequence[Path]) -> tuple[list[History], list[Path]]:
     given: dict[Path, Path] = {}
     for path in paths:
         given.setdefault(path.resolve(), path)  # a link to a run is that run
-    names = run_names(given)
+    names = tell_apart(given)
     read = {path: _read_history(path, names[resolved]) for resolved, path in given.items()}
     found = [history for history in read.values() if history is not None]
     if not found:
@@ -98,11 +107,19 @@ def _read_history(path: Path, name: str) -> History | None:
     if not path.exists():
         raise UsageError(f"{path}: no such directory; give that of a run")
     training = _read_figures(run.metrics, _OF_A_STEP, _OF_PREDICTIONS)
-    validation = _read_figures(run.validation_metrics, _OF_A_VALIDATION)
+    of_directories = _figures_of_directories(run.validation_metrics)
+    validation = _read_figures(run.validation_metrics, _OF_A_VALIDATION, of_directories)
     if not len(training["step"]):
         return None
     settings = settings_of(path)
     return History(name, run, training, validation, learns_next_sentence(settings), predicts_next_words(settings))
+
+
+def _figures_of_directories(file: Path) -> list[str]:
+    with contextlib.suppress(DamagedFileError, AttributeError, TypeError):  # of which _read_figures tells
+        found = dict.fromkeys(name for line in read_lines(file) for name in directories(_OF_A_DIRECTORY[0], line))
+        return [of_directory(figure, name) for name in found for figure in _OF_A_DIRECTORY]
+    return []
 
 
 def _read_figures(file: Path, names: Sequence[str], others: Sequence[str] = ()) -> dict[str, np.ndarray]:
@@ -192,9 +209,12 @@ def draw(histories: Sequence[History], known: Baselines) -> Figure:
             if history.next_sentence or not with_pairs:
                 _draw_curve(accuracy, history, "nsp_accuracy" if with_pairs else "mlm_accuracy", style)
             rate.plot(*visible(history.training["step"], history.training["learning_rate"]), **style)
+        if len(histories) == 1:
+            _draw_directories(loss, histories[0])
         _draw_baseline(loss, known.mlm_loss, None if many else "unigrams of the training text")
         lines, names = loss.get_legend_handles_labels()
-        columns = _COLUMNS if many else -(-len(lines) // len(histories))  # a row has training, or held out
+        a_row = len(lines) if many else -(-len(lines) // len(histories))  # of training, or of held out
+        columns = min(_COLUMNS, a_row)
         figure.legend(lines, names, loc="outside lower center", ncols=columns)  # off the curves, which are anywhere
         if with_pairs:
             _draw_baseline(accuracy, known.nsp_accuracy, "always the larger class")
@@ -238,6 +258,13 @@ def _draw_curve(axes: Any, history: History, metric: str, style: Mapping[str, An
         }
         points = visible(history.validation["step"], history.validation[metric])
         axes.plot(*points, color=style["color"], zorder=3, label=held_out, **circles)
+
+
+def _draw_directories(axes: Any, history: History) -> None:
+    """Held-out losses of single shard directories, as thin lines."""
+    for name, colour in zip(history.directories, itertools.cycle(COLOURS[1:]), strict=False):
+        points = visible(history.validation["step"], history.validation[of_directory("mlm_loss", name)])
+        axes.plot(*points, color=colour, marker=".", linestyle=":", linewidth=1.2, label=f"held out, {name}")
 
 
 def predicting(training: Mapping[str, np.ndarray], metric: str) -> tuple[np.ndarray, np.ndarray]:

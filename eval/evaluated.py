@@ -13,6 +13,7 @@ from eval.errors import UsageError
 from eval.results import NEXT_WORDS, RESULTS, by_command, is_learned, read_results
 from preprocessing.schema import checksum
 from trainer.hugging_face import WEIGHTS
+from trainer.naming import tell_apart
 from trainer.run_directory import RunDirectory
 
 EVALUATIONS = "evaluations"  # the folder of a run directory where eval.watch leaves them
@@ -28,7 +29,8 @@ class Evaluated:
         file: it.
         results: its content, see eval.results, without what other commands have in it.
         directory: of the training run, see run_directory.
-        run: what the training run is called, see run_names; the export's folder where another program wrote it.
+        run: what the training run is called, see trainer.naming.tell_apart; the export's folder where another program
+            wrote it.
         written: when, in nanoseconds.
     """
 
@@ -100,7 +102,7 @@ def read_evaluations(files: Iterable[Path], known: Mapping[Path, str] | None = N
     found = {file: read_results(file) for file in files}
     runs = {file: run_directory(results["checkpoint"], file) for file, results in found.items()}
     settings = {run: settings_of(run) for run in set(runs.values())}
-    names = {**run_names(runs.values()), **(known or {})}
+    names = {**tell_apart(runs.values()), **(known or {})}
     evaluations = [
         Evaluated(file, _as_trained(of_command, settings[run]), run, names[run], file.stat().st_mtime_ns)
         for (file, results), run in zip(found.items(), runs.values(), strict=True)
@@ -153,19 +155,6 @@ def tracked_run(checkpoint: Mapping[str, Any], file: Path) -> Path:
     while learned_from := checkpoint["lineage"].get("pretrained"):
         checkpoint = learned_from
     return run_directory(checkpoint, file)
-
-
-def run_names(runs: Iterable[Path]) -> dict[Path, str]:
-    """Runs by their directories' names, and where two share one, by as much of their paths as tells them apart."""
-    paths = list(dict.fromkeys(runs))
-    return {path: _shortest(path, [other for other in paths if other != path]) for path in paths}
-
-
-def _shortest(path: Path, others: Sequence[Path]) -> str:
-    """The end of a path, as short as no other one has it."""
-    ends = (path.parts[-n:] for n in range(1, len(path.parts) + 1))
-    unique = (end for end in ends if all(other.parts[-len(end) :] != end for other in others))
-    return str(Path(*next(unique, path.parts)))
 
 
 def of_present_weights(evaluations: Sequence[Evaluated]) -> tuple[list[Evaluated], list[Evaluated]]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,6 +49,7 @@ with needs("eval"):
     from preprocessing.schema import checksum
     from preprocessing.terminal import show
     from trainer.files import write_atomically
+    from trainer.metrics import of_directory
     from trainer.paths import parse_path
 
 CURVES, SCORES, REPORT, PAGE = "curves.png", "scores.png", "report.md", "report.html"
@@ -202,6 +204,10 @@ def _last_figures(history: History) -> dict[str, str]:
             **_of_words(history, "held out: perplexity", f"{held_out['perplexity'][-1]:,.1f}"),
             **_of_words(history, "held out: MLM accuracy", f"{100 * held_out['mlm_accuracy'][-1]:.2f} %"),
         }
+        for name in history.directories:
+            of_it = held_out[of_directory("perplexity", name)][-1]
+            if not math.isnan(of_it):
+                figures |= _of_words(history, f"held out, {name}: perplexity", f"{of_it:,.1f}")
         if history.next_sentence:
             figures["held out: NSP accuracy"] = f"{100 * held_out['nsp_accuracy'][-1]:.2f} %"
     return figures

@@ -247,6 +247,14 @@ class Recipe:
             if step > begin
         )
 
+    def samples_of_length(self, step: int, sequence_length: int) -> int:
+        """Of them those of phases of one sequence length, which read one stream."""
+        return sum(
+            (min(end, step) - begin) * phase.global_batch_size
+            for begin, end, phase in self.phase_ranges()
+            if step > begin and phase.sequence_length == sequence_length
+        )
+
     def phase_ranges(self) -> Iterator[tuple[int, int, Phase]]:
         """(first step, end step, phase) of every phase, steps counted over all phases."""
         begin = 0

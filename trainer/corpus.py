@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from preprocessing.schema import ShardDirectory, ShardEntry, ShardError, Vocabulary, checksum, checksum_of
 from trainer.config import Phase, Recipe
 from trainer.data import SampleStream
+from trainer.naming import tell_apart
 from trainer.shard_cache import THREADS, cached
 
 
@@ -20,18 +22,29 @@ class Corpus:
 
     Attributes:
         directories: in the order in which they were named.
+        sources: what they were named by, paths or URLs; with a cache the directories lie elsewhere.
         manifest: a single directory's manifest.json as it lies; of several, JSON with every one of them in order.
         manifest_blake2b: the checksum of ``manifest``, which names every shard's checksum: the identity of the data.
     """
 
     directories: list[ShardDirectory]
+    sources: Sequence[str]
     manifest: str
     manifest_blake2b: str
 
     @property
     def name(self) -> str:
         """The directories, for messages."""
-        return ", ".join(str(directory.path) for directory in self.directories)
+        return ", ".join(self.sources)
+
+    def source(self, directory: ShardDirectory) -> str:
+        """What one of the directories was named by."""
+        return self.sources[self.directories.index(directory)]
+
+    def short_name(self, directory: ShardDirectory) -> str:
+        """The end of the path or URL that it was named by, as short as no other directory has it."""
+        paths = [Path(os.path.abspath(source)) for source in self.sources]  # noqa: PTH100  of a link
+        return tell_apart(paths)[paths[self.directories.index(directory)]]
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -90,7 +103,7 @@ def open_corpus(sources: Sequence[str], cache: Path | None = None, verify: bool 
             )
     manifests = [directory.manifest_text for directory in directories]
     text = manifests[0] if len(manifests) == 1 else _together(checksums, manifests)
-    return Corpus(directories, text, checksum_of(text.encode()))
+    return Corpus(directories, sources, text, checksum_of(text.encode()))
 
 
 def train_stream(recipe: Recipe, phase: Phase, shards: Corpus) -> SampleStream:

@@ -132,11 +132,11 @@ class Reads(NamedTuple):
     samples: int
     epochs: float  # of the directory's pairs
 
-    def __str__(self) -> str:
-        """In words."""
+    def describe(self, source: str) -> str:
+        """In words; ``source`` is what the directory is called."""
         duplicates = self.directory.manifest.duplicates
         texts = f", {self.epochs * duplicates:.1f} readings of each text" if duplicates > 1 else ""
-        return f"{self.samples:,} samples from {self.directory.path} ({self.epochs:.2f} epochs{texts})"
+        return f"{self.samples:,} samples from {source} ({self.epochs:.2f} epochs{texts})"
 
 
 class SampleStream:
@@ -304,6 +304,15 @@ class SampleStream:
             shard_ids[mine] = self._first_shards[source] + shards
         return shard_ids, pair_ids
 
+    def by_directory(self, indices: np.ndarray) -> list[tuple[ShardDirectory, np.ndarray]]:
+        """The directories that some indices' samples come from, each with its own of the indices, in their order."""
+        numbers, _ = self._mixture.deal(indices)
+        return [
+            (source.directory, indices[numbers == number])
+            for number, source in enumerate(self._sources)
+            if (numbers == number).any()
+        ]
+
     def reads(self, first: int, last: int) -> list[Reads]:
         """What the samples [first, last) take from each directory that has a part in the stream."""
         counts = zip(self._sources, self._mixture.given(first), self._mixture.given(last), strict=True)
@@ -389,14 +398,18 @@ def validation_stream(
     )
 
 
-def evaluation_batches(stream: SampleStream, samples: int, size: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-    """One rank's share of the first ``samples`` of a stream; every rank gets as many batches of ``size``.
+def evaluation_batches(
+    stream: SampleStream, indices: np.ndarray, size: int, rank: int = 0, world: int = 1
+) -> Iterator[Batch]:
+    """One rank's share of the samples at some indices, int64 [n]; every rank gets as many batches of ``size``.
 
     What is missing from the last ones is filled up with samples whose labels are empty.
     """
-    for first in range(rank * size, -(-samples // (size * world)) * size * world, size * world):
-        indices = np.arange(first, first + size, dtype=np.int64)
-        yield _without_labels(stream.batch(indices), torch.from_numpy(indices >= samples))
+    missing = -len(indices) % (size * world)
+    filled = np.concatenate([indices, indices[-1:] + 1 + np.arange(missing)]) if missing else indices
+    for first in range(rank * size, len(filled), size * world):
+        places = np.arange(first, first + size)
+        yield _without_labels(stream.batch(filled[places]), torch.from_numpy(places >= len(indices)))
 
 
 def _without_labels(batch: Batch, rows: torch.Tensor) -> Batch:

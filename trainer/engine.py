@@ -165,6 +165,7 @@ class Engine:
         self._seed = train.seed
         self._world = world
         self._next_sentence = float(train.next_sentence)  # whether its loss counts; metrics have it in any case
+        self._skipped = recipe.data.skip
         self._max_gradient_norm = recipe.optimizer.max_gradient_norm
         shapes = parameter_shapes(recipe.model)
         reader = StateReader(checkpoint, shapes) if checkpoint else None
@@ -257,7 +258,7 @@ class Engine:
         metrics = self._means(all_sums, predictions, samples)
         if not math.isfinite(metrics["loss"]):
             suspects = self._find_suspects(of_micro_batches, batches)
-            raise bad_loss(step + 1, metrics["loss"], suspects, int(totals.micro_batches))
+            raise bad_loss(step + 1, metrics["loss"], suspects, int(totals.micro_batches), self._skipped)
         if not totals.predictions:
             metrics = {}
         metrics["learning_rate"] = learning_rate
@@ -267,28 +268,35 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(
-        self, batches: Iterable[Batch], is_asked_to_stop: Callable[[], bool] = lambda: False
-    ) -> dict[str, float] | None:
-        """Losses and accuracies without dropout over the batches of all ranks; every rank needs as many.
+        self, parts: Sequence[Iterable[Batch]], is_asked_to_stop: Callable[[], bool] = lambda: False
+    ) -> list[dict[str, float]] | None:
+        """Losses and accuracies without dropout over the batches of all ranks.
 
         Args:
-            batches: this rank's.
+            parts: this rank's batches, in parts of which figures are wanted; every rank needs as many of each.
             is_asked_to_stop: looked at before each batch; None is returned once it is so on some rank.
 
+        Returns:
+            The figures of all parts together, then those of each.
+
         Raises:
-            ZeroDivisionError: the batches of all ranks together have nothing to predict.
+            ZeroDivisionError: the batches of all ranks have nothing to predict in some part.
         """
         self._engine.eval()
-        sums = torch.zeros(6, dtype=torch.float64)
+        sums = torch.zeros(len(parts), 6, dtype=torch.float64)
         # These batches have any number of tokens, each of which would get graphs of its own.
         with torch.compiler.set_stance("force_eager" if self._has_graphs else "default"):
-            for batch in batches:
-                if self._world.sum([is_asked_to_stop()])[0]:
-                    return None
-                counts = [(labels != EMPTY_SLOT).sum() for labels in (batch.mlm_labels, batch.nsp_labels)]
-                sums += torch.stack([value.double().cpu() for value in (*self._losses(batch), *counts)])
-        *losses, predictions, samples = self._world.sum(sums.tolist())
-        return self._means(losses, predictions, samples)
+            for part, batches in enumerate(parts):
+                for batch in batches:
+                    if self._world.sum([is_asked_to_stop()])[0]:
+                        return None
+                    counts = [(labels != EMPTY_SLOT).sum() for labels in (batch.mlm_labels, batch.nsp_labels)]
+                    sums[part] += torch.stack([value.double().cpu() for value in (*self._losses(batch), *counts)])
+        of_parts = torch.tensor(self._world.sum(sums.flatten().tolist()), dtype=torch.float64).view_as(sums)
+        return [
+            self._means(losses, predictions, samples)
+            for *losses, predictions, samples in (of_parts.sum(0).tolist(), *of_parts.tolist())
+        ]
 
     def count_step(
         self, batches: Sequence[Batch], stop: bool, writing: bool = False, unreadable: bool = False

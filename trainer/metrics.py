@@ -6,6 +6,7 @@ import math
 import resource
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -73,6 +74,17 @@ class Laps:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+
+def of_directory(figure: str, directory: str) -> str:
+    """What a figure is called that is of one shard directory alone: perplexity/wiki."""
+    return f"{figure}/{directory}"
+
+
+def directories(figure: str, names: Iterable[str]) -> list[str]:
+    """The shard directories that have a figure of their own among some names."""
+    prefix = of_directory(figure, "")
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
 
 def perplexity(loss: float) -> float:

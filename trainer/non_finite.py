@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from trainer.skipping import skip_setting
 
 
 class NonFiniteError(RuntimeError):
@@ -19,7 +20,9 @@ class Suspect(NamedTuple):
     samples: list[int]  # their places in the phase's stream
 
 
-def bad_loss(step: int, loss: float, suspects: Sequence[Suspect], micro_batches: int) -> NonFiniteError:
+def bad_loss(
+    step: int, loss: float, suspects: Sequence[Suspect], micro_batches: int, skipped: Sequence[tuple[int, int]] = ()
+) -> NonFiniteError:
     """The error for a NaN or infinite loss over the global batch.
 
     Args:
@@ -27,6 +30,7 @@ def bad_loss(step: int, loss: float, suspects: Sequence[Suspect], micro_batches:
         loss: of the global batch.
         suspects: of all ranks; none where finite losses have an infinite sum.
         micro_batches: of the step, over all ranks.
+        skipped: the ranges that data.skip has already.
     """
     if len(suspects) == micro_batches > 1:
         return NonFiniteError(
@@ -37,10 +41,8 @@ def bad_loss(step: int, loss: float, suspects: Sequence[Suspect], micro_batches:
         return NonFiniteError(f"step {step}: the loss is {loss}, though each sample's is finite")
     first = [suspect for suspect in suspects if suspect.turn == min(suspects).turn]
     ranks = " and ".join(f"rank {suspect.rank}" for suspect in first)
-    skip = _ranges(chain.from_iterable(suspect.samples for suspect in first))
-    return NonFiniteError(
-        f"step {step}: the loss is {loss}, first on {ranks}; data.skip={skip} passes over their samples"
-    )
+    skip = skip_setting([*skipped, *((sample, sample + 1) for suspect in first for sample in suspect.samples)])
+    return NonFiniteError(f"step {step}: the loss is {loss}, first on {ranks}; {skip} passes over their samples")
 
 
 def bad_gradient(step: int, samples: Sequence[int], lowest_scale: float | None = None) -> NonFiniteError:
@@ -56,14 +58,3 @@ def bad_gradient(step: int, samples: Sequence[int], lowest_scale: float | None =
         f"step {step}: a gradient{at} is NaN or infinite, though all losses are finite; the samples of the "
         f"step are [{min(samples)}, {max(samples) + 1}]"
     )
-
-
-def _ranges(samples: Iterable[int]) -> str:
-    """Samples as data.skip has them, each stretch from its first to before its last; a shell takes it for one word."""
-    ranges: list[list[int]] = []
-    for sample in sorted(samples):
-        if ranges and ranges[-1][1] == sample:
-            ranges[-1][1] += 1
-        else:
-            ranges.append([sample, sample + 1])
-    return str(ranges).replace(" ", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,22 @@ from trainer.bottlenecks import Bottlenecks
 from trainer.checkpoint import RunState, cut_metrics, has_line, read_run_state
 from trainer.config import Phase, Recipe
 from trainer.corpus import Corpus, train_stream
-from trainer.data import Batch, evaluation_batches, validation_stream
+from trainer.data import Batch
 from trainer.divergence import LossTrend, diverged, follow
 from trainer.engine import Engine, GlobalCounts
 from trainer.files import append_line
 from trainer.lineage import other_versions
 from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps
-from trainer.metrics import Laps, measure_ceiling, memory_share, peak_memory, perplexity, roomiest_micro_batch
+from trainer.metrics import Laps, measure_ceiling, memory_share, peak_memory, roomiest_micro_batch
 from trainer.model import parameter_count
 from trainer.non_finite import NonFiniteError
 from trainer.progress import Progress
 from trainer.run_directory import CheckpointError, Ending, RunDirectory, step_folders, step_number
 from trainer.saving import Saver, export_if_missing
+from trainer.skipping import count_skipped
 from trainer.start import initial_weights
 from trainer.stopping import StopRequests, watch
+from trainer.validation import describe, validate
 from trainer.world import World
 
 _HOST = torch.device("cpu")  # by whose clock the parts of a step are measured here
@@ -96,7 +98,7 @@ class Session:
         if step == begin and phase.reset_moments:
             engine.reset_moments()
         if step == begin:
-            self._trend = None
+            self._enter(begin, phase)
         steps = self._steps(phase, begin)
         ceiling = self.world.sum([measure_ceiling(self.world.device, engine.dtype)])[0]
         _log.info("ceiling: %.3f TFLOP/s of matrix products in %s over all ranks", ceiling / 1e12, engine.dtype)
@@ -134,7 +136,7 @@ class Session:
             if step > first + 1:  # the first one also waits for loader processes to start, and for kernels
                 _warn_of(bottlenecks, batches, metrics | seconds)
             self._report(step, metrics | _throughput(totals, seconds, ceiling), progress)
-            self._check_trend(step, steps, begin)
+            self._check_trend(step, phase)
         self._watch()
         loader.close()
         progress.close()
@@ -154,7 +156,25 @@ class Session:
         elif "mlm_loss" in metrics:
             self._trend = follow(self._trend, step, metrics["mlm_loss"], limit)
 
-    def _check_trend(self, step: int, steps: Steps, begin: int) -> None:
+    def _enter(self, begin: int, phase: Phase) -> None:
+        """Judge the losses of a phase by those before it only where they are on the same data."""
+        weights = self.recipe.data.weights
+        reads_on = any(
+            end == begin
+            and before.sequence_length == phase.sequence_length
+            and (before.weights or weights) == (phase.weights or weights)
+            for _, end, before in self.recipe.phase_ranges()
+        )
+        if self._trend and not reads_on:
+            if self._trend.rise > self.recipe.train.divergence / 4 > 0:
+                _log.warning(
+                    "the loss is %.1f nats above its lowest mean where a phase on other data begins, whose losses "
+                    "don't compare: see whether the training has diverged",
+                    self._trend.rise,
+                )
+            self._trend = self._trend.begin_anew()
+
+    def _check_trend(self, step: int, phase: Phase) -> None:
         """End a run that has diverged, while there are checkpoints from before; all ranks have the same losses.
 
         Raises:
@@ -166,8 +186,10 @@ class Session:
         self.saver.finish()
         good_step = self._trend.good_step
         before = [path.name for path in step_folders(self.run.checkpoints) if step_number(path) <= good_step]
-        since = steps.first_sample(good_step - begin), steps.first_sample(step - begin)
-        raise diverged(step, self._trend, self.run.latest, before[-1] if before else None, since)
+        since = step_number(Path(before[-1])) if before else good_step
+        first, end = (self.recipe.samples_of_length(at, phase.sequence_length) for at in (since, step))
+        skip = [*self.recipe.data.skip, (first, end)]
+        raise diverged(step, self._trend, self.run.latest, before[-1] if before else None, skip)
 
     def _tell_of_room(self, phase: Phase, accumulated: int, totals: GlobalCounts) -> None:
         """Say so where a GPU is given small micro-batches one after the other, and has memory for larger ones.
@@ -252,12 +274,12 @@ class Session:
 
     def _steps(self, phase: Phase, begin: int) -> Steps:
         stream = train_stream(self.recipe, phase, self.shards)
-        first = sum(  # phases of one length read one stream
-            earlier.samples
-            for _, to, earlier in self.recipe.phase_ranges()
-            if to <= begin and earlier.sequence_length == phase.sequence_length
-        )
-        _log.info("data: %s", "; ".join(map(str, stream.reads(first, first + phase.samples))))
+        first = self.recipe.samples_of_length(begin, phase.sequence_length)
+        last = self.recipe.samples_of_length(min(begin + phase.steps, self.recipe.last_step), phase.sequence_length)
+        reads = (read.describe(self.shards.source(read.directory)) for read in stream.reads(first, last))
+        skipped = count_skipped(self.recipe.data.skip, first, last)
+        without = f"; {skipped:,} of them are skipped" if skipped else ""
+        _log.info("data: %s%s", "; ".join(reads), without)
         return Steps(stream, phase.global_batch_size, phase.micro_batch_size, self.world.rank, self.world.size, first)
 
     def _report(self, step: int, metrics: dict[str, float], progress: Progress) -> None:
@@ -285,21 +307,14 @@ class Session:
 
     def _is_stopped_in_validation(self, engine: Engine, phase: Phase, step: int) -> bool:
         """Validate, unless a rank is asked to stop meanwhile: the next start makes up for that."""
-        stream = validation_stream(self.shards.directories, phase.sequence_length, self.recipe.model.is_decoder)
-        samples = min(stream.size, self.recipe.log.validation_samples)
-        batches = evaluation_batches(stream, samples, phase.micro_batch_size, self.world.rank, self.world.size)
-        metrics = engine.evaluate(_watched(batches, self.recipe.train.hang_seconds), lambda: self.stop.received)
-        if metrics is None:
+        figures = validate(engine, self.shards, self.recipe, phase, self.world, lambda: self.stop.received)
+        if figures is None:
             return True
         self.owes_validation = False
-        metrics["perplexity"] = perplexity(metrics["mlm_loss"])
         if self.world.is_first:
-            self._log_line(self.run.validation_metrics, {"step": step, "time": time.time(), **metrics})
-            nsp = f", NSP accuracy {metrics['nsp_accuracy']:.4f}" if self.recipe.train.next_sentence else ""
-            _log.info(
-                "step %d, held out: loss %.4f, perplexity %.1f, MLM accuracy %.4f%s",
-                step, metrics["loss"], metrics["perplexity"], metrics["mlm_accuracy"], nsp,
-            )  # fmt: skip
+            self._log_line(self.run.validation_metrics, {"step": step, "time": time.time(), **figures})
+            for told in describe(figures, self.recipe.train.next_sentence):
+                _log.info("step %d, %s", step, told)
         return False
 
     def _state(self, step: int, engine: Engine) -> RunState:
@@ -363,13 +378,6 @@ def _throughput(totals: GlobalCounts, seconds: Mapping[str, float], ceiling: flo
         "mfu": totals.flops / rated / ceiling,
         "padding": 1 - totals.tokens / totals.slots,
     }
-
-
-def _watched(batches: Iterable[Batch], seconds: int) -> Iterator[Batch]:
-    """The batches; each has as long as a step before it counts as a hang."""
-    for batch in batches:
-        watch(seconds)
-        yield batch
 
 
 def _is_due(every: int, step: int, end: int) -> bool:

@@ -67,11 +67,7 @@ def open_sources(
     """
     pairs = [_count_pairs(directory, split, sequence_length) for directory in directories]
     for _, weights in stretches:
-        if weights and len(weights) != len(directories):
-            raise ShardError(
-                f"weights {list(weights)} for {len(directories)} shard directories; give data.weights, or "
-                "phases.N.weights, one number for each"
-            )
+        check_weights(weights, directories)
         for directory, count, weight in zip(directories, pairs, weights or pairs, strict=True):
             if not count and (weight or not any(pairs)):
                 raise ShardError(f"{directory.path}: the {split} part has no pairs of length {sequence_length}")
@@ -85,6 +81,19 @@ def open_sources(
         for i, share in zip(found, mixture.shares, strict=True)
     ]
     return sources, mixture
+
+
+def check_weights(weights: Sequence[float], directories: Sequence[ShardDirectory]) -> None:
+    """See that there is a weight for each directory, or none at all.
+
+    Raises:
+        ShardError: there are others.
+    """
+    if weights and len(weights) != len(directories):
+        raise ShardError(
+            f"weights {list(weights)} for {len(directories)} shard directories; give data.weights, or "
+            "phases.N.weights, one number for each"
+        )
 
 
 def _count_pairs(directory: ShardDirectory, split: Split, sequence_length: int) -> int:

@@ -40,6 +40,7 @@ from trainer.model import BertConfig, parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory, step_number
 from trainer.settings import ConfigError
 from trainer.sharded_state import StateError, StateReader, verify_state
+from trainer.sources import check_weights
 from trainer.world import World
 
 _PATIENCE = 90  # seconds: for up to a minute NFS takes a file that another node has made for missing
@@ -74,6 +75,7 @@ def check(
     """
     for config in configs:
         check_deepspeed(config)
+    check_weights(recipe.data.weights, shards.directories)  # though each phase may have its own
     for phase in recipe.phases:
         train_stream(recipe, phase, shards)
         _check_validation(recipe, phase, shards)

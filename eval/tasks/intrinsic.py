@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from eval import probe
@@ -50,7 +51,7 @@ class Subject:
     def outcomes(self) -> probe.Outcomes:
         """One pass over the held-out samples, which serves all tasks that want it."""
         size = min(self.batch_size, self.samples)  # a batch is filled up, which costs as much as samples do
-        return probe.score(self.model, evaluation_batches(self.held_out, self.samples, size))
+        return probe.score(self.model, evaluation_batches(self.held_out, np.arange(self.samples), size))
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def model() -> BertForPreTraining:
 
 
 def batches(shards: Path, samples: int, size: int) -> list[Batch]:
-    return list(evaluation_batches(validation_stream(ShardDirectory(shards), 40), samples, size))
+    return list(evaluation_batches(validation_stream(ShardDirectory(shards), 40), np.arange(samples), size))
 
 
 def theirs(export: Path, given: list[Batch]) -> dict[str, float]:

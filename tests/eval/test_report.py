@@ -26,7 +26,7 @@ from selenium.webdriver.common.by import By
 
 from eval.comparison import exports_of, on_same_data
 from eval.curves import Baselines, baselines, draw, draw_scores, read_histories, smooth, visible
-from eval.evaluated import find_results, read_evaluations, run_directory, run_names
+from eval.evaluated import find_results, read_evaluations, run_directory
 from eval.paper import TABLES
 from eval.report import main, page, report
 from eval.results import FORMAT_VERSION, read_results, write_results
@@ -35,7 +35,8 @@ from preprocessing.markdown import markdown_table, plain
 from tests.browser import headless_browser
 from tests.conftest import ROOT
 from tests.eval.evaluations import results, task, write_evaluation
-from tests.trainer.mlflow_store import write_run
+from tests.trainer.mlflow_store import metrics, write_run
+from trainer.files import append_line
 
 INTRINSIC = {
     "mlm": {
@@ -201,6 +202,29 @@ def test_curves_show_what_was_logged(run: Path) -> None:
     assert labels == ["training", "held out", "unigrams of the training text"]
     assert all(axes.get_title(loc="left") and axes.get_xlabel() == "step" for axes in (loss, accuracy, rate))
     assert (loss.get_ylabel(), accuracy.get_ylabel()) == ("MLM loss (nats a word)", "NSP accuracy")
+
+
+def test_held_out_figures_of_single_shard_directories(run: Path, tmp_path: Path) -> None:
+    """Where a validation has them, as those may that come after a directory was added."""
+    for step, more in ((70, {}), (80, {"mlm_loss/wiki": 5.5, "perplexity/wiki": 244.7})):
+        append_line(run / "validation.jsonl", metrics(step) | more)
+    others = {"mlm_loss/wiki": 5.25, "perplexity/wiki": 190.6, "mlm_loss/_notes": 6.0, "perplexity/_notes": 1403.4}
+    append_line(run / "validation.jsonl", metrics(90) | others)
+    rows = rows_of(report_of(run))
+    assert rows["held out, wiki: perplexity"] == ["190.6"]
+    assert rows[r"held out, \_notes: perplexity"] == ["1,403.4"]
+    figure = draw(read_histories([run])[0], Baselines(mlm_loss=7.5, nsp_accuracy=0.6))
+    wiki, notes = figure.axes[0].lines[3:5]
+    np.testing.assert_equal(wiki.get_xydata()[2:], [[80, 5.5], [90, 5.25]])
+    assert np.isnan(wiki.get_ydata()[:2]).all()
+    np.testing.assert_equal(notes.get_xydata()[3:], [[90, 6.0]])
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["training", "held out", "held out, wiki", "held out, _notes", "unigrams of the training text"]
+    assert_beside_its_panels(figure)
+    append_line(run / "validation.jsonl", metrics(100))
+    assert "held out, wiki: perplexity" not in rows_of(report_of(run))
+    other = write_run(tmp_path / "runs" / "other", steps=60)
+    assert len(draw(read_histories([run, other])[0], Baselines(None, None)).axes[0].lines) == 2 * 3
 
 
 def test_curves_of_many_runs_have_their_legend_beside_them_and_no_two_look_alike(tmp_path: Path) -> None:
@@ -936,11 +960,6 @@ def test_results_are_found_once_whatever_leads_to_them(run: Path, tmp_path: Path
     file = write_evaluation(run, 60, mlm=INTRINSIC["mlm"])
     (tmp_path / "link").symlink_to(run)
     assert list(find_results([run, tmp_path / "link", run / "evaluations"])) == [file]
-
-
-def test_names_as_short_as_they_can_be() -> None:
-    paths = [Path(path) for path in ("/a/x/large", "/b/x/large", "/b/base", "/base", "/c/x")]
-    assert list(run_names([*paths, paths[0]]).values()) == ["a/x/large", "b/x/large", "b/base", "/base", "x"]
 
 
 def test_a_run_whose_name_looks_like_a_formula(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def graphs_of_training_and_validation(recipe: Path, shards: Path, deepspeed_conf
         lesson.train()
     training = counter.frame_count
     stream = validation_stream([ShardDirectory(shards)], lesson.recipe.phases[0].sequence_length)
-    lesson.engine.evaluate(evaluation_batches(stream, samples=6, size=2))
+    lesson.engine.evaluate([evaluation_batches(stream, np.arange(6), size=2)])
     return begin.call_count, training, counter.frame_count - training
 
 

@@ -1,5 +1,6 @@
 """What a training waits for, and when that is told."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,8 @@ def paces(forwards=(1.0,) * 4, waits=(0.0,) * 4):
 
 @pytest.mark.parametrize(("forwards", "expected"), [
     ((1.0, 1.05, 0.9, 1.1), set()),
-    ((1.0, 1.0, 1.0, 1.25), {3}),
+    ((1.0, 1.0, 1.0, 1.19), set()),
+    ((1.0, 1.0, 1.0, 1.21), {3}),
     ((1.3, 1.0, 1.0, 1.25), {0, 3}),
     ((1.0, 1.3, 1.3, 1.3), set()),  # the median rank is as slow, and nobody waits for more
     ((0.5, 1.0, 1.0, 1.0), set()),  # one that is fast
@@ -31,7 +33,8 @@ def test_of_two_ranks_the_slower_one_is_found():
 
 @pytest.mark.parametrize(("waits", "expected"), [
     ((0.0, 0.04, 0.0, 0.01), set()),
-    ((0.0, 0.0, 0.06, 0.0), {2}),
+    ((0.0, 0.0, 0.049, 0.0), set()),
+    ((0.0, 0.0, 0.051, 0.0), {2}),
     ((0.5, 0.5, 0.52, 0.5), set()),  # all wait for the same storage
 ])  # fmt: skip
 def test_a_rank_waits_for_its_data_where_the_median_rank_does_not(waits, expected):
@@ -70,8 +73,38 @@ def test_what_is_slow_is_told_once_and_again_when_it_was_well_meanwhile(told):
         "times as long; `python -m cluster.doctor` looks at a node"
     ]
     assert told(slow, slow, slow) == []
+    assert told(*[(0.115, 0.0)] * 3) == told(slow, slow, slow) == []
     assert told(fast, fast, fast) == []
     assert len(told(slow, slow, slow)) == 1
+
+
+def test_a_wait_for_data_is_told_once_and_again_when_there_was_none_meanwhile(told):
+    ready, waiting = [(0.1, 0.0)] * 3, [(0.1, 0.2)] * 3
+    assert [len(told(*steps)) for steps in (waiting, waiting, [(0.1, 0.03)] * 3, waiting, ready, waiting)] == [
+        1, 0, 0, 0, 0, 1,
+    ]  # fmt: skip
+
+
+def test_another_one_that_becomes_slow_is_told_beside_the_first(monkeypatch):
+    monkeypatch.setattr(bottlenecks, "_STEPS", 1)
+    given = iter([
+        paces((1.0, 1.0, 1.0, 1.5)), paces((1.3, 1.0, 1.0, 1.5)), paces(waits=(0.0, 0.0, 0.0, 0.3)),
+        paces(waits=(0.0, 0.2, 0.0, 0.3)),
+    ])  # fmt: skip
+    compared = Bottlenecks(SimpleNamespace(gather=lambda _: next(given)))
+    told = [line for _ in range(4) for line in compared.after_step(1.0, 0.0, 2.0, 100)]
+    assert [re.findall(r"rank (\d) on", line) for line in told] == [["3"], ["3", "0"], ["3"], ["3", "1"]]
+
+
+def test_of_two_ranks_the_one_that_waits_less_is_the_measure(monkeypatch):
+    monkeypatch.setattr(bottlenecks, "_STEPS", 1)
+    two = [Pace("node0", 1.0, 0.30), Pace("node1", 1.0, 0.09)]
+    (told,) = Bottlenecks(SimpleNamespace(gather=lambda _: two)).after_step(1.0, 0.3, 1.0, 100)
+    assert "rank 0 on node0 30% of its time, the median rank 9%; more" in told
+
+
+def test_a_pace_is_that_of_the_median_step(told):
+    assert len(told((0.1, 0.0), (0.15, 0.0), (0.15, 0.0))) == 1
 
 
 def test_a_single_long_step_is_nothing_but_waits_add_up(told):

@@ -35,11 +35,51 @@ def test_a_run_that_learns_goes_on():
     assert end(learning(5000)) is None
 
 
-def test_a_loss_that_stays_high_ends_the_run_and_the_step_before_its_rise_is_known():
-    rise = [7.0] * 1000
-    step, trend = end(learning(5000) + rise)
-    assert 5139 <= step < 5200
-    assert 4990 <= trend.good_step <= 5006
+@pytest.mark.parametrize(("height", "earliest", "latest"), [
+    (1.05, 5400, 5900), (1.5, 5190, 5260), (2.5, 5125, 5150), (1e4, 5125, 5150)
+])  # fmt: skip
+@pytest.mark.parametrize("limit", [0.5, 2.0, 8.0])
+def test_a_loss_that_stays_high_ends_the_run_and_a_step_shortly_before_its_rise_is_known(
+    height, earliest, latest, limit
+):
+    """So many limits above its best; later, whatever the height, the best checkpoints would be gone."""
+    before = learning(5000)
+    step, trend = end(before + [1.8 + height * limit] * 1000, limit)
+    assert earliest <= step <= latest
+    assert 4960 <= trend.good_step <= 5000
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_step_before_the_rise_is_known_though_losses_are_noisy_and_fall_no_more(seed):
+    """From the first step on, as where a run goes on that has learned."""
+    plateau = 1.8 + np.random.default_rng(seed).normal(0, 0.16, 5000)
+    _, trend = end([*plateau, *[7.0] * 1000])
+    assert 4900 <= trend.good_step <= 5000
+
+
+def test_before_the_first_step_all_is_good():
+    assert follow(None, 7, 3.0, LIMIT) == LossTrend(mean=3.0, lowest=3.0, good_step=6, steps=1)
+
+
+def test_losses_on_other_data_begin_a_mean_of_their_own_and_what_was_good_stays_until_they_have_one():
+    trend = None
+    for step in range(1, 1001):
+        trend = follow(trend, step, 2.0, LIMIT)
+    assert trend.good_step == 975
+    trend = trend.begin_anew()
+    for step in range(1001, 3001):
+        trend = follow(trend, step, 9.0, LIMIT)
+        assert not trend.has_left(LIMIT)
+        assert trend.good_step == (975 if step <= 1050 else step - 25)
+    for step in range(3001, 3140):
+        trend = follow(trend, step, 20.0, LIMIT)
+    assert trend.has_left(LIMIT)
+    assert trend.rise == trend.mean - trend.lowest
+
+
+def test_a_trend_from_before_its_steps_were_counted_is_one_of_many():
+    told = {"mean": 2.0, "lowest": 2.0, "good_step": 900}
+    assert follow(LossTrend(**told), 1000, 2.0, LIMIT).good_step == 975
 
 
 @pytest.mark.parametrize("height", [3.0, 7.0, 1e4, 1e300, math.inf])
@@ -72,9 +112,10 @@ def test_a_trend_that_went_through_a_checkpoint_goes_on_with_the_same_bits(losse
 
 def test_what_is_told_names_the_checkpoint_from_before_and_the_samples_since():
     trend = LossTrend(mean=3.9, lowest=1.8, good_step=45_031)
-    told = str(diverged(45_170, trend, Path("run/checkpoints/latest"), "step-045000", (100, 900)))
+    told = str(diverged(45_170, trend, Path("run/checkpoints/latest"), "step-045000", [(100, 900), (7, 9)]))
     assert told.startswith("step 45170: the loss rose after step 45031 and stays 2.1 nats above its lowest mean")
-    assert "write step-045000 into run/checkpoints/latest and give data.skip=[[100,900]]" in told
-    told = str(diverged(45_170, trend, Path("run/checkpoints/latest"), None, (100, 900)))
+    assert "write step-045000 into run/checkpoints/latest and give data.skip=[[7,9],[100,900]], which" in told
+    assert "or begin another run with a lower schedule.peak from that step's export; with train.divergence=0" in told
+    told = str(diverged(45_170, trend, Path("run/checkpoints/latest"), None, [(100, 900)]))
     assert "there is no checkpoint from before: begin anew with a lower schedule.peak" in told
     assert "data.skip" not in told

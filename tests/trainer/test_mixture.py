@@ -59,6 +59,7 @@ def test_an_index_is_placed_the_same_alone_and_among_others(of_sources, indices)
         ([1, 1], [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]),
         ([2, 3], [1, 0, 1, 0, 1, 1, 0, 1, 0, 1]),
         ([1, 2, 1], [1, 0, 2, 1, 1, 0, 2, 1, 1, 0]),
+        ([1, 2, 3], [2, 1, 0, 2, 1, 2, 2, 1, 0, 2]),
     ],
 )
 def test_mixtures_are_fixed_for_ever(of_sources, sources):
@@ -115,6 +116,17 @@ def test_where_weights_change_too_an_index_is_placed_the_same_alone_and_among_ot
     assert list(map(list, zip(*together, strict=True))) == alone
 
 
+def test_equal_stretches_end_where_the_last_of_them_does():
+    sources, _ = Mixture([(4, [1, 0]), (4, [2, 0]), (4, [0, 1])]).deal(np.arange(12))
+    assert sources.tolist() == [0] * 8 + [1] * 4
+
+
+def test_shares_are_the_weights_as_they_are_given_where_these_stay():
+    """By which groups of shards get their sizes, and so their orders: other digits would be another order."""
+    assert Mixture([(5, (0.7, 0.3)), (9, (7.0, 3.0))]).shares == (0.7, 0.3)
+    assert Mixture([(5, (1, 0)), (5, (0, 1))]).shares == [5, 5]
+
+
 def test_numbers_stay_exact_where_products_exceed_64_bits():
     largest = [(1 << 30) - 1, 1 << 30]
     index = (1 << 50) + 12345
@@ -132,6 +144,8 @@ def test_numbers_stay_exact_where_products_exceed_64_bits():
         ([2.0, 0.5], [4, 1]),
         ([54, 12], [9, 2]),
         ([0, 0.5], [0, 1]),
+        ([(1 << 29) + 1, 1 << 30], [(1 << 29) + 1, 1 << 30]),
+        ([(1 << 31) + 1, 1 << 31], [1073741823, 1073741822]),
     ],
 )
 def test_weights_are_taken_as_they_are_written(given_weights, expected):

@@ -58,7 +58,7 @@ from tests.trainer.rank_tasks import (
 from tests.trainer.shard_factory import write_shards
 from trainer import export, pretrain
 from trainer.checkpoint import read_run_state
-from trainer.divergence import follow
+from trainer.divergence import LossTrend, follow
 from trainer.files import read_lines
 from trainer.leases import hold_export, hold_run
 from trainer.run_directory import RunDirectory, step_folders, step_number
@@ -196,7 +196,7 @@ def test_two_phases_in_one_command_and_a_resume_in_the_second(call, tmp_path):
     for path in (tmp_path / "run", halves):
         state = (path / "checkpoints" / "step-000009" / "state-00000-of-00002.safetensors").read_bytes()
         assert b'"optimizer_step":"4"' in state[:4096], "the moments of the second phase began anew"
-        trend = None
+        trend = LossTrend(mean=0.0, lowest=0.0, good_step=0, steps=0)
         for line in list(read_lines(path / "metrics.jsonl"))[5:]:
             trend = follow(trend, line["step"], line["mlm_loss"], 2.0)
         assert read_run_state(path / "checkpoints" / "step-000009").trend == trend, "and so did its trend"
@@ -436,22 +436,28 @@ def test_a_loss_that_is_no_number_ends_the_run_as_failed(call, tmp_path):
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_loss_that_rises_and_stays_ends_the_run_while_there_is_a_checkpoint_from_before(call, tmp_path, world):
-    """The learning rate rises to 1; the third step is the last good one. Interrupted, it ends at the same step."""
-    settings = ["phases.0.steps=40", "schedule.peak=1", "schedule.warmup_steps=30", "log.validate_every=0",
-                "train.divergence=1", "checkpoint.every=2", "checkpoint.keep=1"]  # fmt: skip
-    start = {"world": world, "task": run_pretrain_and_judge_its_loss_soon}
+def test_a_loss_that_rises_and_stays_ends_the_run_while_there_is_a_checkpoint_from_before(
+    call, recipe, tmp_path, world
+):
+    """The learning rate rises to 1 over two phases of one stream. Interrupted, it ends at the same step."""
+    before, phase, after = re.split(r"(?=\[\[phases\]\])|(?=\[checkpoint\])", recipe.read_text())
+    two_phases = tmp_path / "two_phases.toml"
+    two_phases.write_text(before + phase + phase.replace("steps = 8", "steps = 32") + after)
+    settings = ["schedule.peak=1", "schedule.warmup_steps=30", "log.validate_every=0", "train.divergence=1",
+                "checkpoint.every=2", "checkpoint.keep=1", "checkpoint.keep_exports=1"]  # fmt: skip
+    start = {"world": world, "task": run_pretrain_and_judge_its_loss_soon, "config": two_phases}
     run, whole = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "whole")
     codes, log = call(*settings, output=whole.path, **start)
     assert codes == [1] * world
     (error,) = (line.removeprefix("error: ") for line in log.splitlines() if line.startswith("error:"))
-    assert re.match(r"step (\d+): the loss rose after step 3 and stays 1\.\d nats above", error)
+    assert re.match(r"step (\d+): the loss rose after step 2 and stays 1\.\d nats above", error)
     last = int(error.split()[1].rstrip(":"))
-    assert f"write step-000002 into {whole.latest} and give data.skip=[[24,{8 * last}]], which" in error
+    assert last > 8, "in the second phase"
+    assert f"write step-000002 into {whole.latest} and give data.skip=[[16,{8 * last}]], which" in error
     assert whole.outcome == ("failed", error)
     assert len(losses(whole.path)) == last
-    kept = [step_number(path) for path in step_folders(whole.checkpoints)]
-    assert kept == [2, last - last % 2]
+    kept, exports = ([step_number(path) for path in step_folders(of)] for of in (whole.checkpoints, whole.exports))
+    assert kept == exports == [2, last - last % 2]
 
     assert call(*settings, "train.max_steps=6", **start)[0] == [0] * world
     codes, log = call(*settings, **start)
@@ -461,10 +467,10 @@ def test_a_loss_that_rises_and_stays_ends_the_run_while_there_is_a_checkpoint_fr
     assert read_run_state(run.checkpoint(newest)).trend == read_run_state(whole.checkpoint(newest)).trend
 
     run.latest.write_text("step-000002\n")
-    skip = f"data.skip=[[24,{8 * last}]]"
+    skip = f"data.skip=[[16,{8 * last}]]"
     assert call(*settings, skip, "train.divergence=0", "train.max_steps=12", **start)[0] == [0] * world
     lines = list(read_lines(run.metrics))
-    assert [line["step"] for line in lines if "loss" not in line] == list(range(4, last + 1))
+    assert [line["step"] for line in lines if "loss" not in line] == list(range(3, last + 1))
 
 
 def test_ranks_that_all_others_wait_for_are_told_by_name(call):

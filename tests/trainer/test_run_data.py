@@ -3,16 +3,21 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
-from preprocessing.schema import checksum
+from eval import probe
+from eval.pretrained import build
+from preprocessing.schema import ShardDirectory, checksum
 from tests.ranks import run_ranks
 from tests.trainer.conftest import ROOT, losses
 from tests.trainer.loader_tasks import run_pretrain_and_kill_a_loader
 from tests.trainer.rank_tasks import run_pretrain
 from trainer import pretrain
 from trainer.corpus import open_corpus
+from trainer.data import evaluation_batches, validation_stream
 from trainer.files import read_lines
+from trainer.hugging_face import load_export
 
 
 def train(recipe, deepspeed_config, shards, output, settings=(), world=1, task=run_pretrain):
@@ -40,10 +45,33 @@ def whole(recipe, shards, tmp_path_factory):
     return losses(output)
 
 
+def assert_figures_of_directories(line, export, *directories):
+    """A validation's figures of each directory are those of its samples by themselves, and all together the whole's."""
+    model = build(load_export(export))
+    stream = validation_stream([*map(ShardDirectory, directories)], 32)
+    words, pairs = {}, {}
+    for directory, indices in stream.by_directory(np.arange(stream.size)):
+        outcomes, name = probe.score(model, evaluation_batches(stream, indices, 4)), directory.path.name
+        found, judged = probe.masked_words(outcomes), probe.next_sentence(outcomes)
+        assert line[f"mlm_loss/{name}"] == pytest.approx(found.loss.value, rel=2e-3)
+        assert line[f"perplexity/{name}"] == pytest.approx(np.exp(line[f"mlm_loss/{name}"]))
+        assert line[f"nsp_accuracy/{name}"] == pytest.approx(judged.accuracy.value)
+        words[name], pairs[name] = len(outcomes.mlm_labels), len(outcomes.nsp_labels)
+    for figure, counts in (("mlm_loss", words), ("mlm_accuracy", words), ("nsp_accuracy", pairs)):
+        parts = sum(line[f"{figure}/{name}"] * count for name, count in counts.items())
+        assert line[figure] == pytest.approx(parts / sum(counts.values()))
+
+
 def test_directories_mixed_by_weight_whatever_the_ranks_and_a_resume_with_other_weights(call, shards, books, tmp_path):
     settings = ["data.weights=[0.25, 0.75]", "train.max_steps=4"]
-    assert call(shards, books, settings=settings)[0] == [0]
+    codes, log = call(shards, books, settings=settings)
+    assert codes == [0], log
+    assert "step 4, held out, perplexity by directory: shards " in log
     assert call(shards, books, settings=settings, world=2, output="two")[0] == [0, 0]
+    validations = [list(read_lines(tmp_path / name / "validation.jsonl")) for name in ("run", "two")]
+    assert_figures_of_directories(*validations[0], tmp_path / "run" / "exports" / "step-000004", shards, books)
+    one, two = ({name: line[name] for name in line if name != "time"} for (line,) in validations)
+    assert two == pytest.approx(one, rel=1e-5)
     run = tmp_path / "run"
     assert losses(tmp_path / "two") == pytest.approx(losses(run), rel=1e-5)
     corpus = open_corpus([str(shards), str(books)])

@@ -1,6 +1,5 @@
 """What a session puts together; tests/trainer/test_pretrain.py trains with it."""
 
-import math
 import multiprocessing
 import re
 import time
@@ -9,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.trainer.shard_factory import MASK, write_shards
+from tests.trainer.shard_factory import write_shards
 from trainer.checkpoint import RunState
 from trainer.config import load_recipe
 from trainer.corpus import open_corpus
+from trainer.divergence import DivergedError, LossTrend
 from trainer.engine import GlobalCounts
 from trainer.files import append_line, read_lines
 from trainer.lineage import code_version
 from trainer.metrics import Laps
-from trainer.model import EMPTY_SLOT
 from trainer.run_directory import RunDirectory
 from trainer.session import Session, _throughput, _warn_of_other_bits, owes_validation
 from trainer.stopping import watch
@@ -132,28 +131,6 @@ def test_a_larger_micro_batch_is_named_that_fits_even_if_all_sequences_were_full
     assert caplog.messages == [told] * is_told
 
 
-LEFT_TO_RIGHT = ["model.is_decoder=true", "train.next_sentence=false"]
-
-
-@pytest.mark.parametrize("left_to_right", [False, True])
-def test_validation_is_of_as_many_samples_as_asked_for(recipe, shards, tmp_path, left_to_right):
-    """At most all of them; a model that reads from left to right has nothing masked there either."""
-    for asked, samples in ((5, 5), (1000, 12)):
-        settings = [f"log.validation_samples={asked}", *left_to_right * LEFT_TO_RIGHT]
-        session = of_session(recipe, shards, tmp_path, *settings)
-        batches = []
-
-        def evaluate(given, _, batches=batches):
-            batches.extend(given)
-            return {"loss": 3.0, "mlm_loss": 2.0, "mlm_accuracy": 0.5, "nsp_accuracy": 0.5}
-
-        assert not session._is_stopped_in_validation(SimpleNamespace(evaluate=evaluate), session.recipe.phases[0], 4)
-        assert sum(int((batch.nsp_labels != EMPTY_SLOT).sum()) for batch in batches) == samples
-        assert any(MASK in batch.tokens.input_ids for batch in batches) == (not left_to_right)
-    line = list(read_lines(tmp_path / "validation.jsonl"))[-1]
-    assert (line["step"], line["perplexity"]) == (4, pytest.approx(math.exp(2.0)))
-
-
 def test_a_checkpoint_gets_its_name_once_no_rank_is_writing_and_no_step_waits_for_that(recipe, shards, tmp_path):
     session = of_session(recipe, shards, tmp_path)
     session.unwritten = [(session.run.metrics, {"step": 3})]  # which no resume from it would train again
@@ -199,6 +176,105 @@ def test_a_phase_goes_on_behind_the_samples_of_earlier_ones_of_its_length(recipe
         for begin, _, phase in session.recipe.phase_ranges()
     ]
     assert firsts == [0, 0, 64, 64 + 12]
+
+
+def test_what_a_phase_reads_is_told_as_far_as_the_run_goes(recipe, shards, tmp_path, caplog):
+    """Of 54 pairs."""
+    caplog.set_level("INFO")
+    for settings, expected in (
+        ([], "64 samples from {} (1.19 epochs)"),
+        (["train.max_steps=4"], "32 samples from {} (0.59 epochs)"),
+        (
+            ["train.max_steps=4", "data.skip=[[8,24],[30,99]]"],
+            "32 samples from {} (0.59 epochs); 18 of them are skipped",
+        ),
+    ):
+        session = of_session(recipe, shards, tmp_path, *settings)
+        session._steps(session.recipe.phases[0], 0)
+        assert caplog.messages[-1] == f"data: {expected}".format(shards)
+
+
+def in_phases(recipe, folder, *others):
+    """A recipe of eight steps of 8 samples of 32, and then of phases with other settings than those."""
+    given = {"sequence_length": 32, "steps": 8, "global_batch_size": 8, "micro_batch_size": 2, "max_predictions": 4}
+    phases = [f"[[phases]]\n{to_lines({**given, **other})}\n" for other in others]
+    path = folder / "phases.toml"
+    path.write_text(recipe.read_text().replace("[checkpoint]", "\n".join([*phases, "[checkpoint]"])), encoding="utf-8")
+    return path
+
+
+def to_lines(settings):
+    return "\n".join(f"{name} = {value}" for name, value in settings.items())
+
+
+@pytest.mark.parametrize(("step", "good_step", "named", "skipped"), [
+    (7, 5, "step-000005", "[[40,56]]"),
+    (7, 4, "step-000004", "[[32,56]]"),
+    (7, 3, None, None),
+    (14, 10, "step-000010", "[[72,88]]"),
+    (14, 8, "step-000005", "[[40,88]]"),
+    (18, 17, "step-000010", "[[0,32]]"),
+])  # fmt: skip
+def test_a_run_that_has_diverged_names_the_newest_checkpoint_from_before_and_the_samples_since(
+    recipe, shards, tmp_path, step, good_step, named, skipped
+):
+    """By their places in the stream of the phase's length: a second phase of 4 samples a step reads on, a third not."""
+    phases = in_phases(
+        recipe, tmp_path, {"global_batch_size": 4}, {"sequence_length": 16, "steps": 4, "global_batch_size": 16}
+    )
+    session = of_session(phases, shards, tmp_path)
+    session.saver = SimpleNamespace(finish=lambda: None)
+    for saved in (4, 5, 10):
+        session.run.checkpoint(saved).mkdir(parents=True)
+    session._trend = LossTrend(mean=4.5, lowest=2.0, good_step=good_step)
+    phase = session.recipe.phases[(step - 1) // 8]
+    with pytest.raises(DivergedError) as found:
+        session._check_trend(step, phase)
+    told = f"write {named} into {session.run.latest} and give data.skip={skipped}, which"
+    assert told in str(found.value) if named else "there is no checkpoint from before" in str(found.value)
+
+
+def test_what_is_skipped_already_is_part_of_the_advice(recipe, shards, tmp_path):
+    session = of_session(recipe, shards, tmp_path, "data.skip=[[18,22],[30,44]]")
+    session.saver = SimpleNamespace(finish=lambda: None)
+    session.run.checkpoint(4).mkdir(parents=True)
+    session._trend = LossTrend(mean=4.5, lowest=2.0, good_step=5)
+    with pytest.raises(DivergedError, match=re.escape("give data.skip=[[18,22],[30,56]], which")):
+        session._check_trend(7, session.recipe.phases[0])
+
+
+@pytest.mark.parametrize(("second", "is_judged_by_the_first"), [
+    ({}, True),
+    ({"global_batch_size": 4, "weights": "[1]"}, False),
+    ({"sequence_length": 16}, False),
+])  # fmt: skip
+def test_the_losses_of_a_phase_are_judged_by_those_before_where_they_are_on_the_same_data(
+    recipe, shards, tmp_path, caplog, second, is_judged_by_the_first
+):
+    session = of_session(in_phases(recipe, tmp_path, second), shards, tmp_path)
+    for rise, is_told in ((0.1, False), (1.0, True)):
+        caplog.clear()
+        before = session._trend = LossTrend(mean=2.0 + rise, lowest=2.0, good_step=5)
+        session._enter(8, session.recipe.phases[1])
+        assert session._trend == (before if is_judged_by_the_first else before.begin_anew())
+        assert ["1.0 nats above its lowest mean where a phase on other data begins" in m for m in caplog.messages] == [
+            True
+        ] * (is_told and not is_judged_by_the_first)
+
+
+def test_weights_that_each_phase_has_of_its_own_are_compared_with_those_of_all(recipe, shards, tmp_path):
+    session = of_session(in_phases(recipe, tmp_path, {"weights": "[0.5]"}), shards, tmp_path, "data.weights=[0.5]")
+    session._trend = trend = LossTrend(mean=2.0, lowest=2.0, good_step=5)
+    session._enter(8, session.recipe.phases[1])
+    assert session._trend == trend
+
+
+def test_a_run_that_may_diverge_keeps_no_trend(recipe, shards, tmp_path):
+    session = of_session(recipe, shards, tmp_path, "train.divergence=0")
+    session._trend = LossTrend(mean=4.5, lowest=2.0, good_step=5)
+    session._follow(7, {"mlm_loss": 4.5})
+    assert session._trend is None
+    session._check_trend(7, session.recipe.phases[0])
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,11 @@ BAD_INPUT = {
         ["phases.0.sequence_length=16"],
         "no pairs for sequence length 16, only for [32]; make the shards with --sequence-lengths 16",
     ),
+    "weights of other directories where each phase has its own": (
+        lambda s, t: {},
+        ["data.weights=[1,2]", "phases.0.weights=[1]"],
+        "weights [1.0, 2.0] for 1 shard directories; give data.weights, or phases.N.weights, one number for each",
+    ),
     "graphs of a CPU": (
         lambda s, t: {},
         ["train.compile=true", "train.cuda_graphs=true", "data.token_multiple=64"],

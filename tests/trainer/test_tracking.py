@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 
 from tests.trainer.little_room import room_for
 from tests.trainer.mlflow_store import CONFIG, add_lines, empty_store, metrics, write_run
-from trainer.files import STRETCH, read_lines
+from trainer.files import STRETCH, append_line, read_lines
 from trainer.leases import hold_run
 from trainer.run_directory import RunDirectory
 from trainer.tracking import LostRunError, Store, Tracker, evaluation_store, log_evaluation, prepare, runs, sync
@@ -253,6 +253,24 @@ def test_of_the_steps_every_nth_is_carried_over_and_of_the_validations_all(run: 
     run_id = only_run(store).info.run_id
     assert history(store, run_id, "loss") == [(step, metrics(step)["loss"]) for step in range(10, 1201, 10)]
     assert [step for step, _ in history(store, run_id, "validation_loss")] == [3, 1205]
+
+
+@pytest.mark.parametrize(("directory", "name"), [
+    ("wiki/en", "wiki/en"),
+    ("корпус 1", "корпус 1"),
+    ("a+b=c", "a_b_c"),
+    ("/shards", "shards"),
+    ("x" * 300, "x" * (250 - len("validation_perplexity/"))),
+])  # fmt: skip
+def test_figures_of_a_shard_directory_have_a_name_that_mlflow_takes(
+    run: RunDirectory, store: str, directory: str, name: str
+) -> None:
+    line = {"step": 4, "time": 1.0, "loss": 2.5, f"perplexity/{directory}": 1.5}
+    append_line(run.validation_metrics, line)
+    assert main(["sync", str(run.path)]) == 0
+    run_id = only_run(store).info.run_id
+    assert history(store, run_id, f"validation_perplexity/{name}") == [(4, 1.5)]
+    assert (4, 2.5) in history(store, run_id, "validation_loss")
 
 
 def test_another_every_holds_for_the_steps_that_come_then(run: RunDirectory, store: str) -> None:

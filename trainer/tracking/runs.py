@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import json
 import logging
+import posixpath
+import re
 import threading
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -39,6 +41,7 @@ from trainer.tracking.store import (
 )
 
 _LINES = 50  # of a file of metrics that are sent at once: how far MLflow has got is noted after each
+_LONGEST_NAME = 250  # characters that a metric's may have in MLflow
 _LONGEST_VALUE = 6000  # characters that a parameter may have in MLflow
 _INTERVAL = 5.0  # seconds between two looks at metrics.jsonl
 _PATIENCE = 60.0  # seconds that a finished training waits for its tracker
@@ -296,10 +299,15 @@ def _lines_after(path: Path, after: int) -> Iterator[_Line]:
 
 def _metrics(lines: Sequence[_Line], prefix: str) -> list[Metric]:
     return [
-        Metric(prefix + key, value, int(line.time * 1000), line.step)
+        Metric(_metric_name(prefix + key), value, int(line.time * 1000), line.step)
         for line in lines
         for key, value in line.__pydantic_extra__.items()
     ]
+
+
+def _metric_name(name: str) -> str:
+    """A name that MLflow takes: with one that it refuses, as it would a shard directory's ``a+b``, it takes no line."""
+    return posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name[:_LONGEST_NAME]))
 
 
 def _monitor(run: RunDirectory, run_id: str) -> Any:

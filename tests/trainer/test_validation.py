@@ -1,0 +1,72 @@
+"""What a validation reads, and which figures it gives; tests/trainer/test_run_data.py has those of a run."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.trainer.shard_factory import MASK, write_shards
+from trainer.config import load_recipe
+from trainer.corpus import open_corpus
+from trainer.model import EMPTY_SLOT
+from trainer.validation import describe, validate
+from trainer.world import World
+
+LEFT_TO_RIGHT = ["model.is_decoder=true", "train.next_sentence=false"]
+MEANS = {"loss": 3.0, "mlm_loss": 2.0, "nsp_loss": 1.0, "mlm_accuracy": 0.5, "nsp_accuracy": 0.75}
+
+
+class Evaluating:
+    """An engine that keeps what it is to evaluate; the parts have losses of 0, 1, 2, ..."""
+
+    def evaluate(self, parts, _):
+        self.parts = [list(batches) for batches in parts]
+        return [MEANS, *(MEANS | {"mlm_loss": float(part)} for part in range(len(parts)))]
+
+    def samples(self):
+        """How many samples of each part are judged."""
+        return [sum(int((batch.nsp_labels != EMPTY_SLOT).sum()) for batch in part) for part in self.parts]
+
+
+def validate_on(recipe, engine, *shards, settings=()):
+    """The figures of a validation."""
+    settings, corpus = load_recipe(recipe, settings), open_corpus([*map(str, shards)])
+    world = World(0, 1, torch.device("cpu"))
+    return validate(engine, corpus, settings, settings.phases[0], world, lambda: False)
+
+
+@pytest.mark.parametrize("left_to_right", [False, True])
+def test_of_as_many_samples_as_asked_for(recipe, shards, left_to_right):
+    """At most all of them; a model that reads from left to right has nothing masked there either."""
+    for asked, samples in ((5, 5), (1000, 12)):
+        engine, settings = Evaluating(), [f"log.validation_samples={asked}", *left_to_right * LEFT_TO_RIGHT]
+        figures = validate_on(recipe, engine, shards, settings=settings)
+        assert engine.samples() == [samples]
+        assert any(MASK in batch.tokens.input_ids for batch in engine.parts[0]) == (not left_to_right)
+        assert figures == MEANS | {"perplexity": pytest.approx(math.exp(2.0))}
+
+
+def test_directories_have_figures_of_their_own(recipe, shards, books, tmp_path):
+    """By their shortest names; one without held-out documents has none."""
+    nothing_held_out = write_shards(tmp_path / "shards", validation=(), seed=9)
+    engine = Evaluating()
+    figures = validate_on(recipe, engine, shards, nothing_held_out, books)
+    assert engine.samples() == [12, 6]
+    of_wiki = f"/{shards.parent.name}/shards"
+    expected = {of_wiki: 0.0, "/books": 1.0}
+    assert {name[len("mlm_loss") :]: figures[name] for name in figures if name.startswith("mlm_loss/")} == expected
+    assert figures["perplexity/books"] == pytest.approx(math.e)
+    assert (figures["nsp_accuracy/books"], figures["mlm_accuracy/books"]) == (0.75, 0.5)
+    assert list(describe(figures, next_sentence=True)) == [
+        "held out: loss 3.0000, perplexity 7.4, MLM accuracy 0.5000, NSP accuracy 0.7500",
+        f"held out, perplexity by directory: {of_wiki[1:]} 1.0, books 2.7",
+    ]
+    few = validate_on(recipe, engine, shards, books, settings=["log.validation_samples=1"])
+    assert sum(engine.samples()) == 1
+    assert few.keys() == MEANS.keys() | {"perplexity"}, "all of it is of one directory"
+    assert list(describe(few, next_sentence=False)) == ["held out: loss 3.0000, perplexity 7.4, MLM accuracy 0.5000"]
+
+
+def test_nothing_where_a_rank_is_to_stop(recipe, shards):
+    assert validate_on(recipe, SimpleNamespace(evaluate=lambda parts, asked: None), shards) is None
