@@ -10,6 +10,7 @@ into the run directory, job files are written there and submitted. docs/cluster.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -25,6 +26,7 @@ from trainer.settings import ConfigError
 def main(argv: Sequence[str] | None = None) -> int:
     """Check, write and submit; exits with 2 for a mistake in what was asked for."""
     arguments, given = _parse(sys.argv[1:] if argv is None else argv)
+    logging.getLogger().setLevel(logging.ERROR)  # Beam warns at its import of Google's client libraries
     try:
         settings = load_settings(arguments.settings, arguments.overrides)
         programs = read_programs(arguments.job, settings, given)

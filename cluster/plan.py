@@ -56,7 +56,7 @@ def _plan(arguments: argparse.Namespace) -> None:
     recipe = load_recipe(path, arguments.settings, model)
     gpu = _gpu(arguments)
     check_shares(recipe, arguments.gpus)
-    cluster = Cluster(gpu, arguments.gpus, _sharding(arguments.ds_config, recipe, arguments.gpus))
+    cluster = Cluster(gpu, arguments.gpus, _sharding(arguments.deepspeed_config, recipe, arguments.gpus))
     assumptions = _assumptions(arguments)
     plan = make_plan(recipe, cluster, assumptions, arguments.micro_batch)
     others = list(scaling(recipe, cluster, assumptions, arguments.up_to, arguments.micro_batch))
@@ -139,6 +139,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("settings", nargs="*", metavar="section.key=value", help="settings that replace the recipe's")
     add(
+        "--deepspeed_config",  # as the trainer has it
         "--ds-config",
         type=parse_path,
         default=Path("ds_config.json"),

@@ -33,9 +33,9 @@ from preprocessing.tokenization import (
     load_tokenizer,
 )
 from trainer.data import SampleStream, validation_stream
-from trainer.hugging_face import CONFIG, LINEAGE, WEIGHTS, Export, load_export
+from trainer.hugging_face import LINEAGE, WEIGHTS, Export, load_export
+from trainer.initial_model import check_is_export
 from trainer.model import BertConfig
-from trainer.run_directory import RunDirectory, step_folders
 
 # Of tokenizer_config.json, and of the normalizer in tokenizer.json.
 _SETTINGS = {
@@ -109,10 +109,8 @@ def _open(path: Path) -> Checkpoint:
 
 def _check_folder(path: Path) -> None:
     """Tell the folders that are often given instead of an export, and what to do about them."""
-    around = (RunDirectory(folder) for folder in (path, path.parent, path.parent.parent))
-    exports = [export for run in around for export in step_folders(run.exports)]
-    if not (path / CONFIG).is_file() and exports:
-        raise UsageError(f"{path / CONFIG}: missing, so it is no export; the newest one is {exports[-1]}")
+    with _as_usage_error():
+        check_is_export(path)
     tokenizer, vocabulary = path / TOKENIZER_FILE, path / VOCABULARY_FILE
     if vocabulary.is_file() and not tokenizer.is_file():
         folder = repr(str(path))

@@ -135,8 +135,14 @@ class Reads(NamedTuple):
     def describe(self, source: str) -> str:
         """In words; ``source`` is what the directory is called."""
         duplicates = self.directory.manifest.duplicates
-        texts = f", {self.epochs * duplicates:.1f} readings of each text" if duplicates > 1 else ""
-        return f"{self.samples:,} samples from {source} ({self.epochs:.2f} epochs{texts})"
+        texts = f", {_two_digits(self.epochs * duplicates)} readings of each text" if duplicates > 1 else ""
+        return f"{self.samples:,} samples from {source} ({_two_digits(self.epochs)} epochs{texts})"
+
+
+def _two_digits(number: float) -> str:
+    """With as many decimals as two digits take, and two at least: 0.0012, 0.59, 25.00."""
+    decimals = 1 - math.floor(math.log10(number)) if 0 < number < 0.1 else 2
+    return f"{number:.{decimals}f}"
 
 
 class SampleStream:

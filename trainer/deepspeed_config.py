@@ -30,7 +30,9 @@ def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int
         text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin with a mark
         raw = json.loads(text, object_pairs_hook=_without_repetition)
     except OSError as error:
-        raise ConfigError(f"{path}: can't read the DeepSpeed configuration ({error.strerror})") from error
+        raise ConfigError(
+            f"{path}: can't read the DeepSpeed configuration ({error.strerror}); name it by --deepspeed_config"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not a JSON file ({error})") from error
     if not isinstance(raw, dict):

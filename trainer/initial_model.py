@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from trainer.config import load_recipe
-from trainer.hugging_face import load_config
+from trainer.hugging_face import CONFIG, load_config
 from trainer.model import BertConfig
-from trainer.run_directory import RunDirectory
+from trainer.run_directory import RunDirectory, newest_export_around
 from trainer.settings import ConfigError
 
 
@@ -30,6 +30,20 @@ def initial_model(init_from: Path | None, run: RunDirectory) -> BertConfig | Non
     return given_model(init_from) if init_from else None
 
 
+def check_is_export(directory: Path, told_by: str = "") -> None:
+    """See that a directory is no run, checkpoint or folder of exports, as is often given instead of an export.
+
+    Args:
+        directory: that is to have a model.
+        told_by: what the message begins with.
+
+    Raises:
+        ConfigError: it has no configuration and lies in a run; the message names the newest export there.
+    """
+    if not os.access(directory / CONFIG, os.F_OK) and (newest := newest_export_around(directory)):
+        raise ConfigError(f"{told_by}{directory / CONFIG}: missing, so it is no export; the newest one is {newest}")
+
+
 def given_model(directory: Path) -> BertConfig:
     """The model of a Hugging Face directory's weights.
 
@@ -41,6 +55,7 @@ def given_model(directory: Path) -> BertConfig:
             f"--init-from: {directory}: no such folder; a model of the Hugging Face hub comes into one by "
             "`hf download NAME --local-dir DIR`"
         )
+    check_is_export(directory, "--init-from: ")
     try:
         return load_config(directory)
     except (OSError, ValueError) as error:

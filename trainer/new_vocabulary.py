@@ -20,9 +20,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from preprocessing.schema import checksum
-from preprocessing.tokenization import PAD, check_files, cut, load_words
+from preprocessing.schema import TOKENIZER, checksum
+from preprocessing.tokenization import PAD, VOCABULARY_FILE, check_files, cut, load_words
 from trainer.hugging_face import WEIGHTS, Export, load_export, refusal, save_export
+from trainer.initial_model import check_is_export
 from trainer.lineage import code_version
 from trainer.model import BertConfig, BertForPreTraining
 from trainer.paths import parse_path
@@ -97,7 +98,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _change(model: Path, tokenizer: Path, output: Path) -> NewVocabulary:
     if output.exists():
         raise ValueError(f"{output}: is there already; choose another directory")
+    if not (tokenizer / VOCABULARY_FILE).exists() and (tokenizer / TOKENIZER / VOCABULARY_FILE).exists():
+        raise ValueError(f"{tokenizer}: is a folder of shards; its tokenizer is {tokenizer / TOKENIZER}")
     check_files(tokenizer)
+    check_is_export(model)
     export = load_export(model)
     if export.initialized:
         _log.warning("%s has no %s: newly initialised", model, ", ".join(export.initialized))

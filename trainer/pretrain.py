@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -230,7 +231,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _others_name(word: str) -> str | None:
     """What to say of an option that is called as another program calls it."""
-    option = word.partition("=")[0]
+    option, is_setting, _ = word.partition("=")
+    if is_setting and re.fullmatch(r"[\w.]+", option, re.ASCII):  # a setting, called as others call an option
+        key = option.rpartition(".")[2]
+        meant = _OTHERS_NAMES.get(f"--{key}")
+        is_ours = meant and f".{key}=" in meant
+        return f"unknown setting {option}: here it is {meant}" if meant and not is_ours else None
     meant = _OTHERS_NAMES.get(option.replace("-", "_").replace("__", "--", 1))
     return f"unknown option {option}: here it is {meant}" if meant and meant != option else None
 

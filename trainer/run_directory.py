@@ -184,6 +184,13 @@ def step_folders(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)), key=step_number)
 
 
+def newest_export_around(path: Path) -> Path | None:
+    """The newest export of the run that a path is, or lies in, such as a checkpoint; None where it is in none."""
+    around = (RunDirectory(folder) for folder in (path, path.parent, path.parent.parent))
+    exports = [export for run in around for export in step_folders(run.exports)]
+    return exports[-1] if exports else None
+
+
 def step_number(path: Path) -> int:
     """The step that a folder is named after."""
     return int(path.name.removeprefix("step-"))

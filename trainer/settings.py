@@ -92,7 +92,9 @@ def read_toml(path: Path, what: str, depth: int = 0) -> dict[str, Any]:
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin with a mark
     except OSError as error:
-        raise ConfigError(f"{path}: can't read the {what} ({error.strerror})") from error
+        ours = _RECIPES / f"{path.name.removesuffix('.toml')}.toml"
+        hint = f"; there is {ours}" if what == "recipe" and ours.is_file() else ""
+        raise ConfigError(f"{path}: can't read the {what} ({error.strerror}){hint}") from error
     except (ValueError, RecursionError) as error:  # numbers too long, tables too deep are no TOMLDecodeError
         raise ConfigError(f"{path}: not a TOML file ({error})") from error
     parent = raw.pop("extends", None)
@@ -151,7 +153,8 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
 
 def _item(node: Any, part: str, path: str) -> Any:
     if not isinstance(node, list) or not part.isdecimal() or int(part) >= len(node):
-        raise ConfigError(f"{path}: there is no {part!r} at this place of the settings")
+        there = f"; those there end with number {len(node) - 1}" if isinstance(node, list) and node else ""
+        raise ConfigError(f"{path}: there is no {part!r} at this place of the settings{there}")
     return node[int(part)]
 
 

@@ -27,7 +27,7 @@ from preprocessing.tokenization import (
 )
 from trainer.checkpoint import RunState, read_run_state, remove_leftovers, set_aside
 from trainer.config import Phase, Recipe, differences, load_recipe, other_draws, to_toml
-from trainer.corpus import Corpus, train_stream
+from trainer.corpus import Corpus, directory_checksums, train_stream
 from trainer.data import validation_stream
 from trainer.engine import check_deepspeed, device_kind, fp16_is_supported
 from trainer.files import is_full, write_atomically
@@ -37,6 +37,7 @@ from trainer.initial_model import initial_model
 from trainer.leases import hold_run
 from trainer.lineage import code_version, environment, uncommitted_changes, unlike
 from trainer.model import BertConfig, parameter_shapes
+from trainer.naming import name_some
 from trainer.run_directory import CheckpointError, RunDirectory, step_number
 from trainer.settings import ConfigError
 from trainer.sharded_state import StateError, StateReader, verify_state
@@ -317,7 +318,19 @@ def _check_run(run: RunDirectory, recipe: Recipe, shards: Corpus) -> None:
     if changed:
         raise CheckpointError(f"{run.path}: the run was started with other settings ({'; '.join(changed)}); {advice}")
     if run.manifest.is_file() and checksum(run.manifest) != shards.manifest_blake2b:
-        raise CheckpointError(f"{run.path}: the run was started with other shards than {shards.name}; {advice}")
+        raise CheckpointError(f"{run.path}: {_other_shards(directory_checksums(run.manifest), shards)}; {advice}")
+
+
+def _other_shards(begun_with: Sequence[str], shards: Corpus) -> str:
+    """What to say of shards that are not those of the directories, by their checksums, that a run was started with."""
+    given = dict(zip((directory.manifest_blake2b for directory in shards.directories), shards.sources, strict=True))
+    if given.keys() == set(begun_with):
+        order = " ".join(given[blake2b] for blake2b in begun_with)
+        return f"the run was started with these shards in another order, --shards {order}"
+    if unknown := [source for blake2b, source in given.items() if blake2b not in begun_with]:
+        among = f", {name_some(unknown)} not among them" if len(given) > len(unknown) else ""
+        return f"the run was started with other shards than {shards.name}{among}"
+    return f"the run was started with {len(begun_with)} shard directories, of which {shards.name} lacks some"
 
 
 def _unwritable(run: RunDirectory, error: OSError) -> CheckpointError:

@@ -44,7 +44,7 @@ def report(name: str, plan: Plan, source: str, scaling: Sequence[tuple[int, floa
         + ", of ".join(
             f"{phase.length} tokens keeps {phase.kept / _GIB:.3f} GiB of activations "
             f"({phase.kept_checkpointed / _GIB:.3f} with activation checkpointing)"
-            for phase in plan.phases
+            for phase in {phase.length: phase for phase in plan.phases}.values()
         )
         + ".\n"
     )
@@ -92,12 +92,14 @@ def _advice(plan: Plan) -> Iterator[str]:
     """What to set, and what holds the training up."""
     settings = " ".join(f"phases.{i}.micro_batch_size={phase.micro_batch}" for i, phase in enumerate(plan.phases))
     yield f"Give the trainer `{settings}`.\n"
-    for i, phase in enumerate(plan.phases):
-        if phase.step.launch_bound:
-            yield (
-                f"Phase {i} waits for the CPU: launching the operations of {phase.micro_batch} sequences takes longer "
-                "than their products. More GPUs change little; a larger batch would.\n"
-            )
+    waiting = {i: phase.micro_batch for i, phase in enumerate(plan.phases) if phase.step.launch_bound}
+    if waiting:
+        who = " and ".join(f"phase {i}" for i in waiting).capitalize()
+        sizes = " or ".join(map(str, dict.fromkeys(waiting.values())))
+        yield (
+            f"{who} {'wait' if len(waiting) > 1 else 'waits'} for the CPU: launching the operations of {sizes} "
+            "sequences takes longer than their products. More GPUs change little; a larger batch would.\n"
+        )
     if plan.hours_in_buckets is not None and plan.hours_in_buckets < (1 - _WORTH_A_WORD) * plan.hours:
         yield (
             f"zero_optimization.reduce_bucket_size {plan.cluster.sharding.bucket:,} takes the whole model, so no "
@@ -107,21 +109,30 @@ def _advice(plan: Plan) -> Iterator[str]:
 
 
 def _memory_table(plan: Plan) -> str:
-    lengths = [phase.length for phase in plan.phases]
+    columns = {  # by what they say: phases of one length are likely to have the same
+        (phase.length, *(stage.largest[i] for stage in plan.stages if stage.offered)): i
+        for i, phase in reversed(list(enumerate(plan.phases)))
+    }
+    shown = sorted(columns.values())
     header = ["ZeRO", "weights", "gradients", "optimizer", "buffers", "at the update"]
-    header += [*(f"largest micro-batch of {length}" for length in lengths), "hours"]
-    rows = [_stage_row(stage, plan) for stage in plan.stages]
+    header += [*(f"largest micro-batch of {plan.phases[i].length}" for i in shown), "hours"]
+    rows = [_stage_row(stage, plan, shown) for stage in plan.stages]
     return markdown_table([header, *rows], numbers=range(1, len(header)))
 
 
-def _stage_row(plan: StagePlan, of: Plan) -> list[str]:
+def _stage_row(plan: StagePlan, of: Plan, phases: Sequence[int]) -> list[str]:
     if not plan.offered:
-        return [f"{plan.stage}", *["-"] * (5 + len(plan.largest)), "not in 16 bits"]
+        return [f"{plan.stage}", *["-"] * (5 + len(phases)), "not in 16 bits"]
     states = plan.states
     parts = (states.weights, states.gradients, states.optimizer, states.buffers, states.updating)
     mark = " (this plan)" if plan.stage == of.cluster.sharding.stage else ""
     hours = "does not fit" if plan.hours is None else _hours(plan.hours)
-    return [f"{plan.stage}{mark}", *(f"{part / _GIB:.2f}" for part in parts), *map(str, plan.largest), hours]
+    return [
+        f"{plan.stage}{mark}",
+        *(f"{part / _GIB:.2f}" for part in parts),
+        *(str(plan.largest[i]) for i in phases),
+        hours,
+    ]
 
 
 def _storage(plan: Plan) -> Iterator[str]:

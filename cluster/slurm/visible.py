@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from cluster.paths import is_seen
+from cluster.paths import current_folder, is_seen
 from cluster.slurm.settings import Container
 from trainer.settings import ConfigError
 
@@ -41,9 +41,10 @@ def check_shared(paths: Iterable[Path], vouched: Sequence[Path]) -> None:
     for path in paths:
         kind, mount = file_system(path)
         if kind in _OF_ONE_MACHINE and not any(path.resolve().is_relative_to(folder.resolve()) for folder in vouched):
+            which = " (the current folder)" if path == current_folder() else ""
             raise ConfigError(
-                f"{path}: lies on {mount} ({kind}), a file system of this machine alone; take a folder that all nodes "
-                f"see or, if they do see this one, say so by slurm.shared='[\"{path.parent}\"]'"
+                f"{path}{which}: lies on {mount} ({kind}), a file system of this machine alone; take a folder that all "
+                f"nodes see or, if they do see this one, say so by slurm.shared='[\"{path.parent}\"]'"
             )
 
 

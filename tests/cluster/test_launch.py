@@ -1657,8 +1657,12 @@ def test_a_network_s_file_system_is_shared_and_the_nearest_mount_counts(monkeypa
     partitions = [type("Mount", (), {"mountpoint": point, "fstype": kind}) for point, kind in mounts]
     monkeypatch.setattr(visible.psutil, "disk_partitions", lambda **_: partitions)
     visible.check_shared([tmp_path / "runs" / "new"], vouched=[])
-    with pytest.raises(ConfigError, match=r"scratch \(xfs\), a file system of this machine alone"):
+    with pytest.raises(ConfigError, match=r"runs: lies on \S*scratch \(xfs\), a file system of this machine alone"):
         visible.check_shared([tmp_path / "scratch" / "runs"], vouched=[tmp_path / "other"])
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.chdir(tmp_path / "scratch")
+    with pytest.raises(ConfigError, match=r"scratch \(the current folder\): lies on"):
+        visible.check_shared([tmp_path / "scratch"], vouched=[])
     visible.check_shared([tmp_path / "scratch" / "runs"], vouched=[tmp_path / "scratch"])
     (tmp_path / "link").symlink_to(tmp_path / "scratch")
     visible.check_shared([tmp_path / "scratch" / "runs"], vouched=[tmp_path / "link"])

@@ -202,8 +202,8 @@ def test_report(capsys, tmp_path):
     ("arguments", "stage", "bucket", "told"),
     [
         ((), 2, 50_000_000, ""),
-        (("--micro-batch", "1", "--launch-us", "1000"), 2, 50_000_000, "waits for the CPU"),
-        (("--micro-batch", "1", "--launch-us", "1000"), 2, 500_000_000, "waits for the CPU"),  # and not for buckets
+        (("--micro-batch", "1", "--launch-us", "1000"), 2, 50_000_000, "for the CPU"),
+        (("--micro-batch", "1", "--launch-us", "1000"), 2, 500_000_000, "for the CPU"),  # and not for buckets
         ((), 2, 500_000_000, "takes the whole model"),
         (("--write-gbs", "0.0001"), 2, 50_000_000, "Checkpoints come faster"),
         (
@@ -222,10 +222,32 @@ def test_what_holds_a_training_up_is_told(capsys, tmp_path, arguments, stage, bu
     shown = capsys.readouterr().out
     found = [
         words
-        for words in ("waits for the CPU", "takes the whole model", "Checkpoints come faster", "does not fit")
+        for words in ("for the CPU", "takes the whole model", "Checkpoints come faster", "does not fit")
         if words in shown
     ]
     assert found == ([told] if told else [])
+
+
+def test_phases_of_one_length_are_told_of_once(capsys):
+    """As those are whose directories have other weights."""
+    assert run_large("phases.1.sequence_length=128", "--micro-batch", "1,2", "--launch-us", "1000") == 0
+    shown = capsys.readouterr().out
+    assert shown.count("largest micro-batch of 128") == 1
+    assert shown.count("of 128 tokens keeps") == 1
+    assert shown.count("for the CPU") == 1
+    assert "Phase 0 and phase 1 wait for the CPU: launching the operations of 1 or 2 sequences takes longer" in shown
+    (row,) = (line for line in shown.splitlines() if "(this plan)" in line)
+    assert row.count("|") == 9
+    assert run_large("phases.1.sequence_length=128", "phases.1.global_batch_size=64") == 0
+    assert capsys.readouterr().out.count("largest micro-batch of 128") == 1
+
+
+def test_the_configuration_may_be_named_as_the_trainer_names_it(capsys):
+    arguments = ["--recipe", "bert_large", "--gpu", "h200", "--gpus", "8"]
+    assert main([*arguments, "--deepspeed_config", CONFIG]) == 0
+    assert main([*arguments, "--deepspeed_config", "nope.json"]) == 2
+    assert "nope.json: can't read the DeepSpeed configuration" in (error := capsys.readouterr().err)
+    assert "name it by --deepspeed_config" in error
 
 
 @pytest.mark.parametrize(("gpus", "nodes"), [(4, "1 node of 8"), (8, "1 node of 8"), (16, "2 nodes of 8")])

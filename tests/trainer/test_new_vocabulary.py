@@ -17,6 +17,7 @@ from trainer.hugging_face import load_export, save_export
 from trainer.lineage import code_version
 from trainer.model import BertConfig, BertForPreTraining
 from trainer.new_vocabulary import change_vocabulary, main
+from trainer.run_directory import RunDirectory
 
 OLD = [*SPECIAL_TOKENS, "##", "cat", "card", "##io", "##gram", "the", "##s"]
 EXTENDED = [*SPECIAL_TOKENS, "cardiogram", *OLD[6:], "##grams", "心", "cats"]
@@ -136,11 +137,15 @@ def test_mistakes(model, tokenizer, tmp_path, capsys):
     save_tokenizer([*OLD, *"abcde"], True, small)
     mixed = shutil.copytree(tokenizer, tmp_path / "mixed")
     shutil.copy(model / "tokenizer.json", mixed)
+    run = RunDirectory(tmp_path / "run")
+    run.export(12).mkdir(parents=True)
     for arguments, message in (
         ([model, mixed, tmp_path / "out"], "tokenizer.json: has another vocabulary than vocab.txt beside it; copy"),
         ([model, tokenizer, tmp_path], "is there already; choose another directory"),
         ([tmp_path / "nowhere", tokenizer, tmp_path / "out"], "config.json: missing"),
         ([model, tmp_path / "nowhere", tmp_path / "out"], "tokenizer.json: no such file"),
+        ([model, tokenizer.parent, tmp_path / "out"], f"is a folder of shards; its tokenizer is {tokenizer}"),
+        ([run.path, tokenizer, tmp_path / "out"], f"missing, so it is no export; the newest one is {run.export(12)}"),
         ([model, tokenizer, tokenizer / "vocab.txt" / "out"], "vocab.txt: File exists"),
         ([small, tokenizer, tmp_path / "out"], "the model's tokenizer has 17 words and its weights 16 rows"),
     ):

@@ -769,6 +769,23 @@ def test_what_other_programs_call_an_option_is_told(word, told, capsys):
     assert told in error
 
 
+@pytest.mark.parametrize(("word", "told"), [
+    ("schedule.warmup_proportion=0.1", "schedule.warmup_proportion: here it is schedule.warmup_steps=N"),
+    ("learning_rate=1e-4", "learning_rate: here it is schedule.peak=X"),
+    ("train.bf16=true", "train.bf16: here it is fp16 and bf16 in the file of --deepspeed_config"),
+])  # fmt: skip
+def test_what_other_programs_call_a_setting_is_told(word, told, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        pretrain._parse(["--config", "a.toml", "--output", "run", "--shards", "shards", "--", word])
+    assert f"unknown setting {told}" in capsys.readouterr().err
+
+
+def test_our_own_settings_are_no_other_ones():
+    ours = ["train.seed=2", "train.max_steps=3", "schedule.warmup_steps=4", "phases.0.schedule.warmup_steps=1"]
+    given = ["--config", "a.toml", "--output", "run", "--shards", "shards", "seed=3/", "--init-from=seed=3"]
+    assert pretrain._parse([*given, *ours]).settings == ours
+
+
 @pytest.mark.parametrize("words", [
     ["--config", "a.toml", "--output_dir", "run", "--shards", "shards"],
     ["--config_file=bert.json", "--output", "run", "--shards", "shards"],

@@ -26,7 +26,15 @@ from trainer.model import parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.settings import ConfigError
 from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, Fragment, write_state
-from trainer.start import _check_segments, _is_seen, initial_weights, take_over, warn_of_the_warmup, write_run
+from trainer.start import (
+    _check_segments,
+    _is_seen,
+    _other_shards,
+    initial_weights,
+    take_over,
+    warn_of_the_warmup,
+    write_run,
+)
 
 
 def damaged_shards(shards, tmp_path):
@@ -78,6 +86,12 @@ BAD_INPUT = {
     ),
     "an unknown setting": (lambda s, t: {}, ["model.hiden_size=3"], "unknown setting model.hiden_size; did you mean"),
     "a recipe that is not there": (lambda s, t: {"config": t / "x.toml"}, [], "x.toml: can't read the recipe"),
+    "the name of a recipe": (lambda s, t: {"config": "bert_base"}, [], "directory); there is "),
+    "a phase that is not there": (
+        lambda s, t: {},
+        ["phases.1.steps=5"],
+        "phases.1.steps: there is no '1' at this place of the settings; those there end with number 0",
+    ),
     "a global batch that the ranks can't divide": (
         lambda s, t: {},
         ["phases.0.micro_batch_size=3"],
@@ -189,7 +203,22 @@ def test_a_run_is_not_gone_on_with_on_other_shards(call, tmp_path):
     assert call("train.max_steps=4")[0] == [0]
     codes, log = call(shards=write_shards(tmp_path / "others", seed=1))
     assert codes == [2]
-    assert "started with other shards" in log
+    assert f"started with other shards than {tmp_path / 'others'}; choose another --output" in log
+
+
+def test_which_shards_of_several_are_not_those_of_a_run_is_told(shards, books, tmp_path):
+    others = write_shards(tmp_path / "others", seed=1)
+    begun_with = [checksum(path / MANIFEST) for path in (shards, books)]
+
+    def told(*given):
+        return _other_shards(begun_with, open_corpus([*map(str, given)]))
+
+    assert told(books, shards) == (f"the run was started with these shards in another order, --shards {shards} {books}")
+    assert told(shards, others) == (
+        f"the run was started with other shards than {shards}, {others}, {others} not among them"
+    )
+    assert told(others) == f"the run was started with other shards than {others}"
+    assert told(books) == f"the run was started with 2 shard directories, of which {books} lacks some"
 
 
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(call, tmp_path):

@@ -93,9 +93,13 @@ def test_times_are_those_of_the_steps(run: RunDirectory, store: str) -> None:
     assert [entry.timestamp for entry in entries] == [int(metrics(step)["time"] * 1000) for step in (1, 2, 3)]
 
 
-def test_again_adds_nothing(run: RunDirectory, store: str) -> None:
-    for _ in range(2):
+def test_again_adds_nothing(run: RunDirectory, store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for told in ("has steps up to 3\n", "has steps up to 3 as before\n"):
         assert main(["sync", str(run.path)]) == 0
+        assert capsys.readouterr().out.endswith(told)
+    add_lines(run.metrics, 4, 9)
+    assert main(["sync", str(run.path)]) == 0
+    assert capsys.readouterr().out.endswith("has steps up to 9, 3 of which it had\n")
     assert_complete(run, store, only_run(store).info.run_id)
 
 

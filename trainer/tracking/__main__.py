@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -33,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         print(f"error: {run.config}: damaged ({error})", file=sys.stderr)
         return 2
+    before = 0
+    with contextlib.suppress(ValueError):  # damaged, as sync tells
+        before = _steps(run)
     try:
         run_id = sync(run, status_of(run))
     except LostRunError as error:
@@ -42,8 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         store = without_credentials(read_cursor(run).tracking_uri)
         print(f"error: {store}: {first_line(error)}; try again later", file=sys.stderr)
         return 1
-    print(f"MLflow run {run_id} at {without_credentials(read_cursor(run).tracking_uri)}")
+    now = _steps(run)
+    added = f", {before} of which it had" if 0 < before < now else " as before" if before == now else ""
+    print(f"MLflow run {run_id} at {without_credentials(read_cursor(run).tracking_uri)} has steps up to {now}{added}")
     return 0
+
+
+def _steps(run: RunDirectory) -> int:
+    """How far the MLflow run has got."""
+    return read_cursor(run).steps.get(run.metrics.name, 0)
 
 
 if __name__ == "__main__":
