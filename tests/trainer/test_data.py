@@ -339,9 +339,11 @@ def test_how_often_a_text_is_read_is_told_where_an_epoch_has_it_several_times(sh
     told = [Reads(directory, 1, epochs).describe("x") for epochs in (0.0, 0.00123, 0.099, 0.1, 1234.5)]
     expected = ("0.00", "0.0012", "0.099", "0.10", "1234.50")
     assert told == [f"1 samples from x ({epochs} epochs)" for epochs in expected]
-    options = {"pairs": {"duplicates": 5}}
-    directory.manifest = dataclasses.replace(directory.manifest, options=options)
-    assert plain.describe("wiki/") == "1,350 samples from wiki/ (25.00 epochs, 125.00 readings of each text)"
+    for duplicates, readings in ((2, "50.00"), (5, "125.00")):
+        options = {"pairs": {"duplicates": duplicates}}
+        directory.manifest = dataclasses.replace(directory.manifest, options=options)
+        told = f"1,350 samples from wiki/ (25.00 epochs, {readings} readings of each text)"
+        assert plain.describe("wiki/") == told
 
 
 def test_another_directory_leaves_the_order_of_the_first_as_it_is(shards, books):

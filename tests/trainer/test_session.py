@@ -18,7 +18,7 @@ from trainer.files import append_line, read_lines
 from trainer.lineage import code_version
 from trainer.metrics import Laps
 from trainer.run_directory import RunDirectory
-from trainer.session import Session, _throughput, _warn_of_other_bits, owes_validation
+from trainer.session import Session, _throughput, _warn_of, _warn_of_other_bits, owes_validation
 from trainer.stopping import watch
 from trainer.world import World
 
@@ -267,6 +267,16 @@ def test_weights_that_each_phase_has_of_its_own_are_compared_with_those_of_all(r
     session._trend = trend = LossTrend(mean=2.0, lowest=2.0, good_step=5)
     session._enter(8, session.recipe.phases[1])
     assert session._trend == trend
+
+
+def test_what_ranks_compare_are_seconds_a_token_and_waits_as_shares_of_the_whole_step(recipe, shards, tmp_path):
+    session = of_session(recipe, shards, tmp_path)
+    batches = next(iter(session._steps(session.recipe.phases[0], 0)))
+    seen = []
+    bottlenecks = SimpleNamespace(after_step=lambda *step: seen.append(step) or [])
+    _warn_of(bottlenecks, batches, {"forward_seconds": 0.3, "data_seconds": 0.1, "compute_seconds": 0.9})
+    tokens = sum(int(batch.tokens.bounds[-1]) for batch in batches)
+    assert seen == [(0.3, 0.1, 1.0, tokens)]
 
 
 def test_a_run_that_may_diverge_keeps_no_trend(recipe, shards, tmp_path):
