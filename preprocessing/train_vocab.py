@@ -50,6 +50,9 @@ with needs("preprocess"):
     from preprocessing.vocabulary import extend_vocabulary, train_vocabulary
 
 
+SIZE = 30522  # as that of bert-base-uncased
+
+
 def parser() -> OneLineParser:
     """The parser of the command line."""
     parser = OneLineParser(
@@ -64,9 +67,8 @@ def parser() -> OneLineParser:
     options.add_argument(
         "--size",
         type=whole_number(1, MAX_VOCABULARY),
-        default=30522,
         metavar="N",
-        help="entries wanted, with those of --extend (default: %(default)s)",
+        help=f"entries wanted (default: {SIZE}); with --extend it must be given, and counts the entries that are kept",
     )
     options.add_argument(
         "--extend",
@@ -103,8 +105,13 @@ def run(argv: Sequence[str]) -> None:
     given = load_vocabulary(found.extend) if found.extend is not None else []
     if given:
         check_case(given, not found.cased, str(found.extend))
+        if found.size is None:
+            ours.error(
+                f"--extend needs --size N, the entries wanted in all, more than the {len(given)} of {found.extend}"
+            )
         if found.size <= len(given):
             ours.error(f"--size {found.size} leaves no room beside the {len(given)} entries of --extend; ask for more")
+    size = found.size or SIZE
     options = read_options(found)
     inputs = find_inputs(inputs_of(ours, found), note=partial(print, file=sys.stderr), options=options)
     read = [*(file.path for file in inputs), *([files.absolute(found.extend)] if given else [])]
@@ -118,11 +125,11 @@ def run(argv: Sequence[str]) -> None:
     documents = read_inputs(chain.from_iterable(unit.inputs for unit in units_of(inputs)), options)
     texts = sample_texts(documents, found.sample_bytes or SAMPLE_BYTES, found.seed)
     if given:
-        vocabulary, before, after = extend_vocabulary(given, texts, found.size, lowercase=not found.cased)
+        vocabulary, before, after = extend_vocabulary(given, texts, size, lowercase=not found.cased)
         new = f", {len(vocabulary) - len(given):,} of them new"
         gain = f", whose words take {after:.3f} tokens each, {before:.3f} before"
     else:
-        vocabulary, new, gain = train_vocabulary(texts, found.size, lowercase=not found.cased), "", ""
+        vocabulary, new, gain = train_vocabulary(texts, size, lowercase=not found.cased), "", ""
     text = vocabulary_text(vocabulary)
     written = text.encode()
     if guarded and not (files.size(output) == len(written) and files.begins_with(output, written)):
@@ -131,7 +138,7 @@ def run(argv: Sequence[str]) -> None:
         files.write_text(output, text, output.rpartition("/")[0] or "/")
     except OSError as error:
         raise VocabularyError(f"{found.output}: can't be written ({error}); use another place") from error
-    short = "" if len(vocabulary) == found.size else f" ({found.size:,} were asked for; the text has no more)"
+    short = "" if len(vocabulary) == size else f" ({size:,} were asked for; the text has no more)"
     show(
         f"{found.output}: {len(vocabulary):,} tokens{short}{new}, learnt from {len(texts):,} documents, "
         f"{sum(len(text) for text in texts) / 1e6:.1f} M characters{gain}"

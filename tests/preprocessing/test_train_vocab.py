@@ -78,13 +78,17 @@ def test_a_vocabulary_that_cannot_be_extended_is_told(
     books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = tmp_path / "base.txt"
-    command = ("--books", books / "*.txt", "--size", 70, "--output", tmp_path / "vocab.txt", "--extend", base)
+    without_size = ("--books", books / "*.txt", "--output", tmp_path / "vocab.txt", "--extend", base)
+    command = (*without_size, "--size", 70)
     monkeypatch.setattr("preprocessing.train_vocab.sample_texts", pytest.fail)  # all this before anything is read
     assert "base.txt: can't read the vocabulary" in error(capsys, *command)
     base.write_text("a\nb\n")
     assert "the special token [PAD] is missing" in error(capsys, *command)
     base.write_text(vocabulary_text(GIVEN))
     assert "it is an uncased vocabulary; leave --cased out" in error(capsys, *command, "--cased")
+    assert f"--extend needs --size N, the entries wanted in all, more than the 57 of {base}" in error(
+        capsys, *without_size
+    )
     assert "--size 57 leaves no room beside the 57 entries of --extend" in error(capsys, *command, "--size", 57)
     base.write_text(vocabulary_text([*GIVEN, "Cat"]))
     assert "it is a cased vocabulary; add --cased" in error(capsys, *command)
