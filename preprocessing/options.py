@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import chain
 from typing import NoReturn
 
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
@@ -136,6 +137,17 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 seed_number = whole_number(0, 2**63)
+
+
+_length = whole_number(MIN_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH)
+
+
+def _lengths(text: str) -> list[int]:
+    """An argparse type: a sequence length, or several with commas between them; in `128, 512` one ends the word."""
+    return [_length(part) for part in text.removesuffix(",").split(",")]
+
+
+_lengths.__name__ = _length.__name__
 
 
 def _number(meant: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
@@ -364,11 +376,11 @@ def _add_pairs(parser: argparse.ArgumentParser) -> None:
     pairs = parser.add_argument_group("pairs")
     pairs.add_argument(
         "--sequence-lengths",
-        type=whole_number(MIN_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH),
+        type=_lengths,
         nargs="+",
-        default=[128, 512],
+        default=[[128, 512]],
         metavar="L",
-        help="draw pairs for each of these lengths, special tokens included (default: 128 512)",
+        help="draw pairs for each of these lengths in tokens, special ones included (default: 128 512)",
     )
     pairs.add_argument(
         "--duplicates",
@@ -440,14 +452,15 @@ def parse(argv: Sequence[str]) -> Arguments:
     found, rest = ours.parse_known_args(argv)
     refuse_empty(ours, found)
     inputs = inputs_of(ours, found)
-    if len(set(found.sequence_lengths)) < len(found.sequence_lengths):
+    lengths = sorted(chain.from_iterable(found.sequence_lengths))
+    if len(set(lengths)) < len(lengths):
         ours.error("--sequence-lengths names a length twice")
     if found.no_nsp and found.negatives:
         ours.error("--negatives says how random next sentences are drawn, and --no-nsp draws none; leave one out")
     if found.vocab and found.vocab_sample_bytes:
         ours.error("--vocab-sample-bytes is for --train-vocab, and --vocab names a vocabulary; leave one out")
     pairs = PairOptions(
-        sequence_lengths=tuple(sorted(found.sequence_lengths)),
+        sequence_lengths=tuple(lengths),
         duplicates=found.duplicates,
         short_sequence_probability=found.short_sequence_probability,
         negatives=found.negatives or "uniform",

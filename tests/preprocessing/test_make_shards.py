@@ -357,6 +357,9 @@ def test_a_dump_and_books_together(make: Maker, real_data: Path, books: Path, tm
         (["--seed", "1", "stray"], "unknown option 'stray'"),
         (["--sequence-lengths", "4"], "4 is not 8 or more"),
         (["--sequence-lengths", "64", "64"], "twice"),
+        (["--sequence-lengths", "64,128", "64"], "twice"),
+        (["--sequence-lengths", "64,4"], "4 is not 8 or more"),
+        (["--sequence-lengths", "64,,128"], "invalid whole number value: '64,,128'"),
         (["--duplicates", "40000"], "up to 32767"),
         (["--validation-fraction", "1"], "'1' is not a share"),
         (["--validation-fraction", "abc"], "'abc' is not a share: a number from 0 to less than 1"),
@@ -393,6 +396,12 @@ def test_the_command_of_google_s_program_is_told_our_names(capsys: pytest.Captur
 
 def parsed(*arguments: str) -> Arguments:
     return parse(["--books", "x.txt", "--vocab", "v", "--output", "o", *arguments])
+
+
+@pytest.mark.parametrize("written", ["512 128", "512,128", "512, 128"])
+def test_sequence_lengths_have_blanks_or_commas_between_them(written: str) -> None:
+    assert parsed("--sequence-lengths", *written.split(" ")).options.pairs.sequence_lengths == (128, 512)
+    assert parsed().options.pairs.sequence_lengths == (128, 512)
 
 
 def test_the_runner_is_never_left_to_chance() -> None:
