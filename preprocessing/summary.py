@@ -10,6 +10,7 @@ from preprocessing.inputs import Input
 from preprocessing.layout import SEVERAL, Counts
 from preprocessing.schema import Manifest
 from preprocessing.sources import MAX_DOCUMENT, Columns
+from preprocessing.terminal import counted
 
 STRANGE_UNKNOWN_RATE = 0.05
 STRANGE_TOKENS_A_WORD = 3.0  # with punctuation marks as words; letter by letter it is 4 or more
@@ -78,7 +79,7 @@ def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: f
     characters = sum(source["characters"] for source in statistics["sources"].values())
     lines = [
         f"{output}: done in {seconds:.1f} s",
-        f"  inputs     {len(inputs):,} files, {sum(file.bytes for file in inputs) / 1e6:,.1f} MB",
+        f"  inputs     {counted(len(inputs), 'file')}, {sum(file.bytes for file in inputs) / 1e6:,.1f} MB",
         f"  documents  {documents['in_shards']:,} ({documents['skipped']:,} skipped, "
         f"{documents['collisions']:,} older versions of a document (same id) dropped)",
         f"  text       {statistics['sentences']:,} sentences, {characters / 1e6:,.1f} M characters",
@@ -107,12 +108,12 @@ def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: f
     if jsonl and title != Columns.title and not jsonl["titles"]:
         lines.append(f"  no titles: the field {title!r} of --jsonl-title-field is in no document of --jsonl")
     if replaced := sum(source["replaced"] for source in statistics["sources"].values()):
-        lines.append(f"  replaced   {replaced:,} places that were not UTF-8")
+        lines.append(f"  replaced   {counted(replaced, 'place')} with bytes that are no UTF-8")
     repeated = Counter[str]()
     for source in statistics["sources"].values():
         repeated.update(source["repeated"])
     if repeated["lines"]:
-        lines.append(f"  repeated   {repeated['lines']:,} lines dropped, {repeated['tokens']:,} tokens")
+        lines.append(f"  repeated   {counted(repeated['lines'], 'line')} dropped, {repeated['tokens']:,} tokens")
     for name, told in statistics.get("contamination", {}).items():
         lines.append(f"  benchmark  {name}: {told['in_corpus']:,} of {told['texts']:,} texts are in the corpus")
     lines.append(

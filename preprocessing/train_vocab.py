@@ -39,7 +39,7 @@ with needs("preprocess"):
     from preprocessing.reading import read_inputs
     from preprocessing.sampling import sample_texts
     from preprocessing.sources import SourceError, StorageError
-    from preprocessing.terminal import show
+    from preprocessing.terminal import counted, show
     from preprocessing.tokenization import (
         SPECIAL_TOKENS,
         VocabularyError,
@@ -140,7 +140,7 @@ def run(argv: Sequence[str]) -> None:
         raise VocabularyError(f"{found.output}: can't be written ({error}); use another place") from error
     short = "" if len(vocabulary) == size else f" ({size:,} were asked for; the text has no more)"
     show(
-        f"{found.output}: {len(vocabulary):,} tokens{short}{new}, learnt from {len(texts):,} documents, "
+        f"{found.output}: {len(vocabulary):,} tokens{short}{new}, learnt from {counted(len(texts), 'document')}, "
         f"{sum(len(text) for text in texts) / 1e6:.1f} M characters{gain}"
     )
 
