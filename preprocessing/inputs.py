@@ -87,7 +87,7 @@ def find_inputs(
                 continue
             _check_name(file)
             if (passed_over := SOURCES[source].passed_over) and passed_over.search(file.name):
-                note(f"{file.name}: passed over, the index of a dump is not needed")
+                note(f"{file.path}: passed over, the index of a dump is not needed")
                 continue
             new = Input(source, file.name, file.bytes, file.path)
             old = found.setdefault((source, file.name), new)

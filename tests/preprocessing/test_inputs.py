@@ -87,7 +87,7 @@ def test_the_index_of_a_dump_is_passed_over_with_a_note(
     notes: list[str] = []
     (found,) = find_inputs({"wikipedia": [f"{dumps}/*.bz2"]}, notes.append)
     assert found.name == f"{DATABASE}.xml.bz2"
-    assert notes == [f"{DATABASE}-index.txt.bz2: passed over, the index of a dump is not needed"]
+    assert notes == [f"{dumps}/{DATABASE}-index.txt.bz2: passed over, the index of a dump is not needed"]
     for name in (f"{DATABASE}-index.txt.bz2", f"{DATABASE}-index3.txt-p1p41242.bz2"):
         assert SOURCES["wikipedia"].passed_over is not None
         assert SOURCES["wikipedia"].passed_over.search(name)
