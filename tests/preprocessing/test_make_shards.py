@@ -7,6 +7,7 @@ import json
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
@@ -344,6 +345,26 @@ def test_a_dump_and_books_together(make: Maker, real_data: Path, books: Path, tm
     assert sources["wikipedia"]["documents"] == 6  # of 70 pages 64 redirect
     assert sources["wikipedia"]["skipped"]["redirect"] == 64
     assert "64 redirect" in said
+
+
+@pytest.mark.parametrize(("tagged", "told"), [(1, False), (2, True)])  # of a hundred
+def test_tags_of_html_are_told_and_stripped_as_the_documentation_shows(
+    make: Maker, tmp_path: Path, tagged: int, told: bool
+) -> None:
+    texts = [f"The whale {n} <br />sailed <i>home</i>.<br/><br/>The ship &amp; the sea slept." for n in range(tagged)]
+    texts += [f"The captain spoke of {n} < {n + 1}. He never slept." for n in range(tagged, 100)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    said = make(tmp_path / "out", "--jsonl", tmp_path / "a.jsonl")
+    assert ShardDirectory(tmp_path / "out").manifest.statistics["sources"]["jsonl"]["tagged"] == tagged
+    assert (f"  markup     {tagged} of 100 documents have tags of HTML, kept as text" in said) == told
+    page = (ROOT / "docs" / "preprocessing.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"\n    python -c '((?:\n    .*)+)' < reviews\.jsonl > plain\.jsonl\n", page)
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with (tmp_path / "a.jsonl").open() as reviews:
+        done = subprocess.run(command, stdin=reviews, capture_output=True, text=True, check=True)
+    plain = [json.loads(line)["text"] for line in done.stdout.splitlines()]
+    assert plain[0] == "The whale 0 \nsailed home.\n\nThe ship & the sea slept."
+    assert plain[tagged:] == texts[tagged:]
 
 
 @pytest.mark.parametrize(
