@@ -8,6 +8,7 @@ The sample and the vocabulary depend on the documents and the seed only, not on 
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
 from collections.abc import Sequence
@@ -51,15 +52,22 @@ with needs("preprocess"):
 
 
 SIZE = 30522  # as that of bert-base-uncased
+EPILOG = """\
+for example:
+  python -m preprocessing.train_vocab --wikipedia 'enwiki-*.xml.bz2' --books 'books/*.txt' --output vocab.txt
+  python -m preprocessing.train_vocab --books 'notes/**/*.txt' --extend base.txt --size 32768 --output vocab.txt
+"""
 
 
 def parser() -> OneLineParser:
     """The parser of the command line."""
     parser = OneLineParser(
         prog="train_vocab",
-        usage="python -m preprocessing.train_vocab --wikipedia GLOB --books GLOB --output FILE [options]",
-        description="Train a WordPiece vocabulary on a sample of a corpus, or extend one; the same corpus gives the "
-        "same vocabulary.",
+        usage="python -m preprocessing.train_vocab INPUTS --output FILE [options]",
+        description="Train a WordPiece vocabulary on a sample of a corpus, or extend one.\n"
+        "The same corpus gives the same vocabulary.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add_input_arguments(parser)
@@ -74,9 +82,9 @@ def parser() -> OneLineParser:
         "--extend",
         type=path,
         metavar="VOCAB",
-        help="keep the entries of this vocab.txt, with their ids, and add the words that it cuts up most often",
+        help="keep the entries of this vocab.txt, with their ids, and add words of the inputs that it cuts up",
     )
-    options.add_argument("--cased", action="store_true", help="keep case and accents")
+    options.add_argument("--cased", action="store_true", help="keep case and accents (default: lower case, no accents)")
     add_sample_bytes(options, "--sample-bytes")
     options.add_argument(
         "--seed", type=seed_number, default=1, metavar="N", help="of the sample (default: %(default)s)"

@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from preprocessing.inputs import Input
 from preprocessing.job import Job, choose_layout, versions
 from preprocessing.layout import Settlement
 from preprocessing.make_shards import main
-from preprocessing.options import Arguments, parse
+from preprocessing.options import EPILOG, Arguments, parse
 from preprocessing.schema import Manifest, Shard, ShardDirectory
 from preprocessing.shards import shard_sentences
 from preprocessing.tokenization import load_vocabulary
@@ -423,6 +424,15 @@ def parsed(*arguments: str) -> Arguments:
 def test_sequence_lengths_have_blanks_or_commas_between_them(written: str) -> None:
     assert parsed("--sequence-lengths", *written.split(" ")).options.pairs.sequence_lengths == (128, 512)
     assert parsed().options.pairs.sequence_lengths == (128, 512)
+
+
+def test_the_commands_that_the_help_shows_are_taken_as_they_are() -> None:
+    lines = EPILOG.replace("\\\n", "")
+    commands = re.findall(r"^  beam run preprocessing/make_shards.py (.*)", lines, re.M)
+    found = [parse(shlex.split(command)) for command in commands]
+    assert [list(arguments.inputs) for arguments in found] == [["books"], ["wikipedia", "books"]]
+    for example in re.findall(r"^  (--\w.*?)    ", EPILOG, re.M):
+        parsed(*shlex.split(example))
 
 
 def test_the_runner_is_never_left_to_chance() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from preprocessing.files import write_text
 from preprocessing.tokenization import SPECIAL_TOKENS, load_vocabulary, vocabulary_text
-from preprocessing.train_vocab import main
+from preprocessing.train_vocab import main, parser
 from tests.conftest import ROOT
 from tests.preprocessing import memory_filesystem
 
@@ -145,6 +146,15 @@ def test_no_input_and_no_other_file_is_written_over_unasked(
     assert output.read_text() == vocabulary
     output.write_bytes("\n".join([*SPECIAL_TOKENS, "é"]).encode("latin-1"))
     assert "holds something else" in error(capsys, *arguments, output)
+
+
+def test_the_commands_that_the_help_shows_are_taken_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: python -m preprocessing.train_vocab INPUTS --output FILE [options]\n")
+    commands = re.findall(r"^  python -m preprocessing.train_vocab (.*)", shown, re.M)
+    assert [parser().parse_args(shlex.split(command)).extend for command in commands] == [None, "base.txt"]
 
 
 def test_the_end_is_told_to_whoever_may_be_there(books: Path, tmp_path: Path) -> None:
