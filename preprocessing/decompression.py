@@ -19,6 +19,7 @@ _GZIP = b"\x1f\x8b"
 _XZ = b"\xfd7zXZ\x00"
 _ZSTANDARD = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")  # a frame, or one to skip, as pzstd writes
 _ZIP = b"PK\x03\x04"
+_TAR, _TAR_AT = b"ustar", 257  # in the header of an archive's first file
 _READ = 1 << 18  # bytes of a compressed file
 _PIECE = 1 << 14  # bytes of what comes out of it: when it ends within a piece, that piece is lost
 # What the decompressors raise for a file that is cut short or damaged.
@@ -34,12 +35,13 @@ def decompressed(raw: BinaryIO, path: str) -> BinaryIO:
         path: what error messages call it.
 
     Raises:
-        SourceError: the file is a zip archive, or turns out cut short or damaged while the content is read.
+        SourceError: the file is a zip or a tar archive, or turns out cut short or damaged while the content is read.
     """
-    start = raw.read(6)
+    start = raw.read(_TAR_AT + len(_TAR))
     raw.seek(0)
     if start.startswith(_ZIP):
         raise SourceError(f"{path}: a zip archive; extract the files in it and name these")
+    _refuse_tar(start, path)
     if start.startswith(_GZIP):
         pieces = _intact(_pieces_of(gzip.GzipFile(fileobj=raw)), raw, path)
     elif start.startswith(_XZ):
@@ -50,7 +52,14 @@ def decompressed(raw: BinaryIO, path: str) -> BinaryIO:
         pieces = (piece for _, piece in bzip2.decompress(raw, 0, path))
     else:
         return raw
-    return cast(BinaryIO, io.BufferedReader(_Pieces(pieces), buffer_size=1 << 20))
+    stream = io.BufferedReader(_Pieces(pieces), buffer_size=1 << 20)
+    _refuse_tar(stream.peek(), path)
+    return cast(BinaryIO, stream)
+
+
+def _refuse_tar(beginning: bytes, path: str) -> None:
+    if beginning.startswith(_TAR, _TAR_AT):
+        raise SourceError(f"{path}: a tar archive; extract the files in it and name these")
 
 
 class _Pieces(io.RawIOBase):

@@ -21,7 +21,7 @@ from preprocessing.options import Options
 from preprocessing.reading import read_inputs
 from preprocessing.schema import token_type
 from preprocessing.sources import Document, Skipped
-from preprocessing.text import clean, split_lines
+from preprocessing.text import clean, holds_tags, split_lines
 from preprocessing.token_buffer import (
     LINES,
     Batch,
@@ -103,6 +103,7 @@ def _documents(job: Job, unit: Unit, counts: Counts, dog: Watchdog) -> Iterator[
         else:
             counts[f"characters/{document.source}"] += len(document.text)
             counts[f"replaced/{document.source}"] += document.replaced
+            counts[f"tagged/{document.source}"] += holds_tags(document.text)
             yield document
 
 

@@ -11,6 +11,7 @@ from preprocessing import files
 from preprocessing.schema import MANIFEST
 from preprocessing.sources import DEFAULTS, Part, ReadOptions, SourceError, StorageError
 from preprocessing.sources.registry import SOURCES, Source, numbers_rows
+from preprocessing.terminal import counted
 
 UNIT_BYTES = 4 << 20  # inputs this small are read together, so that a thousand books are not a thousand tasks
 PART_BYTES = 32 << 20  # of a file, as it lies, that can be read in parts
@@ -86,7 +87,7 @@ def find_inputs(
                 continue
             _check_name(file)
             if (passed_over := SOURCES[source].passed_over) and passed_over.search(file.name):
-                note(f"{file.name}: passed over, the index of a dump is not needed")
+                note(f"{file.path}: passed over, the index of a dump is not needed")
                 continue
             new = Input(source, file.name, file.bytes, file.path)
             old = found.setdefault((source, file.name), new)
@@ -103,12 +104,13 @@ def find_inputs(
                 raise SourceError(f"{nothing} files of finished shards, such as {others[0]}; give the text itself")
             raise SourceError(f"{nothing} the index of a dump; give the dump")
     if own:
-        note(f"{len(own):,} files below --output passed over, such as {own[0]}")
+        note(f"{counted(len(own), 'file')} below --output passed over, such as {own[0]}")
     if others:
-        note(f"{len(others):,} files of finished shards passed over, such as {others[0]}")
+        note(f"{counted(len(others), 'file')} of finished shards passed over, such as {others[0]}")
     if again:
         path, named = again[0]
-        note(f"{len(again):,} paths passed over that lead to a file named already, such as {path} to that of {named}")
+        leading = f"{counted(len(again), 'path')} to a file named already"
+        note(f"{leading} passed over, such as {path} to that of {named}")
     _check_rows(file for file in found.values() if numbers_rows(file.source, options))
     return sorted(found.values(), key=lambda file: file[:2])
 

@@ -184,15 +184,33 @@ def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m preprocessing.inspect",
-        description="What a shard directory holds: its manifest and statistics as tables.",
+        description="Show what a shard directory holds: its manifest and statistics as tables, and what is asked for "
+        "beside them.",
         allow_abbrev=False,
     )
-    parser.add_argument("directory", type=_folder, metavar="DIR", help="a finished shard directory")
-    parser.add_argument("--sample", type=_count, default=0, metavar="N", help="decode N pairs of each sequence length")
-    parser.add_argument("--split", choices=["train", "validation"], help="which pairs to decode (default: train)")
-    parser.add_argument("--seed", type=_count, metavar="N", help="of the sample (default: 0)")
-    parser.add_argument("--histograms", type=_folder, metavar="FOLDER", help="draw histograms there, as PNG")
-    parser.add_argument("--verify", action="store_true", help="read every shard and compare its checksum")
+    parser.add_argument(
+        "directory", type=_folder, metavar="DIR", help="a finished shard directory, as make_shards writes it"
+    )
+    parser.add_argument(
+        "--sample",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="show N pairs of each sequence length as text",
+    )
+    parser.add_argument("--split", choices=["train", "validation"], help="which pairs --sample shows (default: train)")
+    parser.add_argument(
+        "--seed", type=_count, metavar="N", help="another one draws other pairs for --sample (default: 0)"
+    )
+    parser.add_argument(
+        "--histograms",
+        type=_folder,
+        metavar="FOLDER",
+        help="draw histograms of lengths and of unknown tokens there, as PNG",
+    )
+    parser.add_argument(
+        "--verify", action="store_true", help="read every shard, and compare its checksum with the manifest's"
+    )
     return parser
 
 

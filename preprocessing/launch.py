@@ -115,7 +115,7 @@ def begin(
             clear(job.output, names, needed=arguments.vocabulary)
             state: State = "new"
         else:
-            state = inspect(job.output, description)
+            state = inspect(job.output, description, arguments.vocabulary)
         if state == "finished":
             if not files.is_remote(job.output):
                 ShardDirectory(job.output)

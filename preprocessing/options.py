@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import chain
 from typing import NoReturn
 
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
@@ -63,11 +64,13 @@ LINE_CHARACTERS = 100  # a line of fewer may repeat
 MAX_DUPLICATES = 32767  # as the shard's column holds
 
 EPILOG = """\
-example:
+for example:
+  beam run preprocessing/make_shards.py --books 'notes/**/*.txt' --train-vocab 8192 --output shards/
   beam run preprocessing/make_shards.py --wikipedia 'enwiki-*.xml.bz2' --books 'books/*.txt' --vocab vocab.txt \\
       --sequence-lengths 128 512 --duplicates 10 --validation-fraction 0.01 --seed 1 --output shards/
 
 The same command again goes on with a job that was interrupted, and does nothing when the job is finished.
+`python -m preprocessing.inspect shards/` shows what was made; docs/preprocessing.md tells more of inputs and options.
 Any option of Apache Beam can follow, such as
   --direct_running_mode=multi_processing --direct_num_workers=8    eight worker processes on this machine
   --runner=FlinkRunner --flink_master=HOST:8081                    a Flink cluster
@@ -138,6 +141,17 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
 seed_number = whole_number(0, 2**63)
 
 
+_length = whole_number(MIN_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH)
+
+
+def _lengths(text: str) -> list[int]:
+    """An argparse type: a sequence length, or several with commas between them; in `128, 512` one ends the word."""
+    return [_length(part) for part in text.removesuffix(",").split(",")]
+
+
+_lengths.__name__ = _length.__name__
+
+
 def _number(meant: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
     """An argparse type: a number that fits; what is none is NaN, which is in no range."""
 
@@ -194,7 +208,11 @@ def _language(text: str) -> str:
 
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that name inputs, which train_vocab has too."""
-    inputs = parser.add_argument_group("inputs (at least one; paths or globs, local or of any file system Beam knows)")
+    inputs = parser.add_argument_group(
+        "inputs",
+        "At least one: paths, or globs in quotation marks, with **/ for folders at any depth, local or of any\n"
+        "file system Beam knows, such as s3://. All but Parquet may be compressed with bzip2, gzip, xz or Zstandard.",
+    )
     for source, its in SOURCES.items():
         inputs.add_argument(
             f"--{source}",
@@ -222,7 +240,7 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         "--on-error",
         choices=["fail", "skip"],
         default="fail",
-        help="what is damaged in an input fails the job, or is passed over and counted in the manifest "
+        help="what is damaged in an input is an error, or is passed over, as the manifest of shards then tells "
         "(default: %(default)s)",
     )
 
@@ -266,7 +284,7 @@ def add_sample_bytes(group: argparse._ArgumentGroup, option: str) -> None:
         option,
         type=whole_number(1),
         metavar="N",
-        help=f"learn from about this much text, drawn from all documents (default: {SAMPLE_BYTES})",
+        help=f"train on about so many bytes of text, drawn from all documents (default: {SAMPLE_BYTES})",
     )
 
 
@@ -275,8 +293,8 @@ def parser() -> OneLineParser:
     parser = OneLineParser(
         prog="make_shards",
         usage="beam run preprocessing/make_shards.py INPUTS (--vocab FILE | --train-vocab N) --output DIR [options]",
-        description="Turn Wikipedia dumps, books and other texts into shards of tokenized documents with next-sentence "
-        "pairs, for pretraining BERT.",
+        description="Turn Wikipedia dumps, books and other texts into shards of tokenized documents\n"
+        "with next-sentence pairs, for pretraining BERT.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -293,28 +311,37 @@ def _add_tokens(parser: argparse.ArgumentParser) -> None:
     """The options that say how text becomes tokens."""
     tokens = parser.add_argument_group("tokens")
     vocabulary = tokens.add_mutually_exclusive_group(required=True)
-    vocabulary.add_argument("--vocab", type=path, metavar="FILE", help="WordPiece vocabulary, one token a line")
+    vocabulary.add_argument(
+        "--vocab",
+        type=path,
+        metavar="FILE",
+        help="a WordPiece vocabulary, a token a line, such as bert-base-uncased's vocab.txt",
+    )
     vocabulary.add_argument(
         "--train-vocab",
         type=whole_number(1, MAX_VOCABULARY),
         metavar="N",
-        help="first train a vocabulary of N entries on the inputs",
+        help="or first train one of N entries on the inputs",
     )
     add_sample_bytes(tokens, "--vocab-sample-bytes")
-    tokens.add_argument("--cased", action="store_true", help="keep case and accents, for a cased vocabulary")
+    tokens.add_argument(
+        "--cased",
+        action="store_true",
+        help="keep case and accents, for a cased vocabulary (default: lower case, no accents)",
+    )
     tokens.add_argument(
         "--language",
         type=_language,
         default="en",
         metavar="CODE",
-        help="whose rules split sentences (default: %(default)s)",
+        help="of the language whose rules split sentences, such as de or ko (default: %(default)s)",
     )
     tokens.add_argument(
         "--min-tokens",
         type=whole_number(1),
         default=1,
         metavar="N",
-        help="pass over shorter documents (default: %(default)s, which passes over empty ones)",
+        help="pass over documents of fewer tokens (default: %(default)s, which passes over empty ones)",
     )
     tokens.add_argument(
         "--encoder",
@@ -364,11 +391,11 @@ def _add_pairs(parser: argparse.ArgumentParser) -> None:
     pairs = parser.add_argument_group("pairs")
     pairs.add_argument(
         "--sequence-lengths",
-        type=whole_number(MIN_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH),
+        type=_lengths,
         nargs="+",
-        default=[128, 512],
+        default=[[128, 512]],
         metavar="L",
-        help="draw pairs for each of these lengths, special tokens included (default: 128 512)",
+        help="draw pairs for each of these lengths in tokens, special ones included (default: 128 512)",
     )
     pairs.add_argument(
         "--duplicates",
@@ -400,7 +427,7 @@ def _add_pairs(parser: argparse.ArgumentParser) -> None:
 def _add_output(parser: argparse.ArgumentParser) -> None:
     """The options of the shards as a whole, and of the job that writes them."""
     output = parser.add_argument_group("output")
-    output.add_argument("--output", required=True, type=_output, metavar="DIR", help="the shard directory")
+    output.add_argument("--output", required=True, type=_output, metavar="DIR", help="the shard directory to write")
     output.add_argument(
         "--validation-fraction",
         type=_share,
@@ -440,14 +467,15 @@ def parse(argv: Sequence[str]) -> Arguments:
     found, rest = ours.parse_known_args(argv)
     refuse_empty(ours, found)
     inputs = inputs_of(ours, found)
-    if len(set(found.sequence_lengths)) < len(found.sequence_lengths):
+    lengths = sorted(chain.from_iterable(found.sequence_lengths))
+    if len(set(lengths)) < len(lengths):
         ours.error("--sequence-lengths names a length twice")
     if found.no_nsp and found.negatives:
         ours.error("--negatives says how random next sentences are drawn, and --no-nsp draws none; leave one out")
     if found.vocab and found.vocab_sample_bytes:
         ours.error("--vocab-sample-bytes is for --train-vocab, and --vocab names a vocabulary; leave one out")
     pairs = PairOptions(
-        sequence_lengths=tuple(sorted(found.sequence_lengths)),
+        sequence_lengths=tuple(lengths),
         duplicates=found.duplicates,
         short_sequence_probability=found.short_sequence_probability,
         negatives=found.negatives or "uniform",

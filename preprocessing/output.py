@@ -50,8 +50,13 @@ class JobFailedError(RuntimeError):
     """A job that can't go on, though nothing is wrong with what was asked for. The message says why."""
 
 
-def inspect(output: str, description: dict[str, Any]) -> State:
+def inspect(output: str, description: dict[str, Any], vocabulary: str | None = None) -> State:
     """What the same command finds in the output directory.
+
+    Args:
+        output: the directory.
+        description: the job's, as job.json would hold it.
+        vocabulary: what the user calls the vocabulary that is given; None where it is trained.
 
     Raises:
         JobError: another job's output, or files that no job of ours wrote.
@@ -69,7 +74,7 @@ def inspect(output: str, description: dict[str, Any]) -> State:
     if finished:
         # A later version of a library does not unmake a finished job.
         description = description | {"versions": old.get("versions")}
-    differs = difference(old, description)
+    differs = other_vocabulary(old, description, vocabulary) or difference(old, description)
     if differs:
         whose = "another job's output" if finished else "another job, interrupted"
         raise JobError(f"{output}: holds {whose}: {differs}; {advice}")
@@ -150,6 +155,21 @@ def _read_job(output: str) -> dict[str, Any] | None:
 def _present(output: str) -> dict[str, int]:
     """All files in a directory but for the lock."""
     return {name: size for name, size in files.names_below(output).items() if name != LOCK}
+
+
+def other_vocabulary(old: dict[str, Any], new: dict[str, Any], given: str | None) -> str | None:
+    """How the vocabularies of two descriptions differ, in words; None when they are equal, or both are trained.
+
+    Args:
+        old: of the job that is there.
+        new: of the one that is asked for.
+        given: what the user calls the latter's vocabulary; None where it is trained.
+    """
+    was, now = (description.get("vocabulary") or {} for description in (old, new))
+    if was.get("blake2b") == now.get("blake2b"):
+        return None
+    there = "another vocabulary" if was.get("blake2b") else "one that it trained"
+    return f"made with {there}, not with {given or 'one that is trained'}"
 
 
 def difference(old: dict[str, Any], new: dict[str, Any], at: str = "") -> str | None:

@@ -36,16 +36,16 @@ def read_inputs(
         wanted: asked with a document's id before work is spent on it.
 
     Raises:
-        SourceError: a file is damaged, or something in it, unless that is to be skipped.
+        SourceError: a file is damaged, or something in it, unless that is to be skipped. Names the file by its path.
         StorageError: a file's storage fails, which is never skipped: it would be there the next time.
     """
     for file in inputs:
         try:
             for item in _items(file, options, wanted):
                 yield _settled(item, options)
-        except SourceError:
+        except SourceError as error:
             if options.on_error == "fail":
-                raise
+                raise SourceError(_with_path(str(error), file)) from error
             yield Skipped(file.name, file.source, "damaged")
 
 
@@ -59,6 +59,13 @@ def _items(file: Input, options: ReadOptions, wanted: Wanted) -> Iterator[Item]:
         assert source.read is not None
         with files.open_input(file.path) as stream:
             yield from source.read(stream, file.name, options, wanted)
+
+
+def _with_path(message: str, file: Input) -> str:
+    """What is wrong with a file by the path that opens it: readers know its name alone, with which they begin."""
+    if message.startswith(file.path):
+        return message
+    return file.path + message.removeprefix(file.name) if message.startswith(file.name) else message
 
 
 def _settled(item: Item, options: ReadOptions) -> Document | Skipped:

@@ -413,6 +413,16 @@ def _permitted() -> Iterator[None]:
         raise ShardError(f"{error.filename}: this user may not read it; ask its owner for that") from error
 
 
+def _why_no_directory(path: Path) -> str:
+    """What is wrong with a path that is no directory, and what to do."""
+    if path.exists():
+        return f"is a file; give its folder, {path.parent}"
+    parts = [part.strip() for part in str(path).split(",")]
+    if len(parts) > 1 and all(part and Path(part).is_dir() for part in parts):
+        return "several directories go with blanks between them, not commas"
+    return "no such directory; make shards with `beam run preprocessing/make_shards.py`"
+
+
 class ShardDirectory:
     """A complete shard directory.
 
@@ -428,15 +438,13 @@ class ShardDirectory:
         """Open a shard directory: parse its manifest and see that every file is there and as long as it should be.
 
         Raises:
-            ShardError: no manifest (the job that makes it has not finished), a damaged one, a missing or cut file, or
-                one that this user may not read.
+            ShardError: no directory, no manifest (the job that makes it has not finished), a damaged one, a missing
+                or cut file, or one that this user may not read.
         """
         self.path = Path(path)
         manifest = self.path / MANIFEST
         if not self.path.is_dir():
-            raise ShardError(
-                f"{self.path}: no such directory; make shards with `beam run preprocessing/make_shards.py`"
-            )
+            raise ShardError(f"{self.path}: {_why_no_directory(self.path)}")
         if not manifest.is_file():
             raise ShardError(f"{self.path}: no {MANIFEST}, so its shards are not complete; run the preprocessing again")
         content = manifest.read_bytes()

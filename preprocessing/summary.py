@@ -10,11 +10,13 @@ from preprocessing.inputs import Input
 from preprocessing.layout import SEVERAL, Counts
 from preprocessing.schema import Manifest
 from preprocessing.sources import MAX_DOCUMENT, Columns
+from preprocessing.terminal import counted
 
 STRANGE_UNKNOWN_RATE = 0.05
 STRANGE_TOKENS_A_WORD = 3.0  # with punctuation marks as words; letter by letter it is 4 or more
 MANY_UNREACHED = 0.25  # of tokens; in prose some per cent are what is cut off long sentences
 FEW_NEXT_RATE = 0.25  # of pairs; about half of them is usual
+MANY_TAGGED = 0.01  # of documents; some may be about HTML
 
 
 def tell_statistics(counts: Counts, lengths: Iterable[int]) -> dict[str, Any]:
@@ -54,7 +56,10 @@ def _pair_statistics(counts: Counts, length: int) -> dict[str, Any]:
 
 
 def _source_statistics(counts: Counts, source: str) -> dict[str, Any]:
-    names = ("documents", "titles", "one_sentence", "sentences", "words", "characters", "replaced", "tokens", "unknown")
+    names = (
+        "documents", "titles", "one_sentence", "sentences", "words", "characters", "replaced", "tagged", "tokens",
+        "unknown",
+    )  # fmt: skip
     own: dict[str, Any] = {name: counts[f"{name}/{source}"] for name in names}
     dropped = _under(counts, f"dropped/{source}")
     return own | {
@@ -78,7 +83,7 @@ def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: f
     characters = sum(source["characters"] for source in statistics["sources"].values())
     lines = [
         f"{output}: done in {seconds:.1f} s",
-        f"  inputs     {len(inputs):,} files, {sum(file.bytes for file in inputs) / 1e6:,.1f} MB",
+        f"  inputs     {counted(len(inputs), 'file')}, {sum(file.bytes for file in inputs) / 1e6:,.1f} MB",
         f"  documents  {documents['in_shards']:,} ({documents['skipped']:,} skipped, "
         f"{documents['collisions']:,} older versions of a document (same id) dropped)",
         f"  text       {statistics['sentences']:,} sentences, {characters / 1e6:,.1f} M characters",
@@ -107,12 +112,18 @@ def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: f
     if jsonl and title != Columns.title and not jsonl["titles"]:
         lines.append(f"  no titles: the field {title!r} of --jsonl-title-field is in no document of --jsonl")
     if replaced := sum(source["replaced"] for source in statistics["sources"].values()):
-        lines.append(f"  replaced   {replaced:,} places that were not UTF-8")
+        lines.append(f"  replaced   {counted(replaced, 'place')} with bytes that are no UTF-8")
+    tagged = sum(source["tagged"] for source in statistics["sources"].values())
+    if tagged > MANY_TAGGED * documents["read"]:
+        lines.append(
+            f"  markup     {tagged:,} of {counted(documents['read'], 'document')} have tags of HTML, kept as text; "
+            "docs/preprocessing.md tells how to strip them"
+        )
     repeated = Counter[str]()
     for source in statistics["sources"].values():
         repeated.update(source["repeated"])
     if repeated["lines"]:
-        lines.append(f"  repeated   {repeated['lines']:,} lines dropped, {repeated['tokens']:,} tokens")
+        lines.append(f"  repeated   {counted(repeated['lines'], 'line')} dropped, {repeated['tokens']:,} tokens")
     for name, told in statistics.get("contamination", {}).items():
         lines.append(f"  benchmark  {name}: {told['in_corpus']:,} of {told['texts']:,} texts are in the corpus")
     lines.append(

@@ -14,6 +14,11 @@ def tell(terminal: int, text: str) -> None:
         os.write(terminal, text.encode(errors="replace"))
 
 
+def counted(number: int, what: str) -> str:
+    """A number with its noun, in the plural where it is not one: 1 file, 1,000 files."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def show(text: str) -> None:
     """Print what a command has to show at its end: who reads may lack a letter, or have seen enough as `head` has."""
     if isinstance(sys.stdout, io.TextIOWrapper):

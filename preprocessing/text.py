@@ -22,6 +22,13 @@ _MARKS = (
     "\uff01\uff0e\uff1f\uff61"
 )
 _END = re.compile(rf"[{_MARKS}](?![{_MARKS}a-z]|[\"'”’»)\]]?\s)|[.…{_MARKS}][\"'”’»)\]]*\s")
+# Of HTML what stands in texts that were taken from pages: other words in angle brackets may be anything.
+_TAG = re.compile(r"</?(?:a|b|blockquote|br|div|em|font|h[1-6]|i|img|li|p|span|strong|td|tr|u|ul)\b[^<>]*>", re.I)
+
+
+def holds_tags(text: str) -> bool:
+    """Whether a text has something of HTML's in it, such as <br />."""
+    return "<" in text and _TAG.search(text) is not None
 
 
 def clean(text: str) -> str:

@@ -8,6 +8,7 @@ The sample and the vocabulary depend on the documents and the seed only, not on 
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ with needs("preprocess"):
     from preprocessing.reading import read_inputs
     from preprocessing.sampling import sample_texts
     from preprocessing.sources import SourceError, StorageError
-    from preprocessing.terminal import show
+    from preprocessing.terminal import counted, show
     from preprocessing.tokenization import (
         SPECIAL_TOKENS,
         VocabularyError,
@@ -50,13 +51,23 @@ with needs("preprocess"):
     from preprocessing.vocabulary import extend_vocabulary, train_vocabulary
 
 
+SIZE = 30522  # as that of bert-base-uncased
+EPILOG = """\
+for example:
+  python -m preprocessing.train_vocab --wikipedia 'enwiki-*.xml.bz2' --books 'books/*.txt' --output vocab.txt
+  python -m preprocessing.train_vocab --books 'notes/**/*.txt' --extend base.txt --size 32768 --output vocab.txt
+"""
+
+
 def parser() -> OneLineParser:
     """The parser of the command line."""
     parser = OneLineParser(
         prog="train_vocab",
-        usage="python -m preprocessing.train_vocab --wikipedia GLOB --books GLOB --output FILE [options]",
-        description="Train a WordPiece vocabulary on a sample of a corpus, or extend one; the same corpus gives the "
-        "same vocabulary.",
+        usage="python -m preprocessing.train_vocab INPUTS --output FILE [options]",
+        description="Train a WordPiece vocabulary on a sample of a corpus, or extend one.\n"
+        "The same corpus gives the same vocabulary.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add_input_arguments(parser)
@@ -64,17 +75,16 @@ def parser() -> OneLineParser:
     options.add_argument(
         "--size",
         type=whole_number(1, MAX_VOCABULARY),
-        default=30522,
         metavar="N",
-        help="entries wanted, with those of --extend (default: %(default)s)",
+        help=f"entries wanted (default: {SIZE}); with --extend it must be given, and counts the entries that are kept",
     )
     options.add_argument(
         "--extend",
         type=path,
         metavar="VOCAB",
-        help="keep the entries of this vocab.txt, with their ids, and add the words that it cuts up most often",
+        help="keep the entries of this vocab.txt, with their ids, and add words of the inputs that it cuts up",
     )
-    options.add_argument("--cased", action="store_true", help="keep case and accents")
+    options.add_argument("--cased", action="store_true", help="keep case and accents (default: lower case, no accents)")
     add_sample_bytes(options, "--sample-bytes")
     options.add_argument(
         "--seed", type=seed_number, default=1, metavar="N", help="of the sample (default: %(default)s)"
@@ -103,8 +113,13 @@ def run(argv: Sequence[str]) -> None:
     given = load_vocabulary(found.extend) if found.extend is not None else []
     if given:
         check_case(given, not found.cased, str(found.extend))
+        if found.size is None:
+            ours.error(
+                f"--extend needs --size N, the entries wanted in all, more than the {len(given)} of {found.extend}"
+            )
         if found.size <= len(given):
             ours.error(f"--size {found.size} leaves no room beside the {len(given)} entries of --extend; ask for more")
+    size = found.size or SIZE
     options = read_options(found)
     inputs = find_inputs(inputs_of(ours, found), note=partial(print, file=sys.stderr), options=options)
     read = [*(file.path for file in inputs), *([files.absolute(found.extend)] if given else [])]
@@ -118,11 +133,11 @@ def run(argv: Sequence[str]) -> None:
     documents = read_inputs(chain.from_iterable(unit.inputs for unit in units_of(inputs)), options)
     texts = sample_texts(documents, found.sample_bytes or SAMPLE_BYTES, found.seed)
     if given:
-        vocabulary, before, after = extend_vocabulary(given, texts, found.size, lowercase=not found.cased)
+        vocabulary, before, after = extend_vocabulary(given, texts, size, lowercase=not found.cased)
         new = f", {len(vocabulary) - len(given):,} of them new"
         gain = f", whose words take {after:.3f} tokens each, {before:.3f} before"
     else:
-        vocabulary, new, gain = train_vocabulary(texts, found.size, lowercase=not found.cased), "", ""
+        vocabulary, new, gain = train_vocabulary(texts, size, lowercase=not found.cased), "", ""
     text = vocabulary_text(vocabulary)
     written = text.encode()
     if guarded and not (files.size(output) == len(written) and files.begins_with(output, written)):
@@ -131,9 +146,9 @@ def run(argv: Sequence[str]) -> None:
         files.write_text(output, text, output.rpartition("/")[0] or "/")
     except OSError as error:
         raise VocabularyError(f"{found.output}: can't be written ({error}); use another place") from error
-    short = "" if len(vocabulary) == found.size else f" ({found.size:,} were asked for; the text has no more)"
+    short = "" if len(vocabulary) == size else f" ({size:,} were asked for; the text has no more)"
     show(
-        f"{found.output}: {len(vocabulary):,} tokens{short}{new}, learnt from {len(texts):,} documents, "
+        f"{found.output}: {len(vocabulary):,} tokens{short}{new}, learnt from {counted(len(texts), 'document')}, "
         f"{sum(len(text) for text in texts) / 1e6:.1f} M characters{gain}"
     )
 

@@ -2,6 +2,7 @@
 
 A reader is a function ``read(file, name, options, wanted) -> Iterator[Item]``: it opens nothing itself, so that the
 same reader serves a local file and any file system that Beam knows. ``preprocessing.sources.registry`` lists them.
+What it says of a file begins with the name that it was given, for which preprocessing.reading puts the path.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import BinaryIO
 from preprocessing.sources import (
     DEFAULTS,
     MAX_DOCUMENT,
+    Columns,
     Damaged,
     Document,
     Item,
@@ -44,7 +45,9 @@ _CONTROL = bytes(set(range(0x20)) - set(b"\t\n\v\f\r\x1a\x1c\x1d\x1e\x1f"))
 _LOOKED_AT = 1 << 16  # bytes
 _STRAY = 0.01  # this part of them at most; of a compressed file every tenth is one, of UTF-16 in English every second
 # Source -> how its files begin, which would pass for books.
-_OTHERS = {"wikipedia": "<mediawiki", "wikiextractor": "<doc id=", "jsonl": "{"}
+_OTHERS = {"wikipedia": "<mediawiki", "wikiextractor": "<doc id="}
+# How a JSON document begins that holds objects: with a key, which no prose does.
+_JSON = re.compile(r'[\[\s]*\{\s*"(?:[^"\\\n]++|\\.)*+"\s*:')
 _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -123,7 +126,8 @@ def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wan
         wanted: which documents.
 
     Raises:
-        SourceError: the file is of another source, whose marks would become text, or is in google's format, and UTF-16.
+        SourceError: the file is of another source, whose marks would become text, or a JSON document, or it is in
+            google's format, and UTF-16.
     """
     if options.books_format == "google":
         yield from _documents(file, name, wanted)
@@ -146,26 +150,42 @@ def _book(file: BinaryIO, name: str) -> Item:
     return Document(name, SOURCE, title or PurePosixPath(name).stem, paragraphs, replaced=replaced)
 
 
-def _check_plain(text: str, name: str) -> None:
-    """Refuse a text that begins as the files of another source do.
+def _check_plain(text: str, name: str, following: Iterable[bytes | None] = ()) -> None:
+    """Refuse a text that begins as the files of another source do, or that is a JSON document.
+
+    Args:
+        text: a file, or its first line with text.
+        name: what error messages call it.
+        following: the lines after the text; asked only where it is JSON.
 
     Raises:
-        SourceError: it does; names that source's option.
+        SourceError: it is such a text; names the other source's option.
     """
     text = text.lstrip()  # itself where there is nothing to strip
     other = next((source for source, beginning in _OTHERS.items() if text.startswith(beginning)), None)
-    if other == "jsonl" and not _is_full_object(text.partition("\n")[0]):
-        other = None
+    if _is_json_lines(text, following):
+        other = "jsonl"
     if other:
         raise SourceError(f"{name}: not plain text but a file for --{other}; name it there")
+    if _JSON.match(text) and text.rstrip().endswith(("}", "]")):
+        raise SourceError(
+            f"{name}: one JSON document, and no list of texts; put its texts into plain files, or into lines of "
+            '{"text": ...} for --jsonl'
+        )
 
 
-def _is_full_object(line: str) -> bool:
-    """Whether what begins with a brace is JSON with something in it."""
+def _is_json_lines(text: str, following: Iterable[bytes | None]) -> bool:
+    """Whether the first line is a JSON object with something in it, and has a text or is not the last one."""
+    if not text.startswith("{"):
+        return False
+    line, _, rest = text.partition("\n")
     try:
-        return bool(json.loads(line))
+        record = json.loads(line)
     except (ValueError, RecursionError):
         return False
+    if not record or isinstance(record.get(Columns.text), str):
+        return bool(record)
+    return bool(rest.strip()) or any(line is None or line.strip() for line in following)
 
 
 def _is_text(beginning: bytes) -> bool:
@@ -193,14 +213,15 @@ def _plain_lines(file: BinaryIO, name: str) -> Iterator[bytes | None]:
     """The lines of a file, of which the first one with text in it is looked at.
 
     Raises:
-        SourceError: it is of another source, or UTF-16, of which no line would be blank.
+        SourceError: it is of another source, JSON, or UTF-16, of which no line would be blank.
     """
     looked = False
-    for line in lines(file):
+    found = lines(file)
+    for line in found:
         if line and line.strip() and not looked:
             if line.startswith(_MARKS) or b"\0" in line:
                 raise SourceError(f"{name}: UTF-16, and google's format is UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
-            _check_plain(decode_utf8(line)[0], name)
+            _check_plain(decode_utf8(line)[0], name, found)
             looked = True
         yield line
 

@@ -58,6 +58,8 @@ def _document(line: bytes, doc_id: str, fields: Columns, first: bool) -> Item:
     text, replaced = decode_utf8(line)
     if first and text.lstrip().startswith("["):
         return Damaged(doc_id, SOURCE, f"{doc_id}: a JSON array; what is read is one object a line")
+    if first and text.strip() == "{":
+        return Damaged(doc_id, SOURCE, f"{doc_id}: a JSON object of several lines; what is read is one object a line")
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -65,7 +67,8 @@ def _document(line: bytes, doc_id: str, fields: Columns, first: bool) -> Item:
     if not isinstance(record, dict):
         return Damaged(doc_id, SOURCE, f"{doc_id}: a JSON {type(record).__name__} where an object is expected")
     if first and fields.text not in record:
-        told = f"{doc_id}: no field {fields.text!r}, but {', '.join(map(repr, record))}; use --jsonl-text-field"
+        fields_there = ", ".join(map(_told, record.items()))
+        told = f"{doc_id}: no field {fields.text!r}, but {fields_there}; use --jsonl-text-field"
         return Damaged(doc_id, SOURCE, told)
     body, title = record.get(fields.text), record.get(fields.title)
     if body is not None and not isinstance(body, str):
@@ -77,6 +80,12 @@ def _document(line: bytes, doc_id: str, fields: Columns, first: bool) -> Item:
     # JSON can spell half a surrogate pair, which has no encoding; of the text it is dropped when that is cleaned.
     title = None if title is None else _HALF_PAIR.sub("", str(title))
     return Document(doc_id, SOURCE, title, body, replaced=replaced)
+
+
+def _told(field: tuple[str, object]) -> str:
+    """A field's name, and of one that can't hold a text what it holds."""
+    name, value = field
+    return repr(name) if value is None or isinstance(value, str) else f"{name!r} ({type(value).__name__})"
 
 
 def _has_too_many_values(line: bytes) -> bool:

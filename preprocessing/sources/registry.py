@@ -34,7 +34,7 @@ class Source:
 
 SOURCES = {
     "wikipedia": Source(
-        "Wikipedia dumps: pages-articles XML, plain or compressed (bz2, gz, xz, zst)",
+        "Wikipedia dumps: pages-articles XML",
         wikipedia.read,
         wikipedia.read_part,
         bzip2.MAGIC,
@@ -45,7 +45,7 @@ SOURCES = {
         "plain text files, of books or of anything else, one document each; see --books-format", books.read
     ),
     "parquet": Source("Parquet files with a column of text, such as wikimedia/wikipedia", None, parquet.read, b"PAR1"),
-    "jsonl": Source("files with a JSON object a line, plain or compressed", jsonl.read),
+    "jsonl": Source("files with a JSON object a line, a document each", jsonl.read),
     "wikiextractor": Source("files of <doc ...> ... </doc> that WikiExtractor writes", wikiextractor.read),
 }
 

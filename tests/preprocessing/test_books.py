@@ -251,6 +251,10 @@ def test_real_books_lose_their_licence_and_nothing_else(real_data: Path) -> None
         (b'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">\n<page>', "a.txt: .* a file for --wikipedia"),
         (b'\xef\xbb\xbf \n<doc id="12" url="u" title="T">\nT\n', "a.txt: .* a file for --wikiextractor"),
         (b' {"text": "A whale."}\n{"text"', "a.txt: .* a file for --jsonl"),
+        (b'{"text": "A whale."}\n', "a.txt: .* a file for --jsonl"),
+        (b'\n{"body": "A whale."}\n \n{"body"', "a.txt: .* a file for --jsonl"),
+        (b'{"data": [{"title": "A"}], "version": "1.1"}\n', r"^a\.txt: one JSON document, and no list of texts; put"),
+        (b'\n[{"text": "A whale."}, {"text": "A ship."}]\n\n', "a.txt: one JSON document"),
     ],
 )
 @pytest.mark.parametrize("books_format", ["file", "google"])
@@ -261,10 +265,18 @@ def test_files_of_other_sources_are_no_books(
         list(read(io.BytesIO(beginning), "a.txt", ReadOptions(books_format)))
 
 
+@pytest.mark.parametrize("beginning", ["{", "[{", "[\n  {\n"])
+def test_a_json_document_of_several_lines_is_no_book(beginning: str) -> None:
+    data = beginning + '\n    "te\\"xt": "A whale.",\n    "n": [1]\n}' + "]" * ("[" in beginning) + "\n"
+    with pytest.raises(SourceError, match=r"^a\.txt: one JSON document"):
+        book(data.encode(), "a.txt")
+
+
 @pytest.mark.parametrize(
     "text",
     [
         *("{} is empty.", "{}", "{", "{1} A note.", "<doc", "See <mediawiki>.", '"{"a": 1}'),
+        *("[1]", '["Aye," he said.]', '{"Aye": so he said.'),
         pytest.param('{"a":' * 100_000, id="deeper than Python reads"),
     ],
 )

@@ -5,6 +5,7 @@ import gzip
 import io
 import lzma
 import random
+import tarfile
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
@@ -62,6 +63,19 @@ def test_of_what_is_packed_tightly_no_more_is_unpacked_than_is_read() -> None:
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 10_000_000
+
+
+@pytest.mark.parametrize("pack", [bytes, *PACKERS])
+@pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+def test_a_tar_archive_is_told_compressed_or_not(pack: Callable[[bytes], bytes], kind: int) -> None:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w", format=kind) as archive:
+        member = tarfile.TarInfo("a.txt")
+        member.size = 4
+        archive.addfile(member, io.BytesIO(b"text"))
+    with pytest.raises(SourceError, match=r"^a\.xz: a tar archive; extract the files in it and name these$"):
+        read(pack(content.getvalue()))
+    assert read(pack(b" ustar" * 100)) == b" ustar" * 100
 
 
 def test_damage_of_gzip_is_told_where_it_can_not_be_decompressed_and_where_its_checksum_differs() -> None:

@@ -87,7 +87,7 @@ def test_the_index_of_a_dump_is_passed_over_with_a_note(
     notes: list[str] = []
     (found,) = find_inputs({"wikipedia": [f"{dumps}/*.bz2"]}, notes.append)
     assert found.name == f"{DATABASE}.xml.bz2"
-    assert notes == [f"{DATABASE}-index.txt.bz2: passed over, the index of a dump is not needed"]
+    assert notes == [f"{dumps}/{DATABASE}-index.txt.bz2: passed over, the index of a dump is not needed"]
     for name in (f"{DATABASE}-index.txt.bz2", f"{DATABASE}-index3.txt-p1p41242.bz2"):
         assert SOURCES["wikipedia"].passed_over is not None
         assert SOURCES["wikipedia"].passed_over.search(name)
@@ -216,7 +216,7 @@ def test_a_file_that_several_paths_lead_to_is_read_once(tmp_path: Path) -> None:
     )
     assert (found.name, found.path) == ("a/b/x.txt", str(path))
     (note,) = notes
-    assert f"paths passed over that lead to a file named already, such as {detour} to that of {path}" in note
+    assert f" paths to a file named already passed over, such as {detour} to that of {path}" in note
 
 
 def test_what_a_file_is_called_does_not_depend_on_the_order_of_the_patterns_that_match_it(tmp_path: Path) -> None:
@@ -302,7 +302,8 @@ def test_a_field_for_titles_that_no_record_has_is_told_in_the_summary(make: Make
 def test_lines_of_googles_format_are_sentences(make: Maker, tmp_path: Path) -> None:
     document = "The ship sailed. The sea slept.\nof his first\nlong voyage home. And never"
     (tmp_path / "a.txt").write_text(f"{document}\n\n{text(1)}\n")
-    make(tmp_path / "out", "--books", tmp_path / "a.txt", "--books-format", "google")
+    said = make(tmp_path / "out", "--books", tmp_path / "a.txt", "--books-format", "google")
+    assert "  inputs     1 file, " in said
     assert len(rows(tmp_path / "out")[0]["sentence_ends"]) == 3
 
 

@@ -34,7 +34,7 @@ def test_a_field_that_no_record_has_so_far_is_another_file_than_was_meant() -> N
     *without, found, later = documents('[1]\n{"text": "A", "x": 1}\n{}\n{"body": "B"}\n{"text": "C"}', text="body")
     assert [type(item) for item in without] == [Damaged] * 3
     assert isinstance(without[1], Damaged)
-    assert without[1].message == "a/b.jsonl#1: no field 'body', but 'text', 'x'; use --jsonl-text-field"
+    assert without[1].message == "a/b.jsonl#1: no field 'body', but 'text', 'x' (int); use --jsonl-text-field"
     assert found == Document("a/b.jsonl#3", "jsonl", None, "B")
     assert later == Skipped("a/b.jsonl#4", "jsonl", "empty")
     found_already = documents('{"text": ""}\nnot json\n{"body": "B"}')
@@ -63,6 +63,19 @@ def test_an_array_is_told_that_an_object_a_line_is_wanted(array: bytes) -> None:
     assert next(read(io.BytesIO(array), "a.json")) == Damaged(
         "a.json#0", "jsonl", "a.json#0: a JSON array; what is read is one object a line"
     )
+
+
+def test_an_object_of_several_lines_is_told_as_one() -> None:
+    (first, *_) = documents('{\n  "text": "a"\n}')
+    told = "a/b.jsonl#0: a JSON object of several lines; what is read is one object a line"
+    assert first == Damaged("a/b.jsonl#0", "jsonl", told)
+    assert documents('{"text": "Text."}\n{')[1].message.startswith("a/b.jsonl#1: not a JSON object (")  # type: ignore[union-attr]
+
+
+def test_what_fields_hold_that_can_not_be_the_text_is_told() -> None:
+    (found,) = documents('{"data": [{}], "version": "1.1", "note": null}')
+    assert isinstance(found, Damaged)
+    assert found.message.endswith("#0: no field 'text', but 'data' (list), 'version', 'note'; use --jsonl-text-field")
 
 
 def test_an_empty_file_is_counted() -> None:

@@ -6,7 +6,9 @@ import gzip
 import json
 import re
 import runpy
+import shlex
 import shutil
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +23,7 @@ from preprocessing.inputs import Input
 from preprocessing.job import Job, choose_layout, versions
 from preprocessing.layout import Settlement
 from preprocessing.make_shards import main
-from preprocessing.options import Arguments, parse
+from preprocessing.options import EPILOG, Arguments, parse
 from preprocessing.schema import Manifest, Shard, ShardDirectory
 from preprocessing.shards import shard_sentences
 from preprocessing.tokenization import load_vocabulary
@@ -346,6 +348,26 @@ def test_a_dump_and_books_together(make: Maker, real_data: Path, books: Path, tm
     assert "64 redirect" in said
 
 
+@pytest.mark.parametrize(("tagged", "told"), [(1, False), (2, True)])  # of a hundred
+def test_tags_of_html_are_told_and_stripped_as_the_documentation_shows(
+    make: Maker, tmp_path: Path, tagged: int, told: bool
+) -> None:
+    texts = [f"The whale {n} <br />sailed <i>home</i>.<br/><br/>The ship &amp; the sea slept." for n in range(tagged)]
+    texts += [f"The captain spoke of {n} < {n + 1}. He never slept." for n in range(tagged, 100)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    said = make(tmp_path / "out", "--jsonl", tmp_path / "a.jsonl")
+    assert ShardDirectory(tmp_path / "out").manifest.statistics["sources"]["jsonl"]["tagged"] == tagged
+    assert (f"  markup     {tagged} of 100 documents have tags of HTML, kept as text" in said) == told
+    page = (ROOT / "docs" / "preprocessing.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"\n    python -c '((?:\n    .*)+)' < reviews\.jsonl > plain\.jsonl\n", page)
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with (tmp_path / "a.jsonl").open() as reviews:
+        done = subprocess.run(command, stdin=reviews, capture_output=True, text=True, check=True)
+    plain = [json.loads(line)["text"] for line in done.stdout.splitlines()]
+    assert plain[0] == "The whale 0 \nsailed home.\n\nThe ship & the sea slept."
+    assert plain[tagged:] == texts[tagged:]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -357,6 +379,9 @@ def test_a_dump_and_books_together(make: Maker, real_data: Path, books: Path, tm
         (["--seed", "1", "stray"], "unknown option 'stray'"),
         (["--sequence-lengths", "4"], "4 is not 8 or more"),
         (["--sequence-lengths", "64", "64"], "twice"),
+        (["--sequence-lengths", "64,128", "64"], "twice"),
+        (["--sequence-lengths", "64,4"], "4 is not 8 or more"),
+        (["--sequence-lengths", "64,,128"], "invalid whole number value: '64,,128'"),
         (["--duplicates", "40000"], "up to 32767"),
         (["--validation-fraction", "1"], "'1' is not a share"),
         (["--validation-fraction", "abc"], "'abc' is not a share: a number from 0 to less than 1"),
@@ -393,6 +418,21 @@ def test_the_command_of_google_s_program_is_told_our_names(capsys: pytest.Captur
 
 def parsed(*arguments: str) -> Arguments:
     return parse(["--books", "x.txt", "--vocab", "v", "--output", "o", *arguments])
+
+
+@pytest.mark.parametrize("written", ["512 128", "512,128", "512, 128"])
+def test_sequence_lengths_have_blanks_or_commas_between_them(written: str) -> None:
+    assert parsed("--sequence-lengths", *written.split(" ")).options.pairs.sequence_lengths == (128, 512)
+    assert parsed().options.pairs.sequence_lengths == (128, 512)
+
+
+def test_the_commands_that_the_help_shows_are_taken_as_they_are() -> None:
+    lines = EPILOG.replace("\\\n", "")
+    commands = re.findall(r"^  beam run preprocessing/make_shards.py (.*)", lines, re.M)
+    found = [parse(shlex.split(command)) for command in commands]
+    assert [list(arguments.inputs) for arguments in found] == [["books"], ["wikipedia", "books"]]
+    for example in re.findall(r"^  (--\w.*?)    ", EPILOG, re.M):
+        parsed(*shlex.split(example))
 
 
 def test_the_runner_is_never_left_to_chance() -> None:

@@ -21,7 +21,7 @@ from preprocessing.inputs import find_inputs
 from preprocessing.job import ERROR, STORAGE, Job
 from preprocessing.layout import Layout
 from preprocessing.options import parse
-from preprocessing.output import alone, clear, clear_work, difference
+from preprocessing.output import alone, clear, clear_work, difference, other_vocabulary
 from preprocessing.schema import ShardDirectory, Vocabulary
 from preprocessing.watchdog import STUCK
 from tests.preprocessing.maker import Maker, contents, rows
@@ -48,6 +48,21 @@ def test_another_jobs_output_is_refused_and_replaced_when_asked(make: Maker, boo
     assert len(list(output.glob("shard-*"))) == 1
     (output / "shard-00000-of-00001.arrow").unlink()
     assert "is not there" in make.error(output, "--books", books / "*.txt")
+
+
+@pytest.mark.parametrize(
+    ("state", "whose"), [("finished", "another job's output"), ("begun", "another job, interrupted")]
+)
+def test_another_vocabulary_is_told_in_words(
+    make: Maker, books: Path, tmp_path: Path, vocabulary: list[str], state: str, whose: str
+) -> None:
+    output, other = tmp_path / "out", tmp_path / "other.txt"
+    make(output, "--books", books / "*.txt")
+    if state == "begun":
+        (output / "manifest.json").unlink()
+    other.write_text("\n".join(reversed(vocabulary)) + "\n")
+    said = make.error(output, "--books", books / "*.txt", "--vocab", other)
+    assert f"{output}: holds {whose}: made with another vocabulary, not with {other}; use --overwrite" in said
 
 
 def test_a_glob_that_matches_the_output_too_reads_none_of_it(
@@ -270,6 +285,15 @@ def test_differences_are_told_in_words() -> None:
     assert difference({"a": [{"name": "a"}, files[0]]}, {"a": [{"name": "a"}, files[1]]}) == "its a differ, first in b"
     assert difference({"a": files[:1]}, {"a": files}) == "its a differ, first in b"
     assert json.dumps(difference({}, {"a": 1})) == '"a was None there and is 1 here"'
+
+
+def test_vocabularies_that_are_given_and_trained_ones_are_told_apart() -> None:
+    trained, one, two = ({"vocabulary": {"size": 70, "blake2b": blake2b}} for blake2b in ("", "1", "2"))
+    assert other_vocabulary(one, two, "v.txt") == "made with another vocabulary, not with v.txt"
+    assert other_vocabulary(trained, one, "v.txt") == "made with one that it trained, not with v.txt"
+    assert other_vocabulary(one, trained, None) == "made with another vocabulary, not with one that is trained"
+    assert other_vocabulary(one, one, "v.txt") is other_vocabulary(trained, trained, None) is None
+    assert other_vocabulary({}, one, "v.txt") == "made with one that it trained, not with v.txt"
 
 
 def test_a_second_job_waits_for_the_first_one_and_is_refused(

@@ -154,6 +154,18 @@ def test_a_broken_directory_is_refused(directory: Path, breakage: Callable[[Path
         ShardDirectory(directory)
 
 
+def test_a_path_that_is_no_directory_is_told_as_what_it_is(directory: Path) -> None:
+    file = directory / "manifest.json"
+    with pytest.raises(ShardError, match=f"^{file}: is a file; give its folder, {directory}$"):
+        ShardDirectory(file)
+    two = f"{directory}, {directory}/tokenizer"
+    with pytest.raises(ShardError, match=f"^{two}: several directories go with blanks between them, not commas$"):
+        ShardDirectory(two)
+    for gone in (f"{directory},{directory}/gone", f"{directory},", str(directory / "gone")):
+        with pytest.raises(ShardError, match=f"^{gone}: no such directory; make shards with"):
+            ShardDirectory(gone)
+
+
 def test_a_damaged_shard_is_found(directory: Path) -> None:
     damage_the_shard(directory)
     opened = ShardDirectory(directory)

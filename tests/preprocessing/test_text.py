@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sentencex import segment
 
-from preprocessing.text import LONG, WIDEST, WINDOW, clean, split_lines
+from preprocessing.text import LONG, WIDEST, WINDOW, clean, holds_tags, split_lines
 
 
 def split_sentences(text: str, language: str) -> list[str]:
@@ -119,3 +119,17 @@ def test_nothing_of_a_book_is_lost(real_data: Path) -> None:
     sentences = split_sentences(text, "en")
     assert "".join(sentences).replace(" ", "") == text.replace(" ", "").replace("\n", "")
     assert len(sentences) > 1000
+
+
+@pytest.mark.parametrize(
+    "text", ["A film.<br /><br />It ends.", "<P>A film.", 'See <a href="b">this</a>.', "It ends.</div>"]
+)
+def test_tags_of_html_are_found(text: str) -> None:
+    assert holds_tags(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["A film.", "1 < 2 > 1", "a <b", "<brief>", "he <sighs> left", "<mailto:a@b.c>", "<3 <p"]
+)
+def test_other_angle_brackets_are_no_tags(text: str) -> None:
+    assert not holds_tags(text)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from preprocessing.files import write_text
 from preprocessing.tokenization import SPECIAL_TOKENS, load_vocabulary, vocabulary_text
-from preprocessing.train_vocab import main
+from preprocessing.train_vocab import main, parser
 from tests.conftest import ROOT
 from tests.preprocessing import memory_filesystem
 
@@ -78,13 +79,17 @@ def test_a_vocabulary_that_cannot_be_extended_is_told(
     books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = tmp_path / "base.txt"
-    command = ("--books", books / "*.txt", "--size", 70, "--output", tmp_path / "vocab.txt", "--extend", base)
+    without_size = ("--books", books / "*.txt", "--output", tmp_path / "vocab.txt", "--extend", base)
+    command = (*without_size, "--size", 70)
     monkeypatch.setattr("preprocessing.train_vocab.sample_texts", pytest.fail)  # all this before anything is read
     assert "base.txt: can't read the vocabulary" in error(capsys, *command)
     base.write_text("a\nb\n")
     assert "the special token [PAD] is missing" in error(capsys, *command)
     base.write_text(vocabulary_text(GIVEN))
     assert "it is an uncased vocabulary; leave --cased out" in error(capsys, *command, "--cased")
+    assert f"--extend needs --size N, the entries wanted in all, more than the 57 of {base}" in error(
+        capsys, *without_size
+    )
     assert "--size 57 leaves no room beside the 57 entries of --extend" in error(capsys, *command, "--size", 57)
     base.write_text(vocabulary_text([*GIVEN, "Cat"]))
     assert "it is a cased vocabulary; add --cased" in error(capsys, *command)
@@ -141,6 +146,15 @@ def test_no_input_and_no_other_file_is_written_over_unasked(
     assert output.read_text() == vocabulary
     output.write_bytes("\n".join([*SPECIAL_TOKENS, "é"]).encode("latin-1"))
     assert "holds something else" in error(capsys, *arguments, output)
+
+
+def test_the_commands_that_the_help_shows_are_taken_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: python -m preprocessing.train_vocab INPUTS --output FILE [options]\n")
+    commands = re.findall(r"^  python -m preprocessing.train_vocab (.*)", shown, re.M)
+    assert [parser().parse_args(shlex.split(command)).extend for command in commands] == [None, "base.txt"]
 
 
 def test_the_end_is_told_to_whoever_may_be_there(books: Path, tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from preprocessing.inputs import Input, find_inputs, units_of
+from preprocessing.reading import read_inputs
+from preprocessing.sources import ReadOptions, Skipped, SourceError
+from tests.preprocessing import memory_filesystem
+
+DAMAGED = {
+    "books": b"\0" * 100,
+    "jsonl": b"[1]\n",
+    "parquet": b"PAR1",
+    "wikiextractor": b"A line.\n",
+    "wikipedia": b"<html>",
+}
+
+
+@pytest.mark.parametrize("source", DAMAGED)
+def test_what_is_damaged_is_named_by_its_path_and_counted_by_its_name(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "texts" / "AA" / "wiki_00"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(DAMAGED[source])
+    for pattern, name in (("texts/**/wiki_*", "AA/wiki_00"), ("texts/AA/wiki_00", "wiki_00")):
+        (unit,) = units_of(find_inputs({source: [pattern]}, print))
+        with pytest.raises(SourceError, match=rf"^{path}(:|#0:)") as caught:
+            list(read_inputs(unit.inputs))
+        assert str(caught.value).count("wiki_00") == 1
+        (skipped,) = read_inputs(unit.inputs, ReadOptions(on_error="skip"))
+        assert isinstance(skipped, Skipped)
+        assert (skipped.doc_id.removesuffix("#0"), skipped.reason) == (name, "damaged")
+
+
+def test_what_is_named_by_its_path_already_is_so_once_though_that_begins_as_the_name_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = "memory://bucket/m"
+    monkeypatch.setitem(memory_filesystem.FILES, path, gzip.compress(b"A whale.")[:-4])
+    file = Input("books", "m", len(memory_filesystem.FILES[path]), path)
+    with pytest.raises(SourceError, match=f"^{path}: the compressed file is cut short"):
+        list(read_inputs([file]))
