@@ -16,7 +16,7 @@ from eval.finetune import Precision, Settings
 from eval.inputs import FEWEST
 from eval.kinds import Texts
 from eval.results import MODELS, RESULTS
-from eval.tasks import GROUPS, TASKS, Task
+from eval.tasks import Task, list_all
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Intrinsic
 from preprocessing.tokenization import MASK
@@ -51,7 +51,7 @@ def _parser(program: str | None = None, usage: str | None = None) -> argparse.Ar
         prog=program,
         usage=usage,
         description="Evaluate an export.",
-        epilog=f"Tasks: {', '.join(TASKS)}; groups: {', '.join(GROUPS)}. docs/evaluation.md says what each measures.",
+        epilog=f"{list_all()} docs/evaluation.md says what each measures.",
         allow_abbrev=False,
     )
     parser.add_argument(

@@ -360,7 +360,8 @@ def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="python -m eval.watch",
         description="Follow a training run and evaluate every export that appears.",
-        epilog="All other options are those of eval.run, such as --shards, --data, --seeds or --workers.",
+        epilog="All other options are those of eval.run, such as --shards, --data, --seeds or --workers; "
+        "python -m eval.run --help lists them and the tasks.",
         allow_abbrev=False,
     )
     parser.add_argument("run", type=parse_path, metavar="RUN", help="a run directory")

@@ -388,7 +388,7 @@ def test_a_vocabulary_without_its_tokenizer_is_told_with_how_to_make_it(
 @pytest.mark.parametrize(
     ("options", "tasks", "message"),
     [
-        ([], "mlm,glew", "no task is named 'glew'; there are mlm, nsp, fill_mask, cola, "),
+        ([], "mlm,glew", "no task is named 'glew'; did you mean glue?"),
         ([], ",", "no tasks; name some of mlm, nsp, fill_mask, cola, "),
         (["--sequence-length", "64"], "mlm", "sequences of 64 tokens, but the model has 48 positions"),
         (["--sequence-length", "33"], "mlm", "no pairs for sequence length 33, only for [32, 40, 64]"),
