@@ -24,6 +24,7 @@ from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
 
 SUBMISSION = "glue_submission.zip"
+JUDGED = "--judged"
 _LONGEST = 128  # bytes of a folder's name that are told; file systems take 255
 T = TypeVar("T", int, float)
 
@@ -79,6 +80,8 @@ def _parser(program: str | None = None, usage: str | None = None) -> argparse.Ar
         "follow a training that has the GPU's memory",
     )
     parser.add_argument("--no-tracking", dest="tracking", action="store_false", help="leave MLflow out")
+    # Of a process that another one starts, which has told what without_effect finds.
+    parser.add_argument(JUDGED, action="store_true", help=argparse.SUPPRESS)
     _add_held_out(parser.add_argument_group("tasks that learn nothing"))
     _add_learning(parser.add_argument_group("tasks that the model learns"))
     _add_sharing(parser.add_argument_group("several processes"))
@@ -88,8 +91,9 @@ def _parser(program: str | None = None, usage: str | None = None) -> argparse.Ar
 def without_effect(arguments: argparse.Namespace, tasks: Sequence[Task]) -> Iterator[str]:
     """Lines on options that were given and that none of some tasks heeds, and on test sets that there are not.
 
-    That is no mistake: a watch passes the options of its final tasks to all, and a cluster's settings may be for many
-    evaluations. Where things lie, and what computes them, is said for all tasks alike.
+    That is no mistake: a cluster's settings may be for many evaluations. A watch, which passes the options of its final
+    tasks to all evaluations, asks once for the tasks of all. Where things lie, and what computes them, is said for all
+    tasks alike.
     """
     default, names = _parser().get_default, ", ".join(task.name for task in tasks)
     for what, options, heeds in _HEEDED:
