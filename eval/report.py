@@ -287,10 +287,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help=f"for {REPORT}, {PAGE} and pictures (default: report/ in the first run, or beside the results)",
     )  # fmt: skip
     parser.add_argument(
-        "--results", type=parse_path, action="append", metavar="FILE",
-        help=f"a {RESULTS} of eval.run, once or several times (default: those found in the output and the runs)",
+        "--results", type=parse_path, action="append", metavar="PATH",
+        help=f"a {RESULTS} of eval.run or its folder, once or several times (default: those found in the output and "
+        "the runs)",
     )  # fmt: skip
     arguments = parser.parse_args(argv)
+    arguments.results = [path / RESULTS if path.is_dir() else path for path in arguments.results or ()]
     if not arguments.runs and not arguments.results:
         parser.error(f"give a run directory, or the {RESULTS} of an export that is of no run with --results")
     return arguments

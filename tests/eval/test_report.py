@@ -772,7 +772,11 @@ def test_results_of_a_model_of_another_program_have_a_report_without_a_run(tmp_p
     assert (scores["tiny"], scores["other"]) == ("81.0", "82.0")
     assert "## Evaluation of tiny\n" in text
     assert main(files[2:]) == 0
-    assert (Path(files[3]).parent / "report" / "report.md").is_file()
+    beside = Path(files[3]).parent / "report" / "report.md"
+    of_file = beside.read_text()
+    beside.unlink()
+    assert main(["--results", str(Path(files[3]).parent)]) == 0
+    assert beside.read_text() == of_file
 
 
 def test_a_report_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
