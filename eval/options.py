@@ -147,8 +147,28 @@ def default_output(export: Path, tasks: Sequence[str]) -> Path:
     return folder / name
 
 
+class _OneDirectory(argparse.Action):
+    """A folder of shards; several, as the trainer takes them, end the program with a line on what to do instead."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Keep the folder."""
+        if len(values) > 1:
+            told = "an evaluation reads one directory; run python -m eval.run for each, with an --output of its own"
+            parser.exit(2, f"{parser.prog}: error: {option}: {told}\n")
+        setattr(namespace, self.dest, values[0])
+
+
 def _add_held_out(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--shards", type=parse_path, metavar="DIR", help="their validation part is evaluated on")
+    group.add_argument(
+        "--shards",
+        type=parse_path,
+        nargs="+",
+        action=_OneDirectory,
+        metavar="DIR",
+        help="their validation part is evaluated on; one directory",
+    )
     group.add_argument(
         "--sequence-length",
         type=_positive,

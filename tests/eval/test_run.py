@@ -526,6 +526,16 @@ def test_values_that_cannot_be(export: Path, tmp_path: Path, option: list[str]) 
         run(export, tmp_path, None, *option)
 
 
+def test_several_directories_of_shards_are_told_how_they_are_evaluated_on(
+    export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(export, tmp_path / "results", shards, "--shards", str(shards), "more")
+    told = "an evaluation reads one directory; run python -m eval.run for each, with an --output of its own"
+    assert capsys.readouterr().err == f"python -m eval.run: error: --shards: {told}\n"
+    assert not (tmp_path / "results").exists()
+
+
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The store beside the run directory."""

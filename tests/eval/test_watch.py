@@ -780,6 +780,16 @@ def test_a_word_that_is_no_option_is_told_by_the_watch_itself(
     assert error == "python -m eval.watch: error: unrecognized arguments: --sahrds x"
 
 
+def test_several_directories_of_shards_are_told_in_a_line(
+    run: RunDirectory, shards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([str(run.path), "--shards", str(shards), "more"])
+    error = capsys.readouterr().err
+    assert error.startswith("python -m eval.watch: error: --shards: an evaluation reads one directory; ")
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "words",
     [["--poll", "0"], ["--poll", "inf"], ["--poll", "x"], ["--sample", "9"], ["--task", "nsp"], ["--samples", "-1"]],
