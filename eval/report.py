@@ -30,7 +30,7 @@ with needs("eval"):
     from markdown_it import MarkdownIt
     from markupsafe import Markup
 
-    from eval.comparison import MeasuredExport, compare, exports_of, on_same_data, side_by_side
+    from eval.comparison import MeasuredExport, compare, exports_of, is_measured, on_same_data, side_by_side
     from eval.curves import WINDOWS, History, baselines, draw, draw_scores, measured_scores, predicting, read_histories
     from eval.errors import UsageError
     from eval.evaluated import (
@@ -163,12 +163,16 @@ def report(
 
 def _beside_the_paper(exports: Sequence[MeasuredExport]) -> Iterator[str]:
     yield "## Beside the paper\n"
-    yield f"{_BESIDE}\n"
-    for table in TABLES:
+    measured = [table for table in TABLES if is_measured(table, exports)]
+    if measured:
+        yield f"{_BESIDE}\n"
+    for table in measured:
         yield f"### {table.title} ({table.source})\n"
         rows = compare(table, exports)
         yield f"{table.about}\n"
         yield markdown_table(rows, numbers=range(1, len(rows[0])))
+    if others := [table.title for table in TABLES if table not in measured]:
+        yield f"Not measured: {'; '.join(others)}.\n"
 
 
 def _newest(evaluations: Sequence[Evaluated]) -> list[list[Evaluated]]:
