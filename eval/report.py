@@ -197,7 +197,7 @@ def _last_figures(history: History) -> dict[str, str]:
         "steps": f"{training['step'][-1]:,.0f}",
         "samples": f"{training['samples'][-1]:,.0f}",
         **_of_words(history, "training MLM loss", f"{losses[-window:].mean():.4f}" if len(losses) else ""),
-        "which is the mean of steps": str(window),
+        "training loss: last steps averaged": str(window),
         "tokens a second, median": f"{np.median(training['tokens_per_second']):,.0f}",
         "hours": f"{_hours(training):.2f}",
     }

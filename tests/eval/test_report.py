@@ -119,7 +119,7 @@ def test_report(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert rows["steps"] == ["60"]
     assert rows["samples"] == ["1,920"]
     assert rows["training MLM loss"] == [f"{9 - 59.5 / 3:.4f}"]
-    assert rows["which is the mean of steps"] == ["2"]
+    assert rows["training loss: last steps averaged"] == ["2"]
     assert rows["tokens a second, median"] == ["1,030"]
     assert rows["hours"] == ["0.02"]
     assert rows["held out: perplexity"] == [f"{1e3 / 60:.1f}"]
@@ -1039,7 +1039,7 @@ def test_of_few_steps_the_last_one_alone_is_told(run: Path) -> None:
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:10]))
     rows = rows_of(report_of(run))
-    assert (rows["which is the mean of steps"], rows["training MLM loss"]) == (["1"], [f"{9 - 10 / 3:.4f}"])
+    assert (rows["training loss: last steps averaged"], rows["training MLM loss"]) == (["1"], [f"{9 - 10 / 3:.4f}"])
 
 
 def test_scores_over_the_steps(run: Path, tmp_path: Path) -> None:
