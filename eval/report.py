@@ -17,6 +17,7 @@ import argparse
 import base64
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -53,6 +54,7 @@ with needs("eval"):
     from trainer.paths import parse_path
 
 CURVES, SCORES, REPORT, PAGE = "curves.png", "scores.png", "report.md", "report.html"
+_OF_MLFLOW = re.compile(r"mlflow\.db(-wal|-shm|-journal|\.lock)?|mlartifacts")  # beside runs, see trainer.tracking
 _NAMED = 3  # of what is left out; the others are counted
 _BESIDE = (
     "Devlin et al. (2019). Figures are in per cent, but for perplexities; empty is what was not measured. Ours is the "
@@ -76,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    _tell_left_out(left_out, "no run that has begun to train")
+    others = [path for path in left_out if not _OF_MLFLOW.fullmatch(path.name)]
+    _tell_left_out(others, "no run that has begun to train")
     _tell_left_out([evaluated.file for evaluated in outdated], "of other weights than that step has now")
     try:
         output.mkdir(parents=True, exist_ok=True)

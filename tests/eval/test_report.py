@@ -38,6 +38,7 @@ from tests.conftest import ROOT
 from tests.eval.evaluations import results, task, write_evaluation
 from tests.trainer.mlflow_store import metrics, write_run
 from trainer.files import append_line
+from trainer.tracking.store import default_tracking_uri
 
 INTRINSIC = {
     "mlm": {
@@ -453,19 +454,23 @@ def test_a_report_lies_in_the_run_and_needs_no_word_of_the_code(run: Path, damag
     assert "| unknown |" in (run / "report" / "report.md").read_text()
 
 
-def test_what_else_lies_in_a_folder_of_runs_is_left_out(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_else_lies_in_a_folder_of_runs_is_left_out(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     runs = run.parent
-    (runs / "mlflow.db").touch()
+    default = default_tracking_uri(run)
+    for of_mlflow in ("", "-wal", "-shm", "-journal", ".lock"):  # of which nothing is told
+        Path(f"{default.removeprefix('sqlite:///')}{of_mlflow}").touch()
+    (runs / "mlartifacts").mkdir()
     (runs / "another").mkdir()
     (write_run(runs / "begun") / "metrics.jsonl").unlink()
     assert main(list(map(str, sorted(runs.iterdir())))) == 0  # runs/*
     said = capsys.readouterr()
-    assert [line.split()[1] for line in said.err.splitlines()] == [
-        str(runs / name) for name in ("another", "begun", "mlflow.db")
-    ]
+    assert [line.split()[1] for line in said.err.splitlines()] == [str(runs / name) for name in ("another", "begun")]
     assert str(run / "report" / "report.md") in said.out
 
-    for name in ("one more", "yet another"):
+    for name in ("mlflow.db.bak", "one more", "yet another"):
         (runs / name).touch()
     assert main(list(map(str, sorted(runs.iterdir())))) == 0
     assert capsys.readouterr().err.splitlines()[3:] == ["note: 2 more are left out for the same reason"]
