@@ -169,13 +169,27 @@ def compare(table: Table, exports: Sequence[MeasuredExport]) -> list[list[str]]:
     return [header, *_lines(table, chosen)]
 
 
+def is_measured(table: Table, exports: Sequence[MeasuredExport]) -> bool:
+    """Whether any of the exports has a figure for a table."""
+    return any(_has_figures(table, export) for export in _for_table(table, exports))
+
+
 def _newest(table: Table, exports: Sequence[MeasuredExport]) -> list[MeasuredExport]:
     """Of each run the newest export with a figure of a whole data set for the table, or else with one, or any."""
-    wanted = {measure.task for measure in table.measures}
-    exports = [e.of([task for task in e.tasks if task in wanted and not e.instead(task)]) for e in exports]
+    exports = _for_table(table, exports)
     whole = [export.whole for export in exports]
-    measured = [e for some in (exports, whole) for e in some if any(e.score(m.task, m.metric) for m in table.measures)]
+    measured = [export for some in (exports, whole) for export in some if _has_figures(table, export)]
     return list({export.run: export for export in (*whole, *measured)}.values())  # all ascend by step
+
+
+def _for_table(table: Table, exports: Sequence[MeasuredExport]) -> list[MeasuredExport]:
+    """The exports with what they have of the table's tasks alone, without what was measured instead of these."""
+    wanted = {measure.task for measure in table.measures}
+    return [e.of([task for task in e.tasks if task in wanted and not e.instead(task)]) for e in exports]
+
+
+def _has_figures(table: Table, export: MeasuredExport) -> bool:
+    return any(export.score(measure.task, measure.metric) for measure in table.measures)
 
 
 def _lines(table: Table, chosen: Sequence[MeasuredExport]) -> Iterator[list[str]]:

@@ -16,7 +16,7 @@ from eval.finetune import Precision, Settings
 from eval.inputs import FEWEST
 from eval.kinds import Texts
 from eval.results import MODELS, RESULTS
-from eval.tasks import GROUPS, TASKS, Task
+from eval.tasks import Task, list_all
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Intrinsic
 from preprocessing.tokenization import MASK
@@ -24,6 +24,7 @@ from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
 
 SUBMISSION = "glue_submission.zip"
+JUDGED = "--judged"
 _LONGEST = 128  # bytes of a folder's name that are told; file systems take 255
 T = TypeVar("T", int, float)
 
@@ -51,7 +52,7 @@ def _parser(program: str | None = None, usage: str | None = None) -> argparse.Ar
         prog=program,
         usage=usage,
         description="Evaluate an export.",
-        epilog=f"Tasks: {', '.join(TASKS)}; groups: {', '.join(GROUPS)}. docs/evaluation.md says what each measures.",
+        epilog=f"{list_all()} docs/evaluation.md says what each measures.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -79,6 +80,8 @@ def _parser(program: str | None = None, usage: str | None = None) -> argparse.Ar
         "follow a training that has the GPU's memory",
     )
     parser.add_argument("--no-tracking", dest="tracking", action="store_false", help="leave MLflow out")
+    # Of a process that another one starts, which has told what without_effect finds.
+    parser.add_argument(JUDGED, action="store_true", help=argparse.SUPPRESS)
     _add_held_out(parser.add_argument_group("tasks that learn nothing"))
     _add_learning(parser.add_argument_group("tasks that the model learns"))
     _add_sharing(parser.add_argument_group("several processes"))
@@ -88,8 +91,9 @@ def _parser(program: str | None = None, usage: str | None = None) -> argparse.Ar
 def without_effect(arguments: argparse.Namespace, tasks: Sequence[Task]) -> Iterator[str]:
     """Lines on options that were given and that none of some tasks heeds, and on test sets that there are not.
 
-    That is no mistake: a watch passes the options of its final tasks to all, and a cluster's settings may be for many
-    evaluations. Where things lie, and what computes them, is said for all tasks alike.
+    That is no mistake: a cluster's settings may be for many evaluations. A watch, which passes the options of its final
+    tasks to all evaluations, asks once for the tasks of all. Where things lie, and what computes them, is said for all
+    tasks alike.
     """
     default, names = _parser().get_default, ", ".join(task.name for task in tasks)
     for what, options, heeds in _HEEDED:
@@ -143,8 +147,28 @@ def default_output(export: Path, tasks: Sequence[str]) -> Path:
     return folder / name
 
 
+class _OneDirectory(argparse.Action):
+    """A folder of shards; several, as the trainer takes them, end the program with a line on what to do instead."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Keep the folder."""
+        if len(values) > 1:
+            told = "an evaluation reads one directory; run python -m eval.run for each, with an --output of its own"
+            parser.exit(2, f"{parser.prog}: error: {option}: {told}\n")
+        setattr(namespace, self.dest, values[0])
+
+
 def _add_held_out(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--shards", type=parse_path, metavar="DIR", help="their validation part is evaluated on")
+    group.add_argument(
+        "--shards",
+        type=parse_path,
+        nargs="+",
+        action=_OneDirectory,
+        metavar="DIR",
+        help="their validation part is evaluated on; one directory",
+    )
     group.add_argument(
         "--sequence-length",
         type=_positive,

@@ -17,6 +17,7 @@ import argparse
 import base64
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ with needs("eval"):
     from markdown_it import MarkdownIt
     from markupsafe import Markup
 
-    from eval.comparison import MeasuredExport, compare, exports_of, on_same_data, side_by_side
+    from eval.comparison import MeasuredExport, compare, exports_of, is_measured, on_same_data, side_by_side
     from eval.curves import WINDOWS, History, baselines, draw, draw_scores, measured_scores, predicting, read_histories
     from eval.errors import UsageError
     from eval.evaluated import (
@@ -53,6 +54,7 @@ with needs("eval"):
     from trainer.paths import parse_path
 
 CURVES, SCORES, REPORT, PAGE = "curves.png", "scores.png", "report.md", "report.html"
+_OF_MLFLOW = re.compile(r"mlflow\.db(-wal|-shm|-journal|\.lock)?|mlartifacts")  # beside runs, see trainer.tracking
 _NAMED = 3  # of what is left out; the others are counted
 _BESIDE = (
     "Devlin et al. (2019). Figures are in per cent, but for perplexities; empty is what was not measured. Ours is the "
@@ -76,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    _tell_left_out(left_out, "no run that has begun to train")
+    others = [path for path in left_out if not _OF_MLFLOW.fullmatch(path.name)]
+    _tell_left_out(others, "no run that has begun to train")
     _tell_left_out([evaluated.file for evaluated in outdated], "of other weights than that step has now")
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -163,12 +166,16 @@ def report(
 
 def _beside_the_paper(exports: Sequence[MeasuredExport]) -> Iterator[str]:
     yield "## Beside the paper\n"
-    yield f"{_BESIDE}\n"
-    for table in TABLES:
+    measured = [table for table in TABLES if is_measured(table, exports)]
+    if measured:
+        yield f"{_BESIDE}\n"
+    for table in measured:
         yield f"### {table.title} ({table.source})\n"
         rows = compare(table, exports)
         yield f"{table.about}\n"
         yield markdown_table(rows, numbers=range(1, len(rows[0])))
+    if others := [table.title for table in TABLES if table not in measured]:
+        yield f"Not measured: {'; '.join(others)}.\n"
 
 
 def _newest(evaluations: Sequence[Evaluated]) -> list[list[Evaluated]]:
@@ -193,7 +200,7 @@ def _last_figures(history: History) -> dict[str, str]:
         "steps": f"{training['step'][-1]:,.0f}",
         "samples": f"{training['samples'][-1]:,.0f}",
         **_of_words(history, "training MLM loss", f"{losses[-window:].mean():.4f}" if len(losses) else ""),
-        "which is the mean of steps": str(window),
+        "training loss: last steps averaged": str(window),
         "tokens a second, median": f"{np.median(training['tokens_per_second']):,.0f}",
         "hours": f"{_hours(training):.2f}",
     }
@@ -287,10 +294,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help=f"for {REPORT}, {PAGE} and pictures (default: report/ in the first run, or beside the results)",
     )  # fmt: skip
     parser.add_argument(
-        "--results", type=parse_path, action="append", metavar="FILE",
-        help=f"a {RESULTS} of eval.run, once or several times (default: those found in the output and the runs)",
+        "--results", type=parse_path, action="append", metavar="PATH",
+        help=f"a {RESULTS} of eval.run or its folder, once or several times (default: those found in the output and "
+        "the runs)",
     )  # fmt: skip
     arguments = parser.parse_args(argv)
+    arguments.results = [path / RESULTS if path.is_dir() else path for path in arguments.results or ()]
     if not arguments.runs and not arguments.results:
         parser.error(f"give a run directory, or the {RESULTS} of an export that is of no run with --results")
     return arguments

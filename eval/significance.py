@@ -37,6 +37,7 @@ with needs("eval"):
     from eval.squad_metrics import korquad, squad_v1, squad_v2
     from eval.tasks import select
     from eval.tasks.finetuned import FINE_TUNED, FineTuned
+    from eval.tasks.own import SUFFIX
     from preprocessing.markdown import markdown_table
     from preprocessing.terminal import show
     from trainer.paths import parse_path
@@ -121,45 +122,83 @@ class Row:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the comparison; the exit code is 0, or 2 for a mistake in what was asked for."""
     arguments = _parse(argv)
-    a, b = arguments.evaluations
+    folders, wanted = arguments.evaluations, arguments.tasks
     try:
-        tasks = _tasks(arguments.tasks)
-        pairs = pair_up(read_evaluations(a, tasks), read_evaluations(b, tasks), (a, b), arguments.tasks is not None)
+        of_a, of_b = map(read_learned, folders)
+        own = [name for name in of_a if name in of_b and name not in FINE_TUNED]
+        tasks = _tasks(wanted, own)
+        a, b = (evaluations_of(*of, tasks) for of in zip(folders, (of_a, of_b), strict=True))
+        pairs = pair_up(a, b, folders, own if wanted is None else None)
         rows = [row for pair in pairs for row in compare_task(*pair, arguments)]
     except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if own and wanted is None:
+        are = "are" if len(own) > 1 else "is"
+        print(f"note: {', '.join(own)} {are} in both and left out; {_by_file(own, pairs)}", file=sys.stderr)
     show(_json(rows, arguments) if arguments.json else "\n".join(_report(rows, arguments)))
     return 0
 
 
-def _tasks(wanted: Sequence[str] | None) -> list[FineTuned]:
-    """Those to compare where both have them: named ones, or all but the user's own, which only a file describes."""
+def _tasks(wanted: Sequence[str] | None, own: Sequence[str]) -> list[FineTuned]:
+    """Those to compare where both have them: named ones, or all but the user's own, which only a file describes.
+
+    Args:
+        wanted: what names them; None for all.
+        own: tasks of the user's that both have.
+
+    Raises:
+        UsageError: an unknown name, one that is a user's task and not its file, or one of a task that learns nothing.
+    """
     if wanted is None:
         return list(FINE_TUNED.values())
+    if unnamed := [name for name in wanted if name in own]:
+        files = ",".join(f"{name}{SUFFIX}" if name in own else name for name in wanted)
+        raise UsageError(f"{unnamed[0]}: a task of your own, which its file describes; name that by --tasks {files}")
     tasks = select(wanted)
     if other := [task.name for task in tasks if not isinstance(task, FineTuned)]:
         raise UsageError(f"{other[0]}: none of the tasks that can be compared: {', '.join(FINE_TUNED)}, and your own")
     return [task for task in tasks if isinstance(task, FineTuned)]
 
 
-def read_evaluations(folder: Path, tasks: Sequence[FineTuned]) -> dict[str, Evaluation | None]:
-    """What a folder holds of each of the tasks, by their names; None of one that was not evaluated there.
+def _by_file(own: Sequence[str], pairs: Sequence[tuple[Evaluation, Evaluation]] = ()) -> str:
+    """How to have tasks of the user's own compared, and those that are anyway."""
+    names = [*(f"{name}{SUFFIX}" for name in own), *(a.task.name for a, _ in pairs)]
+    return f"name the file{'s' if len(own) > 1 else ''} by --tasks {','.join(names)}"
+
+
+def read_learned(folder: Path) -> dict[str, dict[str, Any]]:
+    """Task -> results of the command that evaluated it, of those in a folder that a model learned.
 
     Raises:
         UsageError: it holds no results.
     """
-    learned = {
+    return {
         name: found
         for found in by_command(read_results(folder / RESULTS))
         for name, content in found["tasks"].items()
         if is_learned(content["details"])
     }
+
+
+def evaluations_of(
+    folder: Path, learned: Mapping[str, Mapping[str, Any]], tasks: Sequence[FineTuned]
+) -> dict[str, Evaluation | None]:
+    """What a folder holds of each of the tasks, by their names; None of one that was not evaluated there.
+
+    Args:
+        folder: with the results.
+        learned: what read_learned found there.
+        tasks: to look for.
+    """
     return {task.name: Evaluation(folder, task, learned[task.name]) if task.name in learned else None for task in tasks}
 
 
 def pair_up(
-    a: Mapping[str, Evaluation | None], b: Mapping[str, Evaluation | None], folders: tuple[Path, Path], all_wanted: bool
+    a: Mapping[str, Evaluation | None],
+    b: Mapping[str, Evaluation | None],
+    folders: Sequence[Path],
+    left_out: Sequence[str] | None,
 ) -> list[tuple[Evaluation, Evaluation]]:
     """The tasks that two folders have both, on the same examples.
 
@@ -167,7 +206,8 @@ def pair_up(
         a: of the first.
         b: of the second, of the same tasks.
         folders: their places.
-        all_wanted: refuse folders that lack one of the tasks.
+        left_out: tasks of the user's own that both have beside these; None where all of these are wanted, so that a
+            folder that lacks one is refused.
 
     Raises:
         UsageError: there are none, one lacks a task that is wanted, their examples differ, or they are one folder.
@@ -175,14 +215,12 @@ def pair_up(
     if os.path.realpath(folders[0]) == os.path.realpath(folders[1]):
         raise UsageError(f"{folders[0]}: twice the same evaluation; give two")
     for folder, found in zip(folders, (a, b), strict=True):
-        if all_wanted and (lacking := [name for name, evaluation in found.items() if evaluation is None]):
+        if left_out is None and (lacking := [name for name, evaluation in found.items() if evaluation is None]):
             raise UsageError(f"{folder}: {lacking[0]} was not evaluated there")
     pairs = [(ours, theirs) for ours, theirs in zip(a.values(), b.values(), strict=True) if ours and theirs]
     if not pairs:
-        raise UsageError(
-            f"{folders[0]} and {folders[1]} have no task in common that a model learns; of a task of your own give the "
-            "file by --tasks"
-        )
+        but = f" but {', '.join(left_out)}, of your own; {_by_file(left_out)}" if left_out else ""
+        raise UsageError(f"{folders[0]} and {folders[1]} have no task in common that a model learns{but}")
     for pair in pairs:
         _check_alike(*pair)
     return pairs

@@ -35,8 +35,8 @@ with needs("eval"):
     from eval.errors import UsageError
     from eval.evaluated import EVALUATIONS
     from eval.locks import claimed
+    from eval.options import JUDGED, split_words, without_effect
     from eval.options import parse as parse_evaluation
-    from eval.options import split_words
     from eval.parts import read_parts
     from eval.plan import check_source
     from eval.results import FINAL, RESULTS, by_command, check_output, read_results
@@ -95,7 +95,9 @@ class Watch:
         self._names = {
             words: {task.name for task in select(words)} for words in (self._tasks, self._final_tasks) if words
         }
-        self._asked = Asked(self._arguments, select([*tasks, *final_tasks]))
+        wanted = select([*tasks, *final_tasks])
+        self.notes = list(without_effect(self._arguments, wanted))  # on all evaluations, each of which is silent of it
+        self._asked = Asked(self._arguments, wanted)
         self._settled: dict[Path, tuple[Any, Any]] = {}  # folder -> stamps of its results and weights when it was so
 
     def follow(self, poll: float) -> None:
@@ -254,7 +256,7 @@ def _weights_of(results: dict[str, Any]) -> str:
 
 def evaluation_words(job: Job) -> list[str]:
     """The options of eval.run for a job."""
-    return ["--checkpoint", str(job.export), "--tasks", ",".join(job.tasks), "--output", str(job.output)]
+    return ["--checkpoint", str(job.export), "--tasks", ",".join(job.tasks), "--output", str(job.output), JUDGED]
 
 
 def _check_room(folder: Path) -> None:
@@ -295,6 +297,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if not _is_there(run):
         _log.warning("%s: no run is there yet; waiting for one", run.path)
+    for note in watch.notes:
+        _log.warning(note)
     if arguments.once:
         watch.evaluate(run.ending)
     else:
@@ -360,7 +364,8 @@ def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="python -m eval.watch",
         description="Follow a training run and evaluate every export that appears.",
-        epilog="All other options are those of eval.run, such as --shards, --data, --seeds or --workers.",
+        epilog="All other options are those of eval.run, such as --shards, --data, --seeds or --workers; "
+        "python -m eval.run --help lists them and the tasks.",
         allow_abbrev=False,
     )
     parser.add_argument("run", type=parse_path, metavar="RUN", help="a run directory")

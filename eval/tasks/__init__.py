@@ -6,7 +6,9 @@ user's may describe one more (eval.tasks.own).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from eval.errors import UsageError
@@ -40,11 +42,28 @@ def select(names: Sequence[str]) -> list[Task]:
         raise UsageError(f"two of {', '.join(own)} have one name; rename one")
     resolved = [task for name in names for task in GROUPS.get(name, (name,))]
     if unknown := [name for name in resolved if name not in TASKS and name not in own]:
-        known = ", ".join([*TASKS, *(f"{group} ({' + '.join(members)})" for group, members in GROUPS.items())])
-        raise UsageError(f"no task is named {unknown[0]!r}; there are {known}")
+        raise UsageError(f"no task is named {unknown[0]!r}; {_advice(unknown[0])}")
     if not resolved:
         raise UsageError(f"no tasks; name some of {', '.join([*TASKS, *GROUPS])}")
     return list({task.name: task for task in ((TASKS | own)[name] for name in resolved)}.values())
+
+
+def list_all() -> str:
+    """All tasks, and all groups with their members, for a reader."""
+    groups = ", ".join(f"{group} ({' + '.join(members)})" for group, members in GROUPS.items())
+    return f"Tasks: {', '.join(TASKS)}; groups: {groups}."
+
+
+def _advice(name: str) -> str:
+    """What may be meant by an unknown name: the file of a task that lies there, or a name that is spelled alike."""
+    place = Path(name)
+    file = place.parent / f"{place.name.partition('.')[0]}{SUFFIX}"
+    if os.path.isfile(file):  # noqa: PTH113  where it can't be looked for pathlib's raises
+        return f"a task of your own is named by its file, {file}"
+    if near := get_close_matches(name.lower(), (*TASKS, *GROUPS)):
+        return f"did you mean {' or '.join(near)}?"
+    known = f"there are {', '.join(INTRINSIC)}, the groups {', '.join(GROUPS)} and what python -m eval.run --help lists"
+    return "; ".join([*([] if place.suffix else [known]), f"a task of your own is a file, such as {file}"])
 
 
 def _read_own(path: Path) -> Task:

@@ -13,7 +13,7 @@ from eval.options import default_output
 from eval.run import main
 from eval.tasks import select
 from eval.tasks.own import read_task
-from tests.eval.small_data import MARK, write_table
+from tests.eval.small_data import MARK, write_mrpc, write_table
 
 TICKETS = """
 text = "body"
@@ -89,6 +89,16 @@ def test_another_test_set_leaves_nothing_of_the_one_before_and_the_dev_set_s_fil
     assert found[0].keys() == of_dev | {"test_predictions.tsv", "test_confusion.tsv"}
     assert found[1].keys() == of_dev | {"test_predictions.tsv"}
     assert all(found[0][name] == found[1][name] for name in of_dev)
+
+
+def test_it_goes_with_glue_in_one_command_from_one_folder(export: Path, tmp_path: Path) -> None:
+    task, data = write_task(tmp_path, TICKETS), tmp_path / "data"
+    write_tickets(data / "tickets")
+    write_mrpc(data / "glue")
+    more = ("--tasks", f"{task},mrpc", "--epochs", "1", "--learning-rates", "1e-3")
+    assert evaluate(export, task, data, tmp_path / "out", *more) == 0
+    found = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))["tasks"]
+    assert {name: of["details"]["examples"]["train"] for name, of in found.items()} == {"tickets": 24, "mrpc": 48}
 
 
 def test_processes_share_it(export: Path, tmp_path: Path) -> None:

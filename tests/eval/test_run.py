@@ -388,7 +388,7 @@ def test_a_vocabulary_without_its_tokenizer_is_told_with_how_to_make_it(
 @pytest.mark.parametrize(
     ("options", "tasks", "message"),
     [
-        ([], "mlm,glew", "no task is named 'glew'; there are mlm, nsp, fill_mask, cola, "),
+        ([], "mlm,glew", "no task is named 'glew'; did you mean glue?"),
         ([], ",", "no tasks; name some of mlm, nsp, fill_mask, cola, "),
         (["--sequence-length", "64"], "mlm", "sequences of 64 tokens, but the model has 48 positions"),
         (["--sequence-length", "33"], "mlm", "no pairs for sequence length 33, only for [32, 40, 64]"),
@@ -524,6 +524,16 @@ def test_an_output_that_is_a_file(export: Path, tmp_path: Path, capsys: pytest.C
 def test_values_that_cannot_be(export: Path, tmp_path: Path, option: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run(export, tmp_path, None, *option)
+
+
+def test_several_directories_of_shards_are_told_how_they_are_evaluated_on(
+    export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(export, tmp_path / "results", shards, "--shards", str(shards), "more")
+    told = "an evaluation reads one directory; run python -m eval.run for each, with an --output of its own"
+    assert capsys.readouterr().err == f"python -m eval.run: error: --shards: {told}\n"
+    assert not (tmp_path / "results").exists()
 
 
 @pytest.fixture

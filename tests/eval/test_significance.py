@@ -154,8 +154,28 @@ def test_a_task_of_the_user_s_own_is_compared_where_its_file_is_given(
     capsys.readouterr()
     found = compared(capsys, *folders, "--tasks", file)
     assert [(row["task"], row["metric"]) for row in found["rows"]] == [("own", metric) for metric in metrics]
-    assert "of a task of your own give the file by --tasks" in refused(capsys, *folders)
+    but = "have no task in common that a model learns but own, of your own; name the file by --tasks own.toml\n"
+    assert refused(capsys, *folders).endswith(but)
     assert "mrpc was not evaluated there" in refused(capsys, *folders, "--tasks", f"{file},mrpc")
+
+
+def test_a_task_of_the_user_s_own_that_is_left_out_is_told(
+    copies: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where only results have its name, and so its file is not known."""
+    for folder, name in zip(copies, ("only_here", "only_there"), strict=True):
+        results = json.loads((folder / "results.json").read_text())
+        mrpc = results["tasks"]["mrpc"]
+        results["tasks"] = {"films": mrpc, name: mrpc, "mrpc": mrpc, "stsb": results["tasks"]["stsb"]}
+        (folder / "results.json").write_text(json.dumps(results))
+    assert main([*map(str, copies), *FEW, "--json"]) == 0
+    told = capsys.readouterr()
+    assert {row["task"] for row in json.loads(told.out)["rows"]} == {"mrpc", "stsb"}
+    assert told.err == "note: films is in both and left out; name the file by --tasks films.toml,mrpc,stsb\n"
+    error = "error: films: a task of your own, which its file describes; name that by --tasks films.toml,mrpc\n"
+    assert refused(capsys, *copies, "--tasks", "films,mrpc") == error
+    assert main([*map(str, copies), *FEW, "--tasks", "mrpc"]) == 0
+    assert not capsys.readouterr().err, "what is not asked for is not left out"
 
 
 def test_other_places_of_the_data_set_may_be_given(

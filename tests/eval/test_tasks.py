@@ -11,6 +11,7 @@ from eval.encoding import Encoder
 from eval.features import FeatureTags
 from eval.grid import Search, grid
 from eval.kinds import Questions, Tags, Texts
+from eval.options import parse
 from eval.paper import TABLES
 from eval.readers import tables
 from eval.readers.hub import HUB
@@ -30,15 +31,45 @@ def test_groups() -> None:
     assert len(GROUPS["korean"]) == 4
 
 
-def test_unknown_names() -> None:
-    with pytest.raises(
-        ValueError, match=r"^no task is named 'glu'; there are mlm, nsp, .*, pretraining \(mlm \+ nsp\)"
-    ):
-        select(["mlm", "glu"])
-    with pytest.raises(ValueError, match=r"^no task is named 'my.toml.orig'; there are "):
-        select(["my.toml.orig"])
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("mprc", "did you mean mrpc?"),
+        ("SST-2", "did you mean sst2?"),
+        ("squad1", "did you mean squad or squad_v1 or squad_v2?"),
+        ("wiki", f"there are mlm, nsp, fill_mask, the groups {', '.join(GROUPS)} and what python -m eval.run --help "
+         "lists; a task of your own is a file, such as wiki.toml"),
+        ("tickets.tml", "a task of your own is a file, such as tickets.toml"),
+        ("mine/my.toml.orig", "a task of your own is a file, such as mine/my.toml"),
+        ("films", "a task of your own is named by its file, films.toml"),  # and not fill_mask, which is spelled alike
+        ("films.tml", "a task of your own is named by its file, films.toml"),
+        ("mine/films", "a task of your own is named by its file, mine/films.toml"),
+        ("x" * 999, None),  # no file's name
+        ("a\0b", None),
+    ],
+)  # fmt: skip
+def test_an_unknown_name_is_told_with_what_may_be_meant(
+    name: str, advice: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path, tmp_path / "mine"):
+        folder.mkdir(exist_ok=True)
+        (folder / "films.toml").touch()
+    with pytest.raises(ValueError, match=r"^no task is named ") as told:
+        select(["mlm", name])
+    assert advice is None or str(told.value) == f"no task is named {name!r}; {advice}"
+
+
+def test_no_names() -> None:
     with pytest.raises(ValueError, match=r"^no tasks; name some of mlm, nsp, "):
         select([])
+
+
+def test_the_help_lists_all_tasks_and_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parse(["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"Tasks: {', '.join(TASKS)}; groups: pretraining (mlm + nsp), glue (cola + sst2" in told
 
 
 @pytest.mark.parametrize("task", FINE_TUNED.values(), ids=FINE_TUNED.keys())

@@ -39,6 +39,7 @@ from trainer.run_directory import RunDirectory, step_name
 from trainer.tracking import prepare, sync
 
 OPTIONS = ("--samples", "8", "--threads", "1", "--no-tracking")
+NO_SAMPLES = "--samples: for tasks that read held-out samples only, without effect on "
 INTERRUPTED = "eval.watch: interrupted; the same command goes on"
 
 
@@ -114,6 +115,19 @@ def test_every_export_once_and_the_last_one_on_all_tasks(
     assert evaluated == ["step-000007", "step-000009", "step-000009-final"]
     assert tasks_of(run, "step-000009") == ["fill_mask"]
     assert tasks_of(run, "step-000009-final") == ["fill_mask", "mlm", "nsp"]
+
+
+def test_options_that_no_task_heeds_the_final_ones_included_are_told_once(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    run.set_outcome("done")
+    data = ("--data", str(write_mrpc(tmp_path / "data")))
+    assert follow("--tasks", "mlm", "--final-tasks", "mrpc", *data, "--epochs", "1", "--learning-rates", "1e-3") == 0
+    assert "without effect" not in caplog.text
+    assert follow("--final-tasks", "mrpc", *data, "--epochs", "1", "--learning-rates", "1e-3") == 0
+    assert len(evaluated) == 5
+    assert [told for told in caplog.messages if "without effect" in told] == [f"{NO_SAMPLES}fill_mask, mrpc"]
 
 
 def test_nothing_until_the_end(run: RunDirectory, follow: Callable[..., int], evaluated: list[str]) -> None:
@@ -598,7 +612,7 @@ def test_results_of_another_limit_are_named_and_left(
     learning = ("--once", "--tasks", "mrpc", "--data", str(write_mrpc(tmp_path)))
     assert follow(*learning) == 1
     assert follow(*learning, "--limit", "4") == 1
-    told = [message.partition("; delete")[0] for message in caplog.messages]
+    told = [message.partition("; delete")[0] for message in caplog.messages if "made with" in message]
     evaluations = run.path / "evaluations"
     assert told == [
         f"{evaluations / 'step-000007'}: made with --limit 4",
@@ -616,7 +630,7 @@ def test_no_run_is_there_yet(
     recipe = run.config.read_text()
     run.config.unlink()
     assert follow(events=[lambda: None, lambda: run.config.write_text(recipe), done(run)]) == 0
-    assert caplog.messages == [f"{run.path}: no run is there yet; waiting for one"]
+    assert caplog.messages == [f"{run.path}: no run is there yet; waiting for one", f"{NO_SAMPLES}fill_mask"]
 
 
 def test_nothing_of_the_trainer_is_touched(run: RunDirectory, follow: Callable[..., int]) -> None:
@@ -764,6 +778,16 @@ def test_a_word_that_is_no_option_is_told_by_the_watch_itself(
     usage, error = capsys.readouterr().err.splitlines()
     assert usage.startswith("usage: python -m eval.watch RUN ")
     assert error == "python -m eval.watch: error: unrecognized arguments: --sahrds x"
+
+
+def test_several_directories_of_shards_are_told_in_a_line(
+    run: RunDirectory, shards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([str(run.path), "--shards", str(shards), "more"])
+    error = capsys.readouterr().err
+    assert error.startswith("python -m eval.watch: error: --shards: an evaluation reads one directory; ")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
