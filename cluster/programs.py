@@ -152,15 +152,19 @@ def read_eval(arguments: Sequence[str]) -> Program:
     """The evaluation of one export.
 
     Raises:
-        ConfigError: an argument that lacks.
+        ConfigError: an argument that lacks, or several directories of shards.
     """
     parser = _Parser("eval", add_help=False, allow_abbrev=False)
     parser.add_argument("--checkpoint", type=_path, required=True)
     parser.add_argument("--output", type=_path, required=True)
     parser.add_argument("--tasks", type=_tasks, required=True)
-    for option in ("--shards", "--data", "--sentences"):
+    for option in ("--data", "--sentences"):
         parser.add_argument(option, type=_path)
+    parser.add_argument("--shards", type=_path, nargs="+", default=[None])
     found, rest = parser.parse_known_args(arguments)
+    if len(found.shards) > 1:
+        raise ConfigError("eval: --shards: an evaluation reads one directory; make one of each a job of its own")
+    (found.shards,) = found.shards
     tasks = found.tasks
     given = {**vars(found), "tasks": ",".join(map(str, tasks))}
     words = [word for name, value in given.items() if value for word in (f"--{name}", str(value))]

@@ -263,14 +263,14 @@ def _draw_curve(axes: Any, history: History, metric: str, style: Mapping[str, An
 def _draw_directories(axes: Any, history: History) -> None:
     """Held-out losses of single shard directories, as thin lines."""
     for name, colour in zip(history.directories, itertools.cycle(COLOURS[1:]), strict=False):
-        points = visible(history.validation["step"], history.validation[of_directory("mlm_loss", name)])
-        axes.plot(*points, color=colour, marker=".", linestyle=":", linewidth=1.2, label=f"held out, {name}")
+        points = predicting(history.validation, of_directory("mlm_loss", name))
+        axes.plot(*visible(*points), color=colour, marker=".", linestyle=":", linewidth=1.2, label=f"held out, {name}")
 
 
-def predicting(training: Mapping[str, np.ndarray], metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """The steps of a training that have a metric, and its values there, [n] each."""
-    has = ~np.isnan(training[metric])
-    return training["step"][has], training[metric][has]
+def predicting(figures: Mapping[str, np.ndarray], metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """The steps of a training, or of its validations, that have a metric, and its values there, [n] each."""
+    has = ~np.isnan(figures[metric])
+    return figures["step"][has], figures[metric][has]
 
 
 def _draw_baseline(axes: Any, value: float | None, label: str | None) -> None:

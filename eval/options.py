@@ -24,7 +24,7 @@ from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
 
 SUBMISSION = "glue_submission.zip"
-JUDGED = "--judged"
+EFFECTS_TOLD = "--effects-told"
 _LONGEST = 128  # bytes of a folder's name that are told; file systems take 255
 T = TypeVar("T", int, float)
 
@@ -81,7 +81,7 @@ def _parser(program: str | None = None, usage: str | None = None) -> argparse.Ar
     )
     parser.add_argument("--no-tracking", dest="tracking", action="store_false", help="leave MLflow out")
     # Of a process that another one starts, which has told what without_effect finds.
-    parser.add_argument(JUDGED, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(EFFECTS_TOLD, action="store_true", help=argparse.SUPPRESS)
     _add_held_out(parser.add_argument_group("tasks that learn nothing"))
     _add_learning(parser.add_argument_group("tasks that the model learns"))
     _add_sharing(parser.add_argument_group("several processes"))

@@ -59,7 +59,7 @@ def prepare(arguments: argparse.Namespace) -> Plan:
         UsageError: something is missing, damaged or doesn't fit; the message says what to do.
     """
     selected = select(arguments.tasks)
-    for note in () if arguments.judged else without_effect(arguments, selected):
+    for note in () if arguments.effects_told else without_effect(arguments, selected):
         _log.warning(note)
     checkpoint = open_checkpoint(arguments.checkpoint)
     _ = checkpoint.lineage  # which the results will hold: a damaged one is refused now

@@ -35,7 +35,7 @@ with needs("eval"):
     from eval.errors import UsageError
     from eval.evaluated import EVALUATIONS
     from eval.locks import claimed
-    from eval.options import JUDGED, split_words, without_effect
+    from eval.options import EFFECTS_TOLD, split_words, without_effect
     from eval.options import parse as parse_evaluation
     from eval.parts import read_parts
     from eval.plan import check_source
@@ -256,7 +256,7 @@ def _weights_of(results: dict[str, Any]) -> str:
 
 def evaluation_words(job: Job) -> list[str]:
     """The options of eval.run for a job."""
-    return ["--checkpoint", str(job.export), "--tasks", ",".join(job.tasks), "--output", str(job.output), JUDGED]
+    return ["--checkpoint", str(job.export), "--tasks", ",".join(job.tasks), "--output", str(job.output), EFFECTS_TOLD]
 
 
 def _check_room(folder: Path) -> None:

@@ -15,7 +15,7 @@ from eval.errors import UsageError
 from eval.experiment import Experiment
 from eval.finetune import Hyperparameters
 from eval.locks import claimed, locked
-from eval.options import JUDGED
+from eval.options import EFFECTS_TOLD
 from preprocessing.schema import ShardError
 
 _log = logging.getLogger("eval")
@@ -145,7 +145,7 @@ def worker_words(words: Sequence[str], worker: int, workers: int, index: int, co
     All workers together have the points that ``share`` gives to their process.
     """
     sharing = ("--grid-index", str(index + worker * count), "--grid-count", str(count * workers))
-    return [*words, "--workers", "1", "--points-only", *sharing, JUDGED]
+    return [*words, "--workers", "1", "--points-only", *sharing, EFFECTS_TOLD]
 
 
 def _place(worker: int, workers: int) -> dict[str, str]:

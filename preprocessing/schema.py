@@ -419,7 +419,7 @@ def _why_no_directory(path: Path) -> str:
         return f"is a file; give its folder, {path.parent}"
     parts = [part.strip() for part in str(path).split(",")]
     if len(parts) > 1 and all(part and Path(part).is_dir() for part in parts):
-        return "several directories go with blanks between them, not commas"
+        return "several names with commas; name one, or put blanks between them where several are taken"
     return "no such directory; make shards with `beam run preprocessing/make_shards.py`"
 
 

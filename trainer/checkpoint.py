@@ -43,7 +43,7 @@ class RunState:
     config_blake2b: str
     loss_scale: LossScale | None = None  # of fp16's dynamic loss scaling
     code: dict[str, Any] = field(default_factory=dict)  # that trains; see trainer.lineage.code_version
-    trend: LossTrend | None = None  # of the phase's losses
+    trend: LossTrend | None = None  # of the losses so far
 
 
 _RUN_STATE = pydantic.TypeAdapter(RunState)

@@ -248,7 +248,7 @@ class Recipe:
         )
 
     def samples_of_length(self, step: int, sequence_length: int) -> int:
-        """Of them those of phases of one sequence length, which read one stream."""
+        """Samples seen after ``step`` updates in phases of one sequence length, which read one stream."""
         return sum(
             (min(end, step) - begin) * phase.global_batch_size
             for begin, end, phase in self.phase_ranges()

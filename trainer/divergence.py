@@ -25,8 +25,8 @@ class LossTrend:
     """The losses of the steps so far.
 
     Attributes:
-        mean: exponential, over some 200 steps; of the first 50 the plain one.
-        lowest: of these means; that of the first 50 steps counts as one.
+        mean: exponential, over some 200 steps; of the first 200 the plain one.
+        lowest: of these means. The first are noisy: that of 50 steps takes their place, unless the loss rose meanwhile.
         good_step: one from before the loss has risen.
         steps: so many losses are in it; checkpoints from before this was counted have those of a long phase.
     """
@@ -34,7 +34,7 @@ class LossTrend:
     mean: float
     lowest: float
     good_step: int
-    steps: int = _STEPS
+    steps: int = 2 * _STEPS
 
     @property
     def rise(self) -> float:
@@ -42,8 +42,8 @@ class LossTrend:
         return self.mean - self.lowest
 
     def has_left(self, limit: float) -> bool:
-        """Whether the mean is more than ``limit`` above its lowest."""
-        return self.rise > limit
+        """Whether the mean is more than ``limit`` above its lowest. Of fewer than 250 steps a jump would be half."""
+        return self.steps >= 5 * _STEPS // 4 and self.rise > limit
 
     def begin_anew(self) -> LossTrend:
         """For losses on other data, which don't compare; what was good stays so until they have a mean of their own."""
@@ -68,14 +68,15 @@ def follow(trend: LossTrend | None, step: int, loss: float, limit: float) -> Los
     if trend is None:
         trend = LossTrend(loss, loss, step - 1, steps=0)
     steps = trend.steps + 1
-    first = _STEPS // 4  # too few for a mean that others could be compared with
-    if steps <= first:
-        mean = loss if steps == 1 else trend.mean + (min(loss, trend.lowest + 2 * limit) - trend.mean) / steps
-        return replace(trend, mean=mean, lowest=mean, steps=steps)
-    mean = trend.mean + (min(loss, trend.lowest + 2 * limit) - trend.mean) / _STEPS
-    is_near = mean <= trend.lowest + _NEAR * limit
+    if steps == 1:
+        return replace(trend, mean=loss, lowest=loss, steps=1)
+    mean = trend.mean + (min(loss, trend.lowest + 2 * limit) - trend.mean) / min(steps, _STEPS)
+    lowest, settled = min(mean, trend.lowest), _STEPS // 4
+    if steps == settled and mean <= lowest + limit / 2:
+        lowest = mean
+    is_near = steps >= settled and mean <= lowest + _NEAR * limit
     good_step = max(trend.good_step, step - _STEPS // 8) if is_near else trend.good_step
-    return LossTrend(mean, min(mean, trend.lowest), good_step, steps)
+    return LossTrend(mean, lowest, good_step, steps)
 
 
 def diverged(
@@ -101,6 +102,6 @@ def diverged(
         )
     return DivergedError(
         f"{found}to go on from before, write {checkpoint} into {latest} and give {skip_setting(skip)}, which passes "
-        "over the samples since, or begin another run with a lower schedule.peak from that step's export; with "
-        "train.divergence=0 it goes on as it is"
+        "over the samples of this length since, or begin another run with a lower schedule.peak from that step's "
+        "export; with train.divergence=0 it goes on as it is"
     )

@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import logging
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -224,6 +223,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     taken = [text for text in arguments.shards if is_override(text)]  # by the open-ended --shards
     arguments.shards = [text for text in arguments.shards if text not in taken]
     arguments.settings = [*taken, *arguments.settings]
+    for advice in filter(None, map(_others_setting, arguments.settings)):
+        parser.error(advice)
     if not arguments.shards:
         parser.error("--shards names no directory")
     return arguments
@@ -231,14 +232,17 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _others_name(word: str) -> str | None:
     """What to say of an option that is called as another program calls it."""
-    option, is_setting, _ = word.partition("=")
-    if is_setting and re.fullmatch(r"[\w.]+", option, re.ASCII):  # a setting, called as others call an option
-        key = option.rpartition(".")[2]
-        meant = _OTHERS_NAMES.get(f"--{key}")
-        is_ours = meant and f".{key}=" in meant
-        return f"unknown setting {option}: here it is {meant}" if meant and not is_ours else None
+    option = word.partition("=")[0]
     meant = _OTHERS_NAMES.get(option.replace("-", "_").replace("__", "--", 1))
     return f"unknown option {option}: here it is {meant}" if meant and meant != option else None
+
+
+def _others_setting(word: str) -> str | None:
+    """What to say of a setting that is called as another program calls an option, such as learning_rate=1e-4."""
+    name = word.partition("=")[0]
+    key = name.rpartition(".")[2]
+    meant = _OTHERS_NAMES.get(f"--{key}")
+    return f"unknown setting {name}: here it is {meant}" if meant and f".{key}=" not in meant else None
 
 
 def _advice(word: str) -> str:

@@ -76,7 +76,8 @@ def check(
     """
     for config in configs:
         check_deepspeed(config)
-    check_weights(recipe.data.weights, shards.directories)  # though each phase may have its own
+    if run.is_new:  # though each phase may have its own; one that has begun must keep them
+        check_weights(recipe.data.weights, shards.directories)
     for phase in recipe.phases:
         train_stream(recipe, phase, shards)
         _check_validation(recipe, phase, shards)

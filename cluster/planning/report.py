@@ -42,9 +42,11 @@ def report(name: str, plan: Plan, source: str, scaling: Sequence[tuple[int, floa
     yield (
         f"{plan.usable / _GIB:.1f} GiB of {cluster.gpu.memory / _GIB:.0f} are counted on. A sequence of "
         + ", of ".join(
-            f"{phase.length} tokens keeps {phase.kept / _GIB:.3f} GiB of activations "
-            f"({phase.kept_checkpointed / _GIB:.3f} with activation checkpointing)"
-            for phase in {phase.length: phase for phase in plan.phases}.values()
+            dict.fromkeys(  # phases of one length are likely to say the same
+                f"{phase.length} tokens keeps {phase.kept / _GIB:.3f} GiB of activations "
+                f"({phase.kept_checkpointed / _GIB:.3f} with activation checkpointing)"
+                for phase in plan.phases
+            )
         )
         + ".\n"
     )

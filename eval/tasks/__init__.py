@@ -57,7 +57,7 @@ def list_all() -> str:
 def _advice(name: str) -> str:
     """What may be meant by an unknown name: the file of a task that lies there, or a name that is spelled alike."""
     place = Path(name)
-    file = place.parent / f"{place.name.partition('.')[0]}{SUFFIX}"
+    file = place.parent / f"{place.name.partition('.')[0] or 'tickets'}{SUFFIX}"
     if os.path.isfile(file):  # noqa: PTH113  where it can't be looked for pathlib's raises
         return f"a task of your own is named by its file, {file}"
     if near := get_close_matches(name.lower(), (*TASKS, *GROUPS)):

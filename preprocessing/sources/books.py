@@ -167,11 +167,19 @@ def _check_plain(text: str, name: str, following: Iterable[bytes | None] = ()) -
         other = "jsonl"
     if other:
         raise SourceError(f"{name}: not plain text but a file for --{other}; name it there")
-    if _JSON.match(text) and text.rstrip().endswith(("}", "]")):
+    if _JSON.match(text) and _is_json(text):
         raise SourceError(
             f"{name}: one JSON document, and no list of texts; put its texts into plain files, or into lines of "
-            '{"text": ...} for --jsonl'
+            '{"text": ...} for --jsonl, which has --jsonl-text-field for a text of another name'
         )
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _is_json_lines(text: str, following: Iterable[bytes | None]) -> bool:

@@ -451,7 +451,7 @@ def test_workers_divide_what_is_their_process_s(export: Path, count: int) -> Non
         of_workers = []
         for worker in range(2):
             parsed = parse(worker_words(words, worker, 2, index, count))
-            assert (parsed.workers, parsed.points_only, parsed.judged) == (1, True, True)
+            assert (parsed.workers, parsed.points_only, parsed.effects_told) == (1, True, True)
             of_workers += share(experiments, parsed.grid_index, parsed.grid_count)
         whole = share(experiments, index, count)
         assert len(of_workers) == len(whole)
@@ -966,7 +966,7 @@ def test_options_without_effect_refuse_nothing(
     assert run(export, data / "nowhere", tmp_path / "out", "fill_mask", "--max-length", "4096") == 0
     assert "--max-length: for tasks that the model learns only, without effect on fill_mask" in caplog.text
     caplog.clear()
-    assert run(export, data, tmp_path / "out", "fill_mask", "--max-length", "4096", "--judged") == 0
+    assert run(export, data, tmp_path / "out", "fill_mask", "--max-length", "4096", "--effects-told") == 0
     assert "without effect" not in caplog.text, "which the process has told that started this one"
 
 

@@ -276,7 +276,7 @@ def test_a_json_document_of_several_lines_is_no_book(beginning: str) -> None:
     "text",
     [
         *("{} is empty.", "{}", "{", "{1} A note.", "<doc", "See <mediawiki>.", '"{"a": 1}'),
-        *("[1]", '["Aye," he said.]', '{"Aye": so he said.'),
+        *("[1]", '["Aye," he said.]', '{"Aye": so he said.', '[{"a": 1}] is how it begins [and ends]'),
         pytest.param('{"a":' * 100_000, id="deeper than Python reads"),
     ],
 )

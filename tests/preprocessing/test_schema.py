@@ -159,7 +159,9 @@ def test_a_path_that_is_no_directory_is_told_as_what_it_is(directory: Path) -> N
     with pytest.raises(ShardError, match=f"^{file}: is a file; give its folder, {directory}$"):
         ShardDirectory(file)
     two = f"{directory}, {directory}/tokenizer"
-    with pytest.raises(ShardError, match=f"^{two}: several directories go with blanks between them, not commas$"):
+    with pytest.raises(
+        ShardError, match=f"^{two}: several names with commas; name one, or put blanks between them where"
+    ):
         ShardDirectory(two)
     for gone in (f"{directory},{directory}/gone", f"{directory},", str(directory / "gone")):
         with pytest.raises(ShardError, match=f"^{gone}: no such directory; make shards with"):

@@ -70,11 +70,33 @@ def test_losses_on_other_data_begin_a_mean_of_their_own_and_what_was_good_stays_
     for step in range(1001, 3001):
         trend = follow(trend, step, 9.0, LIMIT)
         assert not trend.has_left(LIMIT)
-        assert trend.good_step == (975 if step <= 1050 else step - 25)
+        assert trend.good_step == (975 if step < 1050 else step - 25)
     for step in range(3001, 3140):
         trend = follow(trend, step, 20.0, LIMIT)
     assert trend.has_left(LIMIT)
     assert trend.rise == trend.mean - trend.lowest
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("height", [1.5, 2.65, 1e4])
+@pytest.mark.parametrize("rise_after", [1, 3, 10, 20, 25, 30, 40, 60, 150])
+def test_a_rise_soon_after_a_beginning_is_found_too(rise_after, height, goes_on):
+    """Of a run, or of a phase on other data, as its new schedule may bring one; 250 steps are waited for."""
+    first = 1000 if goes_on else 0
+    trend = LossTrend(mean=1.0, lowest=1.0, good_step=975).begin_anew() if goes_on else None
+    noise = np.random.default_rng(5).normal(0, 0.16, 2000)
+    for step in range(1, 2000):
+        trend = follow(trend, first + step, 2.0 + height * LIMIT * (step > rise_after) + noise[step], LIMIT)
+        assert step >= 250 or not trend.has_left(LIMIT)
+        if trend.has_left(LIMIT):
+            break
+    assert step < rise_after + 500
+    assert trend.good_step <= first + rise_after
+
+
+def test_a_jump_soon_after_a_beginning_that_comes_back_ends_nothing():
+    for jump_after in (1, 10, 50, 100):
+        assert end([2.0] * jump_after + [12.0] * 99 + [2.0] * 1000) is None
 
 
 def test_a_trend_from_before_its_steps_were_counted_is_one_of_many():

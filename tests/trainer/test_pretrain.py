@@ -782,8 +782,9 @@ def test_what_other_programs_call_a_setting_is_told(word, told, capsys):
 
 def test_our_own_settings_are_no_other_ones():
     ours = ["train.seed=2", "train.max_steps=3", "schedule.warmup_steps=4", "phases.0.schedule.warmup_steps=1"]
-    given = ["--config", "a.toml", "--output", "run", "--shards", "shards", "seed=3/", "--init-from=seed=3"]
-    assert pretrain._parse([*given, *ours]).settings == ours
+    given = ["--config", "a.toml", "--output", "lr=1e-4", "--shards", "shards", "lr=3", "--init-from=learning_rate=3"]
+    arguments = pretrain._parse([*given, *ours])
+    assert (arguments.settings, arguments.output.name, arguments.shards[1]) == (ours, "lr=1e-4", "lr=3")
 
 
 @pytest.mark.parametrize("words", [

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -99,8 +100,15 @@ def test_again_adds_nothing(run: RunDirectory, store: str, capsys: pytest.Captur
         assert capsys.readouterr().out.endswith(told)
     add_lines(run.metrics, 4, 9)
     assert main(["sync", str(run.path)]) == 0
-    assert capsys.readouterr().out.endswith("has steps up to 9, 3 of which it had\n")
+    assert capsys.readouterr().out.endswith("has steps up to 9, up to 3 as before\n")
     assert_complete(run, store, only_run(store).info.run_id)
+
+
+def test_a_run_without_steps_has_none_in_mlflow(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    run.metrics.unlink()
+    run.validation_metrics.unlink()
+    assert main(["sync", str(run.path)]) == 0
+    assert capsys.readouterr().out.endswith("has no steps yet\n")
 
 
 def test_what_is_there_is_not_sent_again(run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,11 +268,12 @@ def test_of_the_steps_every_nth_is_carried_over_and_of_the_validations_all(run: 
 
 
 @pytest.mark.parametrize(("directory", "name"), [
-    ("wiki/en", "wiki/en"),
-    ("корпус 1", "корпус 1"),
-    ("a+b=c", "a_b_c"),
-    ("/shards", "shards"),
-    ("x" * 300, "x" * (250 - len("validation_perplexity/"))),
+    ("wiki", r"wiki"),
+    ("wiki/en", r"wiki\.en"),
+    ("корпус 1", r"корпус 1"),
+    ("a+b=c", r"a_b_c [0-9a-f]{8}"),
+    ("/shards", r"shards"),
+    ("x" * 300, r"x{150} [0-9a-f]{8}"),
 ])  # fmt: skip
 def test_figures_of_a_shard_directory_have_a_name_that_mlflow_takes(
     run: RunDirectory, store: str, directory: str, name: str
@@ -272,9 +281,28 @@ def test_figures_of_a_shard_directory_have_a_name_that_mlflow_takes(
     line = {"step": 4, "time": 1.0, "loss": 2.5, f"perplexity/{directory}": 1.5}
     append_line(run.validation_metrics, line)
     assert main(["sync", str(run.path)]) == 0
-    run_id = only_run(store).info.run_id
-    assert history(store, run_id, f"validation_perplexity/{name}") == [(4, 1.5)]
+    found = only_run(store)
+    run_id, beginning = found.info.run_id, "validation_by_directory/perplexity/"
+    (metric,) = (metric for metric in found.data.metrics if metric.startswith(beginning))
+    assert re.fullmatch(name, metric.removeprefix(beginning))
+    assert history(store, run_id, metric) == [(4, 1.5)]
     assert (4, 2.5) in history(store, run_id, "validation_loss")
+
+
+def test_a_store_of_files_has_room_for_them_beside_those_of_all(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There a metric is a file, and what is before a slash a folder."""
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store := f"file://{tmp_path / 'files'}")
+    for step, directory in ((4, "wiki"), (5, "wiki/en")):
+        append_line(run.validation_metrics, metrics(step) | {f"perplexity/{directory}": 1.5})
+    assert main(["sync", str(run.path)]) == 0
+    found = only_run(store).data.metrics
+    assert found["validation_perplexity"] == metrics(5)["perplexity"]
+    assert (
+        found["validation_by_directory/perplexity/wiki"] == found["validation_by_directory/perplexity/wiki.en"] == 1.5
+    )
 
 
 def test_another_every_holds_for_the_steps_that_come_then(run: RunDirectory, store: str) -> None:

@@ -47,8 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {store}: {first_line(error)}; try again later", file=sys.stderr)
         return 1
     now = _steps(run)
-    added = f", {before} of which it had" if 0 < before < now else " as before" if before == now else ""
-    print(f"MLflow run {run_id} at {without_credentials(read_cursor(run).tracking_uri)} has steps up to {now}{added}")
+    added = f", up to {before} as before" if 0 < before < now else " as before" if before == now else ""
+    steps = f"steps up to {now}{added}" if now else "no steps yet"
+    print(f"MLflow run {run_id} at {without_credentials(read_cursor(run).tracking_uri)} has {steps}")
     return 0
 
 

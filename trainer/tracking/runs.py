@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import posixpath
 import re
 import threading
 import tomllib
@@ -20,6 +19,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from preprocessing.schema import checksum_of
 from trainer.credentials import without_credentials
 from trainer.files import end_of_step
 from trainer.leases import is_held
@@ -41,7 +41,7 @@ from trainer.tracking.store import (
 )
 
 _LINES = 50  # of a file of metrics that are sent at once: how far MLflow has got is noted after each
-_LONGEST_NAME = 250  # characters that a metric's may have in MLflow
+_LONGEST_DIRECTORY = 150  # characters of a shard directory in a metric's name, which may have 250 in MLflow
 _LONGEST_VALUE = 6000  # characters that a parameter may have in MLflow
 _INTERVAL = 5.0  # seconds between two looks at metrics.jsonl
 _PATIENCE = 60.0  # seconds that a finished training waits for its tracker
@@ -299,15 +299,25 @@ def _lines_after(path: Path, after: int) -> Iterator[_Line]:
 
 def _metrics(lines: Sequence[_Line], prefix: str) -> list[Metric]:
     return [
-        Metric(_metric_name(prefix + key), value, int(line.time * 1000), line.step)
+        Metric(prefix + _metric_name(key), value, int(line.time * 1000), line.step)
         for line in lines
         for key, value in line.__pydantic_extra__.items()
     ]
 
 
-def _metric_name(name: str) -> str:
-    """A name that MLflow takes: with one that it refuses, as it would a shard directory's ``a+b``, it takes no line."""
-    return posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name[:_LONGEST_NAME]))
+def _metric_name(key: str) -> str:
+    """What MLflow calls a figure, of a shard directory alone ``by_directory/perplexity/wiki`` for ``perplexity/wiki``.
+
+    A store of files has a folder for what is before a slash, where there may not be a metric of that name. And with a
+    name that MLflow refuses, as it would ``a+b``, it takes no line: where it had to be changed, a hash tells it apart.
+    """
+    figure, is_of_directory, directory = key.partition("/")
+    if not is_of_directory:
+        return key
+    name = directory.replace("/", ".")
+    clean = re.sub(r"[^\w.\- :]", "_", name[:_LONGEST_DIRECTORY])
+    told_apart = "" if clean == name else f" {checksum_of(directory.encode())[:8]}"
+    return f"by_directory/{figure}/{clean.lstrip('.')}{told_apart}"
 
 
 def _monitor(run: RunDirectory, run_id: str) -> Any:
