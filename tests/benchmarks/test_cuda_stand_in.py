@@ -40,9 +40,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(tmp_path_factory.mktemp("data") / "shards", train=(70, 50), pairs_per_row=5)
 
 
-def run(environment: dict[str, str], *command: object) -> subprocess.CompletedProcess[str]:
+def run(environment: dict[str, str], *command: object, patience: float = 600) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, *map(str, command)]
-    return subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    return subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=patience)
 
 
 def test_reading_from_the_device_gives_zeros_and_is_counted(environment: dict[str, str]):
@@ -125,10 +125,12 @@ def test_held_out_samples_are_scored_on_the_device_that_is_asked_for(environment
         assert (results["tasks"]["nsp"]["metrics"]["loss"]["value"] == 0) == (device == "cuda")  # it gives zeros
 
 
+@pytest.mark.timeout(1500)
 def test_every_row_of_the_benchmark_is_measured(environment: dict[str, str], shards: Path, tmp_path: Path):
+    """Beside whatever else keeps the machine busy; on a GPU rows end earlier, by --end."""
     done = run(
         environment, "benchmarks/gpu_pretrain.py", "--shards", shards, "--output", tmp_path, "--size",
-        "demo", "--lengths", 32, "--batches", 8, "--seconds", 0.1,
+        "demo", "--lengths", 32, "--batches", 8, "--seconds", 0.1, "--end", 1400, patience=1500,
     )  # fmt: skip
     records = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))["parts"]
     errors = {record["kind"]: record["error"] for record in records if "error" in record}
