@@ -239,20 +239,12 @@ class Recipe:
             return learning_rate(step, self.total_steps, self.schedule)
         return learning_rate(step - begin, end - begin, phase.schedule)
 
-    def samples(self, step: int) -> int:
-        """Samples seen after ``step`` finished updates."""
+    def samples(self, step: int, sequence_length: int | None = None) -> int:
+        """Samples seen after ``step`` finished updates, or those of the phases of one length, which read one stream."""
         return sum(
             (min(end, step) - begin) * phase.global_batch_size
             for begin, end, phase in self.phase_ranges()
-            if step > begin
-        )
-
-    def samples_of_length(self, step: int, sequence_length: int) -> int:
-        """Samples seen after ``step`` updates in phases of one sequence length, which read one stream."""
-        return sum(
-            (min(end, step) - begin) * phase.global_batch_size
-            for begin, end, phase in self.phase_ranges()
-            if step > begin and phase.sequence_length == sequence_length
+            if step > begin and sequence_length in (None, phase.sequence_length)
         )
 
     def phase_ranges(self) -> Iterator[tuple[int, int, Phase]]:

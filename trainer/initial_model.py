@@ -30,18 +30,14 @@ def initial_model(init_from: Path | None, run: RunDirectory) -> BertConfig | Non
     return given_model(init_from) if init_from else None
 
 
-def check_is_export(directory: Path, told_by: str = "") -> None:
+def check_is_export(directory: Path) -> None:
     """See that a directory is no run, checkpoint or folder of exports, as is often given instead of an export.
-
-    Args:
-        directory: that is to have a model.
-        told_by: what the message begins with.
 
     Raises:
         ConfigError: it has no configuration and lies in a run; the message names the newest export there.
     """
     if not os.access(directory / CONFIG, os.F_OK) and (newest := newest_export_around(directory)):
-        raise ConfigError(f"{told_by}{directory / CONFIG}: missing, so it is no export; the newest one is {newest}")
+        raise ConfigError(f"{directory / CONFIG}: missing, so it is no export; the newest one is {newest}")
 
 
 def given_model(directory: Path) -> BertConfig:
@@ -55,8 +51,8 @@ def given_model(directory: Path) -> BertConfig:
             f"--init-from: {directory}: no such folder; a model of the Hugging Face hub comes into one by "
             "`hf download NAME --local-dir DIR`"
         )
-    check_is_export(directory, "--init-from: ")
     try:
+        check_is_export(directory)
         return load_config(directory)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--init-from: {error}") from error

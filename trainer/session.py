@@ -185,11 +185,11 @@ class Session:
             return
         self.saver.finish()
         good_step = self._trend.good_step
-        before = [path.name for path in step_folders(self.run.checkpoints) if step_number(path) <= good_step]
-        since = step_number(Path(before[-1])) if before else good_step
-        first, end = (self.recipe.samples_of_length(at, phase.sequence_length) for at in (since, step))
+        before = [path for path in step_folders(self.run.checkpoints) if step_number(path) <= good_step]
+        since = step_number(before[-1]) if before else good_step
+        first, end = (self.recipe.samples(at, phase.sequence_length) for at in (since, step))
         skip = [*self.recipe.data.skip, (first, end)]
-        raise diverged(step, self._trend, self.run.latest, before[-1] if before else None, skip)
+        raise diverged(step, self._trend, self.run.latest, before[-1].name if before else None, skip)
 
     def _tell_of_room(self, phase: Phase, accumulated: int, totals: GlobalCounts) -> None:
         """Say so where a GPU is given small micro-batches one after the other, and has memory for larger ones.
@@ -274,8 +274,8 @@ class Session:
 
     def _steps(self, phase: Phase, begin: int) -> Steps:
         stream = train_stream(self.recipe, phase, self.shards)
-        first = self.recipe.samples_of_length(begin, phase.sequence_length)
-        last = self.recipe.samples_of_length(min(begin + phase.steps, self.recipe.last_step), phase.sequence_length)
+        end = min(begin + phase.steps, self.recipe.last_step)
+        first, last = (self.recipe.samples(step, phase.sequence_length) for step in (begin, end))
         reads = (read.describe(self.shards.source(read.directory)) for read in stream.reads(first, last))
         skipped = count_skipped(self.recipe.data.skip, first, last)
         without = f"; {skipped:,} of them are skipped" if skipped else ""

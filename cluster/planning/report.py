@@ -111,11 +111,10 @@ def _advice(plan: Plan) -> Iterator[str]:
 
 
 def _memory_table(plan: Plan) -> str:
-    columns = {  # by what they say: phases of one length are likely to have the same
-        (phase.length, *(stage.largest[i] for stage in plan.stages if stage.offered)): i
-        for i, phase in reversed(list(enumerate(plan.phases)))
-    }
-    shown = sorted(columns.values())
+    columns: dict[tuple[int, ...], int] = {}  # by what they say: phases of one length are likely to have the same
+    for i, phase in enumerate(plan.phases):
+        columns.setdefault((phase.length, *(stage.largest[i] for stage in plan.stages if stage.offered)), i)
+    shown = list(columns.values())
     header = ["ZeRO", "weights", "gradients", "optimizer", "buffers", "at the update"]
     header += [*(f"largest micro-batch of {plan.phases[i].length}" for i in shown), "hours"]
     rows = [_stage_row(stage, plan, shown) for stage in plan.stages]
