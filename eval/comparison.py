@@ -5,11 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from eval.evaluated import Evaluated, prevailing, settings_of
+from eval.evaluated import Evaluated, on_each_data, settings_of
 from eval.paper import Table
 from eval.results import diverged_seeds, shown_figures, spread
+from trainer.naming import tell_apart
 
 
 @dataclass(frozen=True)
@@ -38,17 +40,21 @@ class MeasuredExport:
         step: of it; None where another program wrote it.
         tasks: name -> content, see eval.results; of the evaluation that counts, see eval.evaluated.prevailing.
         data: name of a task -> what tells the data that it was measured on from others, and from a part of them.
+        places: name of a task -> where these data lay, and the length of their samples, see eval.evaluated.
         settings: of the run, section.key -> value; empty where its config.toml is out of reach.
         limits: name of a task that was only tried out -> examples of each data set that were taken at most, or held-out
             samples that were, where the run was measured over more of them.
+        on_other_data: the same weights with tasks that were measured on other data too.
     """
 
     run: str
     step: int | None
     tasks: Mapping[str, Any]
     data: Mapping[str, str]
+    places: Mapping[str, tuple[Path, int | None]]
     settings: Mapping[str, Any]
     limits: Mapping[str, int]
+    on_other_data: Sequence[MeasuredExport] = ()
 
     @property
     def name(self) -> str:
@@ -74,6 +80,10 @@ class MeasuredExport:
         found: str | None = self.tasks[task]["details"].get("instead")
         return found
 
+    def shown(self, task: str) -> Iterable[tuple[str, str]]:
+        """The figures of a task as tables show them, by what tables call them."""
+        return shown_figures({task: self.tasks[task]}).items()
+
     def score(self, task: str, metric: str) -> Score | None:
         """What was measured; None where nothing was."""
         content = self.tasks.get(task, {"metrics": {}})
@@ -97,12 +107,20 @@ def exports_of(evaluations: Iterable[Evaluated]) -> list[MeasuredExport]:
         for task in evaluated.results["tasks"]:
             measured = evaluated.run, task, evaluated.data(task)
             most[measured] = max(evaluated.samples(task), most.get(measured, 0))
-    exports = [_measured(group, most) for group in by_weights.values()]
+    exports = []
+    for group in by_weights.values():
+        settings = settings_of(group[0].directory)
+        first, *others = [_measured(group[0], counting, settings, most) for counting in on_each_data(group)]
+        exports.append(replace(first, on_other_data=others))
     return sorted(exports, key=lambda export: (export.run, export.step or 0))
 
 
-def _measured(group: Sequence[Evaluated], most: Mapping[tuple[str, str, str], int]) -> MeasuredExport:
-    counting = prevailing(group)
+def _measured(
+    export: Evaluated,
+    counting: Mapping[str, Evaluated],
+    settings: Mapping[str, Any],
+    most: Mapping[tuple[str, str, str], int],
+) -> MeasuredExport:
     limits = {task: evaluated.limit(task) for task, evaluated in counting.items()}
     fewer = {
         task: samples
@@ -110,11 +128,12 @@ def _measured(group: Sequence[Evaluated], most: Mapping[tuple[str, str, str], in
         if (samples := evaluated.samples(task)) < most[evaluated.run, task, evaluated.data(task)]
     }
     return MeasuredExport(
-        run=group[0].run,
-        step=group[0].step,
+        run=export.run,
+        step=export.step,
         tasks={task: evaluated.results["tasks"][task] for task, evaluated in counting.items()},
         data={task: f"{evaluated.data(task)}, {fewer.get(task, 'all')}" for task, evaluated in counting.items()},
-        settings=settings_of(group[0].directory),
+        places={task: evaluated.place(task) for task, evaluated in counting.items()},
+        settings=settings,
         limits={task: limit for task, limit in limits.items() if limit is not None} | fewer,
     )
 
@@ -144,14 +163,39 @@ def on_same_data(exports: Sequence[MeasuredExport]) -> tuple[list[MeasuredExport
 def side_by_side(exports: Sequence[MeasuredExport]) -> list[list[str]]:
     """The rows of a table of all figures that several runs have on the same data, of each its newest export's.
 
-    Empty where there are none.
+    A row says on which data where the table has that figure on several. Trials on a part of some data, or of its
+    samples, don't count, unless there are only trials of the task. Empty where there are no rows.
     """
-    newest, _ = on_same_data(list({export.run: export for export in exports}.values()))  # they ascend by step
-    columns = [shown_figures(export.tasks) for export in newest]
-    names = dict.fromkeys(name for column in columns for name in column)
-    shared = [name for name in names if sum(name in column for column in columns) > 1]
-    rows = [[name, *(column.get(name, "") for column in columns)] for name in shared]
-    return [["", *(export.name for export in newest)], *rows] if rows else []
+    newest = list({export.run: export for export in exports}.values())  # they ascend by step
+    everything = [(export, *export.on_other_data) for export in newest]
+    whole = {task for parts in everything for part in parts for task in part.whole.tasks}
+    counting = [
+        [part.of([task for task in part.tasks if not (task in part.limits and task in whole)]) for part in parts]
+        for parts in everything
+    ]
+    columns = [
+        {(name, part.data[task]): figure for part in parts for task in part.tasks for name, figure in part.shown(task)}
+        for parts in counting
+    ]
+    places = {part.data[task]: part.places[task] for parts in counting for part in parts for task in part.tasks}
+    measured = dict.fromkeys(key for column in columns for key in column)
+    shared = [key for key in measured if sum(key in column for column in columns) > 1]
+    on_data: dict[str, list[str]] = {}  # figure -> the data that it is there on
+    for name, data in shared:
+        on_data.setdefault(name, []).append(data)
+    directories = tell_apart(places[data][0] for several in on_data.values() if len(several) > 1 for data in several)
+    rows = [
+        [name if len(several) == 1 else f"{name}, {_place(places[data], directories)}",
+         *(column.get((name, data), "") for column in columns)]
+        for name, several in on_data.items()
+        for data in several
+    ]  # fmt: skip
+    return [["", *(parts[0].name for parts in counting)], *rows] if rows else []
+
+
+def _place(place: tuple[Path, int | None], directories: Mapping[Path, str]) -> str:
+    directory, length = place
+    return f"{directories[directory]}" if length is None else f"{directories[directory]} at {length}"
 
 
 def compare(table: Table, exports: Sequence[MeasuredExport]) -> list[list[str]]:

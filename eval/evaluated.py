@@ -76,6 +76,13 @@ class Evaluated:
             return ""
         return f"{details.get('instead', task)} of {shards['manifest_blake2b']} at {shards['sequence_length']}"
 
+    def place(self, task: str) -> tuple[Path, int | None]:
+        """Where the data lay that a task was measured on, and how long its samples are, which data sets don't say."""
+        shards, data = self.results["shards"], self.results.get("data") or {}
+        if shards and self.samples(task):
+            return Path(shards["path"]), shards["sequence_length"]
+        return Path(data.get("path", "")), None
+
     def figure(self, task: str, metric: str) -> float | None:
         """A figure; None where it was not measured."""
         measured = self.results["tasks"].get(task, {}).get("metrics", {}).get(metric)
@@ -186,14 +193,31 @@ def prevailing(evaluations: Iterable[Evaluated]) -> dict[str, Evaluated]:
     Args:
         evaluations: of one export.
     """
+    return {task: ranked[0] for task, ranked in _ranked(evaluations).items()}
+
+
+def on_each_data(evaluations: Iterable[Evaluated]) -> Iterator[dict[str, Evaluated]]:
+    """What prevails, if anything; and then, of tasks that were measured on other data too, what does on each of these.
+
+    Args:
+        evaluations: of one export.
+    """
+    by_task = _ranked(evaluations)
+    for i in range(max(map(len, by_task.values()), default=1)):
+        yield {task: ranked[i] for task, ranked in by_task.items() if i < len(ranked)}
+
+
+def _ranked(evaluations: Iterable[Evaluated]) -> dict[str, list[Evaluated]]:
+    """Task -> of all data that it was measured on the evaluation whose figures count, the one that prevails first."""
     by_task: dict[str, list[Evaluated]] = {}
     for evaluated in evaluations:
         for task in evaluated.results["tasks"]:
             by_task.setdefault(task, []).append(evaluated)
-    return {
-        task: max(group, key=lambda e: (e.limit(task) or math.inf, e.samples(task), e.written, str(e.file)))
-        for task, group in by_task.items()
-    }
+    for task, group in by_task.items():
+        group.sort(key=lambda e: (e.limit(task) or math.inf, e.samples(task), e.written, str(e.file)))
+        by_task[task] = list({e.data(task): e for e in group}.values())  # of each data the last one
+        by_task[task].sort(key=group.index, reverse=True)
+    return by_task
 
 
 def enumerate_few(names: Sequence[str]) -> str:

@@ -39,7 +39,7 @@ with needs("eval"):
         enumerate_few,
         find_results,
         of_present_weights,
-        prevailing,
+        on_each_data,
         read_evaluations,
     )
     from eval.pages import render_page
@@ -145,7 +145,7 @@ def report(
             yield "Held-out figures of these runs don't compare: they are of different shards, see under Origin.\n"
     if rows := side_by_side(exports):
         yield "## Side by side\n"
-        yield "± is half of the 95 % interval. What was measured on other data is left out.\n"
+        yield "± is half of the 95 % interval. What one model alone was measured on is left out.\n"
         yield markdown_table(rows, numbers=range(1, len(rows[0])))
     if exports:
         yield from _beside_the_paper(exports)
@@ -235,31 +235,43 @@ def _evaluation(group: Sequence[Evaluated]) -> Iterator[str]:
     """A section of all that was evaluated on an export."""
     export = group[0].export.name
     yield f"## Evaluation of {plain(export if group[0].run == export else f'{group[0].run} {export}')}\n"
-    counting = prevailing(group)
+    failed = {name: e for e in group for name in e.results["failed"]}
+    counting, *on_other_data = on_each_data(group)
+    yield from _figures(group, counting, failed)
+    for name, e in failed.items():
+        reason = e.results["failed"][name]
+        yield f"Failed: {plain(f'{name}: {reason}')}\n"
+    for counting in on_other_data:
+        yield "On other data:\n"
+        yield from _figures(group, counting)
+
+
+def _figures(
+    group: Sequence[Evaluated], counting: Mapping[str, Evaluated], failed: Mapping[str, Evaluated] | None = None
+) -> Iterator[str]:
+    """The figures of tasks, each from the evaluation that counts, and what they are of."""
     for e in group:
-        if facts := list(_facts(e, [task for task, of in counting.items() if of is e])):
+        tasks = [task for task, of in counting.items() if of is e]
+        without = [f"{name} (failed)" for name, of in (failed or {}).items() if of is e]
+        if tasks or without:
+            facts = [", ".join([*tasks, *without]), *_facts(e, tasks)]
             yield f"{plain('; '.join(facts))}. ± is half of the 95 % confidence interval.\n"
-    tasks = {"tasks": {task: e.results["tasks"][task] for task, e in counting.items()}}
+    shown = {"tasks": {task: e.results["tasks"][task] for task, e in counting.items()}}
     points = [line for task, e in counting.items() for line in best_points(e.results, [task])]
     learned = "".join(f"- {plain(line)}\n" for line in points)
-    yield from filter(None, (figures_table(tasks), learned, filled_table(tasks)))
-    failed = {name: reason for e in group for name, reason in e.results["failed"].items()}
-    yield from (f"Failed: {plain(f'{name}: {reason}')}\n" for name, reason in failed.items())
+    yield from filter(None, (figures_table(shown), learned, filled_table(shown)))
 
 
 def _facts(evaluated: Evaluated, tasks: Sequence[str]) -> Iterator[str]:
-    """What the figures of a results.json are of, for those tasks whose figures count; nothing where none does."""
+    """What the figures of tasks in a results.json are of."""
     result = evaluated.results
-    if not (tasks or result["failed"]):
-        return
-    yield ", ".join([*tasks, *(f"{name} (failed)" for name in result["failed"])])
     if shards := result["shards"]:
         yield f"{shards['samples']:,} held-out samples of {shards['sequence_length']} tokens"
     for limit in {limit for task in tasks if (limit := evaluated.limit(task)) is not None}:
         yield f"at most {limit:,} examples of each data set, so of little weight"
     yield f"weights {evaluated.weights_blake2b}"
     if shards:
-        yield f"shards {shards['manifest_blake2b']}"
+        yield f"shards {shards['path']}, {shards['manifest_blake2b']}"
     yield f"evaluated by {_commit(result['code'])}"
 
 

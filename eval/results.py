@@ -139,6 +139,7 @@ class _Checkpoint(pydantic.BaseModel):
 
 
 class _Shards(pydantic.BaseModel):
+    path: str
     manifest_blake2b: str
     sequence_length: int
     samples: int

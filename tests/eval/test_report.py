@@ -132,7 +132,7 @@ def test_report(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert rows["demo"][2:] == ["new weights", "commit c0ffee", str(run)]
     assert "rte accuracy" not in rows
     assert "## Evaluation of demo step-000060" in text
-    assert "mlm, nsp, fill_mask; 2,000 held-out samples of 128 tokens; weights ab60; shards cd34" in text
+    assert "mlm, nsp, fill_mask; 2,000 held-out samples of 128 tokens; weights ab60; shards /data, cd34" in text
     assert "evaluated by commit 0123456789ab with changes" in text
     assert "![" in text
     assert "(curves.png)" in text
@@ -595,7 +595,7 @@ def test_next_words_are_no_masked_words(run: Path, tmp_path: Path) -> None:
     sizes = rows_after(text, "Effect of model size")["perplexity"]
     assert [sizes[name] for name in ("demo 60", "said 30", "of-old 30")] == ["1,234.56", "", ""]
     shown = re.findall(r"^\| (mlm perplexity.*?) +\|", text, re.MULTILINE)
-    assert sorted(shown) == ["mlm perplexity", *["mlm perplexity, next words"] * 2]
+    assert sorted(shown) == ["mlm perplexity", *["mlm perplexity, next words"] * 3]  # those two beside each other too
     evaluations = read_evaluations(find_results([run, said, of_old]))
     assert baselines(evaluations) == Baselines(None, None)
     kept, left_out = on_same_data(exports_of(evaluations))
@@ -901,6 +901,37 @@ def test_a_trial_of_a_newer_export_over_few_samples_leaves_figures_over_many_alo
     kept, left_out = on_same_data(exports_of(read_evaluations(find_results([run, other]))))
     assert left_out == ["mlm of demo 60 (8 examples)"]
     assert [list(export.tasks) for export in kept] == [["mlm"], ["mlm"], [], ["mlm"]]
+
+
+def test_figures_on_several_shard_directories_stand_beside_each_other(run: Path, tmp_path: Path) -> None:
+    """A row says on which they are; a trial over few samples of one of them is in no table."""
+    other = write_run(tmp_path / "runs" / "other", steps=60)
+    for of, name, shards, samples, perplexity in (
+        *((run, "a", "wiki", 2000, 10.0), (run, "b", "notes", 2000, 20.0), (run, "c", "notes", 8, 1.0)),
+        *((other, "a", "wiki", 2000, 30.0), (other, "b", "notes", 2000, 40.0), (other, "c", "mine", 2000, 50.0)),
+    ):
+        file = write_evaluation(of, 60, name)
+        written = held_out(60, samples, perplexity, shards)
+        write_results(file, read_results(file) | written | {"shards": written["shards"] | {"path": f"/data/{shards}"}})
+    text = report_of(run, other)
+    rows = rows_of(text.partition("## Side by side\n")[2].partition("\n#")[0])
+    assert rows[""] == ["demo 60", "other 60"]
+    assert rows["mlm perplexity, wiki at 128"] == ["10.0", "30.0"]
+    assert rows["mlm perplexity, notes at 128"] == ["20.0", "40.0"]
+    assert not any("mine" in name for name in rows)
+    sections = text.partition("## Evaluation of other")[2].split("On other data:\n")
+    assert [section.count("| mlm perplexity") for section in sections] == [1, 1, 1]
+    assert [
+        place for section in sections for place in ("wiki", "notes", "mine") if f"shards /data/{place}, " in section
+    ] == ["mine", "notes", "wiki"]
+
+
+def test_a_task_that_failed_beside_figures_on_two_directories_is_named_once(run: Path) -> None:
+    for name, shards in (("a", "wiki"), ("b", "notes")):
+        file = write_evaluation(run, 60, name)
+        write_results(file, read_results(file) | held_out(60, 2000, 10.0, shards) | {"failed": {"rte": "no data"}})
+    text = report_of(run)
+    assert text.count("Failed: rte: no data") == text.count("rte (failed)") == 1
 
 
 def test_as_many_samples_as_there_are_of_some_shards_are_no_trial(run: Path) -> None:
