@@ -20,6 +20,7 @@ _XZ = b"\xfd7zXZ\x00"
 _ZSTANDARD = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")  # a frame, or one to skip, as pzstd writes
 _ZIP = b"PK\x03\x04"
 _TAR, _TAR_AT = b"ustar", 257  # in the header of an archive's first file
+_BEGINNING = _TAR_AT + len(_TAR)  # bytes of a file that tell what it is
 _READ = 1 << 18  # bytes of a compressed file
 _PIECE = 1 << 14  # bytes of what comes out of it: when it ends within a piece, that piece is lost
 # What the decompressors raise for a file that is cut short or damaged.
@@ -37,7 +38,7 @@ def decompressed(raw: BinaryIO, path: str) -> BinaryIO:
     Raises:
         SourceError: the file is a zip or a tar archive, or turns out cut short or damaged while the content is read.
     """
-    start = raw.read(_TAR_AT + len(_TAR))
+    start = raw.read(_BEGINNING)
     raw.seek(0)
     if start.startswith(_ZIP):
         raise SourceError(f"{path}: a zip archive; extract the files in it and name these")
@@ -55,6 +56,14 @@ def decompressed(raw: BinaryIO, path: str) -> BinaryIO:
     stream = io.BufferedReader(_Pieces(pieces), buffer_size=1 << 20)
     _refuse_tar(stream.peek(), path)
     return cast(BinaryIO, stream)
+
+
+def is_plain(raw: BinaryIO) -> bool:
+    """Whether a file is read as it lies: neither compressed nor an archive. It is at its beginning before and after."""
+    beginning = raw.read(_BEGINNING)
+    raw.seek(0)
+    packed = beginning.startswith((_ZIP, _GZIP, _XZ, bzip2.MAGIC)) or _ZSTANDARD.match(beginning)
+    return not (packed or beginning.startswith(_TAR, _TAR_AT))
 
 
 def _refuse_tar(beginning: bytes, path: str) -> None:

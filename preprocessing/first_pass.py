@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache, partial
@@ -61,6 +62,7 @@ def tokenize_unit(job: Job, unit: Unit) -> UnitNote:
             if buffer.tokens >= BATCH_TOKENS or buffer.documents >= BATCH_DOCUMENTS:
                 _write(writers, buffer.flush(unit.number, batches, note))
                 batches += 1
+                files.write_text(job.reading_note(unit.number), json.dumps(note.totals.counts), job.work)
         if buffer.documents:
             _write(writers, buffer.flush(unit.number, batches, note))
         check_unchanged(unit)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import NamedTuple
 
 from preprocessing import files
 from preprocessing.schema import MANIFEST
 from preprocessing.sources import DEFAULTS, Part, ReadOptions, SourceError, StorageError
-from preprocessing.sources.registry import SOURCES, Source, numbers_rows
+from preprocessing.sources.registry import SOURCES, Source, holds_several, numbers_rows
 from preprocessing.terminal import counted
 
 UNIT_BYTES = 4 << 20  # inputs this small are read together, so that a thousand books are not a thousand tasks
 PART_BYTES = 32 << 20  # of a file, as it lies, that can be read in parts
+ALONE_BYTES = 1 << 30  # of a file: it takes a while to read it alone
 # What a job writes, which a glob may match; the rest of a path is its shard directory.
 _MADE = re.compile(r"(.*)/(?:tokenizer/[^/]+|(?:job|manifest)\.json|(?:validation-)?shard-\d+-of-\d+\.arrow)")
 # Plain bytes to a compressed one: rough figures, good enough to choose how much is read at once and how many shards.
@@ -160,19 +161,58 @@ def _check_rows(numbered: Iterable[Input]) -> None:
             )
 
 
-def units_of(inputs: Sequence[Input]) -> list[Unit]:
-    """What the tasks of the first pass read: small inputs together, large ones in parts."""
-    return group_units(list(chain.from_iterable(cut(file, SOURCES[file.source]) for file in inputs)))
+def units_of(inputs: Sequence[Input], options: ReadOptions = DEFAULTS) -> list[Unit]:
+    """What the tasks of the first pass read: small inputs together, large ones in parts, to be located yet."""
+    return group_units(list(chain.from_iterable(cut(file, SOURCES[file.source], options) for file in inputs)))
 
 
-def cut(file: Input, source: Source) -> list[Input]:
-    """The parts in which a file is read: a function of its size, its first bytes and nothing else."""
-    if source.read_part is None:
-        return [file]
-    if source.read is not None and (file.bytes <= PART_BYTES or not files.begins_with(file.path, source.part_magic)):
-        return [file]
+def cut(file: Input, source: Source, options: ReadOptions) -> list[Input]:
+    """The parts in which a file is read: a function of its size, its beginning, the options and nothing else."""
+    if source.read is not None:
+        if file.bytes <= PART_BYTES:
+            return [file]
+        with files.open_raw(file.path) as raw:
+            if not source.has_parts(raw, options):
+                return [file]
     begins = range(0, file.bytes or 1, PART_BYTES)
     return [file._replace(part=Part(begin, min(begin + PART_BYTES, file.bytes))) for begin in begins]
+
+
+def located(units: Iterable[Unit], note: Callable[[str], None]) -> list[Unit]:
+    """The units with their parts moved to where files can be cut, and with the rows that are before each.
+
+    Files of the formats that need it are read once, as they lie. A part may end up without bytes: a document is longer.
+
+    Args:
+        units: with parts as cut makes them.
+        note: told of what takes a while.
+
+    Raises:
+        StorageError: a file can't be read.
+    """
+    units = list(units)
+    parts = [file for unit in units for file in unit.inputs if file.part and SOURCES[file.source].starts]
+    moved: dict[Input, Input] = {}
+    for path, group in groupby(parts, key=lambda file: file.path):
+        own = list(group)
+        if own[0].bytes > ALONE_BYTES:
+            note(f"{path}: counting its documents, which are named by their number: {own[0].bytes / 1e9:.1f} GB")
+        with files.open_raw(path) as raw:
+            starts = SOURCES[own[0].source].starts
+            assert starts is not None
+            begins = list(starts(raw, [file.part.begin for file in own if file.part]))
+        ends = [*(start.offset for start in begins[1:]), own[0].bytes]
+        for file, start, end in zip(own, begins, ends, strict=True):
+            moved[file] = file._replace(part=Part(start.offset, end, start.row))
+    return [unit._replace(inputs=tuple(moved.get(file, file) for file in unit.inputs)) for unit in units]
+
+
+def read_alone(units: Iterable[Unit], options: ReadOptions) -> list[Input]:
+    """The large files of many documents that can't be read in parts, so that one worker reads all of each."""
+    whole = (
+        file for unit in units for file in unit.inputs if file.part is None and holds_several(file.source, options)
+    )
+    return [file for file in whole if text_bytes(file) > ALONE_BYTES]
 
 
 def group_units(inputs: Sequence[Input]) -> list[Unit]:

@@ -23,6 +23,10 @@ from preprocessing.tokenization import VOCABULARY_FILE, parse_vocabulary
 WORK = ".work"
 ERROR = "error-"  # how the name of a file begins in which a worker leaves the user's error; watchdog.STUCK is one too
 STORAGE = f"{ERROR}storage-"  # that nothing more can be written, or read
+UNIT_DONE, UNIT_READING = (
+    "tokens-",
+    "reading-",
+)  # how the names of units' notes begin, and of earlier ones
 SHARD_BYTES = 64 << 20  # tokens of a shard
 BYTES_PER_TOKEN = 4.5  # of plain text; a rough figure, good enough to choose the number of shards
 DOCUMENTS_PER_SHARD = 32  # fewer are no random sample, and might leave a shard without a second document
@@ -118,7 +122,11 @@ class Job:
 
     def unit_note(self, unit: int) -> str:
         """The note of a unit: it exists once its files are whole."""
-        return files.join(self.work, f"tokens-{unit:05d}.json")
+        return files.join(self.work, f"{UNIT_DONE}{unit:05d}.json")
+
+    def reading_note(self, unit: int) -> str:
+        """How far a large unit is, which nothing but the line of progress asks for."""
+        return files.join(self.work, f"{UNIT_READING}{unit:05d}.json")
 
     def shard_file(self, shard: str) -> str:
         """A shard."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from preprocessing import files
 from preprocessing.contamination import Benchmark, read_benchmark
 from preprocessing.encoder import available_engine
-from preprocessing.inputs import Input, find_inputs, units_of
-from preprocessing.job import ERROR, Job, choose_layout, describe
+from preprocessing.inputs import Input, Unit, find_inputs, located, read_alone, text_bytes, units_of
+from preprocessing.job import ERROR, UNIT_READING, Job, choose_layout, describe
 from preprocessing.options import Arguments
 from preprocessing.output import JOB, JobError, State, clear, clear_work, inspect
 from preprocessing.runner import run_pipeline
@@ -57,7 +57,7 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
         options=options,
         vocabulary=vocabulary,
         layout=choose_layout(inputs, options, vocabulary.size),
-        units=len(units_of(inputs)),
+        units=len(units_of(inputs, options.read)),
         encoder=arguments.encoder,
         patience=arguments.patience,
     )
@@ -131,7 +131,7 @@ def begin(
             place_benchmark(job, benchmark)
     except OSError as error:
         raise JobError(f"{job.output}: can't write there ({error.strerror}); use another directory") from error
-    stale = [name for name in files.names_below(job.work) if name.startswith((ERROR, "tmp-"))]
+    stale = [name for name in files.names_below(job.work) if name.startswith((ERROR, UNIT_READING, "tmp-"))]
     files.remove(job.work, stale)
     return state
 
@@ -140,7 +140,23 @@ def _write_vocabulary(job: Job, tokens: Sequence[str]) -> None:
     files.write_text(job.vocabulary_file, vocabulary_text(tokens), job.work)
 
 
-def provide_vocabulary(job: Job, inputs: Sequence[Input], beam_options: Sequence[str]) -> Job:
+def lay_out(job: Job, inputs: Sequence[Input]) -> list[Unit]:
+    """What the first pass reads, by its tasks.
+
+    Raises:
+        StorageError: an input can't be read.
+    """
+    units = units_of(inputs, job.options.read)
+    for file in read_alone(units, job.options.read):
+        note(
+            f"{file.path}: one worker reads all of it, some {text_bytes(file) / 1e9:.1f} GB of text, as it is one "
+            "compressed stream; all read it together "
+            + ("from the multistream dump" if file.source == "wikipedia" else "where it is not compressed")
+        )
+    return located(units, note)
+
+
+def provide_vocabulary(job: Job, units: Sequence[Unit], beam_options: Sequence[str]) -> Job:
     """The job with the vocabulary that is trained on its inputs, now or by the interrupted one that it goes on with.
 
     Raises:
@@ -152,7 +168,7 @@ def provide_vocabulary(job: Job, inputs: Sequence[Input], beam_options: Sequence
         return job
     text = files.read_text(job.vocabulary_file)
     if text is None:
-        texts = draw_sample(job, inputs, rule.sample_bytes, beam_options)
+        texts = draw_sample(job, units, rule.sample_bytes, beam_options)
         try:
             tokens = train_vocabulary(texts, rule.size, job.options.lowercase)
         except VocabularyError:
@@ -170,14 +186,14 @@ def provide_vocabulary(job: Job, inputs: Sequence[Input], beam_options: Sequence
     return replace(job, vocabulary=_identity(tokens, job.options.lowercase))
 
 
-def execute(job: Job, inputs: Sequence[Input], beam_options: Sequence[str]) -> Manifest:
+def execute(job: Job, units: Sequence[Unit], beam_options: Sequence[str]) -> Manifest:
     """Make the shards; returns their manifest.
 
     Raises:
         JobError: the engine made no manifest.
         SourceError, JobError, JobFailedError: as run_pipeline.
     """
-    run_pipeline(job, beam_options, partial(build_pipeline, job=job, units=units_of(inputs)))
+    run_pipeline(job, beam_options, partial(build_pipeline, job=job, units=units))
     manifest = files.read_text(files.join(job.output, MANIFEST))
     if manifest is None:
         raise JobError(f"{job.output}: the engine ended without an error and without a {MANIFEST}; see its log")

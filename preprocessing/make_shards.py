@@ -47,8 +47,9 @@ def run(argv: Sequence[str]) -> None:
             show(f"{output}: these shards are finished already; nothing to do")
             return
         begun = time.monotonic()
-        job = launch.provide_vocabulary(job, inputs, arguments.beam)
-        manifest = launch.execute(job, inputs, arguments.beam)
+        units = launch.lay_out(job, inputs)
+        job = launch.provide_vocabulary(job, units, arguments.beam)
+        manifest = launch.execute(job, units, arguments.beam)
     show(summary(manifest, output, inputs, time.monotonic() - begun))
 
 

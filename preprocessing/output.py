@@ -34,7 +34,7 @@ PATIENCE = 90.0  # seconds to wait for another job's end
 _ATTEMPTS = 100  # to make the lock's file
 _TOKENIZER_FILES = frozenset(f"{TOKENIZER}/{name}" for name in (VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE))
 _WORK_FILE = re.compile(
-    re.escape(WORK) + r"/(vocab\.txt|tokens-\d+\.json|(tokens|documents|lines|sample|found)-\d+\.arrow"
+    re.escape(WORK) + r"/(vocab\.txt|(tokens|reading)-\d+\.json|(tokens|documents|lines|sample|found)-\d+\.arrow"
     r"|(lost|repeats|benchmark-(sequences|texts))\.arrow|drops\.json|(validation-)?shard-\d+-of-\d+\.arrow\.json"
     rf"|{ERROR}[\w.-]+|tmp-[0-9a-f]+)"
 )

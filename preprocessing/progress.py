@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from preprocessing import files
 from preprocessing.interruption import end
-from preprocessing.job import Job
+from preprocessing.job import UNIT_DONE, UNIT_READING, Job
 from preprocessing.output import FAILED
 from preprocessing.terminal import tell
 from preprocessing.watchdog import STUCK
@@ -57,27 +57,33 @@ def _watch(job: Job, terminal: int, done: threading.Event) -> None:
 
 
 class Progress:
-    """How far a job is, by the notes in its work folder; each is read once."""
+    """How far a job is, by the notes in its work folder; each of a part that is whole is read once."""
 
     def __init__(self, job: Job):
         self._job = job
         self._parts: set[str] = set()
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()  # of whole parts
+        self._reading: Counter[str] = Counter()  # of those that are being read
         self._look()
         self._characters_before = self._total("characters")  # an earlier run's, which took none of this one's time
 
     def _look(self) -> int:
         """Read the new notes of parts; returns how many shards are built."""
         notes = [name for name in files.names_below(self._job.work) if name.endswith(".json")]
-        for name in {name for name in notes if name.startswith("tokens-")} - self._parts:
-            # At its very end a job removes its notes.
+        # At its very end a job removes its notes.
+        for name in {name for name in notes if name.startswith(UNIT_DONE)} - self._parts:
             if (note := files.read_json(files.join(self._job.work, name))) is not None:
                 self._parts.add(name)
                 self._counts.update(note["totals"]["counts"])
+        self._reading.clear()
+        for name in notes:
+            if name.startswith(UNIT_READING) and name.replace(UNIT_READING, UNIT_DONE) not in self._parts:
+                self._reading.update(files.read_json(files.join(self._job.work, name)) or {})
         return sum("shard-" in name for name in notes)
 
     def _total(self, count: str) -> int:
-        return sum(number for name, number in self._counts.items() if name.startswith(f"{count}/"))
+        found = self._counts + self._reading
+        return sum(number for name, number in found.items() if name.startswith(f"{count}/"))
 
     def line(self, seconds: float) -> str:
         """What there is to tell after so many seconds."""

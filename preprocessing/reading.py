@@ -52,7 +52,6 @@ def read_inputs(
 def _items(file: Input, options: ReadOptions, wanted: Wanted) -> Iterator[Item]:
     source = SOURCES[file.source]
     if file.part is not None:
-        assert source.read_part is not None
         with files.open_raw(file.path) as raw:
             yield from source.read_part(raw, file.name, file.part, options, wanted)
     else:

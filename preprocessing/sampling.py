@@ -12,7 +12,7 @@ import apache_beam as beam
 import pyarrow as pa
 
 from preprocessing import files
-from preprocessing.inputs import Input, Unit, check_unchanged, text_bytes, units_of
+from preprocessing.inputs import Unit, check_unchanged, text_bytes
 from preprocessing.job import Job, reporting
 from preprocessing.reading import read_inputs
 from preprocessing.runner import run_pipeline
@@ -77,14 +77,15 @@ def first_cutoff(budget: int, text_bytes: float) -> int:
     return min(ALL, int(ALL * SPARE * budget / max(1.0, text_bytes)))
 
 
-def draw_sample(job: Job, inputs: Sequence[Input], budget: int, beam_options: Sequence[str]) -> list[str]:
-    """The texts with the lowest hashes. Where the inputs hold less than it seemed, they are read a second time.
+def draw_sample(job: Job, units: Sequence[Unit], budget: int, beam_options: Sequence[str]) -> list[str]:
+    """The texts with the lowest hashes. Where the units hold less than it seemed, they are read a second time.
 
     Raises:
         SourceError, JobError, JobFailedError: as run_pipeline.
     """
-    units, numbers = units_of(inputs), range(job.units)
-    for cutoff in (first_cutoff(budget, sum(map(text_bytes, inputs))), ALL):
+    numbers = [unit.number for unit in units]
+    seeming = sum(text_bytes(file) for unit in units for file in unit.inputs)
+    for cutoff in (first_cutoff(budget, seeming), ALL):
         run_pipeline(job, beam_options, partial(build_sampling, job=job, units=units, budget=budget, cutoff=cutoff))
         sample = lowest(chain.from_iterable(_rows(job, unit) for unit in numbers), budget)
         if cutoff == ALL or len(sample) < sum(_found(job, unit) for unit in numbers):

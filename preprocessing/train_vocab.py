@@ -22,7 +22,7 @@ if __name__ == "__main__":  # before Beam is imported, which warns of Google's c
     logging.getLogger().setLevel(logging.ERROR)
 with needs("preprocess"):
     from preprocessing import files
-    from preprocessing.inputs import find_inputs, units_of
+    from preprocessing.inputs import find_inputs, located, units_of
     from preprocessing.interruption import end_when_interrupted
     from preprocessing.options import (
         MAX_VOCABULARY,
@@ -121,7 +121,8 @@ def run(argv: Sequence[str]) -> None:
             ours.error(f"--size {found.size} leaves no room beside the {len(given)} entries of --extend; ask for more")
     size = found.size or SIZE
     options = read_options(found)
-    inputs = find_inputs(inputs_of(ours, found), note=partial(print, file=sys.stderr), options=options)
+    note = partial(print, file=sys.stderr)
+    inputs = find_inputs(inputs_of(ours, found), note, options=options)
     read = [*(file.path for file in inputs), *([files.absolute(found.extend)] if given else [])]
     if any(files.is_same(output, path) for path in read):
         ours.error(f"--output {found.output} is one of the inputs; give the vocabulary another name")
@@ -130,7 +131,8 @@ def run(argv: Sequence[str]) -> None:
     if guarded and not files.begins_with(output, vocabulary_text(given or SPECIAL_TOKENS).encode()):
         ours.error(other)
     # In the parts that a job reads: of what is damaged the same is lost, and tables are read in no other way.
-    documents = read_inputs(chain.from_iterable(unit.inputs for unit in units_of(inputs)), options)
+    units = located(units_of(inputs, options), note)
+    documents = read_inputs(chain.from_iterable(unit.inputs for unit in units), options)
     texts = sample_texts(documents, found.sample_bytes or SAMPLE_BYTES, found.seed)
     if given:
         vocabulary, before, after = extend_vocabulary(given, texts, size, lowercase=not found.cased)

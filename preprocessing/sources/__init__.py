@@ -7,7 +7,7 @@ What it says of a file begins with the name that it was given, for which preproc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Literal, NamedTuple
 
@@ -63,10 +63,11 @@ def is_of_storage(error: BaseException) -> bool:
 
 
 class Part(NamedTuple):
-    """Bytes of a file as it lies. What begins in them belongs to the part: a page, a group of rows."""
+    """Bytes of a file as it lies. What begins in them belongs to the part: a page, a group of rows, a document."""
 
     begin: int
     end: int
+    row: int = 0  # of the first document in it, where a format's documents are numbered and the file does not say how
 
 
 @dataclass(frozen=True)
@@ -107,3 +108,14 @@ def every(_doc_id: str) -> bool:
 # Both give the documents that are wanted, in order: of a whole file, decompressed, or of a part of one as it lies.
 Reader = Callable[[BinaryIO, str, ReadOptions, Wanted], Iterator[Item]]
 PartReader = Callable[[BinaryIO, str, Part, ReadOptions, Wanted], Iterator[Item]]
+
+
+class Start(NamedTuple):
+    """Where a file, as it lies, can be cut: no document is on both sides, and so many are before it."""
+
+    offset: int
+    row: int
+
+
+# Of a file, and of some offsets in ascending order, the first place at or after each where it can be cut, or its end.
+Starts = Callable[[BinaryIO, Sequence[int]], Iterator[Start]]

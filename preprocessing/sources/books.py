@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import PurePosixPath
 from typing import BinaryIO
@@ -17,13 +17,15 @@ from preprocessing.sources import (
     Damaged,
     Document,
     Item,
+    Part,
     ReadOptions,
     Skipped,
     SourceError,
+    Start,
     Wanted,
     every,
 )
-from preprocessing.sources.lines import decode_utf8, lines
+from preprocessing.sources.lines import decode_utf8, first_starts, lines
 
 SOURCE = "books"
 WRAP = 100  # columns; a text is hard-wrapped when hardly any of its lines is longer
@@ -130,9 +132,39 @@ def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wan
             google's format, and UTF-16.
     """
     if options.books_format == "google":
-        yield from _documents(file, name, wanted)
+        row = -1
+        for row, document in enumerate(_between_blank_lines(_plain_lines(lines(file), name))):
+            yield from _document(f"{name}#{row}", document, wanted)
+        if row < 0:
+            yield Skipped(name, SOURCE, "empty")
     elif wanted(name):
         yield _book(file, name)
+
+
+def read_part(
+    file: BinaryIO, name: str, part: Part, _options: ReadOptions = DEFAULTS, wanted: Wanted = every
+) -> Iterator[Item]:
+    """The documents of a part of a plain file in google's format, which begins and ends as starts finds it.
+
+    Args:
+        file: the file as it lies.
+        name: its path relative to the corpus.
+        part: which bytes of it, and the row of its first document.
+        wanted: which documents.
+
+    Raises:
+        SourceError: as read, of the part with the file's beginning.
+    """
+    found = lines(file, part)
+    documents = _between_blank_lines(found if part.begin else _plain_lines(found, name))
+    for row, document in enumerate(documents, start=part.row):
+        yield from _document(f"{name}#{row}", document, wanted)
+
+
+def starts(file: BinaryIO, offsets: Sequence[int]) -> Iterator[Start]:
+    """Of a plain file in google's format, where it can be cut: behind the blank line after a document."""
+    documents = _between_blank_lines(lines(file))
+    return first_starts((Start(file.tell(), row) for row, _ in enumerate(documents, start=1)), offsets, file)
 
 
 def _book(file: BinaryIO, name: str) -> Item:
@@ -202,29 +234,22 @@ def _is_text(beginning: bytes) -> bool:
     return beginning.startswith(_MARKS) or controls <= max(1, _STRAY * len(beginning))
 
 
-def _documents(file: BinaryIO, name: str, wanted: Wanted) -> Iterator[Item]:
-    """A sentence a line, and a blank line between documents: the input format of google-research/bert."""
-    row = 0
-    for document in _between_blank_lines(_plain_lines(file, name)):
-        doc_id = f"{name}#{row}"
-        row += 1
-        if document is None:
-            yield Skipped(doc_id, SOURCE, "too_large")
-        elif wanted(doc_id):
-            text, replaced = decode_utf8(document)
-            yield Document(doc_id, SOURCE, None, text, replaced=replaced, split=True)
-    if not row:
-        yield Skipped(name, SOURCE, "empty")
+def _document(doc_id: str, document: bytes | None, wanted: Wanted) -> Iterator[Item]:
+    """A document of several, a sentence a line, if it is wanted."""
+    if document is None:
+        yield Skipped(doc_id, SOURCE, "too_large")
+    elif wanted(doc_id):
+        text, replaced = decode_utf8(document)
+        yield Document(doc_id, SOURCE, None, text, replaced=replaced, split=True)
 
 
-def _plain_lines(file: BinaryIO, name: str) -> Iterator[bytes | None]:
+def _plain_lines(found: Iterator[bytes | None], name: str) -> Iterator[bytes | None]:
     """The lines of a file, of which the first one with text in it is looked at.
 
     Raises:
         SourceError: it is of another source, JSON, or UTF-16, of which no line would be blank.
     """
     looked = False
-    found = lines(file)
     for line in found:
         if line and line.strip() and not looked:
             if line.startswith(_MARKS) or b"\0" in line:
@@ -235,7 +260,7 @@ def _plain_lines(file: BinaryIO, name: str) -> Iterator[bytes | None]:
 
 
 def _between_blank_lines(found: Iterable[bytes | None]) -> Iterator[bytes | None]:
-    """The documents of a file; None for one that is too large."""
+    """The documents of lines as google-research/bert reads them, blank ones between them; None for one too large."""
     held: list[bytes] = []
     size = 0
     for line in chain(found, [b""]):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import BinaryIO
 
 from preprocessing.sources import (
@@ -15,8 +15,10 @@ from preprocessing.sources import (
     Damaged,
     Document,
     Item,
+    Part,
     ReadOptions,
     Skipped,
+    Start,
     Wanted,
     every,
 )
@@ -26,6 +28,7 @@ SOURCE = "jsonl"
 _MAX_VALUES = 1 << 20  # of a line: strings, objects, lists and commas, which take some hundred bytes each once parsed
 _VALUE = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[,{\[]', re.DOTALL)
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
+_BLOCK = 1 << 20  # bytes in which line ends are counted at once
 
 
 def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wanted = every) -> Iterator[Item]:
@@ -37,8 +40,52 @@ def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wan
         options: the names of the fields.
         wanted: which documents.
     """
-    row, first = -1, True
-    for row, line in enumerate(lines(file)):
+    rows = enumerate(lines(file))
+    head = next(rows, None)
+    if head is None:
+        yield Skipped(name, SOURCE, "empty")
+    else:
+        yield from _rows(chain([head], rows), name, options, wanted, begins=True)
+
+
+def read_part(
+    file: BinaryIO, name: str, part: Part, options: ReadOptions = DEFAULTS, wanted: Wanted = every
+) -> Iterator[Item]:
+    """The documents of a part of a plain file, which begins and ends with whole lines, as starts finds them.
+
+    Args:
+        file: the file as it lies.
+        name: its path relative to the corpus.
+        part: which bytes of it, and the row of the first line.
+        options: the names of the fields.
+        wanted: which documents.
+    """
+    rows = enumerate(lines(file, part), start=part.row)
+    yield from _rows(rows, name, options, wanted, begins=part.begin == 0)
+
+
+def starts(file: BinaryIO, offsets: Sequence[int]) -> Iterator[Start]:
+    """Of a plain file, where the first line begins at or after each of some offsets; their line ends are counted."""
+    at = row = 0
+    is_begin = True
+    for offset in offsets:
+        while at < offset and (block := file.read(min(_BLOCK, offset - at))):
+            at += len(block)
+            row += block.count(b"\n")
+            is_begin = block.endswith(b"\n")
+        while not is_begin and (rest := file.readline(_BLOCK)):
+            at += len(rest)
+            is_begin = rest.endswith(b"\n")
+            row += is_begin
+        yield Start(at, row)
+
+
+def _rows(
+    rows: Iterable[tuple[int, bytes | None]], name: str, options: ReadOptions, wanted: Wanted, begins: bool
+) -> Iterator[Item]:
+    """The documents of numbered lines; ``begins``: the first one is the file's, which tells if it is JSON lines."""
+    first = begins
+    for row, line in rows:
         doc_id = f"{name}#{row}"
         if line is None:
             yield Skipped(doc_id, SOURCE, "too_large")
@@ -48,8 +95,6 @@ def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wan
             item = _document(line, doc_id, options.jsonl, first)
             first = first and isinstance(item, Damaged)
             yield item
-    if row < 0:
-        yield Skipped(name, SOURCE, "empty")
 
 
 def _document(line: bytes, doc_id: str, fields: Columns, first: bool) -> Item:

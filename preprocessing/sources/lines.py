@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
-from preprocessing.sources import MAX_DOCUMENT
+from preprocessing.sources import MAX_DOCUMENT, Part, Start
 
 MAX_LINE = 4 * MAX_DOCUMENT  # bytes: a line this long holds too long a document in any case
 
@@ -20,15 +21,40 @@ def decode_utf8(data: bytes) -> tuple[str, int]:
         return text, text.count("\ufffd") - data.count("\ufffd".encode())
 
 
-def lines(file: BinaryIO) -> Iterator[bytes | None]:
+def lines(file: BinaryIO, part: Part | None = None) -> Iterator[bytes | None]:
     """The lines of a file without what ends them; None for one too long to be held, which is passed over.
 
     Byte order marks at their beginnings go: of files that were put together there are several.
+
+    Args:
+        file: the open file, decompressed.
+        part: whole lines of it, of a seekable file; None: all.
     """
-    while line := file.readline(MAX_LINE):
-        if len(line) == MAX_LINE and not line.endswith(b"\n"):
-            while (rest := file.readline(MAX_LINE)) and not rest.endswith(b"\n"):
-                pass
-            yield None
-        else:
-            yield line.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n")
+    if part is not None:
+        file.seek(part.begin)
+    left = part.end - part.begin if part is not None else None
+    while (left is None or left > 0) and (line := file.readline(MAX_LINE)):
+        length, is_held = len(line), len(line) < MAX_LINE or line.endswith(b"\n")
+        if not is_held:
+            while rest := file.readline(MAX_LINE):
+                length += len(rest)
+                if rest.endswith(b"\n"):
+                    break
+        if left is not None:
+            left -= length
+        yield line.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n") if is_held else None
+
+
+def first_starts(starts: Iterator[Start], offsets: Sequence[int], file: BinaryIO) -> Iterator[Start]:
+    """Of all places where a file can be cut the first one at or after each of some offsets, or the file's end.
+
+    Args:
+        starts: the places within the file, in ascending order.
+        offsets: in ascending order.
+        file: which starts reads.
+    """
+    found = Start(0, 0)
+    for offset in offsets:
+        while found.offset < offset:
+            found = next(starts, None) or Start(file.seek(0, os.SEEK_END), 0)
+        yield found

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from preprocessing import bzip2
-from preprocessing.sources import PartReader, Reader, ReadOptions, books, jsonl, parquet, wikiextractor, wikipedia
+from preprocessing.decompression import is_plain
+from preprocessing.sources import (
+    PartReader,
+    Reader,
+    ReadOptions,
+    Starts,
+    books,
+    jsonl,
+    parquet,
+    wikiextractor,
+    wikipedia,
+)
 
+_LOOKED_AT = 1 << 27  # bytes of a bzip2 dump, whose second stream begins after one at most where it has many
 ARTICLE_BYTES = 4096  # of an encyclopedia's article; a rough figure, to choose the number of shards by
 
 
@@ -18,16 +32,18 @@ class Source:
     Attributes:
         help: what --NAME takes.
         read: reads a whole file; None for a format that is always read in parts.
-        read_part: reads a part of a file; None for a format whose files are read whole.
-        part_magic: how a file begins that can be read in parts.
+        read_part: reads a part of a file.
+        has_parts: whether a file can be read in parts, as far as its beginning tells.
+        starts: where it can be cut; None where a reader finds that in any range of bytes.
         text_share: of a file's bytes, decompressed, the rest being markup.
         passed_over: in the name of files that lie beside the source's own and are not wanted.
     """
 
     help: str
     read: Reader | None
-    read_part: PartReader | None = None
-    part_magic: bytes = b""
+    read_part: PartReader
+    has_parts: Callable[[BinaryIO, ReadOptions], bool]
+    starts: Starts | None = None
     text_share: float = 1.0
     passed_over: re.Pattern[str] | None = None
 
@@ -37,16 +53,34 @@ SOURCES = {
         "Wikipedia dumps: pages-articles XML",
         wikipedia.read,
         wikipedia.read_part,
-        bzip2.MAGIC,
+        lambda file, _: is_plain(file) or bzip2.first_start(file, 1, _LOOKED_AT) is not None,
         text_share=0.25,  # 0.17 of all English Wikipedia, up to 0.43 of some of its long articles
         passed_over=wikipedia.INDEX,
     ),
     "books": Source(
-        "plain text files, of books or of anything else, one document each; see --books-format", books.read
+        "plain text files, of books or of anything else, one document each; see --books-format",
+        books.read,
+        books.read_part,
+        lambda file, options: holds_several("books", options) and is_plain(file),
+        books.starts,
     ),
-    "parquet": Source("Parquet files with a column of text, such as wikimedia/wikipedia", None, parquet.read, b"PAR1"),
-    "jsonl": Source("files with a JSON object a line, a document each", jsonl.read),
-    "wikiextractor": Source("files of <doc ...> ... </doc> that WikiExtractor writes", wikiextractor.read),
+    "parquet": Source(
+        "Parquet files with a column of text, such as wikimedia/wikipedia", None, parquet.read, lambda *_: True
+    ),
+    "jsonl": Source(
+        "files with a JSON object a line, a document each",
+        jsonl.read,
+        jsonl.read_part,
+        lambda file, _: is_plain(file),
+        jsonl.starts,
+    ),
+    "wikiextractor": Source(
+        "files of <doc ...> ... </doc> that WikiExtractor writes",
+        wikiextractor.read,
+        wikiextractor.read_part,
+        lambda file, _: is_plain(file),
+        wikiextractor.starts,
+    ),
 }
 
 

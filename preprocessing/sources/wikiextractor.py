@@ -11,11 +11,23 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
-from typing import BinaryIO
+from collections.abc import Iterable, Iterator, Sequence
+from typing import BinaryIO, NamedTuple
 
-from preprocessing.sources import DEFAULTS, MAX_DOCUMENT, Damaged, Document, Item, ReadOptions, Skipped, Wanted, every
-from preprocessing.sources.lines import decode_utf8, lines
+from preprocessing.sources import (
+    DEFAULTS,
+    MAX_DOCUMENT,
+    Damaged,
+    Document,
+    Item,
+    Part,
+    ReadOptions,
+    Skipped,
+    Start,
+    Wanted,
+    every,
+)
+from preprocessing.sources.lines import decode_utf8, first_starts, lines
 
 SOURCE = "wikiextractor"
 # Titles hold quotation marks of their own; what is before one is looked for once (?>), so that time is linear.
@@ -31,43 +43,72 @@ def read(file: BinaryIO, name: str, _options: ReadOptions = DEFAULTS, wanted: Wa
         name: its path relative to the corpus.
         wanted: which documents.
     """
-    row = 0
-    for title, body in _documents(file):
-        doc_id = f"{name}#{row}"
-        row += 1
-        if title is None:
-            yield Damaged(
-                doc_id,
-                SOURCE,
-                f"{doc_id}: {(body or b'').decode(errors='replace')!r} is outside of <doc ...> ... </doc>",
-            )
-        elif body is None:
-            yield Skipped(doc_id, SOURCE, "too_large")
-        elif wanted(doc_id):
-            yield _document(doc_id, title, body)
-    if not row:
+    row = -1
+    for row, found in enumerate(_documents(lines(file))):
+        yield from _item(f"{name}#{row}", found, wanted)
+    if row < 0:
         yield Skipped(name, SOURCE, "empty")
 
 
-def _documents(file: BinaryIO) -> Iterator[tuple[bytes | None, bytes | None]]:
-    """(title, text) of every document; text None: too large; title None: no document, and of its text the beginning."""
+def read_part(
+    file: BinaryIO, name: str, part: Part, _options: ReadOptions = DEFAULTS, wanted: Wanted = every
+) -> Iterator[Item]:
+    """The documents of a part of a plain file, which begins and ends as starts finds it.
+
+    Args:
+        file: the file as it lies.
+        name: its path relative to the corpus.
+        part: which bytes of it, and the row of its first document.
+        wanted: which documents.
+    """
+    for row, found in enumerate(_documents(lines(file, part)), start=part.row):
+        yield from _item(f"{name}#{row}", found, wanted)
+
+
+def starts(file: BinaryIO, offsets: Sequence[int]) -> Iterator[Start]:
+    """Of a plain file, where it can be cut: behind the ends of documents."""
+    ends = (Start(file.tell(), row) for row, found in enumerate(_documents(lines(file)), start=1) if found.is_closed)
+    return first_starts(ends, offsets, file)
+
+
+class _Found(NamedTuple):
+    """What there is in a file: a document, or text that is in none."""
+
+    title: bytes | None  # None: no document
+    body: bytes | None  # None: too large; where there is no document, the beginning of what is there
+    is_closed: bool = False  # nothing of it follows
+
+
+def _item(doc_id: str, found: _Found, wanted: Wanted) -> Iterator[Item]:
+    title, body, _ = found
+    if title is None:
+        text = (body or b"").decode(errors="replace")
+        yield Damaged(doc_id, SOURCE, f"{doc_id}: {text!r} is outside of <doc ...> ... </doc>")
+    elif body is None:
+        yield Skipped(doc_id, SOURCE, "too_large")
+    elif wanted(doc_id):
+        yield _document(doc_id, title, body)
+
+
+def _documents(found: Iterable[bytes | None]) -> Iterator[_Found]:
+    """The documents of lines, and the lines that are in none."""
     title: bytes | None = None
     body: list[bytes] = []
     size = 0
-    for line in lines(file):
+    for line in found:
         opening = _OPENING.fullmatch(line.strip()) if line else None
         closing = line is not None and line.strip() == _CLOSING
         if (opening or closing) and title is not None:
-            yield title, b"\n".join(body) if size <= 4 * MAX_DOCUMENT else None
+            yield _Found(title, b"\n".join(body) if size <= 4 * MAX_DOCUMENT else None, is_closed=closing)
         elif line and title is None and not opening:
-            yield None, line[:80]
+            yield _Found(None, line[:80])
         if opening or closing:
             title, body, size = opening and opening["title"], [], 0
         elif title is not None:
             size += 4 * MAX_DOCUMENT + 1 if line is None else len(line)
             body += [line] if line and size <= 4 * MAX_DOCUMENT else []
     if title is not None:
-        yield None, b'<doc ... title="' + title[:80] + b'"> without its end'
+        yield _Found(None, b'<doc ... title="' + title[:80] + b'"> without its end')
 
 
 def _document(doc_id: str, raw_title: bytes, raw: bytes) -> Item:

@@ -10,7 +10,8 @@ different for any other file, so that pages of two wikis never pass for revision
 
 A bzip2 dump of many streams is read in parts, each by whoever has time for it. A page belongs to the part in which the
 stream begins that holds the beginning of its <page>: this holds for Wikimedia's multistream dumps, whose streams hold
-whole pages, as for those of pbzip2, whose streams end anywhere. Nobody needs the dump's index for that.
+whole pages, as for those of pbzip2, whose streams end anywhere. Nobody needs the dump's index for that. Of a plain dump
+a page belongs to the part in which it begins.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import BinaryIO, NamedTuple
 
 from lxml import etree
 
-from preprocessing.bzip2 import decompress, first_start
+from preprocessing.bzip2 import MAGIC, decompress, first_start
 from preprocessing.sources import (
     DEFAULTS,
     MAX_DOCUMENT,
@@ -82,7 +83,7 @@ def read(file: BinaryIO, name: str, _options: ReadOptions = DEFAULTS, wanted: Wa
 def read_part(
     file: BinaryIO, name: str, part: Part, _options: ReadOptions = DEFAULTS, wanted: Wanted = every
 ) -> Iterator[Item]:
-    """The pages of a part of a bzip2 dump, in order; those of all parts are those of the dump.
+    """The pages of a part of a bzip2 dump or of a plain one, in order; those of all parts are those of the dump.
 
     Args:
         file: The dump as it lies, seekable.
@@ -94,11 +95,15 @@ def read_part(
         SourceError: As read; also a bzip2 stream that is damaged.
     """
     where = f"{name}, bytes {part.begin:,} to {part.end:,}"
-    start = first_start(file, part.begin, part.end)
-    if start is None:
-        return
-    preamble, head = _preamble(file, name)
-    pages = _part_of_pages(file, start, part.end, _page_mark(head), name)
+    if file.read(len(MAGIC)) == MAGIC:
+        start = first_start(file, part.begin, part.end)
+        if start is None:
+            return
+        beginning, pieces = decompress(file, 0, name), decompress(file, start, name)
+    else:
+        beginning, pieces = _as_it_lies(file, 0, 0), _as_it_lies(file, part.begin, part.end)
+    preamble, head = _preamble(beginning, name)
+    pages = _part_of_pages(pieces, part.end, _page_mark(head))
     first = next(pages, None)
     if first is not None:
         yield from _pages(chain([preamble, first], pages), head, where, wanted)
@@ -138,12 +143,21 @@ def _page_mark(head: bytes) -> _PageMark:
     )
 
 
-def _preamble(file: BinaryIO, name: str) -> tuple[bytes, bytes]:
+def _as_it_lies(file: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """Pieces of a plain dump from one offset on, each with its own; one of them begins at the other offset."""
+    file.seek(begin)
+    at = begin
+    while piece := file.read(min(_CHUNK, end - at) if at < end else _CHUNK):
+        yield at, piece
+        at += len(piece)
+
+
+def _preamble(pieces: Iterable[tuple[int, bytes]], name: str) -> tuple[bytes, bytes]:
     """What is before a dump's first page, with the wiki's description; and the beginning that tells wikis apart."""
     text = bytearray()
     mark: _PageMark | None = None
     searched = 0
-    for _, piece in decompress(file, 0, name):
+    for _, piece in pieces:
         text += piece
         if len(text) < _CHUNK:
             continue
@@ -161,13 +175,19 @@ def _preamble(file: BinaryIO, name: str) -> tuple[bytes, bytes]:
     return bytes(text[: found.start()]) if found else head, head
 
 
-def _part_of_pages(file: BinaryIO, start: int, end: int, mark: _PageMark, name: str) -> Iterator[bytes]:
-    """The XML of the pages that begin in streams that begin in [start, end), and then the dump's end."""
+def _part_of_pages(pieces: Iterable[tuple[int, bytes]], end: int, mark: _PageMark) -> Iterator[bytes]:
+    """The XML of the pages that begin in streams that begin before an offset, and then the dump's end.
+
+    Args:
+        pieces: where a piece's stream begins, and the piece.
+        end: the offset.
+        mark: how a page begins.
+    """
     held = b""  # its last bytes may be the first ones of a mark
     beyond: int | None = None  # where in it the first stream begins that is not ours
     begun = False
     try:
-        for stream, piece in decompress(file, start, name):
+        for stream, piece in pieces:
             if beyond is None and stream >= end:
                 beyond = len(held)
             held += piece

@@ -72,6 +72,8 @@ def test_what_is_held_at_once_is_bounded_in_documents_and_in_tokens(
         assert [file.get_batch(number).num_rows for number in range(file.num_record_batches)] == [2, 2, 1]
     ((_, spans),) = note.spans.items()
     assert [(span.batch, span.end - span.begin) for span in spans] == [(0, 2), (1, 2), (2, 1)]
+    so_far = json.loads(Path(job.reading_note(0)).read_text())  # for the line of progress, when there were four
+    assert so_far["kept/jsonl"] == 4
 
 
 def test_every_document_is_counted_as_kept_or_by_the_reason_why_it_is_not(begun: Begun) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import bz2
 import errno
+import gzip
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +11,14 @@ import pytest
 
 from preprocessing import launch
 from preprocessing.contamination import Benchmark
-from preprocessing.inputs import Input
+from preprocessing.inputs import Unit
 from preprocessing.job import Job
-from preprocessing.launch import begin, execute, prepare, provide_vocabulary
+from preprocessing.launch import begin, execute, lay_out, prepare, provide_vocabulary
 from preprocessing.options import Arguments, parse
 from preprocessing.output import JobError, State
 from preprocessing.schema import Vocabulary
 from tests.preprocessing.maker import Maker
+from tests.preprocessing.test_wikipedia import dump, page
 
 
 @pytest.fixture
@@ -41,7 +44,8 @@ def test_what_an_interrupted_job_said_and_had_not_finished_is_forgotten(argument
     """What it said would be told once more when the job fails for another reason."""
     assert begun(arguments) == "new"
     work = tmp_path / "out" / ".work"
-    for name in ("error-unit-00000", "error-storage-drops", "error-stuck-17", "tmp-0123", "tokens-00000.json"):
+    said = ("error-unit-00000", "error-storage-drops", "error-stuck-17", "tmp-0123", "reading-00001.json")
+    for name in (*said, "tokens-00000.json"):
         (work / name).write_text("of the interrupted job")
     (work / "vocab.txt").unlink()  # which it had not come to
     assert begun(arguments) == "interrupted"
@@ -67,11 +71,37 @@ def test_what_a_job_that_was_killed_at_its_very_end_has_left_is_removed(
     assert not work.exists()
 
 
+@pytest.mark.parametrize(
+    ("source", "name", "data", "advice"),
+    [
+        ("jsonl", "a.jsonl.gz", gzip.compress(b'{"text": "the whale"}\n' * 99), "where it is not compressed"),
+        ("wikipedia", "a.xml.bz2", bz2.compress(dump(page("The whale."))), "from the multistream dump"),
+        ("jsonl", "a.jsonl", b'{"text": "the whale"}\n' * 99, None),
+        ("books", "a.txt", b"the whale\n" * 99, None),
+    ],
+)
+def test_a_large_file_that_one_worker_reads_alone_is_told(
+    vocabulary_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    source: str, name: str, data: bytes, advice: str | None,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("preprocessing.inputs.PART_BYTES", 50)
+    monkeypatch.setattr("preprocessing.inputs.ALONE_BYTES", 50)
+    (tmp_path / name).write_bytes(data)
+    asked = parse([f"--{source}", str(tmp_path / name), "--vocab", str(vocabulary_file), "--output", "out"])
+    job, inputs, _ = prepare(asked, str(tmp_path / "out"))
+    assert len(lay_out(job, inputs)) == job.units
+    said = capsys.readouterr().err
+    assert (said != "") == bool(advice)
+    if advice:
+        assert said.startswith(f"make_shards: {tmp_path / name}: one worker reads all of it, some 0.0 GB of text")
+        assert said.endswith(f"all read it together {advice}\n")
+
+
 def test_an_engine_that_ends_without_a_manifest_is_told(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "run_pipeline", lambda *_: None)
     job, inputs, _ = prepare(parse(arguments), parse(arguments).output)
     with pytest.raises(JobError, match=r"out: the engine ended without an error and without a manifest\.json"):
-        execute(job, inputs, [])
+        execute(job, lay_out(job, inputs), [])
 
 
 def test_a_disk_that_is_full_when_a_benchmark_is_placed_is_told(
@@ -95,7 +125,7 @@ def test_a_disk_that_is_full_when_the_vocabulary_is_trained_is_told(
     def fail(_job: Job, _tokens: Sequence[str]) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def no_sample(_job: Job, _inputs: Sequence[Input], _budget: int, _beam: Sequence[str]) -> list[str]:
+    def no_sample(_job: Job, _units: Sequence[Unit], _budget: int, _beam: Sequence[str]) -> list[str]:
         return ["the whale and the ship"] * 3
 
     monkeypatch.setattr(launch, "draw_sample", no_sample)
@@ -103,4 +133,4 @@ def test_a_disk_that_is_full_when_the_vocabulary_is_trained_is_told(
     parsed: Arguments = parse([*arguments[:2], "--train-vocab", "50", *arguments[4:]])
     job, inputs, _ = prepare(parsed, parsed.output)
     with pytest.raises(JobError, match="out: disk full or quota reached"):
-        provide_vocabulary(job, inputs, [])
+        provide_vocabulary(job, lay_out(job, inputs), [])

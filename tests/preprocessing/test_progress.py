@@ -54,6 +54,24 @@ def test_each_note_is_read_once_and_no_file_of_tokens_at_all(tmp_path: Path, mon
     assert read == [job.unit_note(0), job.unit_note(1)]
 
 
+def test_what_a_large_part_has_read_so_far_is_told(tmp_path: Path) -> None:
+    """Once, when the part is whole; and again of what an earlier run has left, when its part is read once more."""
+    job = job_at(tmp_path)
+    write_note(job, 0, characters=1_000_000, kept=5)
+    progress = Progress(job)
+    reading = Path(job.reading_note(1))
+    for characters in (20_000_000, 40_000_000):
+        reading.write_text(json.dumps({"characters/books": characters, "kept/books": 100, "skipped/books/empty": 7}))
+        rate = f"{characters / 1e6 / 10:.2f}"
+        assert progress.line(10).endswith(
+            f"read 1/3 parts, 112 documents (7 skipped), {rate} M characters/s; built 0/3 shards"
+        )
+    reading.write_text('{"characters/books": 5')  # damaged
+    assert "read 1/3 parts, 5 documents (0 skipped)" in progress.line(10)
+    write_note(job, 1, characters=50_000_000, kept=120)
+    assert "read 2/3 parts, 125 documents (0 skipped), 5.00 M" in progress.line(10)
+
+
 def test_a_note_that_is_removed_before_it_is_read_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At its very end a job removes its notes."""
     job, names_below = job_at(tmp_path), files.names_below

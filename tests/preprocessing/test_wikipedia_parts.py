@@ -1,4 +1,4 @@
-"""A dump of several bzip2 streams, read in parts: all parts together are the dump, wherever they are cut."""
+"""A dump of several bzip2 streams, or a plain one, in parts: all parts are the dump, wherever they are cut."""
 
 from __future__ import annotations
 
@@ -184,6 +184,40 @@ def test_a_letter_across_two_chunks_is_whole() -> None:
         (found,) = read(io.BytesIO(dump(SITEINFO, page(text))), "a.xml")
         assert isinstance(found, Document)
         assert (found.text, found.replaced) == (text, 0)
+
+
+@pytest.mark.parametrize("size", [97, 1000, 30_000, 1 << 20])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be"])
+def test_a_plain_dump(encoding: str, size: int) -> None:
+    data = bz2.decompress(multistream(SITEINFO, PAGES, encoding))
+    found = parts(data, size)
+    assert [item for part in found for item in part] == whole(bz2.compress(data))
+    assert size >= 30_000 or sum(map(bool, found)) > 20
+
+
+def test_a_plain_dump_that_is_cut_within_every_letter_of_a_mark() -> None:
+    data = dump(SITEINFO, *PAGES[1:5])
+    at = data.index(b"<page>", data.index(b"<page>") + 1)
+    for cut in range(at - 1, at + 8):
+        cuts = [Part(0, cut), Part(cut, len(data))]
+        found = [list(read_part(io.BytesIO(data), "a.xml", part)) for part in cuts]
+        assert list(map(len, found)) == ([1, 3] if cut <= at else [2, 2])
+        assert [item for part in found for item in part] == whole(bz2.compress(data))
+
+
+def test_a_plain_dump_that_ends_within_a_page_is_damaged_whatever_the_size_of_parts() -> None:
+    data = dump(SITEINFO, *PAGES[:30])
+    for size in (200, 1000, 1 << 20):
+        with pytest.raises(SourceError, match=r"^a\.bz2, bytes .*: damaged XML"):
+            together(data[: data.rindex(b"</revision>")], size)
+
+
+@pytest.mark.parametrize("size", [1000, 300_000, 1 << 23])
+def test_a_real_plain_dump(real_data: Path, size: int) -> None:
+    packed = (real_data / "wikipedia" / "enwiki-first75-pages-articles-multistream.xml.bz2").read_bytes()
+    data = bz2.decompress(packed)[:3_000_000] + b"</mediawiki>"
+    data = data[: data.rindex(b"</page>")] + b"</page></mediawiki>"
+    assert together(data, size) == whole(bz2.compress(data))
 
 
 @pytest.mark.parametrize("size", [1000, 30_000, 100_000, 1 << 20])
