@@ -66,6 +66,7 @@ class Progress:
         self._reading: Counter[str] = Counter()  # of those that are being read
         self._look()
         self._characters_before = self._total("characters")  # an earlier run's, which took none of this one's time
+        self._read_after: float | None = None  # seconds, once all parts are read
 
     def _look(self) -> int:
         """Read the new notes of parts; returns how many shards are built."""
@@ -89,7 +90,9 @@ class Progress:
         """What there is to tell after so many seconds."""
         built, job = self._look(), self._job
         skipped = self._total("skipped")
-        rate = (self._total("characters") - self._characters_before) / 1e6 / seconds
+        if len(self._parts) == job.units:
+            self._read_after = self._read_after or seconds
+        rate = (self._total("characters") - self._characters_before) / 1e6 / (self._read_after or seconds)
         minutes, rest = divmod(int(seconds), 60)
         shards = job.layout.train_shards + job.layout.validation_shards
         return (

@@ -41,6 +41,17 @@ def test_progress_tells_what_this_run_has_read(tmp_path: Path) -> None:
     )
 
 
+def test_the_rate_is_that_of_reading(tmp_path: Path) -> None:
+    """It does not fall while shards are built."""
+    job = job_at(tmp_path)
+    progress = Progress(job)
+    for unit in range(3):
+        write_note(job, unit, characters=40_000_000)
+    assert "6.00 M characters/s; built 0/3" in progress.line(20)
+    Path(job.shard_note("shard-00000-of-00002.arrow")).write_text("{}")
+    assert "6.00 M characters/s; built 1/3" in progress.line(60)
+
+
 def test_each_note_is_read_once_and_no_file_of_tokens_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are large, and there may be many thousand."""
     job, read, read_json = job_at(tmp_path), [], files.read_json
