@@ -193,12 +193,12 @@ def located(units: Iterable[Unit], note: Callable[[str], None]) -> list[Unit]:
     units = list(units)
     parts = [file for unit in units for file in unit.inputs if file.part and SOURCES[file.source].starts]
     moved: dict[Input, Input] = {}
-    for path, group in groupby(parts, key=lambda file: file.path):
+    for (source, path), group in groupby(parts, key=lambda file: (file.source, file.path)):
         own = list(group)
         if own[0].bytes > ALONE_BYTES:
             note(f"{path}: counting its documents, which are named by their number: {own[0].bytes / 1e9:.1f} GB")
         with files.open_raw(path) as raw:
-            starts = SOURCES[own[0].source].starts
+            starts = SOURCES[source].starts
             assert starts is not None
             begins = list(starts(raw, [file.part.begin for file in own if file.part]))
         ends = [*(start.offset for start in begins[1:]), own[0].bytes]

@@ -153,10 +153,10 @@ def read_part(
         wanted: which documents.
 
     Raises:
-        SourceError: as read, of the part with the file's beginning.
+        SourceError: as read, of every part: what the file is its beginning tells.
     """
-    found = lines(file, part)
-    documents = _between_blank_lines(found if part.begin else _plain_lines(found, name))
+    any(line and line.strip() for line in _plain_lines(lines(file), name))
+    documents = _between_blank_lines(lines(file, part))
     for row, document in enumerate(documents, start=part.row):
         yield from _document(f"{name}#{row}", document, wanted)
 

@@ -14,7 +14,7 @@ from preprocessing import files
 from preprocessing.inputs import Unit, find_inputs, located, units_of
 from preprocessing.make_shards import main
 from preprocessing.reading import read_inputs
-from preprocessing.sources import DEFAULTS, Document, Item, Part, ReadOptions, SourceError
+from preprocessing.sources import DEFAULTS, Damaged, Document, Item, Part, ReadOptions, SourceError
 from preprocessing.sources.registry import SOURCES
 from tests.preprocessing.conftest import WORDS
 from tests.preprocessing.maker import Maker, contents
@@ -112,13 +112,22 @@ def test_a_line_that_is_too_long_to_be_held_is_passed_over_in_parts_too(monkeypa
         assert [type(item).__name__ for item in found] == ["Document", "Skipped", "Document"]
 
 
-def test_only_the_first_part_tells_another_format(tmp_path: Path) -> None:
-    data = b"\n\n" + b'{"text": "Some words."}\n' * 20
-    with pytest.raises(SourceError, match="a: not plain text but a file for --jsonl"):
-        in_parts("books", data, 100)
+def test_every_part_refuses_a_file_of_another_format() -> None:
+    """Where damage is skipped, the other parts would become text."""
+    for data, told in (
+        (b"\n\n" + b'{"text": "Some words."}\n' * 20, "a: not plain text but a file for --jsonl"),
+        ("A sentence.\nAnother.\n\n".encode("utf-16") * 20, "a: UTF-16, and google's format is UTF-8"),
+    ):
+        for part in parts_of("books", data, 100):
+            with pytest.raises(SourceError, match=told):
+                list(SOURCES["books"].read_part(io.BytesIO(data), "a", part, GOOGLE, lambda _: True))
+
+
+def test_of_lines_that_are_none_of_json_the_first_part_tells_what_they_are() -> None:
     array = b"[\n" + b'{"text": "Some words."},\n' * 20
-    first, *_ = in_parts("jsonl", array, 100)[0]
+    (first, *_), *others = in_parts("jsonl", array, 100)
     assert "a JSON array" in getattr(first, "message", "")
+    assert all(isinstance(item, Damaged) for part in others for item in part)
 
 
 def small(monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
