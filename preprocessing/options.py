@@ -150,6 +150,15 @@ def _lengths(text: str) -> list[int]:
 
 
 _lengths.__name__ = _length.__name__
+_REPETITIONS = ("documents", "lines", "none")
+
+
+def _repetitions(text: str) -> list[str]:
+    """An argparse type: what repeats, or several with commas between them, as lengths may have them."""
+    found = text.removesuffix(",").split(",")
+    if unknown := [word for word in found if word not in _REPETITIONS]:
+        raise argparse.ArgumentTypeError(f"invalid choice: {unknown[0]!r} (choose from {', '.join(_REPETITIONS)})")
+    return found
 
 
 def _number(meant: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
@@ -357,9 +366,9 @@ def _add_repeats(parser: argparse.ArgumentParser) -> None:
     repeats = parser.add_argument_group("what is dropped because the corpus has it twice")
     repeats.add_argument(
         "--deduplicate",
-        choices=["documents", "lines", "none"],
+        type=_repetitions,
         nargs="+",
-        default=["documents", "lines"],
+        default=[["documents", "lines"]],
         metavar="WHAT",
         help="documents with the text of another one, lines (paragraphs) that are elsewhere too, or none; the copy in "
         "the document of the smallest id stays (default: documents lines)",
@@ -519,7 +528,7 @@ def _refuse_others_names(ours: OneLineParser, argv: Sequence[str]) -> None:
 
 
 def _repeat_rule(ours: OneLineParser, found: argparse.Namespace) -> RepeatRule:
-    asked = set(found.deduplicate)
+    asked = set(chain.from_iterable(found.deduplicate))
     if len(asked) > 1 and "none" in asked:
         ours.error("--deduplicate none can't be combined with other values")
     if "lines" not in asked and found.min_repeated_line:

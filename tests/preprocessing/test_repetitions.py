@@ -17,6 +17,7 @@ import pytest
 from preprocessing import transforms
 from preprocessing.contamination import Search, read_benchmark, shares
 from preprocessing.make_shards import main
+from preprocessing.options import parse
 from preprocessing.schema import ShardDirectory
 from preprocessing.sources import SourceError
 
@@ -167,12 +168,22 @@ def test_a_corpus_of_one_document_and_its_copies_is_refused(
     assert "a single document, 'book-00.txt'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("written", [["documents,lines"], ["documents,", "lines"], ["lines", "documents"], None])
+def test_what_is_dropped_has_blanks_or_commas_between_it(written: list[str] | None) -> None:
+    asked = ["--deduplicate", *written] if written else []
+    repeats = parse(["--books", "x", "--vocab", "v", "--output", "o", *asked]).options.repeats
+    assert (repeats.documents, repeats.lines) == (True, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["--deduplicate", "none", "lines"], "none can't be combined with other values"),
         (["--deduplicate", "documents", "--min-repeated-line", "5"], "is for --deduplicate lines"),
-        (["--deduplicate", "words"], "invalid choice"),
+        (["--deduplicate", "words"], "invalid choice: 'words' (choose from documents, lines, none)"),
+        (["--deduplicate", "documents,words"], "invalid choice: 'words'"),
+        (["--deduplicate", ","], "invalid choice: ''"),
+        (["--deduplicate", "lines,none"], "none can't be combined with other values"),
         (["--near-duplicates", "0.2"], "'0.2' is not a similarity: a number from 0.5 to 0.99"),
         (["--near-duplicates", "1"], "'1' is not a similarity: a number from 0.5 to 0.99"),
         (["--near-duplicates", "abc"], "'abc' is not a similarity: a number from 0.5 to 0.99"),
