@@ -27,6 +27,7 @@ from preprocessing.sources import (
 from preprocessing.sources.lines import decode_utf8
 
 SOURCE = "parquet"
+_MAGIC = b"PAR1"
 _ROWS = 256  # held at once
 _BUFFER = 1 << 20  # bytes of a column that are read ahead; by itself pyarrow reads a whole group of rows
 
@@ -47,6 +48,11 @@ def read(
         SourceError: it is no Parquet file, is damaged, or has no such column of strings.
     """
     try:
+        if file.read(len(_MAGIC)) not in (_MAGIC, b""):
+            raise SourceError(
+                f"{name}: no Parquet file, as these begin with PAR1; unpack archives and compressed files first, and "
+                "name others by the option of their format"
+            )
         stream = pa.PythonFile(file, mode="r")
         table = pq.ParquetFile(stream, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
         columns = _columns(table.schema_arrow, options.parquet, name)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import io
 
 import pyarrow as pa
@@ -130,11 +131,18 @@ def test_files_that_hold_nothing_or_are_none() -> None:
         b"",
         b"PAR1",
         data[:-100],
-        b"not parquet" * 100,
         data[:4] + b"\xff" * (len(data) - 4004) + data[-4000:],
     ):
         with pytest.raises(SourceError, match=r"^w/0.parquet: not a readable Parquet file"):
             documents(bad)
+
+
+@pytest.mark.parametrize("data", [b"not parquet" * 100, gzip.compress(b"x"), b"PK\x03\x04" + b"x" * 99, b"PAR"])
+def test_a_file_of_another_format_is_told_as_such(data: bytes) -> None:
+    """Fetching it again would not help."""
+    for part in (Part(0, len(data)), Part(50, len(data))):
+        with pytest.raises(SourceError, match=r"^w/0.parquet: no Parquet file, as these begin with PAR1; unpack"):
+            documents(data, part)
 
 
 def test_a_column_whose_name_is_no_text() -> None:
