@@ -5,10 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from eval.evaluated import Evaluated, on_each_data, settings_of
+from eval.evaluated import Evaluated, Place, on_each_data, settings_of
 from eval.paper import Table
 from eval.results import diverged_seeds, shown_figures, spread
 from trainer.naming import tell_apart
@@ -40,7 +39,7 @@ class MeasuredExport:
         step: of it; None where another program wrote it.
         tasks: name -> content, see eval.results; of the evaluation that counts, see eval.evaluated.prevailing.
         data: name of a task -> what tells the data that it was measured on from others, and from a part of them.
-        places: name of a task -> where these data lay, and the length of their samples, see eval.evaluated.
+        places: name of a task -> where these data lay.
         settings: of the run, section.key -> value; empty where its config.toml is out of reach.
         limits: name of a task that was only tried out -> examples of each data set that were taken at most, or held-out
             samples that were, where the run was measured over more of them.
@@ -51,7 +50,7 @@ class MeasuredExport:
     step: int | None
     tasks: Mapping[str, Any]
     data: Mapping[str, str]
-    places: Mapping[str, tuple[Path, int | None]]
+    places: Mapping[str, Place]
     settings: Mapping[str, Any]
     limits: Mapping[str, int]
     on_other_data: Sequence[MeasuredExport] = ()
@@ -183,19 +182,29 @@ def side_by_side(exports: Sequence[MeasuredExport]) -> list[list[str]]:
     on_data: dict[str, list[str]] = {}  # figure -> the data that it is there on
     for name, data in shared:
         on_data.setdefault(name, []).append(data)
-    directories = tell_apart(places[data][0] for several in on_data.values() if len(several) > 1 for data in several)
+    told = _told({data: places[data] for several in on_data.values() if len(several) > 1 for data in several})
     rows = [
-        [name if len(several) == 1 else f"{name}, {_place(places[data], directories)}",
-         *(column.get((name, data), "") for column in columns)]
+        [f"{name}, {told[data]}" if len(several) > 1 else name, *(column.get((name, data), "") for column in columns)]
         for name, several in on_data.items()
         for data in several
-    ]  # fmt: skip
+    ]
     return [["", *(parts[0].name for parts in counting)], *rows] if rows else []
 
 
-def _place(place: tuple[Path, int | None], directories: Mapping[Path, str]) -> str:
-    directory, length = place
-    return f"{directories[directory]}" if length is None else f"{directories[directory]} at {length}"
+def _told(places: Mapping[str, Place]) -> dict[str, str]:
+    """Places in words; with the beginning of its digest where something else lay there at another time."""
+    directories = tell_apart(place.directory for place in places.values())
+    names = {
+        data: str(directories[place.directory]) + ("" if place.length is None else f" at {place.length}")
+        for data, place in places.items()
+    }
+    contents = {
+        name: {places[data].blake2b for data, named in names.items() if named == name} for name in names.values()
+    }
+    return {
+        data: name if len(contents[name]) == 1 else f"{name} ({places[data].blake2b[:8]})"
+        for data, name in names.items()
+    }
 
 
 def compare(table: Table, exports: Sequence[MeasuredExport]) -> list[list[str]]:

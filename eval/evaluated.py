@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from eval.errors import UsageError
 from eval.results import NEXT_WORDS, RESULTS, by_command, is_learned, read_results
@@ -19,6 +19,14 @@ from trainer.run_directory import RunDirectory
 EVALUATIONS = "evaluations"  # the folder of a run directory where eval.watch leaves them
 _LOWER_IS_BETTER = ("loss", "perplexity")
 _NAMED = 3  # of many; the others are counted
+
+
+class Place(NamedTuple):
+    """Where data lay that something was measured on."""
+
+    directory: Path
+    length: int | None  # of the samples, which data sets don't say
+    blake2b: str  # of what lay there at the time
 
 
 @dataclass(frozen=True)
@@ -76,12 +84,13 @@ class Evaluated:
             return ""
         return f"{details.get('instead', task)} of {shards['manifest_blake2b']} at {shards['sequence_length']}"
 
-    def place(self, task: str) -> tuple[Path, int | None]:
-        """Where the data lay that a task was measured on, and how long its samples are, which data sets don't say."""
+    def place(self, task: str) -> Place:
+        """Where the data lay that a task was measured on."""
         shards, data = self.results["shards"], self.results.get("data") or {}
         if shards and self.samples(task):
-            return Path(shards["path"]), shards["sequence_length"]
-        return Path(data.get("path", "")), None
+            return Place(Path(shards["path"]), shards["sequence_length"], shards["manifest_blake2b"])
+        details = self.results["tasks"][task]["details"]
+        return Place(Path(data.get("path", "")), None, str(details.get("data_blake2b", "")))
 
     def figure(self, task: str, metric: str) -> float | None:
         """A figure; None where it was not measured."""

@@ -65,7 +65,7 @@ def tokenize_unit(job: Job, unit: Unit) -> UnitNote:
                 files.write_text(job.reading_note(unit.number), json.dumps(note.totals.counts), job.work)
         if buffer.documents:
             _write(writers, buffer.flush(unit.number, batches, note))
-        check_unchanged(unit)
+        check_unchanged(unit.inputs)
     return note
 
 

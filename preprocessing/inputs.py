@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, groupby
 from typing import NamedTuple
 
 from preprocessing import files
-from preprocessing.schema import MANIFEST
+from preprocessing.schema import MANIFEST, checksum_of
 from preprocessing.sources import DEFAULTS, Part, ReadOptions, SourceError, StorageError
 from preprocessing.sources.registry import SOURCES, Source, holds_several, numbers_rows
 from preprocessing.terminal import counted
 
 UNIT_BYTES = 4 << 20  # inputs this small are read together, so that a thousand books are not a thousand tasks
 PART_BYTES = 32 << 20  # of a file, as it lies, that can be read in parts
-ALONE_BYTES = 1 << 30  # of a file: it takes a while to read it alone
+LARGE_BYTES = 1 << 30  # that one process reads in a while, of which is told
 # What a job writes, which a glob may match; the rest of a path is its shard directory.
 _MADE = re.compile(r"(.*)/(?:tokenizer/[^/]+|(?:job|manifest)\.json|(?:validation-)?shard-\d+-of-\d+\.arrow)")
 # Plain bytes to a compressed one: rough figures, good enough to choose how much is read at once and how many shards.
@@ -39,13 +40,13 @@ class Unit(NamedTuple):
     inputs: tuple[Input, ...]
 
 
-def check_unchanged(unit: Unit) -> None:
+def check_unchanged(inputs: Iterable[Input]) -> None:
     """See that what was just read is what the job found: a file that still grows or shrinks is half a corpus.
 
     Raises:
         StorageError: a file has another size.
     """
-    for file in unit.inputs:
+    for file in inputs:
         now = files.size(file.path)
         if now != file.bytes:
             raise StorageError(
@@ -166,6 +167,11 @@ def units_of(inputs: Sequence[Input], options: ReadOptions = DEFAULTS) -> list[U
     return group_units(list(chain.from_iterable(cut(file, SOURCES[file.source], options) for file in inputs)))
 
 
+def units_checksum(units: Iterable[Unit]) -> str:
+    """What units of the same files have in common that cut them in the same places, and no others do."""
+    return checksum_of(json.dumps([[(file.name, file.part) for file in unit.inputs] for unit in units]).encode())
+
+
 def cut(file: Input, source: Source, options: ReadOptions) -> list[Input]:
     """The parts in which a file is read: a function of its size, its beginning, the options and nothing else."""
     if source.read is not None:
@@ -188,31 +194,32 @@ def located(units: Iterable[Unit], note: Callable[[str], None]) -> list[Unit]:
         note: told of what takes a while.
 
     Raises:
-        StorageError: a file can't be read.
+        StorageError: a file can't be read, or has changed since it was found.
     """
     units = list(units)
     parts = [file for unit in units for file in unit.inputs if file.part and SOURCES[file.source].starts]
     moved: dict[Input, Input] = {}
     for (source, path), group in groupby(parts, key=lambda file: (file.source, file.path)):
         own = list(group)
-        if own[0].bytes > ALONE_BYTES:
+        if own[0].bytes > LARGE_BYTES:
             note(f"{path}: counting its documents, which are named by their number: {own[0].bytes / 1e9:.1f} GB")
         with files.open_raw(path) as raw:
             starts = SOURCES[source].starts
             assert starts is not None
             begins = list(starts(raw, [file.part.begin for file in own if file.part]))
+        check_unchanged(own[:1])
         ends = [*(start.offset for start in begins[1:]), own[0].bytes]
         for file, start, end in zip(own, begins, ends, strict=True):
             moved[file] = file._replace(part=Part(start.offset, end, start.row))
     return [unit._replace(inputs=tuple(moved.get(file, file) for file in unit.inputs)) for unit in units]
 
 
-def read_alone(units: Iterable[Unit], options: ReadOptions) -> list[Input]:
+def large_and_whole(units: Iterable[Unit], options: ReadOptions) -> list[Input]:
     """The large files of many documents that can't be read in parts, so that one worker reads all of each."""
     whole = (
         file for unit in units for file in unit.inputs if file.part is None and holds_several(file.source, options)
     )
-    return [file for file in whole if text_bytes(file) > ALONE_BYTES]
+    return [file for file in whole if text_bytes(file) > LARGE_BYTES]
 
 
 def group_units(inputs: Sequence[Input]) -> list[Unit]:

@@ -23,13 +23,13 @@ from preprocessing.tokenization import VOCABULARY_FILE, parse_vocabulary
 WORK = ".work"
 ERROR = "error-"  # how the name of a file begins in which a worker leaves the user's error; watchdog.STUCK is one too
 STORAGE = f"{ERROR}storage-"  # that nothing more can be written, or read
-UNIT_DONE, UNIT_READING = (
-    "tokens-",
-    "reading-",
-)  # how the names of units' notes begin, and of earlier ones
+UNIT_DONE = "tokens-"  # how the names of units' notes begin
+UNIT_READING = "reading-"  # and those of their earlier ones
 SHARD_BYTES = 64 << 20  # tokens of a shard
 BYTES_PER_TOKEN = 4.5  # of plain text; a rough figure, good enough to choose the number of shards
 DOCUMENTS_PER_SHARD = 32  # fewer are no random sample, and might leave a shard without a second document
+# Of a job's description, what those must agree on who go on with it: once it is finished it no longer matters.
+WHILE_UNFINISHED = ("units", "units_blake2b", "versions")
 VERSIONS = (
     "apache-beam", "bert-pretraining", "datasketch", "lxml", "numpy", "pyarrow", "scipy", "sentencex", "tokenizers",
 )  # fmt: skip
@@ -53,6 +53,7 @@ class Job:
         vocabulary: the vocabulary's identity; its copy is ``vocabulary_file``.
         layout: where documents go.
         units: how many units the first pass reads.
+        units_blake2b: tells them from others of the same inputs, cut in other places.
         encoder: which engine makes the ids; they are the same ids, so another one may go on with the job.
         patience: seconds that a document may take before the job is ended, 0 for any time.
         benchmark: the identity of the one that is looked for in the corpus; empty for none.
@@ -66,6 +67,7 @@ class Job:
     encoder: Engine = "auto"
     patience: float = 0.0
     benchmark: str = ""
+    units_blake2b: str = ""
 
     @property
     def work(self) -> str:
@@ -175,6 +177,7 @@ def describe(job: Job, inputs: Iterable[Input]) -> dict[str, Any]:
         "format_version": FORMAT_VERSION,
         "inputs": [{"source": file.source, "name": file.name, "bytes": file.bytes} for file in inputs],
         "units": job.units,
+        "units_blake2b": job.units_blake2b,
         "options": asdict(job.options),
         "vocabulary": asdict(job.vocabulary),
         "benchmark": job.benchmark,

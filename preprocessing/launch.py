@@ -12,7 +12,16 @@ from pathlib import Path
 from preprocessing import files
 from preprocessing.contamination import Benchmark, read_benchmark
 from preprocessing.encoder import available_engine
-from preprocessing.inputs import Input, Unit, find_inputs, located, read_alone, text_bytes, units_of
+from preprocessing.inputs import (
+    Input,
+    Unit,
+    find_inputs,
+    large_and_whole,
+    located,
+    text_bytes,
+    units_checksum,
+    units_of,
+)
 from preprocessing.job import ERROR, UNIT_READING, Job, choose_layout, describe
 from preprocessing.options import Arguments
 from preprocessing.output import JOB, JobError, State, clear, clear_work, inspect
@@ -25,15 +34,16 @@ from preprocessing.transforms import build_pipeline
 from preprocessing.vocabulary import train_vocabulary
 
 
-def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[str] | None]:
+def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[Unit], list[str] | None]:
     """Check what the command line names and lay out the job.
 
     Returns:
-        The job, its inputs, and the vocabulary's tokens; None where they are to be trained, and the job's vocabulary
-        says how many are wanted.
+        The job, its inputs, these as units that are to be located yet, and the vocabulary's tokens; None where they
+        are to be trained, and the job's vocabulary says how many are wanted.
 
     Raises:
         SourceError: inputs that are not there.
+        StorageError: an input can't be read.
         VocabularyError: a vocabulary that can't be used, or is of the other case than --cased says.
         EncoderError: an encoder that is not installed.
     """
@@ -52,16 +62,18 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[s
                 f"{error}; the shards in {output} are finished, and need their inputs no more"
             ) from error
         raise
+    units = units_of(inputs, options.read)
     job = Job(
         output=output,
         options=options,
         vocabulary=vocabulary,
         layout=choose_layout(inputs, options, vocabulary.size),
-        units=len(units_of(inputs, options.read)),
+        units=len(units),
+        units_blake2b=units_checksum(units),
         encoder=arguments.encoder,
         patience=arguments.patience,
     )
-    return job, inputs, tokens
+    return job, inputs, units, tokens
 
 
 def note(text: str) -> None:
@@ -140,18 +152,17 @@ def _write_vocabulary(job: Job, tokens: Sequence[str]) -> None:
     files.write_text(job.vocabulary_file, vocabulary_text(tokens), job.work)
 
 
-def lay_out(job: Job, inputs: Sequence[Input]) -> list[Unit]:
-    """What the first pass reads, by its tasks.
+def locate(job: Job, units: Sequence[Unit]) -> list[Unit]:
+    """What the first pass reads, by its tasks, once it is known where files can be cut; tells what will take long.
 
     Raises:
-        StorageError: an input can't be read.
+        StorageError: an input can't be read, or has changed.
     """
-    units = units_of(inputs, job.options.read)
-    for file in read_alone(units, job.options.read):
+    for file in large_and_whole(units, job.options.read):
+        multistream = " from the multistream dump, or" if file.source == "wikipedia" else ""
         note(
-            f"{file.path}: one worker reads all of it, some {text_bytes(file) / 1e9:.1f} GB of text, as it is one "
-            "compressed stream; all read it together "
-            + ("from the multistream dump" if file.source == "wikipedia" else "where it is not compressed")
+            f"{file.path}: one worker reads all of it, some {text_bytes(file) / 1e9:.1f} GB of text; all read it "
+            f"together{multistream} once it is decompressed"
         )
     return located(units, note)
 

@@ -40,14 +40,14 @@ def run(argv: Sequence[str]) -> None:
     arguments = options.parse(argv)
     files.set_options(arguments.beam)
     output = files.absolute(arguments.output)
-    job, inputs, vocabulary = launch.prepare(arguments, output)
+    job, inputs, units, vocabulary = launch.prepare(arguments, output)
     job, benchmark = launch.with_benchmark(job, arguments.contamination)
     with alone(output, launch.note):
         if launch.begin(job, inputs, vocabulary, arguments, benchmark) == "finished":
             show(f"{output}: these shards are finished already; nothing to do")
             return
         begun = time.monotonic()
-        units = launch.lay_out(job, inputs)
+        units = launch.locate(job, units)
         job = launch.provide_vocabulary(job, units, arguments.beam)
         manifest = launch.execute(job, units, arguments.beam)
     show(summary(manifest, output, inputs, time.monotonic() - begun))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from preprocessing import files
-from preprocessing.job import ERROR, WORK
+from preprocessing.job import ERROR, WHILE_UNFINISHED, WORK
 from preprocessing.layout import VALIDATION_PREFIX, shard_name, split_of
 from preprocessing.locks import holder, wait_and_lock
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardError
@@ -72,8 +72,8 @@ def inspect(output: str, description: dict[str, Any], vocabulary: str | None = N
             raise JobError(f"{output}: holds shards without their {JOB}; {advice}")
         raise JobError(_foreign(output, present))
     if finished:
-        # A later version of a library does not unmake a finished job.
-        description = description | {"versions": old.get("versions")}
+        # A later version of a library, or of this program, does not unmake a finished job.
+        description = description | {key: old.get(key) for key in WHILE_UNFINISHED}
     differs = other_vocabulary(old, description, vocabulary) or difference(old, description)
     if differs:
         whose = "another job's output" if finished else "another job, interrupted"

@@ -79,7 +79,8 @@ class Progress:
         self._reading.clear()
         for name in notes:
             if name.startswith(UNIT_READING) and name.replace(UNIT_READING, UNIT_DONE) not in self._parts:
-                self._reading.update(files.read_json(files.join(self._job.work, name)) or {})
+                note = files.read_json(files.join(self._job.work, name))
+                self._reading.update(note if isinstance(note, dict) else {})
         return sum("shard-" in name for name in notes)
 
     def _total(self, count: str) -> int:

@@ -7,6 +7,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, count
+from typing import NamedTuple
 
 import apache_beam as beam
 import pyarrow as pa
@@ -23,7 +24,8 @@ from preprocessing.watchdog import Watchdog, watching
 ALL = 1 << 64  # no hash is as high
 SPARE = 2.0  # text that is sampled at first, for a budget of 1: what inputs hold is known roughly
 ROWS = 256  # of a record batch
-FOUND = b"found"  # in the metadata of a unit's sample: documents below the cutoff
+# In the metadata of a unit's sample: how many documents it has below the cutoff, and the bound of those in the sample.
+FOUND, BOUND = b"found", b"bound"
 SAMPLE = pa.schema([pa.field("hash", pa.uint64()), pa.field("text", pa.large_string())])
 
 
@@ -34,17 +36,25 @@ def sample_hash(doc_id: str, seed: int) -> int:
     return int.from_bytes(digest, "big")
 
 
-def lowest(entries: Iterable[tuple[int, str]], budget: int) -> list[tuple[int, str]]:
-    """Of (hash, text) those with the lowest hashes, as many as fit into a budget, in the hashes' order.
+class Lowest(NamedTuple):
+    """Of (hash, text) those with the lowest hashes, in the hashes' order."""
 
-    What it takes of a whole it takes of the parts' own samples.
+    entries: list[tuple[int, str]]
+    bound: int  # the hash of the first one that had no room; ALL: there is none
+
+
+def lowest(entries: Iterable[tuple[int, str]], budget: int) -> Lowest:
+    """Of (hash, text) those with the lowest hashes, as many as fit into a budget.
+
+    What it takes of a whole it takes of the parts' own, but for those that are not below every part's bound: of these
+    a part may have had no room for one.
 
     Args:
         entries: in any order.
         budget: bytes of UTF-8; the first text is taken even if it is larger.
     """
     heap: list[tuple[int, str]] = []  # highest hash on top
-    total, cutoff = 0, (-(2**64), "")
+    total, cutoff = 0, (-ALL, "")
     for number, text in entries:
         entry = (-number, text)
         # Once a document had no room, none of a higher hash may slip in: which one did would be the files' order.
@@ -55,7 +65,7 @@ def lowest(entries: Iterable[tuple[int, str]], budget: int) -> list[tuple[int, s
         while total > budget and len(heap) > 1:
             cutoff = heapq.heappop(heap)
             total -= len(cutoff[1].encode())
-    return [(-number, text) for number, text in sorted(heap, reverse=True)]
+    return Lowest([(-number, text) for number, text in sorted(heap, reverse=True)], bound=-cutoff[0])
 
 
 def hashed_texts(documents: Iterable[Document | Skipped], seed: int) -> Iterator[tuple[int, str]]:
@@ -69,7 +79,7 @@ def hashed_texts(documents: Iterable[Document | Skipped], seed: int) -> Iterator
 
 def sample_texts(documents: Iterable[Document | Skipped], budget: int, seed: int) -> list[str]:
     """The texts of the documents with the lowest keyed hashes, as many as fit into a budget, in the hashes' order."""
-    return [text for _, text in lowest(hashed_texts(documents, seed), budget)]
+    return [text for _, text in lowest(hashed_texts(documents, seed), budget).entries]
 
 
 def first_cutoff(budget: int, text_bytes: float) -> int:
@@ -87,8 +97,10 @@ def draw_sample(job: Job, units: Sequence[Unit], budget: int, beam_options: Sequ
     seeming = sum(text_bytes(file) for unit in units for file in unit.inputs)
     for cutoff in (first_cutoff(budget, seeming), ALL):
         run_pipeline(job, beam_options, partial(build_sampling, job=job, units=units, budget=budget, cutoff=cutoff))
-        sample = lowest(chain.from_iterable(_rows(job, unit) for unit in numbers), budget)
-        if cutoff == ALL or len(sample) < sum(_found(job, unit) for unit in numbers):
+        found, bounds = zip(*(_counted(job, unit) for unit in numbers), strict=True)
+        bound, drawn = min(bounds), chain.from_iterable(_rows(job, unit) for unit in numbers)
+        sample = lowest((entry for entry in drawn if entry[0] < bound), budget).entries
+        if cutoff == ALL or len(sample) < sum(found):
             break
     return [text for _, text in sample]
 
@@ -98,9 +110,9 @@ def sample_unit(unit: Unit, job: Job, budget: int, cutoff: int) -> None:
     with reporting(job, f"unit-{unit.number:05d}"), watching(job.work, job.patience) as dog:
         found = count()
         texts = hashed_texts(_documents(unit, job, cutoff, dog), job.options.seed)
-        sample = lowest((entry for entry, _ in zip(texts, found, strict=False)), budget)
-        check_unchanged(unit)
-        schema = SAMPLE.with_metadata({FOUND: str(next(found))})
+        sample, bound = lowest((entry for entry, _ in zip(texts, found, strict=False)), budget)
+        check_unchanged(unit.inputs)
+        schema = SAMPLE.with_metadata({FOUND: str(next(found)), BOUND: str(bound)})
         with files.publish_arrow(job.sample_file(unit.number), job.work, schema) as writer:
             for begin in range(0, len(sample), ROWS):
                 hashes, drawn = zip(*sample[begin : begin + ROWS], strict=True)
@@ -136,7 +148,7 @@ def _rows(job: Job, unit: int) -> Iterator[tuple[int, str]]:
             yield from zip(batch.column("hash").to_pylist(), batch.column("text").to_pylist(), strict=True)
 
 
-def _found(job: Job, unit: int) -> int:
-    """How many documents a unit has below the cutoff, whether or not its sample had room for them."""
+def _counted(job: Job, unit: int) -> tuple[int, int]:
+    """How many documents a unit has below the cutoff, whether or not its sample had room for them; and its bound."""
     with files.open_arrow(job.sample_file(unit)) as reader:
-        return int(reader.schema.metadata[FOUND])
+        return int(reader.schema.metadata[FOUND]), int(reader.schema.metadata[BOUND])

@@ -132,11 +132,7 @@ def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wan
             google's format, and UTF-16.
     """
     if options.books_format == "google":
-        row = -1
-        for row, document in enumerate(_between_blank_lines(_plain_lines(lines(file), name))):
-            yield from _document(f"{name}#{row}", document, wanted)
-        if row < 0:
-            yield Skipped(name, SOURCE, "empty")
+        yield from _documents(_plain_lines(lines(file), name), name, Part(0, 0), wanted)
     elif wanted(name):
         yield _book(file, name)
 
@@ -155,10 +151,8 @@ def read_part(
     Raises:
         SourceError: as read, of every part: what the file is its beginning tells.
     """
-    any(line and line.strip() for line in _plain_lines(lines(file), name))
-    documents = _between_blank_lines(lines(file, part))
-    for row, document in enumerate(documents, start=part.row):
-        yield from _document(f"{name}#{row}", document, wanted)
+    _check_beginning(file, name)
+    yield from _documents(lines(file, part), name, part, wanted)
 
 
 def starts(file: BinaryIO, offsets: Sequence[int]) -> Iterator[Start]:
@@ -234,6 +228,15 @@ def _is_text(beginning: bytes) -> bool:
     return beginning.startswith(_MARKS) or controls <= max(1, _STRAY * len(beginning))
 
 
+def _documents(found: Iterable[bytes | None], name: str, part: Part, wanted: Wanted) -> Iterator[Item]:
+    """Those of the lines of a part in google's format, or of a whole file, whose first part it then is."""
+    row = part.row - 1
+    for row, document in enumerate(_between_blank_lines(found), start=part.row):
+        yield from _document(f"{name}#{row}", document, wanted)
+    if part.begin == 0 and row < 0:  # the first part has the first document, whatever its length
+        yield Skipped(name, SOURCE, "empty")
+
+
 def _document(doc_id: str, document: bytes | None, wanted: Wanted) -> Iterator[Item]:
     """A document of several, a sentence a line, if it is wanted."""
     if document is None:
@@ -241,6 +244,15 @@ def _document(doc_id: str, document: bytes | None, wanted: Wanted) -> Iterator[I
     elif wanted(doc_id):
         text, replaced = decode_utf8(document)
         yield Document(doc_id, SOURCE, None, text, replaced=replaced, split=True)
+
+
+def _check_beginning(file: BinaryIO, name: str) -> None:
+    """Refuse a file as _plain_lines does, which is read no further than to its first line with text.
+
+    Raises:
+        SourceError: as _plain_lines.
+    """
+    any(line and line.strip() for line in _plain_lines(lines(file), name))
 
 
 def _plain_lines(found: Iterator[bytes | None], name: str) -> Iterator[bytes | None]:

@@ -91,10 +91,12 @@ def _rows(
             yield Skipped(doc_id, SOURCE, "too_large")
         elif not line.strip():
             yield Skipped(doc_id, SOURCE, "empty")
-        elif wanted(doc_id):
+        elif (is_wanted := wanted(doc_id)) or first:
             item = _document(line, doc_id, options.jsonl, first)
-            first = first and isinstance(item, Damaged)
-            yield item
+            is_damaged = isinstance(item, Damaged)
+            first = first and is_damaged
+            if is_wanted or is_damaged:  # who samples documents learns too that a file has no such field
+                yield item
 
 
 def _document(line: bytes, doc_id: str, fields: Columns, first: bool) -> Item:

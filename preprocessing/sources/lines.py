@@ -53,8 +53,8 @@ def first_starts(starts: Iterator[Start], offsets: Sequence[int], file: BinaryIO
         offsets: in ascending order.
         file: which starts reads.
     """
-    found = Start(0, 0)
+    found: Start | None = Start(0, 0)
     for offset in offsets:
-        while found.offset < offset:
-            found = next(starts, None) or Start(file.seek(0, os.SEEK_END), 0)
-        yield found
+        while found and found.offset < offset:
+            found = next(starts, None)
+        yield found or Start(file.seek(0, os.SEEK_END), 0)

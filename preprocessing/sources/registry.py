@@ -21,7 +21,8 @@ from preprocessing.sources import (
     wikipedia,
 )
 
-_LOOKED_AT = 1 << 27  # bytes of a bzip2 dump, whose second stream begins after one at most where it has many
+# Bytes of a bzip2 dump, in which its second stream begins, if it has several: of Wikimedia's the first one is small.
+_LOOKED_AT = 1 << 27
 ARTICLE_BYTES = 4096  # of an encyclopedia's article; a rough figure, to choose the number of shards by
 
 
@@ -33,7 +34,8 @@ class Source:
         help: what --NAME takes.
         read: reads a whole file; None for a format that is always read in parts.
         read_part: reads a part of a file.
-        has_parts: whether a file can be read in parts, as far as its beginning tells.
+        has_parts: whether a file, open at its beginning, can be read in parts, as far as its first bytes tell; of a
+            format that is always read in parts nobody asks.
         starts: where it can be cut; None where a reader finds that in any range of bytes.
         text_share: of a file's bytes, decompressed, the rest being markup.
         passed_over: in the name of files that lie beside the source's own and are not wanted.
@@ -42,7 +44,7 @@ class Source:
     help: str
     read: Reader | None
     read_part: PartReader
-    has_parts: Callable[[BinaryIO, ReadOptions], bool]
+    has_parts: Callable[[BinaryIO, ReadOptions], bool] = lambda *_: True
     starts: Starts | None = None
     text_share: float = 1.0
     passed_over: re.Pattern[str] | None = None
@@ -53,7 +55,7 @@ SOURCES = {
         "Wikipedia dumps: pages-articles XML",
         wikipedia.read,
         wikipedia.read_part,
-        lambda file, _: is_plain(file) or bzip2.first_start(file, 1, _LOOKED_AT) is not None,
+        lambda file, _: is_plain(file) or _has_streams(file),
         text_share=0.25,  # 0.17 of all English Wikipedia, up to 0.43 of some of its long articles
         passed_over=wikipedia.INDEX,
     ),
@@ -65,7 +67,7 @@ SOURCES = {
         books.starts,
     ),
     "parquet": Source(
-        "Parquet files with a column of text, such as wikimedia/wikipedia", None, parquet.read, lambda *_: True
+        "Parquet files with a column of text, such as wikimedia/wikipedia", read=None, read_part=parquet.read
     ),
     "jsonl": Source(
         "files with a JSON object a line, a document each",
@@ -82,6 +84,11 @@ SOURCES = {
         wikiextractor.starts,
     ),
 }
+
+
+def _has_streams(file: BinaryIO) -> bool:
+    """Whether a file, at its beginning, is of several bzip2 streams."""
+    return file.read(len(bzip2.MAGIC)) == bzip2.MAGIC and bzip2.first_start(file, 1, _LOOKED_AT) is not None
 
 
 def numbers_rows(source: str, options: ReadOptions) -> bool:

@@ -43,11 +43,7 @@ def read(file: BinaryIO, name: str, _options: ReadOptions = DEFAULTS, wanted: Wa
         name: its path relative to the corpus.
         wanted: which documents.
     """
-    row = -1
-    for row, found in enumerate(_documents(lines(file))):
-        yield from _item(f"{name}#{row}", found, wanted)
-    if row < 0:
-        yield Skipped(name, SOURCE, "empty")
+    yield from _items(lines(file), name, Part(0, 0), wanted)
 
 
 def read_part(
@@ -61,8 +57,7 @@ def read_part(
         part: which bytes of it, and the row of its first document.
         wanted: which documents.
     """
-    for row, found in enumerate(_documents(lines(file, part)), start=part.row):
-        yield from _item(f"{name}#{row}", found, wanted)
+    yield from _items(lines(file, part), name, part, wanted)
 
 
 def starts(file: BinaryIO, offsets: Sequence[int]) -> Iterator[Start]:
@@ -77,6 +72,15 @@ class _Found(NamedTuple):
     title: bytes | None  # None: no document
     body: bytes | None  # None: too large; where there is no document, the beginning of what is there
     is_closed: bool = False  # nothing of it follows
+
+
+def _items(found: Iterable[bytes | None], name: str, part: Part, wanted: Wanted) -> Iterator[Item]:
+    """What there is in the lines of a part, or of a whole file, whose first part it then is."""
+    row = part.row - 1
+    for row, document in enumerate(_documents(found), start=part.row):
+        yield from _item(f"{name}#{row}", document, wanted)
+    if part.begin == 0 and row < 0:  # the first part has the first document, whatever its length
+        yield Skipped(name, SOURCE, "empty")
 
 
 def _item(doc_id: str, found: _Found, wanted: Wanted) -> Iterator[Item]:

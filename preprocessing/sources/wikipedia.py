@@ -92,17 +92,21 @@ def read_part(
         wanted: Which pages, by their ids.
 
     Raises:
-        SourceError: As read; also a bzip2 stream that is damaged.
+        SourceError: As read; also a bzip2 stream that is damaged, and of every part a dump whose first page is too far.
     """
     where = f"{name}, bytes {part.begin:,} to {part.end:,}"
     if file.read(len(MAGIC)) == MAGIC:
         start = first_start(file, part.begin, part.end)
         if start is None:
             return
-        beginning, pieces = decompress(file, 0, name), decompress(file, start, name)
+        whole, pieces = decompress(file, 0, name), decompress(file, start, name)
     else:
-        beginning, pieces = _as_it_lies(file, 0, 0), _as_it_lies(file, part.begin, part.end)
-    preamble, head = _preamble(beginning, name)
+        whole, pieces = _as_it_lies(file, 0, 0), _as_it_lies(file, part.begin, part.end)
+    preamble, head, has_pages = _beginning(whole, name)
+    if not has_pages:
+        if part.begin == 0:  # nothing is in it, or it is cut short, which one part tells
+            yield from _pages([preamble], head, name, wanted)
+        return
     pages = _part_of_pages(pieces, part.end, _page_mark(head))
     first = next(pages, None)
     if first is not None:
@@ -144,7 +148,10 @@ def _page_mark(head: bytes) -> _PageMark:
 
 
 def _as_it_lies(file: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Pieces of a plain dump from one offset on, each with its own; one of them begins at the other offset."""
+    """Pieces of a plain dump from an offset to its end, each with its own offset, as `_part_of_pages` takes streams.
+
+    Of what it yields one piece begins where the part ends: there another one's pages begin.
+    """
     file.seek(begin)
     at = begin
     while piece := file.read(min(_CHUNK, end - at) if at < end else _CHUNK):
@@ -152,8 +159,20 @@ def _as_it_lies(file: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, byt
         at += len(piece)
 
 
-def _preamble(pieces: Iterable[tuple[int, bytes]], name: str) -> tuple[bytes, bytes]:
-    """What is before a dump's first page, with the wiki's description; and the beginning that tells wikis apart."""
+class _Beginning(NamedTuple):
+    """What is before a dump's first page, with the wiki's description; all of a dump without pages."""
+
+    preamble: bytes
+    head: bytes  # so much of it that it tells wikis apart
+    has_pages: bool
+
+
+def _beginning(pieces: Iterable[tuple[int, bytes]], name: str) -> _Beginning:
+    """The beginning of a dump.
+
+    Raises:
+        SourceError: it is no dump, or has no page within as many bytes as may be held.
+    """
     text = bytearray()
     mark: _PageMark | None = None
     searched = 0
@@ -165,21 +184,21 @@ def _preamble(pieces: Iterable[tuple[int, bytes]], name: str) -> tuple[bytes, by
             _check_beginning(bytes(text[:_CHUNK]), name)
             mark = _page_mark(bytes(text[:_CHUNK]))
         if found := mark.pattern.search(text, searched):
-            return bytes(text[: found.start()]), bytes(text[:_CHUNK])
+            return _Beginning(bytes(text[: found.start()]), bytes(text[:_CHUNK]), has_pages=True)
         searched = max(0, len(text) - mark.size)  # its last bytes may be the first ones of a mark
         if len(text) > _MAX_BYTES:
-            break
+            raise SourceError(f"{name}: no page begins within {len(text):,} bytes: not a usable dump")
     head = bytes(text[:_CHUNK])
     _check_beginning(head, name)
     found = _page_mark(head).pattern.search(text)
-    return bytes(text[: found.start()]) if found else head, head
+    return _Beginning(bytes(text[: found.start()] if found else text), head, has_pages=found is not None)
 
 
 def _part_of_pages(pieces: Iterable[tuple[int, bytes]], end: int, mark: _PageMark) -> Iterator[bytes]:
     """The XML of the pages that begin in streams that begin before an offset, and then the dump's end.
 
     Args:
-        pieces: where a piece's stream begins, and the piece.
+        pieces: where a piece's stream begins, and the piece. Of a plain dump each is a stream by itself.
         end: the offset.
         mark: how a page begins.
     """

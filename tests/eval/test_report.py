@@ -926,6 +926,20 @@ def test_figures_on_several_shard_directories_stand_beside_each_other(run: Path,
     ] == ["mine", "notes", "wiki"]
 
 
+def test_figures_on_shards_that_others_have_replaced_are_told_apart(run: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "runs" / "other", steps=60)
+    for of, name, manifest, perplexity in (
+        *((run, "a", "12345678-old", 10.0), (run, "b", "9abcdef0-new", 20.0)),
+        *((other, "a", "12345678-old", 30.0), (other, "b", "9abcdef0-new", 40.0)),
+    ):
+        file = write_evaluation(of, 60, name)
+        write_results(file, read_results(file) | held_out(60, 2000, perplexity, manifest))
+    rows = rows_of(report_of(run, other).partition("## Side by side\n")[2].partition("\n#")[0])
+    (directory,) = {name.partition(", ")[2].partition(" at ")[0] for name in rows if "perplexity" in name}
+    assert rows[f"mlm perplexity, {directory} at 128 (12345678)"] == ["10.0", "30.0"]
+    assert rows[f"mlm perplexity, {directory} at 128 (9abcdef0)"] == ["20.0", "40.0"]
+
+
 def test_a_task_that_failed_beside_figures_on_two_directories_is_named_once(run: Path) -> None:
     for name, shards in (("a", "wiki"), ("b", "notes")):
         file = write_evaluation(run, 60, name)

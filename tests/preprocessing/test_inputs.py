@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import os
 import random
+import tarfile
 from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import permutations
@@ -22,7 +24,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions, S3Options
 
 from preprocessing import train_vocab
-from preprocessing.inputs import Input, find_inputs, group_units, units_of
+from preprocessing.inputs import Input, Unit, find_inputs, group_units, units_checksum, units_of
 from preprocessing.schema import ShardDirectory, pairs_column
 from preprocessing.sources import Part, ReadOptions, SourceError
 from preprocessing.sources.registry import SOURCES
@@ -33,6 +35,15 @@ from tests.preprocessing.test_wikipedia import SITEINFO, page
 from tests.preprocessing.test_wikipedia_parts import multistream
 
 DATABASE = "enwiki-20260101-pages-articles-multistream"
+
+
+def in_tar(data: bytes) -> bytes:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        member = tarfile.TarInfo("a.xml.bz2")
+        member.size = len(data)
+        tar.addfile(member, io.BytesIO(data))
+    return archive.getvalue()
 
 
 def text(seed: int, sentences: int = 40) -> str:
@@ -99,6 +110,16 @@ def test_the_index_of_a_dump_is_passed_over_with_a_note(
     assert error.endswith("nothing but the index of a dump; give the dump")
 
 
+def test_units_are_told_apart_by_their_files_and_where_these_are_cut() -> None:
+    file, other = Input("jsonl", "a.jsonl", 100, "/here/a.jsonl"), Input("jsonl", "b.jsonl", 100, "/here/b.jsonl")
+    units = [Unit(0, (file._replace(part=Part(0, 50)),)), Unit(1, (file._replace(part=Part(50, 100)), other))]
+    moved = [Unit(0, (file._replace(part=Part(0, 51)),)), Unit(1, (file._replace(part=Part(51, 100)), other))]
+    joined = [Unit(0, (file._replace(part=Part(0, 50)), file._replace(part=Part(50, 100)))), Unit(1, (other,))]
+    elsewhere = [Unit(unit.number, tuple(each._replace(path="/there") for each in unit.inputs)) for unit in units]
+    assert units_checksum(elsewhere) == units_checksum(units)
+    assert len({units_checksum(each) for each in (units, moved, joined)}) == 3
+
+
 def test_parts_cover_a_file_and_follow_from_its_size(dumps: Path, small_parts: None) -> None:
     units = units_of(find_inputs({"wikipedia": [f"{dumps}/*.xml.bz2"]}, print))
     parts = [file.part for unit in units for file in unit.inputs]
@@ -106,9 +127,11 @@ def test_parts_cover_a_file_and_follow_from_its_size(dumps: Path, small_parts: N
     assert parts == [Part(begin, min(begin + 3000, size)) for begin in range(0, size, 3000)]
 
 
-def test_only_bzip2_dumps_are_cut(dumps: Path, small_parts: None) -> None:
+@pytest.mark.parametrize("pack", [gzip.compress, in_tar], ids=["gzip", "tar"])
+def test_only_plain_and_bzip2_dumps_are_cut(dumps: Path, small_parts: None, pack: Callable[[bytes], bytes]) -> None:
+    """What is in a tar archive has the streams of a bzip2 dump too."""
     path = dumps / f"{DATABASE}.xml.bz2"
-    path.write_bytes(gzip.compress(bz2.decompress(path.read_bytes())))
+    path.write_bytes(pack(path.read_bytes()))
     ((file,),) = (unit.inputs for unit in units_of(find_inputs({"wikipedia": [str(path)]}, print)))
     assert file.part is None
 

@@ -39,6 +39,7 @@ def test_two_jobs_are_one_where_all_that_decides_the_shards_is_the_same(tmp_path
         replace(job, layout=Layout(1, 3, 1, 0.1)),
         replace(job, layout=Layout(1, 2, 2, 0.1)),
         replace(job, units=4),
+        replace(job, units_blake2b="cut in other places"),
         replace(job, benchmark="identity"),
     ]
     assert all(describe(other, [BOOK]) != described for other in others)

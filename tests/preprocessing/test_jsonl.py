@@ -78,6 +78,20 @@ def test_what_fields_hold_that_can_not_be_the_text_is_told() -> None:
     assert found.message.endswith("#0: no field 'text', but 'data' (list), 'version', 'note'; use --jsonl-text-field")
 
 
+@pytest.mark.parametrize("first", ['{"body": "One."}', "[", "no JSON"])
+def test_who_wants_other_documents_learns_what_is_wrong_with_the_first(first: str) -> None:
+    lines = [first, *['{"body": "Text."}'] * 3]
+    found = list(read(io.BytesIO("\n".join(lines).encode()), "a", wanted=lambda doc_id: doc_id == "a#2"))
+    assert found[0] == documents(first)[0]._replace(doc_id="a#0", message=found[0].message)  # type: ignore[union-attr]
+    assert isinstance(found[0], Damaged)
+
+
+def test_what_a_line_in_the_middle_lacks_is_not_taken_for_what_the_file_lacks() -> None:
+    lines = '{"text": "One."}\n{"title": "empty"}\n{"text": "Three."}'
+    found = list(read(io.BytesIO(lines.encode()), "a", wanted=lambda doc_id: doc_id != "a#0"))
+    assert found == [Skipped("a#1", "jsonl", "empty"), Document("a#2", "jsonl", None, "Three.")]
+
+
 def test_an_empty_file_is_counted() -> None:
     assert documents(b"") == [Skipped("a/b.jsonl", "jsonl", "empty")]
 

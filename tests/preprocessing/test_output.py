@@ -155,6 +155,25 @@ def test_a_later_version_of_a_library_does_not_unmake_a_finished_job(make: Maker
     assert "another job, interrupted: versions.tokenizers was 0.0.1 there and is " in said
 
 
+def test_who_would_cut_the_inputs_elsewhere_does_not_unmake_a_finished_job_and_does_not_go_on_with_another(
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A document would be in two units, or in none."""
+    output = tmp_path / "out"
+    make(output, "--books", books / "*.txt")
+    job = json.loads((output / "job.json").read_text())
+    monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1)
+    assert "nothing to do" in make(output, "--books", books / "*.txt")
+    (output / "manifest.json").unlink()
+    assert "another job, interrupted: units was 1 there and is 12 here" in make.error(
+        output, "--books", books / "*.txt"
+    )
+    del job["units_blake2b"]  # of a version of this program that cut them in its own way
+    (output / "job.json").write_text(json.dumps(job | {"units": 12}))
+    said = make.error(output, "--books", books / "*.txt")
+    assert "another job, interrupted: units_blake2b was None there and is " in said
+
+
 def test_finished_shards_whose_inputs_are_gone_are_told_to_be_finished(
     make: Maker, write_books: Callable[[Path, int], Path], tmp_path: Path
 ) -> None:

@@ -14,7 +14,17 @@ from preprocessing import files
 from preprocessing.inputs import Unit, find_inputs, located, units_of
 from preprocessing.make_shards import main
 from preprocessing.reading import read_inputs
-from preprocessing.sources import DEFAULTS, Damaged, Document, Item, Part, ReadOptions, SourceError
+from preprocessing.sources import (
+    DEFAULTS,
+    Damaged,
+    Document,
+    Item,
+    Part,
+    ReadOptions,
+    Skipped,
+    SourceError,
+    StorageError,
+)
 from preprocessing.sources.registry import SOURCES
 from tests.preprocessing.conftest import WORDS
 from tests.preprocessing.maker import Maker, contents
@@ -205,9 +215,29 @@ def test_files_are_located_each_by_itself(tmp_path: Path, monkeypatch: pytest.Mo
     ids = [document.doc_id for unit in documents for document in unit if isinstance(document, Document)]
     assert ids == [f"{name}.jsonl#{row}" for name, rows in (("a", 30), ("b", 1), ("c", 30)) for row in range(rows)]
     assert sum(map(bool, documents)) > 10
-    monkeypatch.setattr("preprocessing.inputs.ALONE_BYTES", 300)
+    monkeypatch.setattr("preprocessing.inputs.LARGE_BYTES", 300)
     assert located(units, told.append) == moved
     assert [line.partition(":")[0] for line in told] == [str(tmp_path / "a.jsonl"), str(tmp_path / "c.jsonl")]
+
+
+@pytest.mark.parametrize("source", OPTIONS)
+def test_a_file_that_shrinks_while_it_is_counted_is_told(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small(monkeypatch, 300)
+    write = {"jsonl": write_jsonl, "books": write_google, "wikiextractor": write_wikiextractor}[source]
+    path = tmp_path / "a.txt"
+    write(path, [text(number) for number in range(5)])
+    units = units_of(find_inputs({source: [str(path)]}, print), OPTIONS[source])
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(StorageError, match=r"a\.txt: has changed since the job began, from [\d,]+ bytes to 1,000;"):
+        located(units, print)
+
+
+@pytest.mark.parametrize("source", ["books", "wikiextractor"])
+def test_of_a_file_without_documents_the_first_part_tells_that_it_is_empty(source: str) -> None:
+    found = in_parts(source, b"\n" * 1000, 100)
+    assert [item for part in found for item in part] == whole(source, b"\n" * 1000) == [Skipped("a", source, "empty")]
 
 
 def test_what_needs_no_rows_is_not_read_to_be_located(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

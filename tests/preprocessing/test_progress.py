@@ -77,8 +77,9 @@ def test_what_a_large_part_has_read_so_far_is_told(tmp_path: Path) -> None:
         assert progress.line(10).endswith(
             f"read 1/3 parts, 112 documents (7 skipped), {rate} M characters/s; built 0/3 shards"
         )
-    reading.write_text('{"characters/books": 5')  # damaged
-    assert "read 1/3 parts, 5 documents (0 skipped)" in progress.line(10)
+    for damaged in ('{"characters/books": 5', "7", '["characters/books"]'):
+        reading.write_text(damaged)
+        assert "read 1/3 parts, 5 documents (0 skipped)" in progress.line(10)
     write_note(job, 1, characters=50_000_000, kept=120)
     assert "read 2/3 parts, 125 documents (0 skipped), 5.00 M" in progress.line(10)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import example, given, strategies
 
 from preprocessing import files, launch, sampling
 from preprocessing.inputs import Input, Unit, text_bytes
@@ -15,7 +17,7 @@ from preprocessing.job import BYTES_PER_TOKEN, SHARD_BYTES, STORAGE, Job, choose
 from preprocessing.layout import Layout
 from preprocessing.make_shards import main
 from preprocessing.options import SAMPLE_BYTES, parse
-from preprocessing.sampling import lowest, sample_texts, sample_unit
+from preprocessing.sampling import ALL, lowest, sample_texts, sample_unit
 from preprocessing.schema import ShardDirectory, Vocabulary
 from preprocessing.sources import Document, Skipped, StorageError
 from preprocessing.text import clean
@@ -205,15 +207,29 @@ def test_a_sample_depends_on_documents_and_seed_only() -> None:
 
 def test_a_budget_is_of_bytes_and_filled_to_the_last() -> None:
     entries = [(3, "é"), (1, "ü"), (2, "ß")]
-    assert lowest(entries, 4) == [(1, "ü"), (2, "ß")]
-    assert lowest(entries, 3) == [(1, "ü")]
+    assert lowest(entries, 6) == ([(1, "ü"), (2, "ß"), (3, "é")], ALL)
+    assert lowest(entries, 4) == ([(1, "ü"), (2, "ß")], 3)
+    assert lowest(entries, 3) == ([(1, "ü")], 2)
 
 
-def test_a_sample_of_samples_is_the_sample_of_the_whole() -> None:
-    entries = [((number * 7919) % 1009, "x" * (number % 40 + 1)) for number in range(400)]
-    for budget in (1, 30, 200, 3000, 10**6):
-        parts = [lowest(entries[part::7], budget) for part in range(7)]
-        assert lowest([entry for part in parts for entry in part], budget) == lowest(entries, budget)
+@given(
+    sizes=strategies.lists(strategies.integers(0, 40), min_size=1, max_size=40),
+    ends=strategies.sets(strategies.integers(1, 39), max_size=5),
+    order=strategies.randoms(),
+    budget=strategies.integers(0, 400),
+)
+@example(sizes=[10, 95, 5], ends={2}, order=None, budget=100)  # of the first part the second has no room, nor the third
+def test_a_sample_of_samples_is_the_sample_of_the_whole(
+    sizes: list[int], ends: set[int], order: random.Random | None, budget: int
+) -> None:
+    entries = [(hash_, "x" * size) for hash_, size in enumerate(sizes)]
+    if order is not None:
+        order.shuffle(entries)
+    cuts = [0, *sorted(ends), len(entries)]
+    parts = [lowest(entries[begin:end], budget) for begin, end in pairwise(cuts)]
+    bound = min(part.bound for part in parts)
+    drawn = [entry for part in parts for entry in part.entries if entry[0] < bound]
+    assert lowest(drawn, budget).entries == lowest(entries, budget).entries
 
 
 def test_a_sample_is_of_texts_as_they_are_encoded() -> None:

@@ -212,6 +212,30 @@ def test_a_plain_dump_that_ends_within_a_page_is_damaged_whatever_the_size_of_pa
             together(data[: data.rindex(b"</revision>")], size)
 
 
+@pytest.mark.parametrize("pack", [bytes, lambda data: recompressed(data, 500)], ids=["plain", "streams"])
+@pytest.mark.parametrize("size", [200, 1000, 1 << 20])
+def test_a_dump_without_pages_is_told_by_one_part_if_it_is_damaged(pack: Callable[[bytes], bytes], size: int) -> None:
+    data = dump(SITEINFO, "<!-- " + "x" * 2000 + " -->")
+    assert together(pack(data), size) == []
+    spoilt = pack(data.removesuffix(b"</mediawiki>"))
+    with pytest.raises(SourceError, match=r"^a\.bz2: damaged XML"):
+        together(spoilt, size)
+
+
+@pytest.mark.parametrize("pack", [bytes, lambda data: recompressed(data, 500_000)], ids=["plain", "streams"])
+def test_a_dump_whose_first_page_is_too_far_is_refused_as_by_who_reads_all(
+    pack: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wikipedia, "_MAX_BYTES", 1 << 20)
+    data = dump(SITEINFO, "<siteinfo>" + "x" * (2 << 20) + "</siteinfo>", *PAGES)
+    with pytest.raises(SourceError, match="not a usable dump"):
+        whole(bz2.compress(data))
+    packed = pack(data)
+    for part in (Part(0, 100), Part(1, len(packed))):
+        with pytest.raises(SourceError, match=r"^a\.bz2: no page begins within 1,\d{3},\d{3} bytes: not a usable dump"):
+            list(read_part(io.BytesIO(packed), "a.bz2", part))
+
+
 @pytest.mark.parametrize("size", [1000, 300_000, 1 << 23])
 def test_a_real_plain_dump(real_data: Path, size: int) -> None:
     packed = (real_data / "wikipedia" / "enwiki-first75-pages-articles-multistream.xml.bz2").read_bytes()
