@@ -10,13 +10,18 @@ Needs neither Beam nor the corpus. Memory does not grow with the number of docum
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+# As in make_shards.py: run by its path, this would take our inspect.py for the standard library's.
+if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
 import argparse
 import os
 import signal
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -17,6 +17,7 @@ This module needs pyarrow and numpy only, so that a GPU node needs neither Beam 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -405,12 +406,16 @@ def _parts(array: pa.Array) -> Iterator[pa.Array]:
 
 
 @contextmanager
-def _permitted() -> Iterator[None]:
-    """Around a look at files: one that this user may not read is told as what is wrong with the shards."""
+def _readable() -> Iterator[None]:
+    """Around a look at files: one that can't be, or that this user may not read, is told as the user's mistake."""
     try:
         yield
     except PermissionError as error:
         raise ShardError(f"{error.filename}: this user may not read it; ask its owner for that") from error
+    except OSError as error:  # of storage that fails is nobody's mistake
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise ShardError(f"{error.filename}: {error.strerror}; is it the folder of the shards?") from error
 
 
 def _why_no_directory(path: Path) -> str:
@@ -433,7 +438,7 @@ class ShardDirectory:
         manifest_blake2b: the checksum of that, which names every shard's checksum: the identity of the data.
     """
 
-    @_permitted()
+    @_readable()
     def __init__(self, path: Path | str):
         """Open a shard directory: parse its manifest and see that every file is there and as long as it should be.
 
@@ -488,7 +493,7 @@ class ShardDirectory:
                 raise ShardError(f"{shard.path}: {count} pairs for {length} where the manifest says {told}; {_AGAIN}")
         return shard
 
-    @_permitted()
+    @_readable()
     def verify(self, split: Split | None = None) -> None:
         """Read every shard, or every one of a split, once and compare its checksum with the manifest.
 

@@ -8,13 +8,18 @@ The sample and the vocabulary depend on the documents and the seed only, not on 
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+# As in make_shards.py: run by its path, this would take our inspect.py for the standard library's.
+if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
 import argparse
 import logging
-import sys
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
-from pathlib import Path
 
 from preprocessing.extras import needs
 

@@ -208,6 +208,20 @@ def test_what_this_user_may_not_read_is_told(directory: Path, monkeypatch: pytes
         ShardDirectory(directory).verify()
 
 
+def test_a_path_that_can_not_be_is_told_and_a_failing_disk_is_not_the_user_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ShardError, match="aaa: File name too long; is it the folder of the shards"):
+        ShardDirectory(tmp_path / ("a" * 300))
+
+    def fail(path: Path) -> bool:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(Path, "is_dir", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        ShardDirectory(tmp_path)
+
+
 def test_no_directory_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match="beam run"):
         ShardDirectory(tmp_path / "none")
