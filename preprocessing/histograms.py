@@ -49,7 +49,7 @@ class Histograms:
             ShardError: it is damaged.
         """
         lengths = np.diff(shard.token_offsets)
-        unknown = count_by_row(shard.tokens, shard.token_offsets, unknown_id)
+        unknown = count_by_row(shard.tokens == unknown_id, shard.token_offsets)
         sources = np.array(shard.text("source").to_pylist())
         for source in sorted(set(sources.tolist())):
             own = sources == source

@@ -217,8 +217,8 @@ def _statistics(
     """Documents, titles, sentences, words, tokens and unknown ones by source; what pairs are by length and split."""
     tokens, offsets = table.column("tokens").values.to_numpy(), table.column("tokens").offsets.to_numpy()
     sentences = np.diff(table.column("sentence_ends").offsets.to_numpy())
-    unknown = count_by_row(tokens, offsets, unknown_id)
-    words = np.add.reduceat(begins_word[tokens], offsets[:-1], dtype=np.int64)  # no document is empty
+    unknown = count_by_row(tokens == unknown_id, offsets)
+    words = np.diff(offsets) - count_by_row(~begins_word[tokens], offsets)
     titled = table.column("title").is_valid().to_numpy(zero_copy_only=False)
     counts: Counts = Counter()
     for source, own in _rows_of_sources(table):
@@ -237,27 +237,33 @@ def _statistics(
     return counts
 
 
-def count_by_row(tokens: np.ndarray, offsets: np.ndarray, token: int) -> np.ndarray:
-    """How often a token is in each document; int64 [documents].
+def count_by_row(hits: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """How many tokens of each document are hits; int64 [documents].
 
     Args:
-        tokens: [tokens] the documents one after the other.
+        hits: bool [tokens] the documents one after the other.
         offsets: [documents + 1] where each begins.
-        token: its id.
     """
-    row = np.searchsorted(offsets, np.flatnonzero(tokens == token), side="right") - 1
-    return np.bincount(row, minlength=len(offsets) - 1)
+    counts: np.ndarray = np.diff(np.searchsorted(np.flatnonzero(hits), offsets))
+    return counts
 
 
 def _unreached(table: pa.RecordBatch, length: int) -> int:
     """How many tokens of a shard are in no pair of a sequence length: what is cut off long sentences in every pass."""
     offsets = table.column("tokens").offsets.to_numpy()
     column = table.column(pairs_column(length))
-    pair = {field.name: values for field, values in zip(PAIR, column.values.flatten(), strict=True)}
-    covering = np.zeros(offsets[-1] + 1, np.int32)  # first the change at each token, then how many segments hold it
+    pair = {
+        field.name: values.to_numpy(zero_copy_only=False)
+        for field, values in zip(PAIR, column.values.flatten(), strict=True)
+    }
     own_row = np.arange(table.num_rows, dtype=np.int32).repeat(np.diff(column.offsets.to_numpy()))
-    for row, segment in ((own_row, "a"), (pair["b_row"].to_numpy(), "b")):
-        np.add.at(covering, offsets[row] + pair[f"{segment}_begin"].to_numpy(), 1)
-        np.subtract.at(covering, offsets[row] + pair[f"{segment}_end"].to_numpy(), 1)
-    np.cumsum(covering, out=covering)
-    return int(offsets[-1] - np.count_nonzero(covering[:-1]))
+    segments = np.empty(2 * len(own_row), np.int64)  # each as its begin * 2^32 + its length, which sorts by begins
+    for half, row, name in ((0, own_row, "a"), (1, pair["b_row"], "b")):
+        begin, end = pair[f"{name}_begin"], pair[f"{name}_end"]
+        segments[half::2] = (offsets[row].astype(np.int64) + begin << 32) + (end - begin)
+    segments.sort()
+    begins, ends = segments >> 32, segments & 0xFFFFFFFF
+    ends += begins
+    np.maximum.accumulate(ends, out=ends)  # how far all segments so far reach
+    gaps = np.maximum(np.append(begins, offsets[-1]) - np.concatenate([[0], ends]), 0)
+    return int(gaps.sum())
