@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from eval.evaluated import Evaluated, Place, on_each_data, settings_of
@@ -182,20 +183,26 @@ def side_by_side(exports: Sequence[MeasuredExport]) -> list[list[str]]:
     on_data: dict[str, list[str]] = {}  # figure -> the data that it is there on
     for name, data in shared:
         on_data.setdefault(name, []).append(data)
-    told = _told({data: places[data] for several in on_data.values() if len(several) > 1 for data in several})
+    directories = tell_apart(
+        places[data].directory for several in on_data.values() if len(several) > 1 for data in several
+    )
     rows = [
-        [f"{name}, {told[data]}" if len(several) > 1 else name, *(column.get((name, data), "") for column in columns)]
+        [f"{name}, {place}" if len(several) > 1 else name, *(column.get((name, data), "") for column in columns)]
         for name, several in on_data.items()
-        for data in several
+        for data, place in _told({data: places[data] for data in several}, directories).items()
     ]
     return [["", *(parts[0].name for parts in counting)], *rows] if rows else []
 
 
-def _told(places: Mapping[str, Place]) -> dict[str, str]:
-    """Places in words; with the beginning of its digest where something else lay there at another time."""
-    directories = tell_apart(place.directory for place in places.values())
+def _told(places: Mapping[str, Place], directories: Mapping[Path, str]) -> dict[str, str]:
+    """The places of a figure in words; with the beginning of a digest where something else lay there at another time.
+
+    Args:
+        places: by what tells data apart.
+        directories: what those are called that are named.
+    """
     names = {
-        data: str(directories[place.directory]) + ("" if place.length is None else f" at {place.length}")
+        data: directories.get(place.directory, "") + ("" if place.length is None else f" at {place.length}")
         for data, place in places.items()
     }
     contents = {

@@ -28,8 +28,6 @@ UNIT_READING = "reading-"  # and those of their earlier ones
 SHARD_BYTES = 64 << 20  # tokens of a shard
 BYTES_PER_TOKEN = 4.5  # of plain text; a rough figure, good enough to choose the number of shards
 DOCUMENTS_PER_SHARD = 32  # fewer are no random sample, and might leave a shard without a second document
-# Of a job's description, what those must agree on who go on with it: once it is finished it no longer matters.
-WHILE_UNFINISHED = ("units", "units_blake2b", "versions")
 VERSIONS = (
     "apache-beam", "bert-pretraining", "datasketch", "lxml", "numpy", "pyarrow", "scipy", "sentencex", "tokenizers",
 )  # fmt: skip
@@ -176,8 +174,7 @@ def describe(job: Job, inputs: Iterable[Input]) -> dict[str, Any]:
     description = {
         "format_version": FORMAT_VERSION,
         "inputs": [{"source": file.source, "name": file.name, "bytes": file.bytes} for file in inputs],
-        "units": job.units,
-        "units_blake2b": job.units_blake2b,
+        "units": {"number": job.units, "blake2b": job.units_blake2b},
         "options": asdict(job.options),
         "vocabulary": asdict(job.vocabulary),
         "benchmark": job.benchmark,

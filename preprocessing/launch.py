@@ -28,7 +28,7 @@ from preprocessing.output import JOB, JobError, State, clear, clear_work, inspec
 from preprocessing.runner import run_pipeline
 from preprocessing.sampling import draw_sample
 from preprocessing.schema import MANIFEST, Manifest, ShardDirectory, Vocabulary, checksum_of
-from preprocessing.sources import MissingInputError
+from preprocessing.sources import MissingInputError, StorageError
 from preprocessing.tokenization import VocabularyError, check_case, load_vocabulary, parse_vocabulary, vocabulary_text
 from preprocessing.transforms import build_pipeline
 from preprocessing.vocabulary import train_vocabulary
@@ -56,13 +56,11 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[U
         check_case(tokens, options.lowercase, str(arguments.vocabulary))
     try:
         inputs = find_inputs(arguments.inputs, note, options.read, output)
-    except MissingInputError as error:
+        units = units_of(inputs, options.read)
+    except (MissingInputError, StorageError) as error:
         if files.exists(files.join(output, MANIFEST)):
-            raise MissingInputError(
-                f"{error}; the shards in {output} are finished, and need their inputs no more"
-            ) from error
+            raise type(error)(f"{error}; the shards in {output} are finished, and need their inputs no more") from error
         raise
-    units = units_of(inputs, options.read)
     job = Job(
         output=output,
         options=options,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from preprocessing import files
-from preprocessing.job import ERROR, WHILE_UNFINISHED, WORK
+from preprocessing.job import ERROR, WORK
 from preprocessing.layout import VALIDATION_PREFIX, shard_name, split_of
 from preprocessing.locks import holder, wait_and_lock
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardError
@@ -71,10 +71,14 @@ def inspect(output: str, description: dict[str, Any], vocabulary: str | None = N
         if _own_names(output, present):
             raise JobError(f"{output}: holds shards without their {JOB}; {advice}")
         raise JobError(_foreign(output, present))
+    cut_elsewhere = not finished and old.get("units") != description["units"]
+    description = description | {"units": old.get("units")}
     if finished:
-        # A later version of a library, or of this program, does not unmake a finished job.
-        description = description | {key: old.get(key) for key in WHILE_UNFINISHED}
+        # A later version of a library does not unmake a finished job.
+        description = description | {"versions": old.get("versions")}
     differs = other_vocabulary(old, description, vocabulary) or difference(old, description)
+    if cut_elsewhere:
+        differs = differs or "its inputs were cut in other places, as another version of this program does"
     if differs:
         whose = "another job's output" if finished else "another job, interrupted"
         raise JobError(f"{output}: holds {whose}: {differs}; {advice}")

@@ -24,8 +24,7 @@ from preprocessing.watchdog import Watchdog, watching
 ALL = 1 << 64  # no hash is as high
 SPARE = 2.0  # text that is sampled at first, for a budget of 1: what inputs hold is known roughly
 ROWS = 256  # of a record batch
-# In the metadata of a unit's sample: how many documents it has below the cutoff, and the bound of those in the sample.
-FOUND, BOUND = b"found", b"bound"
+FOUND = b"found"  # in the metadata of a unit's sample: documents below the cutoff
 SAMPLE = pa.schema([pa.field("hash", pa.uint64()), pa.field("text", pa.large_string())])
 
 
@@ -36,24 +35,27 @@ def sample_hash(doc_id: str, seed: int) -> int:
     return int.from_bytes(digest, "big")
 
 
+Entry = tuple[int, str]  # a document's hash and its text
+
+
 class Lowest(NamedTuple):
-    """Of (hash, text) those with the lowest hashes, in the hashes' order."""
+    """The entries with the lowest hashes, in the hashes' order."""
 
-    entries: list[tuple[int, str]]
-    bound: int  # the hash of the first one that had no room; ALL: there is none
+    taken: list[Entry]
+    next: list[Entry]  # the first one that had no room; none where there was room for all
 
 
-def lowest(entries: Iterable[tuple[int, str]], budget: int) -> Lowest:
-    """Of (hash, text) those with the lowest hashes, as many as fit into a budget.
+def lowest(entries: Iterable[Entry], budget: int) -> Lowest:
+    """The entries with the lowest hashes, as many as fit into a budget.
 
-    What it takes of a whole it takes of the parts' own, but for those that are not below every part's bound: of these
-    a part may have had no room for one.
+    What it takes of a whole it takes of what it took of the parts and the next one of each, where that one has to end
+    the sample as it did the part's.
 
     Args:
         entries: in any order.
         budget: bytes of UTF-8; the first text is taken even if it is larger.
     """
-    heap: list[tuple[int, str]] = []  # highest hash on top
+    heap: list[Entry] = []  # highest hash on top
     total, cutoff = 0, (-ALL, "")
     for number, text in entries:
         entry = (-number, text)
@@ -65,10 +67,13 @@ def lowest(entries: Iterable[tuple[int, str]], budget: int) -> Lowest:
         while total > budget and len(heap) > 1:
             cutoff = heapq.heappop(heap)
             total -= len(cutoff[1].encode())
-    return Lowest([(-number, text) for number, text in sorted(heap, reverse=True)], bound=-cutoff[0])
+    return Lowest(
+        [(-number, text) for number, text in sorted(heap, reverse=True)],
+        [(-number, text) for number, text in [cutoff] if number != -ALL],
+    )
 
 
-def hashed_texts(documents: Iterable[Document | Skipped], seed: int) -> Iterator[tuple[int, str]]:
+def hashed_texts(documents: Iterable[Document | Skipped], seed: int) -> Iterator[Entry]:
     """(hash, cleaned text) of documents; what a reader skipped is passed over."""
     return (
         (sample_hash(document.doc_id, seed), clean(document.text))
@@ -79,7 +84,7 @@ def hashed_texts(documents: Iterable[Document | Skipped], seed: int) -> Iterator
 
 def sample_texts(documents: Iterable[Document | Skipped], budget: int, seed: int) -> list[str]:
     """The texts of the documents with the lowest keyed hashes, as many as fit into a budget, in the hashes' order."""
-    return [text for _, text in lowest(hashed_texts(documents, seed), budget).entries]
+    return [text for _, text in lowest(hashed_texts(documents, seed), budget).taken]
 
 
 def first_cutoff(budget: int, text_bytes: float) -> int:
@@ -97,10 +102,8 @@ def draw_sample(job: Job, units: Sequence[Unit], budget: int, beam_options: Sequ
     seeming = sum(text_bytes(file) for unit in units for file in unit.inputs)
     for cutoff in (first_cutoff(budget, seeming), ALL):
         run_pipeline(job, beam_options, partial(build_sampling, job=job, units=units, budget=budget, cutoff=cutoff))
-        found, bounds = zip(*(_counted(job, unit) for unit in numbers), strict=True)
-        bound, drawn = min(bounds), chain.from_iterable(_rows(job, unit) for unit in numbers)
-        sample = lowest((entry for entry in drawn if entry[0] < bound), budget).entries
-        if cutoff == ALL or len(sample) < sum(found):
+        sample = lowest(chain.from_iterable(_rows(job, unit) for unit in numbers), budget).taken
+        if cutoff == ALL or len(sample) < sum(_found(job, unit) for unit in numbers):
             break
     return [text for _, text in sample]
 
@@ -110,9 +113,10 @@ def sample_unit(unit: Unit, job: Job, budget: int, cutoff: int) -> None:
     with reporting(job, f"unit-{unit.number:05d}"), watching(job.work, job.patience) as dog:
         found = count()
         texts = hashed_texts(_documents(unit, job, cutoff, dog), job.options.seed)
-        sample, bound = lowest((entry for entry, _ in zip(texts, found, strict=False)), budget)
+        taken, following = lowest((entry for entry, _ in zip(texts, found, strict=False)), budget)
+        sample = taken + following
         check_unchanged(unit.inputs)
-        schema = SAMPLE.with_metadata({FOUND: str(next(found)), BOUND: str(bound)})
+        schema = SAMPLE.with_metadata({FOUND: str(next(found))})
         with files.publish_arrow(job.sample_file(unit.number), job.work, schema) as writer:
             for begin in range(0, len(sample), ROWS):
                 hashes, drawn = zip(*sample[begin : begin + ROWS], strict=True)
@@ -141,14 +145,14 @@ def build_sampling(pipeline: beam.Pipeline, job: Job, units: Iterable[Unit], bud
     )
 
 
-def _rows(job: Job, unit: int) -> Iterator[tuple[int, str]]:
+def _rows(job: Job, unit: int) -> Iterator[Entry]:
     with files.open_arrow(job.sample_file(unit)) as reader:
         for number in range(reader.num_record_batches):
             batch = reader.get_batch(number)
             yield from zip(batch.column("hash").to_pylist(), batch.column("text").to_pylist(), strict=True)
 
 
-def _counted(job: Job, unit: int) -> tuple[int, int]:
-    """How many documents a unit has below the cutoff, whether or not its sample had room for them; and its bound."""
+def _found(job: Job, unit: int) -> int:
+    """How many documents a unit has below the cutoff, whether or not its sample had room for them."""
     with files.open_arrow(job.sample_file(unit)) as reader:
-        return int(reader.schema.metadata[FOUND]), int(reader.schema.metadata[BOUND])
+        return int(reader.schema.metadata[FOUND])

@@ -25,7 +25,7 @@ from preprocessing.sources import (
     Wanted,
     every,
 )
-from preprocessing.sources.lines import decode_utf8, first_starts, lines
+from preprocessing.sources.lines import decode_utf8, first_starts, has_too_many_values, lines
 
 SOURCE = "books"
 WRAP = 100  # columns; a text is hard-wrapped when hardly any of its lines is longer
@@ -37,14 +37,18 @@ _END = re.compile(
 )
 _CREDITS = re.compile(r"\s*(?:Produced by|E-text prepared by|Transcribed from)\b.*?\n\s*\n", re.S)
 _HEADER = 1 << 16  # characters, of which a header has a few thousand; a mark further on is another book's
-# Captions of pictures, which may be of several paragraphs, and lines of asterisks between passages.
-_ORNAMENTS = re.compile(r"\[(?:Illustration|Picture)\b[^\[\]]{0,1000}\]|^[ \t]*\*[ \t\r*]*$", re.M)
+# Of pictures, which may be of several paragraphs.
+_CAPTIONS = re.compile(r"\[(?:Illustration|Picture)\b[^\[\]]{0,1000}\]")
+# Between passages they are all of a line: to look at the beginnings of all lines would take eight times as long.
+_ASTERISKS = re.compile(r"\*[ \t\r*]*+")
+_INDENTED = 1000  # characters before them on their line, which are looked at
 # Italics, also of a part of a word, within a paragraph; some transcribers close them by ___.
 _ITALICS = re.compile(r"_(?![\s_])((?:[^_\n]++|\n(?![ \t]*\n))*+)(?<!\s)_+")
 _TITLE = re.compile(r"^Title: *(\S[^\n]*(?:\n[ \t]+\S[^\n]*)*)", re.M)
 # Bytes that no text has in any encoding read here, but for a stray one: not white space, nor the end of a file in DOS.
 _CONTROL = bytes(set(range(0x20)) - set(b"\t\n\v\f\r\x1a\x1c\x1d\x1e\x1f"))
 _LOOKED_AT = 1 << 16  # bytes
+_BLANK = 1 << 20  # bytes of a file in google's format, in which its first line with text is looked for in every part
 _STRAY = 0.01  # this part of them at most; of a compressed file every tenth is one, of UTF-16 in English every second
 # Source -> how its files begin, which would pass for books.
 _OTHERS = {"wikipedia": "<mediawiki", "wikiextractor": "<doc id="}
@@ -85,8 +89,15 @@ def strip_gutenberg(text: str) -> tuple[str, str | None]:
     bodies = [body, *(_until_footer(other)[0] for other in others)]
     joined = "\n\n".join(bodies)
     if start or rest:
-        joined = _ITALICS.sub(r"\1", _ORNAMENTS.sub("", joined))
+        joined = _ITALICS.sub(r"\1", _CAPTIONS.sub("", _ASTERISKS.sub(_unless_all_of_line, joined)))
     return joined, " ".join(title[1].split()) if title else None
+
+
+def _unless_all_of_line(asterisks: re.Match[str]) -> str:
+    """Asterisks as they are; nothing where their line has nothing else."""
+    text, (begin, end) = asterisks.string, asterisks.span()
+    before = text[max(0, begin - _INDENTED) : begin].rpartition("\n")[2]
+    return asterisks[0] if before.strip(" \t") or text[end : end + 1] not in ("", "\n") else ""
 
 
 def _end_of_small_print(text: str) -> re.Match[str] | None:
@@ -201,6 +212,9 @@ def _check_plain(text: str, name: str, following: Iterable[bytes | None] = ()) -
 
 
 def _is_json(text: str) -> bool:
+    """Whether a text that begins as JSON does is JSON to its end; more of it than may be parsed is no book either."""
+    if has_too_many_values(text.encode()):
+        return True
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -213,6 +227,8 @@ def _is_json_lines(text: str, following: Iterable[bytes | None]) -> bool:
     if not text.startswith("{"):
         return False
     line, _, rest = text.partition("\n")
+    if has_too_many_values(line.encode()):
+        return False  # one document
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -247,12 +263,12 @@ def _document(doc_id: str, document: bytes | None, wanted: Wanted) -> Iterator[I
 
 
 def _check_beginning(file: BinaryIO, name: str) -> None:
-    """Refuse a file as _plain_lines does, which is read no further than to its first line with text.
+    """Refuse a file as _plain_lines does, which is read no further than to its first line with text, if that is near.
 
     Raises:
         SourceError: as _plain_lines.
     """
-    any(line and line.strip() for line in _plain_lines(lines(file), name))
+    any(line and line.strip() for line in _plain_lines(lines(file, Part(0, _BLANK)), name))
 
 
 def _plain_lines(found: Iterator[bytes | None], name: str) -> Iterator[bytes | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 from typing import BinaryIO
 
 from preprocessing.sources import (
@@ -22,11 +22,9 @@ from preprocessing.sources import (
     Wanted,
     every,
 )
-from preprocessing.sources.lines import decode_utf8, lines
+from preprocessing.sources.lines import decode_utf8, has_too_many_values, lines
 
 SOURCE = "jsonl"
-_MAX_VALUES = 1 << 20  # of a line: strings, objects, lists and commas, which take some hundred bytes each once parsed
-_VALUE = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[,{\[]', re.DOTALL)
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 _BLOCK = 1 << 20  # bytes in which line ends are counted at once
 
@@ -100,7 +98,7 @@ def _rows(
 
 
 def _document(line: bytes, doc_id: str, fields: Columns, first: bool) -> Item:
-    if _has_too_many_values(line):
+    if has_too_many_values(line):
         return Skipped(doc_id, SOURCE, "too_large")
     text, replaced = decode_utf8(line)
     if first and text.lstrip().startswith("["):
@@ -133,10 +131,3 @@ def _told(field: tuple[str, object]) -> str:
     """A field's name, and of one that can't hold a text what it holds."""
     name, value = field
     return repr(name) if value is None or isinstance(value, str) else f"{name!r} ({type(value).__name__})"
-
-
-def _has_too_many_values(line: bytes) -> bool:
-    """Whether a line would not fit into memory once it is parsed, however few bytes it has."""
-    if len(line) <= _MAX_VALUES:
-        return False
-    return next(islice(_VALUE.finditer(line), _MAX_VALUES, None), None) is not None

@@ -1,15 +1,19 @@
-"""Reading by lines, and bytes that are no UTF-8; what the readers of text formats share."""
+"""Reading by lines, bytes that are no UTF-8, and JSON of any size; what the readers of text formats share."""
 
 from __future__ import annotations
 
 import codecs
 import os
+import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import BinaryIO
 
 from preprocessing.sources import MAX_DOCUMENT, Part, Start
 
 MAX_LINE = 4 * MAX_DOCUMENT  # bytes: a line this long holds too long a document in any case
+MAX_VALUES = 1 << 20  # of JSON: strings, objects, lists and commas, which take some hundred bytes each once parsed
+_VALUE = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[,{\[]', re.DOTALL)
 
 
 def decode_utf8(data: bytes) -> tuple[str, int]:
@@ -43,6 +47,13 @@ def lines(file: BinaryIO, part: Part | None = None) -> Iterator[bytes | None]:
         if left is not None:
             left -= length
         yield line.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n") if is_held else None
+
+
+def has_too_many_values(json: bytes) -> bool:
+    """Whether JSON would not fit into memory once it is parsed, however few bytes it has."""
+    if len(json) <= MAX_VALUES:
+        return False
+    return next(islice(_VALUE.finditer(json), MAX_VALUES, None), None) is not None
 
 
 def first_starts(starts: Iterator[Start], offsets: Sequence[int], file: BinaryIO) -> Iterator[Start]:

@@ -107,7 +107,7 @@ def read_part(
         if part.begin == 0:  # nothing is in it, or it is cut short, which one part tells
             yield from _pages([preamble], head, name, wanted)
         return
-    pages = _part_of_pages(pieces, part.end, _page_mark(head))
+    pages = _part_of_pages(pieces, part.end, _page_mark(head), where)
     first = next(pages, None)
     if first is not None:
         yield from _pages(chain([preamble, first], pages), head, where, wanted)
@@ -116,7 +116,7 @@ def read_part(
 def _pages(chunks: Iterable[bytes], head: bytes, name: str, wanted: Wanted) -> Iterator[Item]:
     """The pages of a dump's XML; `head` is the beginning of the whole dump."""
     wiki = _Wiki(f"unnamed-{hashlib.sha256(head).hexdigest()[:16]}", HIDDEN_NAMESPACES)
-    for element in _elements(chunks if _is_wide(head) else _repaired(chunks), name):
+    for element in _elements(chunks if _is_wide(head) else _repaired(_cut(chunks)), name):
         if etree.QName(element).localname == "siteinfo":
             wiki = _wiki(element, wiki)
         elif page := _page(element, wiki, name, wanted):
@@ -176,32 +176,46 @@ def _beginning(pieces: Iterable[tuple[int, bytes]], name: str) -> _Beginning:
     text = bytearray()
     mark: _PageMark | None = None
     searched = 0
-    for _, piece in pieces:
-        text += piece
-        if len(text) < _CHUNK:
-            continue
-        if mark is None:
-            _check_beginning(bytes(text[:_CHUNK]), name)
-            mark = _page_mark(bytes(text[:_CHUNK]))
-        if found := mark.pattern.search(text, searched):
-            return _Beginning(bytes(text[: found.start()]), bytes(text[:_CHUNK]), has_pages=True)
-        searched = max(0, len(text) - mark.size)  # its last bytes may be the first ones of a mark
-        if len(text) > _MAX_BYTES:
-            raise SourceError(f"{name}: no page begins within {len(text):,} bytes: not a usable dump")
+    try:
+        for _, piece in pieces:
+            text += piece
+            if len(text) < _CHUNK:
+                continue
+            if mark is None:
+                _check_beginning(bytes(text[:_CHUNK]), name)
+                mark = _page_mark(bytes(text[:_CHUNK]))
+            if found := mark.pattern.search(text, searched):
+                return _Beginning(bytes(text[: found.start()]), bytes(text[:_CHUNK]), has_pages=True)
+            searched = max(0, len(text) - mark.size)  # its last bytes may be the first ones of a mark
+            _check_near(len(text), name)
+    except SourceError:  # damage behind the first page is that of the part in which it is, and no other's
+        if not _page_mark(bytes(text[:_CHUNK])).pattern.search(text):
+            raise
     head = bytes(text[:_CHUNK])
     _check_beginning(head, name)
     found = _page_mark(head).pattern.search(text)
     return _Beginning(bytes(text[: found.start()] if found else text), head, has_pages=found is not None)
 
 
-def _part_of_pages(pieces: Iterable[tuple[int, bytes]], end: int, mark: _PageMark) -> Iterator[bytes]:
+def _check_near(size: int, where: str) -> None:
+    """Refuse a dump, or a part of one, in which no page begins in more bytes than may be between two."""
+    if size > _MAX_BYTES:
+        raise SourceError(f"{where}: no page begins within {size:,} bytes: not a usable dump")
+
+
+def _part_of_pages(pieces: Iterable[tuple[int, bytes]], end: int, mark: _PageMark, where: str) -> Iterator[bytes]:
     """The XML of the pages that begin in streams that begin before an offset, and then the dump's end.
 
     Args:
         pieces: where a piece's stream begins, and the piece. Of a plain dump each is a stream by itself.
         end: the offset.
         mark: how a page begins.
+        where: what error messages call the part.
+
+    Raises:
+        SourceError: no page begins within as many bytes as one may have; or a stream is damaged.
     """
+    passed = 0
     held = b""  # its last bytes may be the first ones of a mark
     beyond: int | None = None  # where in it the first stream begins that is not ours
     begun = False
@@ -222,7 +236,10 @@ def _part_of_pages(pieces: Iterable[tuple[int, bytes]], end: int, mark: _PageMar
             done = max(0, len(held) - mark.size)
             if begun and done:
                 yield held[:done]
+            else:
+                passed += done
             held = held[done:]
+            _check_near(passed, where)
             if beyond is not None:
                 beyond = max(0, beyond - done)
                 if not begun and not beyond:

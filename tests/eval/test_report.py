@@ -940,6 +940,21 @@ def test_figures_on_shards_that_others_have_replaced_are_told_apart(run: Path, t
     assert rows[f"mlm perplexity, {directory} at 128 (9abcdef0)"] == ["20.0", "40.0"]
 
 
+def test_two_tasks_of_a_folder_have_data_of_their_own_and_it_was_not_replaced(run: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "runs" / "other", steps=60)
+    for of in (run, other):
+        for folder in ("one", "two"):
+            file = write_evaluation(of, 60, folder)
+            learned = {
+                name: task({"data_blake2b": f"{name} in {folder}", "selected_by": "accuracy"}, accuracy=0.5)
+                for name in ("rte", "mrpc")
+            }
+            written = {"tasks": learned, "data": {"path": f"/data/{folder}"}, "shards": None}
+            write_results(file, read_results(file) | written)
+    rows = rows_of(report_of(run, other).partition("## Side by side\n")[2].partition("\n#")[0])
+    assert {name.partition(", ")[2] for name in rows if "accuracy" in name} == {"one", "two"}
+
+
 def test_a_task_that_failed_beside_figures_on_two_directories_is_named_once(run: Path) -> None:
     for name, shards in (("a", "wiki"), ("b", "notes")):
         file = write_evaluation(run, 60, name)

@@ -272,6 +272,22 @@ def test_a_json_document_of_several_lines_is_no_book(beginning: str) -> None:
         book(data.encode(), "a.txt")
 
 
+@pytest.mark.parametrize("beginning", [b'[{"a": 1}', b'{"a": [1'])
+def test_more_json_than_may_be_parsed_is_no_book(beginning: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take gigabytes to tell that it is damaged at its end."""
+    monkeypatch.setattr("preprocessing.sources.lines.MAX_VALUES", 1000)
+    monkeypatch.setattr("json.loads", None)
+    with pytest.raises(SourceError, match=r"^a\.txt: one JSON document"):
+        book(beginning + b', {"a": 2}' * 1000, "a.txt")
+
+
+def test_a_line_of_asterisks_is_one_whatever_its_length() -> None:
+    """And time is in proportion to it."""
+    lines = ["* " * 200_000, " " * 999 + "*", "*" * 200_000 + "x", "*x" * 200_000, "\t*\t*\t"]
+    text = (START + "\n\n".join([*lines, "Text.", END])).replace("\r\n", "\n")
+    assert book(text.encode()).text.split("\n") == [lines[2], lines[3], "Text."]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -123,21 +123,21 @@ def test_too_long_a_line_is_counted_and_the_next_one_read(monkeypatch: pytest.Mo
 )
 def test_a_line_of_more_values_than_fit_into_memory_is_not_parsed(monkeypatch: pytest.MonkeyPatch, values: str) -> None:
     line = '{"text": "Text.", "x": ' + values + "}"
-    monkeypatch.setattr("preprocessing.sources.jsonl._MAX_VALUES", 90)
+    monkeypatch.setattr("preprocessing.sources.lines.MAX_VALUES", 90)
     assert documents(line) == [Skipped("a/b.jsonl#0", "jsonl", "too_large")]
-    monkeypatch.setattr("preprocessing.sources.jsonl._MAX_VALUES", 400)
+    monkeypatch.setattr("preprocessing.sources.lines.MAX_VALUES", 400)
     assert documents(line) != [Skipped("a/b.jsonl#0", "jsonl", "too_large")]
 
 
 def test_what_looks_like_values_within_a_text_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("preprocessing.sources.jsonl._MAX_VALUES", 90)
+    monkeypatch.setattr("preprocessing.sources.lines.MAX_VALUES", 90)
     text = '{"a": [1, 2]}, \\"\\' * 100
     (found,) = documents(json.dumps({"text": text}))
     assert found == Document("a/b.jsonl#0", "jsonl", None, text)
 
 
 def test_a_string_that_never_ends_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("preprocessing.sources.jsonl._MAX_VALUES", 90)
+    monkeypatch.setattr("preprocessing.sources.lines.MAX_VALUES", 90)
     (found,) = documents('{"text": "' + '\\",' * 2_000_000)
     assert isinstance(found, Damaged)
 

@@ -23,6 +23,7 @@ from preprocessing.layout import Layout
 from preprocessing.options import parse
 from preprocessing.output import alone, clear, clear_work, difference, other_vocabulary
 from preprocessing.schema import ShardDirectory, Vocabulary
+from preprocessing.sources import StorageError
 from preprocessing.watchdog import STUCK
 from tests.preprocessing.maker import Maker, contents, rows
 
@@ -162,16 +163,20 @@ def test_who_would_cut_the_inputs_elsewhere_does_not_unmake_a_finished_job_and_d
     output = tmp_path / "out"
     make(output, "--books", books / "*.txt")
     job = json.loads((output / "job.json").read_text())
-    monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1)
-    assert "nothing to do" in make(output, "--books", books / "*.txt")
-    (output / "manifest.json").unlink()
-    assert "another job, interrupted: units was 1 there and is 12 here" in make.error(
-        output, "--books", books / "*.txt"
-    )
-    del job["units_blake2b"]  # of a version of this program that cut them in its own way
-    (output / "job.json").write_text(json.dumps(job | {"units": 12}))
-    said = make.error(output, "--books", books / "*.txt")
-    assert "another job, interrupted: units_blake2b was None there and is " in said
+    with monkeypatch.context() as patched:
+        patched.setattr("preprocessing.inputs.UNIT_BYTES", 1)
+        assert "nothing to do" in make(output, "--books", books / "*.txt")
+        (output / "manifest.json").unlink()
+        cut = "another job, interrupted: its inputs were cut in other places, as another version of this program does"
+        assert cut in make.error(output, "--books", books / "*.txt")
+        assert "another job, interrupted: options.seed was 1 there" in make.error(
+            output, "--books", books / "*.txt", "--seed", 2
+        )
+    earlier = job | {"units": job["units"]["number"]}  # as earlier versions wrote it
+    (output / "job.json").write_text(json.dumps(earlier))
+    assert cut in make.error(output, "--books", books / "*.txt")
+    (output / "job.json").write_text(json.dumps(job))
+    assert "done in" in make(output, "--books", books / "*.txt")
 
 
 def test_finished_shards_whose_inputs_are_gone_are_told_to_be_finished(
@@ -180,11 +185,27 @@ def test_finished_shards_whose_inputs_are_gone_are_told_to_be_finished(
     output, books = tmp_path / "out", write_books(tmp_path / "books", 4)
     make(output, "--books", books / "*.txt")
     shutil.rmtree(books)
+    finished = f"; the shards in {output} are finished, and need their inputs no more"
     said = make.error(output, "--books", books / "*.txt")
     assert f"{books}/*.txt: no input file matches; " in said
-    assert said.endswith(f"; the shards in {output} are finished, and need their inputs no more")
+    assert said.endswith(finished)
     (output / "manifest.json").unlink()
     assert "the shards in" not in make.error(output, "--books", books / "*.txt")
+
+
+def test_finished_shards_whose_inputs_can_not_be_opened_are_told_to_be_finished(
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out"
+    make(output, "--books", books / "*.txt")
+
+    def fail(path: str) -> None:
+        raise StorageError(f"{path}: can't be read")
+
+    monkeypatch.setattr("preprocessing.inputs.PART_BYTES", 1)
+    monkeypatch.setattr("preprocessing.files.open_raw", fail)
+    said = make.error(output, "--books", books / "*.txt")
+    assert said.endswith(f": can't be read; the shards in {output} are finished, and need their inputs no more")
 
 
 def test_shards_without_their_job_are_replaced_when_asked(make: Maker, books: Path, tmp_path: Path) -> None:

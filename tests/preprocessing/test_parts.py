@@ -133,6 +133,22 @@ def test_every_part_refuses_a_file_of_another_format() -> None:
                 list(SOURCES["books"].read_part(io.BytesIO(data), "a", part, GOOGLE, lambda _: True))
 
 
+def test_a_file_that_begins_with_blank_lines_is_not_read_by_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("preprocessing.sources.books._BLANK", 100)
+
+    class Counting(io.BytesIO):
+        lines = 0
+
+        def readline(self, size: int | None = -1, /) -> bytes:
+            self.lines += 1
+            return super().readline(size)
+
+    file = Counting(b"\n" * 10_000 + b"Text.\n" * 10)
+    found = list(SOURCES["books"].read_part(file, "a", Part(10_000, 10_060), GOOGLE, lambda _: True))
+    assert [type(item) for item in found] == [Document]
+    assert file.lines < 120
+
+
 def test_of_lines_that_are_none_of_json_the_first_part_tells_what_they_are() -> None:
     array = b"[\n" + b'{"text": "Some words."},\n' * 20
     (first, *_), *others = in_parts("jsonl", array, 100)

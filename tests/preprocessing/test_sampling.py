@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +18,14 @@ from preprocessing.job import BYTES_PER_TOKEN, SHARD_BYTES, STORAGE, Job, choose
 from preprocessing.layout import Layout
 from preprocessing.make_shards import main
 from preprocessing.options import SAMPLE_BYTES, parse
-from preprocessing.sampling import ALL, lowest, sample_texts, sample_unit
+from preprocessing.reading import read_inputs
+from preprocessing.sampling import draw_sample, lowest, sample_texts, sample_unit
 from preprocessing.schema import ShardDirectory, Vocabulary
 from preprocessing.sources import Document, Skipped, StorageError
 from preprocessing.text import clean
 from preprocessing.train_vocab import main as train_vocab
 from tests.preprocessing.maker import contents
+from tests.preprocessing.test_wikipedia import SITEINFO, dump, page
 from tests.preprocessing.watchdog import noting
 
 TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
@@ -207,29 +210,49 @@ def test_a_sample_depends_on_documents_and_seed_only() -> None:
 
 def test_a_budget_is_of_bytes_and_filled_to_the_last() -> None:
     entries = [(3, "é"), (1, "ü"), (2, "ß")]
-    assert lowest(entries, 6) == ([(1, "ü"), (2, "ß"), (3, "é")], ALL)
-    assert lowest(entries, 4) == ([(1, "ü"), (2, "ß")], 3)
-    assert lowest(entries, 3) == ([(1, "ü")], 2)
+    assert lowest(entries, 6) == ([(1, "ü"), (2, "ß"), (3, "é")], [])
+    assert lowest(entries, 4) == ([(1, "ü"), (2, "ß")], [(3, "é")])
+    assert lowest(entries, 3) == ([(1, "ü")], [(2, "ß")])
 
 
 @given(
-    sizes=strategies.lists(strategies.integers(0, 40), min_size=1, max_size=40),
+    entries=strategies.lists(
+        strategies.tuples(strategies.integers(0, 20), strategies.text("ab", max_size=40)), min_size=1, max_size=40
+    ),
     ends=strategies.sets(strategies.integers(1, 39), max_size=5),
-    order=strategies.randoms(),
     budget=strategies.integers(0, 400),
 )
-@example(sizes=[10, 95, 5], ends={2}, order=None, budget=100)  # of the first part the second has no room, nor the third
+@example(entries=[(0, "a" * 10), (1, "a" * 95), (2, "a" * 5)], ends={2}, budget=100)  # the last one has no room either
+@example(entries=[(0, "a" * 6), (0, "b" * 6)], ends={1}, budget=11)  # two revisions of a page
 def test_a_sample_of_samples_is_the_sample_of_the_whole(
-    sizes: list[int], ends: set[int], order: random.Random | None, budget: int
+    entries: list[tuple[int, str]], ends: set[int], budget: int
 ) -> None:
-    entries = [(hash_, "x" * size) for hash_, size in enumerate(sizes)]
-    if order is not None:
-        order.shuffle(entries)
     cuts = [0, *sorted(ends), len(entries)]
     parts = [lowest(entries[begin:end], budget) for begin, end in pairwise(cuts)]
-    bound = min(part.bound for part in parts)
-    drawn = [entry for part in parts for entry in part.entries if entry[0] < bound]
-    assert lowest(drawn, budget).entries == lowest(entries, budget).entries
+    drawn = [entry for part in parts for entry in part.taken + part.next]
+    assert lowest(drawn, budget) == lowest(entries, budget)
+
+
+def test_a_job_of_many_units_draws_what_the_command_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two dumps of a wiki too, whose pages have the same names. What ends the sample may be in one unit alone."""
+    monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1)
+    for name, numbers in (("even", range(0, 40, 2)), ("odd", range(1, 40, 2)), ("old", range(0, 40, 3))):
+        texts = {number: f"{name} {'word ' * (400 if number % 2 else 1)}." for number in numbers}
+        pages = [page(text, number=number) for number, text in texts.items()]
+        (tmp_path / f"{name}.xml").write_bytes(dump(SITEINFO, *pages))
+
+    def run(job: Job, _options: object, build: partial[None]) -> None:
+        for unit in build.keywords["units"]:
+            sample_unit(unit, job, build.keywords["budget"], build.keywords["cutoff"])
+
+    monkeypatch.setattr(sampling, "run_pipeline", run)
+    asked = ["--wikipedia", str(tmp_path / "*.xml"), "--train-vocab", "70", "--output", str(tmp_path / "out")]
+    for seed in range(8):
+        job, inputs, units, _ = launch.prepare(parse([*asked, "--seed", str(seed)]), str(tmp_path / "out"))
+        assert len(units) == 3
+        documents = list(read_inputs(inputs))
+        for budget in range(1, 9000, 400):
+            assert draw_sample(job, units, budget, []) == sample_texts(documents, budget, seed)
 
 
 def test_a_sample_is_of_texts_as_they_are_encoded() -> None:
@@ -247,9 +270,9 @@ def three(tmp_path: Path) -> tuple[Job, Unit]:
     return job, Unit(0, (Input("jsonl", path.name, path.stat().st_size, str(path)),))
 
 
-def test_the_file_of_a_unit_has_no_more_than_fits_and_tells_how_much_there_is(three: tuple[Job, Unit]) -> None:
+def test_the_file_of_a_unit_has_what_fits_and_one_more_and_tells_how_much_there_is(three: tuple[Job, Unit]) -> None:
     job, unit = three
-    sample_unit(unit, job, budget=6, cutoff=sampling.ALL)
+    sample_unit(unit, job, budget=3, cutoff=sampling.ALL)
     with files.open_arrow(job.sample_file(0)) as sample:
         assert sample.get_batch(0).num_rows == 2
         assert sample.schema.metadata[sampling.FOUND] == b"3"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import bz2
 import io
+import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -217,9 +219,40 @@ def test_a_plain_dump_that_ends_within_a_page_is_damaged_whatever_the_size_of_pa
 def test_a_dump_without_pages_is_told_by_one_part_if_it_is_damaged(pack: Callable[[bytes], bytes], size: int) -> None:
     data = dump(SITEINFO, "<!-- " + "x" * 2000 + " -->")
     assert together(pack(data), size) == []
-    spoilt = pack(data.removesuffix(b"</mediawiki>"))
-    with pytest.raises(SourceError, match=r"^a\.bz2: damaged XML"):
-        together(spoilt, size)
+    spoilt, told = pack(data.removesuffix(b"</mediawiki>")), []
+    for begin in range(0, len(spoilt), size):
+        try:
+            assert list(read_part(io.BytesIO(spoilt), "a.bz2", Part(begin, begin + size))) == []
+        except SourceError as error:
+            told.append(str(error))
+    assert [message.startswith("a.bz2: damaged XML") for message in told] == [True]
+
+
+def test_damage_near_the_beginning_costs_what_is_damaged_and_nothing_else() -> None:
+    """It is told by the part that it is in, and by the one before, whose last page might go on in it."""
+    data = multistream(SITEINFO, PAGES)
+    streams = [match.start() for match in re.finditer(b"BZh91AY&SY", data)]
+    spoilt = bytearray(data)
+    spoilt[streams[2] + 60] ^= 255  # behind that of the first pages
+    found, damaged = [], []
+    for number, (begin, end) in enumerate(pairwise([*streams, len(data)])):
+        try:
+            for item in read_part(io.BytesIO(spoilt), "a.bz2", Part(begin, end)):
+                found.append(item)
+        except SourceError:
+            damaged.append(number)
+    assert damaged == [1, 2]
+    assert {item.doc_id for item in whole(data)} - {item.doc_id for item in found} == {
+        f"testwiki/{number}" for number in range(10, 20)
+    }
+
+
+def test_a_part_without_a_page_is_passed_over_no_longer_than_a_page_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wikipedia, "_MAX_BYTES", 1 << 20)
+    begin = bz2.compress(dump(SITEINFO, PAGES[1]).removesuffix(b"</mediawiki>"))
+    data = begin + bz2.compress(b"x" * (1 << 24)) + bz2.compress(b"</mediawiki>")
+    with pytest.raises(SourceError, match=r"^a\.bz2, bytes .*: no page begins within 1,\d{3},\d{3} bytes"):
+        list(read_part(io.BytesIO(data), "a.bz2", Part(len(begin), len(data))))
 
 
 @pytest.mark.parametrize("pack", [bytes, lambda data: recompressed(data, 500_000)], ids=["plain", "streams"])
