@@ -48,8 +48,8 @@ class Lowest(NamedTuple):
 def lowest(entries: Iterable[Entry], budget: int) -> Lowest:
     """The entries with the lowest hashes, as many as fit into a budget.
 
-    What it takes of a whole it takes of what it took of the parts and the next one of each, where that one has to end
-    the sample as it did the part's.
+    Of what it took of some parts, with the next one of each, it takes what it would of the whole: the entry that ends
+    the whole's sample is among these.
 
     Args:
         entries: in any order.
