@@ -65,16 +65,21 @@ def test_of_what_is_packed_tightly_no_more_is_unpacked_than_is_read() -> None:
     assert most < 10_000_000
 
 
-@pytest.mark.parametrize("pack", [bytes, *PACKERS])
-@pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
-def test_a_tar_archive_is_told_compressed_or_not(pack: Callable[[bytes], bytes], kind: int) -> None:
+def in_tar(data: bytes, kind: int = tarfile.DEFAULT_FORMAT) -> bytes:
+    """A tar archive of one file."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=kind) as archive:
         member = tarfile.TarInfo("a.txt")
-        member.size = 4
-        archive.addfile(member, io.BytesIO(b"text"))
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
+    return content.getvalue()
+
+
+@pytest.mark.parametrize("pack", [bytes, *PACKERS])
+@pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+def test_a_tar_archive_is_told_compressed_or_not(pack: Callable[[bytes], bytes], kind: int) -> None:
     with pytest.raises(SourceError, match=r"^a\.xz: a tar archive; extract the files in it and name these$"):
-        read(pack(content.getvalue()))
+        read(pack(in_tar(b"text", kind)))
     assert read(pack(b" ustar" * 100)) == b" ustar" * 100
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import json
 import lzma
 import os
 import random
-import tarfile
 from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import permutations
@@ -31,19 +29,11 @@ from preprocessing.sources.registry import SOURCES
 from tests.preprocessing import memory_filesystem
 from tests.preprocessing.conftest import WORDS
 from tests.preprocessing.maker import Maker, contents, rows
+from tests.preprocessing.test_decompression import in_tar
 from tests.preprocessing.test_wikipedia import SITEINFO, page
 from tests.preprocessing.test_wikipedia_parts import multistream
 
 DATABASE = "enwiki-20260101-pages-articles-multistream"
-
-
-def in_tar(data: bytes) -> bytes:
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        member = tarfile.TarInfo("a.xml.bz2")
-        member.size = len(data)
-        tar.addfile(member, io.BytesIO(data))
-    return archive.getvalue()
 
 
 def text(seed: int, sentences: int = 40) -> str:
