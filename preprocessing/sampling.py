@@ -56,21 +56,19 @@ def lowest(entries: Iterable[Entry], budget: int) -> Lowest:
         budget: bytes of UTF-8; the first text is taken even if it is larger.
     """
     heap: list[Entry] = []  # highest hash on top
-    total, cutoff = 0, (-ALL, "")
+    cut: list[Entry] = []  # the last one that was taken off it
+    total = 0
     for number, text in entries:
         entry = (-number, text)
         # Once a document had no room, none of a higher hash may slip in: which one did would be the files' order.
-        if entry <= cutoff:
+        if cut and entry <= cut[0]:
             continue
         heapq.heappush(heap, entry)
         total += len(text.encode())
         while total > budget and len(heap) > 1:
-            cutoff = heapq.heappop(heap)
-            total -= len(cutoff[1].encode())
-    return Lowest(
-        [(-number, text) for number, text in sorted(heap, reverse=True)],
-        [(-number, text) for number, text in [cutoff] if number != -ALL],
-    )
+            cut = [heapq.heappop(heap)]
+            total -= len(cut[0][1].encode())
+    return Lowest(*([(-number, text) for number, text in sorted(each, reverse=True)] for each in (heap, cut)))
 
 
 def hashed_texts(documents: Iterable[Document | Skipped], seed: int) -> Iterator[Entry]:

@@ -218,7 +218,8 @@ def _statistics(
     tokens, offsets = table.column("tokens").values.to_numpy(), table.column("tokens").offsets.to_numpy()
     sentences = np.diff(table.column("sentence_ends").offsets.to_numpy())
     unknown = count_by_row(tokens == unknown_id, offsets)
-    words = np.diff(offsets) - count_by_row(~begins_word[tokens], offsets)
+    sizes = np.diff(offsets)
+    words = sizes - count_by_row(~begins_word[tokens], offsets)
     titled = table.column("title").is_valid().to_numpy(zero_copy_only=False)
     counts: Counts = Counter()
     for source, own in _rows_of_sources(table):
@@ -227,7 +228,7 @@ def _statistics(
         counts[f"sentences/{source}"] = int(sentences[own].sum())
         counts[f"one_sentence/{source}"] = int((sentences[own] == 1).sum())
         counts[f"words/{source}"] = int(words[own].sum())
-        counts[f"tokens/{source}"] = int(np.diff(offsets)[own].sum())
+        counts[f"tokens/{source}"] = int(sizes[own].sum())
         counts[f"unknown/{source}"] = int(unknown[own].sum())
     for length in lengths:
         pairs = table.column(pairs_column(length)).values
@@ -252,15 +253,13 @@ def _unreached(table: pa.RecordBatch, length: int) -> int:
     """How many tokens of a shard are in no pair of a sequence length: what is cut off long sentences in every pass."""
     offsets = table.column("tokens").offsets.to_numpy()
     column = table.column(pairs_column(length))
-    pair = {
-        field.name: values.to_numpy(zero_copy_only=False)
-        for field, values in zip(PAIR, column.values.flatten(), strict=True)
-    }
+    pair = {field.name: values for field, values in zip(PAIR, column.values.flatten(), strict=True)}
     own_row = np.arange(table.num_rows, dtype=np.int32).repeat(np.diff(column.offsets.to_numpy()))
-    segments = np.empty(2 * len(own_row), np.int64)  # each as its begin * 2^32 + its length, which sorts by begins
-    for half, row, name in ((0, own_row, "a"), (1, pair["b_row"], "b")):
-        begin, end = pair[f"{name}_begin"], pair[f"{name}_end"]
-        segments[half::2] = (offsets[row].astype(np.int64) + begin << 32) + (end - begin)
+    halves = np.empty((2, len(own_row)), np.int64)  # each segment as begin * 2^32 + length, which sorts by begins
+    for half, row, name in zip(halves, (own_row, pair["b_row"].to_numpy()), "ab", strict=True):
+        begin, end = (pair[f"{name}_{edge}"].to_numpy() for edge in ("begin", "end"))
+        half[:] = (offsets[row].astype(np.int64) + begin << 32) + (end - begin)
+    segments = halves.ravel()
     segments.sort()
     begins, ends = segments >> 32, segments & 0xFFFFFFFF
     ends += begins

@@ -6,6 +6,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import PurePosixPath
 from typing import BinaryIO
@@ -25,7 +26,7 @@ from preprocessing.sources import (
     Wanted,
     every,
 )
-from preprocessing.sources.lines import decode_utf8, first_starts, has_too_many_values, lines
+from preprocessing.sources.lines import decode_utf8, first_starts, has_too_many_values, lines, numbered
 
 SOURCE = "books"
 WRAP = 100  # columns; a text is hard-wrapped when hardly any of its lines is longer
@@ -143,7 +144,8 @@ def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wan
             google's format, and UTF-16.
     """
     if options.books_format == "google":
-        yield from _documents(_plain_lines(lines(file), name), name, Part(0, 0), wanted)
+        documents = _between_blank_lines(_plain_lines(lines(file), name))
+        yield from numbered(documents, name, SOURCE, partial(_document, wanted=wanted))
     elif wanted(name):
         yield _book(file, name)
 
@@ -163,7 +165,8 @@ def read_part(
         SourceError: as read, of every part: what the file is its beginning tells.
     """
     _check_beginning(file, name)
-    yield from _documents(lines(file, part), name, part, wanted)
+    documents = _between_blank_lines(lines(file, part))
+    yield from numbered(documents, name, SOURCE, partial(_document, wanted=wanted), part)
 
 
 def starts(file: BinaryIO, offsets: Sequence[int]) -> Iterator[Start]:
@@ -242,15 +245,6 @@ def _is_text(beginning: bytes) -> bool:
     """Whether a file may be text: else archives and pictures, being no UTF-8, would pass for Windows-1252."""
     controls = len(beginning) - len(beginning.translate(None, _CONTROL))
     return beginning.startswith(_MARKS) or controls <= max(1, _STRAY * len(beginning))
-
-
-def _documents(found: Iterable[bytes | None], name: str, part: Part, wanted: Wanted) -> Iterator[Item]:
-    """Those of the lines of a part in google's format, or of a whole file, whose first part it then is."""
-    row = part.row - 1
-    for row, document in enumerate(_between_blank_lines(found), start=part.row):
-        yield from _document(f"{name}#{row}", document, wanted)
-    if part.begin == 0 and row < 0:  # the first part has the first document, whatever its length
-        yield Skipped(name, SOURCE, "empty")
 
 
 def _document(doc_id: str, document: bytes | None, wanted: Wanted) -> Iterator[Item]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import codecs
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
-from preprocessing.sources import MAX_DOCUMENT, Part, Start
+from preprocessing.sources import MAX_DOCUMENT, Item, Part, Skipped, Start
 
+T = TypeVar("T")
 MAX_LINE = 4 * MAX_DOCUMENT  # bytes: a line this long holds too long a document in any case
 MAX_VALUES = 1 << 20  # of JSON: strings, objects, lists and commas, which take some hundred bytes each once parsed
 _VALUE = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[,{\[]', re.DOTALL)
@@ -47,6 +48,26 @@ def lines(file: BinaryIO, part: Part | None = None) -> Iterator[bytes | None]:
         if left is not None:
             left -= length
         yield line.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n") if is_held else None
+
+
+def numbered(
+    found: Iterable[T], name: str, source: str, item: Callable[[str, T], Iterator[Item]], part: Part | None = None
+) -> Iterator[Item]:
+    """What there is in a file, or in a part of it, under ids FILE#ROW; a file in which there is nothing is empty.
+
+    Args:
+        found: the documents, in order.
+        name: the file's.
+        source: whose it is.
+        item: makes of an id and a document what the reader yields.
+        part: which one it is; None: the whole file.
+    """
+    first = part.row if part else 0
+    row = first - 1
+    for row, document in enumerate(found, start=first):
+        yield from item(f"{name}#{row}", document)
+    if row < 0 and (part is None or part.begin == 0):  # the first part has the first document, whatever its length
+        yield Skipped(name, source, "empty")
 
 
 def has_too_many_values(json: bytes) -> bool:

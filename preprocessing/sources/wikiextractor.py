@@ -12,6 +12,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import BinaryIO, NamedTuple
 
 from preprocessing.sources import (
@@ -27,7 +28,7 @@ from preprocessing.sources import (
     Wanted,
     every,
 )
-from preprocessing.sources.lines import decode_utf8, first_starts, lines
+from preprocessing.sources.lines import decode_utf8, first_starts, lines, numbered
 
 SOURCE = "wikiextractor"
 # Titles hold quotation marks of their own; what is before one is looked for once (?>), so that time is linear.
@@ -43,7 +44,7 @@ def read(file: BinaryIO, name: str, _options: ReadOptions = DEFAULTS, wanted: Wa
         name: its path relative to the corpus.
         wanted: which documents.
     """
-    yield from _items(lines(file), name, Part(0, 0), wanted)
+    yield from numbered(_documents(lines(file)), name, SOURCE, partial(_item, wanted=wanted))
 
 
 def read_part(
@@ -57,7 +58,7 @@ def read_part(
         part: which bytes of it, and the row of its first document.
         wanted: which documents.
     """
-    yield from _items(lines(file, part), name, part, wanted)
+    yield from numbered(_documents(lines(file, part)), name, SOURCE, partial(_item, wanted=wanted), part)
 
 
 def starts(file: BinaryIO, offsets: Sequence[int]) -> Iterator[Start]:
@@ -72,15 +73,6 @@ class _Found(NamedTuple):
     title: bytes | None  # None: no document
     body: bytes | None  # None: too large; where there is no document, the beginning of what is there
     is_closed: bool = False  # nothing of it follows
-
-
-def _items(found: Iterable[bytes | None], name: str, part: Part, wanted: Wanted) -> Iterator[Item]:
-    """What there is in the lines of a part, or of a whole file, whose first part it then is."""
-    row = part.row - 1
-    for row, document in enumerate(_documents(found), start=part.row):
-        yield from _item(f"{name}#{row}", document, wanted)
-    if part.begin == 0 and row < 0:  # the first part has the first document, whatever its length
-        yield Skipped(name, SOURCE, "empty")
 
 
 def _item(doc_id: str, found: _Found, wanted: Wanted) -> Iterator[Item]:

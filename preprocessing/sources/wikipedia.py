@@ -175,6 +175,7 @@ def _beginning(pieces: Iterable[tuple[int, bytes]], name: str) -> _Beginning:
     """
     text = bytearray()
     mark: _PageMark | None = None
+    damage: SourceError | None = None
     searched = 0
     try:
         for _, piece in pieces:
@@ -184,16 +185,17 @@ def _beginning(pieces: Iterable[tuple[int, bytes]], name: str) -> _Beginning:
             if mark is None:
                 _check_beginning(bytes(text[:_CHUNK]), name)
                 mark = _page_mark(bytes(text[:_CHUNK]))
-            if found := mark.pattern.search(text, searched):
-                return _Beginning(bytes(text[: found.start()]), bytes(text[:_CHUNK]), has_pages=True)
+            if mark.pattern.search(text, searched):
+                break
             searched = max(0, len(text) - mark.size)  # its last bytes may be the first ones of a mark
             _check_near(len(text), name)
-    except SourceError:  # damage behind the first page is that of the part in which it is, and no other's
-        if not _page_mark(bytes(text[:_CHUNK])).pattern.search(text):
-            raise
+    except SourceError as error:
+        damage = error
     head = bytes(text[:_CHUNK])
-    _check_beginning(head, name)
     found = _page_mark(head).pattern.search(text)
+    if damage and not found:  # behind the first page it is that of the part in which it is, and no other's
+        raise damage
+    _check_beginning(head, name)
     return _Beginning(bytes(text[: found.start()] if found else text), head, has_pages=found is not None)
 
 
