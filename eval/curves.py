@@ -221,7 +221,7 @@ def draw(histories: Sequence[History], known: Baselines) -> Figure:
         _finish_loss(loss, words if len(histories) > 1 else f"{words}: {histories[0].name}", of)
         _finish_accuracy(accuracy, *(("Next sentence", "NSP accuracy") if with_pairs else ("Hits", f"{of}accuracy")))
         rate.set(title="Learning rate", xlabel="step")
-        rate.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        rate.ticklabel_format(axis="y", scilimits=(-2, 4))  # one power of ten for all marks
         for axes in (loss, accuracy, rate):
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         rate.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10], integer=True))
