@@ -1,8 +1,8 @@
 """What a forward pass of trainer.model keeps for the backward pass, operation by operation.
 
 B sequences of S tokens, T tokens in all, R of them read after the last layer, D model, N heads, F feed-forward,
-V vocabulary, P predictions. Besides products, whose inputs are kept, LayerNorm and the activation keep theirs, and
-dropout keeps what it dropped.
+V vocabulary, P predictions. Besides products, whose inputs are kept, LayerNorm and the activation keep theirs, but relu
+its result, and dropout keeps what it dropped.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _layer(config: BertConfig, batch: MicroBatch, queries: int, width: int, kern
     """
     d, f = config.hidden_size, config.intermediate_size
     chosen = queries * d * width if queries < batch.tokens else 0  # rows of the input that ask
-    dense = batch.tokens * d * width + chosen + queries * (4 * d + 2 * f) * width
+    dense = batch.tokens * d * width + chosen + queries * (4 * d + _around_activation(config) * f) * width
     statistics = 2 * 2 * queries * _FLOAT32
     masks = 2 * _mask(config.hidden_dropout_prob, queries * d, width, kernel)
     return dense + statistics + masks + _attention(config, batch, queries, width, kernel)
@@ -123,14 +123,20 @@ def _embeddings(config: BertConfig, batch: MicroBatch, width: int, kernel: Kerne
 
 
 def _heads(config: BertConfig, batch: MicroBatch, width: int, kernel: Kernel) -> float:
-    """[R, D] in; of predictions three times [P, D], and the logarithms of probabilities in float32.
+    """[R, D] in; [P, D] before and after the activation and LayerNorm, and the logarithms of probabilities in float32.
 
     GPUs multiply by a copy of the word embeddings with rows of zeros at its end.
     """
-    vectors = (batch.read + 3 * batch.predictions + batch.sequences) * config.hidden_size * width
+    of_predictions = (_around_activation(config) + 1) * batch.predictions
+    vectors = (batch.read + of_predictions + batch.sequences) * config.hidden_size * width
     multiple = VOCABULARY_MULTIPLES["cuda"]
     rows = 0 if kernel == "grouped" else math.ceil(config.vocab_size / multiple) * multiple
     return vectors + rows * config.hidden_size * width + batch.predictions * (config.vocab_size + 2) * _FLOAT32
+
+
+def _around_activation(config: BertConfig) -> int:
+    """How many tensors of an activation's size are kept: its input and its result, of relu this alone."""
+    return 1 if config.hidden_act == "relu" else 2
 
 
 def _mask(probability: float, elements: int, width: int, kernel: Kernel) -> float:

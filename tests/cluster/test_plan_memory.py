@@ -22,7 +22,12 @@ SMALL = BertConfig(
     max_position_embeddings=64,
 )  # fmt: skip
 WIDE = replace(SMALL, vocab_size=8000, hidden_size=128, num_attention_heads=4, intermediate_size=512)
-SHAPES = {"small": (SMALL, MicroBatch(8, 64, 80)), "wide": (WIDE, MicroBatch(4, 64, 40))}
+RELU = replace(SMALL, hidden_act="relu")
+SHAPES = {
+    "small": (SMALL, MicroBatch(8, 64, 80)),
+    "relu": (RELU, MicroBatch(8, 64, 80)),
+    "wide": (WIDE, MicroBatch(4, 64, 40)),
+}
 WIDTHS = {torch.float32: 4, torch.bfloat16: 2}
 
 
