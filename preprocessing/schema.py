@@ -428,6 +428,16 @@ def _why_no_directory(path: Path) -> str:
     return "no such directory; make shards with `beam run preprocessing/make_shards.py`"
 
 
+def _why_no_manifest(path: Path) -> str:
+    """What is wrong with a directory that has no manifest, and what to do."""
+    if within := sorted(path.glob(f"*/{MANIFEST}")):
+        others = f" or another of the {len(within)} within that have one" if len(within) > 1 else ""
+        return f"no {MANIFEST}; give {within[0].parent}{others}"
+    if any(path.glob("*.arrow")):
+        return f"no {MANIFEST}, so its shards are not complete; run the preprocessing again"
+    return f"no {MANIFEST} nor shards; make some with `beam run preprocessing/make_shards.py`"
+
+
 class ShardDirectory:
     """A complete shard directory.
 
@@ -451,7 +461,7 @@ class ShardDirectory:
         if not self.path.is_dir():
             raise ShardError(f"{self.path}: {_why_no_directory(self.path)}")
         if not manifest.is_file():
-            raise ShardError(f"{self.path}: no {MANIFEST}, so its shards are not complete; run the preprocessing again")
+            raise ShardError(f"{self.path}: {_why_no_manifest(self.path)}")
         content = manifest.read_bytes()
         self.manifest_text = content.decode(errors="replace")
         self.manifest = Manifest.from_json(self.manifest_text, where=str(manifest))

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,23 @@ def test_a_path_that_is_no_directory_is_told_as_what_it_is(directory: Path) -> N
     for gone in (f"{directory},{directory}/gone", f"{directory},", str(directory / "gone")):
         with pytest.raises(ShardError, match=f"^{gone}: no such directory; make shards with"):
             ShardDirectory(gone)
+
+
+def test_a_directory_without_a_manifest_is_told_as_what_it_is(
+    directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    above = tmp_path_factory.mktemp("above")
+    with pytest.raises(ShardError, match=f"^{above}: no manifest.json nor shards; make some with"):
+        ShardDirectory(above)
+    shutil.copytree(directory, above / "wiki")
+    with pytest.raises(ShardError, match=f"^{above}: no manifest.json; give {above}/wiki$"):
+        ShardDirectory(above)
+    shutil.copytree(directory, above / "books")
+    with pytest.raises(ShardError, match=f"give {above}/books or another of the 2 within that have one$"):
+        ShardDirectory(above)
+    (directory / "manifest.json").unlink()
+    with pytest.raises(ShardError, match=f"^{directory}: no manifest.json, so its shards are not complete; run"):
+        ShardDirectory(directory)
 
 
 def test_a_damaged_shard_is_found(directory: Path) -> None:
