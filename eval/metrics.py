@@ -117,7 +117,8 @@ def entity_f1(
         predictions: as many.
         scheme: how tags are read. "conlleval", the shared task's script, takes every I-TYPE for an entity, begun
             anew where the tag before is O or of another type: so it reads IOB1 and IOB2 alike, and forgives tags that
-            neither has. "IOB1" and "IOB2" are strict: an entity that is not begun as the scheme wants is none.
+            neither has. "IOB1" and "IOB2" are strict: an entity that is not begun as the scheme wants is none,
+            except that by seqeval's "IOB1" an I-TYPE behind such a B-TYPE begins one.
 
     Raises:
         UsageError: sentences differ in number or length.

@@ -103,7 +103,7 @@ class _Task(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="after")
     def _was_measured(self) -> _Task:
-        if self.details.selected_by not in (None, *self.metrics):
+        if "selected_by" in self.details.model_fields_set and self.details.selected_by not in self.metrics:
             raise ValueError(f"selected by {self.details.selected_by!r}, which is none of its metrics")
         return self
 
@@ -146,6 +146,7 @@ class _Shards(pydantic.BaseModel):
 
 
 class _Data(pydantic.BaseModel):
+    path: str = ""
     limit: Annotated[int, pydantic.Field(ge=1)] | None = None
 
 

@@ -302,22 +302,32 @@ def _publish(output: Path, experiments: Sequence[Experiment], there: Collection[
     if not tests:
         (output / SUBMISSION).unlink(missing_ok=True)
         return published
-    problems = write_glue_submission(tests, output / SUBMISSION)
-    if not _glue_tests(output, names):
+    labels = {dataset: labels for of_task in tests.values() for dataset, labels in of_task.items()}
+    problems = write_glue_submission(labels, output / SUBMISSION)
+    if tests.keys().isdisjoint(names):
         return published
     if problems:
         print(f"note: GLUE will reject {SUBMISSION}: {'; '.join(problems)}", file=sys.stderr)
     return [*published, SUBMISSION]
 
 
-def _glue_tests(output: Path, names: Collection[str]) -> dict[str, list[tuple[str, float]]]:
-    """Data set -> (id, label) of each test example, as those of GLUE's tasks have it that were predicted."""
-    found = {}
+def _glue_tests(output: Path, names: Collection[str]) -> dict[str, dict[str, list[tuple[str, float]]]]:
+    """Task -> data set -> (id, label) of each test example, of those of GLUE's tasks that were predicted.
+
+    A damaged table, of an earlier command perhaps, is told and left out: it is no reason to lose what was measured now.
+    """
+    found: dict[str, dict[str, list[tuple[str, float]]]] = {}
     for task in (FINE_TUNED[name] for name in GROUPS["glue"] if name in names):
         for part, (dataset, _) in task.test_splits.items():
             file = output / PREDICTED / task.name / f"{part}_{PREDICTIONS}"
             if file.is_file():
-                found[dataset] = read_predictions(file, task.kind.classes)
+                try:
+                    labels = read_predictions(file, task.kind.classes)
+                except (OSError, ValueError, IndexError) as error:
+                    told = f"{SUBMISSION} goes without {dataset}: {file} is damaged ({error})"
+                    print(f"note: {told}; evaluate {task.name} with --test again", file=sys.stderr)
+                else:
+                    found.setdefault(task.name, {})[dataset] = labels
     return found
 
 

@@ -65,8 +65,12 @@ class ServedModel(PythonModel):
         texts = model_input["text"]
         if texts.isna().any():
             raise MlflowException.invalid_parameter_value("a text is null; leave the row out")
+        given = [str(text) for text in texts]
         try:
-            return _answer(self._pretrained, self._terms, [str(text) for text in texts], **asked)
+            "".join(given).encode()
+            return _answer(self._pretrained, self._terms, given, **asked)
+        except UnicodeEncodeError as error:  # JSON can have half of a surrogate pair
+            raise MlflowException.invalid_parameter_value(f"a text is no Unicode: {error.reason}") from error
         except UsageError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error
 

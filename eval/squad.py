@@ -17,7 +17,7 @@ from tokenizers import Encoding
 from eval.encoding import Encoder, Sample
 from eval.errors import UsageError
 from eval.readers.examples import QuestionExample
-from eval.squad_metrics import squad_v2
+from eval.squad_metrics import best_f1_threshold
 
 STRIDE = 128  # tokens between the beginnings of two windows, at most
 LONGEST_QUESTION = 64  # tokens; the rest is cut off
@@ -223,12 +223,7 @@ def _spans(context: str, window: Window, logits: np.ndarray) -> Iterator[Span]:
 def tune_threshold(found: Mapping[str, Candidates], references: Mapping[str, Sequence[str]]) -> float:
     """The odds above which there is no answer, such that F1 is best (paper, section 4.3)."""
     answers = {key: candidates.text for key, candidates in found.items()}
-    odds = {key: candidates.odds for key, candidates in found.items()}
-    figures = squad_v2(answers, references, odds)
-    unanswered = 100.0 * sum(not texts for texts in references.values()) / len(references)  # to the same bits as there
-    if figures["best_f1"] <= unanswered:  # the official search begins at 0, which odds may lie below
-        return min(odds.values()) - 1.0
-    return figures["best_f1_thresh"]
+    return best_f1_threshold(answers, references, {key: candidates.odds for key, candidates in found.items()})
 
 
 def n_best(found: Candidates, may_be_nothing: bool) -> list[dict[str, Any]]:

@@ -5,10 +5,12 @@ Everything is in per cent. eval.metrics scores files with them.
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from eval.errors import UsageError
@@ -84,6 +86,30 @@ def squad_v2(
             best, at = _best_threshold(predictions, found, no_answer_probabilities, answerable)
             result |= {f"best_{metric}": best, f"best_{metric}_thresh": at}
     return result
+
+
+def best_f1_threshold(
+    predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], odds: Mapping[str, float]
+) -> float:
+    """The lowest of the thresholds whose F1 is best, below all odds where to answer nothing is.
+
+    Questions of equal odds are answered together, as a threshold does; the official search, whose figures squad_v2 has
+    as "best_f1", may end among them, at a score that no threshold has.
+
+    Args:
+        predictions: id -> text, empty for no answer.
+        references: id -> all right answers, empty where there is none; at least one question.
+        odds: id -> any figure that grows with the probability that there is no answer.
+    """
+    scores = _raw_scores(predictions, references, _v2_f1)
+    answerable = {key: bool(golds) for key, golds in references.items()}
+    now = best = float(sum(not has_answer for has_answer in answerable.values()))
+    threshold = math.nextafter(min(odds[key] for key in references), -math.inf)
+    for value, keys in groupby(sorted(references, key=lambda key: odds[key]), key=lambda key: odds[key]):
+        now += sum(_gain(key, predictions, scores, answerable) for key in keys)
+        if now > best:
+            best, threshold = now, value
+    return threshold
 
 
 def _answer_scores(
@@ -172,10 +198,15 @@ def _best_threshold(
     now = best = float(sum(not has_answer for has_answer in answerable.values()))
     threshold = 0.0
     for key in sorted((key for key in odds if key in scores), key=lambda key: odds[key]):
-        now += scores[key] if answerable[key] else -float(bool(predictions[key]))
+        now += _gain(key, predictions, scores, answerable)
         if now > best:
             best, threshold = now, odds[key]
     return 100.0 * best / len(scores), threshold
+
+
+def _gain(key: str, predictions: Mapping[str, str], scores: Scores, answerable: Mapping[str, bool]) -> float:
+    """What is won where a question is answered rather than not."""
+    return scores[key] if answerable[key] else -float(bool(predictions[key]))
 
 
 def _check_ids(references: Mapping[str, Any], given: Mapping[str, Any], what: str) -> None:

@@ -222,7 +222,7 @@ class Watch:
         weights = self._weights(job)
         if weights is not None and of not in (None, weights):
             for path in job.output.iterdir():
-                if path.is_dir():
+                if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 elif path.name != _NOTE:
                     path.unlink()

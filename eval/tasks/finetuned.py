@@ -119,7 +119,7 @@ _ROWS = (
         "SQuAD v2.0",
         Questions("v2.0"),
         "f1",
-        version=2,
+        version=3,
         learning_rates=(5e-5,),
         epochs=(2,),
         batch_sizes=(48,),

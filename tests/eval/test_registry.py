@@ -312,6 +312,14 @@ def test_a_text_that_lacks_is_refused(registered: str) -> None:
         ask(load(registered), ["w10", None])
 
 
+@pytest.mark.parametrize("task", ["embed", "fill_mask"])
+def test_a_text_that_is_half_a_surrogate_pair_is_refused(registered: str, task: str) -> None:
+    """JSON can have one, as an escape."""
+    model = load(registered).unwrap_python_model()
+    with pytest.raises(MlflowException, match="a text is no Unicode: surrogates not allowed"):
+        model.predict(None, pd.DataFrame({"text": ["w10 [MASK] \ud800"]}, dtype=object), {"task": task})
+
+
 def test_a_text_with_a_mask_that_is_too_long_is_refused(registered: str) -> None:
     with pytest.raises(MlflowException, match="text 2 has 63 tokens, but the model 48 positions; shorten it"):
         ask(load(registered), ["[MASK]", "[MASK]" + 60 * " w10"], task="fill_mask")

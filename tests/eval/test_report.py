@@ -89,8 +89,8 @@ def of_weights(blake2b: str) -> dict[str, Any]:
     return RESULTS | {"checkpoint": RESULTS["checkpoint"] | {"weights_blake2b": blake2b}}
 
 
-def judged_by_nothing() -> dict[str, Any]:
-    return RESULTS | {"tasks": {"mrpc": task({"selected_by": "f1"}, accuracy=0.5)}}
+def judged_by(metric: str | None) -> dict[str, Any]:
+    return RESULTS | {"tasks": {"mrpc": task({"selected_by": metric}, accuracy=0.5)}}
 
 
 def valued(figure: float) -> dict[str, Any]:
@@ -422,7 +422,13 @@ def test_curves_of_a_long_run_are_drawn_from_few_points_and_smoothed_over_all_st
         ("results.json", json.dumps(of_weights("\ud800")), "results.json: not the results of an evaluation"),
         ("results.json", json.dumps(RESULTS | {"failed": {"\ud800": "x"}}), "json: not the results of an evaluation"),
         ("results.json", '{"format_version": 1, "shards": []}', "results.json: not the results of an evaluation"),
-        ("results.json", json.dumps(judged_by_nothing()), "selected by 'f1', which is none of its metrics"),
+        ("results.json", json.dumps(judged_by("f1")), "selected by 'f1', which is none of its metrics"),
+        ("results.json", json.dumps(judged_by(None)), "selected by None, which is none of its metrics"),
+        (
+            "results.json",
+            json.dumps(RESULTS | {"data": {"path": {}}}),
+            "results.json: not the results of an evaluation",
+        ),
         (
             "results.json",
             json.dumps(RESULTS | {"format_version": 99}),

@@ -252,6 +252,25 @@ def test_the_best_model_is_kept_whoever_learned_it_and_whenever(
     assert len(learned) == 1
 
 
+def test_damaged_predictions_of_another_task_cost_no_results(
+    export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """GLUE's submission is of all tasks that were ever predicted into a folder."""
+    write_mrpc(data)
+    write_stsb(data)
+    out = tmp_path / "out"
+    assert run(export, data, out, "mrpc", "--test") == 0
+    table = out / "predictions" / "mrpc" / "test_predictions.tsv"
+    for damage in ("0", "0\tother", ""):
+        lines = table.read_text().splitlines()
+        table.write_text("\n".join([lines[0], damage, *lines[2:]]) + "\n")
+        assert run(export, data, out, "stsb", "--test") == 0
+        assert f"glue_submission.zip goes without MRPC: {table} is damaged" in capsys.readouterr().err
+        with zipfile.ZipFile(out / "glue_submission.zip") as archive:
+            assert archive.namelist() == ["STS-B.tsv"]
+        assert "stsb" in results_of(out)["tasks"]
+
+
 def test_test_sets_that_are_asked_for_later_cost_the_best_point_alone(
     export: Path,
     data: Path,

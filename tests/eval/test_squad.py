@@ -26,7 +26,7 @@ from eval.squad import (
     tune_threshold,
     windows,
 )
-from eval.squad_metrics import squad_v1
+from eval.squad_metrics import squad_v1, squad_v2
 from preprocessing.tokenization import SPECIAL_TOKENS, build_tokenizer, load_tokenizer
 from tests.eval.minilm import MINILM
 
@@ -270,6 +270,21 @@ def test_the_threshold_that_is_best_for_f1() -> None:
     assert tune_threshold(found, {key: [] for key in "wxyz"}) < 1  # best is to answer nothing, whatever the odds
     references = {"w": ["a"], "x": ["a"], "y": ["a"], "z": []}
     assert tune_threshold(found, references) == 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_equal_odds_lie_on_one_side_of_the_threshold(seed: int) -> None:
+    """As those of logits in bfloat16 are: none of all thresholds has a better F1."""
+    random = np.random.default_rng(seed)
+    odds = random.integers(-3, 4, size=30) / 4
+    found = {str(i): Candidates([Span("a b", 0.0, 0.0)], Span("", float(value), 0.0)) for i, value in enumerate(odds)}
+    references = {key: [[], ["a b"], ["b c"], ["z"]][random.integers(4)] for key in found}
+    answers = dict.fromkeys(found, "a b")
+    known = {key: candidates.odds for key, candidates in found.items()}
+    thresholds = [-2.0, *known.values()]
+    best = max(squad_v2(answers, references, known, threshold)["f1"] for threshold in thresholds)
+    tuned = tune_threshold(found, references)
+    assert squad_v2(answers, references, known, tuned)["f1"] == pytest.approx(best, abs=1e-9)
 
 
 @pytest.mark.parametrize("questions", range(2, 13))

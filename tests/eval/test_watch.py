@@ -477,9 +477,14 @@ def test_weights_that_were_written_over_are_evaluated_anew(
 ) -> None:
     assert follow("--once") == 0
     train_anew(run, 7, shards)
+    elsewhere = run.path / "elsewhere"
+    elsewhere.mkdir()
+    (run.path / "evaluations" / "step-000007" / "models").symlink_to(elsewhere)
     subprocess.run(["cp", "-p", run.export(7) / WEIGHTS, run.export(9) / WEIGHTS], check=True)  # whose inode stays
     assert follow("--once") == 0
     assert evaluated[2:] == ["step-000007", "step-000009"]
+    assert elsewhere.is_dir()
+    assert not (run.path / "evaluations" / "step-000007" / "models").is_symlink()
 
 
 def test_weights_that_were_evaluated_are_not_read_again(
