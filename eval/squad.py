@@ -6,6 +6,7 @@ Unlike there, pieces know the characters that they stand for: answers are cut ou
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ STRIDE = 128  # tokens between the beginnings of two windows, at most
 LONGEST_QUESTION = 64  # tokens; the rest is cut off
 LONGEST_ANSWER = 30  # tokens
 CANDIDATES = 20  # begins, ends and answers that are looked at
+_MARKS = ("Mn", "Cf")  # Unicode's categories of marks without a width and of characters that format
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,8 @@ def _windows(
     number: int, example: QuestionExample, question: np.ndarray, context: Encoding, encoder: Encoder
 ) -> Iterator[Window]:
     ids = np.array(context.ids, dtype=np.int32)
-    characters = np.array(context.offsets, dtype=np.int32).reshape(len(ids), 2)
+    offsets = np.array(context.offsets, dtype=np.int32).reshape(len(ids), 2)
+    characters = _with_marks(offsets, example.context)
     places = _places(len(ids), _room(encoder.max_length, len(question)))
     widest = _widest(len(ids), places)
     answer = _answer_tokens(example, characters)
@@ -121,6 +124,26 @@ def _windows(
             characters=characters[begin:end],
             widest=widest[begin:end] == window,
         )
+
+
+def _with_marks(characters: np.ndarray, text: str) -> np.ndarray:
+    """Places of tokens in a text, each with the marks behind it that the tokenizer left out of it.
+
+    These are accents that stand by themselves, which an uncased one strips, and characters that only format. Without
+    them an answer would end before its last accent; google-research/bert's get_final_text keeps them too.
+
+    Args:
+        characters: [n, 2] int32, where each token begins and ends.
+        text: theirs.
+    """
+    if text.isascii():
+        return characters
+    found, nexts = characters.copy(), [*characters[1:, 0].tolist(), len(text)]
+    for token, (end, limit) in enumerate(zip(characters[:, 1].tolist(), nexts, strict=True)):
+        while end < limit and unicodedata.category(text[end]) in _MARKS:
+            end += 1
+        found[token, 1] = end
+    return found
 
 
 def shortest_stride(max_length: int) -> int:

@@ -112,7 +112,7 @@ _ROWS = (
     _glue("rte", "RTE", "accuracy"),
     _glue("wnli", "WNLI", "accuracy"),
     # Section 4.2.
-    _on("squad_v1", "SQuAD v1.1", Questions("v1.1"), "f1", learning_rates=(5e-5,), max_length=384),
+    _on("squad_v1", "SQuAD v1.1", Questions("v1.1"), "f1", version=2, learning_rates=(5e-5,), max_length=384),
     # Section 4.3.
     _on(
         "squad_v2",
@@ -126,7 +126,7 @@ _ROWS = (
         max_length=384,
     ),
     # As SQuAD v1.1.
-    _on("korquad", "KorQuAD", Questions("korquad"), "f1", learning_rates=(5e-5,), max_length=384),
+    _on("korquad", "KorQuAD", Questions("korquad"), "f1", version=2, learning_rates=(5e-5,), max_length=384),
     # Section 4.4.
     _on("swag", "SWAG", Choices(), "accuracy", test=(("SWAG", "test"),), learning_rates=(2e-5,), batch_sizes=(16,)),
     # Stands in for SWAG: the same form, settings and head.

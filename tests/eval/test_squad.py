@@ -272,6 +272,24 @@ def test_the_threshold_that_is_best_for_f1() -> None:
     assert tune_threshold(found, references) == 3
 
 
+@pytest.mark.parametrize("lowercase", [False, True], ids=["cased", "uncased"])
+@pytest.mark.parametrize(
+    "answer",
+    ["cafe\u0301", "I \u2764\ufe0f", "\u0643\u062a\u0628\u064c", "an\u200b", "cafe\u0301 an"],
+    ids=["accent", "emoji", "tanwin", "zero width", "within"],
+)
+def test_an_answer_keeps_its_last_mark(answer: str, lowercase: bool) -> None:
+    """Though an uncased tokenizer strips it, and either of them what only formats."""
+    letters = "cafein\u2764\u0643\u062a\u0628\u064c\u0301\ufe0fI"
+    tokens = [*SPECIAL_TOKENS, "where", "w1", *letters, *(f"##{letter}" for letter in letters)]
+    encoder = Encoder(build_tokenizer(tokens, lowercase=lowercase), 100)
+    asked = question(f"w1 {answer} w1 {answer}", answer)
+    [window] = windows([asked], encoder)
+    scores = np.zeros((len(window.sequences[0].ids), 2), np.float32)
+    scores[list(window.targets), [0, 1]] = 20
+    assert candidates([asked], [window], [scores])[0].text == answer
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_equal_odds_lie_on_one_side_of_the_threshold(seed: int) -> None:
     """As those of logits in bfloat16 are: none of all thresholds has a better F1."""
