@@ -149,7 +149,7 @@ class Experiment:
         for part, examples in self._parts.items():
             samples = self.task.kind.encode(examples, self._encoder, training=part == "train")
             data = self._test_blake2b if part in self._tests else self._data_blake2b
-            of = (bench.checkpoint.blake2b, data, self._encoder.max_length, bench.settings.precision)
+            of = (bench.checkpoint.blake2b, data, self._encoder.max_length, bench.settings.precision, self.task.version)
             name = "-".join(map(str, (part, *of)))
             frozen = Frozen(bench.checkpoint.export, bench.settings, bench.device, bench.output / STATES, name)
             found[part] = self.task.kind.embed(examples, samples, frozen)

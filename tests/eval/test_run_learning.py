@@ -853,6 +853,9 @@ def test_what_a_frozen_encoder_computed_for_a_command_that_was_killed_is_of_use_
     if not changed:
         change_weights(long_export)
     assert states(*changed) == 4
+    task = TASKS["conll2003_last"]
+    monkeypatch.setitem(TASKS, task.name, dataclasses.replace(task, version=task.version + 1))
+    assert states(*changed) == 6
 
 
 def test_a_full_disk_that_takes_no_word_of_a_failure_changes_nothing_about_it(
