@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import pydantic
@@ -19,19 +19,29 @@ Text = Annotated[str, pydantic.BeforeValidator(_as_text)]
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def check_environment(names: Iterable[str], ours: re.Pattern[str]) -> None:
+def check_environment(variables: Mapping[str, str], ours: re.Pattern[str]) -> None:
     """See that a user's variables can be set, beside those of the job.
 
     Args:
-        names: of the user's.
+        variables: the user's, by their names.
         ours: whole names that the job sets itself.
 
     Raises:
         ValueError: one can't.
     """
-    for name in names:
+    for name, value in variables.items():
         if not _VARIABLE.fullmatch(name) or ours.fullmatch(name):
             raise ValueError(f"environment: {name!r} is not the name of a variable, or one that the job sets itself")
+        if "\0" in value:
+            raise ValueError(f"environment: {name} holds a NUL character, which no variable can")
+
+
+def accelerator(gpus: int) -> dict[str, str]:
+    """The variable by which DeepSpeed trains on what a job has asked for.
+
+    Left to itself it takes the CPU wherever CUDA does not start, such as on a node whose driver is broken.
+    """
+    return {"DS_ACCELERATOR": "cuda" if gpus else "cpu"}
 
 
 def check_ranks(setting: str, ranks: int, gpus: int) -> None:

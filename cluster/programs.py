@@ -72,6 +72,12 @@ class Program:
             return self.output.with_name(self.output.name + ".job")
         return RunDirectory(self.output).job
 
+    def on(self, gpus: int) -> Program:
+        """The same, an evaluation on a GPU or on the CPU, as its job has asked for; its own arguments may differ."""
+        if self.name != "eval":
+            return self
+        return replace(self, arguments=("--device", "cuda" if gpus else "cpu", *self.arguments))
+
     def command(self, snapshot: Path) -> list[str]:
         """What follows the interpreter on the command line; the code and the configuration are a snapshot's."""
         if self.name == "preprocess":

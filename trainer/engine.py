@@ -8,6 +8,7 @@ import importlib
 import logging
 import math
 import os
+import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,7 +42,7 @@ from trainer.ownership import find_owned, first_misplaced
 from trainer.philox import derive_seed
 from trainer.settings import ConfigError, first_problem
 from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, StateReader
-from trainer.world import RanksApartError, World
+from trainer.world import NoDeviceError, RanksApartError, World
 
 _log = logging.getLogger("pretrain")
 
@@ -59,6 +60,7 @@ def join_world(threads: int) -> World:
 
     Raises:
         ConfigError: there is no launcher.
+        NoDeviceError: CUDA does not start, or there are fewer GPUs than ranks.
         RanksApartError: not all ranks came, or another program on this machine has the port of the process group.
     """
     if missing := [name for name in _FROM_LAUNCHER if name not in os.environ]:
@@ -80,7 +82,7 @@ def join_world(threads: int) -> World:
     _bf16_optimizer.clip_tensors_by_global_norm = lambda input_tensors, max_norm, global_norm, **_: scale_down(
         input_tensors, max_norm, global_norm
     )
-    get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))  # DeepSpeed does so only with an engine
+    _take_device(int(os.environ["LOCAL_RANK"]))
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     waiting = threading.Timer(_TOLD_AFTER, _log.info, ("waiting for %s ranks at %s", os.environ["WORLD_SIZE"], place))
     waiting.daemon = True
@@ -103,6 +105,22 @@ def join_world(threads: int) -> World:
     device = torch.device(get_accelerator().current_device_name())
     use_deterministic_kernels(True, device)  # an engine's recipe may turn it off
     return World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
+
+
+def _take_device(local_rank: int) -> None:
+    """Have this rank compute on a device of its own; DeepSpeed does so only with an engine.
+
+    Raises:
+        NoDeviceError: there is none for it.
+    """
+    try:
+        get_accelerator().set_device(local_rank)
+    except (RuntimeError, AssertionError, AttributeError) as error:  # the latter of a torch without CUDA
+        kind, reason = get_accelerator().device_name(), str(error).partition("\n")[0]
+        raise NoDeviceError(
+            f"rank {os.environ['RANK']} on {socket.gethostname()}: no {kind} device {local_rank} ({reason}); see by "
+            "nvidia-smi and `python -m cluster.doctor` what is there, or set DS_ACCELERATOR=cpu to train on the CPU"
+        ) from error
 
 
 # How DeepSpeed says that it does not take its configuration.

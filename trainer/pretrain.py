@@ -51,7 +51,7 @@ from trainer.start import (
     write_run,
 )
 from trainer.stopping import StopRequests, end_at_once, wait_for_first
-from trainer.world import RanksApartError, World, check_launcher, has_joined, leave_world
+from trainer.world import NoDeviceError, RanksApartError, World, check_launcher, has_joined, leave_world
 
 _log = logging.getLogger("pretrain")
 _Result = TypeVar("_Result")
@@ -102,6 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (LoaderError, RunInUseError) as error:  # of all ranks, and nothing that must come again
             if first:
                 print(f"error: {error}", file=sys.stderr)
+            return 1
+        except NoDeviceError as error:  # of this rank's node alone
+            print(f"error: {error}", file=sys.stderr)
             return 1
         except RanksApartError as error:  # maybe of a node that does not find the first rank
             if os.environ["LOCAL_RANK"] == "0":

@@ -38,6 +38,10 @@ class RanksApartError(RuntimeError):
     """The ranks did not come together. The message says what to do."""
 
 
+class NoDeviceError(RuntimeError):
+    """A rank does not find the device that it is to train on. The message says what to do."""
+
+
 @dataclass(frozen=True)
 class World:
     """The ranks of a run as one of them sees them."""

@@ -61,7 +61,14 @@ def read_launch(environment: Mapping[str, str]) -> dict[str, str] | None:
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
             return None  # not of SLURM_NTASKS, which are all of the job, in a batch script and salloc's shell too
-        environment = {**environment, **rank_environment(environment), **_slurm_meeting(environment)}
+        try:
+            environment = {**environment, **rank_environment(environment), **_slurm_meeting(environment)}
+        except (KeyError, ValueError, ZeroDivisionError) as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(
+                f"SLURM's variables are not those of a task ({error}); start this by srun within a job, or give --alone"
+            ) from error
     launch = {name: environment.get(name, "") for name in (*_VARIABLES, "LOCAL_WORLD_SIZE")}
     launch["LOCAL_RANK"] = launch["LOCAL_RANK"] or "0"
     launch["LOCAL_WORLD_SIZE"] = launch["LOCAL_WORLD_SIZE"] or "1"
@@ -95,6 +102,8 @@ def _first_node(environment: Mapping[str, str]) -> str:
         names = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout  # noqa: S603
     except (OSError, subprocess.SubprocessError) as error:
         raise UsageError(f"scontrol doesn't say which nodes {nodes!r} are ({error}); set MASTER_ADDR") from error
+    if not names.strip():
+        raise UsageError(f"scontrol names no node for {nodes!r}; set MASTER_ADDR")
     return names.split()[0]
 
 

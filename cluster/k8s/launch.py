@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from cluster import checks
-from cluster.k8s.render import NAME_LABEL, Work, check_paths, render
+from cluster.k8s.render import NAME_LABEL, Work, check_arguments, check_paths, render
 from cluster.k8s.settings import KubernetesSettings, has_registry, is_clean
 from cluster.paths import current_folder, fingerprint
 from cluster.programs import Program, pretraining_of
@@ -37,6 +37,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
         ConfigError: something that can't be, or that the cluster refuses.
     """
     checks.check_programs(programs, settings.pretrain.ranks, settings.eval.pods, settings.preprocess.cpu)
+    check_arguments(settings, programs)
     for program in programs:
         check_paths(settings, [program.output, *program.reads, *program.corpus])
     check_paths(settings, [folder])

@@ -26,12 +26,14 @@ import yaml
 
 from cluster.k8s.settings import KubernetesSettings, Pods, is_clean, split_image
 from cluster.paths import is_seen
+from cluster.places import accelerator
 from cluster.programs import CONFIG, DEEPSPEED_CONFIG, Name, Program
 from trainer.config import to_toml
 from trainer.settings import ConfigError
 
 BASE = Path(__file__).with_name("base")
 _RUNNERS = ("--runner", "--direct_")  # options of Beam that say who works
+_OF_FLINK = (*_RUNNERS, "--job_endpoint", "--artifact_endpoint", "--environment_", "--parallelism")  # in its manifest
 NAME_LABEL = "app.kubernetes.io/instance"  # of all that a launch sends: what its objects are called after
 _FILES = "/etc/bert-pretraining"  # where Pods see the run's configuration
 
@@ -76,6 +78,22 @@ def check_paths(settings: KubernetesSettings, paths: Iterable[Path | str]) -> No
             raise ConfigError(
                 f"kubernetes: {path!r} is not in the shared volume; give a whole path below {settings.mount_path}"
             )
+
+
+def check_arguments(settings: KubernetesSettings, programs: Iterable[Program]) -> None:
+    """See that arguments don't say what the manifests say.
+
+    Raises:
+        ConfigError: Flink does the preprocessing, and they say who does.
+    """
+    for program in programs:
+        if program.name == "preprocess" and settings.preprocess.engine == "flink":
+            for word in program.arguments:
+                if word.startswith(_OF_FLINK):
+                    raise ConfigError(
+                        f'preprocess: {word}: leave it out, as the manifests of kubernetes.preprocess.engine="flink" '
+                        "say it"
+                    )
 
 
 def to_yaml(value: Any) -> str:
@@ -129,6 +147,7 @@ def _pretrain(settings: KubernetesSettings, work: Work) -> dict[str, str]:
         "RUN": str(program.output),
         "PET_NNODES": pods.nodes,
         "PET_NPROC_PER_NODE": pods.ranks_per_node,
+        **accelerator(pods.gpus),
         **settings.environment,
         "RECIPE": f"{_FILES}/{CONFIG}",
         "DEEPSPEED_CONFIG": f"{_FILES}/{DEEPSPEED_CONFIG}",
@@ -162,7 +181,7 @@ def _eval(settings: KubernetesSettings, work: Work) -> dict[str, str]:
     grid = ["--grid-index=$(JOB_COMPLETION_INDEX)", "--grid-count=$(PODS)"] if pods.pods > 1 else []
     command = {
         **_container("eval", settings, work),
-        "args": [*_literal(work.programs["eval"].arguments), *grid],
+        "args": [*_literal(work.programs["eval"].on(pods.gpus).arguments), *grid],
         # The base takes OMP_NUM_THREADS from a field: that must go where a value is given, and nothing else has one.
         "env": [
             {**variable, "valueFrom": None} if variable["name"] == "OMP_NUM_THREADS" else variable

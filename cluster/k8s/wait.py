@@ -3,12 +3,15 @@
     python -m cluster.k8s.wait --shards=DIR --minutes=1440      until the shards are complete
     python -m cluster.k8s.wait --run=RUN --minutes=1440         until the run is done
 
-The exit code is 0 when it is there, 2 when it does not come: nothing after so many minutes, or a run that failed.
+The exit code is 0 when it is there, 2 when it does not come: nothing after so many minutes, or a run that failed. A
+file system that can't be read may be back in a minute, so that is waited for too.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +19,7 @@ from pathlib import Path
 
 from cluster.k8s.ranks import DONE, FAILED, read_outcome
 from preprocessing.schema import MANIFEST
+from trainer.paths import parse_path
 
 SECONDS = 10.0  # between two looks
 
@@ -28,15 +32,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Wait; the exit code is told above."""
     parser = argparse.ArgumentParser(prog="python -m cluster.k8s.wait", description="Wait for another job's result.")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--shards", metavar="DIR", help="a shard directory, whose manifest is written last")
-    what.add_argument("--run", type=Path, metavar="DIR", help="a run directory")
-    parser.add_argument("--minutes", type=float, required=True, help="how long")
+    what.add_argument("--shards", type=_place, metavar="DIR", help="a shard directory, whose manifest is written last")
+    what.add_argument("--run", type=parse_path, metavar="DIR", help="a run directory")
+    parser.add_argument("--minutes", type=_minutes, required=True, help="how long")
     arguments = parser.parse_args(argv)
-    if "://" in (arguments.shards or ""):  # no job of a cluster makes them, and the trainer says if they are not there
+    if isinstance(arguments.shards, str):  # no job of a cluster makes them, and the trainer says if they are not there
         return 0
     ready = shards_are_complete if arguments.shards else run_is_done
     try:
-        wait(ready, Path(arguments.shards or arguments.run), arguments.minutes * 60)
+        wait(ready, arguments.shards or arguments.run, arguments.minutes * 60)
     except NeverError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -44,20 +48,39 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def wait(ready: Callable[[Path], bool], path: Path, seconds: float) -> None:
-    """Return when ``ready(path)``.
+    """Return when ``ready(path)``; what keeps it from being looked at is told where it is another thing than before.
 
     Raises:
         NeverError: it is not, after so many seconds.
     """
     deadline = time.monotonic() + seconds
-    told = False
-    while not ready(path):
+    told = None
+    while True:
+        problem = ""
+        try:
+            if ready(path):
+                return
+        except OSError as error:
+            problem = f"{error.filename or path}: {error.strerror}"
         if time.monotonic() >= deadline:
-            raise NeverError(f"{path}: not there after {seconds / 60:g} minutes; see the job that makes it")
-        if not told:
-            print(f"waiting for {path}", file=sys.stderr, flush=True)
-            told = True
+            why = f"can't be read ({problem})" if problem else "not there"
+            raise NeverError(f"{path}: {why} after {seconds / 60:g} minutes; see the job that makes it")
+        if told != problem:
+            print(f"waiting for {path}" + (f" ({problem})" if problem else ""), file=sys.stderr, flush=True)
+            told = problem
         time.sleep(min(SECONDS, max(0.0, deadline - time.monotonic())))
+
+
+def _place(text: str) -> Path | str:
+    """A path, or an address as it is."""
+    return text if "://" in text else parse_path(text)
+
+
+def _minutes(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes")
 
 
 def shards_are_complete(path: Path) -> bool:

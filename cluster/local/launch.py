@@ -11,6 +11,7 @@ from pathlib import Path
 from cluster import checks
 from cluster.local.settings import LocalSettings
 from cluster.paths import current_folder
+from cluster.places import accelerator
 from cluster.programs import Program, pretraining_of
 from cluster.snapshot import take_snapshot
 from cluster.templates import write_script
@@ -43,14 +44,15 @@ def write(programs: Sequence[Program], settings: LocalSettings, folder: Path, sn
     for program in programs:
         training = program.name == "pretrain"
         processes = settings.processes if training else 1
+        starter = _torchrun(processes) if training else []
         values = {
             "file": files[program.name],
             "bin": Path(sys.executable).parent,
             "threads": settings.threads or max(1, len(os.sched_getaffinity(0)) // processes),
-            "environment": {"DS_ACCELERATOR": "cpu"} if training and not settings.gpus else {},
+            "environment": accelerator(settings.gpus) if training else {},
             "directory": current_folder(),
             "snapshot": snapshot,
-            "program": [sys.executable, *(_torchrun(processes) if training else []), *program.command(snapshot)],
+            "program": [sys.executable, *starter, *program.on(settings.gpus).command(snapshot)],
         }
         write_script(files[program.name], "local/job.sh.j2", values)
     if len(files) == 1:

@@ -12,7 +12,7 @@ class LocalSettings:
     """[local].
 
     Attributes:
-        gpus: to train on; 0 trains on the CPU.
+        gpus: to train and evaluate on; 0 for the CPU.
         ranks: processes that train; 0 for one per GPU, or one.
         threads: of each process; 0 shares the machine's cores among them.
     """

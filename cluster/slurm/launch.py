@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from cluster.checks import check_outputs, check_printable, check_programs, check_reads, writing
 from cluster.paths import current_folder, fingerprint, whole
+from cluster.places import accelerator
 from cluster.programs import NAMES, Name, Program, pretraining_of
 from cluster.slurm.partitions import check_fit, read_partitions
 from cluster.slurm.requeue import Verdict
@@ -22,6 +24,20 @@ from cluster.templates import write_script
 from trainer.settings import ConfigError
 
 LOGS = "logs"
+# Variables of sbatch for what every job file says, and for what it says where the settings do.
+_OF_EVERY_FILE = tuple(
+    f"SBATCH_{name}"
+    for name in ("ARRAY_INX", "JOB_NAME", "NO_REQUEUE", "OPEN_MODE", "OUTPUT", "REQUEUE", "SIGNAL", "TIMELIMIT")
+)
+_OF_OPTIONS = {
+    "partition": "SBATCH_PARTITION",
+    "account": "SBATCH_ACCOUNT",
+    "qos": "SBATCH_QOS",
+    "constraint": "SBATCH_CONSTRAINT",
+    "gpus-per-node": "SBATCH_GPUS_PER_NODE",
+    "gres": "SBATCH_GRES",
+    "mem": "SBATCH_MEM_PER_NODE",
+}
 
 
 def launch(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dry_run: bool) -> None:
@@ -36,7 +52,7 @@ def launch(programs: Sequence[Program], settings: SlurmSettings, folder: Path, d
     command = ["bash" if file.suffix == ".sh" else "sbatch", str(file)]
     if not dry_run:
         outputs = {program.name: program.output for program in programs}
-        for name, number in submit(command, programs[0].name):
+        for name, number in submit(command, programs[0].name, _overruling(programs, settings)):
             print(_where_to_look(name, number, folder / LOGS, outputs[name]))
     print(f"{'to submit' if dry_run else 'once more'}: {shlex.join(command)}")
 
@@ -52,6 +68,9 @@ def check(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dr
     check_outputs(programs)
     paths = [current_folder(), *(path for program in programs for path in program.paths), folder]
     check_printable(paths)
+    for path in paths:
+        if "\\" in str(path):
+            raise ConfigError(f"{path}: sbatch drops backslashes from the names of logs; take a name without")
     shared = [whole(folder) for folder in settings.shared]
     check_shared(paths, shared)
     check_container(settings.container, [*paths, *(path for program in programs for path in program.cache)])
@@ -86,18 +105,27 @@ def write(programs: Sequence[Program], settings: SlurmSettings, folder: Path, sn
         write_script(files[program.name], f"slurm/{template}.sbatch.j2", values)
     if len(files) == 1:
         return next(iter(files.values()))
-    write_script(folder / "all.sh", "slurm/all.sh.j2", {"file": folder / "all.sh", "files": files})
+    values = {"file": folder / "all.sh", "files": files, "overruling": _overruling(programs, settings)}
+    write_script(folder / "all.sh", "slurm/all.sh.j2", values)
     return folder / "all.sh"
 
 
-def submit(command: list[str], name: Name) -> Iterable[tuple[Name, str]]:
+def submit(command: list[str], name: Name, overruling: Collection[str] = ()) -> Iterable[tuple[Name, str]]:
     """Submit; returns the jobs' names and numbers.
+
+    Args:
+        command: sbatch or bash, and the file.
+        name: of the job; of several the file says them.
+        overruling: variables that sbatch is not to see.
 
     Raises:
         ConfigError: SLURM refused.
     """
+    if dropped := sorted(set(overruling) & os.environ.keys()):
+        print(f"note: {', '.join(dropped)} of this shell are left out, for the settings say it", file=sys.stderr)
+    environment = {variable: value for variable, value in os.environ.items() if variable not in dropped}
     command = ["sbatch", "--parsable", *command[1:]] if command[0] == "sbatch" else command
-    done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603  our own job files
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)  # noqa: S603  our own job files
     if done.returncode:
         raise ConfigError(f"{shlex.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
     if command[0] == "sbatch":
@@ -106,13 +134,20 @@ def submit(command: list[str], name: Name) -> Iterable[tuple[Name, str]]:
     return [(name, numbers[name]) for name in NAMES]
 
 
+def _overruling(programs: Sequence[Program], settings: SlurmSettings) -> list[str]:
+    """Variables by which sbatch would not do what a job file says: they count for more than the lines in it."""
+    jobs = [settings.of_job(program.name) for program in programs]
+    said = {option for job in jobs for option, value in _options(job, settings.gres).items() if value}
+    return [*_OF_EVERY_FILE, *(_OF_OPTIONS[option] for option in _OF_OPTIONS if option in said)]
+
+
 def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: Path) -> dict[str, Any]:
     """What the job file of a program says."""
     job = settings.of_job(program.name)
     python = _python(settings)
     inside, here = _container(settings.container)
     rank = ["-m", "cluster.slurm.rank"] if program.name == "pretrain" else []
-    on_cpu = {"DS_ACCELERATOR": "cpu"} if program.name == "pretrain" and not job.gpus_per_node else {}
+    device = accelerator(job.gpus_per_node) if program.name == "pretrain" else {}
     # $HOME is seen in images too, with packages of other versions that the user has installed there.
     in_image = {"PYTHONNOUSERSITE": "1"} if settings.container.runtime else {}
     array = _array(job)
@@ -125,10 +160,10 @@ def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: P
         "array": array,
         "bin": Path(python).parent if python.startswith("/") else "",
         "threads": job.cpus_per_task,
-        "environment": {**on_cpu, **in_image, **job.environment},
+        "environment": {**device, **in_image, **job.environment},
         "directory": current_folder(),
         "snapshot": snapshot,
-        "program": [*inside, python, *rank, *program.command(snapshot)],
+        "program": [*inside, python, *rank, *program.on(job.gpus_per_node).command(snapshot)],
         "here": [*here, python],
         "run": program.output,
         "verdict": Verdict,

@@ -5,7 +5,8 @@
 
 The run directory decides and not the exit code, which launchers change: `done` is done; `requeue` (asked to stop, and
 stopped with a checkpoint) is restarted; `failed` would fail again. Without an outcome it crashed, and it is restarted
-until it has crashed more often than allowed without a newer checkpoint. `after` exits with a verdict.
+until it has crashed more often than allowed without a newer checkpoint. `after` exits with a verdict; `before` with 0,
+or with 2 where it can't remove the outcome of an earlier start.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = RunDirectory(arguments.run)
     if arguments.when == "before":
         # `done` too: a later last step makes a run go on, and where there is nothing to do the trainer says it again.
-        run.set_outcome(None)
+        try:
+            run.set_outcome(None)
+        except OSError as error:
+            print(f"error: {run.path}: its outcome can't be removed ({error.strerror})", file=sys.stderr)
+            return MISTAKE
         return 0
     try:
         verdict, reason = judge(run, arguments.job, arguments.exit_code, arguments.crashes)

@@ -16,6 +16,18 @@ _MEMORY = re.compile(r"\d+[KMGT]?")
 _OURS = re.compile("RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|PATH|PYTHONPATH|PYTHONHOME|PYTHONSAFEPATH")
 # Options of sbatch that ask for GPUs; others, such as --gpu-bind and --gres=nvme:1, don't.
 _ASKS_FOR_GPUS = re.compile(r"--gpus(-per-\w+)?([= ]|$)|--(gres|tres-per-\w+)[= ].*\bgpu\b")
+# What a job file says by itself, or by settings with a name of their own, which a launch checks.
+_OF_THE_FILE = {
+    **dict.fromkeys(("job-name", "output", "open-mode", "requeue", "no-requeue"), "the job file sets it"),
+    "dependency": "sbatch --dependency=...,singleton FILE submits a job file with one",
+    "array": "say it by slurm.eval.array",
+    "signal": "say it by slurm.notice",
+    **dict.fromkeys(("time", "partition", "account", "qos", "constraint"), "say it by the setting of that name"),
+    "mem": "say it by memory",
+    "nodes": "say it by slurm.pretrain.nodes",
+    **dict.fromkeys(("ntasks", "ntasks-per-node"), "say it by slurm.pretrain.tasks_per_node"),
+    "cpus-per-task": "say it by cpus_per_task",
+}
 # Names that SLURM's administrators give, with what selects several: commas, and | & [] () * for constraints.
 _NAME = re.compile(r"[\w.,:+=/@|&\[\]()*-]*", re.ASCII)
 
@@ -52,6 +64,12 @@ class Common:
                     f"options: {option!r} asks for GPUs that the programs would not know of; say it by gpus_per_node "
                     "and gpu_type of the job, and by slurm.gres=true where the cluster wants --gres"
                 )
+            name = re.split("[= ]", option.removeprefix("--"), maxsplit=1)[0]
+            if name in _OF_THE_FILE:
+                raise ValueError(f"options: {option!r} is not one to add; {_OF_THE_FILE[name]}")
+        for line in self.setup:
+            if "\0" in line or "\r" in line:
+                raise ValueError(f"setup: {line!r} holds a character that no shell reads")
         check_environment(self.environment, _OURS)
 
 

@@ -487,6 +487,18 @@ def test_launch_of_torchrun_and_of_nobody():
     assert launch == {**RANK, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
+def test_a_launch_of_slurm_that_lacks_a_variable_is_a_mistake(tmp_path, monkeypatch):
+    """And none of the node's, which exit code 1 tells."""
+    with pytest.raises(UsageError, match=r"SLURM's variables are not those of a task \('SLURM_PROCID'\); start"):
+        read_launch({"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "1"})
+    (tmp_path / "scontrol").write_text("#!/bin/sh\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    task = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"}
+    with pytest.raises(UsageError, match=r"^scontrol names no node for ''; set MASTER_ADDR"):
+        read_launch({**task, "SLURM_STEP_NODELIST": ""})
+
+
 def test_launch_of_slurm(tmp_path, monkeypatch):
     (tmp_path / "scontrol").write_text('#!/bin/sh\n[ "$3" = "node[3-4]" ] && echo node3 && echo node4\n')
     (tmp_path / "scontrol").chmod(0o755)

@@ -108,7 +108,7 @@ def slurm(here, monkeypatch):
     stand_in("sbatch", f"print(sum(1 for line in open({str(calls)!r}) if '\"sbatch\"' in line) + 40)")
     stand_in("srun")
     stand_in("scontrol", "print('node7\\nnode8') if sys.argv[1] == 'show' else None")
-    stand_in("squeue", "print('RUNNING')")
+    stand_in("squeue", "print('RUNNING None')")
     stand_in("scancel")
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     slurm.stand_in, slurm.calls = stand_in, lambda: [json.loads(line) for line in calls.read_text().splitlines()]
@@ -198,6 +198,47 @@ def test_gpus_that_the_ranks_would_not_know_of_are_refused(option, asks):
             load_settings(None, [override])
     else:
         assert load_settings(None, [override]).slurm.options == [option]
+
+
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [
+        ("--no-requeue", "the job file sets it"), ("--job-name=x", "the job file sets it"),
+        ("--array 0-3", "slurm.eval.array"), ("--time=5", "by the setting of that name"),
+        ("--dependency=afterok:7", "sbatch --dependency=...,singleton FILE"), ("--signal=TERM@5", "slurm.notice"),
+    ],
+)  # fmt: skip
+def test_what_a_job_file_says_itself_is_no_option_to_add(option, advice):
+    """The later line would count: two starts at once in a run, no restart, or another time than the one checked."""
+    with pytest.raises(ConfigError, match=rf"slurm: options: '{option}' is not one to add; .*{re.escape(advice)}"):
+        load_settings(None, [f"slurm.options={json.dumps([option])}"])
+    assert load_settings(None, ['slurm.options=["--time-min=5"]']).slurm.options == ["--time-min=5"]
+
+
+_OF_SBATCH = {"SBATCH_NO_REQUEUE": "1", "SBATCH_JOB_NAME": "x", "SBATCH_ARRAY_INX": "0-1", "SBATCH_TIMELIMIT": "3",
+              "SBATCH_SIGNAL": "TERM@9", "SBATCH_ACCOUNT": "mine", "SBATCH_PARTITION": "nosuch"}  # fmt: skip
+_SHOW_SBATCH = (
+    f"json.dump({{name: value for name, value in os.environ.items() if name in {[*_OF_SBATCH]}}}, open('seen', 'a'))"
+    "\nprint(41)"
+)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("job", ["pretrain", "all"])
+def test_variables_of_the_shell_do_not_overrule_the_job_files(here, slurm, capsys, monkeypatch, job, by_hand):
+    """For sbatch they count for more than the lines in a file. What the settings leave open stays the user's to say."""
+    for name, value in _OF_SBATCH.items():
+        monkeypatch.setenv(name, value)
+    slurm.stand_in("sbatch", _SHOW_SBATCH)
+    chain = [*chain_of(pretrain=["--shards", "shards"]), "slurm.partition=cpu"]
+    assert main([job, "--on", "slurm", "--settings", "cluster.toml", *chain, *["--dry-run"] * by_hand]) == 0
+    if by_hand and job == "all":
+        subprocess.run(["bash", here / "run" / "job" / "all.sh"], check=True)
+    elif not by_hand:
+        dropped = ", ".join(sorted(_OF_SBATCH.keys() - {"SBATCH_ACCOUNT"}))
+        assert f"note: {dropped} of this shell are left out, for the settings say it\n" in capsys.readouterr().err
+    if job == "all" or not by_hand:
+        assert (here / "seen").read_text() == '{"SBATCH_ACCOUNT": "mine"}' * (3 if job == "all" else 1)
 
 
 def test_a_dry_run_writes_the_same_and_submits_nothing(here, slurm, capsys):
@@ -317,7 +358,7 @@ def test_a_program_runs_in_the_folder_and_by_the_interpreter_of_the_launch_on_as
     assert seen["PATH"].split(":")[0] == str(Path(sys.executable).parent)
     assert seen["PYTHONPATH"] == f"{snapshot}:/site"
     assert (seen["PYTHONSAFEPATH"], seen["PYTHONUNBUFFERED"], seen["OMP_NUM_THREADS"]) == ("1", "1", "3")
-    assert seen["DS_ACCELERATOR"] == (None if gpus else "cpu")
+    assert seen["DS_ACCELERATOR"] == ("cuda" if gpus else "cpu")  # or DeepSpeed takes the CPU where CUDA doesn't start
 
 
 def test_a_job_whose_folder_a_node_lacks_starts_nothing_elsewhere(here, slurm, monkeypatch):
@@ -368,10 +409,12 @@ def test_an_evaluation_s_job_file_outlives_a_preemption_s_signal(here, slurm):
     assert slurm.calls()[-1][:2] == ["scontrol", ["requeue", "12"]]
 
 
-@pytest.mark.parametrize(("state", "requeued"), [("RUNNING", True), ("COMPLETING", False)])
+@pytest.mark.parametrize(
+    ("state", "requeued"), [("RUNNING None", True), ("COMPLETING None", False), ("COMPLETING TimeLimit", True)]
+)
 @pytest.mark.parametrize("job", ["preprocess", "pretrain", "eval"])
 def test_a_job_asks_slurm_until_it_answers(here, slurm, job, state, requeued):
-    """A controller that restarts does not; a job that was cancelled must not come back."""
+    """A controller that restarts does not. A job that was cancelled must not come back, one out of time must."""
     too_early = f"sys.argv[1] != 'show' and open({str(here / 'calls')!r}).read().count(CALL) <= 2"
     refuse = f"if {too_early}: sys.exit('Socket timed out')"
     slurm.stand_in("squeue", refuse.replace("CALL", "'[\"squeue\"'") + f"\nprint({state!r})")
@@ -389,10 +432,42 @@ def test_a_job_asks_slurm_until_it_answers(here, slurm, job, state, requeued):
     check_shell(file)
     done = run_job(file)
     called = [name for name, arguments, _ in slurm.calls() if name == "squeue" or arguments[:1] == ["requeue"]]
-    assert called[:3] == ["squeue"] * 3
-    assert (len(called) > 3) == requeued
+    assert called == (["squeue"] * 3 + ["scontrol", "squeue", "scontrol", "squeue", "scontrol"] * requeued)
     assert (done.returncode == 0) == requeued
     assert ("it was cancelled" in done.stderr) != requeued
+
+
+def test_a_job_that_is_cancelled_while_it_asks_again_is_not_brought_back(here, slurm):
+    """The signal of scancel ends no more than the job file's sleep."""
+    cancelled = f"'\"requeue\"' in open({str(here / 'calls')!r}).read()"
+    slurm.stand_in("squeue", f"print('COMPLETING None' if {cancelled} else 'RUNNING None')")
+    slurm.stand_in("scontrol", "sys.exit('Unable to contact slurm controller')")
+    slurm.stand_in("sleep", "import signal; os.kill(os.getppid(), signal.SIGTERM)")
+    slurm.stand_in("srun", "sys.exit(143)")
+    done = run_job(evaluation())
+    assert done.returncode == 1
+    assert [arguments[0] for name, arguments, _ in slurm.calls() if name == "scontrol"] == ["requeue"]
+    assert "the job is COMPLETING: it was cancelled" in done.stderr
+
+
+def test_a_job_that_slurm_does_not_requeue_ends_and_does_not_hold_its_nodes(here, slurm):
+    slurm.stand_in("scontrol", "sys.exit('Requested operation is presently disabled for job 12')")
+    slurm.stand_in("sleep")
+    slurm.stand_in("srun", "sys.exit(143)")
+    done = run_job(evaluation())
+    assert done.returncode == 1
+    assert done.stderr.endswith("SLURM does not requeue the job, as it says above: submit its file again to go on\n")
+
+
+def test_a_start_that_can_not_clear_away_the_last_outcome_does_not_take_it_for_its_own(here, slurm):
+    """A folder stands for what can't be removed: the ranks would refuse, and the old `requeue` start them for ever."""
+    launch("--dry-run")
+    run = here / "runs" / "tiny"
+    (run / "outcome" / "old").mkdir(parents=True)
+    done = run_job(run / "job" / "pretrain.sbatch")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {run}: its outcome can't be removed (")
+    assert "srun" not in [name for name, *_ in slurm.calls()]
 
 
 def evaluation(*settings: str) -> Path:
@@ -421,7 +496,7 @@ def test_an_evaluation_that_is_asked_to_stop_is_requeued_of_an_array_the_member_
     done = run_job(file, **(member if array > 1 else {}))
     number = "12_2" if array > 1 else "12"
     asked = [arguments for name, arguments, _ in slurm.calls() if name in ("squeue", "scontrol")]
-    assert asked == [["--noheader", "--format=%T", f"--job={number}"], ["requeue", number]] * requeued
+    assert asked == [["--noheader", "--format=%T %r", f"--job={number}"], ["requeue", number]] * requeued
     (step,) = [arguments for name, arguments, _ in slurm.calls() if name == "srun"]
     assert step[:2] == ["--ntasks=1", "--cpus-per-task=8"]
     assert done.returncode == (0 if requeued else code)
@@ -450,7 +525,7 @@ def test_variables_of_the_settings_stay_the_ranks_own(here, slurm):
 
 
 def test_hostile_names_reach_the_program_as_they_are_and_nothing_else_happens(here, slurm, monkeypatch):
-    folder = here / HOSTILE.replace("/", "")
+    folder = here / HOSTILE.replace("/", "").replace("\\", "")  # backslashes are refused, below
     folder.mkdir()
     for name in ("shards", "tiny.toml", "ds_config.json"):
         (folder / name).symlink_to(here / name)
@@ -479,6 +554,13 @@ def test_hostile_names_reach_the_program_as_they_are_and_nothing_else_happens(he
     assert not list(here.rglob("pwned"))
     (log,) = [word for word in directives(file) if word.startswith("--output=")]
     assert "100%% " in log  # sbatch replaces %j and the like
+
+
+def test_a_backslash_in_a_path_is_refused_as_the_log_would_be_lost_and_the_job_with_it(here, slurm, capsys):
+    command = ["pretrain", "--on", "slurm", "--settings", "cluster.toml", "--", "--config", "tiny.toml"]
+    assert main([*command, "--shards", "shards", "--output", "runs/a\\b"]) == 2
+    assert f"error: {here}/runs/a\\b: sbatch drops backslashes from the names of logs; take" in capsys.readouterr().err
+    assert "sbatch" not in [name for name, *_ in slurm.calls()]
 
 
 @pytest.mark.parametrize(
@@ -665,7 +747,7 @@ def test_on_this_machine_ranks_share_the_cores_and_train_on_gpus_where_there_are
     training = (here / "run" / "job" / "pretrain.sh").read_text().replace("\\\n    ", "")
     assert " -m torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc-per-node=2 " in training
     assert "export OMP_NUM_THREADS=4\n" in training
-    assert "DS_ACCELERATOR" not in training
+    assert "export DS_ACCELERATOR=cuda" in training
     assert main(["pretrain", "--on", "local", "--dry-run", "local.ranks=3", *given]) == 2
     assert "a global batch of 16 can't be cut into micro-batches of 2 for 3 rank(s)" in capsys.readouterr().err
 
@@ -1127,6 +1209,8 @@ BAD = {
         "but cpu has 10 nodes with no GPUs, without limit",
     ),
     "more time than a partition gives": (["slurm.partition=short"], "but short has 2 nodes with 2 GPUs, 1 h at most"),
+    "a setup that no shell reads": (['slurm.setup=["a\\u0000b"]'], "setup: 'a\\x00b' holds a character that no shell"),
+    "a variable that can't be": (['slurm.environment={A="x\\u0000y"}'], "environment: A holds a NUL character"),
     "no time": (["slurm.pretrain.time=0"], "time must be positive, not '0'"),
     "a time that is none": (["slurm.pretrain.time=two days"], "time 'two days' is not of a form like 90 (minutes)"),
     "a memory that is none": (["slurm.pretrain.memory=5 GB"], "memory '5 GB' is not a number with K, M, G or T"),

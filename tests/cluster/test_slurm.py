@@ -238,6 +238,17 @@ def test_the_ranks_write_a_checkpoint_ahead_of_the_time_limit_and_the_job_goes_o
     assert weights(job.run) == weights(whole)
 
 
+def test_a_job_that_misses_the_notice_goes_on_after_its_time_limit_too(launch):
+    """It comes while the setup runs, so that the ranks hear of the limit no sooner than it is there."""
+    job = launch("unheard", settings=['slurm.setup=["sleep 20"]', "slurm.notice=59", "slurm.pretrain.time=1"])
+    job.wait_for(lambda: job.state in {"PENDING", *ENDED} and job.steps, 300)
+    assert job.state == "PENDING", str(job)
+    assert (job.run / "outcome").read_text().startswith("requeue")
+    assert job.restarts == 1
+    slurm("scancel", job.number)
+    assert job.wait_for_end() == "CANCELLED", str(job)
+
+
 def test_a_preempted_job_makes_room_with_a_checkpoint_and_comes_back(launch, whole):
     job = launch("preempted", settings=["slurm.partition=low", 'slurm.options=["--exclusive"]'])
     job.wait_for_steps(30)

@@ -8,6 +8,8 @@ import re
 import shutil
 import socket
 import statistics
+import subprocess
+import sys
 from importlib.metadata import version
 from importlib.util import find_spec
 
@@ -18,6 +20,7 @@ from transformers import AutoTokenizer
 from transformers import BertForPreTraining as TheirBert
 
 from preprocessing.schema import MANIFEST
+from tests.conftest import ROOT
 from tests.ranks import run_ranks
 from tests.trainer.conftest import TINY, losses
 from tests.trainer.rank_tasks import (
@@ -519,6 +522,22 @@ def test_a_port_that_another_training_has_is_told_in_a_line(call, tmp_path):
         r"^error: port \d+ is taken, by another training on this machine perhaps; give another one", log, re.M
     )
     assert "Traceback" not in log
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_was_asked_for_and_is_not_there_is_told_in_a_line(tmp_path):
+    """As on a node whose driver is broken, where DeepSpeed left to itself would take the CPU."""
+    write_shards(tmp_path / "shards")
+    (tmp_path / "recipe.toml").write_text(TINY)
+    launched = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    command = [sys.executable, "trainer/pretrain.py", "--config", tmp_path / "recipe.toml",
+               "--shards", tmp_path / "shards", "--output", tmp_path / "run"]  # fmt: skip
+    environment = {**os.environ, **launched, "DS_ACCELERATOR": "cuda"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.search(r"^error: rank 0 on \S+: no cuda device 0 \(.*\); see by nvidia-smi", done.stderr, re.M)
+    assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.k8s.render import BASE, Work, check_paths, render, to_yaml
+from cluster.k8s.render import BASE, Work, check_arguments, check_paths, render, to_yaml
 from cluster.k8s.settings import EvalPods, KubernetesSettings, PreprocessPods, PretrainPods, Toleration, has_registry
 from cluster.programs import Program
 from tests.cluster.k8s.kustomize import build, containers, needs_kubectl, only, pod_templates, pods, variables, write
@@ -136,7 +136,8 @@ class TestTheWholeRun:
         evaluation = next(item for item in objects if item["metadata"]["name"] == "large-eval")
         assert (evaluation["spec"]["parallelism"], evaluation["spec"]["completions"]) == (3, 3)
         (box,) = evaluation["spec"]["template"]["spec"]["containers"]
-        assert box["args"] == [*EVAL.arguments, "--grid-index=$(JOB_COMPLETION_INDEX)", "--grid-count=$(PODS)"]
+        device = ["--device", "cuda" if box["resources"]["limits"].get("nvidia.com/gpu") else "cpu"]
+        assert box["args"] == [*device, *EVAL.arguments, "--grid-index=$(JOB_COMPLETION_INDEX)", "--grid-count=$(PODS)"]
         (pod,) = [pod for pod in pods(objects) if pod["containers"][0]["name"] == "beam"]
         assert pod["containers"][0]["args"][-1] == "--direct_num_workers=16"
 
@@ -152,8 +153,31 @@ def container(settings: KubernetesSettings, work: Work, name: str) -> dict:
     return yaml.safe_load(render(settings, work)[f"{name}/settings/{name}.yaml"])["template"]["spec"]["containers"][0]
 
 
+@pytest.mark.parametrize(("gpus", "device"), [(0, "cpu"), (2, "cuda")])
+def test_programs_compute_on_what_their_pods_ask_for(gpus, device):
+    """DeepSpeed by itself takes the CPU where CUDA does not start, and evaluations do."""
+    settings = replace(SETTINGS, pretrain=PretrainPods(gpus=gpus), eval=EvalPods(gpus=gpus))
+    assert {"name": "DS_ACCELERATOR", "value": device} in container(settings, WORK, "pretrain")["env"]
+    assert container(settings, WORK, "eval")["args"][:2] == ["--device", device]
+    own = {"name": "DS_ACCELERATOR", "value": "xpu"}
+    settings = replace(settings, environment={"DS_ACCELERATOR": "xpu"})
+    assert [v for v in container(settings, WORK, "pretrain")["env"] if v["name"] == "DS_ACCELERATOR"] == [own]
+
+
+@pytest.mark.parametrize("word", ["--runner=FlinkRunner", "--job_endpoint=elsewhere:1", "--parallelism=3"])
+def test_who_works_is_said_once(word):
+    """Of two the later counts: the job would go elsewhere, beside a Flink cluster that was made for it."""
+    programs = [replace(PREPROCESS, arguments=(*PREPROCESS.arguments, word))]
+    on_flink = replace(SETTINGS, preprocess=PreprocessPods(engine="flink"))
+    with pytest.raises(ConfigError, match=rf"^preprocess: {word}: leave it out, as the manifests"):
+        check_arguments(on_flink, programs)
+    check_arguments(on_flink, [PREPROCESS])
+    check_arguments(SETTINGS, programs)
+
+
 def test_one_pod_has_the_grid_to_itself():
-    assert container(replace(SETTINGS, eval=EvalPods(pods=1)), WORK, "eval")["args"] == list(EVAL.arguments)
+    alone = container(replace(SETTINGS, eval=EvalPods(pods=1)), WORK, "eval")
+    assert alone["args"] == ["--device", "cuda", *EVAL.arguments]
     assert container(replace(SETTINGS, eval=EvalPods(pods=2)), WORK, "eval")["args"][-1] == "--grid-count=$(PODS)"
 
 
@@ -297,7 +321,8 @@ def test_arguments_and_variables_arrive_as_they_are(tmp_path):
     escaped = [word.replace("$", "$$") for word in HOSTILE]
     for pod in pods(objects_of(settings, replace(WORK, programs=hostile), tmp_path)):
         (box,) = pod["containers"]
-        assert box["args"][: len(HOSTILE)] == escaped
+        own = ["--device", "cuda"] if box["name"] == "eval" else []
+        assert box["args"][: len(own) + len(HOSTILE)] == [*own, *escaped]
         assert [variables(box)[f"V{i}"] for i in range(len(HOSTILE))] == escaped
 
 

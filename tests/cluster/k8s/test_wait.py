@@ -30,6 +30,44 @@ def test_gives_up_in_a_line(tmp_path, capsys):
     assert capsys.readouterr().err == f"error: {tmp_path}: not there after 0 minutes; see the job that makes it\n"
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_file_system_that_can_not_be_read_may_be_back_in_a_minute(tmp_path, monkeypatch, capsys, comes_back):
+    """An end in a traceback would fail the Pod, and with a JobSet all of them."""
+    looks = iter([False, OSError(116, "Stale file handle"), OSError(116, "Stale file handle"), comes_back])
+
+    def ready(path):
+        found = next(looks, OSError(116, "Stale file handle"))
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    monkeypatch.setattr(wait, "shards_are_complete", ready)
+    monkeypatch.setattr(wait, "SECONDS", 0.01)
+    assert wait.main(["--shards", str(tmp_path), "--minutes", "0.002"]) == (0 if comes_back else 2)
+    told = [f"waiting for {tmp_path}", f"waiting for {tmp_path} ({tmp_path}: Stale file handle)"]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == told
+    if not comes_back:
+        assert lines[-1].startswith(f"error: {tmp_path}: can't be read ({tmp_path}: Stale file handle) after 0.002 min")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--shards=", "--minutes=1"], "argument --shards: the path is empty"),
+        (["--run=", "--minutes=1"], "argument --run: the path is empty"),
+        (["--run=run", "--minutes=nan"], "argument --minutes: 'nan' is not a number of minutes"),
+        (["--run=run", "--minutes=soon"], "argument --minutes: 'soon' is not a number of minutes"),
+    ],
+)
+def test_words_that_say_nothing_exit_with_2(words, told, capsys):
+    """As variables that an overlay leaves empty."""
+    with pytest.raises(SystemExit) as ended:
+        wait.main(words)
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
 def test_what_lies_behind_a_url_is_not_waited_for():
     """In an overlay SHARDS is the init container's too."""
     assert wait.main(["--shards", "s3://bucket/shards", "--minutes", "0"]) == 0
