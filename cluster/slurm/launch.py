@@ -21,6 +21,7 @@ from cluster.slurm.settings import Container, EvalJob, Job, SlurmSettings
 from cluster.slurm.visible import check_container, check_interpreter, check_shared
 from cluster.snapshot import take_snapshot
 from cluster.templates import write_script
+from trainer.outcome import MISTAKE
 from trainer.settings import ConfigError
 
 LOGS = "logs"
@@ -167,6 +168,7 @@ def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: P
         "here": [*here, python],
         "run": program.output,
         "verdict": Verdict,
+        "mistake": MISTAKE,
     }
 
 

@@ -470,6 +470,16 @@ def test_a_start_that_can_not_clear_away_the_last_outcome_does_not_take_it_for_i
     assert "srun" not in [name for name, *_ in slurm.calls()]
 
 
+def test_an_image_that_is_not_fetched_once_ends_no_job(here, slurm):
+    """Its step that clears away the outcome fails, and the ranks may find the image there again."""
+    slurm.stand_in("srun", "sys.exit(1 if 'before' in sys.argv else 0)")
+    (here / "bert.sqsh").touch()
+    container = [f"slurm.container.image={here}/bert.sqsh", f'slurm.container.mounts=["{here}"]']
+    assert launch("--dry-run", "slurm.container.runtime=pyxis", *container) == 0
+    assert run_job(here / "runs" / "tiny" / "job" / "pretrain.sbatch").returncode == 0
+    assert len([name for name, *_ in slurm.calls() if name == "srun"]) == 3
+
+
 def evaluation(*settings: str) -> Path:
     """The job file of an evaluation with the files of ``here``."""
     assert main(["eval", "--on", "slurm", "--settings", "cluster.toml", "--dry-run", *settings, "--",
