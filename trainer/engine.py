@@ -59,7 +59,7 @@ def join_world(threads: int) -> World:
         threads: CPU threads; 0 divides the machine's cores by the ranks on it, unless OMP_NUM_THREADS says otherwise.
 
     Raises:
-        ConfigError: there is no launcher.
+        ConfigError: there is no launcher, or torch lacks the kind of device that was asked for.
         NoDeviceError: CUDA does not start, or there are fewer GPUs than ranks.
         RanksApartError: not all ranks came, or another program on this machine has the port of the process group.
     """
@@ -111,12 +111,19 @@ def _take_device(local_rank: int) -> None:
     """Have this rank compute on a device of its own; DeepSpeed does so only with an engine.
 
     Raises:
-        NoDeviceError: there is none for it.
+        ConfigError: torch is built without CUDA, which DS_ACCELERATOR asks for.
+        NoDeviceError: there is none for this rank, here and now.
     """
+    kind = get_accelerator().device_name()
+    if kind == "cuda" and not torch.backends.cuda.is_built():
+        raise ConfigError(
+            "DS_ACCELERATOR is cuda, for a GPU was asked for, and the torch that is installed is built without CUDA; "
+            "install one with it, or ask for no GPU"
+        )
     try:
         get_accelerator().set_device(local_rank)
-    except (RuntimeError, AssertionError, AttributeError) as error:  # the latter of a torch without CUDA
-        kind, reason = get_accelerator().device_name(), str(error).partition("\n")[0]
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
         raise NoDeviceError(
             f"rank {os.environ['RANK']} on {socket.gethostname()}: no {kind} device {local_rank} ({reason}); see by "
             "nvidia-smi and `python -m cluster.doctor` what is there, or set DS_ACCELERATOR=cpu to train on the CPU"
