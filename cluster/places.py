@@ -36,14 +36,6 @@ def check_environment(variables: Mapping[str, str], ours: re.Pattern[str]) -> No
             raise ValueError(f"environment: {name} holds a NUL character, which no variable can")
 
 
-def accelerator(gpus: int) -> dict[str, str]:
-    """The variable by which DeepSpeed trains on what a job has asked for.
-
-    Left to itself it takes the CPU wherever CUDA does not start, such as on a node whose driver is broken.
-    """
-    return {"DS_ACCELERATOR": "cuda" if gpus else "cpu"}
-
-
 def check_ranks(setting: str, ranks: int, gpus: int) -> None:
     """See that there is a rank for each GPU, where there are GPUs.
 

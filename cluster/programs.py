@@ -76,7 +76,14 @@ class Program:
         """The same, an evaluation on a GPU or on the CPU, as its job has asked for; its own arguments may differ."""
         if self.name != "eval":
             return self
-        return replace(self, arguments=("--device", "cuda" if gpus else "cpu", *self.arguments))
+        return replace(self, arguments=("--device", _device(gpus), *self.arguments))
+
+    def variables(self, gpus: int) -> dict[str, str]:
+        """By which DeepSpeed trains on what its job has asked for.
+
+        Left to itself it takes the CPU wherever CUDA does not start, such as on a node whose driver is broken.
+        """
+        return {"DS_ACCELERATOR": _device(gpus)} if self.name == "pretrain" else {}
 
     def command(self, snapshot: Path) -> list[str]:
         """What follows the interpreter on the command line; the code and the configuration are a snapshot's."""
@@ -221,6 +228,10 @@ def pretraining_of(programs: Sequence[Program]) -> Program | None:
 def _with_default(arguments: Sequence[str], option: str, value: Path) -> list[str]:
     given = any(argument == option or argument.startswith(f"{option}=") for argument in arguments)
     return [*arguments] if given else [option, str(value), *arguments]
+
+
+def _device(gpus: int) -> str:
+    return "cuda" if gpus else "cpu"
 
 
 def _searched(pattern: str) -> Path:

@@ -7,6 +7,15 @@ import os
 from pathlib import Path
 
 
+def parse_place(text: str) -> str:
+    """As parse_path, but an address is left as it is.
+
+    Raises:
+        argparse.ArgumentTypeError: as there.
+    """
+    return text if "://" in text else str(parse_path(text))
+
+
 def parse_path(text: str) -> Path:
     """A path, with the home directory for ``~``, which no shell puts into ``--output=~/results``.
 

@@ -34,7 +34,7 @@ from trainer.leases import RunInUseError, hold_run
 from trainer.loading import DamagedShardError, LoaderError
 from trainer.non_finite import NonFiniteError
 from trainer.outcome import MISTAKE
-from trainer.paths import parse_path
+from trainer.paths import parse_path, parse_place
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.saving import Saver, export_if_missing
 from trainer.session import Session, owes_validation
@@ -256,8 +256,8 @@ def _advice(word: str) -> str:
 
 
 def _parse_shards(text: str) -> str:
-    """As parse_path; an address is left as it is, and so is a setting, which an open-ended --shards takes too."""
-    return text if "://" in text or is_override(text) else str(parse_path(text))
+    """As parse_place; a setting is left as it is, which an open-ended --shards takes too."""
+    return text if is_override(text) else parse_place(text)
 
 
 def _on_first(world: World, work: Callable[[], _Result]) -> _Result:

@@ -63,9 +63,9 @@ def read_launch(environment: Mapping[str, str]) -> dict[str, str] | None:
             return None  # not of SLURM_NTASKS, which are all of the job, in a batch script and salloc's shell too
         try:
             environment = {**environment, **rank_environment(environment), **_slurm_meeting(environment)}
+        except UsageError:
+            raise
         except (KeyError, ValueError, ZeroDivisionError) as error:
-            if isinstance(error, UsageError):
-                raise
             raise UsageError(
                 f"SLURM's variables are not those of a task ({error}); start this by srun within a job, or give --alone"
             ) from error
@@ -99,12 +99,12 @@ def _first_node(environment: Mapping[str, str]) -> str:
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     command = ["scontrol", "show", "hostnames", nodes]
     try:
-        names = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout  # noqa: S603
+        told = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout  # noqa: S603
     except (OSError, subprocess.SubprocessError) as error:
         raise UsageError(f"scontrol doesn't say which nodes {nodes!r} are ({error}); set MASTER_ADDR") from error
-    if not names.strip():
+    if not (names := told.split()):
         raise UsageError(f"scontrol names no node for {nodes!r}; set MASTER_ADDR")
-    return names.split()[0]
+    return names[0]
 
 
 def check_names(launch: Mapping[str, str]) -> Iterator[Finding]:

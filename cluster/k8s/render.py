@@ -26,7 +26,6 @@ import yaml
 
 from cluster.k8s.settings import KubernetesSettings, Pods, is_clean, split_image
 from cluster.paths import is_seen
-from cluster.places import accelerator
 from cluster.programs import CONFIG, DEEPSPEED_CONFIG, Name, Program
 from trainer.config import to_toml
 from trainer.settings import ConfigError
@@ -86,14 +85,13 @@ def check_arguments(settings: KubernetesSettings, programs: Iterable[Program]) -
     Raises:
         ConfigError: Flink does the preprocessing, and they say who does.
     """
-    for program in programs:
-        if program.name == "preprocess" and settings.preprocess.engine == "flink":
-            for word in program.arguments:
-                if word.startswith(_OF_FLINK):
-                    raise ConfigError(
-                        f'preprocess: {word}: leave it out, as the manifests of kubernetes.preprocess.engine="flink" '
-                        "say it"
-                    )
+    if settings.preprocess.engine != "flink":
+        return
+    words = (word for program in programs if program.name == "preprocess" for word in program.arguments)
+    if word := next((word for word in words if word.startswith(_OF_FLINK)), None):
+        raise ConfigError(
+            f'preprocess: {word}: leave it out, as the manifests of kubernetes.preprocess.engine="flink" say it'
+        )
 
 
 def to_yaml(value: Any) -> str:
@@ -147,7 +145,7 @@ def _pretrain(settings: KubernetesSettings, work: Work) -> dict[str, str]:
         "RUN": str(program.output),
         "PET_NNODES": pods.nodes,
         "PET_NPROC_PER_NODE": pods.ranks_per_node,
-        **accelerator(pods.gpus),
+        **program.variables(pods.gpus),
         **settings.environment,
         "RECIPE": f"{_FILES}/{CONFIG}",
         "DEEPSPEED_CONFIG": f"{_FILES}/{DEEPSPEED_CONFIG}",

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from cluster.k8s.ranks import DONE, FAILED, read_outcome
 from preprocessing.schema import MANIFEST
-from trainer.paths import parse_path
+from trainer.paths import parse_path, parse_place
 
 SECONDS = 10.0  # between two looks
 
@@ -32,15 +32,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Wait; the exit code is told above."""
     parser = argparse.ArgumentParser(prog="python -m cluster.k8s.wait", description="Wait for another job's result.")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--shards", type=_place, metavar="DIR", help="a shard directory, whose manifest is written last")
+    what.add_argument("--shards", type=parse_place, metavar="DIR", help="shards, whose manifest is written last")
     what.add_argument("--run", type=parse_path, metavar="DIR", help="a run directory")
     parser.add_argument("--minutes", type=_minutes, required=True, help="how long")
     arguments = parser.parse_args(argv)
-    if isinstance(arguments.shards, str):  # no job of a cluster makes them, and the trainer says if they are not there
+    if "://" in (arguments.shards or ""):  # no job of a cluster makes them, and the trainer says if they are not there
         return 0
     ready = shards_are_complete if arguments.shards else run_is_done
     try:
-        wait(ready, arguments.shards or arguments.run, arguments.minutes * 60)
+        wait(ready, Path(arguments.shards or arguments.run), arguments.minutes * 60)
     except NeverError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -69,11 +69,6 @@ def wait(ready: Callable[[Path], bool], path: Path, seconds: float) -> None:
             print(f"waiting for {path}" + (f" ({problem})" if problem else ""), file=sys.stderr, flush=True)
             told = problem
         time.sleep(min(SECONDS, max(0.0, deadline - time.monotonic())))
-
-
-def _place(text: str) -> Path | str:
-    """A path, or an address as it is."""
-    return text if "://" in text else parse_path(text)
 
 
 def _minutes(text: str) -> float:

@@ -11,7 +11,6 @@ from pathlib import Path
 from cluster import checks
 from cluster.local.settings import LocalSettings
 from cluster.paths import current_folder
-from cluster.places import accelerator
 from cluster.programs import Program, pretraining_of
 from cluster.snapshot import take_snapshot
 from cluster.templates import write_script
@@ -49,7 +48,7 @@ def write(programs: Sequence[Program], settings: LocalSettings, folder: Path, sn
             "file": files[program.name],
             "bin": Path(sys.executable).parent,
             "threads": settings.threads or max(1, len(os.sched_getaffinity(0)) // processes),
-            "environment": accelerator(settings.gpus) if training else {},
+            "environment": program.variables(settings.gpus),
             "directory": current_folder(),
             "snapshot": snapshot,
             "program": [sys.executable, *starter, *program.on(settings.gpus).command(snapshot)],

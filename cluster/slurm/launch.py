@@ -13,7 +13,6 @@ from typing import Any
 
 from cluster.checks import check_outputs, check_printable, check_programs, check_reads, writing
 from cluster.paths import current_folder, fingerprint, whole
-from cluster.places import accelerator
 from cluster.programs import NAMES, Name, Program, pretraining_of
 from cluster.slurm.partitions import check_fit, read_partitions
 from cluster.slurm.requeue import Verdict
@@ -111,7 +110,7 @@ def write(programs: Sequence[Program], settings: SlurmSettings, folder: Path, sn
     return folder / "all.sh"
 
 
-def submit(command: list[str], name: Name, overruling: Collection[str] = ()) -> Iterable[tuple[Name, str]]:
+def submit(command: list[str], name: Name, overruling: Collection[str]) -> Iterable[tuple[Name, str]]:
     """Submit; returns the jobs' names and numbers.
 
     Args:
@@ -139,7 +138,7 @@ def _overruling(programs: Sequence[Program], settings: SlurmSettings) -> list[st
     """Variables by which sbatch would not do what a job file says: they count for more than the lines in it."""
     jobs = [settings.of_job(program.name) for program in programs]
     said = {option for job in jobs for option, value in _options(job, settings.gres).items() if value}
-    return [*_OF_EVERY_FILE, *(_OF_OPTIONS[option] for option in _OF_OPTIONS if option in said)]
+    return [*_OF_EVERY_FILE, *(variable for option, variable in _OF_OPTIONS.items() if option in said)]
 
 
 def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: Path) -> dict[str, Any]:
@@ -148,7 +147,6 @@ def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: P
     python = _python(settings)
     inside, here = _container(settings.container)
     rank = ["-m", "cluster.slurm.rank"] if program.name == "pretrain" else []
-    device = accelerator(job.gpus_per_node) if program.name == "pretrain" else {}
     # $HOME is seen in images too, with packages of other versions that the user has installed there.
     in_image = {"PYTHONNOUSERSITE": "1"} if settings.container.runtime else {}
     array = _array(job)
@@ -161,7 +159,7 @@ def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: P
         "array": array,
         "bin": Path(python).parent if python.startswith("/") else "",
         "threads": job.cpus_per_task,
-        "environment": {**device, **in_image, **job.environment},
+        "environment": {**program.variables(job.gpus_per_node), **in_image, **job.environment},
         "directory": current_folder(),
         "snapshot": snapshot,
         "program": [*inside, python, *rank, *program.on(job.gpus_per_node).command(snapshot)],
