@@ -167,8 +167,8 @@ class TrackingConfig:
     every: int = 1
 
     def __post_init__(self) -> None:
-        if self.every <= 0:
-            raise ValueError("every must be positive")
+        if not 0 < self.every < 2**31:
+            raise ValueError("tracking.every must be positive and below 2^31")
         if not 0 < len(self.experiment.strip()) <= len(self.experiment) <= 500:
             raise ValueError("experiment must be a name of 1 to 500 characters")
 

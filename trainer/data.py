@@ -192,6 +192,7 @@ class SampleStream:
         )
         self._first_shards = np.cumsum([0, *(len(source.entries) for source in self._sources)])
         self.size = sum(source.order.size for source in self._sources)
+        self._split = split
         self._seed = seed
         self._max_predictions = max_predictions
         self._masking = masking
@@ -270,14 +271,14 @@ class SampleStream:
             try:
                 found = shard.segments(pairs, self.sequence_length)
             except ShardError as error:
-                raise _naming(error, indices[places]) from error
+                raise self._naming(error, indices[places]) from error
             for place, both in zip(places.tolist(), found, strict=True):
                 segments[place] = both
         samples = self._lay_out(segments, is_next)
         if samples.tokens.max() >= self._vocab_size:
             foreign = indices[(samples.tokens >= self._vocab_size).any(axis=1)]
             shard = self._shard(int(self.locate(foreign)[0][0]))
-            raise _naming(shard.wrong("a token that the vocabulary does not have"), foreign)
+            raise self._naming(shard.wrong("a token that the vocabulary does not have"), foreign)
         return samples
 
     def lengths(self, indices: np.ndarray) -> np.ndarray:
@@ -346,6 +347,13 @@ class SampleStream:
         source = int(np.searchsorted(self._first_shards, shard_id, side="right")) - 1
         return self._sources[source].shard(shard_id - int(self._first_shards[source]))
 
+    def _naming(self, error: ShardError, indices: np.ndarray) -> ShardError:
+        """The same error, in training with the samples, by their places in the stream, that may be left out."""
+        if self._split != "train":
+            return error
+        named = ", ".join(map(str, indices))
+        return ShardError(f"{error}, or leave out by data.skip what is wrong among the samples {named}")
+
     def _lay_out(self, segments: Sequence[tuple[np.ndarray, np.ndarray]], is_next: np.ndarray) -> Samples:
         """[CLS] a [SEP] b [SEP] in each row, or [CLS] a [SEP] where b is empty."""
         cls, sep = (np.array([token], dtype=np.int64) for token in (self._special.cls, self._special.sep))
@@ -358,12 +366,6 @@ class SampleStream:
         tokens = np.full(real.shape, self._special.pad, dtype=np.int64)
         tokens[real] = np.concatenate(pieces)
         return Samples(tokens, (real & (columns >= first[:, None])).astype(np.int64), lengths, is_next)
-
-
-def _naming(error: ShardError, indices: np.ndarray) -> ShardError:
-    """The same error with the samples, by their places in the stream, that may be left out."""
-    named = ", ".join(map(str, indices))
-    return ShardError(f"{error}, or leave out by data.skip what is wrong among the samples {named}")
 
 
 def _rounded_up(batch: Batch, multiple: int) -> Batch:

@@ -54,7 +54,8 @@ def follow(trend: LossTrend | None, step: int, loss: float, limit: float) -> Los
     """The trend with one more step.
 
     No loss counts as higher than twice the limit above the lowest mean. So a single step, however high, is nothing, and
-    a loss must stay that high for 139 steps, or 1.5 limits above for 220, until the mean has left by the limit.
+    a loss must stay that high for 139 steps (some 120 while the mean is of all steps so far), or 1.5 limits above for
+    220, until the mean has left by the limit.
 
     A mean is about as low as before for some steps of a rise: for 6 where the loss is two limits above it, for 25 where
     it is half of one. So what counts as good is what was trained by 25 steps earlier.

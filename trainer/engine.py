@@ -251,8 +251,8 @@ class Engine:
 
         Returns:
             Losses, accuracies and the gradient norm of the global batch, and seconds of the parts of the step; in fp16
-            also loss_scale and skipped_updates, 1 where this one was left out, which then has no gradient norm. Where
-            data.skip leaves out all of the step it has no losses and accuracies.
+            also loss_scale and skipped_updates, 1 where this one was left out, which then has no gradient norm. A step
+            with nothing to predict, as where data.skip leaves out all of it, has no losses and accuracies of that.
 
         Raises:
             NonFiniteError: on every rank, before the update.
@@ -261,7 +261,7 @@ class Engine:
             self._engine.train()
         laps = Laps(self._world.device)
         sums = []
-        predictions, samples = max(1.0, totals.predictions), max(1.0, totals.samples)
+        predictions, samples = max(1, totals.predictions), max(1, totals.samples)
         for place, batch in batches:
             _seed_dropout(derive_seed(self._seed, "dropout", step, place), self._world.device)
             losses = self._losses(batch)
@@ -280,12 +280,10 @@ class Engine:
             laps.lap("backward_seconds")
         of_micro_batches = torch.stack(sums)
         all_sums = self._world.sum(of_micro_batches.sum(dim=0).tolist())
-        metrics = self._means(all_sums, predictions, samples)
-        if not math.isfinite(metrics["loss"]):
+        metrics = self._means(all_sums, totals.predictions, totals.samples)
+        if not math.isfinite(bad := sum(metrics.values())):
             suspects = self._find_suspects(of_micro_batches, batches)
-            raise bad_loss(step + 1, metrics["loss"], suspects, int(totals.micro_batches), self._skipped)
-        if not totals.predictions:
-            metrics = {}
+            raise bad_loss(step + 1, metrics.get("loss", bad), suspects, int(totals.micro_batches), self._skipped)
         metrics["learning_rate"] = learning_rate
         metrics |= self._update(step, batches, learning_rate)
         laps.lap("update_seconds")
@@ -293,19 +291,18 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(
-        self, parts: Sequence[Iterable[Batch]], is_asked_to_stop: Callable[[], bool] = lambda: False
+        self, parts: Sequence[Iterable[Batch | None]], is_asked_to_stop: Callable[[], bool] = lambda: False
     ) -> list[dict[str, float]] | None:
         """Losses and accuracies without dropout over the batches of all ranks.
 
         Args:
-            parts: this rank's batches, in parts of which figures are wanted; every rank needs as many of each.
-            is_asked_to_stop: looked at before each batch; None is returned once it is so on some rank.
+            parts: this rank's batches, in parts of which figures are wanted; every rank needs as many of each, and has
+                None for one that it can't read.
+            is_asked_to_stop: looked at before each batch.
 
         Returns:
-            The figures of all parts together, then those of each.
-
-        Raises:
-            ZeroDivisionError: the batches of all ranks have nothing to predict in some part.
+            The figures of all parts together, then those of each; none of what is not to be predicted in a part. None
+            on every rank once one of them lacks a batch or is asked to stop.
         """
         self._engine.eval()
         sums = torch.zeros(len(parts), 6, dtype=torch.float64)
@@ -313,7 +310,7 @@ class Engine:
         with torch.compiler.set_stance("force_eager" if self._has_graphs else "default"):
             for part, batches in enumerate(parts):
                 for batch in batches:
-                    if self._world.sum([is_asked_to_stop()])[0]:
+                    if self._world.sum([batch is None or is_asked_to_stop()])[0] or batch is None:
                         return None
                     counts = [(labels != EMPTY_SLOT).sum() for labels in (batch.mlm_labels, batch.nsp_labels)]
                     sums[part] += torch.stack([value.double().cpu() for value in (*self._losses(batch), *counts)])
@@ -430,14 +427,16 @@ class Engine:
             yield Flat(fragments, {name: values.view(-1) for name, values in tensors.items()})
 
     def _means(self, sums: Sequence[float], predictions: float, samples: float) -> dict[str, float]:
+        """Losses and accuracies by their sums; of nothing there is no mean."""
         mlm_loss, nsp_loss, mlm_correct, nsp_correct = sums
-        return {
-            "loss": mlm_loss / predictions + self._next_sentence * nsp_loss / samples,
-            "mlm_loss": mlm_loss / predictions,
-            "nsp_loss": nsp_loss / samples,
-            "mlm_accuracy": mlm_correct / predictions,
-            "nsp_accuracy": nsp_correct / samples,
-        }
+        means = {}
+        if predictions and samples:
+            means["loss"] = mlm_loss / predictions + self._next_sentence * nsp_loss / samples
+        if predictions:
+            means |= {"mlm_loss": mlm_loss / predictions, "mlm_accuracy": mlm_correct / predictions}
+        if samples:
+            means |= {"nsp_loss": nsp_loss / samples, "nsp_accuracy": nsp_correct / samples}
+        return means
 
     def _update(self, step: int, batches: Sequence[tuple[int, Batch]], learning_rate: float) -> dict[str, float]:
         """Clip, step and clear, unless a gradient is not finite; what there is to report of it.

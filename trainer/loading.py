@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, Dataset
 from preprocessing.schema import ShardError
 from trainer.balancing import deal
 from trainer.data import Batch, SampleStream
+from trainer.stopping import REQUESTS
 
-_REQUESTS = (signal.SIGTERM, signal.SIGUSR1)  # to stop
 _DYING_SECONDS = 1.0  # a process may be missed before it has quite ended
 
 
@@ -72,7 +72,7 @@ class LoaderError(RuntimeError):
 
 
 class DamagedShardError(ShardError):
-    """What this rank found wrong with a shard while it read. It will come again, unless data.skip leaves it out."""
+    """What a rank found wrong with a shard while it read. It will come again, unless a setting leaves it out."""
 
 
 class StepReader(Iterator[list[Batch]]):
@@ -158,7 +158,7 @@ def _start(loader: DataLoader[Any]) -> Any:
     dead processes by itself, when it has waited for a few seconds.
     """
     before = signal.getsignal(signal.SIGCHLD)
-    held_back = signal.pthread_sigmask(signal.SIG_BLOCK, _REQUESTS)  # until the processes ignore them
+    held_back = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)  # until the processes ignore them
     try:
         loaded = iter(loader)
     finally:
@@ -176,7 +176,7 @@ def _kill(processes: list[Any]) -> None:
 
 def _belong_to_the_trainer(_: int) -> None:
     """A signal to all processes of a job is for the trainer, which needs its loader until it has stopped."""
-    for number in _REQUESTS:
+    for number in REQUESTS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_trainer, daemon=True).start()
 

@@ -187,7 +187,8 @@ def _choose_spans(
 def _spans(words: np.ndarray, count: int, config: MaskingConfig) -> Iterator[tuple[int, int]]:
     """Random (first word, number of words), two random words each."""
     uniform = (words[1::2].astype(np.float64) + 0.5) / 2.0**32
-    q = 1 - config.span_probability
+    log_q = np.log1p(-config.span_probability)  # by which a p that is lost in 1 - p has its spans too
     # The geometric distribution cut at the longest span, by inversion.
-    lengths = 1 + np.floor(np.log1p(-uniform * (1 - q**config.longest_span)) / np.log(q)).astype(np.int64)
+    lengths = 1 + np.floor(np.log1p(uniform * np.expm1(config.longest_span * log_q)) / log_q)
+    lengths = np.minimum(lengths, config.longest_span).astype(np.int64)
     yield from zip(below(words[::2], count).tolist(), lengths.tolist(), strict=True)

@@ -4,7 +4,8 @@
 
 The result is what --init-from takes. A word that both vocabularies have keeps its embedding and its bias; a new one
 gets the mean of those of the pieces that the old vocabulary cuts it into (Gee et al., 2022, Fast Vocabulary Transfer),
-and where there are none, a character being unknown, what it would have in a new model. Everything else stays.
+or, where there are none, it into without capitals and accents, as an uncased model reads it; and where there are none
+either, a character being unknown, what it would have in a new model. Everything else stays.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from tokenizers.normalizers import BertNormalizer
 from torch import Tensor
 
 from preprocessing.schema import TOKENIZER, checksum
@@ -29,6 +31,8 @@ from trainer.model import BertConfig, BertForPreTraining
 from trainer.paths import parse_path
 
 _ROWS = ("bert.embeddings.word.weight", "mlm.bias")  # the parameters that have a row for each word
+
+_UNCASED = BertNormalizer(handle_chinese_chars=False, lowercase=True)
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +64,9 @@ def change_vocabulary(export: Export, old: Sequence[str], words: Sequence[str]) 
             "take tokenizer and weights of one model"
         )
     ids = {word: i for i, word in enumerate(old)}
-    pieces = [[ids[word]] if word in ids else cut(word, ids) for word in words]
+    pieces = [
+        [ids[word]] if word in ids else cut(word, ids) or cut(_UNCASED.normalize_str(word), ids) for word in words
+    ]
     config = dataclasses.replace(export.config, vocab_size=len(words), pad_token_id=words.index(PAD))
     fresh = BertForPreTraining(config, seed=0).state_dict()  # for rows that nothing is known about
     rows = {name: _means(export.state[name], pieces, fresh[name]) for name in _ROWS}

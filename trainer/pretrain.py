@@ -15,8 +15,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 # `deepspeed trainer/pretrain.py` puts trainer/ first on the module path, where our names would hide others'.
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
@@ -46,6 +47,7 @@ from trainer.start import (
     check_agreement,
     check_is_shared,
     check_output,
+    find_beginning,
     take_over,
     warn_of_the_warmup,
     write_run,
@@ -86,19 +88,33 @@ _COMES_AGAIN = (ConfigError, ShardError, VocabularyError, CheckpointError, State
 _HEAD_START = 30.0
 
 
+@dataclass
+class _Start:
+    """How far a start of the trainer has come.
+
+    Attributes:
+        held: what the first rank holds for as long as its process does its work.
+        has_run: whether the ranks have the run directory, so that no outcome of an earlier start is there.
+    """
+
+    held: contextlib.ExitStack
+    has_run: bool = False
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Train or go on training; returns 2 for a mistake in what was asked for, 1 for what went wrong on the way.
 
     How a run ended, trainer.outcome tells: of a crash the run directory has no word.
     """
-    arguments = _parse(argv)
+    words = sys.argv[1:] if argv is None else argv
     first = os.environ.get("RANK", "0") == "0"
     nowhere = Path(os.devnull).open("w")  # noqa: SIM115  for streams that the caller has closed, as by `2>&-`
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     logging.basicConfig(level=logging.INFO if first else logging.ERROR, format="%(message)s", force=True)
     with contextlib.ExitStack() as held:  # let go when the end is told: MLflow may take a minute
+        start = _Start(held)
         try:
-            pretrain(arguments, held)
+            pretrain(_parse(words), start)
         except (LoaderError, RunInUseError) as error:  # of all ranks, and nothing that must come again
             if first:
                 print(f"error: {error}", file=sys.stderr)
@@ -111,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"error: {error}", file=sys.stderr)
             return 1
         except _COMES_AGAIN as error:
-            if _write_failure(RunDirectory(arguments.output), str(error)):
+            if _write_failure(_output(words), start, str(error)):
                 print(f"error: {error}", file=sys.stderr)
             return 1 if isinstance(error, NonFiniteError | DivergedError | DamagedShardError) else MISTAKE
         except Exception:  # maybe of this rank alone, while the others wait for it: told at once, before anything waits
@@ -120,14 +136,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _write_failure(run: RunDirectory, reason: str) -> bool:
+def _write_failure(run: RunDirectory | None, start: _Start, reason: str) -> bool:
     """Leave word of an error where there is a run; returns whether it is this rank that tells it."""
-    first = os.environ.get("LOCAL_RANK", "0") == "0"  # a node's disk may have trouble of its own, and so may a rank
-    first = first or not (has_joined() or wait_for_first(_HEAD_START))
-    if not os.access(run.config, os.F_OK):  # which raises nothing, whatever keeps one from looking
+    if has_joined():  # what ranks that have met are refused for, all of them are
+        first = os.environ.get("RANK", "0") == "0"
+    else:  # a node's disk may have trouble of its own, and so may a rank
+        first = os.environ.get("LOCAL_RANK", "0") == "0" or not wait_for_first(_HEAD_START)
+    if not (run and os.access(run.config, os.F_OK)):  # which raises nothing, whatever keeps one from looking
         return first
     try:
-        if has_joined():  # by now it may be one rank's alone: whoever is first tells
+        if start.has_run:  # by now it may be one rank's alone: whoever is first tells
             return run.claim_outcome("failed", reason)
         if first:
             with hold_run(run, patience=0):
@@ -137,16 +155,16 @@ def _write_failure(run: RunDirectory, reason: str) -> bool:
         pass  # how a run ends that another trainer holds is that one's to tell
     except OSError as error:
         _log.error("%s: can't be written (%s)", run.path, error.strerror)
-        return first or has_joined()
+        return first or start.has_run
     return first
 
 
-def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
+def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
     """Check everything on every rank before anything is written; then train.
 
     Args:
         arguments: of the command line.
-        held: gets what the first rank holds for as long as its process does its work.
+        start: is kept up to date.
     """
     stop = StopRequests()
     check_launcher(os.environ)
@@ -160,8 +178,10 @@ def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
     check(recipe, configs, shards, run, arguments.init_from)
 
     world = join_world(recipe.train.threads)
-    check_agreement(world, recipe, configs, shards)
-    step = _on_first(world, lambda: take_over(run, recipe, shards, arguments.init_from, held))
+    check_agreement(world, recipe, configs, shards, run, arguments.init_from)
+    _on_first(world, lambda: take_over(run, start.held))
+    start.has_run = True
+    step = _on_first(world, lambda: find_beginning(run, recipe, shards, arguments.init_from))
     owed = _on_first(world, lambda: step > 0 and owes_validation(run, recipe, step))
     if step >= recipe.last_step and not owed:
         if world.is_first:
@@ -180,15 +200,42 @@ def pretrain(arguments: argparse.Namespace, held: contextlib.ExitStack) -> None:
     saver = Saver(run, world, recipe.model, recipe.checkpoint)
     session = Session(configs, arguments.init_from, recipe, shards, run, world, stop, saver, owed)
     if world.is_first:
-        held.enter_context(_start_tracking(run, recipe))
+        start.held.enter_context(_start_tracking(run, recipe))
     ending, reason = session.train(step)
     # All wait for it: to a launcher whose other ranks have ended, the first one's last export may take too long.
     _on_first(world, lambda: run.set_outcome(ending, reason))
     leave_world()  # only where all ranks do: with one that failed, NCCL's good order could wait for ever
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+class _Parser(argparse.ArgumentParser):
+    """A parser for which a mistake in the command line is one as any other: a run may end by it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Tell what is wrong.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(f"{message}; see --help")
+
+
+def _output(words: Sequence[str]) -> RunDirectory | None:
+    """The run that a command is about, whatever else is wrong with it."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--output", type=parse_path)
+    with contextlib.suppress(ConfigError):
+        output = parser.parse_known_args(words)[0].output
+        return RunDirectory(output) if output else None
+    return None
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    """The command line.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    parser = _Parser(
         prog="deepspeed [--num_accelerators N] trainer/pretrain.py",
         description="Pretrain BERT on shards. The same command again goes on where the run stopped.",
         epilog="Settings are those of the recipe, as section.key=value: train.max_steps=10 model.num_hidden_layers=2 "
@@ -217,7 +264,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     # The launcher's, DeepSpeed's or torch.distributed.launch's; LOCAL_RANK says the same.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings that replace the recipe's")
-    words = sys.argv[1:] if argv is None else argv
     for advice in filter(None, map(_others_name, words)):  # first: an option of ours is missing then
         parser.error(advice)
     arguments, unknown = parser.parse_known_intermixed_args(words)

@@ -49,7 +49,7 @@ class Progress:
 
     def _losses(self, line: dict[str, Any]) -> str:
         if "loss" not in line:
-            return "all samples skipped"
+            return "nothing to predict"
         tasks = f" (MLM {line['mlm_loss']:.4f}, NSP {line['nsp_loss']:.4f})" if self._has_nsp else ""
         return f"loss {line['loss']:.4f}{tasks}"
 

@@ -181,7 +181,8 @@ def step_name(step: int) -> str:
 
 def step_folders(folder: Path) -> list[Path]:
     """Those that are named after a step, the earliest first; what people leave beside them is passed over."""
-    return sorted((path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)), key=step_number)
+    numbered = (path for path in folder.glob("step-*") if re.fullmatch(r"step-[0-9]{6,18}", path.name))
+    return sorted((path for path in numbered if path.name == step_name(step_number(path))), key=step_number)
 
 
 def newest_export_around(path: Path) -> Path | None:

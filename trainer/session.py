@@ -32,7 +32,7 @@ from trainer.saving import Saver, export_if_missing
 from trainer.skipping import count_skipped
 from trainer.start import initial_weights
 from trainer.stopping import StopRequests, watch
-from trainer.validation import describe, validate
+from trainer.validation import Validation, describe
 from trainer.world import World
 
 _HOST = torch.device("cpu")  # by whose clock the parts of a step are measured here
@@ -53,6 +53,7 @@ class Session:
     saver: Saver
     owes_validation: bool  # whether the last step was to be validated, and is not yet
     unwritten: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)  # lines of metrics
+    _damage: DamagedShardError | None = field(init=False, default=None)  # for which all ranks stop, once all is saved
     _trend: LossTrend | None = field(init=False, default=None)  # of the losses of the phase that is trained
     _config_blake2b: str = field(init=False)  # of the file as this start has written it, whatever becomes of that
     _code: dict[str, Any] = field(init=False)  # likewise: a checkout may be another before the run has ended
@@ -100,12 +101,13 @@ class Session:
         if step == begin:
             self._enter(begin, phase)
         steps = self._steps(phase, begin)
+        validation = Validation(self.shards, self.recipe, phase, self.world) if self.recipe.log.validate_every else None
         ceiling = self.world.sum([measure_ceiling(self.world.device, engine.dtype)])[0]
         _log.info("ceiling: %.3f TFLOP/s of matrix products in %s over all ranks", ceiling / 1e12, engine.dtype)
         progress, spent = Progress(self.world.is_first, self.recipe, step), dict[str, float]()
         bottlenecks = Bottlenecks(self.world)
         loader = StepReader(steps, step - begin, end - begin, self.recipe.data.processes(self.world.device))
-        stopped = self.owes_validation and self._is_stopped_in_validation(engine, phase, step)
+        stopped = self.owes_validation and self._is_stopped_in(validation, engine, step)
         while step < end and not stopped:
             self._watch()
             laps = Laps(_HOST)
@@ -127,7 +129,7 @@ class Session:
                 self._save(engine, step, laps)
             self.owes_validation = _is_due(self.recipe.log.validate_every, step, end)
             if self.owes_validation and not stopped:  # while the checkpoint is written
-                stopped = self._is_stopped_in_validation(engine, phase, step)
+                stopped = self._is_stopped_in(validation, engine, step)
                 laps.lap("validation_seconds")
                 if stopped and not is_saved:
                     self._save(engine, step, laps)
@@ -142,6 +144,8 @@ class Session:
         progress.close()
         _log.info("time of %d steps: %s", step - first, _shares(spent))
         self.saver.finish()
+        if self._damage:
+            raise self._damage
         self._watch()
         engine.close()
         is_complete = step == end and not self.owes_validation and not (stopped and step < self.recipe.last_step)
@@ -305,9 +309,13 @@ class Session:
             return error
         return None
 
-    def _is_stopped_in_validation(self, engine: Engine, phase: Phase, step: int) -> bool:
-        """Validate, unless a rank is asked to stop meanwhile: the next start makes up for that."""
-        figures = validate(engine, self.shards, self.recipe, phase, self.world, lambda: self.stop.received)
+    def _is_stopped_in(self, validation: Validation | None, engine: Engine, step: int) -> bool:
+        """Validate, unless a rank is asked to stop or can't read its part: the next start makes up for that."""
+        assert validation is not None
+        try:
+            figures = validation.figures(engine, lambda: self.stop.received)
+        except DamagedShardError as damage:
+            self._damage, figures = damage, None
         if figures is None:
             return True
         self.owes_validation = False

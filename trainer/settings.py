@@ -100,7 +100,8 @@ def read_toml(path: Path, what: str, depth: int = 0) -> dict[str, Any]:
     parent = raw.pop("extends", None)
     if parent is None:
         return raw
-    if not isinstance(parent, str) or Path(parent).name != parent or parent in {"", ".."} or depth == _DEEPEST:
+    is_name = isinstance(parent, str) and Path(parent).name == parent and parent not in {"", ".."}
+    if not is_name or "\0" in parent or depth == _DEEPEST:
         raise ConfigError(
             f"{path}: extends must name another {what} in the same folder, not in circles nor over more than "
             f"{_DEEPEST} files"

@@ -93,7 +93,10 @@ def check(
         initial_weights(init_from, recipe)
 
 
-def check_agreement(world: World, recipe: Recipe, configs: Sequence[dict[str, Any]], shards: Corpus) -> None:
+def check_agreement(
+    world: World, recipe: Recipe, configs: Sequence[dict[str, Any]], shards: Corpus, run: RunDirectory,
+    init_from: Path | None,
+) -> None:  # fmt: skip
     """See that all ranks have the same code and libraries, and were given the same: nodes may have their own of each.
 
     Under NCCL ranks meet here for the first time, so none takes the run while another may still find a mistake.
@@ -101,7 +104,12 @@ def check_agreement(world: World, recipe: Recipe, configs: Sequence[dict[str, An
     Raises:
         ConfigError: on every rank, one has or was given something else than the first.
     """
-    given = {"shards": shards.manifest_blake2b, "recipe": to_toml(recipe), "deepspeed_config": json.dumps(configs)}
+    given = {
+        "shards": shards.manifest_blake2b,
+        "recipe": to_toml(recipe),
+        "deepspeed_config": json.dumps(configs),
+        "initial weights": checksum(init_from / WEIGHTS) if init_from and not run.step else "",
+    }
     (first, firsts_own, _), *others = world.gather((given, environment(), socket.gethostname()))
     for rank, (other, own, host) in enumerate(others, start=1):
         if apart := unlike(own, firsts_own):
@@ -178,15 +186,17 @@ def why_not_fused(device: torch.device) -> str:
     return "" if find_spec("triton") else "triton is not installed, which torch brings on Linux: pip install triton"
 
 
-def take_over(
-    run: RunDirectory, recipe: Recipe, shards: Corpus, init_from: Path | None, held: contextlib.ExitStack
-) -> int:
-    """Make the run directory this trainer's alone and look at it again; returns the step to go on from."""
+def take_over(run: RunDirectory, held: contextlib.ExitStack) -> None:
+    """Make the run directory this trainer's alone, for as long as ``held`` holds it; how it ended is open again."""
     try:
         held.enter_context(hold_run(run))
         run.set_outcome(None)
     except OSError as error:
         raise _unwritable(run, error) from None
+
+
+def find_beginning(run: RunDirectory, recipe: Recipe, shards: Corpus, init_from: Path | None) -> int:
+    """Look again at a run directory that is taken over; returns the step to go on from."""
     _check_run(run, recipe, shards)  # another trainer may have begun it meanwhile
     remove_leftovers(run)
     step = _newest_good_step(run, recipe, shards)

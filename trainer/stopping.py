@@ -8,26 +8,40 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import NoReturn
 
 import psutil
 
+from preprocessing.terminal import tell
+
+REQUESTS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # to stop
+_ONE_KEY = 1.0  # seconds in which a rank may hear one Ctrl-C twice: from the terminal, and passed on by torchrun
+_INTERRUPTED = "stopping after this step, with a checkpoint; Ctrl-C again ends at once, without one"
 _LAUNCHERS = {"deepspeed", "deepspeed.launcher.launch", "torchrun", "torch.distributed.run"}
 
 
 class StopRequests:
     """Whether this process was asked to end. The ranks agree on it before every step.
 
-    It is by SIGTERM or SIGUSR1, and by the end of its launcher: `deepspeed` passes no signal on, and a launcher that is
-    killed can't. Ranks that trained on without one would be in the way of the next start.
+    It is by SIGTERM, SIGUSR1 or Ctrl-C, and by the end of its launcher: `deepspeed` passes no signal on, and a launcher
+    that is killed can't. Ranks that trained on without one would be in the way of the next start. A second Ctrl-C ends
+    the process there and then.
     """
 
     def __init__(self) -> None:
         self._signalled = False
         self._launchers = _launchers()
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._receive)
+        # Python runs a handler in the main thread, once that is back from torch; these bytes come at once.
+        signals, hears = os.pipe()
+        os.set_blocking(hears, False)
+        signal.set_wakeup_fd(hears, warn_on_full_buffer=False)
+        threading.Thread(target=_count_interrupts, args=(signals,), name="interrupts", daemon=True).start()
+        for number in REQUESTS:
+            if number != signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:  # as for what a script has put
+                signal.signal(number, self._receive)  # in the background
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])  # a launcher may have held back what came earlier
 
     @property
@@ -37,6 +51,19 @@ class StopRequests:
 
     def _receive(self, *_: object) -> None:
         self._signalled = True
+
+
+def _count_interrupts(signals: int) -> NoReturn:
+    """Answer to each Ctrl-C that is read as a byte: with a line of the first rank, or with the end."""
+    first = 0.0
+    while True:
+        [number] = os.read(signals, 1)
+        if number == signal.SIGINT and not first:
+            first = time.monotonic()
+            if os.environ.get("RANK", "0") == "0":
+                tell(2, f"\n{_INTERRUPTED}\n")
+        elif number == signal.SIGINT and time.monotonic() > first + _ONE_KEY:
+            end_at_once(128 + number)
 
 
 def _launchers() -> list[psutil.Process]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from preprocessing.schema import ShardError
 from trainer.config import Phase, Recipe
 from trainer.corpus import Corpus
 from trainer.data import Batch, evaluation_batches, validation_stream
 from trainer.engine import Engine
+from trainer.loading import DamagedShardError
 from trainer.metrics import directories, of_directory, perplexity
 from trainer.stopping import watch
 from trainer.world import World
@@ -17,41 +19,78 @@ from trainer.world import World
 _BY_DIRECTORY = ("mlm_loss", "perplexity", "mlm_accuracy", "nsp_accuracy")
 
 
-def validate(
-    engine: Engine, corpus: Corpus, recipe: Recipe, phase: Phase, world: World, is_asked_to_stop: Callable[[], bool]
-) -> dict[str, float] | None:
-    """Compute the figures of a line of validation.jsonl; all ranks take part.
+class Validation:
+    """The validations of a phase, which all read the same held-out samples."""
 
-    Args:
-        engine: with the weights.
-        corpus: whose directories' held-out documents are read, those of all that have some.
-        recipe: says of how many samples.
-        phase: the one that is trained: its length and its micro-batches.
-        world: of ranks.
-        is_asked_to_stop: whether this rank is; then there are no figures.
+    def __init__(self, corpus: Corpus, recipe: Recipe, phase: Phase, world: World):
+        """Prepare; shards are mapped at the first validation, and stay so.
 
-    Returns:
-        The figures of all samples together, and, where they come from several directories, some of each, named
-        ``perplexity/wiki``. None where a rank was asked to stop.
-    """
-    stream = validation_stream(corpus.directories, phase.sequence_length, recipe.model.is_decoder)
-    parts = stream.by_directory(np.arange(min(stream.size, recipe.log.validation_samples)))
-    batches = [
-        _watched(
-            evaluation_batches(stream, indices, phase.micro_batch_size, world.rank, world.size),
-            recipe.train.hang_seconds,
-        )
-        for _, indices in parts
-    ]
-    evaluated = engine.evaluate(batches, is_asked_to_stop)
-    if evaluated is None:
-        return None
-    figures, *of_parts = [means | {"perplexity": perplexity(means["mlm_loss"])} for means in evaluated]
-    if len(parts) > 1:
-        for (directory, _), of_part in zip(parts, of_parts, strict=True):
-            name = corpus.short_name(directory)
-            figures |= {of_directory(figure, name): of_part[figure] for figure in _BY_DIRECTORY}
-    return figures
+        Args:
+            corpus: whose directories' held-out documents are read, those of all that have some.
+            recipe: says of how many samples.
+            phase: the one that is trained: its length and its micro-batches.
+            world: of ranks.
+
+        Raises:
+            ShardError: there are none of this length.
+        """
+        self._corpus = corpus
+        self._hang_seconds = recipe.train.hang_seconds
+        self._micro_batch_size = phase.micro_batch_size
+        self._world = world
+        self._stream = validation_stream(corpus.directories, phase.sequence_length, recipe.model.is_decoder)
+        self._parts = self._stream.by_directory(np.arange(min(self._stream.size, recipe.log.validation_samples)))
+        self._error: DamagedShardError | None = None  # what this rank has found
+
+    def figures(self, engine: Engine, is_asked_to_stop: Callable[[], bool]) -> dict[str, float] | None:
+        """Compute the figures of a line of validation.jsonl; all ranks take part.
+
+        Args:
+            engine: with the weights.
+            is_asked_to_stop: whether this rank is; then there are no figures.
+
+        Returns:
+            The figures of all samples together, and, where they come from several directories, some of each, named
+            ``perplexity/wiki``. None where a rank was asked to stop.
+
+        Raises:
+            DamagedShardError: on every rank: one can't read what it needs, or nothing is to be predicted.
+        """
+        evaluated = engine.evaluate([self._batches(indices) for _, indices in self._parts], is_asked_to_stop)
+        if evaluated is None:
+            if error := next(filter(None, self._world.gather(self._error)), None):
+                raise error
+            return None
+        figures, *of_parts = [_with_perplexity(means) for means in evaluated]
+        if "perplexity" not in figures:
+            raise _damaged(f"{self._corpus.name}: no token that is held out can be predicted; make the shards again")
+        if len(self._parts) > 1:
+            for (directory, _), of_part in zip(self._parts, of_parts, strict=True):
+                name = self._corpus.short_name(directory)
+                figures |= {
+                    of_directory(figure, name): of_part[figure] for figure in _BY_DIRECTORY if figure in of_part
+                }
+        return figures
+
+    def _batches(self, indices: np.ndarray) -> Iterator[Batch | None]:
+        """This rank's, None for one that can't be read; each has as long as a step before it counts as a hang."""
+        batches = evaluation_batches(self._stream, indices, self._micro_batch_size, self._world.rank, self._world.size)
+        try:
+            for batch in batches:
+                watch(self._hang_seconds)
+                yield batch
+        except ShardError as error:
+            self._error = _damaged(f"rank {self._world.rank}: {error}")
+            yield None
+
+
+def _with_perplexity(means: dict[str, float]) -> dict[str, float]:
+    """The same, where anything was to be predicted with its perplexity."""
+    return means | {"perplexity": perplexity(means["mlm_loss"])} if "mlm_loss" in means else means
+
+
+def _damaged(problem: str) -> DamagedShardError:
+    return DamagedShardError(f"{problem}, or go on without validation: log.validate_every=0")
 
 
 def describe(figures: Mapping[str, float], next_sentence: bool) -> Iterator[str]:
@@ -64,10 +103,3 @@ def describe(figures: Mapping[str, float], next_sentence: bool) -> Iterator[str]
     if names := directories("perplexity", figures):
         each = (f"{name} {figures[of_directory('perplexity', name)]:.1f}" for name in names)
         yield f"held out, perplexity by directory: {', '.join(each)}"
-
-
-def _watched(batches: Iterable[Batch], seconds: int) -> Iterator[Batch]:
-    """The batches; each has as long as a step before it counts as a hang."""
-    for batch in batches:
-        watch(seconds)
-        yield batch

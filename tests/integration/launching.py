@@ -67,6 +67,7 @@ def launch(launcher: str, directory: Path, output: Path, steps: int, *settings: 
         write_shards(directory / "shards")
         (directory / "recipe.toml").write_text(TINY.replace("validate_every = 4", "validate_every = 0"))
     command = [
+        "env", "--default-signal=INT",  # which a shell's job in the background ignores
         *LAUNCHERS[launcher](), "trainer/pretrain.py", "--config", str(directory / "recipe.toml"),
         "--deepspeed_config", "ds_config.json", "--shards", str(directory / "shards"), "--output", str(output),
         f"phases.0.steps={steps}", "checkpoint.every=10", *settings,

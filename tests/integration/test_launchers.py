@@ -2,6 +2,7 @@
 
 import signal
 
+import psutil
 import pytest
 
 from tests.integration.launching import LAUNCHERS, curve, launch, wait_for
@@ -17,8 +18,8 @@ def start(tmp_path):
     """Launch a training and wait until it trains."""
     launched = []
 
-    def begin(launcher, steps=LONG):
-        launched.append(launch(launcher, tmp_path, tmp_path / "run", steps, "train.max_steps=0", "checkpoint.every=50"))
+    def begin(launcher, *settings):
+        launched.append(launch(launcher, tmp_path, tmp_path / "run", LONG, "checkpoint.every=50", *settings))
         launched[-1].wait_for_lines(5)
         return launched[-1]
 
@@ -44,6 +45,18 @@ def test_a_signal_to_a_rank(start, launcher, name):
     assert len(launched.ranks()) == 2
     launched.ranks()[1].send_signal(signal.Signals[name])
     assert_stopped(launched)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ctrl_c(start, launcher):
+    """A terminal sends it to launchers, ranks and their loaders alike, and launchers pass it on once more."""
+    launched = start(launcher, "data.workers=1")
+    for process in [psutil.Process(launched.process.pid), *launched.family]:
+        process.send_signal(signal.SIGINT)
+    assert_stopped(launched)
+    log = launched.run.with_name(f"{launched.run.name}.log").read_text()
+    assert log.count("stopping after this step, with a checkpoint; Ctrl-C again ends at once, without one") == 1
+    assert 'trainer/pretrain.py", line' not in log, "no rank has a traceback"
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

@@ -88,7 +88,7 @@ FAULTS = {
     "SIGKILL to a rank": Fault(lambda ranks, chance: chance.choice(ranks).kill(), unlimit, {"crashed"}),
     "SIGTERM to a rank": Fault(lambda ranks, chance: chance.choice(ranks).terminate(), unlimit, {"requeue"}),
     "SIGUSR1 to all ranks, SIGTERM to one": Fault(stop_twice, unlimit, {"requeue"}),
-    "Ctrl-C": Fault(lambda ranks, _: signal_all(ranks, signal.SIGINT), unlimit, {"crashed"}),
+    "Ctrl-C": Fault(lambda ranks, _: signal_all(ranks, signal.SIGINT), unlimit, {"requeue"}),
     "SIGKILL to a loader process": Fault(kill_a_loader, unlimit, {"crashed"}),
     "a rank suspended for a while": Fault(
         lambda ranks, chance: chance.choice(ranks).suspend(), lambda ranks: signal_all(ranks, signal.SIGCONT), set()

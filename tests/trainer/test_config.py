@@ -112,7 +112,7 @@ def test_a_recipe_extends_another_table_by_table(tmp_path):
     (tmp_path / "grandchild.toml").write_text('extends = "child.toml"\n[schedule]\npower = 2\n', encoding="utf-8")
     grandchild = load_recipe(tmp_path / "grandchild.toml")
     assert (grandchild.schedule.peak, grandchild.schedule.power) == (0.5, 2)
-    for parent in ("loop.toml", "../base.toml", "..", ".", "", 3):
+    for parent in ("loop.toml", "../base.toml", "..", ".", "", "base\0.toml", 3):
         (tmp_path / "loop.toml").write_text(f"extends = {json.dumps(parent)}\n", encoding="utf-8")
         with pytest.raises(ConfigError, match="extends must name another recipe in the same folder"):
             load_recipe(tmp_path / "loop.toml")
@@ -280,7 +280,8 @@ def test_settings_that_do_not_go_together_are_refused(recipe, overrides, message
     "override",
     ["train.hang_seconds=-1", "train.max_steps=-1", "train.threads=-1", "checkpoint.every=0", "checkpoint.keep=-1",
      "checkpoint.keep_every=-1", "checkpoint.keep_exports=-1", "log.every=0", "log.validate_every=-1",
-     "log.validation_samples=0", "tracking.every=0", "data.workers=-2", "data.workers=1025", "data.shuffle_bytes=0",
+     "log.validation_samples=0", "tracking.every=0", "tracking.every=2147483648",
+     "data.workers=-2", "data.workers=1025", "data.shuffle_bytes=0",
      "data.shuffle_bytes=9223372036854775808", "schedule.warmup_steps=2147483648",
      "phases.0.max_predictions=0", "phases.0.global_batch_size=0", "phases.0.micro_batch_size=0",
      "phases.0.sequence_length=0"],

@@ -464,6 +464,17 @@ def test_a_pair_that_reaches_beyond_its_document_is_not_read(tmp_path):
     assert (stream(path, skip=((0, 2),)).batch(np.arange(2)).mlm_labels == EMPTY_SLOT).all()  # it is not even looked at
 
 
+def test_a_damaged_pair_that_is_held_out_is_not_to_be_skipped(tmp_path):
+    """data.skip would leave out good samples of training under the same numbers."""
+    path = write_shards(tmp_path / "shards")
+    shard = path / "validation-shard-00000-of-00001.arrow"
+    pairs = read_column(shard, "pairs_32")
+    rewrite_shard(shard, pairs_32=[[pair | {"a_begin": -3, "a_end": 5} for pair in row] for row in pairs])
+    with pytest.raises(ShardError, match=r"beyond its document") as found:
+        validation_stream(ShardDirectory(path), 32).batch(np.arange(2))
+    assert "data.skip" not in str(found.value)
+
+
 def test_a_token_that_the_model_does_not_have_never_reaches_it(tmp_path):
     """A device would end in an error that names nothing."""
     path = write_shards(tmp_path / "shards", train=(3,), validation=())

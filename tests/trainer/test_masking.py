@@ -283,6 +283,16 @@ def test_the_number_of_words_in_a_span_is_geometric():
     assert abs(np.mean(drawn) - 3.8) < 0.05
 
 
+@pytest.mark.parametrize("probability", [1e-9, 1e-17, 1e-300])
+def test_spans_of_a_vanishing_probability_are_of_all_lengths_alike(probability):
+    """1 - p is 1 to a computer."""
+    words = np.random.default_rng(0).integers(0, 2**32, size=20_000, dtype=np.uint32)
+    config = MaskingConfig(unit="span", span_probability=probability)
+    counts = np.bincount([length for _, length in _spans(words, 50, config)], minlength=11)[1:]
+    assert len(counts) == 10
+    assert min(counts) > 800
+
+
 @pytest.mark.parametrize("unit", ["token", "word", "span"])
 def test_a_mask_of_any_unit_depends_on_seed_and_index_only(unit):
     first, again, other = (mask_words(unit, batch_size=8, seed=seed)[3] for seed in (1, 1, 2))

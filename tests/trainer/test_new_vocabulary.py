@@ -13,7 +13,7 @@ from transformers import BertForPreTraining as TheirBert
 from preprocessing.schema import checksum
 from preprocessing.tokenization import SPECIAL_TOKENS, VocabularyError, load_words
 from tests.trainer.shard_factory import save_tokenizer
-from trainer.hugging_face import load_export, save_export
+from trainer.hugging_face import Export, load_export, save_export
 from trainer.lineage import code_version
 from trainer.model import BertConfig, BertForPreTraining
 from trainer.new_vocabulary import change_vocabulary, main
@@ -73,6 +73,18 @@ def test_where_rows_come_from(model, tokenizer, tmp_path, state, capsys, caplog,
     told = json.loads((out / "lineage.json").read_text())
     assert told["initial_weights"] == {"directory": str(model), "blake2b": checksum(model / "model.safetensors")}
     assert told["code"] == code_version()
+
+
+def test_capitals_and_accents_that_a_model_does_not_know_are_what_it_took_them_for(state):
+    """An uncased model under a cased vocabulary: it has read these words, without them."""
+    words = [*SPECIAL_TOKENS, "Cat", "CARDIOGRAM", "##Ś", "the", "Ca心t", "cats"]
+    export = Export(CONFIG, state, [])
+    changed = change_vocabulary(export, OLD, words)
+    old, new = state[WORDS], changed.state[WORDS]
+    assert torch.equal(new[5], old[6])
+    assert torch.equal(new[6], old[[7, 8, 9]].mean(dim=0))
+    assert torch.equal(new[7], old[11])
+    assert (changed.kept, changed.from_pieces, changed.new) == (6, 4, 1)
 
 
 def test_what_the_model_lacks_is_told(model, tokenizer, tmp_path, caplog):

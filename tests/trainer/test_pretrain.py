@@ -578,6 +578,46 @@ def test_a_mistake_at_a_restart_is_not_requeued_again(call, tmp_path):
     assert run.outcome == ("done", ""), "a mistake does not undo what is done"
 
 
+def test_a_command_line_that_is_none_is_not_requeued_again(call, tmp_path):
+    """Such as of a variable that is not set; the trainer knows no more than which run it is about."""
+    run = RunDirectory(tmp_path / "run")
+    assert call(world=2, task=run_pretrain_and_signal)[0] == [0, 0]
+    for given, told in (({"shards": ""}, "argument --shards: "), ({"bogus": 1}, "unknown option --bogus: ")):
+        run.set_outcome("requeue", "asked to stop")
+        codes, log = call(world=2, **given)
+        assert codes == [2, 2]
+        (error,) = re.findall("^error: (.*)", log, re.MULTILINE)
+        assert error.startswith(told)
+        assert "usage" not in log
+        assert run.outcome == ("failed", error)
+    assert call(world=2)[0] == [0, 0]
+    assert call(bogus=1)[0] == [2]
+    assert run.outcome == ("done", "")
+
+
+def test_ranks_that_were_given_other_things_at_a_restart_are_not_requeued_again(call, deepspeed_config, tmp_path):
+    """All of them find it when they have met, and an earlier start's outcome is still there."""
+    assert call(world=2, task=run_pretrain_and_signal)[0] == [0, 0]
+    run, other = RunDirectory(tmp_path / "run"), deepspeed_config(zero_optimization={"stage": 1})
+    apart = functools.partial(run_pretrain_on_nodes_that_differ, option="--deepspeed_config", of_the_last=other)
+    codes, log = call(world=2, task=apart)
+    assert codes == [2, 2]
+    (error,) = re.findall("^error: (.*)", log, re.MULTILINE)
+    assert error.startswith("rank 1 was given other deepspeed_config than rank 0: ")
+    assert run.outcome == ("failed", error)
+
+
+def test_a_run_that_can_not_be_taken_over_is_told(call, tmp_path):
+    """Its outcome stays, for that can't be written either."""
+    assert call(world=2, task=run_pretrain_and_signal)[0] == [0, 0]
+    run = RunDirectory(tmp_path / "run")
+    run.outcome_file.unlink()
+    (run.outcome_file / "folder").mkdir(parents=True)
+    codes, log = call(world=2)
+    assert codes == [2, 2]
+    assert len(re.findall(f"^error: {run.path}: can't be written ", log, re.MULTILINE)) == 1
+
+
 def test_a_crash_leaves_no_word(call, tmp_path):
     codes, log = call(task=run_pretrain_and_crash)
     assert codes == [1]
@@ -791,11 +831,11 @@ def test_retention_leaves_an_export_to_whom_it_evaluates(call, tmp_path):
     ("--train.seed=3", "--train.seed: a setting has no dashes, train.seed=3"),
     ("--wandb", "--wandb: settings are section.key=value; docs/migrating.md has the names of other programs"),
 ])  # fmt: skip
-def test_what_other_programs_call_an_option_is_told(word, told, capsys):
-    with pytest.raises(SystemExit, match="2"):
+def test_what_other_programs_call_an_option_is_told(word, told):
+    with pytest.raises(ConfigError) as error:
         pretrain._parse(["--config", "a.toml", "--output", "run", "--shards", "shards", word, "train.seed=3"])
-    assert f"unknown option {word.partition('=')[0]}: " in (error := capsys.readouterr().err)
-    assert told in error
+    assert f"unknown option {word.partition('=')[0]}: " in str(error.value)
+    assert told in str(error.value)
 
 
 @pytest.mark.parametrize(("word", "told"), [
@@ -803,10 +843,9 @@ def test_what_other_programs_call_an_option_is_told(word, told, capsys):
     ("learning_rate=1e-4", "learning_rate: here it is schedule.peak=X"),
     ("train.bf16=true", "train.bf16: here it is fp16 and bf16 in the file of --deepspeed_config"),
 ])  # fmt: skip
-def test_what_other_programs_call_a_setting_is_told(word, told, capsys):
-    with pytest.raises(SystemExit, match="2"):
+def test_what_other_programs_call_a_setting_is_told(word, told):
+    with pytest.raises(ConfigError, match=re.escape(f"unknown setting {told}")):
         pretrain._parse(["--config", "a.toml", "--output", "run", "--shards", "shards", "--", word])
-    assert f"unknown setting {told}" in capsys.readouterr().err
 
 
 def test_our_own_settings_are_no_other_ones():
@@ -821,12 +860,10 @@ def test_our_own_settings_are_no_other_ones():
     ["--config_file=bert.json", "--output", "run", "--shards", "shards"],
     ["--config", "a.toml", "--output", "run", "--input-dir", "shards"],
 ])  # fmt: skip
-def test_another_name_is_told_before_what_is_then_missing(words, capsys):
-    with pytest.raises(SystemExit, match="2"):
+def test_another_name_is_told_before_what_is_then_missing(words):
+    with pytest.raises(ConfigError, match=": here it is ") as error:
         pretrain._parse(words)
-    error = capsys.readouterr().err
-    assert "required" not in error
-    assert ": here it is " in error
+    assert "required" not in str(error.value)
 
 
 def test_our_own_name_is_no_other_ones():

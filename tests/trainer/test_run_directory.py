@@ -101,6 +101,6 @@ def test_weights_that_a_run_began_with_are_not_guessed(run, left):
 
 
 def test_a_folder_that_is_no_step_is_passed_over(tmp_path):
-    for name in ("step-000010", "step-9x", "step-000002", "step-"):
+    for name in ("step-000010", "step-9x", "step-000002", "step-", "step-4", "step-0000004", "step-1000000"):
         (tmp_path / name).mkdir()
-    assert [path.name for path in step_folders(tmp_path)] == ["step-000002", "step-000010"]
+    assert [path.name for path in step_folders(tmp_path)] == ["step-000002", "step-000010", "step-1000000"]

@@ -57,6 +57,7 @@ def test_without_a_name_there_is_no_cache():
         ("$EMPTY/x", "EMPTY is not set where the trainer runs"),  # /x would be another folder than is meant
         ("/x/$/y", r"no variable's name follows a \$; write \$\$ for a \$"),
         ("~nobody-of-that-name/x", "data.cache_dir '~nobody-of-that-name/x': there is no such home directory"),
+        ("/x\0y", "it holds a NUL character, which no path can"),
     ],
 )
 def test_a_cache_by_a_variable_that_is_not_set_is_refused(monkeypatch, cache_dir, message):

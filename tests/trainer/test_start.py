@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import functools
 import json
 import math
 import os
@@ -16,7 +17,11 @@ from transformers import BertForPreTraining as TheirBert
 
 from preprocessing.schema import MANIFEST, Manifest, checksum, checksum_of
 from tests.trainer.conftest import TINY, losses
-from tests.trainer.rank_tasks import run_pretrain_and_crash, run_pretrain_and_die_before_the_run_has_begun
+from tests.trainer.rank_tasks import (
+    run_pretrain_and_crash,
+    run_pretrain_and_die_before_the_run_has_begun,
+    run_pretrain_on_nodes_that_differ,
+)
 from tests.trainer.shard_factory import write_shards
 from trainer.checkpoint import RunState, begin_checkpoint, commit_checkpoint
 from trainer.config import load_recipe, to_toml
@@ -30,6 +35,7 @@ from trainer.start import (
     _check_segments,
     _is_seen,
     _other_shards,
+    find_beginning,
     initial_weights,
     take_over,
     warn_of_the_warmup,
@@ -254,7 +260,8 @@ class Begun:
 
     def take_over(self):
         with contextlib.ExitStack() as held:
-            return take_over(self.run, self.recipe, self.shards, None, held)
+            take_over(self.run, held)
+            return find_beginning(self.run, self.recipe, self.shards, None)
 
 
 @pytest.fixture
@@ -351,6 +358,17 @@ def with_words(export, count, tmp_path, value=0.0):
     model.get_input_embeddings().weight.data[-1] = value
     model.save_pretrained(copy)
     return copy
+
+
+def test_nodes_with_other_weights_to_begin_with_are_told_apart(call, tmp_path):
+    """DeepSpeed would give all ranks the first one's, which are then not those that a rank was given."""
+    call("train.max_steps=1", output=tmp_path / "other")
+    export = tmp_path / "other" / "exports" / "step-000001"
+    other = with_words(export, 64, tmp_path, value=0.5)
+    apart = functools.partial(run_pretrain_on_nodes_that_differ, option="--init-from", of_the_last=other)
+    codes, log = call(world=2, task=apart, **{"init-from": export})
+    assert codes == [2, 2]
+    assert "error: rank 1 was given other initial weights than rank 0: see that all nodes have the same files" in log
 
 
 def test_continued_pretraining_begins_with_the_very_weights_of_a_directory(call, tmp_path):
@@ -492,7 +510,7 @@ def test_a_run_directory_that_can_not_be_written_is_told_with_what_helps(
     monkeypatch.setattr("trainer.start.hold_run", fail)
     monkeypatch.setattr("trainer.start.set_aside", fail)
     with pytest.raises(CheckpointError, match=message):
-        take_over(run, settings, None, None, contextlib.ExitStack())
+        take_over(run, contextlib.ExitStack())
     with pytest.raises(CheckpointError, match=message):
         write_run(run, settings, None, deepspeed_config(), None, step=0)
 

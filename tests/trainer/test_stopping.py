@@ -22,6 +22,18 @@ while not stop.received and time.monotonic() < until:
 print("stopped" if stop.received else "went on", flush=True)
 """
 
+# Not so in what a shell's script has put in the background, as tests may be.
+HEARS_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+# For a minute in the midst of C code, in which Python runs no handler.
+STUCK_IN_C = """
+import hashlib
+from trainer.stopping import StopRequests
+stop = StopRequests()
+print("ready", flush=True)
+hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000_000)
+"""
+
 # Starts the arguments after the first as a program of its own, and waits for it.
 START = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[2:]))"
 
@@ -41,9 +53,9 @@ def below(process):
     return int(children.stdout)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_a_signal(number):
-    rank = chain()
+    rank = chain(program=HEARS_CTRL_C + RANK)
     time.sleep(0.1)
     assert rank.poll() is None
     rank.send_signal(number)
@@ -59,6 +71,30 @@ def test_a_signal_that_the_launcher_held_back(number):
     )  # fmt: skip
     rank.send_signal(number)
     assert rank.communicate()[0] == "ready\nstopped\n"
+
+
+def test_a_second_ctrl_c_ends_a_rank_there_and_then():
+    """Two within a second are one: torchrun passes on what a terminal has sent to all."""
+    rank = subprocess.Popen(
+        [sys.executable, "-c", HEARS_CTRL_C + STUCK_IN_C], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert rank.stdout.readline() == "ready\n"
+    for wait in (0.2, 1.2):
+        rank.send_signal(signal.SIGINT)
+        time.sleep(wait)
+        assert rank.poll() is None
+    rank.send_signal(signal.SIGINT)
+    assert rank.communicate(timeout=10)[1] == (
+        "\nstopping after this step, with a checkpoint; Ctrl-C again ends at once, without one\n"
+    )
+    assert rank.returncode == 130
+
+
+def test_ctrl_c_is_not_for_what_is_in_the_background():
+    ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    rank = chain(program=ignoring + RANK.replace("+ 20", "+ 0.5"))
+    rank.send_signal(signal.SIGINT)
+    assert rank.communicate()[0] == "went on\n"
 
 
 def test_a_parent_whose_command_line_is_secret_is_no_launcher():

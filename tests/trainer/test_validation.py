@@ -6,11 +6,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.ranks import run_ranks
+from tests.rewriting import read_column, rewrite_shard
+from tests.trainer.conftest import losses
+from tests.trainer.rank_tasks import run_pretrain
 from tests.trainer.shard_factory import MASK, write_shards
 from trainer.config import load_recipe
 from trainer.corpus import open_corpus
+from trainer.files import read_lines
+from trainer.loading import DamagedShardError
 from trainer.model import EMPTY_SLOT
-from trainer.validation import describe, validate
+from trainer.run_directory import RunDirectory
+from trainer.validation import Validation, describe
 from trainer.world import World
 
 LEFT_TO_RIGHT = ["model.is_decoder=true", "train.next_sentence=false"]
@@ -33,7 +40,7 @@ def validate_on(recipe, engine, *shards, settings=()):
     """The figures of a validation."""
     settings, corpus = load_recipe(recipe, settings), open_corpus([*map(str, shards)])
     world = World(0, 1, torch.device("cpu"))
-    return validate(engine, corpus, settings, settings.phases[0], world, lambda: False)
+    return Validation(corpus, settings, settings.phases[0], world).figures(engine, lambda: False)
 
 
 @pytest.mark.parametrize("left_to_right", [False, True])
@@ -70,3 +77,62 @@ def test_directories_have_figures_of_their_own(recipe, shards, books, tmp_path):
 
 def test_nothing_where_a_rank_is_to_stop(recipe, shards):
     assert validate_on(recipe, SimpleNamespace(evaluate=lambda parts, asked: None), shards) is None
+
+
+def test_a_directory_with_nothing_to_predict_has_no_figures_of_words(recipe, shards, books):
+    """As where all that is held out are special tokens."""
+    none = {name: value for name, value in MEANS.items() if name.startswith("nsp")}
+    figures = validate_on(recipe, SimpleNamespace(evaluate=lambda parts, asked: [MEANS, MEANS, none]), shards, books)
+    assert {"perplexity/shards", "nsp_accuracy/books"} <= figures.keys()
+    assert not {"perplexity/books", "mlm_loss/books", "mlm_accuracy/books"} & figures.keys()
+    with pytest.raises(
+        DamagedShardError, match=r"no token that is held out can be predicted; .*log\.validate_every=0$"
+    ):
+        validate_on(recipe, SimpleNamespace(evaluate=lambda parts, asked: [none, none]), shards)
+
+
+def test_held_out_data_that_one_rank_can_not_read_ends_the_run_with_what_is_trained(recipe, deepspeed_config, tmp_path):
+    """A held-out pair reaches beyond its document; without validation the run goes on to what it would have been."""
+    path, output = write_shards(tmp_path / "shards"), tmp_path / "run"
+    shard = path / "validation-shard-00000-of-00001.arrow"
+    pairs = read_column(shard, "pairs_32")
+    pairs[2][0] |= {"a_begin": 0, "a_end": 1 << 20}
+    rewrite_shard(shard, pairs_32=pairs)
+    files = {"--config": recipe, "--deepspeed_config": deepspeed_config(), "--shards": path}
+    flags = [word for flag, file in files.items() for word in (flag, str(file))]
+
+    def train(*settings, output=output):
+        log = tmp_path / "log"
+        log.unlink(missing_ok=True)
+        return run_ranks(2, run_pretrain, [*flags, "--output", str(output), *settings], log=log), log.read_text()
+
+    codes, log = train("log.validate_every=3")
+    assert codes == [1, 1], log
+    assert "Traceback" not in log
+    run = RunDirectory(output)
+    ending, reason = run.outcome
+    assert ending == "failed"
+    assert reason.startswith(f"rank 0: {shard}: ")
+    assert "beyond its document" in reason
+    assert reason.endswith(", or go on without validation: log.validate_every=0")
+    assert "data.skip" not in reason, "whose numbers are of the samples of training"
+    assert log.count("error:") == 1
+    assert run.step == 3
+    assert [line["step"] for line in read_lines(run.metrics)] == [1, 2, 3]
+    assert train("log.validate_every=3")[0] == [1, 1], "each start owes that validation"
+    assert run.step == 3
+    assert train("log.validate_every=0")[0] == [0, 0]
+    assert train("log.validate_every=0", output=tmp_path / "whole")[0] == [0, 0]
+    assert losses(output) == losses(tmp_path / "whole")
+
+
+def test_held_out_shards_that_are_gone_are_read_on(recipe, shards, tmp_path):
+    """As after the first validation of a phase, when somebody has moved them."""
+    path = write_shards(tmp_path / "shards")
+    settings, corpus = load_recipe(recipe), open_corpus([str(path)])
+    validation = Validation(corpus, settings, settings.phases[0], World(0, 1, torch.device("cpu")))
+    first, second = Evaluating(), Evaluating()
+    validation.figures(first, lambda: False)
+    path.rename(tmp_path / "moved")
+    assert validation.figures(second, lambda: False)
+    assert second.samples() == first.samples() == [12]

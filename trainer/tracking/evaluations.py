@@ -167,12 +167,18 @@ def carry_over_pending(run: RunDirectory, cursor: Cursor) -> None:
     """Write the evaluations that wait for the writer of a training run; each becomes one run, whatever came between.
 
     One that can't be carried over is put aside, so that the others are, and that it is told once.
+
+    Raises:
+        OSError: of the first that can't be carried over now, after the others; it waits.
     """
     store = Store(cursor.tracking_uri, cursor.experiment, cursor.run_id)
+    problem: OSError | None = None
     for path in sorted(run.pending_evaluations.glob("*.json")):
         try:
             _carry_over(store, _EVALUATION.validate_json(path.read_bytes(), strict=True))
-        except (pydantic.ValidationError, MlflowException) as error:
+        except OSError as error:  # no permission for a file, or no room
+            problem = problem or error
+        except (ValueError, MlflowException) as error:  # its content, or files that do not lie together
             if isinstance(error, MlflowException) and not is_refusal(error):
                 raise
             aside = path.with_suffix(".refused")
@@ -180,11 +186,14 @@ def carry_over_pending(run: RunDirectory, cursor: Cursor) -> None:
             _log.warning("%s is not carried over: %s; mend it and name it %s", aside, first_line(error), path.name)
         else:
             path.unlink()
+    if problem:
+        raise problem
 
 
 def _carry_over(store: Store, evaluation: _Evaluation) -> str:
     """Write a run, or the rest of one that was begun; one that is there whole stays as it is."""
-    step = evaluation.step
+    step, files = evaluation.step, [Path(file) for file in evaluation.files]
+    folders = {file: str(file.relative_to(files[0].parent)) for file in files if file.is_dir()}
     client = MlflowClient(store.tracking_uri)
     experiment = experiment_id(client, store.experiment, store.tracking_uri)
     same = f"tags.{_IDENTITY} = '{evaluation.identity}'"
@@ -198,10 +207,9 @@ def _carry_over(store: Store, evaluation: _Evaluation) -> str:
     time_ = run.info.start_time
     # A value that is there already is not added again.
     client.log_batch(run_id, metrics=[Metric(key, value, time_, step) for key, value in evaluation.metrics.items()])
-    files = [Path(file) for file in evaluation.files]
     for file in files:
-        if file.is_dir():
-            client.log_artifacts(run_id, str(file), str(file.relative_to(files[0].parent)))
+        if file in folders:
+            client.log_artifacts(run_id, str(file), folders[file])
         elif file.is_file():
             client.log_artifact(run_id, str(file))
         else:

@@ -72,9 +72,9 @@ def sync(run: RunDirectory, ended: Ended | None = None, running: bool = False) -
             if running:
                 client.update_run(cursor.run_id, "RUNNING")
             _carry_over_steps(run, cursor, client)
-            carry_over_pending(run, cursor)
             if ended:
                 _close(run, cursor, client, ended)
+            carry_over_pending(run, cursor)  # last: whatever is in the way of one, the training is there
         except MlflowException as error:
             _raise_if_lost(run, error)
             raise
@@ -239,9 +239,11 @@ def _open(run: RunDirectory) -> Cursor:
 
 
 def _describe(run: RunDirectory, cursor: Cursor) -> None:
-    """Log parameters and tags; the same again changes nothing."""
-    params = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in _parameters(run)]
-    MlflowClient(cursor.tracking_uri).log_batch(cursor.run_id, params=params, tags=_tags(run))
+    """Log tags, and the parameters that are not there yet: MLflow refuses another value, as a resume may have it."""
+    client = MlflowClient(cursor.tracking_uri)
+    known = client.get_run(cursor.run_id).data.params
+    params = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in _parameters(run) if key not in known]
+    client.log_batch(cursor.run_id, params=params, tags=_tags(run))
 
 
 def _parameters(run: RunDirectory) -> Iterator[tuple[str, Any]]:
@@ -314,10 +316,9 @@ def _metric_name(key: str) -> str:
     figure, is_of_directory, directory = key.partition("/")
     if not is_of_directory:
         return key
-    name = directory.replace("/", ".")
-    clean = re.sub(r"[^\w.\- :]", "_", name[:_LONGEST_DIRECTORY])
-    told_apart = "" if clean == name else f" {checksum_of(directory.encode())[:8]}"
-    return f"by_directory/{figure}/{clean.lstrip('.')}{told_apart}"
+    name = re.sub(r"[^\w.\- :]", "_", directory.replace("/", ".")[:_LONGEST_DIRECTORY]).lstrip(".")
+    told_apart = "" if name == directory else f" {checksum_of(directory.encode())[:8]}"
+    return f"by_directory/{figure}/{name}{told_apart}"
 
 
 def _monitor(run: RunDirectory, run_id: str) -> Any:
