@@ -78,8 +78,10 @@ def _export(checkpoint: Path, output: Path) -> RunState:
             f"{checkpoint}: not a RUN/checkpoints/step-...; what is beside checkpoints/ is needed too: config.toml, "
             "tokenizer/ and others"
         )
-    if output.resolve().is_relative_to(checkpoint):
-        raise CheckpointError(f"{output}: in the checkpoint, and would go with it; choose another directory")
+    if output.resolve().is_relative_to(checkpoint.parent):
+        raise CheckpointError(
+            f"{output}: in {checkpoint.parent}, which is the trainer's alone; choose another directory"
+        )
     run = RunDirectory(checkpoint.parent.parent)
     recipe, state = load_recipe(run.config), read_run_state(checkpoint)
     verify_state(checkpoint)

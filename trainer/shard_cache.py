@@ -99,7 +99,8 @@ def cached(source: str, cache: Path, verify: bool) -> ShardDirectory:
             _complete(directory, remote, manifest, verify and os.environ.get("LOCAL_RANK", "0") == "0")
             _write(directory / MANIFEST, text)
     except OSError as error:
-        raise ShardError(f"{directory}: can't be used as a cache ({error.strerror or error})") from error
+        where = error.filename2 or error.filename or directory
+        raise ShardError(f"{where}: can't be used as a cache ({error.strerror or error})") from error
     return ShardDirectory(directory)
 
 

@@ -1,6 +1,7 @@
 """A node's copy of the shards: made once, recognised by checksums, never half, whatever happens to who makes it."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -257,10 +258,19 @@ def test_sources_that_can_not_be_read(tmp_path, cache, shards):
         cached(str(lacking), cache, verify=True)
 
 
+def test_a_folder_where_a_shard_belongs_is_named(shards, cache):
+    name = "shard-00001-of-00003.arrow"
+    copy = cached(str(shards), cache, verify=True).path
+    (copy / name).unlink()
+    (copy / name / "folder").mkdir(parents=True)
+    with pytest.raises(ShardError, match=re.escape(f"{copy / name}: can't be used as a cache (Is a directory)")):
+        cached(str(shards), cache, verify=True)
+
+
 def test_a_cache_that_can_not_be_written(shards, tmp_path):
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(ShardError, match=r"file/\w{32}: can't be used as a cache \(File exists\)"):
+    with pytest.raises(ShardError, match=r"/file: can't be used as a cache \(File exists\)"):
         cached(str(shards), file, verify=True)
 
 
