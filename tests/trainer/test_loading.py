@@ -73,7 +73,7 @@ def test_requests_to_stop_wait_for_the_start_of_the_processes_and_no_longer(shar
     """Before they ignore them these would end the processes; held back for good, the trainer would never hear them."""
     before, loader = signal.pthread_sigmask(signal.SIG_BLOCK, ()), Told()
     _start(loader)
-    assert loader.held_back == before | {signal.SIGTERM, signal.SIGUSR1}
+    assert loader.held_back == before | {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
     reader = StepReader(steps_of(shards), 0, 4, workers=1)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
     reader.close()

@@ -24,6 +24,16 @@ LEFT_TO_RIGHT = ["model.is_decoder=true", "train.next_sentence=false"]
 MEANS = {"loss": 3.0, "mlm_loss": 2.0, "nsp_loss": 1.0, "mlm_accuracy": 0.5, "nsp_accuracy": 0.75}
 
 
+class Alone(World):
+    """A world of one rank, which nobody else needs to join."""
+
+    def gather(self, value):
+        return [value]
+
+
+ALONE = Alone(0, 1, torch.device("cpu"))
+
+
 class Evaluating:
     """An engine that keeps what it is to evaluate; the parts have losses of 0, 1, 2, ..."""
 
@@ -39,8 +49,7 @@ class Evaluating:
 def validate_on(recipe, engine, *shards, settings=()):
     """The figures of a validation."""
     settings, corpus = load_recipe(recipe, settings), open_corpus([*map(str, shards)])
-    world = World(0, 1, torch.device("cpu"))
-    return Validation(corpus, settings, settings.phases[0], world).figures(engine, lambda: False)
+    return Validation(corpus, settings, settings.phases[0], ALONE).figures(engine, lambda: False)
 
 
 @pytest.mark.parametrize("left_to_right", [False, True])
@@ -130,7 +139,7 @@ def test_held_out_shards_that_are_gone_are_read_on(recipe, shards, tmp_path):
     """As after the first validation of a phase, when somebody has moved them."""
     path = write_shards(tmp_path / "shards")
     settings, corpus = load_recipe(recipe), open_corpus([str(path)])
-    validation = Validation(corpus, settings, settings.phases[0], World(0, 1, torch.device("cpu")))
+    validation = Validation(corpus, settings, settings.phases[0], ALONE)
     first, second = Evaluating(), Evaluating()
     validation.figures(first, lambda: False)
     path.rename(tmp_path / "moved")
