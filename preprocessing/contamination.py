@@ -8,7 +8,6 @@ It occurs in the corpus when 70 % of its sequences of eight words do, anywhere, 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +19,7 @@ import pyarrow as pa
 
 from preprocessing.fingerprints import word_sequences, words_of
 from preprocessing.sources import SourceError
+from preprocessing.sources.lines import parse_json
 from preprocessing.text import clean
 
 WORDS = 8
@@ -75,7 +75,7 @@ def _texts(path: Path) -> Iterator[str]:
     try:
         path.name.encode()  # it will be in the manifest
         yield from _READERS[path.suffix](path.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise SourceError(f"{path}: can't be read as {path.suffix} in UTF-8 ({error}); mend or remove it") from error
 
 
@@ -90,8 +90,8 @@ def _strings(value: Any) -> Iterator[str]:
 _READERS: dict[str, Callable[[str], Iterable[str]]] = {
     ".txt": lambda text: text.split("\n"),
     ".tsv": lambda text: re.split(r"[\n\t]", text),
-    ".json": lambda text: _strings(json.loads(text)),
-    ".jsonl": lambda text: _strings([json.loads(line) for line in text.split("\n") if line.strip()]),
+    ".json": lambda text: _strings(parse_json(text)),
+    ".jsonl": lambda text: _strings([parse_json(line) for line in text.split("\n") if line.strip()]),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -26,7 +25,7 @@ from preprocessing.sources import (
     Wanted,
     every,
 )
-from preprocessing.sources.lines import decode_utf8, first_starts, has_too_many_values, lines, numbered
+from preprocessing.sources.lines import decode_utf8, first_starts, has_too_many_values, lines, numbered, parse_json
 
 SOURCE = "books"
 WRAP = 100  # columns; a text is hard-wrapped when hardly any of its lines is longer
@@ -219,8 +218,8 @@ def _is_json(text: str) -> bool:
     if has_too_many_values(text.encode()):
         return True
     try:
-        json.loads(text)
-    except (ValueError, RecursionError):
+        parse_json(text)
+    except ValueError:
         return False
     return True
 
@@ -233,8 +232,8 @@ def _is_json_lines(text: str, following: Iterable[bytes | None]) -> bool:
     if has_too_many_values(line.encode()):
         return False  # one document
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = parse_json(line)
+    except ValueError:
         return False
     if not record or isinstance(record.get(Columns.text), str):
         return bool(record)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -22,7 +21,7 @@ from preprocessing.sources import (
     Wanted,
     every,
 )
-from preprocessing.sources.lines import decode_utf8, has_too_many_values, lines
+from preprocessing.sources.lines import decode_utf8, has_too_many_values, lines, parse_json
 
 SOURCE = "jsonl"
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
@@ -106,8 +105,8 @@ def _document(line: bytes, doc_id: str, fields: Columns, first: bool) -> Item:
     if first and text.strip() == "{":
         return Damaged(doc_id, SOURCE, f"{doc_id}: a JSON object of several lines; what is read is one object a line")
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        record = parse_json(text)
+    except ValueError as error:
         return Damaged(doc_id, SOURCE, f"{doc_id}: not a JSON object ({error})")
     if not isinstance(record, dict):
         return Damaged(doc_id, SOURCE, f"{doc_id}: a JSON {type(record).__name__} where an object is expected")

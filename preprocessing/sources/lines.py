@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
-from typing import BinaryIO, TypeVar
+from itertools import accumulate, islice
+from typing import Any, BinaryIO, TypeVar
 
 from preprocessing.sources import MAX_DOCUMENT, Item, Part, Skipped, Start
 
@@ -15,6 +16,8 @@ T = TypeVar("T")
 MAX_LINE = 4 * MAX_DOCUMENT  # bytes: a line this long holds too long a document in any case
 MAX_VALUES = 1 << 20  # of JSON: strings, objects, lists and commas, which take some hundred bytes each once parsed
 _VALUE = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[,{\[]', re.DOTALL)
+MAX_DEPTH = 200  # of JSON: Python would parse what is nested as deep as its callers leave of the stack
+_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+"?|([{\[])|[}\]]', re.DOTALL)
 
 
 def decode_utf8(data: bytes) -> tuple[str, int]:
@@ -70,11 +73,30 @@ def numbered(
         yield Skipped(name, source, "empty")
 
 
-def has_too_many_values(json: bytes) -> bool:
+def has_too_many_values(text: bytes) -> bool:
     """Whether JSON would not fit into memory once it is parsed, however few bytes it has."""
-    if len(json) <= MAX_VALUES:
+    if len(text) <= MAX_VALUES:
         return False
-    return next(islice(_VALUE.finditer(json), MAX_VALUES, None), None) is not None
+    return next(islice(_VALUE.finditer(text), MAX_VALUES, None), None) is not None
+
+
+def _is_too_deep(text: str) -> bool:
+    """Whether JSON is nested deeper than is parsed here, on any stack."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return False
+    steps = (1 if found[1] else -1 for found in _BRACKET.finditer(text) if found[0][0] != '"')
+    return any(depth > MAX_DEPTH for depth in accumulate(steps))
+
+
+def parse_json(text: str) -> Any:
+    """What JSON holds: the same, or the same error, wherever this is called.
+
+    Raises:
+        ValueError: it is no JSON, or nested too deep.
+    """
+    if _is_too_deep(text):
+        raise ValueError(f"nested more than {MAX_DEPTH} deep")
+    return json.loads(text)
 
 
 def first_starts(starts: Iterator[Start], offsets: Sequence[int], file: BinaryIO) -> Iterator[Start]:

@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
 from preprocessing.sources import Columns, Damaged, Document, Item, ReadOptions, Skipped
 from preprocessing.sources.jsonl import read
+from preprocessing.sources.lines import MAX_DEPTH
+
+T = TypeVar("T")
 
 
 def documents(data: bytes | str, **fields: str) -> list[Item]:
@@ -128,6 +133,29 @@ def test_a_line_of_more_values_than_fit_into_memory_is_not_parsed(monkeypatch: p
     assert documents(line) == [Skipped("a/b.jsonl#0", "jsonl", "too_large")]
     monkeypatch.setattr("preprocessing.sources.lines.MAX_VALUES", 400)
     assert documents(line) != [Skipped("a/b.jsonl#0", "jsonl", "too_large")]
+
+
+def _far_down(frames: int, call: Callable[[], T]) -> T:
+    """What a call gives to one who has called others already, as engines do more of with some options."""
+    return call() if not frames else _far_down(frames - 1, call)
+
+
+@pytest.mark.parametrize("frames", [0, 600])
+def test_how_deep_a_record_may_be_nested_does_not_depend_on_who_reads_it(frames: int) -> None:
+    def record(depth: int) -> str:
+        return '{"text": "Text.", "x": ' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
+
+    lines = "\n".join(map(record, (MAX_DEPTH, MAX_DEPTH + 1, 900)))
+    read_one, *deeper = _far_down(frames, lambda: documents(lines))
+    assert read_one == Document("a/b.jsonl#0", "jsonl", None, "Text.")
+    told = "a/b.jsonl#{0}: not a JSON object (nested more than {1} deep)"
+    assert deeper == [Damaged(f"a/b.jsonl#{row}", "jsonl", told.format(row, MAX_DEPTH)) for row in (1, 2)]
+
+
+def test_brackets_within_a_text_or_side_by_side_nest_nothing() -> None:
+    record = {"text": '[[{"' * 1000, "x": [[{}]] * 1000}
+    (found,) = documents(json.dumps(record))
+    assert found == Document("a/b.jsonl#0", "jsonl", None, record["text"])  # type: ignore[arg-type]
 
 
 def test_what_looks_like_values_within_a_text_is_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,8 +241,8 @@ def test_the_share_of_a_benchmark_that_is_in_the_corpus(
 
 
 def test_a_benchmark_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    (tmp_path / "deep.json").write_text("[" * 100_000)
-    with pytest.raises(SourceError, match=r"deep.json: can't be read as .json"):
+    (tmp_path / "deep.json").write_text("[" * 300 + "]" * 300)
+    with pytest.raises(SourceError, match=r"deep.json: can't be read as .json in UTF-8 \(nested more than 200 deep\)"):
         read_benchmark(tmp_path)
     (tmp_path / "deep.json").unlink()
     (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text(" ".join(f"word{number}" for number in range(12)))
