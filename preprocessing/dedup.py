@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from preprocessing.fingerprints import PERMUTATIONS, RepeatRule
 from preprocessing.layout import MIN_ROWS, MIN_VALIDATION_CORPUS, Counts, Edge, Span, row_key
+from preprocessing.sources import SourceError
 from preprocessing.token_buffer import documents_schema
 
 RANGE_RECORDS = 1 << 20  # lines of one range of hashes, about
@@ -59,6 +60,28 @@ def _column(batch: pa.RecordBatch, name: str) -> np.ndarray:
     return column
 
 
+def _check_sources(documents: pa.Table, versions: np.ndarray, older: np.ndarray) -> None:
+    """See that what passes for an older version of a document is of the same source.
+
+    Args:
+        documents: all of them.
+        versions: [collisions] positions of documents of whose id there is another.
+        older: [collisions] positions of these others.
+
+    Raises:
+        SourceError: two documents that have nothing to do with each other have one id.
+    """
+    one, other = (documents["source"].take(pa.array(rows)) for rows in (versions, older))
+    first = pc.index(pc.not_equal(one, other), True).as_py()
+    if first >= 0:
+        doc_id = documents["doc_id"][int(versions[first])].as_py()
+        source, another = sorted(str(column[first]) for column in (one, other))
+        raise SourceError(
+            f"{doc_id!r} is the id of a document of --{source} and of one of --{another}, which must differ; "
+            "rename a file or its folder, or name the files by another glob"
+        )
+
+
 class Review:
     """Looks through the records of the whole corpus and marks what is lost.
 
@@ -67,7 +90,11 @@ class Review:
     """
 
     def __init__(self, runs: Iterable[Run]):
-        """Rank the documents by id, and drop all but the newest of one id."""
+        """Rank the documents by id, and drop all but the newest of one id.
+
+        Raises:
+            SourceError: documents of two sources have one id, so that neither is a version of the other.
+        """
         self._runs = sorted(runs, key=lambda run: (run.unit, run.batch))
         sizes = [run.documents.num_rows for run in self._runs]
         self._first = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])  # [runs + 1] of each run's documents
@@ -81,12 +108,15 @@ class Review:
 
     def _rank_documents(self) -> None:
         keys = {"doc_id": "ascending", "revision": "descending", "content": "ascending"}
-        schema = pa.schema([documents_schema(False).field(name) for name in keys])
-        table = pa.Table.from_batches([run.documents.select(list(keys)) for run in self._runs], schema)
+        schema = pa.schema([documents_schema(False).field(name) for name in (*keys, "source")])
+        table = pa.Table.from_batches([run.documents.select(schema.names) for run in self._runs], schema)
         order = pc.sort_indices(table, sort_keys=list(keys.items())).to_numpy()
         self._rank[order] = np.arange(len(order))
         ids = self._all("split_hash")[order]  # a hash of the id: neighbours that share it are of one id
-        self.lost[order[1:][ids[1:] == ids[:-1]]] = Reason.COLLISION
+        is_older = ids[1:] == ids[:-1]
+        older = order[1:][is_older]
+        _check_sources(table, order[:-1][is_older], older)
+        self.lost[older] = Reason.COLLISION
 
     def _alive(self) -> np.ndarray:
         return np.flatnonzero(self.lost == 0)

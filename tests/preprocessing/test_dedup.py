@@ -15,7 +15,7 @@ from preprocessing.dedup import Reason, Review, Run, reasons_of, repeats_of, rev
 from preprocessing.fingerprints import RepeatRule, fingerprint, signature, word_sequences
 from preprocessing.layout import Layout
 from preprocessing.shards import PairOptions, Rows, build_shard, lines_of, take_rows, without_lines
-from preprocessing.sources import Document
+from preprocessing.sources import Document, SourceError
 from preprocessing.token_buffer import EncodedDocument, TokenBuffer, UnitNote
 
 LAYOUT = Layout(seed=1, train_shards=1, validation_shards=0, validation_fraction=0.0)
@@ -31,6 +31,7 @@ class Text(NamedTuple):
     doc_id: str
     lines: tuple[str, ...]
     revision: int = 0
+    source: str = "books"
 
 
 def encoded(text: Text, rule: RepeatRule) -> EncodedDocument:
@@ -38,7 +39,7 @@ def encoded(text: Text, rule: RepeatRule) -> EncodedDocument:
     lengths = [len(line) for line in text.lines]
     ends = np.cumsum([length for length in lengths if length], dtype=np.int32)
     print_ = fingerprint("\n".join(text.lines), [int(length > 0) for length in lengths], ends, rule)
-    return EncodedDocument(Document(text.doc_id, "books", None, "", text.revision), tokens, ends, print_)
+    return EncodedDocument(Document(text.doc_id, text.source, None, "", text.revision), tokens, ends, print_)
 
 
 class Corpus:
@@ -187,6 +188,18 @@ def test_of_two_texts_of_one_revision_the_same_one_stays_in_any_order() -> None:
     first, *others = (what_stays(corpus.rows(review(corpus.runs, RULE), 1)) for corpus in corpora)
     assert sorted(first) == ["a", "b"]
     assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("order", range(4))
+def test_documents_of_two_sources_are_no_versions_of_each_other(order: int) -> None:
+    pages = [Text("enwiki/1", ("aj",), revision, "wikipedia") for revision in (3, 4)]
+    others = [Text("enwiki/2", ("bj",)), Text("enwiki/3", ("cj",), source="jsonl")]
+    found = review(Corpus([*pages, *others], RULE, order, units=2).runs, RULE)
+    assert found.counts() == {"dropped/wikipedia/collision": 1}
+    book = Text("enwiki/1", ("dj",))
+    told = "'enwiki/1' is the id of a document of --books and of one of --wikipedia, which must differ; rename a file"
+    with pytest.raises(SourceError, match=told):
+        review(Corpus([*pages, *others, book], RULE, order, units=2).runs, RULE)
 
 
 def test_an_empty_corpus_has_nothing_to_drop() -> None:

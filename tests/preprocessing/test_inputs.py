@@ -273,6 +273,14 @@ def test_a_name_in_two_sources_is_told_in_a_line(make: Maker, tmp_path: Path) ->
     assert "both are called 'wiki_00'" in said
 
 
+def test_a_book_that_is_called_as_a_row_of_another_source_is_told_in_a_line(make: Maker, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [text(1), text(2), text(3)])
+    (tmp_path / "a.jsonl#1").write_text(text(4))
+    said = make.error(tmp_path / "out", "--jsonl", tmp_path / "a.jsonl", "--books", tmp_path / "a.jsonl#1")
+    assert "'a.jsonl#1' is the id of a document of --books and of one of --jsonl, which must differ; rename" in said
+    assert not (tmp_path / "out" / "job.json").exists()
+
+
 def test_a_folder_whose_own_name_looks_like_a_pattern(
     make: Maker, write_books: Callable[[Path, int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
