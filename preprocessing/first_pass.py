@@ -105,6 +105,7 @@ def _documents(job: Job, unit: Unit, counts: Counts, dog: Watchdog) -> Iterator[
         else:
             counts[f"characters/{document.source}"] += len(document.text)
             counts[f"replaced/{document.source}"] += document.replaced
+            counts[f"windows_1252/{document.source}"] += document.windows_1252
             counts[f"tagged/{document.source}"] += holds_tags(document.text)
             yield document
 

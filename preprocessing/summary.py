@@ -57,8 +57,8 @@ def _pair_statistics(counts: Counts, length: int) -> dict[str, Any]:
 
 def _source_statistics(counts: Counts, source: str) -> dict[str, Any]:
     names = (
-        "documents", "titles", "one_sentence", "sentences", "words", "characters", "replaced", "tagged", "tokens",
-        "unknown",
+        "documents", "titles", "one_sentence", "sentences", "words", "characters", "replaced", "windows_1252", "tagged",
+        "tokens", "unknown",
     )  # fmt: skip
     own: dict[str, Any] = {name: counts[f"{name}/{source}"] for name in names}
     dropped = _under(counts, f"dropped/{source}")
@@ -113,6 +113,11 @@ def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: f
         lines.append(f"  no titles: the field {title!r} of --jsonl-title-field is in no document of --jsonl")
     if replaced := sum(source["replaced"] for source in statistics["sources"].values()):
         lines.append(f"  replaced   {counted(replaced, 'place')} with bytes that are no UTF-8")
+    if guessed := sum(source["windows_1252"] for source in statistics["sources"].values()):
+        lines.append(
+            f"  encoding   {counted(guessed, 'file')} taken for Windows-1252, being no UTF-8; "
+            "docs/preprocessing.md tells how to find those that are in another encoding"
+        )
     tagged = sum(source["tagged"] for source in statistics["sources"].values())
     if tagged > MANY_TAGGED * documents["read"]:
         lines.append(

@@ -24,6 +24,7 @@ class Document(NamedTuple):
     revision: int = 0  # of two documents with one doc_id, the one with the greater revision stays
     replaced: int = 0  # places where the file held bytes that are no text, and the text has U+FFFD now
     split: bool = False  # every line is a sentence: they are not looked for
+    windows_1252: bool = False  # what it was taken for, as it is nothing else that the reader knows
 
 
 class Skipped(NamedTuple):

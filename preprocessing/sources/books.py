@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import codecs
 import re
+import string
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from preprocessing.sources import (
     DEFAULTS,
@@ -48,6 +49,10 @@ _TITLE = re.compile(r"^Title: *(\S[^\n]*(?:\n[ \t]+\S[^\n]*)*)", re.M)
 # Bytes that no text has in any encoding read here, but for a stray one: not white space, nor the end of a file in DOS.
 _CONTROL = bytes(set(range(0x20)) - set(b"\t\n\v\f\r\x1a\x1c\x1d\x1e\x1f"))
 _LOOKED_AT = 1 << 16  # bytes
+_LETTERS = string.ascii_letters.encode()
+_ACCENTED = bytes(byte for byte in range(0x80, 0x100) if bytes([byte]).decode("cp1252", "ignore").isalpha())
+_MOST_ACCENTED = 1 / 3  # of a text's letters; of Icelandic a seventh is
+_FEW_ACCENTED = 20  # letters of a short text, which may be "Ça, là ?"
 _BLANK = 1 << 20  # bytes of a file in google's format, in which its first line with text is looked for in every part
 _STRAY = 0.01  # this part of them at most; of a compressed file every tenth is one, of UTF-16 in English every second
 # Source -> how its files begin, which would pass for books.
@@ -57,21 +62,38 @@ _JSON = re.compile(r'[\[\s]*\{\s*"(?:[^"\\\n]++|\\.)*+"\s*:')
 _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def decode(data: bytes) -> tuple[str, int]:
-    """Text of a file, and in how many places its bytes were none.
+class Decoded(NamedTuple):
+    """The text of a file."""
 
-    UTF-16 where its mark says so; else UTF-8, also where a few bytes of it are damaged; else what Latin-1 files really
-    hold, Windows-1252.
+    text: str
+    replaced: int  # in how many places its bytes were none
+    windows_1252: bool = False  # taken for it, as for anything that is no Unicode
+
+
+def decode(data: bytes) -> Decoded:
+    """Text of a file: UTF-16 where its mark says so; else UTF-8, also where a few bytes of it are damaged.
+
+    Else what Latin-1 files really hold, Windows-1252, whatever it is.
     """
     if data.startswith(_MARKS):
-        return data.decode("utf-16", errors="replace"), 0
+        text, undamaged = (data.decode("utf-16", errors=how) for how in ("replace", "ignore"))
+        return Decoded(text, text.count("\ufffd") - undamaged.count("\ufffd"))
     text, replaced = decode_utf8(data.removeprefix(codecs.BOM_UTF8))
     if not replaced or sum(not character.isascii() for character in text) > 2 * replaced:
-        return text, replaced
+        return Decoded(text, replaced)
     try:
-        return data.decode("cp1252"), 0
+        return Decoded(data.decode("cp1252"), 0, windows_1252=True)
     except UnicodeDecodeError:
-        return data.decode("latin-1"), 0
+        return Decoded(data.decode("latin-1"), 0, windows_1252=True)
+
+
+def _may_be_windows_1252(data: bytes) -> bool:
+    """Whether a text has as few letters with accents as in any language that is written in Windows-1252.
+
+    In an encoding of Korean, Japanese, Chinese or Russian most bytes look like such letters.
+    """
+    plain, accented = (len(data) - len(data.translate(None, letters)) for letters in (_LETTERS, _ACCENTED))
+    return accented <= max(_FEW_ACCENTED, _MOST_ACCENTED * (plain + accented))
 
 
 def strip_gutenberg(text: str) -> tuple[str, str | None]:
@@ -178,15 +200,19 @@ def _book(file: BinaryIO, name: str) -> Item:
     data = file.read(4 * MAX_DOCUMENT + 1)
     if not _is_text(data[:_LOOKED_AT]):
         return Damaged(name, SOURCE, f"{name}: not text in UTF-8, Windows-1252, or UTF-16 that begins with its mark")
-    raw, replaced = decode(data)
+    raw, replaced, windows_1252 = decode(data)
     _check_plain(raw, name)
+    if windows_1252 and not _may_be_windows_1252(data):
+        told = f"{name}: neither UTF-8 nor Windows-1252 but another encoding; iconv -f ENCODING -t UTF-8 converts it"
+        return Damaged(name, SOURCE, told)
     if len(data) > 4 * MAX_DOCUMENT or len(raw) > MAX_DOCUMENT:
         return Skipped(doc_id=name, source=SOURCE, reason="too_large")
     body, title = strip_gutenberg(raw.replace("\r\n", "\n").replace("\r", "\n"))
     paragraphs = unwrap(body)
     if not paragraphs:
         return Skipped(doc_id=name, source=SOURCE, reason="empty")
-    return Document(name, SOURCE, title or PurePosixPath(name).stem, paragraphs, replaced=replaced)
+    title = title or PurePosixPath(name).stem
+    return Document(name, SOURCE, title, paragraphs, replaced=replaced, windows_1252=windows_1252)
 
 
 def _check_plain(text: str, name: str, following: Iterable[bytes | None] = ()) -> None:

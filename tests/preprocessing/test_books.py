@@ -183,6 +183,48 @@ def test_a_file_is_utf8_if_more_of_its_letters_are_than_bytes_are_damaged() -> N
     assert book("Fête à Nmes: ".encode() + b"\xe9 \xe9").text == "FÃªte Ã\xa0 Nmes: é é"
 
 
+KOREAN = "안응칠은 황해도 해주에서 태어났다. 그는 어려서부터 말타기와 활쏘기를 즐겼다. "
+JAPANESE = "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。"
+CHINESE = "却说那唐僧师徒四人，晓行夜宿，不觉又到了一座高山之前。"
+RUSSIAN = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему. "
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        *[("euc-kr", KOREAN), ("euc-jp", JAPANESE), ("shift-jis", JAPANESE), ("gb18030", CHINESE)],
+        *[(encoding, RUSSIAN) for encoding in ("koi8-r", "cp1251", "iso-8859-5", "cp866")],
+    ],
+)
+def test_what_is_in_another_encoding_is_damaged_and_not_letters_with_accents(encoding: str, text: str) -> None:
+    (item,) = read(io.BytesIO(text.encode(encoding) * 3), "a.txt")
+    told = "a.txt: neither UTF-8 nor Windows-1252 but another encoding; iconv -f ENCODING -t UTF-8 converts it"
+    assert item == Damaged("a.txt", "books", told)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Ça, là ? « Où ? À Évian ? »",
+        "Kæmi ný öxi hér, ykist þjófum nú bæði víl og ádrepa. " * 10,
+        "Falsches Üben von Xylophonmusik quält jeden größeren Zwerg. “Ja…” — " * 10,
+        "Když se Řehoř Samsa jednou ráno probudil z nepokojných snů. " * 10,  # guessed wrong, which is why it is told
+    ],
+)
+def test_windows_1252_is_a_guess_that_is_told(text: str) -> None:
+    encoding = "cp1250" if "Řehoř" in text else "cp1252"
+    document = book(text.encode(encoding))
+    assert document.windows_1252
+    assert document.text == text.encode(encoding).decode("cp1252").strip()
+    assert not book(text.encode()).windows_1252
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_half_a_surrogate_pair_in_utf16_is_replaced_and_counted(encoding: str) -> None:
+    document = book("\ufeffHalf \ud83d of one, \ufffd and 😀.".encode(encoding, "surrogatepass"))
+    assert (document.text, document.replaced) == ("Half \ufffd of one, \ufffd and 😀.", 1)
+
+
 def google(data: bytes) -> list[Item]:
     return list(read(io.BytesIO(data), "b.txt", ReadOptions(books_format="google")))
 

@@ -133,6 +133,15 @@ def test_bytes_that_are_no_utf8_are_counted(make: Maker, tmp_path: Path) -> None
     assert {source: its["replaced"] for source, its in sources.items()} == {"wikipedia": 3, "books": 1}
 
 
+def test_books_that_are_taken_for_windows_1252_are_counted_and_told(make: Maker, tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_bytes(f"{text(number)} Caf\xe9.".encode("latin-1" if number else "utf-8"))
+    said = make(tmp_path / "out", "--books", tmp_path / "*.txt")
+    assert "\n  encoding   3 files taken for Windows-1252, being no UTF-8; docs/preprocessing.md tells how to" in said
+    (source,) = ShardDirectory(tmp_path / "out").manifest.statistics["sources"].values()
+    assert (source["windows_1252"], source["replaced"]) == (3, 0)
+
+
 def test_strange_documents_are_handled_and_counted(make: Maker, books: Path, tmp_path: Path) -> None:
     huge = "It is very long. " * (50_000_000 // 17)
     nested = "{{a|" * 10_000 + "x" + "}}" * 10_000
