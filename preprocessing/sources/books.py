@@ -36,7 +36,16 @@ _SMALL_PRINT_ENDS = re.compile(r"^[ \t]*\*END ?\*? ?THE SMALL PRINT![^\n]*$", re
 _END = re.compile(
     r"^[ \t]*(?:\*{3} ?END OF (?:THE|THIS) PROJECT GUTENBERG EBOOK|End of (?:the )?Project Gutenberg)", re.M | re.I
 )
-_CREDITS = re.compile(r"\s*(?:Produced by|E-text prepared by|Transcribed from)\b.*?\n\s*\n", re.S)
+# The words of an end may be in anybody's text, these are not.
+_MARK = re.compile(
+    r"^[ \t]*\*(?:\*\* ?(?:START|END) OF (?:THE|THIS) PROJECT GUTENBERG EBOOK|END ?\*? ?THE SMALL PRINT!)", re.M | re.I
+)
+# Names follow, or an edition's year: a book's own first words may be "Produced by the sun".
+_CREDITS = re.compile(
+    r"\s*(?:Produced by|E-text prepared by|Transcribed from)\s+(?:the\s+(?=Online|PG|Project|\d))?(?![a-z])\w"
+    r".*?\n\s*\n",
+    re.S,
+)
 _HEADER = 1 << 16  # characters, of which a header has a few thousand; a mark further on is another book's
 # Of pictures, which may be of several paragraphs.
 _CAPTIONS = re.compile(r"\[(?:Illustration|Picture)\b[^\[\]]{0,1000}\]")
@@ -100,15 +109,15 @@ def strip_gutenberg(text: str) -> tuple[str, str | None]:
     """What is between Project Gutenberg's header and footer, of several books in a row too, and the first title.
 
     Captions of its pictures, lines of asterisks, and the underscores in which it puts italics go as well. A text
-    without header and footer keeps all it has.
+    without header and footer keeps all it has, also where a line of it has no more than the words of a footer.
     """
     start = _START.search(text, 0, _HEADER) or _end_of_small_print(text)
     title = _TITLE.search(text[: start.start()]) if start else None
-    body, rest = _until_footer(_without_credits(text[start.end() :]) if start else text)
+    body, rest = _until_footer(_without_credits(text[start.end() :]) if start else text, is_gutenbergs=bool(start))
     starts = list(_START.finditer(rest))
     ends = [*(start.start() for start in starts[1:]), len(rest)]
     others = (_without_credits(rest[start.end() : end]) for start, end in zip(starts, ends, strict=False))
-    bodies = [body, *(_until_footer(other)[0] for other in others)]
+    bodies = [body, *(_until_footer(other, is_gutenbergs=True)[0] for other in others)]
     joined = "\n\n".join(bodies)
     if start or rest:
         joined = _ITALICS.sub(r"\1", _CAPTIONS.sub("", _ASTERISKS.sub(_unless_all_of_line, joined)))
@@ -133,12 +142,19 @@ def _without_credits(body: str) -> str:
     return body[found.end() :] if found else body
 
 
-def _until_footer(body: str) -> tuple[str, str]:
-    """A text up to the footer, and what follows from there."""
+def _until_footer(body: str, is_gutenbergs: bool) -> tuple[str, str]:
+    """A text up to the footer, and what follows from there.
+
+    Args:
+        body: the text without its header.
+        is_gutenbergs: whether it had one. Else a footer is one where Gutenberg's mark is in it, or behind it.
+    """
     # Looking for the footer line by line takes as long as all the rest of reading.
     mentions = [at for name in ("Gutenberg", "GUTENBERG", "gutenberg") if (at := body.find(name)) >= 0]
     footer = _END.search(body, body.rfind("\n", 0, min(mentions)) + 1) if mentions else None
-    return (body[: footer.start()], body[footer.start() :]) if footer else (body, "")
+    if footer and (is_gutenbergs or _MARK.search(body, footer.start())):
+        return body[: footer.start()], body[footer.start() :]
+    return body, ""
 
 
 def unwrap(text: str) -> str:

@@ -51,9 +51,34 @@ def test_the_small_print_of_old_etexts_goes_before_the_book_and_behind_it(mark: 
 def test_gutenbergs_lines_may_be_in_any_letters(written: Callable[[str], str]) -> None:
     start, end = (written(f"*** {which} of this Project Gutenberg eBook X ***") for which in ("start", "end"))
     assert book(f"Header.\n{start}\nA book.\n{end}\nLicence.".encode()).text == "A book."
-    assert book(f"Gutenberg printed.\n{written('End of Project Gutenberg')}.".encode()).text == "Gutenberg printed."
+    words = written("End of Project Gutenberg")
+    assert book(f"Header.\n{start}\nGutenberg printed.\n{words}.".encode()).text == "Gutenberg printed."
+    assert book(f"Gutenberg printed.\n{words}.\n\n{end}\nLicence.".encode()).text == "Gutenberg printed."
     small_print = written("*End*The Small Print! For Public Domain Etexts*")
     assert book(f"Header.\n{small_print}\nA book.\n".encode()).text == "A book."
+
+
+def test_what_others_write_of_gutenberg_is_no_footer() -> None:
+    written = "Of books.\n\nEnd of Project Gutenberg, said the paper, and was wrong.\n\nIt goes on.\n"
+    read_as = "Of books.\nEnd of Project Gutenberg, said the paper, and was wrong.\nIt goes on."
+    assert book(written.encode()).text == read_as
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "stays"),
+    [
+        ("Produced by the sun and the sea, salt\nwas their trade.", True),
+        ("Transcribed from memory, the letter\nsaid little.", True),
+        ("Produced by A. B. and the Online\nDistributed Proofreading Team.", False),
+        ("Produced by the Online Distributed\nProofreading Team at http://www.pgdp.net", False),
+        ("Produced by Élise B.  HTML version by C. D.", False),
+        ("Transcribed from the 1897 C & D\nedition by E. F., email ef@pglaf.org", False),
+    ],
+)
+def test_who_made_a_gutenberg_book_is_told_from_how_it_begins(paragraph: str, stays: bool) -> None:
+    begins = [paragraph.replace("\n", " ")] if stays else []
+    text = f"Header.\n*** START OF THE PROJECT GUTENBERG EBOOK X ***\n\n{paragraph}\n\nThe end.\n"
+    assert book(text.encode()).text.split("\n") == [*begins, "The end."]
 
 
 def test_several_gutenberg_books_in_a_file_are_all_read() -> None:
