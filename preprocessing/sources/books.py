@@ -64,6 +64,8 @@ _MOST_ACCENTED = 1 / 3  # of a text's letters; of Icelandic a seventh is
 _FEW_ACCENTED = 20  # letters of a short text, which may be "Ça, là ?"
 _BLANK = 1 << 20  # bytes of a file in google's format, in which its first line with text is looked for in every part
 _STRAY = 0.01  # this part of them at most; of a compressed file every tenth is one, of UTF-16 in English every second
+# The bytes of which white space is made in UTF-8: a line with any other has text.
+_OF_WHITE = bytes({byte for code in range(0x3001) if chr(code).isspace() for byte in chr(code).encode()})
 # Source -> how its files begin, which would pass for books.
 _OTHERS = {"wikipedia": "<mediawiki", "wikiextractor": "<doc id="}
 # How a JSON document begins that holds objects: with a key, which no prose does.
@@ -294,7 +296,8 @@ def _document(doc_id: str, document: bytes | None, wanted: Wanted) -> Iterator[I
         yield Skipped(doc_id, SOURCE, "too_large")
     elif wanted(doc_id):
         text, replaced = decode_utf8(document)
-        yield Document(doc_id, SOURCE, None, text, replaced=replaced, split=True)
+        # A carriage return within a line ends none there.
+        yield Document(doc_id, SOURCE, None, text.replace("\r", " "), replaced=replaced, split=True)
 
 
 def _check_beginning(file: BinaryIO, name: str) -> None:
@@ -303,7 +306,7 @@ def _check_beginning(file: BinaryIO, name: str) -> None:
     Raises:
         SourceError: as _plain_lines.
     """
-    any(line and line.strip() for line in _plain_lines(lines(file, Part(0, _BLANK)), name))
+    any(line and not _is_blank(line) for line in _plain_lines(lines(file, Part(0, _BLANK)), name))
 
 
 def _plain_lines(found: Iterator[bytes | None], name: str) -> Iterator[bytes | None]:
@@ -314,7 +317,7 @@ def _plain_lines(found: Iterator[bytes | None], name: str) -> Iterator[bytes | N
     """
     looked = False
     for line in found:
-        if line and line.strip() and not looked:
+        if line and not looked and not _is_blank(line):
             if line.startswith(_MARKS) or b"\0" in line:
                 raise SourceError(f"{name}: UTF-16, and google's format is UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
             _check_plain(decode_utf8(line)[0], name, found)
@@ -322,12 +325,17 @@ def _plain_lines(found: Iterator[bytes | None], name: str) -> Iterator[bytes | N
         yield line
 
 
+def _is_blank(line: bytes) -> bool:
+    """Whether a line is white space, Unicode's too, which bytes by themselves don't know."""
+    return not line.lstrip(_OF_WHITE) and not line.decode(errors="replace").strip()
+
+
 def _between_blank_lines(found: Iterable[bytes | None]) -> Iterator[bytes | None]:
     """The documents of lines as google-research/bert reads them, blank ones between them; None for one too large."""
     held: list[bytes] = []
     size = 0
     for line in chain(found, [b""]):
-        if line is None or line.strip():
+        if line is None or not _is_blank(line):
             size += MAX_DOCUMENT + 1 if line is None else len(line) + 1
             if line and size <= MAX_DOCUMENT:
                 held.append(line)

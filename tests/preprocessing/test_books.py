@@ -262,6 +262,26 @@ def test_googles_format() -> None:
     assert google(b"\n\n") == google(b"") == [Skipped("b.txt", "books", "empty")]
 
 
+@pytest.mark.parametrize("white", ["\u00a0", " \u3000\t", "\x1c", "\u2028", "\x85", "\u1680\u205f\r"])
+def test_a_blank_line_of_googles_format_may_be_of_any_white_space(white: str) -> None:
+    """Its program reads with str.strip."""
+    assert google(f"{white}\n{white}One.\n{white}\nTwo.{white}\n{white}".encode()) == [
+        Document("b.txt#0", "books", None, f"{white}One.".replace("\r", " "), split=True),
+        Document("b.txt#1", "books", None, f"Two.{white}".rstrip("\r"), split=True),
+    ]
+
+
+@pytest.mark.parametrize("line", [b"\xe3\x80", b"\xc2", b"\xa0", "\u3002".encode()], ids=bytes.hex)
+def test_a_line_of_bytes_that_white_space_has_too_is_text(line: bytes) -> None:
+    (found,) = google(b"One.\n" + line + b"\nTwo.")
+    assert isinstance(found, Document)
+
+
+def test_a_carriage_return_ends_no_line_in_googles_format() -> None:
+    (found,) = google(b"One\rgoes on.\r\nTwo.\r\r\n")
+    assert found == Document("b.txt#0", "books", None, "One goes on.\nTwo.", split=True)
+
+
 def test_only_what_is_wanted_is_read() -> None:
     found = read(io.BytesIO(b"A\n\nB\n\nC\n"), "b.txt", ReadOptions("google"), lambda doc_id: doc_id != "b.txt#1")
     assert [item.doc_id for item in found] == ["b.txt#0", "b.txt#2"]
