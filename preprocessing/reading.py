@@ -9,6 +9,7 @@ from preprocessing.inputs import Input
 from preprocessing.sources import (
     DEFAULTS,
     MAX_DOCUMENT,
+    MAX_TITLE,
     Damaged,
     Document,
     Item,
@@ -74,4 +75,6 @@ def _settled(item: Item, options: ReadOptions) -> Document | Skipped:
         return Skipped(item.doc_id, item.source, "damaged")
     if isinstance(item, Document) and len(item.text) > MAX_DOCUMENT:
         return Skipped(item.doc_id, item.source, "too_large")
+    if isinstance(item, Document) and item.title and len(item.title) > MAX_TITLE:
+        return item._replace(title=item.title[:MAX_TITLE])
     return item

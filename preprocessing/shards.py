@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from preprocessing.layout import Counts, Layout, check_shard_size, split_of
+from preprocessing.layout import Counts, Layout, ShardingError, check_shard_size, split_of
 from preprocessing.nsp import Negatives, PairRule, Sentences
 from preprocessing.nsp_lanes import draw_passes, draw_single_passes
 from preprocessing.schema import (
@@ -74,7 +74,7 @@ def build_shard(
         unknown_id: the id of [UNK], for statistics.
 
     Raises:
-        ShardingError: fewer than two documents are left, once repeated ones are dropped.
+        ShardingError: fewer than two documents are left, once repeated ones are dropped; or too many, as take_rows.
     """
     kept = _kept(shard, rows, layout, threshold)
     check_shard_size(shard, len(kept), 0)
@@ -99,11 +99,20 @@ def _kept(shard: str, rows: Rows, layout: Layout, threshold: int) -> np.ndarray:
 
 
 def take_rows(table: pa.Table, rows: np.ndarray) -> pa.RecordBatch:
-    """Some rows of a table in tokens_schema, copied once: Table.take joins the whole table first, and copies twice."""
-    columns = [
-        _take_lists(column, rows) if pa.types.is_list(column.type) else column.take(rows).combine_chunks()
-        for column in table.columns
-    ]
+    """Some rows of a table in tokens_schema, copied once: Table.take joins the whole table first, and copies twice.
+
+    Raises:
+        ShardingError: the table has more of ids or of titles than Arrow's offsets of 32 bits reach.
+    """
+    try:
+        columns = [
+            _take_lists(column, rows) if pa.types.is_list(column.type) else column.take(rows).combine_chunks()
+            for column in table.columns
+        ]
+    except pa.ArrowInvalid as error:
+        raise ShardingError(
+            f"the ids or titles of {table.num_rows:,} documents have 2^31 bytes or more: use a greater --num-shards"
+        ) from error
     return pa.RecordBatch.from_arrays(columns, schema=table.schema)
 
 

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
 
 from preprocessing.inputs import Input, find_inputs, units_of
 from preprocessing.reading import read_inputs
-from preprocessing.sources import ReadOptions, Skipped, SourceError
+from preprocessing.sources import MAX_TITLE, Document, ReadOptions, Skipped, SourceError
 from tests.preprocessing import memory_filesystem
 
 DAMAGED = {
@@ -45,3 +46,13 @@ def test_what_is_named_by_its_path_already_is_so_once_though_that_begins_as_the_
     file = Input("books", "m", len(memory_filesystem.FILES[path]), path)
     with pytest.raises(SourceError, match=f"^{path}: the compressed file is cut short"):
         list(read_inputs([file]))
+
+
+def test_a_title_is_cut_where_no_title_is_as_long(tmp_path: Path) -> None:
+    """Documents are bounded by their text: titles of any length would take memory without end."""
+    titles = ["A whale", "x" * MAX_TITLE, "y" * 10 * MAX_TITLE, None]
+    lines = [json.dumps({"text": "It blows.", "title": title}) for title in titles]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    (unit,) = units_of(find_inputs({"jsonl": [str(tmp_path / "a.jsonl")]}, print))
+    found = [item.title for item in read_inputs(unit.inputs) if isinstance(item, Document)]
+    assert found == ["A whale", "x" * MAX_TITLE, "y" * MAX_TITLE, None]

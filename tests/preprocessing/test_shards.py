@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 from preprocessing import shards
+from preprocessing.layout import ShardingError
 from preprocessing.nsp import FIELDS, draw_pairs, random_draws
 from preprocessing.schema import shard_schema
-from preprocessing.shards import PairOptions, Rows, build_shard, shard_sentences
+from preprocessing.shards import PairOptions, Rows, build_shard, shard_sentences, take_rows
 from preprocessing.token_buffer import TokenBuffer, UnitNote
 from tests.preprocessing.encoded_documents import ONE_SHARD, ONLY, UNKNOWN, VOCABULARY, document, first_pass, rows_of
 
@@ -45,6 +46,16 @@ def test_a_shard_is_the_same_in_any_order_of_arrival() -> None:
         made.add(serialized(batch))
         assert counts["documents/books"] == 9
     assert len(made) == 1
+
+
+@pytest.mark.parametrize("name", ["doc_id", "title"])
+def test_more_of_ids_or_titles_than_arrow_can_index_is_told(name: str) -> None:
+    note, batches = first_pass([document("d")], ONE_SHARD)
+    one = rows_of(note, batches, ONLY)
+    one = one.set_column(one.schema.get_field_index(name), name, pa.array(["x" * (1 << 20)]))
+    table = pa.concat_tables([one] * (1 << 11))  # views of one megabyte
+    with pytest.raises(ShardingError, match=r"titles of 2,048 documents have 2\^31 bytes or more: use a greater"):
+        take_rows(table, np.arange(len(table)))
 
 
 def test_pairs_are_those_of_every_pass_and_a_length_more_changes_none() -> None:
