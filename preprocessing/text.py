@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from sentencex import segment
 
 LONG = 1 << 14  # characters of a line; a real paragraph has fewer
 WINDOW = 1 << 12  # characters of a longer line that are looked at together, up to where a sentence seems to end
 WIDEST = 4 * WINDOW  # where none does: there the line is cut, at a blank if it has one
+MARKS = 1 << 11  # of punctuation in a window at most; a paragraph of LONG characters has some 600
+_MARK = re.compile(r"[^\w\s]")
 # Control characters but those that count as white space, soft hyphens, byte order marks, and halves of surrogate
 # pairs, which have no encoding. Other format characters mean something in some scripts, so they stay.
 _DROPPED = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\ufeff\ud800-\udfff]")
@@ -66,14 +69,14 @@ def split_lines(text: str, language: str) -> list[list[str]]:
 
 
 def _segments(language: str, line: str) -> Iterable[str]:
-    """The sentences of a line as `segment` finds them; a long line is looked at in windows.
+    """The sentences of a line as `segment` finds them; a long line, or one of many marks, is looked at in windows.
 
     `segment` takes what is between two quotation marks or brackets for one sentence. A mark that is missing in a
     paragraph spoils that paragraph; in a book that is one line, half of it would be such sentences, whose tokens no
     pair reaches. The time of `segment` is the line's length times the number of marks that are not closed, or of
-    sentences that end without a blank, as in Chinese; in windows it is linear.
+    sentences that end without a blank, as in Chinese; in windows, of so many marks at most, it is linear.
     """
-    if len(line) > LONG:
+    if len(line) > LONG or (len(line) > MARKS and _marks_end(line, 0, len(line)) < len(line)):
         return _windowed(language, line)
     whole: list[str] = segment(language, line)
     return whole
@@ -99,7 +102,13 @@ def _window_end(line: str, at: int) -> int:
     """Where the window ends that begins at a place of a line."""
     widest = at + WIDEST
     if end := _END.search(line, at + WINDOW, widest):
-        return end.end()
-    if widest >= len(line):
-        return len(line)
-    return line.rfind(" ", at + WINDOW, widest) + 1 or widest
+        return _marks_end(line, at, end.end())
+    if widest < len(line):
+        widest = line.rfind(" ", at + WINDOW, widest) + 1 or widest
+    return _marks_end(line, at, min(widest, len(line)))
+
+
+def _marks_end(line: str, begin: int, end: int) -> int:
+    """How far a line has no more marks than a window may have."""
+    one_more = next(islice(_MARK.finditer(line, begin, end), MARKS, None), None)
+    return one_more.start() if one_more else end

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sentencex import segment
 
-from preprocessing.text import LONG, WIDEST, WINDOW, clean, holds_tags, split_lines
+from preprocessing.text import LONG, MARKS, WIDEST, WINDOW, clean, holds_tags, split_lines
 
 
 def split_sentences(text: str, language: str) -> list[str]:
@@ -67,9 +67,11 @@ def test_a_long_line_is_split_in_windows_as_it_is_as_a_whole(
 ) -> None:
     line = clean("".join(random.Random(1).choices(pieces, k=2000)))
     monkeypatch.setattr("preprocessing.text.LONG", len(line))
+    monkeypatch.setattr("preprocessing.text.MARKS", len(line))
     whole = split_sentences(line, "en")
     monkeypatch.setattr("preprocessing.text.LONG", 0)
-    for window in (500, 1000, 4096):
+    for window, marks in ((500, 200), (1000, 2000), (4096, 500), (4096, 4096)):
+        monkeypatch.setattr("preprocessing.text.MARKS", marks)
         monkeypatch.setattr("preprocessing.text.WINDOW", window)
         monkeypatch.setattr("preprocessing.text.WIDEST", 4 * window)
         assert split_sentences(line, "en") == whole
@@ -95,6 +97,16 @@ def test_a_long_line_with_quotations_that_never_close_is_work_in_proportion_to_i
     assert max(map(len, sentences)) < 2 * WINDOW
     assert max(map(len, looked_at)) < 2 * WINDOW
     assert sum(map(len, looked_at)) < 3 * len(line)
+
+
+@pytest.mark.parametrize("marks", ["「」„", "‹『‚‘", "“ ", "’„。»‘'"])
+def test_a_line_of_marks_is_work_in_proportion_to_it_too(looked_at: list[str], marks: str) -> None:
+    """The time of a line is its length times the marks that nothing closes: 270 of these would take ten minutes."""
+    line = (marks * LONG)[:LONG].strip()
+    sentences = split_sentences(line, "en")
+    assert max(map(len, looked_at)) <= MARKS * (1 + marks.count(" "))
+    assert sum(map(len, looked_at)) < 3 * len(line)
+    assert "".join(sentences).replace(" ", "") == line.replace(" ", "")
 
 
 def test_a_paragraph_is_looked_at_as_a_whole(looked_at: list[str]) -> None:
