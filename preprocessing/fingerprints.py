@@ -23,7 +23,6 @@ PERMUTATIONS = 128  # the standard error of an estimated share is below 0.045
 _AT_ONCE = 4096  # shingles; the permutations of one take half a kilobyte
 _REMEMBERED_WORDS = 1 << 20
 _WORD = re.compile(r"\w+")
-_KNOWN: dict[str, int] = {}  # words met by this process, with their hashes
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -86,6 +85,17 @@ def _long_lines(text: str, line_sentences: Sequence[int], sentence_ends: np.ndar
     return np.array(found, LINE)
 
 
+class _WordHashes(dict[str, int]):
+    """The hashes of words met by this process; one that another thread forgets meanwhile is made again."""
+
+    def __missing__(self, word: str) -> int:
+        self[word] = made = keyed_hash(word, b"word")
+        return made
+
+
+_KNOWN = _WordHashes()
+
+
 def words_of(text: str) -> list[str]:
     """The words of a text, in small letters: what is between blanks and punctuation."""
     return _WORD.findall(text.casefold())
@@ -99,8 +109,7 @@ def word_sequences(text: str, words: int) -> np.ndarray:
     if len(_KNOWN) > _REMEMBERED_WORDS:
         _KNOWN.clear()
     found = words_of(text)
-    _KNOWN.update((word, keyed_hash(word, b"word")) for word in set(found) if word not in _KNOWN)
-    hashes = np.fromiter((_KNOWN[word] for word in found), np.uint64, len(found))
+    hashes = np.fromiter(map(_KNOWN.__getitem__, found), np.uint64, len(found))
     words = min(words, len(hashes))
     sequences = np.zeros(len(hashes) - words + 1 if words else 0, np.uint64)
     for first in range(words):

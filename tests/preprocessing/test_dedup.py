@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -215,6 +217,21 @@ def test_sequences_of_words_ignore_case_and_punctuation() -> None:
     assert len(word_sequences("one", 5)) == 1
     assert len(word_sequences("...", 5)) == 0
     assert word_sequences("one two", 2)[0] != word_sequences("two one", 2)[0]
+
+
+def test_words_may_be_forgotten_while_another_thread_looks_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of an engine's worker do, once it has met a million of them."""
+    monkeypatch.setattr("preprocessing.fingerprints._REMEMBERED_WORDS", 100)
+    texts = [" ".join(f"word{(number * 7 + place) % 900}" for place in range(400)) for number in range(300)]
+    alone = [word_sequences(text, 5).tolist() for text in texts]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            together = list(threads.map(lambda text: word_sequences(text, 5).tolist(), texts))
+    finally:
+        sys.setswitchinterval(interval)
+    assert together == alone
 
 
 def test_signatures_estimate_what_texts_share() -> None:
