@@ -9,7 +9,6 @@ Anarchism is a political philosophy ...
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -29,6 +28,7 @@ from preprocessing.sources import (
     every,
 )
 from preprocessing.sources.lines import decode_utf8, first_starts, lines, numbered
+from preprocessing.sources.wikitext import unescaped
 
 SOURCE = "wikiextractor"
 # Titles hold quotation marks of their own; what is before one is looked for once (?>), so that time is linear.
@@ -109,8 +109,8 @@ def _documents(found: Iterable[bytes | None]) -> Iterator[_Found]:
 
 def _document(doc_id: str, raw_title: bytes, raw: bytes) -> Item:
     text, replaced = decode_utf8(raw)
-    title = html.unescape(decode_utf8(raw_title)[0])
-    text = html.unescape(text)
+    title = unescaped(decode_utf8(raw_title)[0])
+    text = unescaped(text)
     text = text.removeprefix(title).lstrip("\n") if text.split("\n", 1)[0] == title else text
     if len(text) > MAX_DOCUMENT:
         return Skipped(doc_id, SOURCE, "too_large")

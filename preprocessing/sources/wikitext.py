@@ -443,10 +443,13 @@ def _clean(text: str) -> str:
     text = _LEFT_OVER.sub(" ", text)
     if "<" in text:
         text = _LEFT_OVER_TAG.sub(" ", text)
-    if "&" in text:
-        text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
-    text = " ".join(text.split())
+    text = " ".join(unescaped(text).split())
     return text if any(map(str.isalnum, text)) else ""
+
+
+def unescaped(text: str) -> str:
+    """Text with its entities decoded; what has no semicolon is none, as in the address `?a=1&copy=2`."""
+    return _ENTITY.sub(lambda entity: html.unescape(entity[0]), text) if "&" in text else text
 
 
 def _without_gaps(text: str) -> str:

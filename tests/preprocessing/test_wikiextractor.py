@@ -25,6 +25,11 @@ def test_documents_without_their_title_line() -> None:
     ]
 
 
+def test_an_entity_has_a_semicolon() -> None:
+    (found,) = documents(doc("R&notebook", "See ?a=1&copy=2&lt=3, or &copy; &#169; &#xA9; AT&T."))
+    assert found == Document("AA/wiki_00#0", "wikiextractor", "R&notebook", "See ?a=1&copy=2&lt=3, or © © © AT&T.")
+
+
 def test_blanks_around_the_lines_of_a_document_are_no_text() -> None:
     spaced = doc("A", "one").replace("<doc", " <doc").replace(">\n", "> \n").replace("</doc>", " </doc> ")
     found = documents(spaced + doc("B", "two"))
