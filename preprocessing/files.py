@@ -10,6 +10,7 @@ import contextlib
 import errno
 import glob
 import hashlib
+import heapq
 import io
 import json
 import os
@@ -31,6 +32,7 @@ from preprocessing.decompression import decompressed
 from preprocessing.sources import MissingInputError, SourceError, StorageError
 
 _WILDCARD = re.compile(r"[*?\[]")
+_ANY_DEPTH = re.compile(r"(?:/\*\*)+/")
 _NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # gone, or a link that leads nowhere
 _NO_REGULAR = "{}: no regular file, and what is read once can't be read again; save it in one first"
 # Scheme of a URL -> the extra of Beam with what its file system needs, and how Beam complains where that is missing.
@@ -132,7 +134,7 @@ def _match_local(pattern: str) -> dict[str, int]:
         SourceError: a link that leads nowhere, or a pipe: a corpus without them is not the one that was meant.
     """
     sizes = {}
-    for path in map(Path, glob.iglob(pattern, recursive=True)):  # noqa: PTH207 - enters links
+    for path in map(Path, _found(pattern)):
         size = _size(path)
         if size is not None:
             sizes[str(path)] = size
@@ -143,15 +145,36 @@ def _match_local(pattern: str) -> dict[str, int]:
     return sizes
 
 
+def _found(pattern: str) -> Iterator[str]:
+    """The paths that an absolute glob matches, as glob.iglob finds them, but that ** enters every folder once."""
+    before, *after = _ANY_DEPTH.split(f"{pattern}/*" if pattern.endswith("/**") else pattern, maxsplit=1)
+    for path in glob.iglob(before or "/"):  # noqa: PTH207 - enters links
+        if not after:
+            yield path
+        else:
+            for folder in _folders(path):
+                yield from _found(join(glob.escape(folder), after[0]))
+
+
+def _folders(top: str) -> Iterator[str]:
+    """A folder and all below it but for hidden ones, each by its shortest path: links may lead back, and in circles."""
+    waiting, entered = [(len(top), top)], set()
+    while waiting:
+        _, folder = heapq.heappop(waiting)
+        place = resolved(folder)
+        if place in entered:
+            continue
+        entered.add(place)
+        yield folder
+        with contextlib.suppress(OSError), os.scandir(folder) as inner:  # as glob passes over what it may not enter
+            for path in (entry.path for entry in inner if not entry.name.startswith(".")):
+                if os.path.isdir(path):  # noqa: PTH112 - no error where a link leads to itself
+                    heapq.heappush(waiting, (len(path), path))
+
+
 def _leads_nowhere(path: Path) -> bool:
-    """Whether a path is a broken link, and not one in a circle, where a glob may end up."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return path.is_symlink()
-    except OSError:
-        pass
-    return False
+    """Whether a path is a broken link, or one in a circle of links."""
+    return path.is_symlink() and not path.exists()
 
 
 def _reason(path: str, error: Exception) -> str:

@@ -229,7 +229,7 @@ def test_a_file_that_several_paths_lead_to_is_read_once(tmp_path: Path) -> None:
     )
     assert (found.name, found.path) == ("a/b/x.txt", str(path))
     (note,) = notes
-    assert f" paths to a file named already passed over, such as {detour} to that of {path}" in note
+    assert note == f"1 path to a file named already passed over, such as {detour} to that of {path}"
 
 
 def test_what_a_file_is_called_does_not_depend_on_the_order_of_the_patterns_that_match_it(tmp_path: Path) -> None:
@@ -246,15 +246,36 @@ def test_what_a_file_is_called_does_not_depend_on_the_order_of_the_patterns_that
     assert all(other == found[0] for other in found)
 
 
+def test_links_that_lead_back_to_a_folder_are_entered_once(tmp_path: Path) -> None:
+    """Two of a folder to itself would make as many paths as there are ways to take one or the other at every step."""
+    for folder in ("a/b/c", "other", ".hidden"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "x.txt").write_text(folder)
+    for link, target in {"a/one": ".", "a/two": ".", "a/b/up": "../..", "far": "other", "other/a": "../a"}.items():
+        (tmp_path / link).symlink_to(target)
+    notes: list[str] = []
+
+    def names(pattern: str) -> list[str]:
+        return [file.name for file in find_inputs({"books": [f"{tmp_path}/{pattern}"]}, notes.append)]
+
+    assert names("**/*.txt") == names("**/**/x.txt") == names("**") == ["a/b/c/x.txt", "far/x.txt"]
+    assert names("**/b/*/x.txt") == ["a/b/c/x.txt"]
+    assert names("a/**/b/**/*.txt") == ["b/c/x.txt", "b/up/far/x.txt"]
+    assert names("*/*.txt") == ["far/x.txt"]
+    told = f"{tmp_path}/other/x.txt to that of {tmp_path}/far/x.txt"
+    assert notes == [f"1 path to a file named already passed over, such as {told}"]
+
+
 def test_broken_links_and_pipes_that_a_glob_matches_are_told(books: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     (tmp_path / "b.txt").mkdir()
-    (tmp_path / "c.txt").symlink_to("c.txt")  # in a circle
     assert [file.name for file in find_inputs({"books": [f"{tmp_path}/*.txt"]}, print)] == ["a.txt"]
-    (tmp_path / "link.txt").symlink_to("nowhere")
-    with pytest.raises(SourceError, match=r"link\.txt: a link that leads nowhere; mend it, or remove it$"):
-        find_inputs({"books": [f"{tmp_path}/*.txt"]}, print)
-    (tmp_path / "link.txt").unlink()
+    for target in ("nowhere", "link.txt"):
+        (tmp_path / "link.txt").symlink_to(target)
+        for pattern in ("*.txt", "link.txt"):
+            with pytest.raises(SourceError, match=r"link\.txt: a link that leads nowhere; mend it, or remove it$"):
+                find_inputs({"books": [f"{tmp_path}/{pattern}"]}, print)
+        (tmp_path / "link.txt").unlink()
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(SourceError, match=r"pipe\.txt: no regular file"):
         find_inputs({"books": [f"{tmp_path}/*.txt"]}, print)
