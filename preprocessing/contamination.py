@@ -8,6 +8,7 @@ It occurs in the corpus when 70 % of its sequences of eight words do, anywhere, 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +21,7 @@ import pyarrow as pa
 from preprocessing.fingerprints import word_sequences, words_of
 from preprocessing.sources import SourceError
 from preprocessing.sources.lines import parse_json
+from preprocessing.terminal import counted
 from preprocessing.text import clean
 
 WORDS = 8
@@ -44,23 +46,31 @@ class Benchmark(NamedTuple):
         return content.hexdigest()
 
 
-def read_benchmark(folder: Path) -> Benchmark:
+def read_benchmark(folder: Path, note: Callable[[str], None]) -> Benchmark:
     """The benchmark in the files below a folder.
+
+    Args:
+        folder: the folder.
+        note: told of files that are passed over.
 
     Raises:
         SourceError: no such folder, no text in it, or a file that can't be parsed.
     """
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # noqa: PTH112 - Path's own is an error for a name that is too long
         raise SourceError(f"{folder}: no such folder; --contamination takes one that holds a benchmark's files")
+    endings = ", ".join(sorted(_READERS))
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    if others := [path for path in paths if path.suffix.lower() not in _READERS]:
+        note(f"{counted(len(others), 'file')} below {folder} passed over, such as {others[0]}: read are {endings}")
     names, hashes = [], []
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in _READERS and path.is_file()):
-        for text in sorted(set(_texts(path))):
+    for path in sorted(set(paths).difference(others)):
+        name = path.relative_to(folder).as_posix()
+        for text in sorted(set(_texts(path, name))):
             cleaned = clean(text)
             if len(words_of(cleaned)) >= WORDS:
-                names.append(path.relative_to(folder).as_posix())
+                names.append(name)
                 hashes.append(np.unique(word_sequences(cleaned, WORDS)))
     if not names:
-        endings = ", ".join(sorted(_READERS))
         raise SourceError(f"{folder}: no text of {WORDS} words or more in any file that ends in {endings}")
     distinct, positions = np.unique(np.concatenate(hashes), return_inverse=True)
     offsets = np.cumsum([0, *map(len, hashes)], dtype=np.int32)
@@ -71,10 +81,10 @@ def read_benchmark(folder: Path) -> Benchmark:
     )
 
 
-def _texts(path: Path) -> Iterator[str]:
+def _texts(path: Path, name: str) -> Iterator[str]:
     try:
-        path.name.encode()  # it will be in the manifest
-        yield from _READERS[path.suffix](path.read_text(encoding="utf-8-sig"))
+        name.encode()  # it will be in the manifest
+        yield from _READERS[path.suffix.lower()](path.read_text(encoding="utf-8-sig"))
     except (ValueError, OSError) as error:
         raise SourceError(f"{path}: can't be read as {path.suffix} in UTF-8 ({error}); mend or remove it") from error
 

@@ -73,8 +73,8 @@ def is_same(path: str, other: str) -> bool:
 
 
 def resolved(path: str) -> str:
-    """The path without links and detours, for comparison."""
-    return path if is_remote(path) else str(Path(path).resolve())
+    """The path without links and detours, for comparison; as it is where a link leads to itself."""
+    return path if is_remote(path) else os.path.realpath(path)
 
 
 def join(folder: str, *names: str) -> str:

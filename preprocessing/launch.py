@@ -92,7 +92,7 @@ def with_benchmark(job: Job, folder: str | None) -> tuple[Job, Benchmark | None]
     """
     if folder is None:
         return job, None
-    benchmark = read_benchmark(Path(folder))
+    benchmark = read_benchmark(Path(folder), note)
     return replace(job, benchmark=benchmark.identity), benchmark
 
 

@@ -569,6 +569,8 @@ def _beam_options(ours: OneLineParser, rest: list[str]) -> list[str]:
         ours.error("--num_workers is Dataflow's, and does nothing on one machine; there it is --direct_num_workers")
     if known.direct_num_workers < 0:
         ours.error("--direct_num_workers must be 0, for as many as there are cores, or more")
+    if (known.profile_cpu or known.profile_memory) and not (known.profile_cpu and known.profile_location):
+        ours.error("--profile_cpu needs --profile_location DIR, and --profile_memory needs both")
     several = known.direct_num_workers != 1
     if several and known.direct_running_mode == "in_memory":
         ours.error("--direct_running_mode=in_memory is one process; use multi_processing with --direct_num_workers")

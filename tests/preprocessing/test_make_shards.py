@@ -221,6 +221,11 @@ def test_unusable_inputs_are_told_in_a_line(make: Maker, books: Path, tmp_path: 
     assert "none.txt: can't read" in make.error(output, "--books", books / "*.txt", "--vocab", tmp_path / "none.txt")
     (tmp_path / "file").write_text("")
     assert "can't write there" in make.error(tmp_path / "file" / "out", "--books", books / "*.txt")
+    (tmp_path / "link").symlink_to("link")  # to itself
+    for place in (tmp_path / "link", tmp_path / "link" / "out"):
+        assert f"{place}: can't write there (Too many levels of symbolic links)" in make.error(
+            place, "--books", books / "*.txt"
+        )
     assert "nowhere://x: can't write there" in make.error("nowhere://x", "--books", books / "*.txt")
     assert "--direct_num_workers must be 0" in make.error(output, "--books", books / "*.txt", "--direct_num_workers=-1")
     assert not output.exists()
@@ -401,6 +406,8 @@ def test_tags_of_html_are_told_and_stripped_as_the_documentation_shows(
         (["--books", ""], "--books is empty"),
         (["--negatives", "none"], "invalid choice"),
         (["--output", "hdfs://bucket/out"], "Beam reads from HDFS, but shards can't be made there"),
+        (["--profile_cpu"], "--profile_cpu needs --profile_location DIR, and --profile_memory needs both"),
+        (["--profile_memory", "--profile_location=a"], "--profile_memory needs both"),
     ],
 )
 def test_bad_options_are_told_in_a_line(make: Maker, tmp_path: Path, arguments: list[str], told: str) -> None:

@@ -237,24 +237,39 @@ def test_the_share_of_a_benchmark_that_is_in_the_corpus(
     }
     (folder / "broken.json").write_text("{")
     with pytest.raises(SourceError, match=r"broken.json: can't be read as .json"):
-        read_benchmark(folder)
+        read_benchmark(folder, print)
 
 
 def test_a_benchmark_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "deep.json").write_text("[" * 300 + "]" * 300)
     with pytest.raises(SourceError, match=r"deep.json: can't be read as .json in UTF-8 \(nested more than 200 deep\)"):
-        read_benchmark(tmp_path)
+        read_benchmark(tmp_path, print)
     (tmp_path / "deep.json").unlink()
     (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text(" ".join(f"word{number}" for number in range(12)))
     with pytest.raises(SourceError, match=r"caf.*\.txt: can't be read .*mend or remove it"):
-        read_benchmark(tmp_path)
+        read_benchmark(tmp_path, print)
+    (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).rename(tmp_path / os.fsdecode(b"caf\xe9") / "a.txt")
+    with pytest.raises(SourceError, match=r"caf.*/a\.txt: can't be read .*mend or remove it"):
+        read_benchmark(tmp_path, print)
+    with pytest.raises(SourceError, match=r"xxx: no such folder; --contamination takes one that holds"):
+        read_benchmark(tmp_path / ("x" * 300), print)
+
+
+def test_which_files_of_a_benchmark_are_not_read_is_told(tmp_path: Path) -> None:
+    for name in ("dev.TSV", "train.jsonl.gz", "LICENSE"):
+        (tmp_path / name).write_text(" ".join(f"word{number}" for number in range(12)))
+    notes: list[str] = []
+    assert read_benchmark(tmp_path, notes.append).texts.column("file").to_pylist() == ["dev.TSV"]
+    told = f"2 files below {tmp_path} passed over, such as {tmp_path}/LICENSE: read are .json, .jsonl, .tsv, .txt"
+    assert notes == [told]
 
 
 def test_the_texts_of_a_benchmark_are_counted_by_the_words_by_which_they_are_found(tmp_path: Path) -> None:
     """Others, in which a dash by itself passes for a word, would be counted and never found."""
     dashes, hyphens = "It was - so they say - a whale .", "the-old-captain's first/long/voyage was over"
     (tmp_path / "a.txt").write_text(f"{dashes}\n{hyphens}\n")
-    benchmark = read_benchmark(tmp_path)
+    benchmark = read_benchmark(tmp_path, print)
     search = Search(benchmark.sequences)
     search.look_in("The old captain's first long voyage was over.")
     assert shares(benchmark.texts, [search.positions()]) == {"a.txt": {"texts": 1, "in_corpus": 1, "share": 1.0}}
@@ -264,13 +279,13 @@ def test_a_line_of_json_may_hold_what_elsewhere_ends_lines(tmp_path: Path) -> No
     text = " ".join(f"word{number}" for number in range(12))
     lines = [json.dumps({"text": text.replace(" ", end)}, ensure_ascii=False) for end in " \u2028\u2029\x85"]
     (tmp_path / "a.jsonl").write_text("\n \n".join(lines) + "\r\n")
-    assert read_benchmark(tmp_path).texts.num_rows == 4
+    assert read_benchmark(tmp_path, print).texts.num_rows == 4
 
 
 def test_what_a_real_benchmark_has_in_its_own_texts_and_in_a_book(real_data: Path, tmp_path: Path) -> None:
     raw = (real_data / "squad" / "dev-v1.1.json").read_text()
     (tmp_path / "dev.json").write_text(raw)
-    benchmark = read_benchmark(tmp_path)
+    benchmark = read_benchmark(tmp_path, print)
     search = Search(benchmark.sequences)
     search.look_in((real_data / "books" / "pg2701-moby-dick.txt").read_text())
     assert shares(benchmark.texts, [search.positions()])["dev.json"]["share"] < 0.001
