@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -82,8 +83,18 @@ def draw(histograms: Histograms, folder: Path) -> list[Path]:
             figure = Figure(figsize=(9, 4.5), dpi=120, layout="constrained")
             fill(figure.add_subplot(), histograms)
             drawn.append(folder / name)
-            figure.savefig(drawn[-1])
+            _save(figure, drawn[-1])
     return drawn
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """Write a PNG that has its name once it is whole."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        figure.savefig(unfinished, format="png")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _steps(axes: Axes, edges: np.ndarray, series: dict[str, np.ndarray]) -> None:

@@ -203,12 +203,10 @@ def check_shard_size(shard: str, rows: int, tokens: int) -> None:
     Raises:
         ShardingError: fewer than two documents, or 2^31 tokens or more.
     """
-    option = "--num-shards" if split_of(shard) == "train" else "--validation-fraction"
     if rows < MIN_ROWS:
-        wanted = "use a smaller" if option == "--num-shards" else "use another"
+        advice = "fewer shards, as by --num-shards 1" if split_of(shard) == "train" else "another --validation-fraction"
         raise ShardingError(
-            f"{shard} would hold {rows} of the documents, and a shard needs at least {MIN_ROWS}: "
-            f"{wanted} {option}, or leave it out"
+            f"{shard} would hold {rows} of the documents, and a shard needs at least {MIN_ROWS}: ask for {advice}"
         )
     if tokens > MAX_SHARD_TOKENS:
         raise ShardingError(f"{shard} would hold {tokens:,} tokens, 2^31 or more: use a greater --num-shards")

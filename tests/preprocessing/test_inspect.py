@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from matplotlib.figure import Figure
 
 from preprocessing import inspect
 from preprocessing.histograms import DOCUMENTS, LENGTH_BINS, PAIR_BINS, PAIRS, UNKNOWN, count_all, in_pair_bins
@@ -86,6 +88,21 @@ def test_histograms_count_everything_and_are_drawn(shards: Path, said: Said, tmp
     said(shards, "--histograms", tmp_path / "figures")
     for name in (DOCUMENTS, PAIRS, UNKNOWN):
         assert (tmp_path / "figures" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_histogram_is_whole_or_the_one_before(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fill_the_disk(figure: Figure, file: Path, **_: object) -> None:
+        Path(file).write_bytes(b"\x89PNG")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / DOCUMENTS).write_text("before")
+    monkeypatch.setattr(Figure, "savefig", fill_the_disk)
+    with pytest.raises(SystemExit, match="2"):
+        inspect.main([str(shards), "--histograms", str(tmp_path)])
+    assert "can't write there (No space left on device)" in capsys.readouterr().err
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(DOCUMENTS, "before")]
 
 
 @pytest.mark.parametrize("length", [8, 31, 32, 128])

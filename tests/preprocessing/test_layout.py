@@ -114,7 +114,7 @@ def test_a_corpus_that_cannot_be_sharded_is_refused_with_the_reason() -> None:
     with pytest.raises(ShardingError, match=r"a single document, 'd0',.*give more inputs; a file holds several"):
         settle(ONE_SHARD, *known_of(ONE_SHARD, 1))
     many = dataclasses.replace(ONE_SHARD, train_shards=8)
-    with pytest.raises(ShardingError, match=r"would hold [01] of the documents.*smaller --num-shards"):
+    with pytest.raises(ShardingError, match=r"would hold [01] of the documents.*fewer shards, as by --num-shards 1$"):
         settle(many, *known_of(many, 9))
     thin = Layout(seed=1, train_shards=1, validation_shards=8, validation_fraction=0.5)
     with pytest.raises(ShardingError, match=r"validation-\S+ would hold [01] of the documents.*--validation-fraction"):
