@@ -29,6 +29,7 @@ import numpy as np
 from preprocessing.extras import needs
 from preprocessing.markdown import markdown_table
 from preprocessing.schema import MANIFEST, Manifest, Pairs, Shard, ShardDirectory, ShardError, Split
+from preprocessing.terminal import in_line, tell_error
 from preprocessing.tokenization import (
     VOCABULARY_FILE,
     VocabularyError,
@@ -161,7 +162,8 @@ def tell_pairs(pairs: Iterable[Sampled], tokenizer: Any) -> Iterator[str]:
     """Pairs as text."""
     for pair in pairs:
         label = "single" if not len(pair.b) else "is next" if pair.is_next else "random"
-        yield f"{label}, {len(pair.a)} + {len(pair.b)} tokens for {pair.sequence_length}: {pair.doc_id} in {pair.shard}"
+        told = f"{label}, {len(pair.a)} + {len(pair.b)} tokens for {pair.sequence_length}"
+        yield f"{told}: {in_line(pair.doc_id)} in {pair.shard}"
         yield f"  A: {tokenizer.decode(pair.a.tolist(), skip_special_tokens=False)}"
         if len(pair.b):
             yield f"  B: {tokenizer.decode(pair.b.tolist(), skip_special_tokens=False)}"
@@ -248,7 +250,7 @@ def run(argv: Sequence[str]) -> None:
         with needs("preprocess"):
             from preprocessing.histograms import count_all, draw  # only here is matplotlib needed
         try:
-            print("\nDrawn:", *draw(count_all(shards), found.histograms), sep="\n  ")
+            print("\nDrawn:", *map(in_line, map(str, draw(count_all(shards), found.histograms))), sep="\n  ")
         except OSError as error:
             ours.error(f"--histograms {found.histograms}: can't write there ({error.strerror}); name a folder")
     if found.verify:
@@ -275,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         run(sys.argv[1:] if argv is None else argv)
     except (ShardError, VocabularyError) as error:
-        print(f"inspect: error: {error}", file=sys.stderr)
+        tell_error("inspect", error)
         raise SystemExit(2) from error
 
 

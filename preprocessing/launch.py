@@ -29,6 +29,7 @@ from preprocessing.runner import run_pipeline
 from preprocessing.sampling import draw_sample
 from preprocessing.schema import MANIFEST, Manifest, ShardDirectory, Vocabulary, checksum_of
 from preprocessing.sources import MissingInputError, StorageError
+from preprocessing.terminal import in_line
 from preprocessing.tokenization import VocabularyError, check_case, load_vocabulary, parse_vocabulary, vocabulary_text
 from preprocessing.transforms import build_pipeline
 from preprocessing.vocabulary import train_vocabulary
@@ -76,7 +77,7 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[U
 
 def note(text: str) -> None:
     """Tell the user something beside the job's result."""
-    print(f"make_shards: {text}", file=sys.stderr)
+    print(f"make_shards: {in_line(text)}", file=sys.stderr)
 
 
 def _identity(tokens: Sequence[str], lowercase: bool) -> Vocabulary:

@@ -27,7 +27,7 @@ with needs("preprocess"):
     from preprocessing.schema import ShardError
     from preprocessing.sources import SourceError, StorageError
     from preprocessing.summary import summary
-    from preprocessing.terminal import show
+    from preprocessing.terminal import in_line, show, tell_error
     from preprocessing.tokenization import VocabularyError
 
 
@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> None:
     job, benchmark = launch.with_benchmark(job, arguments.contamination)
     with alone(output, launch.note):
         if launch.begin(job, inputs, vocabulary, arguments, benchmark) == "finished":
-            show(f"{output}: these shards are finished already; nothing to do")
+            show(in_line(f"{output}: these shards are finished already; nothing to do"))
             return
         begun = time.monotonic()
         units = launch.locate(job, units)
@@ -58,10 +58,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         run(sys.argv[1:] if argv is None else argv)
     except (EncoderError, JobError, ShardError, ShardingError, SourceError, StorageError, VocabularyError) as error:
-        print(f"make_shards: error: {error}", file=sys.stderr)
+        tell_error("make_shards", error)
         raise SystemExit(2) from error
     except JobFailedError as error:
-        print(f"make_shards: error: {error}", file=sys.stderr)
+        tell_error("make_shards", error)
         raise SystemExit(FAILED) from error
 
 

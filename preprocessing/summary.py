@@ -10,7 +10,7 @@ from preprocessing.inputs import Input
 from preprocessing.layout import SEVERAL, Counts
 from preprocessing.schema import Manifest
 from preprocessing.sources import MAX_DOCUMENT, Columns
-from preprocessing.terminal import counted
+from preprocessing.terminal import counted, in_line
 
 STRANGE_UNKNOWN_RATE = 0.05
 STRANGE_TOKENS_A_WORD = 3.0  # with punctuation marks as words; letter by letter it is 4 or more
@@ -160,4 +160,4 @@ def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: f
             "  so many tokens a word suggest a vocabulary of another language or, as for Korean, one without --cased, "
             "and are usual where no blanks stand between words, as in Thai"
         )
-    return "\n".join(lines)
+    return "\n".join(map(in_line, lines))

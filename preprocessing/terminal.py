@@ -5,7 +5,21 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import sys
+
+# What names of files may hold, and would end a line, command a terminal, turn what follows around or not be encoded.
+_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def in_line(text: str) -> str:
+    """Text as a part of one line, with control characters as Python's strings are written."""
+    return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def tell_error(program: str, error: object) -> None:
+    """Tell on stderr what is wrong, in one line."""
+    print(f"{program}: error: {in_line(str(error))}", file=sys.stderr)
 
 
 def tell(terminal: int, text: str) -> None:

@@ -18,7 +18,6 @@ if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
 import argparse
 import logging
 from collections.abc import Sequence
-from functools import partial
 from itertools import chain
 
 from preprocessing.extras import needs
@@ -45,7 +44,7 @@ with needs("preprocess"):
     from preprocessing.reading import read_inputs
     from preprocessing.sampling import sample_texts
     from preprocessing.sources import SourceError, StorageError
-    from preprocessing.terminal import counted, show
+    from preprocessing.terminal import counted, in_line, show, tell_error
     from preprocessing.tokenization import (
         SPECIAL_TOKENS,
         VocabularyError,
@@ -126,7 +125,10 @@ def run(argv: Sequence[str]) -> None:
             ours.error(f"--size {found.size} leaves no room beside the {len(given)} entries of --extend; ask for more")
     size = found.size or SIZE
     options = read_options(found)
-    note = partial(print, file=sys.stderr)
+
+    def note(text: str) -> None:
+        print(in_line(text), file=sys.stderr)
+
     inputs = find_inputs(inputs_of(ours, found), note, options=options)
     read = [*(file.path for file in inputs), *([files.absolute(found.extend)] if given else [])]
     if any(files.is_same(output, path) for path in read):
@@ -154,10 +156,8 @@ def run(argv: Sequence[str]) -> None:
     except OSError as error:
         raise VocabularyError(f"{found.output}: can't be written ({error}); use another place") from error
     short = "" if len(vocabulary) == size else f" ({size:,} were asked for; the text has no more)"
-    show(
-        f"{found.output}: {len(vocabulary):,} tokens{short}{new}, learnt from {counted(len(texts), 'document')}, "
-        f"{sum(len(text) for text in texts) / 1e6:.1f} M characters{gain}"
-    )
+    learnt = f"learnt from {counted(len(texts), 'document')}, {sum(len(text) for text in texts) / 1e6:.1f} M characters"
+    show(in_line(f"{found.output}: {len(vocabulary):,} tokens{short}{new}, {learnt}{gain}"))
 
 
 def _check_output(ours: OneLineParser, told: str, output: str) -> None:
@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         run(sys.argv[1:] if argv is None else argv)
     except (SourceError, StorageError, VocabularyError) as error:
-        print(f"train_vocab: error: {error}", file=sys.stderr)
+        tell_error("train_vocab", error)
         raise SystemExit(2) from error
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
-from preprocessing.terminal import tell
+from preprocessing.terminal import in_line, tell
 
 STUCK = "error-stuck-"  # how the name of the file begins in which the document is named
 _STATE = struct.Struct("<QH500s")  # how many times there was something to watch, and the name of the latest
@@ -126,7 +126,7 @@ def main() -> None:
     )
     try:
         if int(terminal) >= 0:
-            tell(int(terminal), f"make_shards: error: {message}\n")
+            tell(int(terminal), f"make_shards: error: {in_line(message)}\n")
         else:
             from preprocessing import files  # takes a second, for Beam's file systems
 

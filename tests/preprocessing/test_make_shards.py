@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preprocessing import launch, second_pass, transforms
+from preprocessing import inspect, launch, second_pass, train_vocab, transforms
 from preprocessing.inputs import Input
 from preprocessing.job import Job, choose_layout, versions
 from preprocessing.layout import Settlement
@@ -229,6 +229,29 @@ def test_unusable_inputs_are_told_in_a_line(make: Maker, books: Path, tmp_path: 
     assert "nowhere://x: can't write there" in make.error("nowhere://x", "--books", books / "*.txt")
     assert "--direct_num_workers must be 0" in make.error(output, "--books", books / "*.txt", "--direct_num_workers=-1")
     assert not output.exists()
+
+
+def test_names_that_would_command_a_terminal_are_told_as_python_writes_them(
+    make: Maker, books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or a line of an error could be made to say anything."""
+    folder = tmp_path / "a\nmake_shards: done\x1b[2J\u202e"
+    shutil.copytree(books, folder / "in")
+    name = r"a\nmake_shards: done\x1b[2J\u202e"
+    said = make.error(tmp_path / "out", "--books", folder / "*.none")
+    assert said.startswith(f"make_shards: error: {tmp_path}/{name}/*.none: no input file matches")
+    (folder / "in" / "again.txt").symlink_to("book-00.txt")
+    said = make(folder / "out", "--books", folder / "in" / "*.txt")
+    assert said.startswith(f"{tmp_path}/{name}/out: done in ")
+    assert make(folder / "out", "--books", folder / "in" / "*.txt").count("\n") == 1
+    train_vocab.main(["--books", f"{folder}/in/*.txt", "--size", "60", "--output", f"{folder}/vocab.txt"])
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{tmp_path}/{name}/vocab.txt: 60 tokens")
+    assert err.startswith("1 path to a file named already passed over")
+    assert err.count("\n") == 1
+    with pytest.raises(SystemExit):
+        inspect.main([f"{folder}/none"])
+    assert capsys.readouterr().err.startswith(f"inspect: error: {tmp_path}/{name}/none: ")
 
 
 def test_a_vocabulary_of_the_other_case_is_told(
