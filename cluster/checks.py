@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import glob
 import os
 import re
@@ -83,7 +82,7 @@ def _check_results(program: Program) -> None:
         from eval.results import RESULTS, read_earlier
     except ModuleNotFoundError:  # which _check_evaluation tells
         return
-    checkpoint: Path = parse(program.arguments, program.name, argparse.SUPPRESS).checkpoint
+    checkpoint: Path = parse(program.arguments, program.name).checkpoint
     if os.access(checkpoint, os.F_OK):  # the evaluation itself compares its weights, and at once
         return
     file = program.output / RESULTS
@@ -186,7 +185,7 @@ def _check_evaluation(program: Program, processes: int) -> None:
         return
     # A file that this machine does not have describes a task that is learned, as all of them do.
     seen = [name for name in program.tasks if not name.endswith(SUFFIX) or os.access(name, os.R_OK)]
-    arguments = parse(program.arguments, program.name, argparse.SUPPRESS)
+    arguments = parse(program.arguments, program.name)
     try:
         tasks = select(seen) if seen else []
         learned = [task for task in tasks if isinstance(task, FineTuned)]

@@ -24,6 +24,7 @@ from cluster.checkup.node import check_node
 from cluster.checkup.peers import UsageError, check_names, check_peers, collect, joined, read_launch
 from cluster.checkup.speed import judge_speeds, measure_speeds
 from cluster.checkup.storage import check_space, check_writing
+from preprocessing.command_line import OneLineParser
 from preprocessing.terminal import show
 from trainer.paths import parse_path
 
@@ -90,7 +91,7 @@ def _print(placed: Sequence[Placed], as_json: bool) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m cluster.doctor", description="Check a node, or several as ranks of a launcher."
     )
     parser.add_argument(

@@ -19,6 +19,7 @@ from cluster.local.launch import launch as launch_here
 from cluster.programs import NAMES, READERS, Name, Program, folder_of, read_chain
 from cluster.settings import ClusterSettings, load_settings
 from cluster.slurm.launch import launch as launch_on_slurm
+from preprocessing.command_line import OneLineParser
 from trainer.paths import parse_path
 from trainer.settings import ConfigError
 
@@ -68,7 +69,7 @@ def start(programs: Sequence[Program], settings: ClusterSettings, place: str, dr
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m cluster.launch",
         usage="%(prog)s JOB --on PLACE [--settings TOML] [--dry-run] [section.key=value ...] [-- ARGUMENTS]",
         description="Start a job on a cluster. What follows -- is what the program takes on its own command line.",

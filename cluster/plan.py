@@ -26,6 +26,7 @@ from cluster.planning.hardware import GPUS, Gpu, change_node, find_gpu
 from cluster.planning.plans import Assumptions, Cluster
 from cluster.planning.report import calibration, report
 from cluster.planning.sharding import Sharding, read_sharding
+from preprocessing.command_line import OneLineParser
 from preprocessing.terminal import show
 from trainer.config import Recipe, load_recipe
 from trainer.deepspeed_config import resolve_deepspeed
@@ -126,7 +127,7 @@ def _numbers(text: str) -> list[int]:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     default = Assumptions(EFFICIENCY)
-    parser = argparse.ArgumentParser(prog="python -m cluster.plan", description="Plan a training on paper.")
+    parser = OneLineParser(prog="python -m cluster.plan", description="Plan a training on paper.")
     add = parser.add_argument
     add("--recipe", metavar="NAME", help="a recipe's name or file")
     add("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)}")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
 from cluster.paths import whole
+from preprocessing.command_line import OneLineParser
 from preprocessing.schema import MANIFEST
 from trainer.config import Recipe, load_recipe
 from trainer.hugging_face import CONFIG as MODEL_CONFIG
@@ -96,7 +97,7 @@ class Program:
         return [str(snapshot / "trainer" / "pretrain.py"), *configuration, *self.arguments]
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(OneLineParser):
     """Raises instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
@@ -109,7 +110,7 @@ def read_preprocess(arguments: Sequence[str]) -> Program:
     Raises:
         ConfigError: no --output, or one that is not a folder with a name.
     """
-    parser = _Parser("preprocess", add_help=False, allow_abbrev=False)
+    parser = _Parser("preprocess", add_help=False)
     parser.add_argument("--output", type=_place, required=True)
     for option in CORPUS:
         parser.add_argument(option, type=_place, nargs="+", action="extend", default=[])
@@ -131,14 +132,16 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
         ConfigError: an argument that lacks or is unknown, a recipe that can't be used, or shards in the run directory
             or around it.
     """
-    parser = _Parser("pretrain", add_help=False, allow_abbrev=False)
+    parser = _Parser("pretrain", add_help=False)
     parser.add_argument("--config", type=_path, required=True)
     parser.add_argument("--deepspeed_config", type=_path, default=Path("ds_config.json"))
     parser.add_argument("--shards", type=_place, nargs="+", action="extend", required=True)
     parser.add_argument("--output", type=_path, required=True)
     parser.add_argument("--init-from", type=_path)
     overrides = [argument for argument in arguments if is_override(argument)]
-    found, rest = parser.parse_known_args([argument for argument in arguments if not is_override(argument)])
+    options = [argument for argument in arguments if not is_override(argument)]
+    parser.refuse_misspelt(options)
+    found, rest = parser.parse_known_args(options)
     if rest:  # the trainer takes nothing else, but would say so when the job has waited for its nodes
         raise ConfigError(f"pretrain: {rest[0]!r} is neither an option of the trainer nor a setting section.key=value")
     initial = ["--init-from", str(found.init_from)] if found.init_from else []
@@ -167,7 +170,7 @@ def read_eval(arguments: Sequence[str]) -> Program:
     Raises:
         ConfigError: an argument that lacks, or several directories of shards.
     """
-    parser = _Parser("eval", add_help=False, allow_abbrev=False)
+    parser = _Parser("eval", add_help=False)
     parser.add_argument("--checkpoint", type=_path, required=True)
     parser.add_argument("--output", type=_path, required=True)
     parser.add_argument("--tasks", type=_tasks, required=True)

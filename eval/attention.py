@@ -35,6 +35,7 @@ with needs("eval"):
     from eval.pages import render_page
     from eval.pictures import save_picture
     from eval.pretrained import load_pretrained, pack
+    from preprocessing.command_line import OneLineParser
     from preprocessing.figures import FONTS
     from preprocessing.terminal import show
     from trainer.files import write_atomically
@@ -199,7 +200,7 @@ def _check_head(shown: Picture, layer: int, head: int) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m eval.attention", description="Attention as a page in HTML.")
+    parser = OneLineParser(prog="python -m eval.attention", description="Attention as a page in HTML.")
     parser.add_argument("export", type=parse_path, metavar="EXPORT", help="RUN/exports/step-NNNNNN")
     parser.add_argument("a", type=_sentence, metavar="SENTENCE")
     parser.add_argument("b", type=_sentence, metavar="SENTENCE", nargs="?", help="a second one, for a pair")

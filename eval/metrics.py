@@ -36,6 +36,7 @@ from eval.readers.files import read_text
 from eval.readers.glue import GLUE
 from eval.readers.tables import TextTable
 from eval.squad_metrics import Scores, korquad, squad_v1, squad_v2
+from preprocessing.command_line import OneLineParser
 from trainer.paths import parse_path
 
 Scheme = Literal["conlleval", "IOB1", "IOB2"]
@@ -269,7 +270,7 @@ def _file(path: Path) -> Path:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m eval.metrics", description="Score predictions as the official scripts do, in per cent, as JSON."
     )
     commands = parser.add_subparsers(dest="metric", required=True)

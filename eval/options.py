@@ -19,6 +19,7 @@ from eval.results import MODELS, RESULTS
 from eval.tasks import Task, list_all
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Intrinsic
+from preprocessing.command_line import OneLineParser
 from preprocessing.tokenization import MASK
 from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
@@ -29,15 +30,14 @@ _LONGEST = 128  # bytes of a folder's name that are told; file systems take 255
 T = TypeVar("T", int, float)
 
 
-def parse(argv: Sequence[str], program: str = "python -m eval.run", usage: str | None = None) -> argparse.Namespace:
+def parse(argv: Sequence[str], program: str = "python -m eval.run") -> argparse.Namespace:
     """Read the words of the command, links of the export resolved; a mistake ends the program with exit code 2.
 
     Args:
         argv: the words.
         program: that is told to have made a mistake.
-        usage: of another program that takes these options; None for eval.run's.
     """
-    parser = _parser(program, usage)
+    parser = _parser(program)
     arguments = parser.parse_args(argv)
     # Once: a link such as exports/latest may lead to another export before the end.
     arguments.checkpoint = Path(os.path.realpath(arguments.checkpoint))
@@ -47,13 +47,11 @@ def parse(argv: Sequence[str], program: str = "python -m eval.run", usage: str |
     return arguments
 
 
-def _parser(program: str | None = None, usage: str | None = None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser(program: str | None = None) -> OneLineParser:
+    parser = OneLineParser(
         prog=program,
-        usage=usage,
         description="Evaluate an export.",
         epilog=f"{list_all()} docs/evaluation.md says what each measures.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--checkpoint", type=parse_path, required=True, metavar="EXPORT", help="RUN/exports/step-NNNNNN"
@@ -156,7 +154,7 @@ class _OneDirectory(argparse.Action):
         """Keep the folder."""
         if len(values) > 1:
             told = "an evaluation reads one directory; run python -m eval.run for each, with an --output of its own"
-            parser.exit(2, f"{parser.prog}: error: {option}: {told}\n")
+            parser.error(f"{option}: {told}")
         setattr(namespace, self.dest, values[0])
 
 

@@ -21,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from preprocessing.command_line import OneLineParser
 from trainer.tracking import Store, evaluation_store
 from trainer.tracking.store import experiment_id, first_line, one_writer
 
@@ -248,9 +249,7 @@ def _documents(path: Path) -> Iterator[str]:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.registry", description="Register the best export of a run in MLflow."
-    )
+    parser = OneLineParser(prog="python -m eval.registry", description="Register the best export of a run in MLflow.")
     parser.add_argument("run", type=parse_path, metavar="RUN", help="a run directory with evaluations")
     parser.add_argument("--metric", type=_metric, required=True, metavar="TASK.METRIC", help="such as mrpc.f1")
     parser.add_argument("--name", default="bert", help="of the registered model (default: %(default)s)")

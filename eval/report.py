@@ -46,6 +46,7 @@ with needs("eval"):
     from eval.paper import TABLES
     from eval.pictures import save_picture
     from eval.results import NEXT_WORDS, RESULTS, best_points, check_output, figures_table, filled_table
+    from preprocessing.command_line import OneLineParser
     from preprocessing.markdown import markdown_table, plain
     from preprocessing.schema import checksum
     from preprocessing.terminal import show
@@ -297,7 +298,7 @@ def _commit(code: dict[str, Any]) -> str:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m eval.report", description="Curves and tables of runs.")
+    parser = OneLineParser(prog="python -m eval.report", description="Curves and tables of runs.")
     parser.add_argument(
         "runs", type=parse_path, nargs="*", metavar="RUN", help="a run directory; runs/* will do; none with --results"
     )

@@ -38,6 +38,7 @@ with needs("eval"):
     from eval.tasks import select
     from eval.tasks.finetuned import FINE_TUNED, FineTuned
     from eval.tasks.own import SUFFIX
+    from preprocessing.command_line import OneLineParser
     from preprocessing.markdown import markdown_table
     from preprocessing.terminal import show
     from trainer.paths import parse_path
@@ -402,10 +403,9 @@ def _json(rows: Sequence[Row], arguments: argparse.Namespace) -> str:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m eval.significance",
         description="Compare two evaluations by their predictions of the same dev sets.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "evaluations", nargs=2, type=parse_path, metavar="EVALUATION", help="folders with results.json and predictions/"

@@ -44,6 +44,7 @@ with needs("eval"):
     from eval.tasks import GROUPS, select
     from eval.tasks.finetuned import FineTuned
     from eval.tasks.intrinsic import Intrinsic
+    from preprocessing.command_line import OneLineParser
     from preprocessing.interruption import end_when_interrupted
     from trainer.hugging_face import WEIGHTS
     from trainer.paths import parse_path
@@ -51,7 +52,6 @@ with needs("eval"):
 
 CHEAP = ("mlm", "nsp", "fill_mask")
 _NOTE = ".weights.json"  # beside results: the checksum of the export's weights, see eval.stamps
-_USAGE = "python -m eval.watch RUN [--tasks NAME[,NAME...]] [--once] ..., and options of eval.run"
 _REFUSED = 2  # the exit code of an evaluation that can't be as it was asked for
 _ROOM = 1 << 20  # bytes: less than this an evaluation need not be begun with
 
@@ -343,7 +343,7 @@ def _check(run: RunDirectory, arguments: argparse.Namespace, options: Sequence[s
     """
     wanted = select([*arguments.tasks, *arguments.final_tasks])
     job = Job(run.path.resolve(), tuple(task.name for task in wanted), run.path)
-    parsed = parse_evaluation([*evaluation_words(job), *options], "python -m eval.watch", _USAGE)
+    parsed = parse_evaluation([*evaluation_words(job), *options], "python -m eval.watch")
     if arguments.once and not _is_there(run):
         raise UsageError(f"{run.path}: no run is there; give a run directory")
     if not run.path.absolute().parent.is_dir():
@@ -361,12 +361,11 @@ def _check(run: RunDirectory, arguments: argparse.Namespace, options: Sequence[s
 
 
 def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m eval.watch",
         description="Follow a training run and evaluate every export that appears.",
         epilog="All other options are those of eval.run, such as --shards, --data, --seeds or --workers; "
         "python -m eval.run --help lists them and the tasks.",
-        allow_abbrev=False,
     )
     parser.add_argument("run", type=parse_path, metavar="RUN", help="a run directory")
     parser.add_argument(
@@ -382,6 +381,7 @@ def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--poll", type=_seconds, default=30.0, metavar="SECONDS", help="(default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="evaluate what is there now, and end")
+    parser.refuse_misspelt(sys.argv[1:] if argv is None else argv)
     return parser.parse_known_args(argv)
 
 

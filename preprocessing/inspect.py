@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from preprocessing.command_line import OneLineParser
 from preprocessing.extras import needs
 from preprocessing.markdown import markdown_table
 from preprocessing.schema import MANIFEST, Manifest, Pairs, Shard, ShardDirectory, ShardError, Split
@@ -187,13 +188,12 @@ def _folder(text: str) -> Path:
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path refuses the name of nobody's home
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> OneLineParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m preprocessing.inspect",
         description="Show what a shard directory holds: its manifest and statistics as tables, and what is asked for "
         "beside them.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "directory", type=_folder, metavar="DIR", help="a finished shard directory, as make_shards writes it"

@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import chain
-from typing import NoReturn
 
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
+from preprocessing.command_line import OneLineParser
 from preprocessing.encoder import Engine
 from preprocessing.fingerprints import RepeatRule
 from preprocessing.shards import PairOptions
@@ -24,7 +22,6 @@ from preprocessing.sources.registry import SOURCES
 EMBEDDED_RUNNERS = ("FnApiRunner", "DirectRunner", "BundleBasedDirectRunner", "SwitchingDirectRunner")
 MIN_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH = 8, 65_536
 MAX_VOCABULARY = 2**31 - 1
-TYPO = 0.8  # how alike, by difflib, an unknown option is one of ours; of Beam's own options none reaches 0.71
 SAMPLE_BYTES = 200_000_000  # of text to train a vocabulary on
 # Countries' codes that are taken for their languages' and that no text is in, though kr is Kanuri's.
 _COUNTRIES = {
@@ -114,15 +111,6 @@ class Arguments:
     options: Options
     contamination: str | None  # a folder of files of a benchmark
     beam: list[str]  # options for Beam, the runner among them
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """A parser whose errors are one line, not the usage and then the error."""
-
-    def error(self, message: str) -> NoReturn:
-        """Tell what is wrong and exit with code 2."""
-        print(f"{self.prog}: error: {message}; see --help", file=sys.stderr)
-        raise SystemExit(2)
 
 
 def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
@@ -306,7 +294,6 @@ def parser() -> OneLineParser:
         "with next-sentence pairs, for pretraining BERT.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add_input_arguments(parser)
     _add_tokens(parser)
@@ -472,7 +459,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         SystemExit: with code 2, once the reason is on stderr.
     """
     ours = parser()
-    _refuse_others_names(ours, argv)
+    _refuse_unknown(ours, argv)
     found, rest = ours.parse_known_args(argv)
     refuse_empty(ours, found)
     inputs = inputs_of(ours, found)
@@ -518,13 +505,17 @@ def parse(argv: Sequence[str]) -> Arguments:
     )
 
 
-def _refuse_others_names(ours: OneLineParser, argv: Sequence[str]) -> None:
-    """End where an option is called as another program calls it, before a missing one of ours is told."""
+def _refuse_unknown(ours: OneLineParser, argv: Sequence[str]) -> None:
+    """End where an option of ours is misspelt, or called as another program calls it; a missing one is told later.
+
+    All others are Beam's, or else of a runner's job server, which alone knows them.
+    """
     for option in (word.partition("=")[0] for word in argv):
         if meant := _OTHERS_NAMES.get(option):
             ours.error(f"unknown option {option!r}: did you mean {meant!r}?")
         if option in _OF_THE_TRAINING:
             ours.error(f"unknown option {option!r}: masks are drawn by the training; see docs/migrating.md")
+    ours.refuse_misspelt(argv)
 
 
 def _repeat_rule(ours: OneLineParser, found: argparse.Namespace) -> RepeatRule:
@@ -546,15 +537,11 @@ def _beam_options(ours: OneLineParser, rest: list[str]) -> list[str]:
 
     Left alone, Beam's default runner may fetch another one from the network and run on that.
     """
-    beam = OneLineParser(prog=ours.prog, add_help=False, allow_abbrev=False)
+    beam = OneLineParser(prog=ours.prog, add_help=False)
     for group in {str(group): group for group in PipelineOptions.__subclasses__()}.values():
         group._add_argparse_args(beam)
     beam.set_defaults(direct_running_mode=None)
     known, unknown = beam.parse_known_args(rest)
-    for option in (word.partition("=")[0] for word in unknown if word.startswith("--")):
-        # Some runners have options that only their job server knows; a typo of ours must not pass for one of them.
-        if meant := get_close_matches(option, ours._option_string_actions, n=1, cutoff=TYPO):
-            ours.error(f"unknown option {option!r}: did you mean {meant[0]!r}?")
     embedded = known.runner is None or _runner(ours, known.runner) in EMBEDDED_RUNNERS
     if unknown and (embedded or not unknown[0].startswith("--")):
         ours.error(f"unknown option {unknown[0]!r}: neither this program nor Beam has it")

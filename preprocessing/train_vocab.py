@@ -26,12 +26,12 @@ if __name__ == "__main__":  # before Beam is imported, which warns of Google's c
     logging.getLogger().setLevel(logging.ERROR)
 with needs("preprocess"):
     from preprocessing import files
+    from preprocessing.command_line import OneLineParser
     from preprocessing.inputs import find_inputs, located, units_of
     from preprocessing.interruption import end_when_interrupted
     from preprocessing.options import (
         MAX_VOCABULARY,
         SAMPLE_BYTES,
-        OneLineParser,
         add_input_arguments,
         add_sample_bytes,
         inputs_of,
@@ -72,7 +72,6 @@ def parser() -> OneLineParser:
         "The same corpus gives the same vocabulary.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add_input_arguments(parser)
     options = parser.add_argument_group("vocabulary")

@@ -5,12 +5,12 @@ python -m trainer.export runs/large/checkpoints/step-100000 exported/    # runs/
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from preprocessing.command_line import OneLineParser
 from preprocessing.tokenization import check_files
 from trainer.checkpoint import RunState, read_run_state
 from trainer.config import load_recipe
@@ -47,7 +47,7 @@ def export_checkpoint(run: RunDirectory, state: RunState, checkpoint: Path, targ
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``python -m trainer.export CHECKPOINT OUT``; the exit code is 0, or 2 for a mistake in what was asked for."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m trainer.export", description="Turn a checkpoint into a directory that transformers loads."
     )
     parser.add_argument("checkpoint", type=parse_path, help="RUN/checkpoints/step-NNNNNN, or RUN for the newest")

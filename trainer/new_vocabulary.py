@@ -10,7 +10,6 @@ either, a character being unknown, what it would have in a new model. Everything
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import logging
 import sys
@@ -22,6 +21,7 @@ import torch
 from tokenizers.normalizers import BertNormalizer
 from torch import Tensor
 
+from preprocessing.command_line import OneLineParser
 from preprocessing.schema import TOKENIZER, checksum
 from preprocessing.tokenization import PAD, VOCABULARY_FILE, check_files, cut, load_words
 from trainer.hugging_face import WEIGHTS, Export, load_export, refusal, save_export
@@ -82,7 +82,7 @@ def _means(rows: Tensor, pieces: Sequence[Sequence[int]], fresh: Tensor) -> Tens
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``python -m trainer.new_vocabulary MODEL TOKENIZER OUT``; the exit code is 0, or 2 for a mistake."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m trainer.new_vocabulary", description="Give a pretrained model another vocabulary."
     )
     parser.add_argument("model", type=parse_path, help="a Hugging Face BERT directory, such as an export")

@@ -13,11 +13,11 @@ none      2           no such folder       a mistyped RUN, or no start has made 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from preprocessing.command_line import OneLineParser
 from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
 
@@ -27,7 +27,7 @@ MISTAKE = 2  # the trainer's own exit code for a mistake in what was asked for
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print how the trainer of a run directory ended; ask when it has ended."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m trainer.outcome",
         description="Say how a run ended: " + ", ".join(f"{word} (exit code {n})" for word, n in EXIT_CODES.items()),
     )

@@ -23,6 +23,7 @@ from typing import Any, NoReturn, TypeVar
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from preprocessing.command_line import OneLineParser
 from preprocessing.schema import ShardError
 from preprocessing.tokenization import VocabularyError
 from trainer.config import Recipe, load_recipe
@@ -207,7 +208,7 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
     leave_world()  # only where all ranks do: with one that failed, NCCL's good order could wait for ever
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(OneLineParser):
     """A parser for which a mistake in the command line is one as any other: a run may end by it."""
 
     def error(self, message: str) -> NoReturn:
@@ -221,7 +222,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _output(words: Sequence[str]) -> RunDirectory | None:
     """The run that a command is about, whatever else is wrong with it."""
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = _Parser(add_help=False)
     parser.add_argument("--output", type=parse_path)
     with contextlib.suppress(ConfigError):
         output = parser.parse_known_args(words)[0].output
@@ -240,7 +241,6 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         description="Pretrain BERT on shards. The same command again goes on where the run stopped.",
         epilog="Settings are those of the recipe, as section.key=value: train.max_steps=10 model.num_hidden_layers=2 "
         "phases.0.micro_batch_size=8. docs/training.md lists them, trainer/config.py explains each.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--config", type=parse_path, required=True, metavar="TOML", help="the recipe; see trainer/recipes/"
@@ -266,9 +266,10 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings that replace the recipe's")
     for advice in filter(None, map(_others_name, words)):  # first: an option of ours is missing then
         parser.error(advice)
-    arguments, unknown = parser.parse_known_intermixed_args(words)
-    if unknown:
-        parser.error(_advice(unknown[0]))
+    parser.refuse_misspelt(words)
+    for word in parser.unknown(words):
+        parser.error(_advice(word))
+    arguments = parser.parse_intermixed_args(words)
     taken = [text for text in arguments.shards if is_override(text)]  # by the open-ended --shards
     arguments.shards = [text for text in arguments.shards if text not in taken]
     arguments.settings = [*taken, *arguments.settings]

@@ -19,7 +19,6 @@ The exit code says what is to be done with the Pod:
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -29,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from preprocessing.command_line import OneLineParser
 from trainer.outcome import EXIT_CODES, MISTAKE
 from trainer.run_directory import RunDirectory
 
@@ -63,7 +63,7 @@ class Node:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the node's ranks to their end; the exit code is told above."""
-    parser = argparse.ArgumentParser(prog="python -m cluster.k8s.ranks", description="Run a node's ranks.")
+    parser = OneLineParser(prog="python -m cluster.k8s.ranks", description="Run a node's ranks.")
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="the run directory, for its outcome")
     parser.add_argument("command", nargs="+", metavar="-- ...", help="what Python runs: -m trainer.pretrain ARGUMENTS")
     arguments = parser.parse_args(argv)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cluster.k8s.ranks import DONE, FAILED, read_outcome
+from preprocessing.command_line import OneLineParser
 from preprocessing.schema import MANIFEST
 from trainer.paths import parse_path, parse_place
 
@@ -30,7 +31,7 @@ class NeverError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Wait; the exit code is told above."""
-    parser = argparse.ArgumentParser(prog="python -m cluster.k8s.wait", description="Wait for another job's result.")
+    parser = OneLineParser(prog="python -m cluster.k8s.wait", description="Wait for another job's result.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--shards", type=parse_place, metavar="DIR", help="shards, whose manifest is written last")
     what.add_argument("--run", type=parse_path, metavar="DIR", help="a run directory")

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 
+from preprocessing.command_line import OneLineParser
 from trainer.files import DamagedFileError, append_line, read_lines
 from trainer.outcome import EXIT_CODES, MISTAKE
 from trainer.run_directory import CheckpointError, RunDirectory
@@ -83,7 +84,7 @@ def judge(run: RunDirectory, job: str, exit_code: int, allowed: int) -> tuple[Ve
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m cluster.slurm.requeue", description=__doc__.partition("\n")[0])
+    parser = OneLineParser(prog="python -m cluster.slurm.requeue", description=__doc__.partition("\n")[0])
     parser.add_argument("when", choices=("before", "after"), help="the ranks start, or have ended")
     parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
     parser.add_argument("--job", default="", metavar="ID", help="SLURM's number of the job")

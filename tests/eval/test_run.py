@@ -532,7 +532,7 @@ def test_several_directories_of_shards_are_told_how_they_are_evaluated_on(
     with pytest.raises(SystemExit, match="2"):
         run(export, tmp_path / "results", shards, "--shards", str(shards), "more")
     told = "an evaluation reads one directory; run python -m eval.run for each, with an --output of its own"
-    assert capsys.readouterr().err == f"python -m eval.run: error: --shards: {told}\n"
+    assert capsys.readouterr().err == f"python -m eval.run: error: --shards: {told}; see --help\n"
     assert not (tmp_path / "results").exists()
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 import tomllib
 from collections.abc import Sequence
 
+from preprocessing.command_line import OneLineParser
 from trainer.credentials import without_credentials
 from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
@@ -17,7 +17,7 @@ from trainer.tracking.store import first_line, read_cursor
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry over; the exit code is 0, 1 where the store was not reached, or 2 where trying again is in vain."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.tracking", description="Carry a run over to MLflow.")
+    parser = OneLineParser(prog="python -m trainer.tracking", description="Carry a run over to MLflow.")
     parser.add_argument("command", choices=["sync"])
     parser.add_argument("run", type=parse_path, help="a run directory")
     arguments = parser.parse_args(argv)

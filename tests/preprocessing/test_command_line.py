@@ -1,0 +1,88 @@
+"""Every command tells a mistake in its options in a line, and a word that it does not know first."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from preprocessing.command_line import OneLineParser
+from tests.conftest import ROOT
+
+
+def parser() -> OneLineParser:
+    """Of a command with an option that it needs and one that it does not."""
+    ours = OneLineParser("command")
+    ours.add_argument("--limit", type=int)
+    ours.add_argument("--output", required=True)
+    ours.add_argument("words", nargs="*")
+    return ours
+
+
+def told(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit, match="2"):
+        parser().parse_args(words)
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--outptu", "x"], "unknown option '--outptu': did you mean '--output'?"),  # and not that --output is missing
+        (["--output=x", "--limt=3"], "unknown option '--limt': did you mean '--limit'?"),
+        (["--output=x", "--li=3"], "unknown option '--li'"),  # no beginning of an option is taken for it
+        (["--wandb"], "unknown option '--wandb'"),
+        (["--wandb", "--limt"], "unknown option '--limt': did you mean '--limit'?"),
+        (["--limit", "3"], "the following arguments are required: --output"),
+        (["--output=x", "--limit=a"], "argument --limit: invalid int value: 'a'"),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(words, capsys) == f"command: error: {error}; see --help\n"
+
+
+def test_what_only_looks_like_an_option_is_left_alone() -> None:
+    assert parser().parse_args(["--output=--limt", "--", "--limt"]).words == ["--limt"]
+    assert parser().parse_args(["--output", "--an option has no blanks"]).output == "--an option has no blanks"
+
+
+def test_options_of_commands_within_are_known() -> None:
+    ours = OneLineParser("command")
+    ours.add_subparsers(dest="what").add_parser("score").add_argument("--limit", type=int)
+    assert ours.parse_args(["score", "--limit", "3"]).limit == 3
+
+
+def makes_parsers(file: Path) -> bool:
+    calls = (node.func for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.Call))
+    return any(isinstance(call, ast.Attribute) and call.attr == "ArgumentParser" for call in calls)
+
+
+def test_all_commands_have_this_parser() -> None:
+    """All but `beam run`, whose words are another program's."""
+    folders = [ROOT / name for name in ("preprocessing", "trainer", "eval", "cluster")]
+    files = [file for folder in folders for file in folder.rglob("*.py")]
+    assert [file.name for file in files if makes_parsers(file)] == ["beam_cli.py"]
+
+
+@pytest.mark.parametrize(
+    ("command", "typo", "meant"),
+    [
+        ("preprocessing.beam_cli run preprocessing/make_shards.py", "--train_vocab", "--train-vocab"),
+        ("preprocessing.inspect", "--histogram", "--histograms"),
+        ("trainer.pretrain", "--ouput", "--output"),
+        ("eval.run", "--learning-rate", "--learning-rates"),
+        ("eval.watch", "--onec", "--once"),
+        ("eval.watch", "--shard", "--shards"),
+        ("cluster.doctor", "--share", "--shared"),
+        ("cluster.launch", "--dryrun", "--dry-run"),
+    ],
+)
+def test_a_misspelt_option_is_told_with_what_was_meant(command: str, typo: str, meant: str) -> None:
+    """Though what the command needs is not given."""
+    words = [sys.executable, "-m", *command.split(), typo, "3"]
+    run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert run.returncode == 2
+    assert run.stderr.endswith(f"error: unknown option {typo!r}: did you mean {meant!r}?; see --help\n")
+    assert run.stderr.count("\n") == 1
