@@ -32,6 +32,7 @@ import pyarrow as pa
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
+_RUN = "config.toml"  # the trainer's, in a directory that has a manifest too
 UINT16_VOCABULARY = 1 << 16  # vocabularies up to this size store a token in two bytes
 SPECIAL_TOKENS_OF_A_PAIR = 3  # [CLS] a [SEP] b [SEP]
 SPECIAL_TOKENS_OF_A_SINGLE = 2  # [CLS] a [SEP]
@@ -460,6 +461,11 @@ class ShardDirectory:
         manifest = self.path / MANIFEST
         if not self.path.is_dir():
             raise ShardError(f"{self.path}: {_why_no_directory(self.path)}")
+        if (self.path / _RUN).is_file():
+            raise ShardError(
+                f"{self.path}: a training's run directory, which has its shards' manifest alone; give the shards "
+                "themselves, as the training got them by --shards"
+            )
         if not manifest.is_file():
             raise ShardError(f"{self.path}: {_why_no_manifest(self.path)}")
         content = manifest.read_bytes()

@@ -186,6 +186,16 @@ def test_a_directory_without_a_manifest_is_told_as_what_it_is(
         ShardDirectory(directory)
 
 
+def test_the_directory_of_a_run_which_has_a_manifest_too_is_told_as_what_it_is(directory: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(directory / "manifest.json", run)
+    (run / "config.toml").touch()
+    message = f"^{run}: a training's run directory, which has its shards' manifest alone; give the shards themselves, "
+    with pytest.raises(ShardError, match=message):
+        ShardDirectory(run)
+
+
 def test_a_damaged_shard_is_found(directory: Path) -> None:
     damage_the_shard(directory)
     opened = ShardDirectory(directory)
