@@ -234,11 +234,6 @@ def open_stream(shards: Path | None, checkpoint: Checkpoint, asked: int | None) 
     if checksum(vocabulary) != directory.manifest.vocabulary.blake2b:
         raise UsageError(f"{shards}: made with another vocabulary than {vocabulary}; give shards made with that one")
     length = choose_length(asked, directory.manifest.sequence_lengths, checkpoint.positions)
-    if length in directory.manifest.sequence_lengths and not directory.manifest.pairs("validation", length):
-        raise UsageError(
-            f"{shards}: no pairs of {length} tokens are held out; make shards with --validation-fraction, of four "
-            "documents or more"
-        )
     with _as_usage_error():
         stream = validation_stream(directory, length, checkpoint.export.config.is_decoder)
         directory.verify("validation")  # the results will name these bytes by their manifest

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from preprocessing.schema import Shard, ShardDirectory, ShardError, Split
+from preprocessing.terminal import counted
 from trainer.mixture import Mixture
 from trainer.order import PairOrder
 
@@ -70,7 +71,7 @@ def open_sources(
         check_weights(weights, directories)
         for directory, count, weight in zip(directories, pairs, weights or pairs, strict=True):
             if not count and (weight or not any(pairs)):
-                raise ShardError(f"{directory.path}: the {split} part has no pairs of length {sequence_length}")
+                raise ShardError(f"{directory.path}: {_why_no_pairs(directory, split, sequence_length)}")
     resolved = [(samples, weights or pairs) for samples, weights in stretches]
     found = [i for i in range(len(directories)) if any(weights[i] for _, weights in resolved)]
     mixture = Mixture([(samples, [weights[i] for i in found]) for samples, weights in resolved])
@@ -104,3 +105,13 @@ def _count_pairs(directory: ShardDirectory, split: Split, sequence_length: int) 
             f"{manifest.sequence_lengths}; make the shards with --sequence-lengths {sequence_length}"
         )
     return manifest.pairs(split, sequence_length)
+
+
+def _why_no_pairs(directory: ShardDirectory, split: Split, sequence_length: int) -> str:
+    if split == "train":
+        return f"the train part has no pairs of length {sequence_length}"
+    return (
+        f"no pairs of length {sequence_length} are held out of its "
+        f"{counted(sum(entry.rows for entry in directory.manifest.shards), 'document')}; make shards of four documents "
+        "or more with --validation-fraction"
+    )

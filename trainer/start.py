@@ -258,7 +258,7 @@ def _check_validation(recipe: Recipe, phase: Phase, shards: Corpus) -> None:
         try:
             validation_stream(shards.directories, phase.sequence_length, recipe.model.is_decoder)
         except ShardError as error:
-            raise ConfigError(f"{error}; make them with --validation-fraction, or set log.validate_every=0") from error
+            raise ConfigError(f"{error}, or set log.validate_every=0") from error
 
 
 def _check_vocabulary(recipe: Recipe, shards: Corpus, given: BertConfig | None) -> None:

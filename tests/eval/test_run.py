@@ -466,7 +466,7 @@ def test_shards_that_cannot_be(export: Path, shards: Path, tmp_path: Path, capsy
     other = write_shards(tmp_path / "other", vocab_size=65)
     assert_refused(run(export, results, other), capsys, results, "made with another vocabulary than", "vocab.txt")
     trained = write_shards(tmp_path / "trained", validation=())
-    assert_refused(run(export, results, trained), capsys, results, "no pairs of 32 tokens are held out; make")
+    assert_refused(run(export, results, trained), capsys, results, "held out of its 18 documents; make")
     single = write_shards(tmp_path / "single", validation=(1,), pairs_per_row=1)
     assert_refused(run(export, results, single), capsys, results, "too few for an estimate")
     long = write_shards(tmp_path / "long", sequence_lengths=(64,))

@@ -33,6 +33,17 @@ def test_where_weights_change_on_the_way_they_share_them_by_what_is_read_of_each
     assert [len(set(group)) for group in (heavy[:24], heavy[:72], light[:24])] == [3, 3, 1]
 
 
+def test_where_nothing_is_held_out_it_is_told_of_how_many_documents_and_how_to_hold_some_out(tmp_path):
+    """A fraction alone does not help shards of fewer than four."""
+    few = ShardDirectory(write_shards(tmp_path / "few", train=(3,), validation=()))
+    message = (
+        "few: no pairs of length 32 are held out of its 3 documents; make shards of four documents or more with "
+        "--validation-fraction$"
+    )
+    with pytest.raises(ShardError, match=message):
+        open_sources([few], "validation", 32, 1, [(1, ())], 1 << 30)
+
+
 def test_a_directory_without_weight_in_any_stretch_is_not_read(shards, tmp_path):
     empty = ShardDirectory(write_shards(tmp_path / "empty", train=(), seed=9))
     sources, _ = open_sources([empty, ShardDirectory(shards)], "train", 32, 1, [(5, (0.0, 1.0))], 1 << 30)

@@ -75,6 +75,11 @@ BAD_INPUT = {
         [],
         "tokenizer.json: not a tokenizer (",
     ),
+    "shards of which none is held out": (
+        lambda s, t: {"shards": write_shards(t / "trained", train=(3,), validation=())},
+        [],
+        "of four documents or more with --validation-fraction, or set log.validate_every=0",
+    ),
     "another vocabulary than the model's": (
         lambda s, t: {},
         ["model.vocab_size=100"],
