@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from preprocessing.inputs import Input
@@ -15,7 +16,8 @@ from preprocessing.terminal import counted, in_line
 STRANGE_UNKNOWN_RATE = 0.05
 STRANGE_TOKENS_A_WORD = 3.0  # with punctuation marks as words; letter by letter it is 4 or more
 MANY_UNREACHED = 0.25  # of tokens; in prose some per cent are what is cut off long sentences
-FEW_NEXT_RATE = 0.25  # of pairs; about half of them is usual
+FEW_NEXT_RATE = 0.25  # of pairs; about half of them is usual, and a third where documents are of two sentences
+FAR_FROM_ASKED = 2  # times as large a share held out, or as small a one
 MANY_TAGGED = 0.01  # of documents; some may be about HTML
 
 
@@ -101,6 +103,7 @@ def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: f
     skipped = [source["skipped"] for source in statistics["sources"].values()]
     if manifest.options["validation_fraction"] and not manifest.split("validation"):
         lines.append("  no validation split: it needs at least four documents")
+    lines.extend(_tell_held_out(manifest))
     reasons = [f"{count:,} {reason}" for source in skipped for reason, count in source.items()]
     if reasons:
         lines.append(f"  skipped    {', '.join(reasons)}")
@@ -136,7 +139,8 @@ def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: f
         f"{size / max(1, statistics['tokens']):.2f} bytes a token"
     )
     drawn = [n for splits in statistics["pairs"].values() for n in splits.values()]
-    few = sum(n["is_next"] for n in drawn) < FEW_NEXT_RATE * sum(n["pairs"] for n in drawn)
+    pairs = sum(n["pairs"] for n in drawn)
+    few = sum(n["is_next"] for n in drawn) < FEW_NEXT_RATE * pairs - math.sqrt(pairs)  # which chance would hardly do
     unreached = max(n["unreached_tokens"] for n in drawn) / max(1, statistics["tokens"])
     if unreached > MANY_UNREACHED:
         average = statistics["tokens"] / statistics["sentences"]
@@ -145,11 +149,7 @@ def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: f
             "sequence a pass keeps one stretch; where no marks end sentences, give one a line, by --books-format google"
         )
     elif manifest.options["pairs"]["next_sentence"] and few:
-        short = sum(source["one_sentence"] for source in statistics["sources"].values())
-        lines.append(
-            f"  few true next sentences: {short:,} of {documents['in_shards']:,} documents are of one sentence; "
-            "--no-nsp draws no next sentences"
-        )
+        lines.append(f"  few true next sentences: {_why_few_next(manifest)}")
     if statistics["unknown_rate"] > STRANGE_UNKNOWN_RATE:
         lines.append(
             "  so many unknown tokens suggest the wrong vocabulary, one too small for the script's characters, "
@@ -161,3 +161,29 @@ def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: f
             "and are usual where no blanks stand between words, as in Thai"
         )
     return "\n".join(map(in_line, lines))
+
+
+def _tell_held_out(manifest: Manifest) -> Iterator[str]:
+    """The share of the tokens that is held out, where that is far from the share of documents that was asked for."""
+    asked, held_out = manifest.options["validation_fraction"], manifest.split("validation")
+    rows, documents = sum(entry.rows for entry in held_out), manifest.statistics["documents"]["in_shards"]
+    share = sum(entry.tokens for entry in held_out) / manifest.statistics["tokens"]
+    if held_out and not asked / FAR_FROM_ASKED <= share <= asked * FAR_FROM_ASKED:
+        yield (
+            f"  held out   {rows:,} of {counted(documents, 'document')} with {share:.1%} of the tokens, where "
+            f"--validation-fraction says {asked:.1%}: whole documents are held out, two at least; more documents come "
+            "nearer"
+        )
+
+
+def _why_few_next(manifest: Manifest) -> str:
+    """Which sentences are alone in their sequences, so that what follows is always a random one; and what to do."""
+    statistics, documents = manifest.statistics, manifest.statistics["documents"]["in_shards"]
+    alone = sum(source["one_sentence"] for source in statistics["sources"].values())
+    if alone > FEW_NEXT_RATE * documents:
+        return f"{alone:,} of {documents:,} documents are of one sentence; --no-nsp draws no next sentences"
+    average = statistics["tokens"] / statistics["sentences"]
+    return (
+        f"a sentence has {average:,.0f} tokens on average, and two seldom fit in a sequence of "
+        f"{min(manifest.sequence_lengths)}; take longer --sequence-lengths, or --no-nsp"
+    )

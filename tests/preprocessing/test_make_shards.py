@@ -317,6 +317,42 @@ def test_documents_of_one_sentence_have_no_true_nexts_and_a_line_says_so(make: M
         }
 
 
+def test_sentences_as_long_as_a_sequence_have_no_true_nexts_and_a_line_says_so(make: Maker, tmp_path: Path) -> None:
+    """Such a sentence fills a sequence, so no other one follows it there, however many its document has."""
+    sentence = "The captain spoke of the whale, and of the sea, and of the ship, and of the day, and of the whale "
+    with (tmp_path / "long.jsonl").open("w") as file:
+        for document in range(5):
+            text = "\n".join(f"{sentence}{document} {number}." for number in range(20))
+            file.write(json.dumps({"text": text}) + "\n")
+    options = ["--deduplicate", "none", "--sequence-lengths", 32, "--duplicates", 10]
+    said = make(tmp_path / "out", "--jsonl", tmp_path / "long.jsonl", *options)
+    told = "a sentence has 31 tokens on average, and two seldom fit in a sequence of 32; take longer --sequence-lengths"
+    assert f"few true next sentences: {told}, or --no-nsp" in said
+    assert "are of one sentence" not in said
+
+
+def test_so_few_pairs_that_chance_alone_decides_are_not_told_to_lack_true_nexts(make: Maker, tmp_path: Path) -> None:
+    with (tmp_path / "few.jsonl").open("w") as file:
+        for document in range(4):
+            file.write(json.dumps({"text": f"The whale is here. The ship is far. It is day {document}."}) + "\n")
+    for seed in range(5):
+        output, arguments = tmp_path / str(seed), ["--jsonl", tmp_path / "few.jsonl", "--duplicates", 1]
+        assert "few true" not in make(output, *arguments, "--seed", seed)
+
+
+def test_how_much_is_really_held_out_is_told_where_that_is_far_from_what_was_asked_for(
+    make: Maker, write_books: Books, tmp_path: Path
+) -> None:
+    books = ["--books", write_books(tmp_path / "books", 6) / "*.txt", "--validation-fraction"]
+    said = make(tmp_path / "out", *books, 0.05)
+    manifest = ShardDirectory(tmp_path / "out").manifest
+    held_out = sum(entry.tokens for entry in manifest.split("validation")) / manifest.statistics["tokens"]
+    told = f"held out   2 of 6 documents with {held_out:.1%} of the tokens, where --validation-fraction says 5.0%: "
+    assert told in said
+    assert "held out" not in make(tmp_path / "near", *books, 0.3)
+    assert "held out" not in make(tmp_path / "none", *books, 0)
+
+
 def test_short_documents_and_empty_ones_are_counted(make: Maker, write_books: Books, tmp_path: Path) -> None:
     books = write_books(tmp_path / "books", 4)
     (books / "short.txt").write_text("A whale.")
