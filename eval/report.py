@@ -45,7 +45,7 @@ with needs("eval"):
     from eval.pages import render_page
     from eval.paper import TABLES
     from eval.pictures import save_picture
-    from eval.results import NEXT_WORDS, RESULTS, best_points, check_output, figures_table, filled_table
+    from eval.results import NEXT_WORDS, RESULTS, best_points, check_output, figures_table, filled_table, told_limit
     from preprocessing.command_line import OneLineParser
     from preprocessing.markdown import markdown_table, plain
     from preprocessing.schema import checksum
@@ -269,7 +269,7 @@ def _facts(evaluated: Evaluated, tasks: Sequence[str]) -> Iterator[str]:
     if shards := result["shards"]:
         yield f"{shards['samples']:,} held-out samples of {shards['sequence_length']} tokens"
     for limit in {limit for task in tasks if (limit := evaluated.limit(task)) is not None}:
-        yield f"at most {limit:,} examples of each data set, so of little weight"
+        yield told_limit(limit)
     yield f"weights {evaluated.weights_blake2b}"
     if shards:
         yield f"shards {shards['path']}, {shards['manifest_blake2b']}"

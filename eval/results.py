@@ -91,6 +91,7 @@ class _Details(_Finite):
     selected_by: str | None = None
     max_length: int | None = None
     best_point: _Point | None = None
+    examples: dict[str, int] = {}
     points: list[_Tried] = []
     seeds: dict[str, list[float]] = {}
     sentences: list[_Sentence] = []
@@ -342,6 +343,11 @@ def _seedless(point: Mapping[str, Any] | None) -> dict[str, Any]:
     return {**(point or {}), "seed": None}
 
 
+def told_limit(limit: int) -> str:
+    """What figures are of that were only tried out."""
+    return f"at most {limit:,} examples of each data set, so of little weight"
+
+
 def spread(seeds: Sequence[float], diverged: int, digits: int) -> str:
     """Mean and standard deviation of several seeds, and their number; of how many, where some diverged."""
     number = f"{len(seeds)} of {len(seeds) + diverged}" if diverged else str(len(seeds))
@@ -370,6 +376,8 @@ def best_points(results: Mapping[str, Any], tasks: Iterable[str]) -> Iterator[st
         facts += [f"seed {point['seed']}", f"at most {details.get('max_length')} tokens"]
         facts += [settings[name] for name in ("optimizer", "precision") if name in settings]
         seeds = details.get("seeds", {}).get(by, ())
+        judged = [f"{count:,} {part}" for part, count in details.get("examples", {}).items() if part.startswith("dev")]
+        facts += [f"on {' and '.join(judged)} examples"] if judged else []
         over = f"; {by} over seeds, {spread(seeds, diverged_seeds(details), 2)}" if len(seeds) > 1 else ""
         yield f"{name}: {tried}: {', '.join(facts)}{over}"
 

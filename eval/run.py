@@ -55,6 +55,7 @@ with needs("eval"):
         sentences_of,
         tags_of,
         tasks_of,
+        told_limit,
         write_results,
     )
     from eval.stamps import stamp
@@ -356,6 +357,8 @@ def _shown(results: dict[str, Any]) -> Iterator[str]:
         trained_on = lineage.get("shards_blake2b") or [lineage.get("manifest_blake2b", shards["manifest_blake2b"])]
         if shards["manifest_blake2b"] not in trained_on:
             yield "note: the model was trained on other shards, whose training part may hold these samples"
+    if limit := (results["data"] or {}).get("limit"):
+        yield told_limit(limit)
     for shown in (figures_table(results), "\n".join(best_points(results, results["tasks"])), filled_table(results)):
         if shown:
             yield "\n" + shown.rstrip("\n")

@@ -106,7 +106,7 @@ def test_results_of_a_task_of_pairs(
     seeds = details["seeds"]["f1"]
     over = f"f1 over seeds, 2: {statistics.fmean(seeds):.2f} ± {statistics.stdev(seeds):.2f}"
     shown = capsys.readouterr().out
-    assert f"\nmrpc: the best of 4 points by f1: {point}, bert_adam, float32; {over}\n" in shown
+    assert f"\nmrpc: the best of 4 points by f1: {point}, bert_adam, float32, on 16 dev examples; {over}\n" in shown
 
     # The best on dev, and all seeds of its other hyperparameters.
     figures = {(p["point"]["learning_rate"], p["point"]["seed"]): p["metrics"]["dev"]["f1"] for p in details["points"]}
@@ -920,9 +920,12 @@ def test_all_points_diverge(
     assert json.loads(first.read_text())["error"] == "the loss of step 3 is nan"
 
 
-def test_a_limit_on_the_examples(export: Path, data: Path, tmp_path: Path) -> None:
+def test_a_limit_on_the_examples(export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_mrpc(data)
     assert run(export, data, tmp_path / "out", "mrpc", "--limit", "10") == 0
+    shown = capsys.readouterr().out
+    assert "\nat most 10 examples of each data set, so of little weight\n" in shown
+    assert "float32, on 10 dev examples" in shown
     assert results_of(tmp_path / "out")["tasks"]["mrpc"]["details"]["examples"] == {"train": 10, "dev": 10}
     parts = read_parts(TASKS["mrpc"], data, with_test=False, limit=10)
     whole = READERS["MRPC"](data, "train")
