@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cluster.paths import current_folder
 from cluster.programs import Program, pretraining_of
-from trainer.config import Recipe, differences, load_recipe
+from trainer.config import Recipe, advice_on, differences, load_recipe
 from trainer.deepspeed_config import accumulation_steps, resolve_deepspeed
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.settings import ConfigError
@@ -70,7 +70,7 @@ def _check_run(program: Program, recipe: Recipe) -> None:
     if changed := differences(begun, recipe):
         raise ConfigError(
             f"{program.name}: {run.path}: the run was started with other settings ({'; '.join(changed)}); "
-            "choose another --output, or go on with what the run was started with"
+            f"{advice_on(changed)}"
         )
 
 
@@ -112,22 +112,18 @@ def check_reads(programs: Iterable[Program]) -> None:
                 raise ConfigError(f"{program.name}: {pattern}: nothing is there; check the path, and quote a glob")
 
 
-def check_programs(programs: Sequence[Program], ranks: int, processes: int, cores: int | None) -> None:
+def check_programs(programs: Sequence[Program], processes: int, cores: int | None) -> None:
     """See that the programs take their arguments, and can do with what a place gives them.
 
     Args:
         programs: of the job.
-        ranks: that train.
         processes: that evaluate.
         cores: of the preprocessing; None for those of this machine.
 
     Raises:
-        ConfigError: so many ranks can't train the recipe, there is no such task, no folder for data sets, or no grid
-            for the processes to share.
+        ConfigError: there is no such task, no folder for data sets, or no grid for the processes to share.
         SystemExit: with code 2, once a program has said on stderr which argument it does not take.
     """
-    if pretraining := pretraining_of(programs):
-        _check_ranks(pretraining, ranks)
     for program in programs:
         if program.name == "eval":
             _check_evaluation(program, processes)
@@ -135,16 +131,27 @@ def check_programs(programs: Sequence[Program], ranks: int, processes: int, core
             _check_preprocessing(program, cores)
 
 
-def _check_ranks(program: Program, ranks: int) -> None:
+def check_ranks(programs: Sequence[Program], ranks: int, set_by: str) -> None:
     """See that so many ranks can train the recipe.
+
+    Args:
+        programs: of the job.
+        ranks: that train.
+        set_by: the settings that say how many.
 
     Raises:
         ConfigError: they can't divide a global batch, or DeepSpeed's configuration contradicts the recipe.
     """
+    program = pretraining_of(programs)
+    if not program:
+        return
     assert program.recipe
     assert program.deepspeed_config
     for phase in program.recipe.phases:
-        accumulation_steps(phase, ranks)
+        try:
+            accumulation_steps(phase, ranks)
+        except ConfigError as error:
+            raise ConfigError(f"{program.name}: {error}, which {set_by} set") from error
         resolve_deepspeed(program.deepspeed_config, program.recipe, phase, ranks)
 
 

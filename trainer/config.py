@@ -313,6 +313,13 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
     return [text for key, text in _changes(old, new) if key.startswith(_IDENTITY) and not key.endswith(_MEMORY)]
 
 
+def advice_on(changed: Sequence[str]) -> str:
+    """What to do about a run that was started with something else, of settings what ``differences`` tells."""
+    longer = "; to train longer, give its last export to --init-from, with another --output"
+    advice = "choose another --output, or go on with what the run was started with"
+    return advice + (longer if any(".steps: " in text for text in changed) else "")
+
+
 def other_draws(old: Recipe, new: Recipe) -> list[str]:
     """The settings by which two recipes differ only in the numbers that dropout draws: each micro-batch has its own."""
     return [text for key, text in _changes(old, new) if key.endswith(".micro_batch_size")]

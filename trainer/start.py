@@ -26,7 +26,7 @@ from preprocessing.tokenization import (
     special_ids,
 )
 from trainer.checkpoint import RunState, read_run_state, remove_leftovers, set_aside
-from trainer.config import Phase, Recipe, differences, load_recipe, other_draws, to_toml
+from trainer.config import Phase, Recipe, advice_on, differences, load_recipe, other_draws, to_toml
 from trainer.corpus import Corpus, directory_checksums, train_stream
 from trainer.data import validation_stream
 from trainer.engine import check_deepspeed, device_kind, fp16_is_supported
@@ -322,10 +322,10 @@ def _check_run(run: RunDirectory, recipe: Recipe, shards: Corpus) -> None:
     run.check()
     if run.is_new:
         return
-    advice = "choose another --output, or go on with what the run was started with"
+    changed = differences(load_recipe(run.config), recipe)
+    advice = advice_on(changed)
     if not run.step and not run.metrics.exists():
         advice = "choose another --output, or remove this one, in which nothing has been trained"
-    changed = differences(load_recipe(run.config), recipe)
     if changed:
         raise CheckpointError(f"{run.path}: the run was started with other settings ({'; '.join(changed)}); {advice}")
     if run.manifest.is_file() and checksum(run.manifest) != shards.manifest_blake2b:

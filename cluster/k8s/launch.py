@@ -36,7 +36,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     Raises:
         ConfigError: something that can't be, or that the cluster refuses.
     """
-    checks.check_programs(programs, settings.pretrain.ranks, settings.eval.pods, settings.preprocess.cpu)
+    checks.check_programs(programs, settings.eval.pods, settings.preprocess.cpu)
     check_arguments(settings, programs)
     for program in programs:
         check_paths(settings, [program.output, *program.reads, *program.corpus])
@@ -47,8 +47,11 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
             raise ConfigError(f"{program.name}: --output {program.output} is the volume itself; take a folder in it")
     name = _object_name((pretraining_of(programs) or programs[0]).output)
     snapshot = None
-    if os.path.isdir(settings.mount_path):  # noqa: PTH112  where it can't be looked for pathlib's raises
+    is_seen = os.path.isdir(settings.mount_path)  # noqa: PTH112  where it can't be looked for pathlib's raises
+    if is_seen:
         checks.check_reads(programs)
+    checks.check_ranks(programs, settings.pretrain.ranks, "kubernetes.pretrain.nodes and kubernetes.pretrain.gpus")
+    if is_seen:
         checks.check_outputs(programs)
         on_flink = programs[0].name == "preprocess" and settings.preprocess.engine == "flink"
         if on_flink and not _pods_may(stat.S_IWOTH, volume := Path(settings.mount_path)):

@@ -22,8 +22,9 @@ def launch(programs: Sequence[Program], settings: LocalSettings, folder: Path, d
     Raises:
         ConfigError: this machine can't run them.
     """
-    checks.check_programs(programs, settings.processes, processes=1, cores=None)
+    checks.check_programs(programs, processes=1, cores=None)
     checks.check_reads(programs)
+    checks.check_ranks(programs, settings.processes, "local.gpus and local.ranks")
     checks.check_outputs(programs)
     checks.check_printable(program.output for program in programs)
     with checks.writing("choose another --output"):

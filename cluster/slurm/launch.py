@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.checks import check_outputs, check_printable, check_programs, check_reads, writing
+from cluster.checks import check_outputs, check_printable, check_programs, check_ranks, check_reads, writing
 from cluster.paths import current_folder, fingerprint, whole
 from cluster.programs import NAMES, Name, Program, pretraining_of
 from cluster.slurm.partitions import check_fit, read_partitions
@@ -63,8 +63,9 @@ def check(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dr
     Raises:
         ConfigError: it says what and what to do.
     """
-    check_programs(programs, settings.pretrain.ranks, settings.eval.array, settings.preprocess.cpus_per_task)
+    check_programs(programs, settings.eval.array, settings.preprocess.cpus_per_task)
     check_reads(programs)
+    check_ranks(programs, settings.pretrain.ranks, "slurm.pretrain.nodes and slurm.pretrain.gpus_per_node")
     check_outputs(programs)
     paths = [current_folder(), *(path for program in programs for path in program.paths), folder]
     check_printable(paths)

@@ -1300,7 +1300,7 @@ def test_bad_input_is_told_in_one_line_before_anything_is_submitted(here, slurm,
         (["preprocess", "--on", "local", "--", "--output", "/"], "preprocess: --output / has no name; take a folder"),
         (["all", "--on", "local", "--", "--output", "x"], "all: which program is this for?"),
         (["pretrain", "--on", "kubernetes", "kubernetes.pretrain.nodes=3", "--", "--config", "tiny.toml",
-          "--shards", "shards", "--output", "run"], "for 24 rank(s): it must be a multiple of 48"),
+          "--shards", "/shared/s", "--output", "/shared/run"], "for 24 rank(s): it must be a multiple of 48"),
         (["pretrain", "--on", "kubernetes", "kubernetes.pretrain.gpus=0", "--", "--config", "tiny.toml",
           "--shards", "shards", "--output", "/run"], "kubernetes: "),
         (["eval", "--on", "kubernetes", "--", "--checkpoint", "/shared/export", "--output", "run", *MLM],
@@ -1330,6 +1330,27 @@ def test_bad_input_is_told_in_one_line_before_anything_is_submitted(here, slurm,
 def test_bad_arguments_of_the_programs(here, slurm, capsys, command, message):
     assert main(command) == 2
     assert message in capsys.readouterr().err
+    assert not (here / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "wrong", "set_by"),
+    [
+        ("slurm", "slurm.pretrain.gpus_per_node=8", "slurm.pretrain.nodes and slurm.pretrain.gpus_per_node"),
+        ("kubernetes", "kubernetes.pretrain.gpus=16", "kubernetes.pretrain.nodes and kubernetes.pretrain.gpus"),
+        ("local", "local.ranks=3", "local.gpus and local.ranks"),
+    ],
+)
+def test_ranks_that_can_not_divide_a_batch_are_told_with_what_sets_them_once_the_shards_are_there(
+    here, pods, capsys, place, wrong, set_by
+):
+    settings = ["--settings", "cluster.toml", f"kubernetes.mount_path={here}", "kubernetes.image=example.com/bert:1"]
+    command = ["pretrain", "--on", place, "--dry-run", *settings, wrong, "--"]
+    command += ["--config", "tiny.toml", "--output", "run", "--shards"]
+    assert main([*command, "nowhere"]) == 2
+    assert "nowhere/manifest.json: not there; make it first" in capsys.readouterr().err
+    assert main([*command, "shards"]) == 2
+    assert capsys.readouterr().err.endswith(f", or the number of ranks, which {set_by} set\n")
     assert not (here / "run").exists()
 
 
@@ -1681,6 +1702,8 @@ def test_a_run_is_gone_on_with_by_the_settings_that_it_was_started_with(here, sl
         f"error: pretrain: {here}/run: the run was started with other settings (model.num_hidden_layers: 2 -> 3; "
         "train.seed: 1 -> 7); choose another --output, or go on with what the run was started with\n"
     )
+    assert main([*command, "--output", "run", "phases.0.steps=999"]) == 2
+    assert "; to train longer, give its last export to --init-from, with another --output\n" in capsys.readouterr().err
     assert [path.name for path in (here / "run").iterdir()] == ["config.toml"]
     assert main([*command, "--output", "run", "phases.0.micro_batch_size=4", "checkpoint.every=3"]) == 0
 

@@ -315,6 +315,17 @@ def test_only_a_run_in_which_nothing_was_trained_may_be_removed(begun, recipe):
         begun.take_over()
 
 
+def test_how_a_run_is_trained_for_longer_is_told_where_that_is_what_was_asked_for(begun, recipe):
+    begun.run.metrics.touch()
+    begun.recipe = load_recipe(recipe, ["phases.0.steps=9"])
+    longer = r"steps: 8 -> 9\); choose .*; to train longer, give its last export to --init-from, with another --output$"
+    with pytest.raises(CheckpointError, match=longer):
+        begun.take_over()
+    begun.recipe = load_recipe(recipe, ["schedule.warmup_steps=1"])
+    with pytest.raises(CheckpointError, match=r"warmup_steps: 2 -> 1\); choose .* started with$"):
+        begun.take_over()
+
+
 def test_a_run_of_which_every_checkpoint_is_damaged_does_not_begin_anew(call, tmp_path):
     assert call("train.max_steps=4", "checkpoint.every=2")[0] == [0]
     for state in (tmp_path / "run" / "checkpoints").glob("step-*/state-00000-of-00001.safetensors"):
