@@ -30,6 +30,7 @@ import json
 import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -391,9 +392,12 @@ def sentences_of(results: dict[str, Any]) -> list[dict[str, Any]]:
 def filled_table(results: dict[str, Any]) -> str:
     """The filled masks as a table in Markdown; empty where none were asked for."""
     rows = [
-        [shown, _candidates(candidates)] for sentence in sentences_of(results) for shown, candidates in _masks(sentence)
+        [shown, *map(_candidate, candidates)]
+        for sentence in sentences_of(results)
+        for shown, candidates in _masks(sentence)
     ]
-    return markdown_table([["sentence", "most probable, %"], *rows]) if rows else ""
+    columns = zip_longest(["sentence", "most probable, %"], *rows, fillvalue="")
+    return markdown_table(list(zip(*columns, strict=True))) if rows else ""
 
 
 def _masks(sentence: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -402,8 +406,9 @@ def _masks(sentence: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]
         yield sentence["sentence"] if i == 0 else f"... [MASK] {i + 1}", candidates
 
 
-def _candidates(candidates: Sequence[dict[str, Any]]) -> str:
-    return ", ".join(f"{c['token']} {100 * c['probability']:.1f}" for c in candidates)
+def _candidate(found: dict[str, Any]) -> str:
+    """A token and its share, in a cell of its own: any character may be a token, but none has a blank in it."""
+    return f"{found['token']} {100 * found['probability']:.3g}"
 
 
 def _name(name: str, metric: str, task: Mapping[str, Any]) -> str:

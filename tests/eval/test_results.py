@@ -14,6 +14,7 @@ import torch
 
 from eval import experiment
 from eval.evaluated import find_results, read_evaluations
+from eval.results import filled_table
 from eval.run import main
 from tests.eval.small_data import write_mrpc, write_stsb
 from trainer.hugging_face import WEIGHTS
@@ -160,3 +161,14 @@ def test_results_of_ours_that_are_damaged_are_made_anew(export: Path, out: Path,
     (out / "results.json").write_text(damaged)
     assert run(export, out, "fill_mask") == 0
     assert list(results_of(out)["tasks"]) == ["fill_mask"]
+
+
+def test_of_filled_masks_a_cell_is_one_token_and_its_share_whatever_the_token_is() -> None:
+    """A token may be a comma or a number, and its share far below a tenth of a per cent."""
+    found = [("12", 0.9983), (",", 0.0003), (".", 0.000021)]
+    masks = [[{"token": token, "probability": share} for token, share in found], [{"token": "a", "probability": 1.0}]]
+    table = filled_table({"tasks": {"fill_mask": {"details": {"sentences": [{"sentence": "s", "masks": masks}]}}}})
+    header, _, *rows = ([cell.strip() for cell in line.strip("| \n").split(" | ")] for line in table.splitlines())
+    assert header[:2] == ["sentence", "most probable, %"]
+    assert rows[0] == ["s", "12 99.8", ", 0.03", ". 0.0021"]
+    assert rows[1][:2] == ["... [MASK] 2", "a 100"]
