@@ -10,13 +10,13 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from eval.comparison import MeasuredExport
 from eval.errors import UsageError
@@ -37,7 +37,8 @@ _STRETCHES = 2000  # of a curve, each drawn by its extremes: there are more than
 _INCHES = (12, 8)
 _TOLD_APART = 2  # runs of which the legend has training and held out each
 _COLUMNS = 4  # of the legend of more
-_LINES = ("-", "--", ":", "-.")
+_LINES = ("-", "--", "-.", ":")
+_MARKS = (7, 5, 3.5, 2.5)  # sizes of circles
 _WIDE = 8  # times the smallest perplexity: from there on an axis is logarithmic
 _BASELINE, _OF_BASELINES = "#555555", "the task's baseline"
 _WORDS = {  # what is predicted, by whether that is next words, and how axes name it
@@ -222,9 +223,9 @@ def draw(histories: Sequence[History], known: Baselines) -> Figure:
         _finish_accuracy(accuracy, *(("Next sentence", "NSP accuracy") if with_pairs else ("Hits", f"{of}accuracy")))
         rate.set(title="Learning rate", xlabel="step")
         rate.ticklabel_format(axis="y", scilimits=(-2, 4))  # one power of ten for all marks
-        for axes in (loss, accuracy, rate):
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        rate.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10], integer=True))
+        for axes in (loss, accuracy):
+            _mark_steps(axes, "auto")
+        _mark_steps(rate, 4)
         rate.yaxis.set_major_locator(MaxNLocator(nbins=5))
         figure.align_ylabels([loss, accuracy])
     return figure
@@ -236,10 +237,15 @@ def _label(name: str | None) -> str | None:
 
 
 def _styles() -> Iterator[dict[str, Any]]:
-    """How the line of each run looks, one after the other."""
-    return (
-        {"color": colour, "linestyle": line} for line, colour in itertools.cycle(itertools.product(_LINES, COLOURS))
-    )
+    """How the line of each run looks, one after the other.
+
+    Runs may have the same figures, as one that was interrupted and one that was not: the gaps of a line, and what is
+    around its smaller marks, show those of the run before.
+    """
+    around = math.lcm(len(COLOURS), len(_LINES))  # from here on each colour has another line
+    for number in itertools.count():
+        line = (number + number // around) % len(_LINES)
+        yield {"color": COLOURS[number % len(COLOURS)], "linestyle": _LINES[line], "markersize": _MARKS[line]}
 
 
 def _draw_curve(axes: Any, history: History, metric: str, style: Mapping[str, Any], *labels: str | None) -> None:
@@ -251,7 +257,7 @@ def _draw_curve(axes: Any, history: History, metric: str, style: Mapping[str, An
     if len(history.validation["step"]):
         circles = {
             "marker": "o",
-            "markersize": 7,
+            "markersize": style["markersize"],
             "markerfacecolor": "white",
             "markeredgewidth": 1.8,
             "linestyle": "none",
@@ -278,6 +284,12 @@ def _draw_baseline(axes: Any, value: float | None, label: str | None) -> None:
         axes.axhline(value, color=_BASELINE, linestyle=(0, (5, 3)), linewidth=1.3, label=label)
 
 
+def _mark_steps(axes: Any, most: int | Literal["auto"]) -> None:
+    """Marks at whole steps alone, of which a panel may have a single one; ``most``: as many, or "auto" by the width."""
+    axes.xaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
 def _finish_loss(axes: Any, title: str, of: str) -> None:
     axes.set(title=title, xlabel="step", ylabel=f"{of}loss (nats a word)")
     axes.margins(x=0.015)
@@ -300,7 +312,7 @@ def _log(values: np.ndarray) -> np.ndarray:
 
 def _finish_accuracy(axes: Any, title: str, label: str) -> None:
     axes.set(title=title, xlabel="step", ylabel=label)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)  # beside the title, off the curves
 
@@ -354,9 +366,7 @@ def _draw_score(axes: Any, exports: Sequence[MeasuredExport], task: str, metric:
         statistics.stdev(figure.seeds) if len(figure.seeds) > 1 else figure.half_width or 0.0 for _, figure in figures
     ]
     # Also without a point, so that the legend has the runs in their order.
-    axes.errorbar(
-        steps, values, bars, label=_label(exports[0].run), marker="o", markersize=5, linewidth=1.6, capsize=3, **style
-    )
+    axes.errorbar(steps, values, bars, label=_label(exports[0].run), marker="o", linewidth=1.6, capsize=3, **style)
 
 
 def _finish_score(axes: Any, exports: Sequence[MeasuredExport], task: str, metric: str) -> None:
@@ -374,8 +384,7 @@ def _finish_score(axes: Any, exports: Sequence[MeasuredExport], task: str, metri
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value / scale:.3g} %"))
     if metric == "perplexity":
         _mark_perplexity(axes, [figure.value for e in exports if (figure := e.score(task, metric)) is not None])
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10], integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    _mark_steps(axes, 4)
     axes.set_xlabel("step")
     axes.tick_params(labelbottom=True)
 

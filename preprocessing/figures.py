@@ -21,6 +21,8 @@ STYLE = {
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#E4E4E4",
+    "lines.dashed_pattern": (4, 3),  # gaps wide enough to show a line below
+    "lines.dashdot_pattern": (6, 3, 1, 3),
     "legend.edgecolor": "none",
     "legend.framealpha": 0.9,
     "text.parse_math": False,  # names of runs and tokens may hold dollars, and are no formulas

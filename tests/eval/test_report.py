@@ -20,6 +20,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies
 from markdown_it import MarkdownIt
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from selenium import webdriver
@@ -32,6 +36,7 @@ from eval.paper import TABLES
 from eval.report import main, page, report
 from eval.results import FORMAT_VERSION, read_results, write_results
 from eval.tasks import TASKS
+from preprocessing.figures import COLOURS
 from preprocessing.markdown import markdown_table, plain
 from tests.browser import headless_browser
 from tests.conftest import ROOT
@@ -128,7 +133,7 @@ def test_report(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert rows["mlm loss"] == ["7.1180 ± 0.0064", "7.7603", "unigrams"]
     assert rows["mlm accuracy"] == ["12.50 % ± 0.30 %", "6.25 %", ""]
     assert rows["nsp accuracy"] == ["75.00 %", "51.50 %", ""]
-    assert rows["a [MASK]"] == ["\\| 50.0"]
+    assert rows["a [MASK]"] == ["\\| 50"]
     assert rows["demo"][2:] == ["new weights", "commit c0ffee", str(run)]
     assert "rte accuracy" not in rows
     assert "## Evaluation of demo step-000060" in text
@@ -311,6 +316,49 @@ def test_scores_are_shown_in_per_cent(run: Path, unit: str, value: float) -> Non
     write_evaluation(run, 60, rte={**learned("accuracy", {}), "metrics": {"accuracy": accuracy}})
     axes = draw_scores(exports_of(read_evaluations(find_results([run])))).axes[0]
     assert axes.yaxis.get_major_formatter()(value, 0) == "50 %"
+
+
+def marks(axis: Axis) -> list[str]:
+    """What stands at the marks of an axis that are within the panel."""
+    low, high = axis.get_view_interval()
+    return [tick.label1.get_text() for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+
+
+def test_few_steps_have_each_its_mark_and_no_other(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=4)
+    write_evaluation(run, 4, **INTRINSIC)
+    curves = draw(read_histories([run])[0], Baselines(None, None))
+    scores = draw_scores(exports_of(read_evaluations(find_results([run]))))
+    for figure in (curves, scores):
+        figure.draw_without_rendering()
+    assert [marks(axes.xaxis) for axes in curves.axes] == [["1", "2", "3", "4"]] * 3
+    assert [marks(axes.xaxis) for axes in scores.axes] == [["4"]] * 3
+    shares = marks(curves.axes[1].yaxis)
+    assert len(set(shares)) == len(shares) > 2
+
+
+def pixels(figure: Figure, axes: Axes, colour: str) -> int:
+    """How many of a panel have a colour, or nearly so."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    picture = np.asarray(canvas.buffer_rgba())[::-1, :, :3]
+    panel = axes.get_window_extent()
+    inside = picture[int(panel.y0) : int(panel.y1), int(panel.x0) : int(panel.x1)]
+    return int((abs(inside - 255 * np.array(to_rgb(colour))) < 30).all(axis=-1).sum())
+
+
+def test_of_runs_with_equal_figures_all_are_seen(tmp_path: Path) -> None:
+    """As of one that was interrupted and one that was not."""
+    runs = [write_run(tmp_path / name, steps=60) for name in ("straight", "resumed")]
+    for run in runs:
+        for step in (20, 60):
+            write_evaluation(run, step, mlm=task({"samples": 50}, perplexity=100.0 - step))
+    curves = draw(read_histories(runs)[0], Baselines(None, None))
+    scores = draw_scores(exports_of(read_evaluations(find_results(runs))))
+    for figure, axes in [(curves, axes) for axes in curves.axes] + [(scores, scores.axes[0])]:
+        assert all(pixels(figure, axes, colour) > 50 for colour in COLOURS[:2])
+    held_out = [line for line in curves.axes[0].lines if line.get_marker() == "o"]
+    assert held_out[0].get_markersize() > held_out[1].get_markersize()
 
 
 def test_a_run_that_diverged_is_drawn(run: Path) -> None:
@@ -1199,7 +1247,7 @@ def test_names_and_texts_from_outside_are_no_markdown(tmp_path: Path) -> None:
     assert "<h1>*b*</h1>" in page
     assert "<h2>Evaluation of *b* step-000060</h2>" in page
     assert "<td>![q](http://x/y.png) [MASK]</td>" in page
-    assert "<td>` 50.0</td>" in page
+    assert "<td>` 50</td>" in page
     assert page.count("<img") == 1  # the curves
 
 
