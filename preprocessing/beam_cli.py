@@ -12,15 +12,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from preprocessing.command_line import OneLineParser
+
 EPILOG = """\
 example:
   beam run preprocessing/make_shards.py --help
 """
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> OneLineParser:
     """The parser of the `beam` command."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="beam",
         description="Run an Apache Beam pipeline.",
         epilog=EPILOG,

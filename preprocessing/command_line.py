@@ -16,6 +16,7 @@ class OneLineParser(argparse.ArgumentParser):
     """A parser that takes no beginnings of options for them, and whose errors are one line.
 
     argparse tells of an option that it needs before one that it does not know, which may be the same one misspelt.
+    Where the rest of the line is another program's, its words are not looked at.
     """
 
     def __init__(self, prog: str | None = None, **settings: Any) -> None:
@@ -54,16 +55,23 @@ class OneLineParser(argparse.ArgumentParser):
                 yield word
 
     def _refuse_unknown(self, words: Sequence[str] | None) -> None:
+        if any(action.nargs == argparse.REMAINDER for action in self._arguments()):
+            return
         words = sys.argv[1:] if words is None else words
         self.refuse_misspelt(words)
         for option in map(_option, self.unknown(words)):
             self.error(f"unknown option {option!r}")
 
     def _options(self) -> set[str]:
+        return {option for action in self._arguments() for option in action.option_strings}
+
+    def _arguments(self) -> Iterator[argparse.Action]:
         """Its own and those of its commands."""
-        groups = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
-        commands = [command for group in groups for command in group.choices.values()]
-        return set(self._option_string_actions).union(*(command._options() for command in commands))
+        for action in self._actions:
+            yield action
+            if isinstance(action, argparse._SubParsersAction):
+                for command in action.choices.values():
+                    yield from command._arguments()
 
 
 def _option(word: str) -> str:
