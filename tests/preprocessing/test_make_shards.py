@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import bz2
 import contextlib
 import gzip
@@ -17,13 +18,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from preprocessing import inspect, launch, second_pass, train_vocab, transforms
 from preprocessing.inputs import Input
 from preprocessing.job import Job, choose_layout, versions
 from preprocessing.layout import Settlement
 from preprocessing.make_shards import main
-from preprocessing.options import EPILOG, Arguments, parse
+from preprocessing.options import EPILOG, Arguments, parse, parser
 from preprocessing.schema import Manifest, Shard, ShardDirectory
 from preprocessing.shards import shard_sentences
 from preprocessing.tokenization import load_vocabulary
@@ -528,6 +530,15 @@ def test_a_typo_is_not_handed_on_to_another_runner(
         parsed("--runner=FlinkRunner", "--some_flink_option=1", *typo)
     assert caught.value.code == 2
     assert f"did you mean {meant!r}?" in capsys.readouterr().err
+
+
+def test_no_option_of_beam_s_passes_for_a_typo_of_ours() -> None:
+    theirs = argparse.ArgumentParser(add_help=False, conflict_handler="resolve")
+    for group in {str(group): group for group in PipelineOptions.__subclasses__()}.values():
+        group._add_argparse_args(theirs)
+    options = [option for option in theirs._option_string_actions if option.startswith("--")]
+    assert len(options) > 100
+    parser().refuse_misspelt(options)
 
 
 def test_the_number_of_shards_is_a_function_of_sizes() -> None:
