@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from itertools import takewhile
 from typing import Any, NoReturn
 
+from preprocessing.terminal import tell_error
+
 TYPO = 0.8  # how alike, by difflib, an unknown option is to the one that was meant; of Beam's to ours none reaches 0.71
 
 
@@ -24,7 +26,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Tell what is wrong and exit with code 2."""
-        print(f"{self.prog}: error: {message}; see --help", file=sys.stderr)
+        tell_error(self.prog, f"{message}; see --help")
         raise SystemExit(2)
 
     def parse_args(  # type: ignore[override]  # whose overloads are for other namespaces than argparse's

@@ -43,6 +43,12 @@ def test_a_mistake_is_one_line(words: list[str], error: str, capsys: pytest.Capt
     assert told(words, capsys) == f"command: error: {error}; see --help\n"
 
 
+def test_what_would_end_the_line_or_command_a_terminal_is_written_out(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parser().error("no file a\nb\x1b[31m")
+    assert capsys.readouterr().err == "command: error: no file a\\nb\\x1b[31m; see --help\n"
+
+
 def test_what_only_looks_like_an_option_is_left_alone() -> None:
     assert parser().parse_args(["--output=--limt", "--", "--limt"]).words == ["--limt"]
     assert parser().parse_args(["--output", "--an option has no blanks"]).output == "--an option has no blanks"
