@@ -48,8 +48,10 @@ class MaskingConfig:
             raise ValueError(
                 f"masking.mask is {self.mask}, masking.random {self.random}; shares must add up to 1 at most"
             )
-        if not 0 < self.span_probability < 1 or self.longest_span < 1:
-            raise ValueError("masking.span_probability must lie between 0 and 1, masking.longest_span be 1 or more")
+        if not (0 < self.span_probability < 1 and 0 < self.longest_span < 2**31):
+            raise ValueError(
+                "masking.span_probability must lie between 0 and 1, masking.longest_span be 1 or more and below 2^31"
+            )
 
 
 STANDARD = MaskingConfig()

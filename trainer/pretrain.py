@@ -37,7 +37,7 @@ from trainer.loading import DamagedShardError, LoaderError
 from trainer.non_finite import NonFiniteError
 from trainer.outcome import MISTAKE
 from trainer.paths import parse_path, parse_place
-from trainer.run_directory import CheckpointError, RunDirectory
+from trainer.run_directory import CheckpointError, RunDirectory, one_line
 from trainer.saving import Saver, export_if_missing
 from trainer.session import Session, owes_validation
 from trainer.settings import ConfigError, is_override
@@ -46,6 +46,7 @@ from trainer.sharded_state import StateError
 from trainer.start import (
     check,
     check_agreement,
+    check_initial_weights,
     check_is_shared,
     check_output,
     find_beginning,
@@ -95,7 +96,7 @@ class _Start:
 
     Attributes:
         held: what the first rank holds for as long as its process does its work.
-        has_run: whether the ranks have the run directory, so that no outcome of an earlier start is there.
+        has_run: whether the ranks have the run directory, so that no outcome of an earlier start is there but "done".
     """
 
     held: contextlib.ExitStack
@@ -108,9 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     How a run ended, trainer.outcome tells: of a crash the run directory has no word.
     """
     words = sys.argv[1:] if argv is None else argv
+    _open_streams()
     first = os.environ.get("RANK", "0") == "0"
-    nowhere = Path(os.devnull).open("w")  # noqa: SIM115  for streams that the caller has closed, as by `2>&-`
-    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     logging.basicConfig(level=logging.INFO if first else logging.ERROR, format="%(message)s", force=True)
     with contextlib.ExitStack() as held:  # let go when the end is told: MLflow may take a minute
         start = _Start(held)
@@ -118,18 +118,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             pretrain(_parse(words), start)
         except (LoaderError, RunInUseError) as error:  # of all ranks, and nothing that must come again
             if first:
-                print(f"error: {error}", file=sys.stderr)
+                _tell(error)
             return 1
         except NoDeviceError as error:  # of this rank's node alone
-            print(f"error: {error}", file=sys.stderr)
+            _tell(error)
             return 1
         except RanksApartError as error:  # maybe of a node that does not find the first rank
             if os.environ["LOCAL_RANK"] == "0":
-                print(f"error: {error}", file=sys.stderr)
+                _tell(error)
             return 1
         except _COMES_AGAIN as error:
             if _write_failure(_output(words), start, str(error)):
-                print(f"error: {error}", file=sys.stderr)
+                _tell(error)
             return 1 if isinstance(error, NonFiniteError | DivergedError | DamagedShardError) else MISTAKE
         except Exception:  # maybe of this rank alone, while the others wait for it: told at once, before anything waits
             traceback.print_exc()
@@ -137,17 +137,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _open_streams() -> None:
+    """Have nowhere for streams that the caller has closed, as by `2>&-`: other files would get their numbers."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    nowhere = Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+
+
+def _tell(error: Exception) -> None:
+    print(f"error: {one_line(str(error))}", file=sys.stderr)
+
+
 def _write_failure(run: RunDirectory | None, start: _Start, reason: str) -> bool:
-    """Leave word of an error where there is a run; returns whether it is this rank that tells it."""
+    """Leave word of an error where a run is, or may be; returns whether it is this rank that tells it."""
     if has_joined():  # what ranks that have met are refused for, all of them are
         first = os.environ.get("RANK", "0") == "0"
     else:  # a node's disk may have trouble of its own, and so may a rank
         first = os.environ.get("LOCAL_RANK", "0") == "0" or not wait_for_first(_HEAD_START)
-    if not (run and os.access(run.config, os.F_OK)):  # which raises nothing, whatever keeps one from looking
+    if run is None or not _is_run(run):
         return first
     try:
         if start.has_run:  # by now it may be one rank's alone: whoever is first tells
-            return run.claim_outcome("failed", reason)
+            return run.claim_outcome("failed", reason) or (first and run.ending == "done")
         if first:
             with hold_run(run, patience=0):
                 if run.ending != "done":
@@ -158,6 +171,13 @@ def _write_failure(run: RunDirectory | None, start: _Start, reason: str) -> bool
         _log.error("%s: can't be written (%s)", run.path, error.strerror)
         return first or start.has_run
     return first
+
+
+def _is_run(run: RunDirectory) -> bool:
+    """Whether a run has begun in a folder, or could; not where anything keeps one from looking."""
+    with contextlib.suppress(OSError):
+        return run.path.is_dir() and (run.is_new or run.config.is_file())
+    return False
 
 
 def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
@@ -179,7 +199,7 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
     check(recipe, configs, shards, run, arguments.init_from)
 
     world = join_world(recipe.train.threads)
-    check_agreement(world, recipe, configs, shards, run, arguments.init_from)
+    check_agreement(world, recipe, configs, shards)
     _on_first(world, lambda: take_over(run, start.held))
     start.has_run = True
     step = _on_first(world, lambda: find_beginning(run, recipe, shards, arguments.init_from))
@@ -191,6 +211,8 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
         _log.info("%s: done already, %d steps", run.path, step)
         leave_world()
         return
+    if arguments.init_from and not step:
+        check_initial_weights(world, arguments.init_from)
     if recipe.data.verify and not cache:  # a cache has compared them already
         shards.verify(world.rank, world.size, world.sum)
     written = _on_first(

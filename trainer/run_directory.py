@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
 
+from preprocessing.terminal import in_line
 from trainer.files import incomplete, write_atomically
 
 Ending = Literal["done", "requeue", "failed"]
@@ -63,15 +64,15 @@ class RunDirectory:
 
     @property
     def is_new(self) -> bool:
-        """Whether no run has begun here: nothing is there but a job's files and what a start leaves that is cut short.
+        """Whether no run has begun: nothing is here but a job's files and what a start leaves that comes to nothing.
 
-        A start takes the lock first and writes config.toml last.
+        A start takes the lock first and writes config.toml last; one that is refused leaves the outcome.
         """
         if not self.path.exists():
             return True
         found = set(self.path.iterdir()) - {self.job}
         early = {self.lock, self.tokenizer, self.manifest, self.deepspeed_config, self.code, self.code_changes,
-                 self.initial_weights}  # fmt: skip
+                 self.initial_weights, self.outcome_file}  # fmt: skip
         return not found or (self.lock in found and found <= early | set(map(incomplete, early | {self.config})))
 
     def check(self) -> None:
@@ -197,5 +198,10 @@ def step_number(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
+def one_line(reason: str) -> str:
+    """What went wrong in one line, with what would command a terminal written out."""
+    return in_line(" ".join(reason.split()))
+
+
 def _outcome_line(ending: Ending, reason: str) -> str:
-    return ": ".join(filter(None, [ending, " ".join(reason.split())])) + "\n"
+    return ": ".join(filter(None, [ending, one_line(reason)])) + "\n"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -37,6 +37,7 @@ from trainer.world import World
 
 _HOST = torch.device("cpu")  # by whose clock the parts of a step are measured here
 _log = logging.getLogger("pretrain")
+_Unreadable = TypeVar("_Unreadable", LoaderError, DamagedShardError)
 
 
 @dataclass
@@ -107,6 +108,7 @@ class Session:
         progress, spent = Progress(self.world.is_first, self.recipe, step), dict[str, float]()
         bottlenecks = Bottlenecks(self.world)
         loader = StepReader(steps, step - begin, end - begin, self.recipe.data.processes(self.world.device))
+        self.stop.wait_for_the_step()
         stopped = self.owes_validation and self._is_stopped_in(validation, engine, step)
         while step < end and not stopped:
             self._watch()
@@ -142,10 +144,11 @@ class Session:
         self._watch()
         loader.close()
         progress.close()
-        _log.info("time of %d steps: %s", step - first, _shares(spent))
+        if step > first:
+            _log.info("time of %d steps: %s", step - first, _shares(spent))
         self.saver.finish()
         if self._damage:
-            raise self._damage
+            raise self._without_checkpoint(self._damage)
         self._watch()
         engine.close()
         is_complete = step == end and not self.owes_validation and not (stopped and step < self.recipe.last_step)
@@ -238,12 +241,16 @@ class Session:
             if trained and self.saver.last != trained:  # what is complete is not written again: a kill could take both
                 self.saver.begin(self._state(trained, engine), engine)
                 self.saver.finish()
-            raise next(filter(None, self.world.gather(error)))
+            raise self._without_checkpoint(next(filter(None, self.world.gather(error))))
         if not totals.writing:
             self._write_lines()  # no resume from this checkpoint would train their steps again
             self.saver.settle()
         laps.lap("checkpoint_seconds")
         return batches, totals
+
+    def _without_checkpoint(self, error: _Unreadable) -> _Unreadable:
+        """The same error, which says so where what was trained before it could not be saved."""
+        return type(error)(f"{error}; no checkpoint of the last step ({why})") if (why := self.saver.problem) else error
 
     def _start_engine(self, phase: Phase, config: dict[str, Any], step: int) -> Engine:
         """The engine of a phase with the weights after ``step``, new ones for 0."""

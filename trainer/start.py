@@ -93,10 +93,7 @@ def check(
         initial_weights(init_from, recipe)
 
 
-def check_agreement(
-    world: World, recipe: Recipe, configs: Sequence[dict[str, Any]], shards: Corpus, run: RunDirectory,
-    init_from: Path | None,
-) -> None:  # fmt: skip
+def check_agreement(world: World, recipe: Recipe, configs: Sequence[dict[str, Any]], shards: Corpus) -> None:
     """See that all ranks have the same code and libraries, and were given the same: nodes may have their own of each.
 
     Under NCCL ranks meet here for the first time, so none takes the run while another may still find a mistake.
@@ -104,12 +101,7 @@ def check_agreement(
     Raises:
         ConfigError: on every rank, one has or was given something else than the first.
     """
-    given = {
-        "shards": shards.manifest_blake2b,
-        "recipe": to_toml(recipe),
-        "deepspeed_config": json.dumps(configs),
-        "initial weights": checksum(init_from / WEIGHTS) if init_from and not run.step else "",
-    }
+    given = {"shards": shards.manifest_blake2b, "recipe": to_toml(recipe), "deepspeed_config": json.dumps(configs)}
     (first, firsts_own, _), *others = world.gather((given, environment(), socket.gethostname()))
     for rank, (other, own, host) in enumerate(others, start=1):
         if apart := unlike(own, firsts_own):
@@ -118,10 +110,26 @@ def check_agreement(
                 "and libraries, best in one environment that all of them see"
             )
         if differing := [name for name in given if other[name] != first[name]]:
-            raise ConfigError(
-                f"rank {rank} was given other {' and '.join(differing)} than rank 0: see that all nodes have the same "
-                "files under these names, and get the same settings"
-            )
+            raise _apart(rank, " and ".join(differing))
+
+
+def check_initial_weights(world: World, init_from: Path) -> None:
+    """See that all ranks begin with the same weights.
+
+    Raises:
+        ConfigError: on every rank, one was given others than the first; DeepSpeed would give it the first one's.
+    """
+    first, *others = world.gather(checksum(init_from / WEIGHTS))
+    for rank, other in enumerate(others, start=1):
+        if other != first:
+            raise _apart(rank, "initial weights")
+
+
+def _apart(rank: int, what: str) -> ConfigError:
+    return ConfigError(
+        f"rank {rank} was given other {what} than rank 0: see that all nodes have the same files under these names, "
+        "and get the same settings"
+    )
 
 
 def check_is_shared(run: RunDirectory, config_blake2b: str, world: World) -> None:
@@ -187,10 +195,14 @@ def why_not_fused(device: torch.device) -> str:
 
 
 def take_over(run: RunDirectory, held: contextlib.ExitStack) -> None:
-    """Make the run directory this trainer's alone, for as long as ``held`` holds it; how it ended is open again."""
+    """Make the run directory this trainer's alone, for as long as ``held`` holds it.
+
+    How it ended is open again, but for what is done: it stays so until there is more to train.
+    """
     try:
         held.enter_context(hold_run(run))
-        run.set_outcome(None)
+        if run.ending != "done":
+            run.set_outcome(None)
     except OSError as error:
         raise _unwritable(run, error) from None
 
@@ -210,6 +222,7 @@ def write_run(
 ) -> str:
     """Write down what this start of the run is made of, and make way for it; returns the checksum of config.toml."""
     try:
+        run.set_outcome(None)
         aside = set_aside(run, step)
         draws = other_draws(load_recipe(run.config), recipe) if run.config.is_file() else []
         _write_settings(run, recipe, shards, deepspeed_config, init_from, step)

@@ -18,8 +18,7 @@ import psutil
 from preprocessing.terminal import tell
 
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # to stop
-_ONE_KEY = 1.0  # seconds in which a rank may hear one Ctrl-C twice: from the terminal, and passed on by torchrun
-_INTERRUPTED = "stopping after this step, with a checkpoint; Ctrl-C again ends at once, without one"
+_ONE_KEY = 1.0  # seconds in which a rank may hear one Ctrl-C twice: from the terminal and from torchrun
 _LAUNCHERS = {"deepspeed", "deepspeed.launcher.launch", "torchrun", "torch.distributed.run"}
 
 
@@ -27,18 +26,19 @@ class StopRequests:
     """Whether this process was asked to end. The ranks agree on it before every step.
 
     It is by SIGTERM, SIGUSR1 or Ctrl-C, and by the end of its launcher: `deepspeed` passes no signal on, and a launcher
-    that is killed can't. Ranks that trained on without one would be in the way of the next start. A second Ctrl-C ends
-    the process there and then.
+    that is killed can't. Ranks that trained on without one would be in the way of the next start. Before there is
+    anything to save, and where it comes again, Ctrl-C ends the process there and then.
     """
 
     def __init__(self) -> None:
         self._signalled = False
+        self._waits = False
         self._launchers = _launchers()
         # Python runs a handler in the main thread, once that is back from torch; these bytes come at once.
         signals, hears = os.pipe()
         os.set_blocking(hears, False)
         signal.set_wakeup_fd(hears, warn_on_full_buffer=False)
-        threading.Thread(target=_count_interrupts, args=(signals,), name="interrupts", daemon=True).start()
+        threading.Thread(target=self._count_interrupts, args=(signals,), name="interrupts", daemon=True).start()
         for number in REQUESTS:
             if number != signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:  # as for what a script has put
                 signal.signal(number, self._receive)  # in the background
@@ -49,21 +49,27 @@ class StopRequests:
         """Whether to end after the step."""
         return self._signalled or not all(map(_is_alive, self._launchers))
 
+    def wait_for_the_step(self) -> None:
+        """From now on a Ctrl-C waits for the end of a step."""
+        self._waits = True
+
     def _receive(self, *_: object) -> None:
         self._signalled = True
 
-
-def _count_interrupts(signals: int) -> NoReturn:
-    """Answer to each Ctrl-C that is read as a byte: with a line of the first rank, or with the end."""
-    first = 0.0
-    while True:
-        [number] = os.read(signals, 1)
-        if number == signal.SIGINT and not first:
-            first = time.monotonic()
-            if os.environ.get("RANK", "0") == "0":
-                tell(2, f"\n{_INTERRUPTED}\n")
-        elif number == signal.SIGINT and time.monotonic() > first + _ONE_KEY:
-            end_at_once(128 + number)
+    def _count_interrupts(self, signals: int) -> NoReturn:
+        """Answer to each Ctrl-C that is read as a byte: with a line of the first rank, or with the end."""
+        first = 0.0
+        while True:
+            [number] = os.read(signals, 1)
+            if number != signal.SIGINT:
+                continue
+            if not self._waits or (first and time.monotonic() > first + _ONE_KEY):
+                _kill_children()
+                os._exit(128 + number)  # without a last word: whoever was to read it may not
+            if not first and os.environ.get("RANK", "0") == "0":
+                told = "\nstopping after this step, with a checkpoint\n"
+                threading.Thread(target=tell, args=(2, told), daemon=True).start()
+            first = first or time.monotonic()
 
 
 def _launchers() -> list[psutil.Process]:
@@ -120,9 +126,13 @@ def end_at_once(code: int) -> NoReturn:
     After an error the other ranks may sit in a collective that this one never joins. An orderly end could wait for
     them, or for a thread that waits for what they would have sent; and they would wait for this process.
     """
-    for process in multiprocessing.active_children():
-        process.kill()
+    _kill_children()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _kill_children() -> None:
+    for process in multiprocessing.active_children():
+        process.kill()

@@ -90,7 +90,7 @@ def _with_perplexity(means: dict[str, float]) -> dict[str, float]:
 
 
 def _damaged(problem: str) -> DamagedShardError:
-    return DamagedShardError(f"{problem}, or go on without validation: log.validate_every=0")
+    return DamagedShardError(f"{problem}, or go on without validation: log.validate_every=0 data.verify=false")
 
 
 def describe(figures: Mapping[str, float], next_sentence: bool) -> Iterator[str]:

@@ -158,6 +158,7 @@ def test_other_shares(shares):
         {"span_probability": 0.0},
         {"span_probability": 1.0},
         {"longest_span": 0},
+        {"longest_span": 10**400},
         {"probability": 0.0},
         {"probability": 1.0},
         {"mask": 0.9, "random": 0.2},

@@ -578,6 +578,22 @@ def test_a_mistake_at_a_restart_is_not_requeued_again(call, tmp_path):
     assert run.outcome == ("done", ""), "a mistake does not undo what is done"
 
 
+def test_a_mistake_at_the_first_start_leaves_its_word_in_a_folder_for_it(call, tmp_path):
+    """That a script has made which starts crashed runs again; another folder gets nothing, and none is made."""
+    run, other = RunDirectory(tmp_path / "run"), tmp_path / "other"
+    assert call("train.max_stepz=3", output=tmp_path / "nothing")[0] == [2]
+    assert not (tmp_path / "nothing").exists()
+    other.mkdir()
+    (other / "letter.txt").touch()
+    assert call("train.max_stepz=3", output=other)[0] == [2]
+    assert [path.name for path in other.iterdir()] == ["letter.txt"]
+    run.path.mkdir()
+    assert call("train.max_stepz=3", world=2)[0] == [2, 2]
+    assert run.ending == "failed"
+    assert run.is_new
+    assert call("train.max_steps=1")[0] == [0]
+
+
 def test_a_command_line_that_is_none_is_not_requeued_again(call, tmp_path):
     """Such as of a variable that is not set; the trainer knows no more than which run it is about."""
     run = RunDirectory(tmp_path / "run")
@@ -593,6 +609,35 @@ def test_a_command_line_that_is_none_is_not_requeued_again(call, tmp_path):
     assert call(world=2)[0] == [0, 0]
     assert call(bogus=1)[0] == [2]
     assert run.outcome == ("done", "")
+
+
+@pytest.mark.parametrize(("word", "told"), [
+    ("--foo\udcff", "unknown option --foo\\udcff: "),
+    ("train.seed=\udcff", "\\udcff"),
+    ("--foo\nbar\x1b[31m", "unknown option --foo bar\\x1b[31m: "),
+], ids=["an option", "a setting", "escapes"])  # fmt: skip
+def test_what_is_no_text_in_a_command_is_told_as_it_is_written_in_python(call, tmp_path, word, told):
+    """Bytes that are no UTF-8 can't be written into the outcome, and others would command a terminal."""
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    run.config.touch()
+    run.set_outcome("requeue", "asked to stop")
+    codes, log = call(word)
+    assert codes == [2]
+    assert "Traceback" not in log
+    (error,) = re.findall("^error: (.*)", log, re.MULTILINE)
+    assert told in error
+    assert run.outcome == ("failed", error)
+
+
+def test_files_that_are_opened_take_no_place_of_a_stream_that_is_closed(tmp_path):
+    program = (
+        "import os, sys; os.closerange(0, 3)\n"
+        "from trainer import pretrain; pretrain._open_streams()\n"
+        f"with open({str(tmp_path / 'file')!r}, 'w') as file: file.write(str(file.fileno()))\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert int((tmp_path / "file").read_text()) > 2
 
 
 def test_ranks_that_were_given_other_things_at_a_restart_are_not_requeued_again(call, deepspeed_config, tmp_path):

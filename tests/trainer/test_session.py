@@ -16,6 +16,7 @@ from trainer.divergence import DivergedError, LossTrend
 from trainer.engine import GlobalCounts
 from trainer.files import append_line, read_lines
 from trainer.lineage import code_version
+from trainer.loading import DamagedShardError, LoaderError
 from trainer.metrics import Laps
 from trainer.run_directory import RunDirectory
 from trainer.session import Session, _throughput, _warn_of, _warn_of_other_bits, owes_validation
@@ -151,6 +152,16 @@ def test_a_checkpoint_gets_its_name_once_no_rank_is_writing_and_no_step_waits_fo
     assert (told, settled) == ([True, False], [])
     step(writing=0)
     assert settled == [{"step": 3}], "it was written before"
+
+
+@pytest.mark.parametrize("kind", [DamagedShardError, LoaderError])
+def test_where_what_was_trained_could_not_be_saved_the_error_says_so(recipe, shards, tmp_path, kind):
+    session = of_session(recipe, shards, tmp_path)
+    session.saver, error = SimpleNamespace(problem=None), kind("rank 1: cut")
+    assert session._without_checkpoint(error) is error
+    session.saver.problem = "No space left on device"
+    told = session._without_checkpoint(error)
+    assert (type(told), str(told)) == (kind, "rank 1: cut; no checkpoint of the last step (No space left on device)")
 
 
 def test_a_step_owes_its_validation_until_that_has_a_line(recipe, tmp_path):

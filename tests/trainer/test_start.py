@@ -339,6 +339,7 @@ def test_a_run_of_which_every_checkpoint_is_damaged_does_not_begin_anew(call, tm
     )
     assert "Traceback" not in log
     assert len(losses(tmp_path / "run")) == 4
+    assert RunDirectory(tmp_path / "run").ending == "done", "as far as it was asked to train"
 
 
 def test_what_killed_trainers_were_writing_goes_at_the_next_start(call, tmp_path):

@@ -15,6 +15,7 @@ RANK = """
 import time
 from trainer.stopping import StopRequests
 stop = StopRequests()
+stop.wait_for_the_step()
 print("ready", flush=True)
 until = time.monotonic() + 20
 while not stop.received and time.monotonic() < until:
@@ -30,6 +31,7 @@ STUCK_IN_C = """
 import hashlib
 from trainer.stopping import StopRequests
 stop = StopRequests()
+stop.wait_for_the_step()
 print("ready", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000_000)
 """
@@ -84,10 +86,30 @@ def test_a_second_ctrl_c_ends_a_rank_there_and_then():
         time.sleep(wait)
         assert rank.poll() is None
     rank.send_signal(signal.SIGINT)
-    assert rank.communicate(timeout=10)[1] == (
-        "\nstopping after this step, with a checkpoint; Ctrl-C again ends at once, without one\n"
-    )
+    assert rank.communicate(timeout=10)[1] == "\nstopping after this step, with a checkpoint\n"
     assert rank.returncode == 130
+
+
+def test_a_second_ctrl_c_ends_a_rank_whose_log_nobody_reads():
+    """It waits in its write, and so would whatever else had a word to say."""
+    program = STUCK_IN_C.replace("hashlib.pbkdf2_hmac", "import os; os.write(2, bytes(1 << 20)); hashlib.pbkdf2_hmac")
+    rank = subprocess.Popen(
+        [sys.executable, "-c", HEARS_CTRL_C + program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert rank.stdout.readline() == "ready\n"
+    for wait in (1.2, 0):
+        rank.send_signal(signal.SIGINT)
+        time.sleep(wait)
+    assert rank.wait(10) == 130
+    rank.communicate()
+
+
+def test_ctrl_c_before_the_first_step_ends_a_rank_there_and_then():
+    """It may be copying shards for an hour, and has nothing to save."""
+    rank = chain(program=HEARS_CTRL_C + STUCK_IN_C.replace("stop.wait_for_the_step()", ""))
+    rank.send_signal(signal.SIGINT)
+    assert rank.wait(10) == 130
+    assert rank.stdout.read() == ""
 
 
 def test_ctrl_c_is_not_for_what_is_in_the_background():

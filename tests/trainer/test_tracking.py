@@ -20,7 +20,17 @@ from tests.trainer.mlflow_store import CONFIG, add_lines, empty_store, metrics, 
 from trainer.files import STRETCH, append_line, read_lines
 from trainer.leases import hold_run
 from trainer.run_directory import RunDirectory
-from trainer.tracking import LostRunError, Store, Tracker, evaluation_store, log_evaluation, prepare, runs, sync
+from trainer.tracking import (
+    LostRunError,
+    Store,
+    Tracker,
+    WaitingError,
+    evaluation_store,
+    log_evaluation,
+    prepare,
+    runs,
+    sync,
+)
 from trainer.tracking import store as store_module
 from trainer.tracking.__main__ import main
 from trainer.tracking.store import one_writer
@@ -416,6 +426,37 @@ def test_a_store_that_is_locked_for_days_is_told_of_once(
     assert not logging.getLogger("mlflow.store.db.utils").isEnabledFor(logging.ERROR), "it prints tracebacks"
 
 
+def test_an_evaluation_that_waits_is_told_of_once_and_costs_a_training_nothing(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runs, "_INTERVAL", 0.01)
+    asked: list[tuple[object, ...]] = []
+    begun: list[str] = []
+
+    def sync(*arguments: object) -> str:
+        asked.append(arguments)
+        raise WaitingError("1.json waits: no permission", "id")
+
+    monkeypatch.setattr(runs, "sync", sync)
+    monkeypatch.setattr(runs, "_monitor", lambda _, run_id: begun.append(run_id) or SimpleNamespace(finish=bool))
+    with Tracker(run, "tests", system_metrics=True):
+        wait_for(lambda: len(asked) > 4)
+    assert begun == ["id"]
+    assert [running for _, _, running in asked[:4]] == [True, False, False, False]
+    assert caplog.messages[0] == "MLflow: 1.json waits: no permission; will try again"
+    assert len(caplog.messages) == 2
+    assert "MLflow has not received everything" in caplog.messages[1]
+
+
+def test_a_training_goes_on_where_it_can_not_be_written_down_where_it_is_tracked(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.tracking.mkdir()
+    with Tracker(run, "tests", system_metrics=False):
+        pass
+    assert "Is a directory" in caplog.messages[0]
+
+
 def test_a_server_that_says_nothing_stalls_nothing(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -720,7 +761,8 @@ def test_an_evaluation_that_has_no_way_now_stops_no_other(
     with monkeypatch.context() as patch:
         patch.setattr(MlflowClient, "log_artifacts", log_what_is_open)
         assert main(["sync", str(run.path)]) == 1
-    assert f"Permission denied: '{locked}'" in capsys.readouterr().err
+    waiting = run.pending_evaluations / "0.json"
+    assert f"error: {waiting} waits: [Errno 13] Permission denied: '{locked}'; try again" in capsys.readouterr().err
     assert [path.name for path in run.pending_evaluations.iterdir()] == ["0.json"]
     assert main(["sync", str(run.path)]) == 0
     assert list(run.pending_evaluations.iterdir()) == []

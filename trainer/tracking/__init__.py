@@ -12,8 +12,11 @@ Without MLFLOW_TRACKING_URI the store is an SQLite file beside the run directory
     mlflow ui --backend-store-uri sqlite:///runs/mlflow.db
 """
 
-from trainer.tracking.evaluations import Store, evaluation_store, log_evaluation
+from trainer.tracking.evaluations import Store, WaitingError, evaluation_store, log_evaluation
 from trainer.tracking.runs import Tracker, prepare, status_of, sync
 from trainer.tracking.store import LostRunError
 
-__all__ = ["LostRunError", "Store", "Tracker", "evaluation_store", "log_evaluation", "prepare", "status_of", "sync"]
+__all__ = [
+    "LostRunError", "Store", "Tracker", "WaitingError", "evaluation_store", "log_evaluation", "prepare", "status_of",
+    "sync",
+]  # fmt: skip

@@ -11,12 +11,12 @@ from preprocessing.command_line import OneLineParser
 from trainer.credentials import without_credentials
 from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
-from trainer.tracking import LostRunError, prepare, status_of, sync
+from trainer.tracking import LostRunError, WaitingError, prepare, status_of, sync
 from trainer.tracking.store import first_line, read_cursor
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry over; the exit code is 0, 1 where the store was not reached, or 2 where trying again is in vain."""
+    """Carry over; the exit code is 0, 1 where that is to be tried again, or 2 where trying again is in vain."""
     parser = OneLineParser(prog="python -m trainer.tracking", description="Carry a run over to MLflow.")
     parser.add_argument("command", choices=["sync"])
     parser.add_argument("run", type=parse_path, help="a run directory")
@@ -42,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LostRunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except WaitingError as error:
+        print(f"error: {error}; try again later", file=sys.stderr)
+        return 1
     except Exception as error:  # MLflow raises its own, its database's and its HTTP client's
         store = without_credentials(read_cursor(run).tracking_uri)
         print(f"error: {store}: {first_line(error)}; try again later", file=sys.stderr)

@@ -163,31 +163,50 @@ def log_evaluation(
         return _carry_over(store, evaluation)
 
 
+class WaitingError(RuntimeError):
+    """An evaluation can't be carried over for now, such as for a file that may not be read. The message names it.
+
+    Attributes:
+        run_id: of the training run, of which everything else is carried over.
+    """
+
+    def __init__(self, message: str, run_id: str):
+        super().__init__(message)
+        self.run_id = run_id
+
+
 def carry_over_pending(run: RunDirectory, cursor: Cursor) -> None:
     """Write the evaluations that wait for the writer of a training run; each becomes one run, whatever came between.
 
     One that can't be carried over is put aside, so that the others are, and that it is told once.
 
     Raises:
-        OSError: of the first that can't be carried over now, after the others; it waits.
+        WaitingError: one goes on waiting; those after it do not.
     """
     store = Store(cursor.tracking_uri, cursor.experiment, cursor.run_id)
-    problem: OSError | None = None
+    problem = ""
     for path in sorted(run.pending_evaluations.glob("*.json")):
         try:
-            _carry_over(store, _EVALUATION.validate_json(path.read_bytes(), strict=True))
+            _carry_over_or_put_aside(store, path)
         except OSError as error:  # no permission for a file, or no room
-            problem = problem or error
-        except (ValueError, MlflowException) as error:  # its content, or files that do not lie together
-            if isinstance(error, MlflowException) and not is_refusal(error):
-                raise
-            aside = path.with_suffix(".refused")
-            path.rename(aside)
-            _log.warning("%s is not carried over: %s; mend it and name it %s", aside, first_line(error), path.name)
-        else:
-            path.unlink()
+            problem = problem or f"{path} waits: {first_line(error)}"
     if problem:
-        raise problem
+        raise WaitingError(problem, cursor.run_id)
+
+
+def _carry_over_or_put_aside(store: Store, path: Path) -> None:
+    try:
+        _carry_over(store, _EVALUATION.validate_json(path.read_bytes(), strict=True))
+    except OSError:
+        raise
+    except (ValueError, MlflowException) as error:  # its content, or files that do not lie together
+        if isinstance(error, MlflowException) and not is_refusal(error):
+            raise
+        aside = path.with_suffix(".refused")
+        path.rename(aside)
+        _log.warning("%s is not carried over: %s; mend it and name it %s", aside, first_line(error), path.name)
+    else:
+        path.unlink()
 
 
 def _carry_over(store: Store, evaluation: _Evaluation) -> str:

@@ -24,7 +24,7 @@ from trainer.credentials import without_credentials
 from trainer.files import end_of_step
 from trainer.leases import is_held
 from trainer.run_directory import RunDirectory
-from trainer.tracking.evaluations import carry_over_pending
+from trainer.tracking.evaluations import WaitingError, carry_over_pending
 from trainer.tracking.store import (
     Cursor,
     LostRunError,
@@ -64,6 +64,7 @@ def sync(run: RunDirectory, ended: Ended | None = None, running: bool = False) -
 
     Raises:
         LostRunError: the run was deleted there, or the file that names it is damaged. Trying again is in vain.
+        WaitingError: an evaluation goes on waiting; everything else is there.
     """
     with one_writer(_destination(run).tracking_uri, run.path):
         try:
@@ -138,7 +139,10 @@ class Tracker:
         self._finished = False
         self._lost = False
         self._problem = ""  # the last try's
-        prepare(run, experiment)
+        try:
+            prepare(run, experiment)
+        except OSError as error:  # as sync will tell
+            _log.warning("MLflow: %s", first_line(error))
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         self._thread.start()
 
@@ -167,9 +171,10 @@ class Tracker:
                 self._system_metrics = monitor is not None
         if monitor is not None:
             monitor.finish()
-        self._finished = not self._lost and self._try_sync(self._ended) is not None
+        self._finished = not self._lost and self._try_sync(self._ended) is not None and not self._problem
 
     def _try_sync(self, ended: Ended | None = None, running: bool = False) -> str | None:
+        run_id, problem = None, ""
         try:
             run_id = sync(self._run, ended, running)
         except LostRunError as error:
@@ -177,12 +182,11 @@ class Tracker:
             _log.warning("MLflow: %s", error)
             return None
         except Exception as error:
+            run_id = error.run_id if isinstance(error, WaitingError) else None
             problem = first_line(error)
             if problem != self._problem:  # every few seconds, maybe for days
                 _log.warning("MLflow: %s; will try again", problem)
-            self._problem = problem
-            return None
-        self._problem = ""
+        self._problem = problem
         return run_id
 
     def _try_monitor(self, run_id: str) -> Any:
