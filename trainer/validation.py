@@ -16,6 +16,7 @@ from trainer.metrics import directories, of_directory, perplexity
 from trainer.stopping import watch
 from trainer.world import World
 
+_WITHOUT = "go on without validation: log.validate_every=0"
 _BY_DIRECTORY = ("mlm_loss", "perplexity", "mlm_accuracy", "nsp_accuracy")
 
 
@@ -63,7 +64,9 @@ class Validation:
             return None
         figures, *of_parts = [_with_perplexity(means) for means in evaluated]
         if "perplexity" not in figures:
-            raise _damaged(f"{self._corpus.name}: no token that is held out can be predicted; make the shards again")
+            raise DamagedShardError(
+                f"{self._corpus.name}: no token that is held out can be predicted; make the shards again, or {_WITHOUT}"
+            )
         if len(self._parts) > 1:
             for (directory, _), of_part in zip(self._parts, of_parts, strict=True):
                 name = self._corpus.short_name(directory)
@@ -80,17 +83,13 @@ class Validation:
                 watch(self._hang_seconds)
                 yield batch
         except ShardError as error:
-            self._error = _damaged(f"rank {self._world.rank}: {error}")
+            self._error = DamagedShardError(f"rank {self._world.rank}: {error}, or {_WITHOUT} data.verify=false")
             yield None
 
 
 def _with_perplexity(means: dict[str, float]) -> dict[str, float]:
     """The same, where anything was to be predicted with its perplexity."""
     return means | {"perplexity": perplexity(means["mlm_loss"])} if "mlm_loss" in means else means
-
-
-def _damaged(problem: str) -> DamagedShardError:
-    return DamagedShardError(f"{problem}, or go on without validation: log.validate_every=0 data.verify=false")
 
 
 def describe(figures: Mapping[str, float], next_sentence: bool) -> Iterator[str]:
