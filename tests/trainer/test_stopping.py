@@ -50,6 +50,15 @@ def chain(*names, program=RANK):
     return process
 
 
+def stuck(program):
+    """A rank that is in the midst of C code, and has pipes for all it says."""
+    rank = subprocess.Popen(
+        [sys.executable, "-c", HEARS_CTRL_C + program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert rank.stdout.readline() == "ready\n"
+    return rank
+
+
 def below(process):
     children = subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True, check=True)
     return int(children.stdout)
@@ -77,10 +86,7 @@ def test_a_signal_that_the_launcher_held_back(number):
 
 def test_a_second_ctrl_c_ends_a_rank_there_and_then():
     """Two within a second are one: torchrun passes on what a terminal has sent to all."""
-    rank = subprocess.Popen(
-        [sys.executable, "-c", HEARS_CTRL_C + STUCK_IN_C], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert rank.stdout.readline() == "ready\n"
+    rank = stuck(STUCK_IN_C)
     for wait in (0.2, 1.2):
         rank.send_signal(signal.SIGINT)
         time.sleep(wait)
@@ -93,10 +99,7 @@ def test_a_second_ctrl_c_ends_a_rank_there_and_then():
 def test_a_second_ctrl_c_ends_a_rank_whose_log_nobody_reads():
     """It waits in its write, and so would whatever else had a word to say."""
     program = STUCK_IN_C.replace("hashlib.pbkdf2_hmac", "import os; os.write(2, bytes(1 << 20)); hashlib.pbkdf2_hmac")
-    rank = subprocess.Popen(
-        [sys.executable, "-c", HEARS_CTRL_C + program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert rank.stdout.readline() == "ready\n"
+    rank = stuck(program)
     for wait in (1.2, 0):
         rank.send_signal(signal.SIGINT)
         time.sleep(wait)

@@ -197,7 +197,7 @@ def carry_over_pending(run: RunDirectory, cursor: Cursor) -> None:
 def _carry_over_or_put_aside(store: Store, path: Path) -> None:
     try:
         _carry_over(store, _EVALUATION.validate_json(path.read_bytes(), strict=True))
-    except OSError:
+    except OSError:  # some of an HTTP client's are ValueErrors too
         raise
     except (ValueError, MlflowException) as error:  # its content, or files that do not lie together
         if isinstance(error, MlflowException) and not is_refusal(error):
