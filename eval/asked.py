@@ -20,7 +20,7 @@ from eval.plan import adapt, search_of
 from eval.probe import SENTENCES
 from eval.tasks import Task
 from eval.tasks.finetuned import FineTuned
-from preprocessing.schema import ShardDirectory, ShardError
+from preprocessing.schema import ShardDirectory, ShardError, UnavailableError
 from trainer.hugging_face import CONFIG
 
 
@@ -67,7 +67,7 @@ class Asked:
         """Those that are asked for; None where they can't be read."""
         try:
             return ShardDirectory(self._arguments.shards) if self._arguments.shards else None
-        except (ShardError, OSError):
+        except (ShardError, UnavailableError):
             return None
 
     def difference(self, name: str, found: Mapping[str, Any], export: Path) -> Difference | None:

@@ -16,7 +16,7 @@ from eval.experiment import Experiment
 from eval.finetune import Hyperparameters
 from eval.locks import claimed, locked
 from eval.options import EFFECTS_TOLD
-from preprocessing.schema import ShardError
+from preprocessing.schema import ShardError, UnavailableError
 
 _log = logging.getLogger("eval")
 Work = tuple[Experiment, Hyperparameters]
@@ -84,7 +84,7 @@ def going_on(failed: dict[str, str], task: str, without: str = "") -> Iterator[N
     """
     try:
         yield
-    except (UsageError, ShardError) as error:
+    except (UsageError, ShardError, UnavailableError) as error:
         failed[task] = describe(error)
     except Exception as error:
         failed[task] = f"without {without}: {describe(error)}" if without else describe(error)

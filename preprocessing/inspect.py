@@ -29,7 +29,7 @@ import numpy as np
 from preprocessing.command_line import OneLineParser
 from preprocessing.extras import needs
 from preprocessing.markdown import markdown_table
-from preprocessing.schema import MANIFEST, Manifest, Pairs, Shard, ShardDirectory, ShardError, Split
+from preprocessing.schema import MANIFEST, Manifest, Pairs, Shard, ShardDirectory, ShardError, Split, UnavailableError
 from preprocessing.terminal import in_line, tell_error
 from preprocessing.tokenization import (
     VOCABULARY_FILE,
@@ -273,12 +273,12 @@ def _verify_tokenizer(shards: ShardDirectory) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command: errors of the user's in one line, exit code 2."""
+    """The command: errors in one line, exit code 2 for the user's and 1 for those of storage."""
     try:
         run(sys.argv[1:] if argv is None else argv)
-    except (ShardError, VocabularyError) as error:
+    except (ShardError, VocabularyError, UnavailableError) as error:
         tell_error("inspect", error)
-        raise SystemExit(2) from error
+        raise SystemExit(1 if isinstance(error, UnavailableError) else 2) from error
 
 
 if __name__ == "__main__":

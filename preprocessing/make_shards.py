@@ -24,7 +24,7 @@ with needs("preprocess"):
     from preprocessing.interruption import end_when_interrupted
     from preprocessing.layout import ShardingError
     from preprocessing.output import FAILED, JobError, JobFailedError, alone
-    from preprocessing.schema import ShardError
+    from preprocessing.schema import ShardError, UnavailableError
     from preprocessing.sources import SourceError, StorageError
     from preprocessing.summary import summary
     from preprocessing.terminal import in_line, show, tell_error
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (EncoderError, JobError, ShardError, ShardingError, SourceError, StorageError, VocabularyError) as error:
         tell_error("make_shards", error)
         raise SystemExit(2) from error
-    except JobFailedError as error:
+    except (JobFailedError, UnavailableError) as error:
         tell_error("make_shards", error)
         raise SystemExit(FAILED) from error
 

@@ -20,6 +20,7 @@ import dataclasses
 import errno
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ SPECIAL_TOKENS_OF_A_PAIR = 3  # [CLS] a [SEP] b [SEP]
 SPECIAL_TOKENS_OF_A_SINGLE = 2  # [CLS] a [SEP]
 _MAKE = "make the shards again with --overwrite"
 _AGAIN = f"copy it again, or {_MAKE}"  # what is missing or damaged
+_NO_PLACE = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}  # what is wrong with a path itself
 
 Split = Literal["train", "validation"]
 
@@ -56,6 +58,10 @@ PAIR = pa.struct(
 
 class ShardError(ValueError):
     """A shard directory that is missing, incomplete, damaged or of another version. The message names the file."""
+
+
+class UnavailableError(RuntimeError):
+    """Storage that fails while shards are read, which is nobody's mistake: the same command may read them later."""
 
 
 def token_type(vocab_size: int) -> pa.DataType:
@@ -268,11 +274,14 @@ class Shard:
 
         Raises:
             ShardError: the file is missing, not an Arrow file of one batch, damaged, compressed, has another schema, or
-                lacks values.
+                lacks values; or this user may not read it.
+            UnavailableError: it can't be opened or mapped now.
         """
         self.path = path
+        with _reading(path):
+            mapped = pa.memory_map(str(path))
         try:
-            with pa.memory_map(str(path)) as source:
+            with mapped as source:
                 reader = pa.ipc.open_file(source)
                 if reader.num_record_batches != 1:
                     raise ShardError(f"{path}: {reader.num_record_batches} record batches where one is expected")
@@ -282,8 +291,6 @@ class Shard:
                 self.table.validate()  # reads no values, but keeps views within the file
                 if not _lies_within(source, self.table):
                     raise ShardError(f"{path}: compressed, so that it can't be mapped; {_MAKE}")
-        except FileNotFoundError as error:
-            raise ShardError(f"{path}: the manifest lists this shard but it is not there; {_AGAIN}") from error
         except (pa.ArrowException, OSError) as error:
             raise ShardError(f"{path}: not a readable Arrow file ({error}); {_AGAIN}") from error
         for column, kind in zip(self.table.columns, self.table.schema, strict=True):
@@ -407,16 +414,24 @@ def _parts(array: pa.Array) -> Iterator[pa.Array]:
 
 
 @contextmanager
-def _readable() -> Iterator[None]:
-    """Around a look at files: one that can't be, or that this user may not read, is told as the user's mistake."""
+def _reading(path: Path) -> Iterator[None]:
+    """Around a look at a shard directory or a file of one: what keeps it from being read, as whose matter it is.
+
+    Raises:
+        ShardError: it is not there, can't be, or is not for this user to read.
+        UnavailableError: anything else.
+    """
     try:
         yield
-    except PermissionError as error:
-        raise ShardError(f"{error.filename}: this user may not read it; ask its owner for that") from error
-    except OSError as error:  # of storage that fails is nobody's mistake
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        raise ShardError(f"{error.filename}: {error.strerror}; is it the folder of the shards?") from error
+    except OSError as error:
+        file, reason = error.filename or path, os.strerror(error.errno) if error.errno else str(error)
+        if isinstance(error, FileNotFoundError):
+            raise ShardError(f"{file}: the manifest lists this shard but it is not there; {_AGAIN}") from error
+        if isinstance(error, PermissionError):
+            raise ShardError(f"{file}: this user may not read it; ask its owner for that") from error
+        if error.errno in _NO_PLACE:
+            raise ShardError(f"{file}: {reason}; is it the folder of the shards?") from error
+        raise UnavailableError(f"{file}: can't be read now ({reason}); give the same command again") from error
 
 
 def _why_no_directory(path: Path) -> str:
@@ -449,15 +464,19 @@ class ShardDirectory:
         manifest_blake2b: the checksum of that, which names every shard's checksum: the identity of the data.
     """
 
-    @_readable()
     def __init__(self, path: Path | str):
         """Open a shard directory: parse its manifest and see that every file is there and as long as it should be.
 
         Raises:
             ShardError: no directory, no manifest (the job that makes it has not finished), a damaged one, a missing
                 or cut file, or one that this user may not read.
+            UnavailableError: it can't be read now.
         """
         self.path = Path(path)
+        with _reading(self.path):
+            self._open()
+
+    def _open(self) -> None:
         manifest = self.path / MANIFEST
         if not self.path.is_dir():
             raise ShardError(f"{self.path}: {_why_no_directory(self.path)}")
@@ -474,12 +493,9 @@ class ShardDirectory:
         self.manifest_blake2b = checksum_of(content)
         for entry in self.manifest.shards:
             file = self.path / entry.file
-            try:
-                found = file.stat()  # once: of thousands of files on a network, for every rank
-            except OSError as error:
-                raise ShardError(f"{file}: the manifest lists this shard but it is not there; {_AGAIN}") from error
-            if found.st_size != entry.bytes:
-                raise ShardError(f"{file}: {found.st_size} bytes where the manifest says {entry.bytes}; {_AGAIN}")
+            size = file.stat().st_size  # once: of thousands of files on a network, for every rank
+            if size != entry.bytes:
+                raise ShardError(f"{file}: {size} bytes where the manifest says {entry.bytes}; {_AGAIN}")
         vocabulary = self.tokenizer / "vocab.txt"
         if not vocabulary.is_file():
             raise ShardError(f"{vocabulary}: the tokenizer's vocabulary is missing; {_AGAIN}")
@@ -496,6 +512,7 @@ class ShardDirectory:
 
         Raises:
             ShardError: see Shard; also when it holds other numbers of rows, tokens or pairs than the manifest says.
+            UnavailableError: see Shard.
         """
         shard = Shard(self.path / entry.file, self.manifest.vocabulary.size, self.manifest.sequence_lengths)
         found = (len(shard), int(shard.token_offsets[-1] - shard.token_offsets[0]))
@@ -509,13 +526,20 @@ class ShardDirectory:
                 raise ShardError(f"{shard.path}: {count} pairs for {length} where the manifest says {told}; {_AGAIN}")
         return shard
 
-    @_readable()
     def verify(self, split: Split | None = None) -> None:
         """Read every shard, or every one of a split, once and compare its checksum with the manifest.
 
         Raises:
-            ShardError: names the first shard that differs, or that this user may not read.
+            ShardError: names the first shard that differs, is gone, or that this user may not read.
+            UnavailableError: one can't be read now.
         """
         for entry in self.manifest.shards if split is None else self.manifest.split(split):
-            if checksum(self.path / entry.file) != entry.blake2b:
-                raise ShardError(f"{self.path / entry.file}: checksum differs from the manifest; {_AGAIN}")
+            self.verify_shard(entry)
+
+    def verify_shard(self, entry: ShardEntry) -> None:
+        """Read one shard and compare its checksum with the manifest; raises what verify does."""
+        file = self.path / entry.file
+        with _reading(file):
+            found = checksum(file)
+        if found != entry.blake2b:
+            raise ShardError(f"{file}: checksum differs from the manifest; {_AGAIN}")

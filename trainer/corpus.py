@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from preprocessing.schema import ShardDirectory, ShardEntry, ShardError, Vocabulary, checksum, checksum_of
+from preprocessing.schema import (
+    ShardDirectory,
+    ShardEntry,
+    ShardError,
+    UnavailableError,
+    Vocabulary,
+    checksum,
+    checksum_of,
+)
 from trainer.config import Phase, Recipe
 from trainer.data import SampleStream
-from trainer.naming import tell_apart
+from trainer.loading import LoaderError
+from trainer.naming import name_some, tell_apart
 from trainer.shard_cache import THREADS, cached
+from trainer.world import World
 
 
 @dataclass(frozen=True)
@@ -56,28 +66,25 @@ class Corpus:
         """The folder of tokenizer files."""
         return self.directories[0].tokenizer
 
-    def verify(self, rank: int, world: int, add: Callable[[Sequence[float]], Sequence[float]]) -> None:
+    def verify(self, world: World) -> None:
         """Compare every shard's checksum with its manifest: each rank those of its share.
 
-        Args:
-            rank: this one.
-            world: number of ranks.
-            add: sums numbers over the ranks.
-
         Raises:
-            ShardError: on every rank; names the damaged shards.
+            ShardError: on every rank; names the damaged shards, those that are gone included.
+            LoaderError: on every rank; the storage of one fails.
         """
         shards = [(directory, entry) for directory in self.directories for entry in directory.manifest.shards]
-        damaged = [0.0] * len(shards)
         with ThreadPoolExecutor(THREADS) as pool:
-            damaged[rank::world] = pool.map(lambda shard: float(_is_damaged(*shard)), shards[rank::world])
-        names = [
-            str(directory.path / entry.file)
-            for (directory, entry), found in zip(shards, add(damaged), strict=True)
-            if found
-        ]
-        if names:
-            raise ShardError(f"{', '.join(names)}: checksum differs from the manifest; make the shards again")
+            mine = list(pool.map(lambda shard: _problem(*shard), shards[world.rank :: world.size]))
+        of_ranks = world.gather(mine)
+        problems = [of_ranks[i % world.size][i // world.size] for i in range(len(shards))]
+        files = [str(directory.path / entry.file) for directory, entry in shards]
+        wrong = {file: each for file, each in zip(files, problems, strict=True) if isinstance(each, ShardError)}
+        if wrong:
+            first, *others = wrong
+            raise ShardError(f"{wrong[first]}{f'; also wrong: {name_some(others)}' if others else ''}")
+        if failing := next(filter(None, problems), None):
+            raise LoaderError(str(failing))
 
 
 def open_corpus(sources: Sequence[str], cache: Path | None = None, verify: bool = True) -> Corpus:
@@ -152,8 +159,10 @@ def _together(checksums: Sequence[str], manifests: Sequence[str]) -> str:
     return json.dumps({"directories": directories}, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def _is_damaged(directory: ShardDirectory, entry: ShardEntry) -> bool:
+def _problem(directory: ShardDirectory, entry: ShardEntry) -> ShardError | UnavailableError | None:
+    """What is wrong with a shard, if anything is."""
     try:
-        return checksum(directory.path / entry.file) != entry.blake2b
-    except OSError:  # it can't even be read
-        return True
+        directory.verify_shard(entry)
+    except (ShardError, UnavailableError) as error:
+        return error
+    return None

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
-from preprocessing.schema import ShardError
+from preprocessing.schema import ShardError, UnavailableError
 from trainer.balancing import deal
 from trainer.data import Batch, SampleStream
 from trainer.stopping import REQUESTS
 
+_Read = list[Batch] | ShardError | UnavailableError  # a step, or what keeps it from being read
 _DYING_SECONDS = 1.0  # a process may be missed before it has quite ended
 
 
@@ -68,7 +69,7 @@ class Steps(Dataset[list[Batch]]):
 
 
 class LoaderError(RuntimeError):
-    """A loader process of this rank was killed, such as for want of memory. The same command may go on."""
+    """A rank's storage fails, or a loader process was killed, as for want of memory. The same command may go on."""
 
 
 class DamagedShardError(ShardError):
@@ -79,7 +80,7 @@ class StepReader(Iterator[list[Batch]]):
     """The steps [first, last) in order, prepared by ``workers`` processes (0: in this process, when asked for).
 
     ``next`` raises DamagedShardError for a shard that is missing or damaged, or was cut while it was read, and
-    LoaderError where a process was killed, by whatever signal.
+    LoaderError where storage fails or a process was killed, by whatever signal.
     """
 
     def __init__(self, steps: Steps, first: int, last: int, workers: int):
@@ -100,7 +101,7 @@ class StepReader(Iterator[list[Batch]]):
         self._left = last - first
         self._loaded = _start(loader)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
-        self._ahead: Future[list[Batch] | ShardError] | None = None
+        self._ahead: Future[_Read] | None = None
 
     def read_ahead(self) -> None:
         """Have a thread unpack the next step, while this one waits for its device: large batches take milliseconds."""
@@ -120,10 +121,12 @@ class StepReader(Iterator[list[Batch]]):
             raise cause or error from error
         if isinstance(step, ShardError):
             raise DamagedShardError(str(step)) from step
+        if isinstance(step, UnavailableError):
+            raise LoaderError(str(step)) from step
         return step
 
-    def _take(self) -> list[Batch] | ShardError:
-        step: list[Batch] | ShardError = pickle.loads(next(self._loaded))  # noqa: S301  made by our own
+    def _take(self) -> _Read:
+        step: _Read = pickle.loads(next(self._loaded))  # noqa: S301  made by our own
         return step
 
     def close(self) -> None:
@@ -133,7 +136,7 @@ class StepReader(Iterator[list[Batch]]):
 
 
 class _Pickled(Dataset[bytes]):
-    """Steps, or what is wrong with a shard, as bytes.
+    """Steps, or what keeps one from being read, as bytes.
 
     Torch would send each tensor by shared memory and a descriptor, of which there are few, and of what a process raises
     it would make a traceback.
@@ -143,10 +146,10 @@ class _Pickled(Dataset[bytes]):
         self._steps = steps
 
     def __getitem__(self, step: int) -> bytes:
-        found: list[Batch] | ShardError
+        found: _Read
         try:
             found = self._steps[step]
-        except ShardError as error:
+        except (ShardError, UnavailableError) as error:
             found = error
         return pickle.dumps(found, protocol=pickle.HIGHEST_PROTOCOL)
 
@@ -201,6 +204,8 @@ def _cause(steps: Steps, loaded: Any) -> DamagedShardError | LoaderError | None:
         steps.stream.check_files()  # reading beyond the end of a mapped file kills
     except ShardError as error:
         return DamagedShardError(str(error))
+    except UnavailableError:
+        pass  # what ended the process is the first that went wrong
     return LoaderError("; ".join(f"loader process {process.pid} {_end(process.exitcode)}" for process in ended))
 
 

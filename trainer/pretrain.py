@@ -24,7 +24,7 @@ if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from preprocessing.command_line import OneLineParser
-from preprocessing.schema import ShardError
+from preprocessing.schema import ShardError, UnavailableError
 from preprocessing.tokenization import VocabularyError
 from trainer.config import Recipe, load_recipe
 from trainer.corpus import open_corpus
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if first:
                 _tell(error)
             return 1
-        except NoDeviceError as error:  # of this rank's node alone
+        except (NoDeviceError, UnavailableError) as error:  # of this rank's node alone
             _tell(error)
             return 1
         except RanksApartError as error:  # maybe of a node that does not find the first rank
@@ -214,7 +214,7 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
     if arguments.init_from and not step:
         check_initial_weights(world, arguments.init_from)
     if recipe.data.verify and not cache:  # a cache has compared them already
-        shards.verify(world.rank, world.size, world.sum)
+        shards.verify(world)
     written = _on_first(
         world, lambda: write_run(run, recipe, shards, arguments.deepspeed_config, arguments.init_from, step)
     )

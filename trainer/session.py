@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -37,7 +37,7 @@ from trainer.world import World
 
 _HOST = torch.device("cpu")  # by whose clock the parts of a step are measured here
 _log = logging.getLogger("pretrain")
-_Unreadable = TypeVar("_Unreadable", LoaderError, DamagedShardError)
+_Unreadable = LoaderError | DamagedShardError
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Session:
     saver: Saver
     owes_validation: bool  # whether the last step was to be validated, and is not yet
     unwritten: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)  # lines of metrics
-    _damage: DamagedShardError | None = field(init=False, default=None)  # for which all ranks stop, once all is saved
+    _unreadable: _Unreadable | None = field(init=False, default=None)  # held out; all ranks stop, once all is saved
     _trend: LossTrend | None = field(init=False, default=None)  # of the losses of the phase that is trained
     _config_blake2b: str = field(init=False)  # of the file as this start has written it, whatever becomes of that
     _code: dict[str, Any] = field(init=False)  # likewise: a checkout may be another before the run has ended
@@ -147,8 +147,8 @@ class Session:
         if step > first:
             _log.info("time of %d steps: %s", step - first, _shares(spent))
         self.saver.finish()
-        if self._damage:
-            raise self._without_checkpoint(self._damage)
+        if self._unreadable:
+            raise self._without_checkpoint(self._unreadable)
         self._watch()
         engine.close()
         is_complete = step == end and not self.owes_validation and not (stopped and step < self.recipe.last_step)
@@ -227,7 +227,7 @@ class Session:
         Where a rank can't read its own, all of them save what they have trained, up to step ``trained`` (0: nothing
         new), and raise what that rank says of it.
         """
-        error: LoaderError | DamagedShardError | None = None
+        error: _Unreadable | None = None
         batches: list[Batch] = []
         try:
             batches = next(loader)
@@ -321,8 +321,8 @@ class Session:
         assert validation is not None
         try:
             figures = validation.figures(engine, lambda: self.stop.received)
-        except DamagedShardError as damage:
-            self._damage, figures = damage, None
+        except (LoaderError, DamagedShardError) as error:
+            self._unreadable, figures = error, None
         if figures is None:
             return True
         self.owes_validation = False

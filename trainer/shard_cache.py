@@ -33,6 +33,7 @@ from preprocessing.schema import (
     ShardDirectory,
     ShardEntry,
     ShardError,
+    UnavailableError,
     checksum,
     checksum_of,
 )
@@ -44,6 +45,7 @@ from trainer.settings import ConfigError
 THREADS = 4  # files that are copied or hashed at a time
 _BLOCK = 8 << 20  # bytes read at a time
 _PART = ".part"  # ends the names of files that are not whole yet
+_LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)  # of a source: a wrong name
 _log = logging.getLogger("pretrain")
 _T = TypeVar("_T")
 
@@ -89,6 +91,7 @@ def cached(source: str, cache: Path, verify: bool) -> ShardDirectory:
 
     Raises:
         ShardError: the source can't be read or differs from its manifest, or the cache has no room or can't be written.
+        UnavailableError: the source can't be read now.
     """
     remote = _Source(source)
     text = remote.read(MANIFEST)
@@ -105,7 +108,7 @@ def cached(source: str, cache: Path, verify: bool) -> ShardDirectory:
 
 
 class _Source:
-    """A shard directory somewhere; whatever its file system raises becomes a ShardError."""
+    """A shard directory somewhere; whatever its file system raises becomes a ShardError or an UnavailableError."""
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
@@ -128,6 +131,8 @@ class _Source:
             yield
         except Exception as error:  # each file system has exceptions of its own
             reason = str(error).partition("\n")[0] or type(error).__name__
+            if isinstance(error, OSError) and not isinstance(error, _LASTING):
+                raise UnavailableError(f"{url}: can't be read now ({reason}); give the same command again") from error
             raise ShardError(f"{url}: can't be read ({reason})") from error
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from preprocessing.schema import ShardError
+from preprocessing.schema import ShardError, UnavailableError
 from trainer.config import Phase, Recipe
 from trainer.corpus import Corpus
 from trainer.data import Batch, evaluation_batches, validation_stream
 from trainer.engine import Engine
-from trainer.loading import DamagedShardError
+from trainer.loading import DamagedShardError, LoaderError
 from trainer.metrics import directories, of_directory, perplexity
 from trainer.stopping import watch
 from trainer.world import World
@@ -41,7 +41,7 @@ class Validation:
         self._world = world
         self._stream = validation_stream(corpus.directories, phase.sequence_length, recipe.model.is_decoder)
         self._parts = self._stream.by_directory(np.arange(min(self._stream.size, recipe.log.validation_samples)))
-        self._error: DamagedShardError | None = None  # what this rank has found
+        self._error: DamagedShardError | LoaderError | None = None  # what keeps this rank from reading its part
 
     def figures(self, engine: Engine, is_asked_to_stop: Callable[[], bool]) -> dict[str, float] | None:
         """Compute the figures of a line of validation.jsonl; all ranks take part.
@@ -55,7 +55,8 @@ class Validation:
             ``perplexity/wiki``. None where a rank was asked to stop.
 
         Raises:
-            DamagedShardError: on every rank: one can't read what it needs, or nothing is to be predicted.
+            DamagedShardError: on every rank: what one of them needs is damaged, or nothing is to be predicted.
+            LoaderError: on every rank: the storage of one fails.
         """
         evaluated = engine.evaluate([self._batches(indices) for _, indices in self._parts], is_asked_to_stop)
         if evaluated is None:
@@ -84,6 +85,9 @@ class Validation:
                 yield batch
         except ShardError as error:
             self._error = DamagedShardError(f"rank {self._world.rank}: {error}, or {_WITHOUT} data.verify=false")
+            yield None
+        except UnavailableError as error:
+            self._error = LoaderError(f"rank {self._world.rank}: {error}")
             yield None
 
 

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,12 +22,14 @@ from preprocessing.schema import (
     ShardDirectory,
     ShardEntry,
     ShardError,
+    UnavailableError,
     Vocabulary,
     checksum,
     list_column,
     shard_schema,
     token_type,
 )
+from tests.limits import limit, too_many_open_files
 from tests.rewriting import rewrite_shard
 
 LENGTHS = [16]
@@ -236,18 +239,46 @@ def test_what_this_user_may_not_read_is_told(directory: Path, monkeypatch: pytes
         ShardDirectory(directory).verify()
 
 
-def test_a_path_that_can_not_be_is_told_and_a_failing_disk_is_not_the_user_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_that_can_not_be_is_told(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match="aaa: File name too long; is it the folder of the shards"):
         ShardDirectory(tmp_path / ("a" * 300))
 
-    def fail(path: Path) -> bool:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
-    monkeypatch.setattr(Path, "is_dir", fail)
-    with pytest.raises(OSError, match="Input/output error"):
-        ShardDirectory(tmp_path)
+def test_a_shard_that_is_gone_since_its_directory_was_opened_is_told(directory: Path) -> None:
+    opened = ShardDirectory(directory)
+    (directory / FILE).unlink()
+    for read in (opened.verify, lambda: opened.shard(opened.manifest.shards[0])):
+        with pytest.raises(ShardError, match=f"{FILE}: the manifest lists this shard but it is not there; copy it"):
+            read()
+
+
+@pytest.mark.parametrize("method", ["is_dir", "read_bytes", "stat", "open"])
+def test_storage_that_fails_is_no_mistake_of_anybody_s(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fail(path: Path, *_: Any, **__: Any) -> Any:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    monkeypatch.setattr(Path, method, fail)
+    with pytest.raises(UnavailableError, match=r"^\S+: can't be read now \(Stale file handle\); give the same command"):
+        ShardDirectory(directory)
+
+
+def test_a_process_with_too_many_files_does_not_take_a_shard_for_damaged(directory: Path) -> None:
+    opened = ShardDirectory(directory)
+    with (
+        too_many_open_files(),
+        pytest.raises(UnavailableError, match=f"{FILE}: can't be read now .Too many open files"),
+    ):
+        opened.shard(opened.manifest.shards[0])
+    assert len(the_shard(directory)) == 2
+
+
+def test_a_process_without_address_space_does_not_take_a_shard_for_damaged(directory: Path) -> None:
+    opened = ShardDirectory(directory)
+    os.truncate(directory / FILE, 1 << 40)
+    with limit(resource.RLIMIT_AS, 1 << 40), pytest.raises(UnavailableError, match=r"now .*Cannot allocate memory"):
+        opened.shard(opened.manifest.shards[0])
 
 
 def test_no_directory_says_how_to_make_one(tmp_path: Path) -> None:

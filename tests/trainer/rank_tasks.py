@@ -19,6 +19,7 @@ from unittest import mock
 # muon_optimizer and _dynamo: what DeepSpeed imports in the middle of its work, here once for all ranks.
 import deepspeed.runtime.zero.muon.muon_optimizer
 import numpy as np
+import pyarrow
 import torch
 import torch._dynamo
 from deepspeed.accelerator import get_accelerator
@@ -45,6 +46,19 @@ from trainer.world import World, has_joined, leave_world
 def run_pretrain(arguments: list[str]) -> int:
     """The trainer's main, as a launcher would start it."""
     return pretrain.main(arguments)
+
+
+def run_pretrain_where_held_out_storage_fails_for_rank_1(arguments: list[str]) -> int:
+    """The trainer's main; one rank can't open held-out shards."""
+    open_shard = pyarrow.memory_map
+
+    def fail(path: str) -> pyarrow.MemoryMappedFile:
+        if os.environ["RANK"] == "1" and "validation" in path:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        return open_shard(path)
+
+    with mock.patch("pyarrow.memory_map", fail):
+        return pretrain.main(arguments)
 
 
 def run_pretrain_where_new_memory_holds_nan(arguments: list[str]) -> int:

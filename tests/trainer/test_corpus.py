@@ -2,8 +2,13 @@
 
 import contextlib
 import dataclasses
+import errno
 import json
+import os
+import re
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +19,7 @@ from tests.trainer.shard_factory import MASK, write_shards
 from trainer.config import load_recipe
 from trainer.corpus import directory_checksums, open_corpus, train_stream
 from trainer.data import DataConfig, SampleStream
+from trainer.loading import LoaderError
 from trainer.masking import MaskingConfig
 
 
@@ -57,40 +63,67 @@ def test_directories_that_do_not_go_together(shards, books, tmp_path):
         open_corpus(["s3://bucket/shards"])
 
 
-def add(parts):
-    """What the ranks would get: the sums of their numbers."""
-    return [sum(numbers) for numbers in zip(*parts, strict=True)]
+class _Met(Exception):
+    """What all ranks would get is known only when each has told its own."""
 
 
-@pytest.mark.parametrize("world", [1, 2, 5])
-def test_every_shard_is_compared_by_one_rank_and_all_hear_of_a_damaged_one(shards, tmp_path, world):
+def verify(corpus, size):
+    """What each rank of a world raises, None for nothing; and how many shards each has compared."""
+    told = []
+
+    def meet(mine):
+        told.append(mine)
+        raise _Met
+
+    for rank in range(size):
+        with contextlib.suppress(_Met):
+            corpus.verify(SimpleNamespace(rank=rank, size=size, gather=meet))
+    raised = []
+    for rank in range(size):
+        try:
+            corpus.verify(SimpleNamespace(rank=rank, size=size, gather=lambda mine: told))
+            raised.append(None)
+        except (ShardError, LoaderError) as error:
+            raised.append(error)
+    return raised, [len(mine) for mine in told]
+
+
+@pytest.mark.parametrize(("world", "shares"), [(1, [4]), (2, [2, 2]), (5, [1, 1, 1, 1, 0])])
+def test_every_shard_is_compared_by_one_rank_and_all_hear_of_a_damaged_one(shards, tmp_path, world, shares):
     damaged = tmp_path / "damaged"
     shutil.copytree(shards, damaged)
     corpus = open_corpus([str(damaged)])
-    found = []
-
-    def verify(rank, everyone=None):
-        def all_reduce(numbers):
-            found.append(numbers)
-            return everyone or numbers
-
-        corpus.verify(rank, world, all_reduce)
-
-    for rank in range(world):
-        verify(rank)
-    assert not any(map(any, found))
+    assert verify(corpus, world) == ([None] * world, shares)
     content = bytearray((damaged / "shard-00001-of-00003.arrow").read_bytes())
     content[-9] ^= 1
     (damaged / "shard-00001-of-00003.arrow").write_bytes(content)
     (damaged / "validation-shard-00000-of-00001.arrow").unlink()
-    found.clear()
-    for rank in range(world):
-        with contextlib.suppress(ShardError):
-            verify(rank)
-    assert add(found) == [0, 1, 0, 1]
-    for rank in range(world):
-        with pytest.raises(ShardError, match=r"shard-00001\S*, \S*validation-shard-00000\S*: checksum differs"):
-            verify(rank, add(found))
+    raised, _ = verify(corpus, world)
+    assert {type(error) for error in raised} == {ShardError}
+    (told,) = set(map(str, raised))
+    assert re.fullmatch(
+        r"\S+/shard-00001\S+: checksum differs from the manifest; copy it again, or make the shards again with "
+        r"--overwrite; also wrong: \S+/validation-shard-00000\S+",
+        told,
+    )
+
+
+def test_storage_that_fails_for_one_rank_is_told_by_all_as_no_damage(shards, monkeypatch):
+    corpus = open_corpus([str(shards)])
+
+    may = Path.open
+
+    def fail(path, *arguments):
+        if "validation" in path.name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return may(path, *arguments)
+
+    monkeypatch.setattr(Path, "open", fail)
+    raised, _ = verify(corpus, 2)
+    assert {type(error) for error in raised} == {LoaderError}
+    (told,) = set(map(str, raised))
+    assert told.endswith("validation-shard-00000-of-00001.arrow: can't be read now (Input/output error); give the same "
+                         "command again")  # fmt: skip
 
 
 def test_phases_with_weights_of_their_own_read_one_stream_on(recipe, shards, books):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.trainer.little_room import room_for
+from tests.limits import room_for
 from trainer import files
 from trainer.files import DamagedFileError, append_line, end_of_step, read_lines, write_atomically
 

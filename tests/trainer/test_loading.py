@@ -3,6 +3,7 @@
 import multiprocessing
 import multiprocessing.synchronize
 import os
+import resource
 import signal
 import sys
 import threading
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from preprocessing.schema import ShardDirectory
+from tests.limits import too_many_open_files
 from tests.trainer.shard_factory import write_shards
 from trainer.data import DataConfig, SampleStream
 from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps, _end, _start
@@ -155,6 +157,24 @@ def test_what_a_process_finds_wrong_is_one_line_at_its_step(tmp_path, workers):
         list(loaded)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_storage_that_fails_is_one_line_at_its_step_and_no_damage(tmp_path, workers):
+    """A process that may open no more files finds nothing wrong with those that it can't open."""
+    path = write_shards(tmp_path / "shards")
+    others = multiprocessing.active_children()
+    reader = StepReader(steps_of(path, shuffle_bytes=1), 0, 14, workers)
+    next(reader)
+    (process,) = {*multiprocessing.active_children()} - {*others} if workers else {multiprocessing.current_process()}
+    before = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        with pytest.raises(LoaderError, match=r"^\S+\.arrow: can't be read now \(Too many open files\); [^\n]*$"):
+            list(reader)
+    finally:
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
+    reader.close()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_steps_are_the_same_whether_they_are_read_ahead_or_not(shards, workers):
     """In a trainer each is unpacked while the device computes; asked for twice, or at the end, it changes nothing."""
@@ -205,6 +225,17 @@ def test_without_processes_a_step_is_read_when_it_is_asked_for(shards, monkeypat
     reader.read_ahead()
     reader.close()
     assert len(read) == micro_batches
+
+
+def test_a_process_that_was_killed_is_told_though_storage_fails_when_the_reason_is_looked_for(shards):
+    others = multiprocessing.active_children()
+    reader = StepReader(steps_of(shards), 0, 1000, workers=1)
+    next(reader)
+    for process in {*multiprocessing.active_children()} - {*others}:
+        process.kill()
+    with too_many_open_files(), pytest.raises(LoaderError, match="was killed by SIGKILL"):
+        list(reader)
+    reader.close()
 
 
 def test_what_goes_wrong_ahead_is_said_when_the_step_is_due(tmp_path):

@@ -151,7 +151,7 @@ def test_a_damaged_shard_is_found_before_anything_is_written(call, shards, tmp_p
     shard.write_bytes(content[:-9] + b"x" + content[-8:])
     codes, log = call(damaged, world=2)
     assert codes == [2, 2]
-    assert log.count(f"error: {shard}: checksum differs from the manifest; make the shards again") == 1
+    assert log.count(f"error: {shard}: checksum differs from the manifest; copy it again") == 1
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"trainer.lock", "outcome"}
     assert call(shards, settings=["train.max_steps=1"])[0] == [0], "so it is as good as new"
 

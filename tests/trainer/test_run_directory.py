@@ -1,9 +1,8 @@
 import re
-import resource
 
 import pytest
 
-from tests.trainer.little_room import room_for
+from tests.limits import room_for, too_many_open_files
 from trainer.run_directory import CheckpointError, Outcome, RunDirectory, step_folders
 
 
@@ -83,13 +82,8 @@ def test_an_outcome_that_finds_no_room_does_not_keep_another_rank_from_telling(r
 
 def test_a_rank_without_handles_takes_no_word_from_another(run):
     run.claim_outcome("failed", "mine")
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-    try:
-        with pytest.raises(OSError, match="Too many open files"):
-            run.claim_outcome("failed", "another's")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    with too_many_open_files(), pytest.raises(OSError, match="Too many open files"):
+        run.claim_outcome("failed", "another's")
     assert run.outcome == ("failed", "mine")
 
 

@@ -1,5 +1,6 @@
 """A node's copy of the shards: made once, recognised by checksums, never half, whatever happens to who makes it."""
 
+import errno
 import os
 import re
 import shutil
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
-from preprocessing.schema import ShardDirectory, ShardError
+from preprocessing.schema import ShardDirectory, ShardError, UnavailableError
 from tests.trainer.shard_factory import write_shards
 from trainer import shard_cache
 from trainer.settings import ConfigError
@@ -256,6 +258,23 @@ def test_sources_that_can_not_be_read(tmp_path, cache, shards):
     (lacking / "shard-00000-of-00003.arrow").unlink()
     with pytest.raises(ShardError, match=r"lacking/shard-00000-of-00003\.arrow: can't be read"):
         cached(str(lacking), cache, verify=True)
+
+
+@pytest.mark.parametrize("failing", ["manifest.json", "shard-00001-of-00003.arrow"])
+def test_a_source_that_fails_for_a_while_is_no_mistake_and_read_by_the_next_start(shards, cache, monkeypatch, failing):
+    """A network does so; what has been copied by then stays."""
+    with monkeypatch.context() as patch:
+        read = LocalFileSystem._open
+
+        def fail(files, path, *arguments, **options):
+            if path.endswith(failing):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            return read(files, path, *arguments, **options)
+
+        patch.setattr(LocalFileSystem, "_open", fail)
+        with pytest.raises(UnavailableError, match=rf"/{failing}: can't be read now \(.*Input/output error"):
+            cached(str(shards), cache, verify=True)
+    assert same(cached(str(shards), cache, verify=True).path, shards)
 
 
 def test_a_folder_where_a_shard_belongs_is_named(shards, cache):

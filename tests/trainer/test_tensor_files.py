@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.trainer.little_room import room_for
+from tests.limits import room_for
 from trainer.tensor_files import write_tensors
 
 

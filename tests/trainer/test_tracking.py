@@ -15,7 +15,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import OperationalError
 
-from tests.trainer.little_room import room_for
+from tests.limits import room_for
 from tests.trainer.mlflow_store import CONFIG, add_lines, empty_store, metrics, write_run
 from trainer.files import STRETCH, append_line, read_lines
 from trainer.leases import hold_run

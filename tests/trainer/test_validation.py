@@ -9,7 +9,7 @@ import torch
 from tests.ranks import run_ranks
 from tests.rewriting import read_column, rewrite_shard
 from tests.trainer.conftest import losses
-from tests.trainer.rank_tasks import run_pretrain
+from tests.trainer.rank_tasks import run_pretrain, run_pretrain_where_held_out_storage_fails_for_rank_1
 from tests.trainer.shard_factory import MASK, write_shards
 from trainer.config import load_recipe
 from trainer.corpus import open_corpus
@@ -134,6 +134,30 @@ def test_held_out_data_that_one_rank_can_not_read_ends_the_run_with_what_is_trai
     assert train("log.validate_every=0")[0] == [0, 0]
     assert train("log.validate_every=0", output=tmp_path / "whole")[0] == [0, 0]
     assert losses(output) == losses(tmp_path / "whole")
+
+
+def test_held_out_data_that_one_rank_can_not_read_now_ends_the_run_as_a_crash_and_the_next_start_goes_on(
+    recipe, deepspeed_config, shards, tmp_path
+):
+    files = {"--config": recipe, "--deepspeed_config": deepspeed_config(), "--shards": shards}
+    flags = [word for flag, file in files.items() for word in (flag, str(file))]
+
+    def train(task, output):
+        log = tmp_path / "log"
+        log.unlink(missing_ok=True)
+        arguments = [*flags, "--output", str(output), "log.validate_every=3"]
+        return run_ranks(2, task, arguments, log=log), log.read_text()
+
+    run = RunDirectory(tmp_path / "run")
+    codes, log = train(run_pretrain_where_held_out_storage_fails_for_rank_1, run.path)
+    assert codes == [1, 1], log
+    assert (log.count("error:"), "Traceback" in log) == (1, False), log
+    assert "error: rank 1: " in log
+    assert "validation-shard-00000-of-00001.arrow: can't be read now (Stale file handle); give the same" in log
+    assert (run.outcome, run.step) == (None, 3)
+    assert train(run_pretrain, run.path)[0] == [0, 0]
+    assert train(run_pretrain, tmp_path / "whole")[0] == [0, 0]
+    assert losses(run.path) == losses(tmp_path / "whole")
 
 
 def test_held_out_shards_that_are_gone_are_read_on(recipe, shards, tmp_path):
