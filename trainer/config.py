@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli_w
 
 from trainer.data import DataConfig
-from trainer.masking import STANDARD, MaskingConfig
+from trainer.masking import STANDARD, MaskingConfig, count_predictions
 from trainer.model import BertConfig
 from trainer.optim import OptimizerConfig
 from trainer.schedule import ScheduleConfig, learning_rate
@@ -32,7 +33,7 @@ class Phase:
         steps: optimizer updates.
         global_batch_size: samples of an update over all ranks.
         micro_batch_size: samples that a rank computes at a time.
-        max_predictions: at most so many masked tokens a sample.
+        max_predictions: at most so many masked tokens a sample; without it as many as masking.probability says.
         schedule: of this phase alone, from its own first step; without it the run's schedule goes on over all phases.
         reset_moments: begin the phase with empty moments in the optimizer; the weights are kept.
         weights: what part of this phase's samples each shard directory gives, in proportion, 0 for none; without them
@@ -43,14 +44,15 @@ class Phase:
     steps: int
     global_batch_size: int
     micro_batch_size: int
-    max_predictions: int
+    max_predictions: int | None = None
     schedule: ScheduleConfig | None = None
     reset_moments: bool = False
     weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("sequence_length", "steps", "global_batch_size", "micro_batch_size", "max_predictions"):
-            if not 0 < getattr(self, name) < 2**31:
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 2**31:
                 raise ValueError(f"{name} must be positive and below 2^31")
         if self.weights and not (min(self.weights) >= 0 and 0 < sum(self.weights) < math.inf):
             raise ValueError("weights must be numbers of 0 or more, and not all of them 0")
@@ -232,6 +234,13 @@ class Recipe:
         """The step after which this run stops."""
         return min(self.total_steps, self.train.max_steps or self.total_steps)
 
+    def predictions(self, phase: Phase, length: float | None = None) -> int:
+        """Of a sample of so many tokens in a phase; None for a full one."""
+        length = length or phase.sequence_length
+        if self.model.is_decoder:  # every token predicts the next one
+            return round(length) - 1
+        return int(count_predictions(np.array([length]), self.masking.probability, phase.max_predictions)[0])
+
     def learning_rate(self, step: int) -> float:
         """The rate of the update that follows ``step`` finished ones."""
         begin, end, phase = next(found for found in self.phase_ranges() if step < found[1])
@@ -327,9 +336,18 @@ def other_draws(old: Recipe, new: Recipe) -> list[str]:
 
 def _changes(old: Recipe, new: Recipe) -> list[tuple[str, str]]:
     """Key, and "key: old -> new", of every setting that differs."""
-    before, after = (dict(_flatten(dataclasses.asdict(recipe))) for recipe in (old, new))
+    before, after = (dict(_flatten(dataclasses.asdict(_effective(recipe)))) for recipe in (old, new))
     keys = [key for key in sorted({**before, **after}) if before.get(key) != after.get(key)]
     return [(key, f"{key}: {before.get(key)} -> {after.get(key)}") for key in keys]
+
+
+def _effective(recipe: Recipe) -> Recipe:
+    """The same recipe without limits of predictions that limit nothing."""
+    phases = []
+    for phase in recipe.phases:
+        unlimited = dataclasses.replace(phase, max_predictions=None)
+        phases.append(phase if recipe.predictions(phase) < recipe.predictions(unlimited) else unlimited)
+    return dataclasses.replace(recipe, phases=phases)
 
 
 def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -160,9 +160,9 @@ class SampleStream:
         sequence_length: int,
         *,
         seed: int,
-        max_predictions: int,
         masking: MaskingConfig,
         data: DataConfig,
+        max_predictions: int | None = None,
         stretches: Sequence[tuple[int, Sequence[float]]] = (),
         causal: bool = False,
     ):
@@ -173,9 +173,9 @@ class SampleStream:
             split: which part of them.
             sequence_length: whose pairs are read.
             seed: of the order and the masks.
-            max_predictions: at most so many masked tokens a sample.
             masking: how tokens are chosen and replaced.
             data: the settings.
+            max_predictions: at most so many masked tokens a sample; None for as many as the masking says.
             stretches: of the stream, samples and weights of each, where the weights change on the way; without them
                 data.weights hold all through.
             causal: predict every next token instead, and mask none.
@@ -399,7 +399,6 @@ def validation_stream(
         "validation",
         sequence_length,
         seed=VALIDATION_SEED,
-        max_predictions=sequence_length,
         masking=STANDARD,
         data=DataConfig(),
         causal=causal,

@@ -341,6 +341,14 @@ class Engine:
         )
         return GlobalCounts(*self._world.sum(mine))
 
+    def report(self, samples: int, figures: Mapping[str, float], group: str) -> None:
+        """Give figures, over the samples seen by then, to what DeepSpeed's configuration has it report to, if any.
+
+        Of the ranks the first one reports; the names are ``group``/figure, such as Train/loss.
+        """
+        if self._engine.monitor.enabled:
+            self._engine.monitor.write_events([(f"{group}/{name}", figures[name], samples) for name in figures])
+
     def snapshot(self) -> list[Flat]:
         """Copies in CPU memory of the weights and moments that this rank owns and the first one does not have too.
 

@@ -1,8 +1,8 @@
 """Dynamic masking: which tokens of a sample the model must predict, as a pure function of (seed, sample index).
 
 Follows google-research/bert, create_masked_lm_predictions: of n tokens, max(1, round(0.15 n)) are chosen, at most
-``max_predictions``; of those 80 % become [MASK], 10 % a random token, 10 % stay. Google masks once while it
-preprocesses; here every visit of a sample has a new index and so a new mask.
+``max_predictions`` where there is such a limit; of those 80 % become [MASK], 10 % a random token, 10 % stay. Google
+masks once while it preprocesses; here every visit of a sample has a new index and so a new mask.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def mask_tokens(
     seed: int,
     vocab_size: int,
     mask_id: int,
-    max_predictions: int,
+    max_predictions: int | None = None,
     config: MaskingConfig = STANDARD,
     continues: np.ndarray | None = None,
 ) -> Masked:
@@ -88,14 +88,13 @@ def mask_tokens(
         seed: of the run.
         vocab_size: random tokens are drawn from all of the vocabulary, as google does.
         mask_id: id of [MASK].
-        max_predictions: at most so many predictions a sample.
+        max_predictions: at most so many predictions a sample; None for as many as ``config.probability`` says.
         config: rates.
         continues: bool [B, S], true for a piece that continues the word before it; words and spans need it.
     """
     batch, width = tokens.shape
     key = derive_key(seed, "masking")
-    wanted = np.clip(np.rint(lengths * config.probability).astype(np.int64), 1, max_predictions)
-    wanted = np.minimum(wanted, maskable.sum(axis=1))
+    wanted = np.minimum(count_predictions(lengths, config.probability, max_predictions), maskable.sum(axis=1))
     # One random word for every place: a place keeps its word however far a row is padded, and so its mask.
     words = random_words(key, indices, width, _CHOICE)
     if config.unit == "token":
@@ -128,6 +127,12 @@ def mask_tokens(
     masked = tokens.copy()
     masked.reshape(-1)[positions] = replaced
     return Masked(masked, positions, labels)
+
+
+def count_predictions(lengths: np.ndarray, probability: float, max_predictions: int | None) -> np.ndarray:
+    """How many tokens of samples with so many are predicted, int64 [B]: a share, one at least; see mask_tokens."""
+    counts: np.ndarray = np.clip(np.rint(lengths * probability).astype(np.int64), 1, max_predictions)
+    return counts
 
 
 def _choose_tokens(words: np.ndarray, maskable: np.ndarray, wanted: np.ndarray) -> np.ndarray:

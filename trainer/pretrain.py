@@ -51,7 +51,7 @@ from trainer.start import (
     check_output,
     find_beginning,
     take_over,
-    warn_of_the_warmup,
+    warn_of_settings,
     write_run,
 )
 from trainer.stopping import StopRequests, end_at_once, wait_for_first
@@ -75,7 +75,8 @@ _OTHERS_NAMES = {
         "phases.0.micro_batch_size=N, from which accumulation follows",
     ),
     "--max_seq_length": "phases.0.sequence_length=N",
-    "--max_predictions_per_seq": "phases.0.max_predictions=N",
+    **dict.fromkeys(("--mlm_probability", "--masked_lm_prob"), "masking.probability=X"),
+    "--max_predictions_per_seq": "masking.probability=X, which phases.0.max_predictions=N may limit",
     "--seed": "train.seed=N",
     **dict.fromkeys(("--fp16", "--bf16", "--amp"), "fp16 and bf16 in the file of --deepspeed_config"),
     "--deepspeed": "--deepspeed_config FILE, alone",
@@ -211,15 +212,12 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
         _log.info("%s: done already, %d steps", run.path, step)
         leave_world()
         return
-    if arguments.init_from and not step:
-        check_initial_weights(world, arguments.init_from)
+    weights = check_initial_weights(world, arguments.init_from) if arguments.init_from and not step else None
     if recipe.data.verify and not cache:  # a cache has compared them already
         shards.verify(world)
-    written = _on_first(
-        world, lambda: write_run(run, recipe, shards, arguments.deepspeed_config, arguments.init_from, step)
-    )
+    written = _on_first(world, lambda: write_run(run, recipe, shards, arguments.deepspeed_config, weights, step))
     check_is_shared(run, written, world)
-    warn_of_the_warmup(recipe)
+    warn_of_settings(recipe)
     saver = Saver(run, world, recipe.model, recipe.checkpoint)
     session = Session(configs, arguments.init_from, recipe, shards, run, world, stop, saver, owed)
     if world.is_first:

@@ -139,7 +139,7 @@ class Session:
             spent = {part: spent.get(part, 0.0) + seconds.get(part, 0.0) for part in {**spent, **seconds}}
             if step > first + 1:  # the first one also waits for loader processes to start, and for kernels
                 _warn_of(bottlenecks, batches, metrics | seconds)
-            self._report(step, metrics | _throughput(totals, seconds, ceiling), progress)
+            self._report(engine, step, metrics | _throughput(totals, seconds, ceiling), progress)
             self._check_trend(step, phase)
         self._watch()
         loader.close()
@@ -293,12 +293,14 @@ class Session:
         _log.info("data: %s%s", "; ".join(reads), without)
         return Steps(stream, phase.global_batch_size, phase.micro_batch_size, self.world.rank, self.world.size, first)
 
-    def _report(self, step: int, metrics: dict[str, float], progress: Progress) -> None:
+    def _report(self, engine: Engine, step: int, metrics: dict[str, float], progress: Progress) -> None:
         metrics["peak_memory_gb"] = peak_memory(self.world.device) / 1e9
         if self.world.is_first:
-            line = {"step": step, "time": time.time(), "samples": self.recipe.samples(step), **metrics}
+            samples = self.recipe.samples(step)
+            line = {"step": step, "time": time.time(), "samples": samples, **metrics}
             self._log_line(self.run.metrics, line)
             progress.show(line)
+            engine.report(samples, metrics, "Train")
 
     def _log_line(self, path: Path, line: dict[str, Any]) -> None:
         """Add a line to a file, after those that found no room before."""
@@ -328,6 +330,7 @@ class Session:
         self.owes_validation = False
         if self.world.is_first:
             self._log_line(self.run.validation_metrics, {"step": step, "time": time.time(), **figures})
+            engine.report(self.recipe.samples(step), figures, "Validation")
             for told in describe(figures, self.recipe.train.next_sentence):
                 _log.info("step %d, %s", step, told)
         return False

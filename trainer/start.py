@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import logging
@@ -113,16 +114,21 @@ def check_agreement(world: World, recipe: Recipe, configs: Sequence[dict[str, An
             raise _apart(rank, " and ".join(differing))
 
 
-def check_initial_weights(world: World, init_from: Path) -> None:
+def check_initial_weights(world: World, init_from: Path) -> dict[str, str]:
     """See that all ranks begin with the same weights.
+
+    Returns:
+        What RUN/initial_weights.json tells of them.
 
     Raises:
         ConfigError: on every rank, one was given others than the first; DeepSpeed would give it the first one's.
     """
-    first, *others = world.gather(checksum(init_from / WEIGHTS))
+    weights = init_from.resolve()
+    first, *others = world.gather(checksum(weights / WEIGHTS))
     for rank, other in enumerate(others, start=1):
         if other != first:
             raise _apart(rank, "initial weights")
+    return {"directory": str(weights), "blake2b": first}
 
 
 def _apart(rank: int, what: str) -> ConfigError:
@@ -218,14 +224,29 @@ def find_beginning(run: RunDirectory, recipe: Recipe, shards: Corpus, init_from:
 
 
 def write_run(
-    run: RunDirectory, recipe: Recipe, shards: Corpus, deepspeed_config: Path, init_from: Path | None, step: int
+    run: RunDirectory, recipe: Recipe, shards: Corpus, deepspeed_config: Path, weights: dict[str, str] | None, step: int
 ) -> str:
-    """Write down what this start of the run is made of, and make way for it; returns the checksum of config.toml."""
+    """Write down what this start of the run is made of, and make way for it.
+
+    Args:
+        run: the run, taken over.
+        recipe: of the run.
+        shards: that it is trained on.
+        deepspeed_config: the file.
+        weights: what check_initial_weights returned; None where the run goes on, or begins with new ones.
+        step: to go on from.
+
+    Returns:
+        The checksum of config.toml.
+
+    Raises:
+        CheckpointError: the directory can't be written.
+    """
     try:
         run.set_outcome(None)
         aside = set_aside(run, step)
         draws = other_draws(load_recipe(run.config), recipe) if run.config.is_file() else []
-        _write_settings(run, recipe, shards, deepspeed_config, init_from, step)
+        _write_settings(run, recipe, shards, deepspeed_config, weights, step)
         written = checksum(run.config)
     except OSError as error:
         raise _unwritable(run, error) from None
@@ -242,8 +263,21 @@ def write_run(
     return written
 
 
-def warn_of_the_warmup(recipe: Recipe) -> None:
-    """Say so where a schedule ends before its peak, as that of a recipe that was shortened."""
+def warn_of_settings(recipe: Recipe) -> None:
+    """Say so where one setting takes away what another one asks for, as may be where a recipe was changed."""
+    _warn_of_the_warmup(recipe)
+    for number, phase in enumerate(recipe.phases):
+        given, asked = (recipe.predictions(each) for each in (phase, dataclasses.replace(phase, max_predictions=None)))
+        if given < asked:
+            _log.warning(
+                "phases.%d.max_predictions is %d: of %d tokens so many are predicted, and not the %d that "
+                "masking.probability=%g asks for; leave it out to have them",
+                number, given, phase.sequence_length, asked, recipe.masking.probability,
+            )  # fmt: skip
+
+
+def _warn_of_the_warmup(recipe: Recipe) -> None:
+    """A schedule may end before its peak, as that of a recipe that was shortened."""
     schedules = [(phase.schedule, phase.steps) for phase in recipe.phases if phase.schedule]
     if len(schedules) < len(recipe.phases):  # one for all phases that have none of their own
         schedules.append((recipe.schedule, recipe.total_steps))
@@ -410,7 +444,7 @@ def _check_state(checkpoint: Path, state: RunState, recipe: Recipe, shards: Corp
 
 
 def _write_settings(
-    run: RunDirectory, recipe: Recipe, shards: Corpus, deepspeed_config: Path, init_from: Path | None, step: int
+    run: RunDirectory, recipe: Recipe, shards: Corpus, deepspeed_config: Path, weights: dict[str, str] | None, step: int
 ) -> None:
     run.tokenizer.mkdir(exist_ok=True)
     for file in filter(Path.is_file, shards.tokenizer.iterdir()):
@@ -419,10 +453,8 @@ def _write_settings(
     write_atomically(run.deepspeed_config, deepspeed_config.read_text(encoding="utf-8"))
     write_atomically(run.code, json.dumps(code_version(), indent=2) + "\n")
     write_atomically(run.code_changes, uncommitted_changes())
-    if init_from and not step:
-        weights = init_from.resolve()
-        told = {"directory": str(weights), "blake2b": checksum(weights / WEIGHTS)}
-        write_atomically(run.initial_weights, json.dumps(told, indent=2) + "\n")
+    if weights:
+        write_atomically(run.initial_weights, json.dumps(weights, indent=2) + "\n")
     elif not step:
         run.initial_weights.unlink(missing_ok=True)  # of a start that did not get as far as to make it a run
     write_atomically(run.config, to_toml(recipe))  # last: with it the directory is a run

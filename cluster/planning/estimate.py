@@ -157,7 +157,7 @@ def _plan_phase(
     micro_batch = _choose(phase, share, largest, wanted)
     kernel, one = fastest_kernel(config, sharding.width), _sequence(recipe, phase)
     length = assumptions.fill * phase.sequence_length
-    flops = training_flops(config, torch.tensor([length]), _predictions(recipe, phase, length))
+    flops = training_flops(config, torch.tensor([length]), recipe.predictions(phase, length))
     work = Work(
         flops=flops,
         micro_batch=micro_batch,
@@ -235,20 +235,13 @@ def _largest(recipe: Recipe, phase: Phase, cluster: Cluster, assumptions: Assump
 
 def _sequence(recipe: Recipe, phase: Phase) -> MicroBatch:
     """One full sequence of a phase."""
-    return MicroBatch(1, phase.sequence_length, _predictions(recipe, phase, phase.sequence_length))
+    return MicroBatch(1, phase.sequence_length, recipe.predictions(phase))
 
 
 def _kept_of_one_more(config: BertConfig, one: MicroBatch, width: int, kernel: Kernel, checkpointing: bool) -> float:
     """Bytes that a sequence more keeps."""
     two = MicroBatch(2, one.length, 2 * one.predictions)
     return kept_bytes(config, two, width, kernel, checkpointing) - kept_bytes(config, one, width, kernel, checkpointing)
-
-
-def _predictions(recipe: Recipe, phase: Phase, length: float) -> int:
-    """Of a sequence: all of a left-to-right model."""
-    if recipe.model.is_decoder:
-        return round(length)
-    return min(phase.max_predictions, max(1, round(recipe.masking.probability * length)))
 
 
 def _operations(config: BertConfig, kernel: Kernel) -> float:

@@ -22,7 +22,7 @@ def test_the_paper_s_recipes():
             (128, 900_000, 256),
             (512, 100_000, 256),
         ]
-        assert [p.max_predictions for p in recipe.phases] == [20, 77]
+        assert [recipe.predictions(p) for p in recipe.phases] == [19, 77]
         optimizer, schedule = recipe.optimizer, recipe.schedule
         assert (optimizer.name, optimizer.beta1, optimizer.beta2, optimizer.eps) == ("bert_adam", 0.9, 0.999, 1e-6)
         assert (optimizer.weight_decay, optimizer.max_gradient_norm) == (0.01, 1.0)
@@ -86,12 +86,7 @@ def test_a_day_s_budget():
     assert (optimizer.name, optimizer.beta1, optimizer.beta2, optimizer.eps) == ("adamw", 0.9, 0.98, 1e-6)
     assert (optimizer.weight_decay, optimizer.max_gradient_norm) == (0.01, 0.0)
     (phase,) = recipe.phases
-    assert (phase.sequence_length, phase.steps, phase.global_batch_size, phase.max_predictions) == (
-        128,
-        23_000,
-        4096,
-        20,
-    )
+    assert (phase.sequence_length, phase.steps, phase.global_batch_size) == (128, 23_000, 4096)
     assert (schedule.peak, schedule.power) == (1e-3, 1.0)
     assert schedule.warmup_steps / phase.steps == pytest.approx(0.06)
 
@@ -364,6 +359,18 @@ def test_so_are_graphs(recipe):
 def test_whatever_does_not_is_none(recipe, override):
     """It may change from a start of a run to the next."""
     assert differences(load_recipe(recipe), load_recipe(recipe, [override])) == []
+
+
+@pytest.mark.parametrize("limit", [5, 20, 1000])
+def test_a_limit_that_no_sample_reaches_changes_nothing(recipe, limit):
+    """15 % of 32 tokens are 5, whether they are limited to 20, as google-research/bert does, or not at all."""
+    path = recipe.with_name("unlimited.toml")
+    path.write_text(recipe.read_text().replace("max_predictions = 4\n", ""))
+    unlimited = load_recipe(path)
+    assert unlimited.phases[0].max_predictions is None
+    assert unlimited.predictions(unlimited.phases[0]) == 5
+    assert differences(load_recipe(recipe, [f"phases.0.max_predictions={limit}"]), unlimited) == []
+    assert differences(load_recipe(recipe), unlimited) == ["phases.0.max_predictions: 4 -> None"]
 
 
 def test_differences_tell_the_old_value_and_the_new(recipe):

@@ -37,6 +37,11 @@ def test_googles_number_of_predictions(length, predictions):
     assert len(masked.positions) == predictions
 
 
+def test_without_a_limit_a_sample_has_its_share_of_predictions():
+    _, _, masked = mask([140, 500, 512], 512, max_predictions=None)
+    assert np.bincount(masked.positions // 512).tolist() == [21, 75, 77]
+
+
 def test_labels_are_the_original_tokens_and_the_rest_is_untouched():
     tokens, maskable, masked = mask([128, 60, 90], 128)
     flat = tokens.reshape(-1)

@@ -300,9 +300,19 @@ def test_what_deepspeed_reports_goes_on_where_the_run_does(call, deepspeed_confi
     config = deepspeed_config(csv_monitor={"enabled": True, "output_path": str(tmp_path / "csv"), "job_name": "job"})
     for steps in (4, 8):
         assert call(f"train.max_steps={steps}", deepspeed_config=config)[0] == [0]
-    (file,) = (tmp_path / "csv").rglob("Train_Samples_lr.csv")
-    samples = [line.split(",")[0] for line in file.read_text().splitlines()]
-    assert [int(number) for number in samples if number.isdigit()] == [8 * step for step in range(1, 9)]
+
+    def told(name):
+        (file,) = (tmp_path / "csv").rglob(f"{name}.csv")
+        rows = [line.split(",") for line in file.read_text().splitlines()]
+        return [(int(samples), float(value)) for samples, value in rows if samples.isdigit()]
+
+    assert [samples for samples, _ in told("Train_Samples_lr")] == [8 * step for step in range(1, 9)]
+    run = RunDirectory(tmp_path / "run")
+    for name in ("loss", "mlm_accuracy", "grad_norm", "learning_rate"):
+        assert told(f"Train_{name}") == [(line["samples"], line[name]) for line in read_lines(run.metrics)]
+    lines = list(read_lines(run.validation_metrics))
+    assert told("Validation_perplexity") == [(8 * line["step"], line["perplexity"]) for line in lines]
+    assert len(lines) > 1
 
 
 def test_what_deepspeed_refuses_when_it_has_a_model_is_one_too(call, deepspeed_config, tmp_path):

@@ -1,6 +1,11 @@
 import math
 
 import pytest
+import torch
+from transformers.optimization import (
+    get_cosine_with_min_lr_schedule_with_warmup,
+    get_polynomial_decay_schedule_with_warmup,
+)
 
 from trainer.schedule import ScheduleConfig, learning_rate
 
@@ -32,9 +37,37 @@ def test_learning_rates(config, total, step, rate):
     assert learning_rate(step, total, config) == pytest.approx(rate, rel=1e-12, abs=0)
 
 
+@pytest.mark.parametrize("floor", [0.0, 0.02])
+def test_a_cosine_is_hugging_face_s(floor):
+    """get_cosine_with_min_lr_schedule_with_warmup, whose clock starts after the warm-up."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    theirs = get_cosine_with_min_lr_schedule_with_warmup(optimizer, 10, 100, min_lr_rate=floor)
+    ours = ScheduleConfig(peak=0.5, warmup_steps=10, shape="cosine", floor=floor, decay_from="warmup")
+    for step in range(101):
+        assert learning_rate(step, 100, ours) == pytest.approx(theirs.get_last_lr()[0], rel=1e-12, abs=1e-16), step
+        optimizer.step()
+        theirs.step()
+
+
+def test_a_polynomial_may_end_at_a_floor():
+    """transformers' get_polynomial_decay_schedule_with_warmup with lr_end, and so google's end_learning_rate."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    theirs = get_polynomial_decay_schedule_with_warmup(optimizer, 10, 100, lr_end=0.05, power=2.0)
+    ours = ScheduleConfig(peak=0.5, warmup_steps=10, power=2.0, floor=0.1, decay_from="warmup")
+    for step in range(105):
+        assert learning_rate(step, 100, ours) == pytest.approx(theirs.get_last_lr()[0], rel=1e-12), step
+        optimizer.step()
+        theirs.step()
+
+
 @pytest.mark.parametrize(
     "bad",
     [
+        {"floor": -0.1},
+        {"floor": 1.1},
+        {"floor": math.nan},
+        {"shape": "cosine", "power": 2.0},
         {"peak": 0},
         {"warmup_steps": -1},
         {"power": -1},

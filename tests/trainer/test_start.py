@@ -38,7 +38,7 @@ from trainer.start import (
     find_beginning,
     initial_weights,
     take_over,
-    warn_of_the_warmup,
+    warn_of_settings,
     write_run,
 )
 
@@ -546,7 +546,17 @@ def test_a_warm_up_that_is_longer_than_the_run_is_told(call):
 
 
 def test_each_of_two_phases_with_equal_schedules_has_to_reach_its_peak(recipe, caplog):
-    phase = ("{{sequence_length=32, steps={}, global_batch_size=8, micro_batch_size=2, max_predictions=4, "
+    phase = ("{{sequence_length=32, steps={}, global_batch_size=8, micro_batch_size=2, "
              "schedule={{peak=1e-2, warmup_steps=10}}}}")  # fmt: skip
-    warn_of_the_warmup(load_recipe(recipe, [f"phases=[{phase.format(5)}, {phase.format(100)}]"]))
+    warn_of_settings(load_recipe(recipe, [f"phases=[{phase.format(5)}, {phase.format(100)}]"]))
     assert [record.args for record in caplog.records] == [(10, 5)]
+
+
+def test_a_limit_that_takes_predictions_from_the_masking_is_told(recipe, caplog):
+    for settings in ([], ["phases.0.max_predictions=5"], ["masking.probability=0.3"]):
+        warn_of_settings(load_recipe(recipe, ["schedule.warmup_steps=0", *settings]))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"phases.0.max_predictions is 4: of 32 tokens so many are predicted, and not the {asked} that "
+        f"masking.probability={share} asks for; leave it out to have them"
+        for asked, share in ((5, 0.15), (10, 0.3))
+    ]
