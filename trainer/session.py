@@ -109,7 +109,9 @@ class Session:
         bottlenecks = Bottlenecks(self.world)
         loader = StepReader(steps, step - begin, end - begin, self.recipe.data.processes(self.world.device))
         self.stop.wait_for_the_step()
-        stopped = self.owes_validation and self._is_stopped_in(validation, engine, step)
+        if self.owes_validation:
+            self._validate(validation, engine, step)
+        stopped = self.owes_validation
         while step < end and not stopped:
             self._watch()
             laps = Laps(_HOST)
@@ -131,7 +133,8 @@ class Session:
                 self._save(engine, step, laps)
             self.owes_validation = _is_due(self.recipe.log.validate_every, step, end)
             if self.owes_validation and not stopped:  # while the checkpoint is written
-                stopped = self._is_stopped_in(validation, engine, step)
+                self._validate(validation, engine, step)
+                stopped = self.owes_validation
                 laps.lap("validation_seconds")
                 if stopped and not is_saved:
                     self._save(engine, step, laps)
@@ -318,22 +321,21 @@ class Session:
             return error
         return None
 
-    def _is_stopped_in(self, validation: Validation | None, engine: Engine, step: int) -> bool:
-        """Validate, unless a rank is asked to stop or can't read its part: the next start makes up for that."""
+    def _validate(self, validation: Validation | None, engine: Engine, step: int) -> None:
+        """Validate; owed still is what a rank does not come to, asked to stop or without its part of the data."""
         assert validation is not None
         try:
             figures = validation.figures(engine, lambda: self.stop.received)
         except (LoaderError, DamagedShardError) as error:
             self._unreadable, figures = error, None
         if figures is None:
-            return True
+            return
         self.owes_validation = False
         if self.world.is_first:
             self._log_line(self.run.validation_metrics, {"step": step, "time": time.time(), **figures})
             engine.report(self.recipe.samples(step), figures, "Validation")
             for told in describe(figures, self.recipe.train.next_sentence):
                 _log.info("step %d, %s", step, told)
-        return False
 
     def _state(self, step: int, engine: Engine) -> RunState:
         return RunState(
