@@ -25,7 +25,7 @@ from cluster.checkup.peers import UsageError, check_names, check_peers, collect,
 from cluster.checkup.speed import judge_speeds, measure_speeds
 from cluster.checkup.storage import check_space, check_writing
 from preprocessing.command_line import OneLineParser
-from preprocessing.terminal import show
+from preprocessing.terminal import show, tell_error
 from trainer.paths import parse_path
 
 NEED_GB = 50.0  # of a run, where nothing is said
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         launch = None if arguments.alone else read_launch(os.environ)
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell_error(error)
         return 2
     found = list(_check_alone(arguments, launch))
     placed = [(socket.gethostname(), finding) for finding in found]

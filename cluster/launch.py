@@ -20,6 +20,7 @@ from cluster.programs import NAMES, READERS, Name, Program, folder_of, read_chai
 from cluster.settings import ClusterSettings, load_settings
 from cluster.slurm.launch import launch as launch_on_slurm
 from preprocessing.command_line import OneLineParser
+from preprocessing.terminal import tell_error
 from trainer.paths import parse_path
 from trainer.settings import ConfigError
 
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         programs = read_programs(arguments.job, settings, given)
         start(programs, settings, arguments.on, arguments.dry_run)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell_error(error)
         return 2
     return 0
 

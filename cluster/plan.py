@@ -27,7 +27,7 @@ from cluster.planning.plans import Assumptions, Cluster
 from cluster.planning.report import calibration, report
 from cluster.planning.sharding import Sharding, read_sharding
 from preprocessing.command_line import OneLineParser
-from preprocessing.terminal import show
+from preprocessing.terminal import show, tell_error
 from trainer.config import Recipe, load_recipe
 from trainer.deepspeed_config import resolve_deepspeed
 from trainer.initial_model import given_model
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             _plan(arguments)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell_error(error)
         return 2
     return 0
 

@@ -37,7 +37,7 @@ with needs("eval"):
     from eval.pretrained import load_pretrained, pack
     from preprocessing.command_line import OneLineParser
     from preprocessing.figures import FONTS
-    from preprocessing.terminal import show
+    from preprocessing.terminal import show, tell_error
     from trainer.files import write_atomically
     from trainer.leases import hold_export
     from trainer.model import BertModel, Layer
@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             save_picture(draw_head(shown, layer, head), file)
             show(str(file))
     except (CheckpointError, UsageError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell_error(error)
         return 2
     return 0
 

@@ -37,6 +37,7 @@ from eval.readers.glue import GLUE
 from eval.readers.tables import TextTable
 from eval.squad_metrics import Scores, korquad, squad_v1, squad_v2
 from preprocessing.command_line import OneLineParser
+from preprocessing.terminal import tell_error
 from trainer.paths import parse_path
 
 Scheme = Literal["conlleval", "IOB1", "IOB2"]
@@ -162,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         scores = arguments.score(arguments)
     except (UsageError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell_error(error)
         return 2
     return _print(json.dumps(scores, indent=2))
 
@@ -174,7 +175,7 @@ def _print(text: str) -> int:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails once more at its end
         if not isinstance(error, BrokenPipeError):
-            print(f"error: standard output: {error.strerror}; send it elsewhere", file=sys.stderr)
+            tell_error(f"standard output: {error.strerror}; send it elsewhere")
             return 2
     return 0
 

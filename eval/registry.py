@@ -48,7 +48,7 @@ from eval.readers.files import read_lines
 from eval.results import tags_of
 from eval.serving import EXPORT, TERMS
 from preprocessing.schema import checksum
-from preprocessing.terminal import show
+from preprocessing.terminal import show, tell_error
 from trainer.credentials import without_credentials
 from trainer.hugging_face import WEIGHTS
 from trainer.leases import hold_export
@@ -226,13 +226,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 version = register(store, chosen.export, pretrained, arguments.name, chosen.tags, terms)
     except MlflowException as error:
         if error.error_code == ErrorCode.Name(INVALID_PARAMETER_VALUE):
-            print(f"error: {first_line(error)}", file=sys.stderr)
+            tell_error(first_line(error))
             return 2
         where = without_credentials(store.tracking_uri)
-        print(f"error: {where}: {first_line(error)}; try again later", file=sys.stderr)
+        tell_error(f"{where}: {first_line(error)}; try again later")
         return 1
     except (CheckpointError, UsageError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell_error(error)
         return 2
     uri = without_credentials(store.tracking_uri)
     show(

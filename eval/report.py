@@ -49,7 +49,7 @@ with needs("eval"):
     from preprocessing.command_line import OneLineParser
     from preprocessing.markdown import markdown_table, plain
     from preprocessing.schema import checksum
-    from preprocessing.terminal import show
+    from preprocessing.terminal import show, tell_error
     from trainer.files import write_atomically
     from trainer.metrics import of_directory
     from trainer.paths import parse_path
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         evaluations, outdated = of_present_weights(found)
         exports = exports_of(evaluations)
     except (UsageError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell_error(error)
         return 2
     others = [path for path in left_out if not _OF_MLFLOW.fullmatch(path.name)]
     _tell_left_out(others, "no run that has begun to train")
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.mkdir(parents=True, exist_ok=True)
         written = write_report(output, histories, evaluations, exports)
     except OSError as error:
-        print(f"error: the report can't be written: {error}", file=sys.stderr)
+        tell_error(f"the report can't be written: {error}")
         return 2
     show("\n".join(map(str, written)))
     return 0

@@ -67,7 +67,7 @@ with needs("eval"):
     from eval.workers import describe, going_on, left_undone, run_points, run_side_by_side, share
     from preprocessing.interruption import end_when_interrupted
     from preprocessing.schema import checksum_of
-    from preprocessing.terminal import show
+    from preprocessing.terminal import show, tell_error
     from trainer.credentials import without_credentials
     from trainer.determinism import use_deterministic_kernels
     from trainer.files import is_full
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _end(code: int, problem: str) -> int:
-    print(f"error: {problem}", file=sys.stderr)
+    tell_error(problem)
     return code
 
 

@@ -40,7 +40,7 @@ with needs("eval"):
     from eval.tasks.own import SUFFIX
     from preprocessing.command_line import OneLineParser
     from preprocessing.markdown import markdown_table
-    from preprocessing.terminal import show
+    from preprocessing.terminal import show, tell_error
     from trainer.paths import parse_path
 
 _FEWEST = 100  # resamples
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         pairs = pair_up(a, b, folders, own if wanted is None else None)
         rows = [row for pair in pairs for row in compare_task(*pair, arguments)]
     except (UsageError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell_error(error)
         return 2
     if own and wanted is None:
         are = "are" if len(own) > 1 else "is"

@@ -46,6 +46,7 @@ with needs("eval"):
     from eval.tasks.intrinsic import Intrinsic
     from preprocessing.command_line import OneLineParser
     from preprocessing.interruption import end_when_interrupted
+    from preprocessing.terminal import tell_error
     from trainer.hugging_face import WEIGHTS
     from trainer.paths import parse_path
     from trainer.run_directory import Ending, RunDirectory, step_folders
@@ -293,7 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check(run, arguments, options)
         watch = Watch(run, arguments.tasks, arguments.final_tasks, options)
     except (UsageError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell_error(error)
         return 2
     if not _is_there(run):
         _log.warning("%s: no run is there yet; waiting for one", run.path)

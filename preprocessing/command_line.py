@@ -26,7 +26,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Tell what is wrong and exit with code 2."""
-        tell_error(self.prog, f"{message}; see --help")
+        tell_error(f"{message}; see --help", self.prog)
         raise SystemExit(2)
 
     def parse_args(  # type: ignore[override]  # whose overloads are for other namespaces than argparse's

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from preprocessing.terminal import tell_error
 
 
 @contextmanager
@@ -18,5 +19,5 @@ def needs(extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        print(f"error: {package} is not installed: pip install 'bert-pretraining[{extra}]'", file=sys.stderr)
+        tell_error(f"{package} is not installed: pip install 'bert-pretraining[{extra}]'")
         raise SystemExit(2) from None

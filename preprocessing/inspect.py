@@ -277,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         run(sys.argv[1:] if argv is None else argv)
     except (ShardError, VocabularyError, UnavailableError) as error:
-        tell_error("inspect", error)
+        tell_error(error, "inspect")
         raise SystemExit(1 if isinstance(error, UnavailableError) else 2) from error
 
 

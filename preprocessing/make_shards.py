@@ -58,10 +58,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         run(sys.argv[1:] if argv is None else argv)
     except (EncoderError, JobError, ShardError, ShardingError, SourceError, StorageError, VocabularyError) as error:
-        tell_error("make_shards", error)
+        tell_error(error, "make_shards")
         raise SystemExit(2) from error
     except (JobFailedError, UnavailableError) as error:
-        tell_error("make_shards", error)
+        tell_error(error, "make_shards")
         raise SystemExit(FAILED) from error
 
 

@@ -17,9 +17,9 @@ def in_line(text: str) -> str:
     return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def tell_error(program: str, error: object) -> None:
-    """Tell on stderr what is wrong, in one line."""
-    print(f"{program}: error: {in_line(str(error))}", file=sys.stderr)
+def tell_error(error: object, program: str | None = None) -> None:
+    """Tell on stderr what is wrong, in one line, which begins with the program's name where that is given."""
+    print(f"{program}: error:" if program else "error:", in_line(str(error)), file=sys.stderr)
 
 
 def tell(terminal: int, text: str) -> None:

@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         run(sys.argv[1:] if argv is None else argv)
     except (SourceError, StorageError, VocabularyError) as error:
-        tell_error("train_vocab", error)
+        tell_error(error, "train_vocab")
         raise SystemExit(2) from error
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from preprocessing.command_line import OneLineParser
+from preprocessing.terminal import tell_error
 from preprocessing.tokenization import check_files
 from trainer.checkpoint import RunState, read_run_state
 from trainer.config import load_recipe
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         state = _export(_newest(arguments.checkpoint.resolve()), arguments.output)
     except (OSError, ValueError) as error:
-        print(f"error: {refusal(error)}", file=sys.stderr)
+        tell_error(refusal(error))
         return 2
     print(f"{arguments.output}: the weights of step {state.step}")
     return 0

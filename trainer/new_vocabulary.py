@@ -23,6 +23,7 @@ from torch import Tensor
 
 from preprocessing.command_line import OneLineParser
 from preprocessing.schema import TOKENIZER, checksum
+from preprocessing.terminal import tell_error
 from preprocessing.tokenization import PAD, VOCABULARY_FILE, check_files, cut, load_words
 from trainer.hugging_face import WEIGHTS, Export, load_export, refusal, save_export
 from trainer.initial_model import check_is_export
@@ -92,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         changed = _change(arguments.model, arguments.tokenizer, arguments.output)
     except (OSError, ValueError) as error:
-        print(f"error: {refusal(error)}", file=sys.stderr)
+        tell_error(refusal(error))
         return 2
     print(
         f"{arguments.output}: {changed.config.vocab_size:,} words, {changed.kept:,} of them as they were, "

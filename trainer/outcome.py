@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from preprocessing.command_line import OneLineParser
+from preprocessing.terminal import tell_error
 from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
 
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run.stat()
         outcome = RunDirectory(run).outcome
     except OSError as error:
-        print(f"error: {run}: not a run directory ({error.strerror})", file=sys.stderr)
+        tell_error(f"{run}: not a run directory ({error.strerror})")
         return MISTAKE
     word, reason = outcome or ("crashed", "it left no word of how it ended")
     print(word)

@@ -20,6 +20,7 @@ from pathlib import Path
 from cluster.k8s.ranks import DONE, FAILED, read_outcome
 from preprocessing.command_line import OneLineParser
 from preprocessing.schema import MANIFEST
+from preprocessing.terminal import tell_error
 from trainer.paths import parse_path, parse_place
 
 SECONDS = 10.0  # between two looks
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         wait(ready, Path(arguments.shards or arguments.run), arguments.minutes * 60)
     except NeverError as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell_error(error)
         return 2
     return 0
 

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from preprocessing.terminal import tell_error
+
 
 def rank_environment(slurm: Mapping[str, str]) -> dict[str, str]:
     """The variables of a rank.
@@ -38,7 +40,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     try:
         os.environ.update(rank_environment(os.environ))
     except KeyError as error:
-        print(f"error: {error.args[0]} is not set; start this by srun within a job", file=sys.stderr)
+        tell_error(f"{error.args[0]} is not set; start this by srun within a job")
         raise SystemExit(2) from None
     # A signal that comes while the program still imports would kill it; the trainer takes it when it can.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGTERM])

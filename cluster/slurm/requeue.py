@@ -19,6 +19,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from preprocessing.command_line import OneLineParser
+from preprocessing.terminal import tell_error
 from trainer.files import DamagedFileError, append_line, read_lines
 from trainer.outcome import EXIT_CODES, MISTAKE
 from trainer.run_directory import CheckpointError, RunDirectory
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             run.set_outcome(None)
         except OSError as error:
-            print(f"error: {run.path}: its outcome can't be removed ({error.strerror})", file=sys.stderr)
+            tell_error(f"{run.path}: its outcome can't be removed ({error.strerror})")
             return MISTAKE
         return 0
     try:

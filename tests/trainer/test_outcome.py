@@ -39,10 +39,10 @@ def test_half_a_word_is_no_word(tmp_path, text):
 
 
 def test_a_folder_that_is_not_there_is_a_mistake_and_no_reason_to_start_again(tmp_path, capsys):
-    assert outcome.main([str(tmp_path / "nowhere")]) == 2
+    assert outcome.main([str(tmp_path / "no\nwhere")]) == 2
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err == f"error: {tmp_path}/nowhere: not a run directory (No such file or directory)\n"
+    assert told.err == rf"error: {tmp_path}/no\nwhere: not a run directory (No such file or directory)" + "\n"
 
 
 def test_a_run_that_was_made_and_never_began_has_crashed(tmp_path, capsys):

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Sequence
 
 from preprocessing.command_line import OneLineParser
+from preprocessing.terminal import tell_error
 from trainer.credentials import without_credentials
 from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
@@ -26,13 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         experiment = tomllib.loads(run.config.read_text(encoding="utf-8"))["tracking"]["experiment"]
         prepare(run, experiment)  # for a run that trained with tracking.enabled=false
     except (FileNotFoundError, NotADirectoryError):
-        print(f"error: {run.path}: not a run directory (no {run.config.name})", file=sys.stderr)
+        tell_error(f"{run.path}: not a run directory (no {run.config.name})")
         return 2
     except OSError as error:
-        print(f"error: {error.filename or run.path}: {error.strerror}", file=sys.stderr)
+        tell_error(f"{error.filename or run.path}: {error.strerror}")
         return 2
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        print(f"error: {run.config}: damaged ({error})", file=sys.stderr)
+        tell_error(f"{run.config}: damaged ({error})")
         return 2
     before = 0
     with contextlib.suppress(ValueError):  # damaged, as sync tells
@@ -40,14 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run_id = sync(run, status_of(run))
     except LostRunError as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell_error(error)
         return 2
     except WaitingError as error:
-        print(f"error: {error}; try again later", file=sys.stderr)
+        tell_error(f"{error}; try again later")
         return 1
     except Exception as error:  # MLflow raises its own, its database's and its HTTP client's
         store = without_credentials(read_cursor(run).tracking_uri)
-        print(f"error: {store}: {first_line(error)}; try again later", file=sys.stderr)
+        tell_error(f"{store}: {first_line(error)}; try again later")
         return 1
     now = _steps(run)
     added = f", up to {before} as before" if 0 < before < now else " as before" if before == now else ""
