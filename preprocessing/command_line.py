@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import takewhile
 from typing import Any, NoReturn
@@ -42,6 +42,18 @@ class OneLineParser(argparse.ArgumentParser):
         """As argparse does, once all options are known."""
         self._refuse_unknown(args)
         return super().parse_intermixed_args(args, namespace)
+
+    def refuse_names_of_others(self, words: Sequence[str], here: Mapping[str, str]) -> None:
+        """End at an option that is called as another program calls it.
+
+        Args:
+            words: of the command line.
+            here: by their names, what it is in this program. Dashes within a name are taken for underscores.
+        """
+        for option in map(_option, takewhile("--".__ne__, words)):
+            meant = here.get(option[:2] + option[2:].replace("-", "_"))
+            if meant and option not in self._options():
+                self.error(f"unknown option {option}: here it is {meant}")
 
     def refuse_misspelt(self, words: Sequence[str]) -> None:
         """End where an option is not known that is much like one that is."""

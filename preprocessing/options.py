@@ -37,26 +37,35 @@ _COUNTRIES = {
     "us": "en",
     "vn": "vi",
 }
-# Others' names for what is an option here: google-research/bert's, NVIDIA's, and those of common tools.
+# What others call it: google-research/bert, NVIDIA's scripts and LDDL, Hugging Face's run_mlm.py, and common tools.
+# docs/migrating.md has more.
 _OTHERS_NAMES = {
-    "--input_file": "--books FILE --books-format google",
-    "--input_files": "--books FILE --books-format google",
+    **dict.fromkeys(("--input_file", "--input_files"), "--books FILE --books-format google"),
     "--text": "--books",
-    "--train_file": "--books or --jsonl",
-    "--output_file": "--output",
-    "--output_dir": "--output",
-    "--vocab_file": "--vocab",
-    "--vocab_size": "--train-vocab",
-    "--max_seq_length": "--sequence-lengths",
+    "--train_file": "--books, --jsonl or --parquet",
+    "--dataset_name": "--parquet or --jsonl, of files that the data set was saved to",
+    **dict.fromkeys(("--output_file", "--output_dir", "--sink"), "--output"),
+    "--overwrite_output_dir": "--overwrite",
+    **dict.fromkeys(("--vocab_file", "--tokenizer_name"), "--vocab FILE"),
+    "--vocab_size": "--train-vocab N",
+    **dict.fromkeys(("--max_seq_length", "--target_seq_length"), "--sequence-lengths"),
     "--dupe_factor": "--duplicates",
     "--random_seed": "--seed",
     "--short_seq_prob": "--short-sequence-probability",
-    "--do_lower_case": "--cased",
-    "--workers": "--direct_num_workers",
-    "--num_proc": "--direct_num_workers",
-    "--jobs": "--direct_num_workers",
+    "--do_lower_case": "done without being asked for; --cased keeps case and accents",
+    **dict.fromkeys(("--n_training_shards", "--num_blocks"), "--num-shards"),
+    **dict.fromkeys(
+        ("--validation_file", "--validation_split_percentage", "--fraction_test_set", "--n_test_shards"),
+        "--validation-fraction F, a share of the documents",
+    ),
+    **dict.fromkeys(
+        ("--workers", "--num_proc", "--jobs", "--n_processes", "--preprocessing_num_workers"), "--direct_num_workers"
+    ),
+    **dict.fromkeys(
+        ("--max_predictions_per_seq", "--masked_lm_prob", "--mlm_probability", "--do_whole_word_mask", "--masking"),
+        "the training's, which draws masks anew each time; see docs/migrating.md",
+    ),
 }
-_OF_THE_TRAINING = ("--max_predictions_per_seq", "--masked_lm_prob", "--do_whole_word_mask")
 LINE_CHARACTERS = 100  # a line of fewer may repeat
 MAX_DUPLICATES = 32767  # as the shard's column holds
 
@@ -510,11 +519,7 @@ def _refuse_unknown(ours: OneLineParser, argv: Sequence[str]) -> None:
 
     All others are Beam's, or else of a runner's job server, which alone knows them.
     """
-    for option in (word.partition("=")[0] for word in argv):
-        if meant := _OTHERS_NAMES.get(option):
-            ours.error(f"unknown option {option!r}: did you mean {meant!r}?")
-        if option in _OF_THE_TRAINING:
-            ours.error(f"unknown option {option!r}: masks are drawn by the training; see docs/migrating.md")
+    ours.refuse_names_of_others(argv, _OTHERS_NAMES)
     ours.refuse_misspelt(argv)
 
 

@@ -284,8 +284,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     # The launcher's, DeepSpeed's or torch.distributed.launch's; LOCAL_RANK says the same.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings that replace the recipe's")
-    for advice in filter(None, map(_others_name, words)):  # first: an option of ours is missing then
-        parser.error(advice)
+    parser.refuse_names_of_others(words, _OTHERS_NAMES)  # first: an option of ours is missing then
     parser.refuse_misspelt(words)
     for word in parser.unknown(words):
         parser.error(_advice(word))
@@ -298,13 +297,6 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     if not arguments.shards:
         parser.error("--shards names no directory")
     return arguments
-
-
-def _others_name(word: str) -> str | None:
-    """What to say of an option that is called as another program calls it."""
-    option = word.partition("=")[0]
-    meant = _OTHERS_NAMES.get(option.replace("-", "_").replace("__", "--", 1))
-    return f"unknown option {option}: here it is {meant}" if meant and meant != option else None
 
 
 def _others_setting(word: str) -> str | None:

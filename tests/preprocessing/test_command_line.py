@@ -43,6 +43,17 @@ def test_a_mistake_is_one_line(words: list[str], error: str, capsys: pytest.Capt
     assert told(words, capsys) == f"command: error: {error}; see --help\n"
 
 
+@pytest.mark.parametrize("option", ["--min_log_level", "--min-log-level", "--min-log_level"])
+def test_another_program_s_name_of_an_option_is_told_in_whichever_dashes(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours, here = parser(), {"--min_log_level": "--limit", "--output": "none of another program"}
+    with pytest.raises(SystemExit, match="2"):
+        ours.refuse_names_of_others(["--output=x", f"{option}=3"], here)
+    assert capsys.readouterr().err == f"command: error: unknown option {option}: here it is --limit; see --help\n"
+    ours.refuse_names_of_others(["min_log_level=3", "--output=x", "--", option], here)
+
+
 def test_what_would_end_the_line_or_command_a_terminal_is_written_out(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         parser().error("no file a\nb\x1b[31m")
