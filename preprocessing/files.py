@@ -30,6 +30,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from preprocessing.decompression import decompressed
 from preprocessing.sources import MissingInputError, SourceError, StorageError
+from preprocessing.work_files import WorkFile
 
 _WILDCARD = re.compile(r"[*?\[]")
 _ANY_DEPTH = re.compile(r"(?:/\*\*)+/")
@@ -283,7 +284,7 @@ def publish(path: str, scratch: str) -> Iterator[HashingWriter]:
         path: the final name.
         scratch: a folder of the same file system for the unfinished file.
     """
-    unfinished = join(scratch, f"tmp-{uuid.uuid4().hex}")
+    unfinished = join(scratch, WorkFile.UNFINISHED.format(attempt=uuid.uuid4().hex))
     try:
         with FileSystems.create(unfinished, compression_type=CompressionTypes.UNCOMPRESSED) as file:
             writer = HashingWriter(file)

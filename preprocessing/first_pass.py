@@ -33,6 +33,7 @@ from preprocessing.token_buffer import (
     tokens_schema,
 )
 from preprocessing.watchdog import Watchdog, watching
+from preprocessing.work_files import WorkFile
 
 BATCH_TOKENS = 16 << 20  # of a record batch between the passes
 BATCH_DOCUMENTS = 1 << 16  # of one: as objects short ones weigh a hundred times what their tokens do
@@ -62,7 +63,8 @@ def tokenize_unit(job: Job, unit: Unit) -> UnitNote:
             if buffer.tokens >= BATCH_TOKENS or buffer.documents >= BATCH_DOCUMENTS:
                 _write(writers, buffer.flush(unit.number, batches, note))
                 batches += 1
-                files.write_text(job.reading_note(unit.number), json.dumps(note.totals.counts), job.work)
+                path = job.path(WorkFile.READING_NOTE, unit=unit.number)
+                files.write_text(path, json.dumps(note.totals.counts), job.work)
         if buffer.documents:
             _write(writers, buffer.flush(unit.number, batches, note))
         check_unchanged(unit.inputs)
@@ -112,12 +114,12 @@ def _documents(job: Job, unit: Unit, counts: Counts, dog: Watchdog) -> Iterator[
 
 def _searched(job: Job, unit: Unit, documents: Iterable[Document]) -> Iterator[Document]:
     """Hand documents on; after the last one, write what of the benchmark is in them."""
-    with files.open_arrow(job.benchmark_sequences_file) as file:
+    with files.open_arrow(job.path(WorkFile.BENCHMARK_SEQUENCES)) as file:
         search = Search(file.get_batch(0))
     for document in documents:
         search.look_in(document.text)
         yield document
-    with files.publish_arrow(job.found_file(unit.number), job.work, FOUND) as writer:
+    with files.publish_arrow(job.path(WorkFile.FOUND, unit=unit.number), job.work, FOUND) as writer:
         writer.write_batch(search.positions())
 
 

@@ -18,13 +18,9 @@ from preprocessing.options import Options
 from preprocessing.schema import FORMAT_VERSION, Vocabulary, token_type
 from preprocessing.sources import ReadOptions, SourceError, StorageError
 from preprocessing.sources.registry import ARTICLE_BYTES, holds_several
-from preprocessing.tokenization import VOCABULARY_FILE, parse_vocabulary
+from preprocessing.tokenization import parse_vocabulary
+from preprocessing.work_files import WORK, WorkFile
 
-WORK = ".work"
-ERROR = "error-"  # how the name of a file begins in which a worker leaves the user's error; watchdog.STUCK is one too
-STORAGE = f"{ERROR}storage-"  # that nothing more can be written, or read
-UNIT_DONE = "tokens-"  # how the names of units' notes begin
-UNIT_READING = "reading-"  # and those of their earlier ones
 SHARD_BYTES = 64 << 20  # tokens of a shard
 BYTES_PER_TOKEN = 4.5  # of plain text; a rough figure, good enough to choose the number of shards
 DOCUMENTS_PER_SHARD = 32  # fewer are no random sample, and might leave a shard without a second document
@@ -48,7 +44,7 @@ class Job:
     Attributes:
         output: the shard directory, absolute or a URL.
         options: what was asked for.
-        vocabulary: the vocabulary's identity; its copy is ``vocabulary_file``.
+        vocabulary: the vocabulary's identity; its copy is among the intermediate files.
         layout: where documents go.
         units: how many units the first pass reads.
         units_blake2b: tells them from others of the same inputs, cut in other places.
@@ -72,77 +68,29 @@ class Job:
         """The folder of intermediate files."""
         return files.join(self.output, WORK)
 
-    @property
-    def vocabulary_file(self) -> str:
-        """The vocabulary, where every worker can read it."""
-        return files.join(self.work, VOCABULARY_FILE)
-
     def read_vocabulary(self) -> list[str]:
         """Its tokens in the order of their ids."""
-        tokens = parse_vocabulary(files.read_text(self.vocabulary_file) or "", self.vocabulary_file)
+        path = self.path(WorkFile.VOCABULARY)
+        tokens = parse_vocabulary(files.read_text(path) or "", path)
         assert len(tokens) == self.vocabulary.size
         return tokens
 
+    def path(self, kind: WorkFile, **which: str | int) -> str:
+        """An intermediate file: of a unit, a shard, a place or the job, as its name says."""
+        return files.join(self.work, kind.format(**which))
+
     def unit_files(self, unit: int) -> UnitFiles:
         """The files that the first pass makes of a unit."""
-        return UnitFiles(*(files.join(self.work, f"{kind}-{unit:05d}.arrow") for kind in UnitFiles._fields))
-
-    @property
-    def benchmark_sequences_file(self) -> str:
-        """What is looked for in the corpus (contamination.SEQUENCES)."""
-        return files.join(self.work, "benchmark-sequences.arrow")
-
-    @property
-    def benchmark_texts_file(self) -> str:
-        """The texts that these are of (contamination.TEXTS)."""
-        return files.join(self.work, "benchmark-texts.arrow")
-
-    def found_file(self, unit: int) -> str:
-        """What of a benchmark is in a unit (contamination.FOUND)."""
-        return files.join(self.work, f"found-{unit:05d}.arrow")
-
-    @property
-    def lost_file(self) -> str:
-        """Which documents are dropped (dedup.LOST)."""
-        return files.join(self.work, "lost.arrow")
-
-    @property
-    def repeats_file(self) -> str:
-        """Which lines are dropped (dedup.REPEATS)."""
-        return files.join(self.work, "repeats.arrow")
-
-    @property
-    def drops_note(self) -> str:
-        """The note of what is dropped: it exists once the two files that tell it are whole."""
-        return files.join(self.work, "drops.json")
-
-    def sample_file(self, unit: int) -> str:
-        """What a vocabulary is trained on, of a unit."""
-        return files.join(self.work, f"sample-{unit:05d}.arrow")
-
-    def unit_note(self, unit: int) -> str:
-        """The note of a unit: it exists once its files are whole."""
-        return files.join(self.work, f"{UNIT_DONE}{unit:05d}.json")
-
-    def reading_note(self, unit: int) -> str:
-        """How far a large unit is, which nothing but the line of progress asks for."""
-        return files.join(self.work, f"{UNIT_READING}{unit:05d}.json")
+        kinds = (WorkFile.TOKENS, WorkFile.DOCUMENTS, WorkFile.LINES)
+        return UnitFiles(*(self.path(kind, unit=unit) for kind in kinds))
 
     def shard_file(self, shard: str) -> str:
         """A shard."""
         return files.join(self.output, shard)
 
-    def shard_note(self, shard: str) -> str:
-        """The note of a shard: it exists once the shard is whole."""
-        return files.join(self.work, f"{shard}.json")
-
-    def error_file(self, place: str, kind: str = ERROR) -> str:
-        """Where a worker leaves the user's error, since runners pass on exceptions each in their own way."""
-        return files.join(self.work, f"{kind}{place}")
-
-    def left_error(self, kind: str) -> str | None:
-        """The error that a worker left in a file whose name begins so; the first of several."""
-        left = sorted(name for name in files.names_below(self.work) if name.startswith(kind))
+    def left_error(self, kind: WorkFile) -> str | None:
+        """The error that a worker left, of a kind or of a narrower one; the first of several."""
+        left = sorted(filter(kind.fits, files.names_below(self.work)))
         return files.read_text(files.join(self.work, left[0])) if left else None
 
 
@@ -195,16 +143,17 @@ def reporting(job: Job, place: str) -> Iterator[None]:
     try:
         yield
     except (EncoderError, SourceError, ShardingError) as error:
-        files.write_text(job.error_file(place), str(error), job.work)
+        files.write_text(job.path(WorkFile.ERROR, place=place), str(error), job.work)
         raise
     except StorageError as error:
-        files.write_text(job.error_file(place, STORAGE), str(error), job.work)
+        files.write_text(job.path(WorkFile.STORAGE_ERROR, place=place), str(error), job.work)
         raise
     except OSError as error:
         if files.is_full(error):
             # What is unfinished is gone by now, so that there may be room for this.
             with contextlib.suppress(OSError):
-                files.write_text(job.error_file(place, STORAGE), files.FULL.format(job.output), job.work)
+                path = job.path(WorkFile.STORAGE_ERROR, place=place)
+                files.write_text(path, files.FULL.format(job.output), job.work)
         raise
 
 

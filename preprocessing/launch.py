@@ -22,7 +22,7 @@ from preprocessing.inputs import (
     units_checksum,
     units_of,
 )
-from preprocessing.job import ERROR, UNIT_READING, Job, choose_layout, describe
+from preprocessing.job import Job, choose_layout, describe
 from preprocessing.options import Arguments
 from preprocessing.output import JOB, JobError, State, clear, clear_work, inspect
 from preprocessing.runner import run_pipeline
@@ -33,6 +33,9 @@ from preprocessing.terminal import in_line
 from preprocessing.tokenization import VocabularyError, check_case, load_vocabulary, parse_vocabulary, vocabulary_text
 from preprocessing.transforms import build_pipeline
 from preprocessing.vocabulary import train_vocabulary
+from preprocessing.work_files import WorkFile
+
+_STALE = (WorkFile.ERROR, WorkFile.READING_NOTE, WorkFile.UNFINISHED)  # of an earlier start
 
 
 def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[Unit], list[str] | None]:
@@ -99,8 +102,8 @@ def with_benchmark(job: Job, folder: str | None) -> tuple[Job, Benchmark | None]
 
 def place_benchmark(job: Job, benchmark: Benchmark) -> None:
     """Put a benchmark where every worker can read it."""
-    for path, batch in zip((job.benchmark_sequences_file, job.benchmark_texts_file), benchmark, strict=True):
-        with files.publish_arrow(path, job.work, batch.schema) as writer:
+    for kind, batch in zip((WorkFile.BENCHMARK_SEQUENCES, WorkFile.BENCHMARK_TEXTS), benchmark, strict=True):
+        with files.publish_arrow(job.path(kind), job.work, batch.schema) as writer:
             writer.write_batch(batch)
 
 
@@ -142,13 +145,17 @@ def begin(
             place_benchmark(job, benchmark)
     except OSError as error:
         raise JobError(f"{job.output}: can't write there ({error.strerror}); use another directory") from error
-    stale = [name for name in files.names_below(job.work) if name.startswith((ERROR, UNIT_READING, "tmp-"))]
-    files.remove(job.work, stale)
+    _remove_work(job, *_STALE)
     return state
 
 
+def _remove_work(job: Job, *kinds: WorkFile) -> None:
+    present = files.names_below(job.work)
+    files.remove(job.work, [name for name in present if any(kind.fits(name) for kind in kinds)])
+
+
 def _write_vocabulary(job: Job, tokens: Sequence[str]) -> None:
-    files.write_text(job.vocabulary_file, vocabulary_text(tokens), job.work)
+    files.write_text(job.path(WorkFile.VOCABULARY), vocabulary_text(tokens), job.work)
 
 
 def locate(job: Job, units: Sequence[Unit]) -> list[Unit]:
@@ -176,7 +183,8 @@ def provide_vocabulary(job: Job, units: Sequence[Unit], beam_options: Sequence[s
     rule = job.options.train_vocabulary
     if rule is None:
         return job
-    text = files.read_text(job.vocabulary_file)
+    path = job.path(WorkFile.VOCABULARY)
+    text = files.read_text(path)
     if text is None:
         texts = draw_sample(job, units, rule.sample_bytes, beam_options)
         try:
@@ -190,9 +198,9 @@ def provide_vocabulary(job: Job, units: Sequence[Unit], beam_options: Sequence[s
             if files.is_full(error):
                 raise JobError(files.FULL.format(job.output)) from error
             raise
-        files.remove(job.work, [name for name in files.names_below(job.work) if name.startswith("sample-")])
+        _remove_work(job, WorkFile.SAMPLE)
     else:
-        tokens = parse_vocabulary(text, job.vocabulary_file)
+        tokens = parse_vocabulary(text, path)
     return replace(job, vocabulary=_identity(tokens, job.options.lowercase))
 
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from preprocessing import files
-from preprocessing.job import ERROR, WORK
 from preprocessing.layout import VALIDATION_PREFIX, shard_name, split_of
 from preprocessing.locks import holder, wait_and_lock
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardError
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
+from preprocessing.work_files import WORK, is_work_file
 
 JOB = "job.json"
 LOCK = f"{WORK}/lock"
@@ -33,11 +33,6 @@ FAILED = 1  # exit code of a JobFailedError
 PATIENCE = 90.0  # seconds to wait for another job's end
 _ATTEMPTS = 100  # to make the lock's file
 _TOKENIZER_FILES = frozenset(f"{TOKENIZER}/{name}" for name in (VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE))
-_WORK_FILE = re.compile(
-    re.escape(WORK) + r"/(vocab\.txt|(tokens|reading)-\d+\.json|(tokens|documents|lines|sample|found)-\d+\.arrow"
-    r"|(lost|repeats|benchmark-(sequences|texts))\.arrow|drops\.json|(validation-)?shard-\d+-of-\d+\.arrow\.json"
-    rf"|{ERROR}[\w.-]+|tmp-[0-9a-f]+)"
-)
 _SHARD = re.compile(rf"(?:{VALIDATION_PREFIX})?shard-([0-9]{{5,18}})-of-[0-9]+\.arrow")
 State = Literal["new", "interrupted", "finished"]
 
@@ -62,7 +57,7 @@ def inspect(output: str, description: dict[str, Any], vocabulary: str | None = N
         JobError: another job's output, or files that no job of ours wrote.
     """
     present = _present(output)
-    if all(_WORK_FILE.fullmatch(name) for name in present):
+    if all(map(is_work_file, present)):
         return "new"  # nothing, or what is left of a command that was killed before it could write its job.json
     advice = "use --overwrite to replace it, or another directory"
     old = _read_job(output) if JOB in present else None
@@ -109,7 +104,7 @@ def clear(output: str, wanted: Iterable[str] = (), needed: str | None = None) ->
     in_the_way = sorted({JOB, MANIFEST, *_TOKENIZER_FILES, *wanted} & (present.keys() - own))
     if in_the_way:
         raise JobError(f"{output}: {in_the_way[0]!r} was not written by a job of this program; use another directory")
-    if not own and not all(map(_WORK_FILE.fullmatch, present)):
+    if not own and not all(map(is_work_file, present)):
         raise JobError(_foreign(output, present))
     if needed and any(files.is_same(needed, files.join(output, name)) for name in own):
         raise JobError(f"{needed}: would be removed with the shards that it lies among; copy it to another place first")
@@ -119,12 +114,12 @@ def clear(output: str, wanted: Iterable[str] = (), needed: str | None = None) ->
 
 def clear_work(output: str) -> None:
     """Remove the intermediate files of a finished job."""
-    files.remove(output, [name for name in _present(output) if _WORK_FILE.fullmatch(name)])
+    files.remove(output, list(filter(is_work_file, _present(output))))
 
 
 def _own_names(output: str, present: dict[str, int]) -> set[str]:
     """Of the files in a directory, those that a job of ours wrote: by its job.json, its manifest and its .work."""
-    own = {name for name in present if _WORK_FILE.fullmatch(name)}
+    own = set(filter(is_work_file, present))
     old = _read_job(output) if JOB in present else None
     if old:
         shards = {name for name in present if _is_shard(name, old["shards"])}

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 from preprocessing import files
 from preprocessing.interruption import end
-from preprocessing.job import UNIT_DONE, UNIT_READING, Job
+from preprocessing.job import Job
 from preprocessing.output import FAILED
 from preprocessing.terminal import tell
-from preprocessing.watchdog import STUCK
+from preprocessing.work_files import WorkFile
 
 LIVE_SECONDS = 1.0  # between two looks at the work folder
 QUIET_SECONDS = 3.0  # the same where stderr is no terminal
@@ -42,7 +42,7 @@ def _watch(job: Job, terminal: int, done: threading.Event) -> None:
     while not done.wait(max(pause, took / SHARE)):
         now = time.monotonic()
         try:
-            reason = job.left_error(STUCK)
+            reason = job.left_error(WorkFile.STUCK_ERROR)
             line = progress.line(now - begun) if live or now - told >= LINE_SECONDS else ""
         except OSError:  # storage that fails for a moment must not end the watch
             continue
@@ -72,16 +72,16 @@ class Progress:
         """Read the new notes of parts; returns how many shards are built."""
         notes = [name for name in files.names_below(self._job.work) if name.endswith(".json")]
         # At its very end a job removes its notes.
-        for name in {name for name in notes if name.startswith(UNIT_DONE)} - self._parts:
+        for name in set(filter(WorkFile.UNIT_NOTE.fits, notes)) - self._parts:
             if (note := files.read_json(files.join(self._job.work, name))) is not None:
                 self._parts.add(name)
                 self._counts.update(note["totals"]["counts"])
         self._reading.clear()
-        for name in notes:
-            if name.startswith(UNIT_READING) and name.replace(UNIT_READING, UNIT_DONE) not in self._parts:
+        for name in filter(WorkFile.READING_NOTE.fits, notes):
+            if name.replace(WorkFile.READING_NOTE.beginning, WorkFile.UNIT_NOTE.beginning) not in self._parts:
                 note = files.read_json(files.join(self._job.work, name))
                 self._reading.update(note if isinstance(note, dict) else {})
-        return sum("shard-" in name for name in notes)
+        return sum(map(WorkFile.SHARD_NOTE.fits, notes))
 
     def _total(self, count: str) -> int:
         found = self._counts + self._reading

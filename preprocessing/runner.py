@@ -18,12 +18,13 @@ from apache_beam.runners.portability.fn_api_runner import worker_handlers
 
 from preprocessing import files
 from preprocessing.interruption import before_end, end
-from preprocessing.job import ERROR, STORAGE, Job
+from preprocessing.job import Job
 from preprocessing.output import FAILED, JobError, JobFailedError, clear
 from preprocessing.progress import show_progress
 from preprocessing.sources import SourceError
 from preprocessing.terminal import tell
-from preprocessing.watchdog import STUCK, Watchdog
+from preprocessing.watchdog import Watchdog
+from preprocessing.work_files import WorkFile
 
 LOG_TAIL = 4000  # bytes of Beam's noise that are shown when a job fails
 SECONDS = 10.0  # for Beam to find out by itself that a worker has died
@@ -57,13 +58,13 @@ def run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.Pi
                 with contextlib.nullcontext() if embedded else before_end(running.cancel):
                     running.wait_until_finish()
         except Exception as error:
-            if reason := job.left_error(STUCK):
+            if reason := job.left_error(WorkFile.STUCK_ERROR):
                 raise JobFailedError(reason) from error
-            if reason := job.left_error(STORAGE):
+            if reason := job.left_error(WorkFile.STORAGE_ERROR):
                 raise JobError(reason) from error
             if files.is_full(error):
                 raise JobError(files.FULL.format(job.output)) from error
-            if reason := job.left_error(ERROR):
+            if reason := job.left_error(WorkFile.ERROR):
                 # What is wrong with the inputs or the options changes with them, and so what was made is of no use.
                 clear(job.output)
                 raise SourceError(reason) from error

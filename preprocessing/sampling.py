@@ -20,6 +20,7 @@ from preprocessing.runner import run_pipeline
 from preprocessing.sources import Document, Skipped
 from preprocessing.text import clean
 from preprocessing.watchdog import Watchdog, watching
+from preprocessing.work_files import WorkFile
 
 ALL = 1 << 64  # no hash is as high
 SPARE = 2.0  # text that is sampled at first, for a budget of 1: what inputs hold is known roughly
@@ -115,7 +116,7 @@ def sample_unit(unit: Unit, job: Job, budget: int, cutoff: int) -> None:
         sample = taken + following
         check_unchanged(unit.inputs)
         schema = SAMPLE.with_metadata({FOUND: str(next(found))})
-        with files.publish_arrow(job.sample_file(unit.number), job.work, schema) as writer:
+        with files.publish_arrow(job.path(WorkFile.SAMPLE, unit=unit.number), job.work, schema) as writer:
             for begin in range(0, len(sample), ROWS):
                 hashes, drawn = zip(*sample[begin : begin + ROWS], strict=True)
                 arrays = [pa.array(hashes, pa.uint64()), pa.array(drawn, pa.large_string())]
@@ -144,7 +145,7 @@ def build_sampling(pipeline: beam.Pipeline, job: Job, units: Iterable[Unit], bud
 
 
 def _rows(job: Job, unit: int) -> Iterator[Entry]:
-    with files.open_arrow(job.sample_file(unit)) as reader:
+    with files.open_arrow(job.path(WorkFile.SAMPLE, unit=unit)) as reader:
         for number in range(reader.num_record_batches):
             batch = reader.get_batch(number)
             yield from zip(batch.column("hash").to_pylist(), batch.column("text").to_pylist(), strict=True)
@@ -152,5 +153,5 @@ def _rows(job: Job, unit: int) -> Iterator[Entry]:
 
 def _found(job: Job, unit: int) -> int:
     """How many documents a unit has below the cutoff, whether or not its sample had room for them."""
-    with files.open_arrow(job.sample_file(unit)) as reader:
+    with files.open_arrow(job.path(WorkFile.SAMPLE, unit=unit)) as reader:
         return int(reader.schema.metadata[FOUND])

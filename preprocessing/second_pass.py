@@ -23,6 +23,7 @@ from preprocessing.shards import Rows, build_shard
 from preprocessing.summary import tell_statistics
 from preprocessing.token_buffer import tokens_schema
 from preprocessing.tokenization import CONTINUATION, special_ids, tokenizer_files
+from preprocessing.work_files import WorkFile
 
 
 class LostDocumentsError(RuntimeError):
@@ -47,10 +48,10 @@ def find_drops(job: Job) -> DropsNote:
     """Between the passes, once every unit is done: write which documents and lines are dropped."""
     with TemporaryDirectory() as folder:
         found = review(list(_runs(job, folder)), job.options.repeats)
-        with files.publish_arrow(job.repeats_file, job.work, REPEATS) as writer:
+        with files.publish_arrow(job.path(WorkFile.REPEATS), job.work, REPEATS) as writer:
             for batch in found.drop_lines(job.options.min_tokens):
                 writer.write_batch(batch)
-        with files.publish_arrow(job.lost_file, job.work, LOST) as writer:
+        with files.publish_arrow(job.path(WorkFile.LOST), job.work, LOST) as writer:
             writer.write_batch(found.lost_documents())
         return DropsNote(found.counts(), found.edges())
 
@@ -106,7 +107,8 @@ def read_spans(job: Job, spans: Iterable[Span]) -> Rows:
             # A batch that is not mapped has been read whole, and would stay in memory for the sake of its piece.
             slices += map(_copied, pieces) if files.is_remote(job.output) else pieces
     keys = np.concatenate([span.keys() for span in ordered])
-    with files.open_arrow(job.lost_file) as lost, files.open_arrow(job.repeats_file) as repeats:
+    lost_file, repeats_file = job.path(WorkFile.LOST), job.path(WorkFile.REPEATS)
+    with files.open_arrow(lost_file) as lost, files.open_arrow(repeats_file) as repeats:
         reasons = reasons_of(keys, lost.get_batch(0))
         lines = repeats_of(keys, map(repeats.get_batch, range(repeats.num_record_batches)))
     return Rows(pa.Table.from_batches(slices, schema=tokens_schema(job.vocabulary.size)), reasons, lines)
@@ -164,8 +166,9 @@ def make_manifest(job: Job, notes: Iterable[ShardNote], settlement: Settlement) 
 
 def find_contamination(job: Job) -> dict[str, Any]:
     """How much of every file of the benchmark is in the corpus; see contamination.shares."""
-    with files.open_arrow(job.benchmark_texts_file) as texts:
-        return shares(texts.get_batch(0), map(_read_found, map(job.found_file, range(job.units))))
+    found = (_read_found(job.path(WorkFile.FOUND, unit=unit)) for unit in range(job.units))
+    with files.open_arrow(job.path(WorkFile.BENCHMARK_TEXTS)) as texts:
+        return shares(texts.get_batch(0), found)
 
 
 def _read_found(path: str) -> pa.RecordBatch:

@@ -32,11 +32,12 @@ from preprocessing.job import Job, finished, reporting
 from preprocessing.layout import Edge, Settlement, Span, Totals, settle, split_of
 from preprocessing.second_pass import ShardNote, commit, find_drops, write_shard
 from preprocessing.token_buffer import UnitNote
+from preprocessing.work_files import WorkFile
 
 
 def tokenize(unit: Unit, job: Job) -> UnitNote:
     """The first pass over a unit. One whose note is there has been done by an earlier run."""
-    note, made = job.unit_note(unit.number), job.unit_files(unit.number)
+    note, made = job.path(WorkFile.UNIT_NOTE, unit=unit.number), job.unit_files(unit.number)
     return UnitNote.from_json(
         _once(job, f"unit-{unit.number:05d}", note, made, lambda: tokenize_unit(job, unit).to_json())
     )
@@ -52,8 +53,8 @@ def settle_corpus(totals: Totals, job: Job) -> Settlement:
 
     Where the note of what is dropped is there, an earlier run has searched for it.
     """
-    made = (job.lost_file, job.repeats_file)
-    counts, noted = _once(job, "drops", job.drops_note, made, lambda: find_drops(job))
+    made = (job.path(WorkFile.LOST), job.path(WorkFile.REPEATS))
+    counts, noted = _once(job, "drops", job.path(WorkFile.DROPS_NOTE), made, lambda: find_drops(job))
     known = Totals(counts=Counter(counts)).add(totals)
     edges = [Edge(split_hash, doc_id, Span(*span)) for split_hash, doc_id, span in noted]
     with reporting(job, "settle"):
@@ -72,7 +73,7 @@ def build(rows: tuple[str, Iterable[Span]], job: Job, settlement: Settlement) ->
         return  # too small a corpus: what was set aside for validation has been moved
     made = (job.shard_file(shard),)
     write = partial(write_shard, job, shard, spans, settlement.threshold)
-    yield ShardNote(*_once(job, shard, job.shard_note(shard), made, write))
+    yield ShardNote(*_once(job, shard, job.path(WorkFile.SHARD_NOTE, shard=shard), made, write))
 
 
 def _once(job: Job, place: str, note: str, made: Sequence[str], work: Callable[[], Any]) -> Any:

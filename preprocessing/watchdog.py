@@ -23,8 +23,8 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 from preprocessing.terminal import in_line, tell
+from preprocessing.work_files import WorkFile
 
-STUCK = "error-stuck-"  # how the name of the file begins in which the document is named
 _STATE = struct.Struct("<QH500s")  # how many times there was something to watch, and the name of the latest
 _LOOK_SECONDS = 0.5
 
@@ -130,7 +130,7 @@ def main() -> None:
         else:
             from preprocessing import files  # takes a second, for Beam's file systems
 
-            files.write_text(files.join(folder, f"{STUCK}{watched}"), message, folder)
+            files.write_text(files.join(folder, WorkFile.STUCK_ERROR.format(place=watched)), message, folder)
     finally:
         os.kill(watched, signal.SIGKILL)
 

@@ -14,6 +14,7 @@ from preprocessing.layout import Layout
 from preprocessing.options import parse
 from preprocessing.schema import Vocabulary
 from preprocessing.tokenization import vocabulary_text
+from preprocessing.work_files import WorkFile
 from tests.preprocessing.watchdog import noting
 
 Begun = Callable[..., tuple[Job, Unit]]
@@ -30,7 +31,7 @@ def begun(vocabulary: list[str], tmp_path: Path) -> Begun:
         known = Vocabulary(len(vocabulary), "", options.lowercase)
         job = Job(str(tmp_path / "out"), options, known, Layout(1, 1, 0, 0.0), units=1)
         Path(job.work).mkdir(parents=True)
-        Path(job.vocabulary_file).write_text(vocabulary_text(vocabulary))
+        Path(job.path(WorkFile.VOCABULARY)).write_text(vocabulary_text(vocabulary))
         return job, Unit(0, (Input("jsonl", path.name, path.stat().st_size, str(path)),))
 
     return begin
@@ -72,7 +73,8 @@ def test_what_is_held_at_once_is_bounded_in_documents_and_in_tokens(
         assert [file.get_batch(number).num_rows for number in range(file.num_record_batches)] == [2, 2, 1]
     ((_, spans),) = note.spans.items()
     assert [(span.batch, span.end - span.begin) for span in spans] == [(0, 2), (1, 2), (2, 1)]
-    so_far = json.loads(Path(job.reading_note(0)).read_text())  # for the line of progress, when there were four
+    reading = Path(job.path(WorkFile.READING_NOTE, unit=0))
+    so_far = json.loads(reading.read_text())  # for the line of progress, when there were four
     assert so_far["kept/jsonl"] == 4
 
 

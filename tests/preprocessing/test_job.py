@@ -13,11 +13,12 @@ import pytest
 from preprocessing import files
 from preprocessing.encoder import EncoderError
 from preprocessing.inputs import Input
-from preprocessing.job import ERROR, STORAGE, Job, describe, reporting, versions
+from preprocessing.job import Job, describe, reporting, versions
 from preprocessing.layout import Layout, ShardingError
 from preprocessing.options import parse
 from preprocessing.schema import Vocabulary
 from preprocessing.sources import SourceError, StorageError
+from preprocessing.work_files import WorkFile
 from tests.conftest import ROOT
 
 BOOK = Input("books", "a.txt", 10, "/here/a.txt")
@@ -55,7 +56,13 @@ def test_a_job_names_the_version_of_every_library_of_preprocessing_but_the_one_t
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"), [(EncoderError, ERROR), (SourceError, ERROR), (ShardingError, ERROR), (StorageError, STORAGE)]
+    ("error", "kind"),
+    [
+        (EncoderError, WorkFile.ERROR),
+        (SourceError, WorkFile.ERROR),
+        (ShardingError, WorkFile.ERROR),
+        (StorageError, WorkFile.STORAGE_ERROR),
+    ],
 )
 def test_an_error_of_the_users_is_left_for_the_launcher_and_goes_on(
     tmp_path: Path, error: type[Exception], kind: str
@@ -65,17 +72,17 @@ def test_an_error_of_the_users_is_left_for_the_launcher_and_goes_on(
         with pytest.raises(error), reporting(job, place):
             raise error(f"what is wrong in {place}")
     assert job.left_error(kind) == "what is wrong in unit-00001"
-    assert (job.left_error(STORAGE) is None) == (kind == ERROR)
+    assert (job.left_error(WorkFile.STORAGE_ERROR) is None) == (kind == WorkFile.ERROR)
 
 
 def test_a_full_disk_is_left_for_the_launcher_and_no_other_failure(tmp_path: Path) -> None:
     job = job_at(tmp_path)
     with pytest.raises(OSError, match="stale"), reporting(job, "unit-00000"):
         raise OSError(errno.ESTALE, "stale")
-    assert job.left_error(ERROR) is None
+    assert job.left_error(WorkFile.ERROR) is None
     with pytest.raises(OSError, match="no space"), reporting(job, "unit-00000"):
         raise OSError(errno.ENOSPC, "no space")
-    assert job.left_error(STORAGE) == files.FULL.format(job.output)
+    assert job.left_error(WorkFile.STORAGE_ERROR) == files.FULL.format(job.output)
 
 
 def test_a_disk_that_is_too_full_to_say_so_is_told_all_the_same(

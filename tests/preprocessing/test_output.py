@@ -18,13 +18,13 @@ import pytest
 from preprocessing import files, launch, locks
 from preprocessing import output as outputs
 from preprocessing.inputs import find_inputs
-from preprocessing.job import ERROR, STORAGE, Job
+from preprocessing.job import Job
 from preprocessing.layout import Layout
 from preprocessing.options import parse
 from preprocessing.output import alone, clear, clear_work, difference, other_vocabulary
 from preprocessing.schema import ShardDirectory, Vocabulary
 from preprocessing.sources import StorageError
-from preprocessing.watchdog import STUCK
+from preprocessing.work_files import WorkFile
 from tests.preprocessing.maker import Maker, contents, rows
 
 
@@ -274,12 +274,15 @@ def test_all_that_a_job_may_leave_in_its_work_folder_goes_with_it_and_nothing_el
     job = Job(str(tmp_path), options, Vocabulary(1, "", True), Layout(1, 2, 1, 0.1), units=100_001)
     shards = [*job.layout.names("train"), *job.layout.names("validation")]
     places = ["drops", "settle", "unit-00003", *shards]
-    units = [path for unit in (3, 100_000) for path in (*job.unit_files(unit), job.found_file(unit),
-                                                        job.sample_file(unit), job.unit_note(unit))]  # fmt: skip
-    corpus = [job.vocabulary_file, job.benchmark_sequences_file, job.benchmark_texts_file, job.lost_file,
-              job.repeats_file, job.drops_note]  # fmt: skip
-    errors = [job.error_file(place, kind) for place in places for kind in (ERROR, STORAGE, STUCK)]
-    for path in (*units, *corpus, *errors, *map(job.shard_note, shards)):
+    of_units = [WorkFile.FOUND, WorkFile.SAMPLE, WorkFile.UNIT_NOTE, WorkFile.READING_NOTE]
+    units = [job.path(kind, unit=unit) for kind in of_units for unit in (3, 100_000)]
+    units += [path for unit in (3, 100_000) for path in job.unit_files(unit)]
+    corpus = [WorkFile.VOCABULARY, WorkFile.BENCHMARK_SEQUENCES, WorkFile.BENCHMARK_TEXTS, WorkFile.LOST,
+              WorkFile.REPEATS, WorkFile.DROPS_NOTE]  # fmt: skip
+    of_places = [WorkFile.ERROR, WorkFile.STORAGE_ERROR, WorkFile.STUCK_ERROR]
+    errors = [job.path(kind, place=place) for kind in of_places for place in places]
+    notes = [job.path(WorkFile.SHARD_NOTE, shard=shard) for shard in shards]
+    for path in (*units, *map(job.path, corpus), *errors, *notes):
         files.write_text(path, "{}", job.work)
     Path(job.work, f"tmp-{uuid.uuid4().hex}").write_text("half")
     Path(job.work, "notes").write_text("mine")

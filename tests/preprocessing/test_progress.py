@@ -15,11 +15,11 @@ from preprocessing.options import parse
 from preprocessing.progress import Progress, show_progress
 from preprocessing.schema import Vocabulary
 from preprocessing.terminal import tell
-from preprocessing.watchdog import STUCK
+from preprocessing.work_files import WorkFile
 
 
 def write_note(job: Job, unit: int, **counts: int) -> None:
-    path = Path(job.unit_note(unit))
+    path = Path(job.path(WorkFile.UNIT_NOTE, unit=unit))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"spans": {}, "totals": {"counts": {f"{name}/books": n for name, n in counts.items()}}}))
 
@@ -35,7 +35,7 @@ def test_progress_tells_what_this_run_has_read(tmp_path: Path) -> None:
     progress = Progress(job)
     assert progress.line(10) == ("0:10  read 1/3 parts, 5 documents (0 skipped), 0.00 M characters/s; built 0/3 shards")
     write_note(job, 1, characters=40_000_000, kept=1200, skipped=34)
-    Path(job.shard_note("shard-00000-of-00002.arrow")).write_text("{}")
+    Path(job.path(WorkFile.SHARD_NOTE, shard="shard-00000-of-00002.arrow")).write_text("{}")
     assert progress.line(80) == (
         "1:20  read 2/3 parts, 1,239 documents (34 skipped), 0.50 M characters/s; built 1/3 shards"
     )
@@ -48,7 +48,7 @@ def test_the_rate_is_that_of_reading(tmp_path: Path) -> None:
     for unit in range(3):
         write_note(job, unit, characters=40_000_000)
     assert "6.00 M characters/s; built 0/3" in progress.line(20)
-    Path(job.shard_note("shard-00000-of-00002.arrow")).write_text("{}")
+    Path(job.path(WorkFile.SHARD_NOTE, shard="shard-00000-of-00002.arrow")).write_text("{}")
     assert "6.00 M characters/s; built 1/3" in progress.line(60)
 
 
@@ -62,7 +62,7 @@ def test_each_note_is_read_once_and_no_file_of_tokens_at_all(tmp_path: Path, mon
     write_note(job, 1, kept=5)
     for _ in range(3):
         assert "read 2/3 parts, 10 documents" in progress.line(1)
-    assert read == [job.unit_note(0), job.unit_note(1)]
+    assert read == [job.path(WorkFile.UNIT_NOTE, unit=0), job.path(WorkFile.UNIT_NOTE, unit=1)]
 
 
 def test_what_a_large_part_has_read_so_far_is_told(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_what_a_large_part_has_read_so_far_is_told(tmp_path: Path) -> None:
     job = job_at(tmp_path)
     write_note(job, 0, characters=1_000_000, kept=5)
     progress = Progress(job)
-    reading = Path(job.reading_note(1))
+    reading = Path(job.path(WorkFile.READING_NOTE, unit=1))
     for characters in (20_000_000, 40_000_000):
         reading.write_text(json.dumps({"characters/books": characters, "kept/books": 100, "skipped/books/empty": 7}))
         rate = f"{characters / 1e6 / 10:.2f}"
@@ -160,8 +160,8 @@ def test_storage_that_fails_for_a_moment_does_not_end_the_look_for_stuck_workers
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, ended, ends, looks = job_at(tmp_path), threading.Event(), [], []
-    Path(job.error_file("unit-00000", STUCK)).parent.mkdir()
-    Path(job.error_file("unit-00000", STUCK)).write_text("a document takes for ever")
+    Path(job.path(WorkFile.STUCK_ERROR, place="unit-00000")).parent.mkdir()
+    Path(job.path(WorkFile.STUCK_ERROR, place="unit-00000")).write_text("a document takes for ever")
     names_below = files.names_below
 
     def stale(folder: str) -> dict[str, int]:

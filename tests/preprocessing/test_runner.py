@@ -20,13 +20,13 @@ import psutil
 import pytest
 
 from preprocessing import files, interruption, runner
-from preprocessing.job import ERROR, STORAGE, Job, describe
+from preprocessing.job import Job, describe
 from preprocessing.layout import Layout
 from preprocessing.options import parse
 from preprocessing.output import JobError, JobFailedError
 from preprocessing.schema import ShardDirectory, Vocabulary
 from preprocessing.sources import SourceError
-from preprocessing.watchdog import STUCK
+from preprocessing.work_files import WorkFile
 from tests.conftest import ROOT
 from tests.preprocessing.maker import started_by
 
@@ -154,19 +154,20 @@ def test_of_several_reasons_the_one_that_tells_most_is_told(job: Job) -> None:
         run_thread("run_worker")
         raise OSError(errno.ENOSPC, "what Beam says of it")
 
-    left = {kind: Path(job.error_file("a", kind)) for kind in (STUCK, STORAGE, ERROR)}
+    kinds = (WorkFile.STUCK_ERROR, WorkFile.STORAGE_ERROR, WorkFile.ERROR)
+    left = {kind: Path(job.path(kind, place="a")) for kind in kinds}
     for path in left.values():
         path.write_text(f"what is in {path.name}")
     for kind, told in [
-        (STUCK, JobFailedError(f"what is in {STUCK}a")),
-        (STORAGE, JobError(f"what is in {STORAGE}a")),
+        (WorkFile.STUCK_ERROR, JobFailedError("what is in error-stuck-a")),
+        (WorkFile.STORAGE_ERROR, JobError("what is in error-storage-a")),
         (None, JobError(files.FULL.format(job.output))),
     ]:
         with pytest.raises(type(told), match=f"^{re.escape(str(told))}$"):
             runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
         if kind:
             left[kind].unlink()
-    assert left[ERROR].exists(), "for nothing was wrong with the inputs"
+    assert left[WorkFile.ERROR].exists(), "for nothing was wrong with the inputs"
 
 
 def test_a_mistake_of_the_users_leaves_nothing_and_a_dead_worker_what_was_done(job: Job, tmp_path: Path) -> None:
@@ -180,7 +181,7 @@ def test_a_mistake_of_the_users_leaves_nothing_and_a_dead_worker_what_was_done(j
     with pytest.raises(JobFailedError, match=r"^a worker process has died \(exited with return code -9\)"):
         runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
     assert made.exists()
-    Path(job.error_file("a")).write_text("a.txt: damaged")
+    Path(job.path(WorkFile.ERROR, place="a")).write_text("a.txt: damaged")
     with pytest.raises(SourceError, match=r"^a\.txt: damaged$"):
         runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
     assert not made.exists()

@@ -14,7 +14,7 @@ from hypothesis import example, given, strategies
 
 from preprocessing import files, launch, sampling
 from preprocessing.inputs import Input, Unit, text_bytes
-from preprocessing.job import BYTES_PER_TOKEN, SHARD_BYTES, STORAGE, Job, choose_layout
+from preprocessing.job import BYTES_PER_TOKEN, SHARD_BYTES, Job, choose_layout
 from preprocessing.layout import Layout
 from preprocessing.make_shards import main
 from preprocessing.options import SAMPLE_BYTES, parse
@@ -24,6 +24,7 @@ from preprocessing.schema import ShardDirectory, Vocabulary
 from preprocessing.sources import Document, Skipped, StorageError
 from preprocessing.text import clean
 from preprocessing.train_vocab import main as train_vocab
+from preprocessing.work_files import WorkFile
 from tests.preprocessing.maker import contents
 from tests.preprocessing.test_wikipedia import SITEINFO, dump, page
 from tests.preprocessing.watchdog import noting
@@ -273,7 +274,7 @@ def three(tmp_path: Path) -> tuple[Job, Unit]:
 def test_the_file_of_a_unit_has_what_fits_and_one_more_and_tells_how_much_there_is(three: tuple[Job, Unit]) -> None:
     job, unit = three
     sample_unit(unit, job, budget=3, cutoff=sampling.ALL)
-    with files.open_arrow(job.sample_file(0)) as sample:
+    with files.open_arrow(job.path(WorkFile.SAMPLE, unit=0)) as sample:
         assert sample.get_batch(0).num_rows == 2
         assert sample.schema.metadata[sampling.FOUND] == b"3"
 
@@ -284,8 +285,8 @@ def test_an_input_that_changes_while_it_is_sampled_is_told(three: tuple[Job, Uni
     file = unit.inputs[0]
     with pytest.raises(StorageError, match="has changed since the job began"):
         sample_unit(Unit(0, (file._replace(bytes=file.bytes - 1),)), job, 100, sampling.ALL)
-    assert not Path(job.sample_file(0)).exists()
-    assert "has changed since the job began" in (job.left_error(STORAGE) or "")
+    assert not Path(job.path(WorkFile.SAMPLE, unit=0)).exists()
+    assert "has changed since the job began" in (job.left_error(WorkFile.STORAGE_ERROR) or "")
 
 
 def test_a_document_is_watched_until_it_is_cleaned(three: tuple[Job, Unit], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from preprocessing.options import parse
 from preprocessing.schema import Vocabulary, lists
 from preprocessing.second_pass import read_spans
 from preprocessing.token_buffer import tokens_schema
+from preprocessing.work_files import WorkFile
 from tests.preprocessing import memory_filesystem
 
 DOCUMENTS, TOKENS, BATCHES = 100, 5000, 8
@@ -30,7 +31,7 @@ def test_of_files_that_are_far_away_a_shard_holds_its_own_rows_in_memory_and_no_
     with files.publish_arrow(job.unit_files(0).tokens, job.work, batch.schema) as writer:
         for _ in range(BATCHES):
             writer.write_batch(batch)
-    for path, schema in ((job.lost_file, LOST), (job.repeats_file, REPEATS)):
+    for path, schema in ((job.path(WorkFile.LOST), LOST), (job.path(WorkFile.REPEATS), REPEATS)):
         with files.publish_arrow(path, job.work, schema) as writer:
             writer.write_batch(pa.RecordBatch.from_pylist([], schema))
     arrow = pa.total_allocated_bytes()
