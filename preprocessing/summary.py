@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -77,95 +76,54 @@ def _under(counts: Counts, prefix: str) -> dict[str, int]:
 
 
 def summary(manifest: Manifest, output: str, inputs: Sequence[Input], seconds: float) -> str:
-    """What a finished job says: what was read, what was dropped, what was made."""
-    statistics, documents = manifest.statistics, manifest.statistics["documents"]
-    size = sum(entry.bytes for entry in manifest.shards)
-    counts = {split: len(manifest.split(split)) for split in ("train", "validation")}  # type: ignore[arg-type]
-    tokens_a_word = statistics["tokens"] / max(1, statistics["words"])
-    characters = sum(source["characters"] for source in statistics["sources"].values())
+    """What a finished job says: what was read, what was dropped, what was made, and what seems wrong with it."""
     lines = [
         f"{output}: done in {seconds:.1f} s",
         f"  inputs     {counted(len(inputs), 'file')}, {sum(file.bytes for file in inputs) / 1e6:,.1f} MB",
-        f"  documents  {documents['in_shards']:,} ({documents['skipped']:,} skipped, "
-        f"{documents['collisions']:,} older versions of a document (same id) dropped)",
-        f"  text       {statistics['sentences']:,} sentences, {characters / 1e6:,.1f} M characters",
-        f"  tokens     {statistics['tokens']:,}, {tokens_a_word:.2f} a word, {statistics['unknown_rate']:.3%} unknown",
+        *_tell_corpus(manifest),
+        *_tell_pairs(manifest),
+        *_tell_held_out(manifest),
+        *_tell_passed_over(manifest),
+        *_tell_texts(manifest),
+        *_tell_repeated(manifest),
+        *_tell_shards(manifest),
+        *_advise(manifest),
     ]
+    return "\n".join(map(in_line, lines))
+
+
+def _tell_corpus(manifest: Manifest) -> Iterator[str]:
+    statistics, documents = manifest.statistics, manifest.statistics["documents"]
+    characters = _total(manifest, "characters")
+    yield (
+        f"  documents  {documents['in_shards']:,} ({documents['skipped']:,} skipped, "
+        f"{documents['collisions']:,} older versions of a document (same id) dropped)"
+    )
+    yield f"  text       {statistics['sentences']:,} sentences, {characters / 1e6:,.1f} M characters"
+    yield (
+        f"  tokens     {statistics['tokens']:,}, {_tokens_a_word(manifest):.2f} a word, "
+        f"{statistics['unknown_rate']:.3%} unknown"
+    )
     if rule := manifest.options["train_vocabulary"]:
         entries, wanted = manifest.vocabulary.size, rule["size"]
         fewer = f" ({wanted:,} wanted; the corpus has no more)" if entries < wanted else ""
-        lines.append(f"  vocabulary {entries:,} entries{fewer}")
+        yield f"  vocabulary {entries:,} entries{fewer}"
+
+
+def _tell_pairs(manifest: Manifest) -> Iterator[str]:
+    statistics = manifest.statistics
+    next_rate = " ({:.1%} next)" if manifest.options["pairs"]["next_sentence"] else ", single segments"
     for length, splits in sorted(statistics["pairs"].items(), key=lambda pairs: int(pairs[0])):
-        next_rate = " ({:.1%} next)" if manifest.options["pairs"]["next_sentence"] else ", single segments"
         told = ", ".join(f"{n['pairs']:,} {split}{next_rate.format(n['is_next_rate'])}" for split, n in splits.items())
         unreached = sum(n["unreached_tokens"] for n in splits.values()) / max(1, statistics["tokens"])
-        lines.append(f"  pairs {length:>4} {told}; {unreached:.1%} of tokens in no pair")
-    skipped = [source["skipped"] for source in statistics["sources"].values()]
-    if manifest.options["validation_fraction"] and not manifest.split("validation"):
-        lines.append("  no validation split: it needs at least four documents")
-    lines.extend(_tell_held_out(manifest))
-    reasons = [f"{count:,} {reason}" for source in skipped for reason, count in source.items()]
-    if reasons:
-        lines.append(f"  skipped    {', '.join(reasons)}")
-    if too_large := sum(source.get("too_large", 0) for source in skipped):
-        lines.append(
-            f"  too large  {too_large:,} of more than {MAX_DOCUMENT:,} characters are not in the shards; {SEVERAL}"
-        )
-    title, jsonl = manifest.options["read"]["jsonl"]["title"], statistics["sources"].get("jsonl")
-    if jsonl and title != Columns.title and not jsonl["titles"]:
-        lines.append(f"  no titles: the field {title!r} of --jsonl-title-field is in no document of --jsonl")
-    if replaced := sum(source["replaced"] for source in statistics["sources"].values()):
-        lines.append(f"  replaced   {counted(replaced, 'place')} with bytes that are no UTF-8")
-    if guessed := sum(source["windows_1252"] for source in statistics["sources"].values()):
-        lines.append(
-            f"  encoding   {counted(guessed, 'file')} taken for Windows-1252, being no UTF-8; "
-            "docs/preprocessing.md tells how to find those that are in another encoding"
-        )
-    tagged = sum(source["tagged"] for source in statistics["sources"].values())
-    if tagged > MANY_TAGGED * documents["read"]:
-        lines.append(
-            f"  markup     {tagged:,} of {counted(documents['read'], 'document')} have tags of HTML, kept as text; "
-            "docs/preprocessing.md tells how to strip them"
-        )
-    repeated = Counter[str]()
-    for source in statistics["sources"].values():
-        repeated.update(source["repeated"])
-    if repeated["lines"]:
-        lines.append(f"  repeated   {counted(repeated['lines'], 'line')} dropped, {repeated['tokens']:,} tokens")
-    for name, told in statistics.get("contamination", {}).items():
-        lines.append(f"  benchmark  {name}: {told['in_corpus']:,} of {told['texts']:,} texts are in the corpus")
-    lines.append(
-        f"  shards     {counts['train']} train, {counts['validation']} validation, {size / 1e6:,.1f} MB, "
-        f"{size / max(1, statistics['tokens']):.2f} bytes a token"
-    )
-    drawn = [n for splits in statistics["pairs"].values() for n in splits.values()]
-    pairs = sum(n["pairs"] for n in drawn)
-    few = sum(n["is_next"] for n in drawn) < FEW_NEXT_RATE * pairs - math.sqrt(pairs)  # which chance would hardly do
-    unreached = max(n["unreached_tokens"] for n in drawn) / max(1, statistics["tokens"])
-    if unreached > MANY_UNREACHED:
-        average = statistics["tokens"] / statistics["sentences"]
-        lines.append(
-            f"  many tokens in no pair: a sentence has {average:,.0f} of them on average, and of one longer than a "
-            "sequence a pass keeps one stretch; where no marks end sentences, give one a line, by --books-format google"
-        )
-    elif manifest.options["pairs"]["next_sentence"] and few:
-        lines.append(f"  few true next sentences: {_why_few_next(manifest)}")
-    if statistics["unknown_rate"] > STRANGE_UNKNOWN_RATE:
-        lines.append(
-            "  so many unknown tokens suggest the wrong vocabulary, one too small for the script's characters, "
-            "or a wrong --cased"
-        )
-    if tokens_a_word > STRANGE_TOKENS_A_WORD:
-        lines.append(
-            "  so many tokens a word suggest a vocabulary of another language or, as for Korean, one without --cased, "
-            "and are usual where no blanks stand between words, as in Thai"
-        )
-    return "\n".join(map(in_line, lines))
+        yield f"  pairs {length:>4} {told}; {unreached:.1%} of tokens in no pair"
 
 
 def _tell_held_out(manifest: Manifest) -> Iterator[str]:
     """The share of the tokens that is held out, where that is far from the share of documents that was asked for."""
     asked, held_out = manifest.options["validation_fraction"], manifest.split("validation")
+    if asked and not held_out:
+        yield "  no validation split: it needs at least four documents"
     rows, documents = sum(entry.rows for entry in held_out), manifest.statistics["documents"]["in_shards"]
     share = sum(entry.tokens for entry in held_out) / manifest.statistics["tokens"]
     if held_out and not asked / FAR_FROM_ASKED <= share <= asked * FAR_FROM_ASKED:
@@ -176,14 +134,97 @@ def _tell_held_out(manifest: Manifest) -> Iterator[str]:
         )
 
 
+def _tell_passed_over(manifest: Manifest) -> Iterator[str]:
+    skipped = [source["skipped"] for source in manifest.statistics["sources"].values()]
+    if reasons := [f"{count:,} {reason}" for source in skipped for reason, count in source.items()]:
+        yield f"  skipped    {', '.join(reasons)}"
+    if too_large := sum(source.get("too_large", 0) for source in skipped):
+        yield f"  too large  {too_large:,} of more than {MAX_DOCUMENT:,} characters are not in the shards; {SEVERAL}"
+
+
+def _tell_texts(manifest: Manifest) -> Iterator[str]:
+    """What the texts lack, or have that may not be meant."""
+    read = manifest.statistics["documents"]["read"]
+    title, jsonl = manifest.options["read"]["jsonl"]["title"], manifest.statistics["sources"].get("jsonl")
+    if jsonl and title != Columns.title and not jsonl["titles"]:
+        yield f"  no titles: the field {title!r} of --jsonl-title-field is in no document of --jsonl"
+    if replaced := _total(manifest, "replaced"):
+        yield f"  replaced   {counted(replaced, 'place')} with bytes that are no UTF-8"
+    if guessed := _total(manifest, "windows_1252"):
+        yield (
+            f"  encoding   {counted(guessed, 'file')} taken for Windows-1252, being no UTF-8; "
+            "docs/preprocessing.md tells how to find those that are in another encoding"
+        )
+    if (tagged := _total(manifest, "tagged")) > MANY_TAGGED * read:
+        yield (
+            f"  markup     {tagged:,} of {counted(read, 'document')} have tags of HTML, kept as text; "
+            "docs/preprocessing.md tells how to strip them"
+        )
+
+
+def _tell_repeated(manifest: Manifest) -> Iterator[str]:
+    """What the corpus has twice, or has of a benchmark."""
+    repeated = [source["repeated"] for source in manifest.statistics["sources"].values()]
+    lines, tokens = (sum(source[name] for source in repeated) for name in ("lines", "tokens"))
+    if lines:
+        yield f"  repeated   {counted(lines, 'line')} dropped, {tokens:,} tokens"
+    for name, told in manifest.statistics.get("contamination", {}).items():
+        yield f"  benchmark  {name}: {told['in_corpus']:,} of {told['texts']:,} texts are in the corpus"
+
+
+def _tell_shards(manifest: Manifest) -> Iterator[str]:
+    size = sum(entry.bytes for entry in manifest.shards)
+    yield (
+        f"  shards     {len(manifest.split('train'))} train, {len(manifest.split('validation'))} validation, "
+        f"{size / 1e6:,.1f} MB, {size / max(1, manifest.statistics['tokens']):.2f} bytes a token"
+    )
+
+
+def _advise(manifest: Manifest) -> Iterator[str]:
+    """What seems wrong with the options, by what came of them."""
+    statistics = manifest.statistics
+    drawn = [n for splits in statistics["pairs"].values() for n in splits.values()]
+    pairs = sum(n["pairs"] for n in drawn)
+    few = sum(n["is_next"] for n in drawn) < FEW_NEXT_RATE * pairs - math.sqrt(pairs)  # which chance would hardly do
+    if max(n["unreached_tokens"] for n in drawn) > MANY_UNREACHED * max(1, statistics["tokens"]):
+        yield (
+            f"  many tokens in no pair: a sentence has {_tokens_a_sentence(manifest):,.0f} of them on average, and of "
+            "one longer than a sequence a pass keeps one stretch; where no marks end sentences, give one a line, by "
+            "--books-format google"
+        )
+    elif manifest.options["pairs"]["next_sentence"] and few:
+        yield f"  few true next sentences: {_why_few_next(manifest)}"
+    if statistics["unknown_rate"] > STRANGE_UNKNOWN_RATE:
+        yield (
+            "  so many unknown tokens suggest the wrong vocabulary, one too small for the script's characters, "
+            "or a wrong --cased"
+        )
+    if _tokens_a_word(manifest) > STRANGE_TOKENS_A_WORD:
+        yield (
+            "  so many tokens a word suggest a vocabulary of another language or, as for Korean, one without --cased, "
+            "and are usual where no blanks stand between words, as in Thai"
+        )
+
+
 def _why_few_next(manifest: Manifest) -> str:
     """Which sentences are alone in their sequences, so that what follows is always a random one; and what to do."""
-    statistics, documents = manifest.statistics, manifest.statistics["documents"]["in_shards"]
-    alone = sum(source["one_sentence"] for source in statistics["sources"].values())
+    alone, documents = _total(manifest, "one_sentence"), manifest.statistics["documents"]["in_shards"]
     if alone > FEW_NEXT_RATE * documents:
         return f"{alone:,} of {documents:,} documents are of one sentence; --no-nsp draws no next sentences"
-    average = statistics["tokens"] / statistics["sentences"]
     return (
-        f"a sentence has {average:,.0f} tokens on average, and two seldom fit in a sequence of "
+        f"a sentence has {_tokens_a_sentence(manifest):,.0f} tokens on average, and two seldom fit in a sequence of "
         f"{min(manifest.sequence_lengths)}; take longer --sequence-lengths, or --no-nsp"
     )
+
+
+def _total(manifest: Manifest, count: str) -> int:
+    """What all sources have of something."""
+    return sum(source[count] for source in manifest.statistics["sources"].values())
+
+
+def _tokens_a_word(manifest: Manifest) -> float:
+    return float(manifest.statistics["tokens"] / max(1, manifest.statistics["words"]))
+
+
+def _tokens_a_sentence(manifest: Manifest) -> float:
+    return float(manifest.statistics["tokens"] / manifest.statistics["sentences"])
