@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from preprocessing import files
@@ -40,6 +41,18 @@ class Unit(NamedTuple):
     inputs: tuple[Input, ...]
 
 
+class _Unwanted(NamedTuple):
+    """Why a file that a pattern matches is not read."""
+
+    what: str  # such files are
+    advice: str  # where the pattern matches nothing else
+
+
+_BELOW_OUTPUT = _Unwanted("below --output", "choose another output")
+_OF_SHARDS = _Unwanted("of finished shards", "give the text itself")
+_INDEX = _Unwanted("of a dump's index", "give the dump")
+
+
 def check_unchanged(inputs: Iterable[Input]) -> None:
     """See that what was just read is what the job found: a file that still grows or shrinks is half a corpus.
 
@@ -72,49 +85,31 @@ def find_inputs(
     Raises:
         SourceError: a pattern matches nothing of use, or the documents of two files would have the same ids.
     """
-    found: dict[tuple[str, str], Input] = {}
-    again: list[tuple[str, str]] = []
     below = files.resolved(output).rstrip("/") + "/" if output else None
-    own: list[str] = []
-    others: list[str] = []
+    found: list[Input] = []
+    unwanted: list[tuple[_Unwanted, str]] = []
+    again: list[tuple[str, str]] = []
     for source, globs in patterns.items():
-        places, paths = _places(globs)
-        again += paths
-        for place, file in sorted(places.items()):
-            if below and place.startswith(below):
-                own.append(file.path)
-                continue
-            if _is_of_shards(place):
-                others.append(file.path)
-                continue
-            _check_name(file)
-            if (passed_over := SOURCES[source].passed_over) and passed_over.search(file.name):
-                note(f"{file.path}: passed over, the index of a dump is not needed")
-                continue
-            new = Input(source, file.name, file.bytes, file.path)
-            old = found.setdefault((source, file.name), new)
-            if old.path != new.path:
-                raise SourceError(
-                    f"{old.path} and {new.path}: both are called {file.name!r}, which must be unique among --{source}; "
-                    "name both by one glob, such as 'FOLDER/**/*.txt'"
-                )
-        if not any(file.source == source for file in found.values()):
-            nothing = f"--{source} {' '.join(globs)}: nothing but"
-            if own:
-                raise SourceError(f"{nothing} files below --output, such as {own[0]}; choose another output")
-            if others:
-                raise SourceError(f"{nothing} files of finished shards, such as {others[0]}; give the text itself")
-            raise SourceError(f"{nothing} the index of a dump; give the dump")
-    if own:
-        note(f"{counted(len(own), 'file')} below --output passed over, such as {own[0]}")
-    if others:
-        note(f"{counted(len(others), 'file')} of finished shards passed over, such as {others[0]}")
+        places, others = _places(globs)
+        judged = [(_why_unwanted(place, file, source, below), file) for place, file in sorted(places.items())]
+        wanted = [file for reason, file in judged if reason is None]
+        refused = [(reason, file.path) for reason, file in judged if reason is not None]
+        if not wanted:
+            reason, path = refused[0]
+            nothing = f"--{source} {' '.join(globs)}: nothing but files {reason.what}, such as {path}"
+            raise SourceError(f"{nothing}; {reason.advice}")
+        found += _named_once(source, wanted)
+        unwanted += refused
+        again += others
+    for reason, own in groupby(sorted(unwanted, key=itemgetter(0)), key=itemgetter(0)):
+        paths = [path for _, path in own]
+        note(f"{counted(len(paths), 'file')} {reason.what} passed over, such as {paths[0]}")
     if again:
         path, named = again[0]
         leading = f"{counted(len(again), 'path')} to a file named already"
         note(f"{leading} passed over, such as {path} to that of {named}")
-    _check_rows(file for file in found.values() if numbers_rows(file.source, options))
-    return sorted(found.values(), key=lambda file: file[:2])
+    _check_rows(file for file in found if numbers_rows(file.source, options))
+    return sorted(found, key=lambda file: file[:2])
 
 
 def _places(globs: Iterable[str]) -> tuple[dict[str, files.Found], list[tuple[str, str]]]:
@@ -136,6 +131,15 @@ def _places(globs: Iterable[str]) -> tuple[dict[str, files.Found], list[tuple[st
     return places, [(path, places[place].path) for path, place in paths if path != places[place].path]
 
 
+def _why_unwanted(place: str, file: files.Found, source: str, below: str | None) -> _Unwanted | None:
+    if below and place.startswith(below):
+        return _BELOW_OUTPUT
+    if _is_of_shards(place):
+        return _OF_SHARDS
+    passed_over = SOURCES[source].passed_over
+    return _INDEX if passed_over and passed_over.search(file.name) else None
+
+
 def _is_of_shards(path: str) -> bool:
     """Whether a job has written a file: it is called so, and the folder has a manifest of ours."""
     named = _MADE.fullmatch(path)
@@ -143,11 +147,23 @@ def _is_of_shards(path: str) -> bool:
     return isinstance(manifest, dict) and {"format_version", "shards", "vocabulary"} <= manifest.keys()
 
 
-def _check_name(file: files.Found) -> None:
-    try:
-        file.name.encode()
-    except UnicodeEncodeError as error:
-        raise SourceError(f"{file.path!r}: the name is not UTF-8, so it can't be a document's id; rename it") from error
+def _named_once(source: str, wanted: Iterable[files.Found]) -> Iterator[Input]:
+    """The files of a source as inputs, whose names tell them apart."""
+    named: dict[str, files.Found] = {}
+    for file in wanted:
+        try:
+            file.name.encode()
+        except UnicodeEncodeError as error:
+            raise SourceError(
+                f"{file.path!r}: the name is not UTF-8, so it can't be a document's id; rename it"
+            ) from error
+        other = named.setdefault(file.name, file)
+        if other is not file:
+            raise SourceError(
+                f"{other.path} and {file.path}: both are called {file.name!r}, which must be unique among --{source}; "
+                "name both by one glob, such as 'FOLDER/**/*.txt'"
+            )
+        yield Input(source, file.name, file.bytes, file.path)
 
 
 def _check_rows(numbered: Iterable[Input]) -> None:

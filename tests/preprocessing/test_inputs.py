@@ -82,22 +82,17 @@ def test_a_multistream_dump_in_parts_gives_the_shards_of_the_single_stream(
     assert single["in_shards"] == 100
 
 
-def test_the_index_of_a_dump_is_passed_over_with_a_note(
-    make: Maker, dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_index_of_a_dump_is_passed_over_with_a_note(make: Maker, dumps: Path, tmp_path: Path) -> None:
     notes: list[str] = []
     (found,) = find_inputs({"wikipedia": [f"{dumps}/*.bz2"]}, notes.append)
     assert found.name == f"{DATABASE}.xml.bz2"
-    assert notes == [f"{dumps}/{DATABASE}-index.txt.bz2: passed over, the index of a dump is not needed"]
+    index = f"{dumps}/{DATABASE}-index.txt.bz2"
+    assert notes == [f"1 file of a dump's index passed over, such as {index}"]
     for name in (f"{DATABASE}-index.txt.bz2", f"{DATABASE}-index3.txt-p1p41242.bz2"):
         assert SOURCES["wikipedia"].passed_over is not None
         assert SOURCES["wikipedia"].passed_over.search(name)
-    make(tmp_path / "out", "--wikipedia", dumps / "*.bz2")
-    with pytest.raises(SystemExit):
-        make(tmp_path / "no", "--wikipedia", dumps / "*index*")
-    note, error = capsys.readouterr().err.strip().split("\n")
-    assert note == f"make_shards: {notes[0]}"
-    assert error.endswith("nothing but the index of a dump; give the dump")
+    error = make.error(tmp_path / "no", "--wikipedia", dumps / "*index*")
+    assert error.endswith(f"nothing but files of a dump's index, such as {index}; give the dump")
 
 
 def test_units_are_told_apart_by_their_files_and_where_these_are_cut() -> None:
@@ -472,3 +467,16 @@ def test_a_tilde_within_quotation_marks_is_the_home_of_the_user(
     train_vocab.main(["--books", "~/books/*.txt", "--size", "60", "--output", "~/vocab.txt"])
     assert (tmp_path / "vocab.txt").is_file()
     assert not Path("~").exists()
+
+
+def test_what_is_passed_over_is_counted_and_a_source_s_own_reason_is_told(tmp_path: Path) -> None:
+    """Though another source has files below the output, which is not why this one has nothing."""
+    for name in ("a.txt", "out/b.txt", "out/c.txt", "dump-multistream-index.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("A whale.")
+    notes: list[str] = []
+    output, patterns = str(tmp_path / "out"), {"books": [f"{tmp_path}/**/*.txt"]}
+    assert len(find_inputs(patterns, notes.append, output=output)) == 2
+    assert notes == [f"2 files below --output passed over, such as {tmp_path}/out/b.txt"]
+    with pytest.raises(SourceError, match=r"nothing but files of a dump's index, such as .*; give the dump"):
+        find_inputs({**patterns, "wikipedia": [f"{tmp_path}/*index*"]}, print, output=output)
