@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import hashlib
-import heapq
 import io
 import json
 import os
-import re
 import shutil
 import stat
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes
@@ -29,13 +26,10 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from preprocessing.decompression import decompressed
-from preprocessing.sources import MissingInputError, SourceError, StorageError
+from preprocessing.sources import StorageError
 from preprocessing.work_files import WorkFile
 
-_WILDCARD = re.compile(r"[*?\[]")
-_ANY_DEPTH = re.compile(r"(?:/\*\*)+/")
 _NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # gone, or a link that leads nowhere
-_NO_REGULAR = "{}: no regular file, and what is read once can't be read again; save it in one first"
 # Scheme of a URL -> the extra of Beam with what its file system needs, and how Beam complains where that is missing.
 _EXTRAS = {
     "gs": ("gcp", "Unable to get filesystem"),
@@ -43,14 +37,6 @@ _EXTRAS = {
     "hdfs": ("hadoop", "Failed to import hdfs"),
     "azfs": ("azure", "BlobServiceClient"),
 }
-
-
-class Found(NamedTuple):
-    """A file that a pattern matched."""
-
-    path: str
-    name: str  # relative to the pattern's folder before the first wildcard: the same wherever the corpus lies
-    bytes: int
 
 
 def set_options(beam: Sequence[str] = ()) -> None:
@@ -83,102 +69,7 @@ def join(folder: str, *names: str) -> str:
     return cast(str, FileSystems.join(folder, *names))
 
 
-def expand(pattern: str) -> list[Found]:
-    """The files that a path or a glob (`**/` for folders at any depth) matches, sorted by name.
-
-    Raises:
-        MissingInputError: nothing matches.
-        SourceError: a folder or a pipe was given, or the place can't be read.
-    """
-    path = absolute(pattern)
-    # What the user wrote is the pattern: the working directory's own name may hold brackets.
-    folder = "".join(_WILDCARD.split(pattern, maxsplit=1)[0].rpartition("/")[:2])
-    prefix = absolute(folder).rstrip("/") + "/"
-    try:
-        if not is_remote(path) and (named := _named(pattern)):
-            return [named]
-        # Beam's own local search enters no folder that is a link.
-        matches = _match(path) if is_remote(path) else _match_local(str(Path(glob.escape(str(Path.cwd()))) / pattern))
-    except SourceError:
-        raise
-    except (BeamIOError, ValueError, OSError) as error:
-        raise SourceError(f"{pattern}: can't look for input files ({_reason(path, error)})") from error
-    if not matches:
-        brackets = "; [ ] stand for one of the characters between them, and [[] for a bracket" if "[" in pattern else ""
-        raise MissingInputError(
-            f"{pattern}: no input file matches; check the path, and quote a glob as '{pattern}'{brackets}"
-        )
-    found = [Found(match, match.removeprefix(prefix), size) for match, size in matches.items()]
-    return sorted(found, key=lambda file: file.name)
-
-
-def _named(pattern: str) -> Found | None:
-    """The local file that is called as a pattern is written, as its name may hold brackets; None where there is none.
-
-    Raises:
-        SourceError: a folder or a pipe.
-    """
-    path = Path(absolute(pattern))
-    if path.is_dir():
-        raise SourceError(f"{pattern}: is a folder; give the files in it, as in {join(pattern, '*')!r}")
-    if path.is_file():
-        return Found(str(path), path.name, path.stat().st_size)
-    if path.exists():
-        raise SourceError(_NO_REGULAR.format(pattern))
-    return None
-
-
-def _match_local(pattern: str) -> dict[str, int]:
-    """The files that a glob matches, with their sizes.
-
-    Raises:
-        SourceError: a link that leads nowhere, or a pipe: a corpus without them is not the one that was meant.
-    """
-    sizes = {}
-    for path in map(Path, _found(pattern)):
-        size = _size(path)
-        if size is not None:
-            sizes[str(path)] = size
-        elif _leads_nowhere(path):
-            raise SourceError(f"{path}: a link that leads nowhere; mend it, or remove it")
-        elif path.exists() and not path.is_dir():
-            raise SourceError(_NO_REGULAR.format(path))
-    return sizes
-
-
-def _found(pattern: str) -> Iterator[str]:
-    """The paths that an absolute glob matches, as glob.iglob finds them, but that ** enters every folder once."""
-    before, *after = _ANY_DEPTH.split(f"{pattern}/*" if pattern.endswith("/**") else pattern, maxsplit=1)
-    for path in glob.iglob(before or "/"):  # noqa: PTH207 - enters links
-        if not after:
-            yield path
-        else:
-            for folder in _folders(path):
-                yield from _found(join(glob.escape(folder), after[0]))
-
-
-def _folders(top: str) -> Iterator[str]:
-    """A folder and all below it but for hidden ones, each by its shortest path: links may lead back, and in circles."""
-    waiting, entered = [(len(top), top)], set()
-    while waiting:
-        _, folder = heapq.heappop(waiting)
-        place = resolved(folder)
-        if place in entered:
-            continue
-        entered.add(place)
-        yield folder
-        with contextlib.suppress(OSError), os.scandir(folder) as inner:  # as glob passes over what it may not enter
-            for path in (entry.path for entry in inner if not entry.name.startswith(".")):
-                if os.path.isdir(path):  # noqa: PTH112 - no error where a link leads to itself
-                    heapq.heappush(waiting, (len(path), path))
-
-
-def _leads_nowhere(path: Path) -> bool:
-    """Whether a path is a broken link, or one in a circle of links."""
-    return path.is_symlink() and not path.exists()
-
-
-def _reason(path: str, error: Exception) -> str:
+def why_not_found(path: str, error: Exception) -> str:
     """Why a path can't be looked at; Beam's own words name the wrong extra, or none."""
     scheme = path.partition("://")[0]
     extra, complaint = _EXTRAS.get(scheme, ("", ""))
@@ -189,8 +80,9 @@ def _reason(path: str, error: Exception) -> str:
     return str(error)
 
 
-def _match(pattern: str) -> dict[str, int]:
-    return {match.path: int(match.size_in_bytes) for match in FileSystems.match([pattern])[0].metadata_list}
+def match(pattern: str) -> dict[str, int]:
+    """The files that a pattern matches in a file system of Beam's: path -> size in bytes."""
+    return {file.path: int(file.size_in_bytes) for file in FileSystems.match([pattern])[0].metadata_list}
 
 
 @contextmanager
@@ -358,16 +250,16 @@ def names_below(folder: str) -> dict[str, int]:
         OSError: storage that can't be reached.
     """
     if not is_remote(folder):
-        sizes = ((path, _size(path)) for path in Path(folder).rglob("*"))
+        sizes = ((path, regular_size(path)) for path in Path(folder).rglob("*"))
         return {path.relative_to(folder).as_posix(): size for path, size in sizes if size is not None}
     root = folder.rstrip("/") + "/"
     try:
-        return {path.removeprefix(root): size for path, size in _match(root + "**").items()}
+        return {path.removeprefix(root): size for path, size in match(root + "**").items()}
     except (BeamIOError, ValueError) as error:  # Beam's own, and of an address that no file system of its knows
-        raise OSError(errno.EIO, _reason(folder, error)) from error
+        raise OSError(errno.EIO, why_not_found(folder, error)) from error
 
 
-def _size(path: Path) -> int | None:
+def regular_size(path: Path) -> int | None:
     """Bytes of a regular file, by a single look at it; None for anything else, or nothing."""
     try:
         status = path.stat()

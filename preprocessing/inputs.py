@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from preprocessing import files
+from preprocessing.globs import Found, expand
 from preprocessing.schema import MANIFEST, checksum_of
 from preprocessing.sources import DEFAULTS, Part, ReadOptions, SourceError, StorageError
 from preprocessing.sources.registry import SOURCES, Source, holds_several, numbers_rows
@@ -112,7 +113,7 @@ def find_inputs(
     return sorted(found, key=lambda file: file[:2])
 
 
-def _places(globs: Iterable[str]) -> tuple[dict[str, files.Found], list[tuple[str, str]]]:
+def _places(globs: Iterable[str]) -> tuple[dict[str, Found], list[tuple[str, str]]]:
     """The files that patterns match, by where they lie.
 
     Of several names a file has, whatever the order of the patterns, the longest one of the shortest path.
@@ -120,10 +121,10 @@ def _places(globs: Iterable[str]) -> tuple[dict[str, files.Found], list[tuple[st
     Returns:
         The files, and of every other path to one of them (path, that file's path).
     """
-    places: dict[str, files.Found] = {}
+    places: dict[str, Found] = {}
     paths: list[tuple[str, str]] = []
     for pattern in globs:
-        matched = [(files.resolved(file.path), file) for file in files.expand(pattern)]
+        matched = [(files.resolved(file.path), file) for file in expand(pattern)]
         paths += [(file.path, place) for place, file in matched]
         for place, file in dict(reversed(matched)).items():  # of the several names that links give it the first
             others = (file, places.get(place, file))
@@ -131,7 +132,7 @@ def _places(globs: Iterable[str]) -> tuple[dict[str, files.Found], list[tuple[st
     return places, [(path, places[place].path) for path, place in paths if path != places[place].path]
 
 
-def _why_unwanted(place: str, file: files.Found, source: str, below: str | None) -> _Unwanted | None:
+def _why_unwanted(place: str, file: Found, source: str, below: str | None) -> _Unwanted | None:
     if below and place.startswith(below):
         return _BELOW_OUTPUT
     if _is_of_shards(place):
@@ -147,9 +148,9 @@ def _is_of_shards(path: str) -> bool:
     return isinstance(manifest, dict) and {"format_version", "shards", "vocabulary"} <= manifest.keys()
 
 
-def _named_once(source: str, wanted: Iterable[files.Found]) -> Iterator[Input]:
+def _named_once(source: str, wanted: Iterable[Found]) -> Iterator[Input]:
     """The files of a source as inputs, whose names tell them apart."""
-    named: dict[str, files.Found] = {}
+    named: dict[str, Found] = {}
     for file in wanted:
         try:
             file.name.encode()

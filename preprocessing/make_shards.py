@@ -22,8 +22,9 @@ with needs("preprocess"):
     from preprocessing import files, launch, options
     from preprocessing.encoder import EncoderError
     from preprocessing.interruption import end_when_interrupted
+    from preprocessing.job_lock import alone
     from preprocessing.layout import ShardingError
-    from preprocessing.output import FAILED, JobError, JobFailedError, alone
+    from preprocessing.output import FAILED, JobError, JobFailedError
     from preprocessing.schema import ShardError, UnavailableError
     from preprocessing.sources import SourceError, StorageError
     from preprocessing.summary import summary

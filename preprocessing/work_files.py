@@ -7,6 +7,7 @@ from enum import StrEnum
 from string import Formatter
 
 WORK = ".work"
+LOCK = f"{WORK}/lock"  # there for as long as a job is at work
 _WRITTEN = {
     "unit": r"\d+",
     "shard": r"(?:validation-)?shard-\d+-of-\d+\.arrow",

@@ -1,0 +1,95 @@
+"""The lock by which a job has its output directory to itself."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from preprocessing import files
+from preprocessing.locks import holder, wait_and_lock
+from preprocessing.output import JobFailedError
+from preprocessing.work_files import LOCK
+
+PATIENCE = 90.0  # seconds to wait for another job's end
+_ATTEMPTS = 100  # to make the lock's file
+
+
+@contextmanager
+def alone(output: str, note: Callable[[str], None]) -> Iterator[None]:
+    """Hold a directory: two jobs at a time would each take the other's files for its own, and mix their shards.
+
+    Remote ones have no locks. Nor is there one where nothing can be written, which is for others to tell.
+
+    Args:
+        output: the directory, absolute or a URL.
+        note: told what is waited for, and where the file system has no locks.
+
+    Raises:
+        JobFailedError: another job holds it, and did not end.
+    """
+    with ExitStack() as held:
+        if not files.is_remote(output):
+            with suppress(OSError):
+                held.enter_context(_locked(Path(output), note))
+        yield
+
+
+@contextmanager
+def _locked(output: Path, note: Callable[[str], None]) -> Iterator[None]:
+    path = output / LOCK
+    with ExitStack() as undo:  # the last first: a file that is still open would keep its folder on NFS
+        undo.callback(_remove_empty, path.parent, *([] if output.exists() else [output]))
+        undo.enter_context(_lock(path, note))
+        undo.callback(files.remove, str(output), [LOCK])
+        yield
+
+
+def _lock(path: Path, note: Callable[[str], None]) -> TextIO:
+    """The open file, which holds the lock; an earlier job gets time to end, or NFS to see that its node has."""
+    output = path.parent.parent
+
+    def in_use(who: str) -> str:
+        return f"{output}: another job is at work there, {who}; "
+
+    def wait(who: str) -> None:
+        note(f"{in_use(who)}waiting up to {PATIENCE:.0f} s for it to end")
+
+    while True:
+        file = _open(path)
+        held = wait_and_lock(file, PATIENCE, wait)
+        if held is False:
+            with file:
+                raise JobFailedError(f"{in_use(holder(file))}end that job, or choose another --output")
+        if held is None:
+            note(f"{output}: the file system has no locks; make sure that no other job works there")
+        if _is_open_at(path, file.fileno()):
+            return file
+        file.close()  # that of a job that has just ended, and removed it
+
+
+def _open(path: Path) -> TextIO:
+    for attempt in itertools.count(1):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return path.open("a+", encoding="utf-8", errors="replace")
+        except (FileNotFoundError, FileExistsError):  # another job that has just ended may be removing the folder
+            if attempt == _ATTEMPTS:
+                raise
+    raise AssertionError
+
+
+def _is_open_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_empty(*folders: Path) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()

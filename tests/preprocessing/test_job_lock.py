@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from preprocessing import job_lock, locks
+from preprocessing.job_lock import alone
+from preprocessing.output import JobFailedError
+from preprocessing.schema import ShardDirectory
+from tests.preprocessing.maker import Maker
+
+
+def test_a_second_job_waits_for_the_first_one_and_is_refused(
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With other options and --overwrite too: each would take the other's files for its own."""
+    monkeypatch.setattr(job_lock, "PATIENCE", 0.7)
+    output = tmp_path / "out"
+    notes: list[str] = []
+    with alone(str(output), notes.append):
+        for more in ((), ("--overwrite", "--seed", 2)):
+            with pytest.raises(SystemExit) as caught:
+                make(output, "--books", books / "*.txt", *more)
+            assert caught.value.code == 1
+            said = f"{output}: another job is at work there, process {os.getpid()} on {socket.gethostname()}"
+            assert capsys.readouterr().err == (
+                f"make_shards: {said}; waiting up to 1 s for it to end\n"
+                f"make_shards: error: {said}; end that job, or choose another --output\n"
+            )
+    assert not output.exists()
+    output.mkdir()
+    with alone(str(output), notes.append):
+        pass
+    assert list(output.iterdir()) == notes == []
+
+
+def test_a_second_job_goes_on_when_the_first_one_ends(make: Maker, books: Path, tmp_path: Path) -> None:
+    first = alone(str(tmp_path / "out"), print)
+    first.__enter__()
+    threading.Timer(1.0, first.__exit__, (None, None, None)).start()
+    make(tmp_path / "out", "--books", books / "*.txt")
+    assert not (tmp_path / "out" / ".work").exists()
+    assert len(ShardDirectory(tmp_path / "out").manifest.shards) > 0
+
+
+def _hold_in_turn(output: str, marker: str, rounds: int) -> int:
+    """How often this process held a directory, each time alone."""
+    locks._INTERVAL = 0.0
+    held = 0
+    for _ in range(rounds):
+        with contextlib.suppress(JobFailedError), alone(output, lambda _told: None):
+            os.close(os.open(marker, os.O_CREAT | os.O_EXCL))  # FileExistsError where another one holds it too
+            held += 1
+            Path(marker).unlink()
+    return held
+
+
+def test_of_jobs_that_come_and_go_one_at_a_time_holds_a_directory(tmp_path: Path) -> None:
+    """The last one out removes the lock and its folder while others are about to open it."""
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        held = pool.starmap(_hold_in_turn, [(str(tmp_path / "out"), str(tmp_path / "held"), 500)] * 4)
+    assert min(held) > 0
+    assert not list(tmp_path.glob("out/*"))
+
+
+@pytest.mark.parametrize("where", ["out", "out/.work", "."])
+def test_where_no_lock_can_be_made_the_job_itself_says_why(tmp_path: Path, where: str) -> None:
+    root = tmp_path / "root"
+    if where == ".":
+        root.symlink_to(tmp_path / "nowhere")
+    else:
+        (root / where).parent.mkdir(parents=True)
+        (root / where).symlink_to(tmp_path / "nowhere")
+    with alone(str(root / "out"), pytest.fail):
+        pass
