@@ -13,7 +13,7 @@ from preprocessing import files
 from preprocessing.globs import Found, expand
 from preprocessing.schema import MANIFEST, checksum_of
 from preprocessing.sources import DEFAULTS, Part, ReadOptions, SourceError, StorageError
-from preprocessing.sources.registry import SOURCES, Source, holds_several, numbers_rows
+from preprocessing.sources.registry import SOURCES, Source
 from preprocessing.terminal import counted
 
 UNIT_BYTES = 4 << 20  # inputs this small are read together, so that a thousand books are not a thousand tasks
@@ -109,7 +109,7 @@ def find_inputs(
         path, named = again[0]
         leading = f"{counted(len(again), 'path')} to a file named already"
         note(f"{leading} passed over, such as {path} to that of {named}")
-    _check_rows(file for file in found if numbers_rows(file.source, options))
+    _check_rows(file for file in found if SOURCES[file.source].numbers_rows(options))
     return sorted(found, key=lambda file: file[:2])
 
 
@@ -233,10 +233,9 @@ def located(units: Iterable[Unit], note: Callable[[str], None]) -> list[Unit]:
 
 def large_and_whole(units: Iterable[Unit], options: ReadOptions) -> list[Input]:
     """The large files of many documents that can't be read in parts, so that one worker reads all of each."""
-    whole = (
-        file for unit in units for file in unit.inputs if file.part is None and holds_several(file.source, options)
-    )
-    return [file for file in whole if text_bytes(file) > LARGE_BYTES]
+    whole = (file for unit in units for file in unit.inputs if file.part is None)
+    several = (file for file in whole if SOURCES[file.source].holds_several(options))
+    return [file for file in several if text_bytes(file) > LARGE_BYTES]
 
 
 def group_units(inputs: Sequence[Input]) -> list[Unit]:

@@ -17,7 +17,7 @@ from preprocessing.layout import Layout, ShardingError
 from preprocessing.options import Options
 from preprocessing.schema import FORMAT_VERSION, Vocabulary, token_type
 from preprocessing.sources import ReadOptions, SourceError, StorageError
-from preprocessing.sources.registry import ARTICLE_BYTES, holds_several
+from preprocessing.sources.registry import ARTICLE_BYTES, SOURCES
 from preprocessing.tokenization import parse_vocabulary
 from preprocessing.work_files import WORK, WorkFile
 
@@ -114,7 +114,7 @@ def choose_layout(inputs: Sequence[Input], options: Options, vocab_size: int) ->
 
 def _documents(file: Input, options: ReadOptions) -> float:
     """About how many documents an input holds."""
-    return text_bytes(file) / ARTICLE_BYTES if holds_several(file.source, options) else 1.0
+    return text_bytes(file) / ARTICLE_BYTES if SOURCES[file.source].holds_several(options) else 1.0
 
 
 def describe(job: Job, inputs: Iterable[Input]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from preprocessing.runner import run_pipeline
 from preprocessing.sampling import draw_sample
 from preprocessing.schema import MANIFEST, Manifest, ShardDirectory, Vocabulary, checksum_of
 from preprocessing.sources import MissingInputError, StorageError
+from preprocessing.sources.registry import SOURCES
 from preprocessing.terminal import in_line
 from preprocessing.tokenization import VocabularyError, check_case, load_vocabulary, parse_vocabulary, vocabulary_text
 from preprocessing.transforms import build_pipeline
@@ -165,10 +166,11 @@ def locate(job: Job, units: Sequence[Unit]) -> list[Unit]:
         StorageError: an input can't be read, or has changed.
     """
     for file in large_and_whole(units, job.options.read):
-        multistream = " from the multistream dump, or" if file.source == "wikipedia" else ""
+        together = SOURCES[file.source].together
+        otherwise = f" from {together}, or" if together else ""
         note(
             f"{file.path}: one worker reads all of it, some {text_bytes(file) / 1e9:.1f} GB of text; all read it "
-            f"together{multistream} once it is decompressed"
+            f"together{otherwise} once it is decompressed"
         )
     return located(units, note)
 

@@ -232,12 +232,12 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         help="a file is a document, or google-research/bert's input: a sentence a line, a blank line between documents "
         "(default: file)",
     )
-    for source, what in (("parquet", "column"), ("jsonl", "field")):
-        for content in ("text", "title"):
+    for source, its in SOURCES.items():
+        for content in ("text", "title") if its.named else ():
             inputs.add_argument(
-                f"--{source}-{content}-{what}",
+                f"--{source}-{content}-{its.named}",
                 metavar="NAME",
-                help=f"the {what} that holds a document's {content} (default: {content})",
+                help=f"the {its.named} that holds a document's {content} (default: {content})",
             )
     inputs.add_argument(
         "--on-error",
@@ -269,15 +269,12 @@ def inputs_of(ours: argparse.ArgumentParser, found: argparse.Namespace) -> dict[
 
 def read_options(found: argparse.Namespace) -> ReadOptions:
     """Of a parsed command line, what it says about reading."""
-    return ReadOptions(
-        books_format=found.books_format or DEFAULTS.books_format,
-        parquet=_columns(found.parquet_text_column, found.parquet_title_column),
-        jsonl=_columns(found.jsonl_text_field, found.jsonl_title_field),
-        on_error=found.on_error,
-    )
+    columns = {source: _columns(found, source, its.named) for source, its in SOURCES.items() if its.named}
+    return ReadOptions(books_format=found.books_format or DEFAULTS.books_format, on_error=found.on_error, **columns)
 
 
-def _columns(text: str | None, title: str | None) -> Columns:
+def _columns(found: argparse.Namespace, source: str, what: str) -> Columns:
+    text, title = (getattr(found, f"{source}_{content}_{what}") for content in ("text", "title"))
     return Columns(text or Columns.text, title or Columns.title)
 
 

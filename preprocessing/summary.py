@@ -10,6 +10,7 @@ from preprocessing.inputs import Input
 from preprocessing.layout import SEVERAL, Counts
 from preprocessing.schema import Manifest
 from preprocessing.sources import MAX_DOCUMENT, Columns
+from preprocessing.sources.registry import SOURCES
 from preprocessing.terminal import counted, in_line
 
 STRANGE_UNKNOWN_RATE = 0.05
@@ -145,9 +146,11 @@ def _tell_passed_over(manifest: Manifest) -> Iterator[str]:
 def _tell_texts(manifest: Manifest) -> Iterator[str]:
     """What the texts lack, or have that may not be meant."""
     read = manifest.statistics["documents"]["read"]
-    title, jsonl = manifest.options["read"]["jsonl"]["title"], manifest.statistics["sources"].get("jsonl")
-    if jsonl and title != Columns.title and not jsonl["titles"]:
-        yield f"  no titles: the field {title!r} of --jsonl-title-field is in no document of --jsonl"
+    for source, found in manifest.statistics["sources"].items():
+        named = SOURCES[source].named
+        title = manifest.options["read"][source]["title"] if named else Columns.title
+        if title != Columns.title and not found["titles"]:
+            yield f"  no titles: the {named} {title!r} of --{source}-title-{named} is in no document of --{source}"
     if replaced := _total(manifest, "replaced"):
         yield f"  replaced   {counted(replaced, 'place')} with bytes that are no UTF-8"
     if guessed := _total(manifest, "windows_1252"):

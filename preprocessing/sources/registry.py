@@ -39,6 +39,11 @@ class Source:
         starts: where it can be cut; None where a reader finds that in any range of bytes.
         text_share: of a file's bytes, decompressed, the rest being markup.
         passed_over: in the name of files that lie beside the source's own and are not wanted.
+        holds_several: whether a file holds any number of documents; else it is one.
+        names_documents: whether documents are called as the file says; else they are FILE#ROW where it holds several.
+        together: what of a source several workers read together though it is compressed.
+        named: what a document's text and title are in, where the user can name it: a column, a field. ReadOptions has
+            these names under the source's own.
     """
 
     help: str
@@ -48,6 +53,18 @@ class Source:
     starts: Starts | None = None
     text_share: float = 1.0
     passed_over: re.Pattern[str] | None = None
+    holds_several: Callable[[ReadOptions], bool] = lambda _: True
+    names_documents: bool = False
+    together: str | None = None
+    named: str | None = None
+
+    def numbers_rows(self, options: ReadOptions) -> bool:
+        """Whether documents are called FILE#ROW, so that no other such source may have a file of that name."""
+        return self.holds_several(options) and not self.names_documents
+
+
+def _are_google_s(options: ReadOptions) -> bool:
+    return options.books_format == "google"
 
 
 SOURCES = {
@@ -58,16 +75,22 @@ SOURCES = {
         lambda file, _: is_plain(file) or _has_streams(file),
         text_share=0.25,  # 0.17 of all English Wikipedia, up to 0.43 of some of its long articles
         passed_over=wikipedia.INDEX,
+        names_documents=True,
+        together="the multistream dump",
     ),
     "books": Source(
         "plain text files, of books or of anything else, one document each; see --books-format",
         books.read,
         books.read_part,
-        lambda file, options: holds_several("books", options) and is_plain(file),
+        lambda file, options: _are_google_s(options) and is_plain(file),
         books.starts,
+        holds_several=_are_google_s,
     ),
     "parquet": Source(
-        "Parquet files with a column of text, such as wikimedia/wikipedia", read=None, read_part=parquet.read
+        "Parquet files with a column of text, such as wikimedia/wikipedia",
+        read=None,
+        read_part=parquet.read,
+        named="column",
     ),
     "jsonl": Source(
         "files with a JSON object a line, a document each",
@@ -75,6 +98,7 @@ SOURCES = {
         jsonl.read_part,
         lambda file, _: is_plain(file),
         jsonl.starts,
+        named="field",
     ),
     "wikiextractor": Source(
         "files of <doc ...> ... </doc> that WikiExtractor writes",
@@ -89,13 +113,3 @@ SOURCES = {
 def _has_streams(file: BinaryIO) -> bool:
     """Whether a file, at its beginning, is of several bzip2 streams."""
     return file.read(len(bzip2.MAGIC)) == bzip2.MAGIC and bzip2.first_start(file, 1, _LOOKED_AT) is not None
-
-
-def numbers_rows(source: str, options: ReadOptions) -> bool:
-    """Whether a source's documents are called FILE#ROW, so that no other such source may have a file of that name."""
-    return source != "wikipedia" and holds_several(source, options)
-
-
-def holds_several(source: str, options: ReadOptions) -> bool:
-    """Whether a file of a source holds any number of documents; else it is one."""
-    return source != "books" or options.books_format == "google"

@@ -293,6 +293,13 @@ def test_a_field_for_titles_that_no_record_has_is_told_in_the_summary(make: Make
         assert jsonl["titles"] == (3 if field == "headline" else 0)
 
 
+def test_a_column_for_titles_that_is_empty_is_told_in_the_summary(make: Maker, tmp_path: Path) -> None:
+    texts, nothing = [text(number) for number in range(4)], pa.array([None] * 4, pa.string())
+    pq.write_table(pa.table({"text": texts, "heading": nothing}), tmp_path / "a.parquet")
+    said = make(tmp_path / "out", "--parquet", tmp_path / "a.parquet", "--parquet-title-column", "heading")
+    assert "no titles: the column 'heading' of --parquet-title-column is in no document of --parquet" in said
+
+
 def test_lines_of_googles_format_are_sentences(make: Maker, tmp_path: Path) -> None:
     document = "The ship sailed. The sea slept.\nof his first\nlong voyage home. And never"
     (tmp_path / "a.txt").write_text(f"{document}\n\n{text(1)}\n")
