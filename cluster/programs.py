@@ -19,8 +19,7 @@ from cluster.paths import whole
 from preprocessing.command_line import OneLineParser
 from preprocessing.schema import MANIFEST
 from trainer.config import Recipe, load_recipe
-from trainer.hugging_face import CONFIG as MODEL_CONFIG
-from trainer.initial_model import initial_model
+from trainer.initial_model import initial_model, tells_its_model
 from trainer.run_directory import RunDirectory
 from trainer.settings import ConfigError, is_override
 
@@ -146,7 +145,7 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
         raise ConfigError(f"pretrain: {rest[0]!r} is neither an option of the trainer nor a setting section.key=value")
     initial = ["--init-from", str(found.init_from)] if found.init_from else []
     shards = [Path(source) for source in found.shards if "://" not in source]
-    seen = found.init_from and os.access(found.init_from / MODEL_CONFIG, os.R_OK)  # else check_reads or the job tells
+    seen = found.init_from and tells_its_model(found.init_from)  # else check_reads or the job tells
     model = initial_model(found.init_from if seen else None, RunDirectory(found.output))
     place = found.output.resolve()
     for path in shards:

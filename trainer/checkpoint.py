@@ -21,12 +21,24 @@ from preprocessing.schema import checksum_of
 from trainer.divergence import LossTrend
 from trainer.files import end_of_step, incomplete, metrics_of, sync, write_atomically
 from trainer.loss_scale import LossScale
+from trainer.model import BertConfig
 from trainer.run_directory import CheckpointError, RunDirectory, step_folders, step_name, step_number
 from trainer.settings import first_problem
 
+RUN_STATE = "run_state.json"
 _LOOKED_AT = 1 << 20  # bytes of metrics before the place where they are cut, in which damaged lines are looked for
 
 _log = logging.getLogger("pretrain")
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What a checkpoint is of: all that another run must know to begin with it, wherever the folder lies then."""
+
+    model: BertConfig
+    vocabulary_blake2b: str
+    optimizer: str  # its name
+    seed: int  # of the order of samples and their masks
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,7 @@ class RunState:
     loss_scale: LossScale | None = None  # of fp16's dynamic loss scaling
     code: dict[str, Any] = field(default_factory=dict)  # that trains; see trainer.lineage.code_version
     trend: LossTrend | None = None  # of the losses so far
+    learner: Learner | None = None  # None where an earlier version wrote it
 
 
 _RUN_STATE = pydantic.TypeAdapter(RunState)
@@ -60,7 +73,7 @@ def commit_checkpoint(run: RunDirectory, state: RunState) -> None:
     staging, final = run.staging(state.step), run.checkpoint(state.step)
     values = asdict(state)
     text = json.dumps({**values, "blake2b": _checksum(values)}, indent=2) + "\n"
-    write_atomically(staging / "run_state.json", text)
+    write_atomically(staging / RUN_STATE, text)
     for file in filter(Path.exists, (run.metrics, run.validation_metrics)):
         sync(file)  # or a power cut could take lines of steps that no resume will train again
     sync(staging)
@@ -160,7 +173,7 @@ def read_run_state(checkpoint: Path) -> RunState:
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
-    path = checkpoint / "run_state.json"
+    path = checkpoint / RUN_STATE
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         _take_checksum(values)

@@ -324,9 +324,10 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
 
 def advice_on(changed: Sequence[str]) -> str:
     """What to do about a run that was started with something else, of settings what ``differences`` tells."""
-    longer = "; to train longer, give its last export to --init-from, with another --output"
     advice = "choose another --output, or go on with what the run was started with"
-    return advice + (longer if any(".steps: " in text for text in changed) else "")
+    if any(text.startswith("model.") for text in changed):
+        return advice
+    return f"{advice}; to train longer or otherwise, give its last checkpoint to --init-from, with another --output"
 
 
 def other_draws(old: Recipe, new: Recipe) -> list[str]:

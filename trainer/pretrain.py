@@ -279,7 +279,8 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--init-from", type=parse_path, metavar="DIR",
-        help="begin with the weights of a Hugging Face BERT directory (continued pretraining); a resume has its own",
+        help="begin with the weights of a Hugging Face BERT directory (continued pretraining), or with weights and "
+        "moments of another run's RUN/checkpoints/step-...; a resume has its own",
     )  # fmt: skip
     # The launcher's, DeepSpeed's or torch.distributed.launch's; LOCAL_RANK says the same.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)

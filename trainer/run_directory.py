@@ -49,7 +49,7 @@ class RunDirectory:
     manifest = _Below("manifest.json")  # the manifest of the shards that the run reads
     code = _Below("code.json")  # commit and versions; see trainer.lineage.code_version
     code_changes = _Below("code.diff")  # what differed from the commit, as a patch
-    initial_weights = _Below("initial_weights.json")  # directory and checksum of those it began with; missing where new
+    initial_weights = _Below("initial_weights.json")  # which it began with; missing where they were new
     metrics = _Below("metrics.jsonl")  # a line of JSON per step
     validation_metrics = _Below("validation.jsonl")  # a line of JSON per evaluation on the validation shards
     tracking = _Below("mlflow.json")  # what MLflow knows of this run
@@ -113,7 +113,10 @@ class RunDirectory:
         return outcome.ending if outcome else None
 
     def read_initial_weights(self) -> dict[str, str] | None:
-        """Directory and checksum of the weights that the run began with; None where they were new ones.
+        """Which weights the run began with; None where they were new ones.
+
+        Returns:
+            "directory" and "blake2b", their checksum; and of a checkpoint, with which the moments came, its "step".
 
         Raises:
             CheckpointError: the file is damaged.
@@ -122,8 +125,9 @@ class RunDirectory:
             return None
         try:
             told = json.loads(self.initial_weights.read_text(encoding="utf-8"))
-            return {name: str(told[name]) for name in ("directory", "blake2b")}
-        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            known = ("directory", "blake2b", *({"step"} & told.keys()))
+            return {name: str(told[name]) for name in known}
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{self.initial_weights}: damaged ({error}); choose another --output") from error
 
     def set_outcome(self, ending: Ending | None, reason: str = "") -> None:
@@ -188,9 +192,18 @@ def step_folders(folder: Path) -> list[Path]:
 
 def newest_export_around(path: Path) -> Path | None:
     """The newest export of the run that a path is, or lies in, such as a checkpoint; None where it is in none."""
-    around = (RunDirectory(folder) for folder in (path, path.parent, path.parent.parent))
-    exports = [export for run in around for export in step_folders(run.exports)]
+    exports = [export for run in _runs_around(path) for export in step_folders(run.exports)]
     return exports[-1] if exports else None
+
+
+def newest_checkpoint_around(path: Path) -> Path | None:
+    """The newest checkpoint of the run that a path is, or lies in; None where it is in none."""
+    checkpoints = [checkpoint for run in _runs_around(path) for checkpoint in step_folders(run.checkpoints)]
+    return checkpoints[-1] if checkpoints else None
+
+
+def _runs_around(path: Path) -> list[RunDirectory]:
+    return [RunDirectory(folder) for folder in (path, path.parent, path.parent.parent)]
 
 
 def step_number(path: Path) -> int:

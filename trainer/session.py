@@ -14,13 +14,14 @@ import torch
 
 from preprocessing.schema import checksum
 from trainer.bottlenecks import Bottlenecks
-from trainer.checkpoint import RunState, cut_metrics, has_line, read_run_state
+from trainer.checkpoint import Learner, RunState, cut_metrics, has_line, read_run_state
 from trainer.config import Phase, Recipe
 from trainer.corpus import Corpus, train_stream
 from trainer.data import Batch
 from trainer.divergence import LossTrend, diverged, follow
 from trainer.engine import Engine, GlobalCounts
 from trainer.files import append_line
+from trainer.initial_model import initial_weights, is_checkpoint, learner_of
 from trainer.lineage import other_versions
 from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps
 from trainer.metrics import Laps, measure_ceiling, memory_share, peak_memory, roomiest_micro_batch
@@ -30,7 +31,6 @@ from trainer.progress import Progress
 from trainer.run_directory import CheckpointError, Ending, RunDirectory, step_folders, step_number
 from trainer.saving import Saver, export_if_missing
 from trainer.skipping import count_skipped
-from trainer.start import initial_weights
 from trainer.stopping import StopRequests, watch
 from trainer.validation import Validation, describe
 from trainer.world import World
@@ -256,9 +256,10 @@ class Session:
         return type(error)(f"{error}; no checkpoint of the last step ({why})") if (why := self.saver.problem) else error
 
     def _start_engine(self, phase: Phase, config: dict[str, Any], step: int) -> Engine:
-        """The engine of a phase with the weights after ``step``, new ones for 0."""
+        """The engine of a phase with the weights after ``step``; for 0 new ones, or those that the run begins with."""
         recipe, world = self.recipe, self.world
-        checkpoint = self.run.checkpoint(step) if step else None
+        branch = self.init_from if self.init_from and not step and is_checkpoint(self.init_from) else None
+        checkpoint = self.run.checkpoint(step) if step else branch
         given = initial_weights(self.init_from, recipe) if self.init_from and not checkpoint else None
         state = read_run_state(checkpoint) if checkpoint else None
         loss_scale = state.loss_scale if state else None
@@ -278,7 +279,9 @@ class Session:
         if given:
             lacking = f", which has no {', '.join(given.initialized)}: newly initialised" if given.initialized else ""
             _log.info("begins with the weights of %s%s", self.init_from, lacking)
-        if state:
+        if state and branch:
+            _tell_of_branch(state, branch, engine.optimizer_step, recipe, self.shards)
+        elif state:
             self._trend = state.trend
             _log.info("resumed after step %d from %s", step, checkpoint)
             _warn_of_other_bits(state, world, self._code)
@@ -338,9 +341,10 @@ class Session:
                 _log.info("step %d, %s", step, told)
 
     def _state(self, step: int, engine: Engine) -> RunState:
+        recipe = self.recipe
         return RunState(
             step=step,
-            samples=self.recipe.samples(step),
+            samples=recipe.samples(step),
             world_size=self.world.size,
             threads=torch.get_num_threads(),
             manifest_blake2b=self.shards.manifest_blake2b,
@@ -348,6 +352,7 @@ class Session:
             code=self._code,
             trend=self._trend,
             loss_scale=engine.loss_scale,
+            learner=Learner(recipe.model, self.shards.vocabulary.blake2b, recipe.optimizer.name, recipe.train.seed),
         )
 
 
@@ -356,6 +361,23 @@ def owes_validation(run: RunDirectory, recipe: Recipe, step: int) -> bool:
     ends = (min(end, recipe.last_step) for begin, end, _ in recipe.phase_ranges() if begin < step <= end)
     is_due = any(_is_due(recipe.log.validate_every, step, end) for end in ends)
     return is_due and not has_line(run.validation_metrics, step)
+
+
+def _tell_of_branch(state: RunState, checkpoint: Path, updates: int, recipe: Recipe, shards: Corpus) -> None:
+    """Say what a run takes over from a checkpoint of another one, and what it does again."""
+    learner, ours = learner_of(checkpoint), recipe.optimizer.name
+    if recipe.phases[0].reset_moments:
+        moments = "; phases.0.reset_moments leaves its moments out"
+    else:
+        other = "" if learner.optimizer == ours else f", with which {ours} goes on"
+        moments = f" and the moments of {updates} updates by {learner.optimizer}{other}"
+    _log.info("begins with the weights of %s%s", checkpoint, moments)
+    if (state.manifest_blake2b, learner.seed) == (shards.manifest_blake2b, recipe.train.seed):
+        _log.warning(
+            "shards and train.seed are those of %s: this run has the same samples and masks again, of a length from "
+            "the first one on; train.seed=%d draws others",
+            checkpoint, learner.seed + 1,
+        )  # fmt: skip
 
 
 def _warn_of_other_bits(state: RunState, world: World, code: Mapping[str, Any]) -> None:

@@ -146,11 +146,24 @@ def verify_state(directory: Path) -> None:
         list(pool.map(_verify_file, _paths(directory)))
 
 
-def _verify_file(path: Path) -> None:
+def stored_checksums(directory: Path) -> list[str]:
+    """What verify_state compares: of each rank's file the checksum that was written beside it.
+
+    Raises:
+        StateError: a file or a checksum is missing.
+    """
+    return [_stored_checksum(path) for path in _paths(directory)]
+
+
+def _stored_checksum(path: Path) -> str:
     try:
-        expected = path.with_suffix(_CHECKSUM).read_text(encoding="ascii").strip()
+        return path.with_suffix(_CHECKSUM).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise StateError(f"{path}: its checksum is missing ({error})") from error
+
+
+def _verify_file(path: Path) -> None:
+    expected = _stored_checksum(path)
     if not path.is_file() or checksum(path) != expected:
         raise StateError(f"{path}: not the bytes that were written")
 

@@ -33,8 +33,14 @@ from trainer.data import validation_stream
 from trainer.engine import check_deepspeed, device_kind, fp16_is_supported
 from trainer.files import is_full, write_atomically
 from trainer.fp8 import why_not_fp8
-from trainer.hugging_face import WEIGHTS, Export, load_export
-from trainer.initial_model import initial_model
+from trainer.initial_model import (
+    check_given,
+    given_checksum,
+    initial_model,
+    is_checkpoint,
+    learner_of,
+    verify_given,
+)
 from trainer.leases import hold_run
 from trainer.lineage import code_version, environment, uncommitted_changes, unlike
 from trainer.model import BertConfig, parameter_shapes
@@ -70,7 +76,7 @@ def check(
         configs: DeepSpeed's of its phases, resolved.
         shards: to train on.
         run: new, or to go on with.
-        init_from: Hugging Face directory whose weights a new run begins with.
+        init_from: Hugging Face directory or checkpoint that a new run begins with.
 
     Raises:
         ConfigError, ShardError, VocabularyError, CheckpointError: what does not, and what to do.
@@ -91,7 +97,7 @@ def check(
     _check_run(run, recipe, shards)
     if init_from and not run.step:
         _check_initial_vocabulary(init_from, shards)
-        initial_weights(init_from, recipe)
+        check_given(init_from, recipe)
 
 
 def check_agreement(world: World, recipe: Recipe, configs: Sequence[dict[str, Any]], shards: Corpus) -> None:
@@ -121,14 +127,21 @@ def check_initial_weights(world: World, init_from: Path) -> dict[str, str]:
         What RUN/initial_weights.json tells of them.
 
     Raises:
-        ConfigError: on every rank, one was given others than the first; DeepSpeed would give it the first one's.
+        ConfigError: on every rank, one was given others than the first, of which DeepSpeed would give it some; or a
+            checkpoint that is damaged.
     """
-    weights = init_from.resolve()
-    first, *others = world.gather(checksum(weights / WEIGHTS))
-    for rank, other in enumerate(others, start=1):
-        if other != first:
+    mine: dict[str, str] | ConfigError
+    try:
+        mine = verify_given(init_from)
+    except ConfigError as error:
+        mine = error
+    found = world.gather(mine)
+    for rank, told in enumerate(found):
+        if isinstance(told, ConfigError):
+            raise ConfigError(f"rank {rank}: {told}")
+        if told["blake2b"] != found[0]["blake2b"]:
             raise _apart(rank, "initial weights")
-    return {"directory": str(weights), "blake2b": first}
+    return {**found[0]}
 
 
 def _apart(rank: int, what: str) -> ConfigError:
@@ -169,30 +182,6 @@ def _is_seen(file: Path, blake2b: str) -> bool:
         time.sleep(0.5)
 
 
-def initial_weights(directory: Path, recipe: Recipe) -> Export:
-    """The model in a Hugging Face directory, heads included where it has them.
-
-    Raises:
-        ConfigError: it can't be read or is not the recipe's model.
-    """
-    try:
-        export = load_export(directory, recipe.train.seed)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--init-from: {error}") from error
-    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
-             "is_decoder", "pre_layer_norm", "max_position_embeddings", "type_vocab_size",
-             "layer_norm_eps")  # fmt: skip
-    values = {name: (getattr(export.config, name), getattr(recipe.model, name)) for name in sizes}
-    if differing := {name: (found, wanted) for name, (found, wanted) in values.items() if found != wanted}:
-        told = "; ".join(f"{name} {found}, the recipe {wanted}" for name, (found, wanted) in differing.items())
-        settings = [f"model.{name}={json.dumps(found)}" for name, (found, _) in differing.items()]  # as TOML has it too
-        advice = f"set {' '.join(settings)}, or take a recipe that leaves it open, such as continued.toml"
-        if "vocab_size" in differing:  # that of the shards, as has been seen
-            advice = "give it the shards' words by trainer.new_vocabulary, or make shards with its own"
-        raise ConfigError(f"--init-from: {directory} has {told}; {advice}")
-    return export
-
-
 def why_not_fused(device: torch.device) -> str:
     """What keeps this machine from the kernels of trainer.fused, or ''."""
     if device.type != "cuda":
@@ -219,7 +208,7 @@ def find_beginning(run: RunDirectory, recipe: Recipe, shards: Corpus, init_from:
     remove_leftovers(run)
     step = _newest_good_step(run, recipe, shards)
     if not step and run.config.is_file():
-        _check_initial_weights(run, init_from)
+        _check_same_beginning(run, init_from)
     return step
 
 
@@ -347,7 +336,14 @@ def _check_segments(recipe: Recipe, shards: Corpus) -> None:
 
 
 def _check_initial_vocabulary(directory: Path, shards: Corpus) -> None:
-    """See that the words of a Hugging Face directory, where it tells them, are those of the shards."""
+    """See that the words of a checkpoint, or of a Hugging Face directory where it has them, are those of the shards."""
+    if is_checkpoint(directory):
+        if learner_of(directory).vocabulary_blake2b != shards.vocabulary.blake2b:
+            raise ConfigError(
+                f"--init-from: {directory} is of another vocabulary than {shards.name}; make shards with the "
+                "tokenizer/vocab.txt of its run, or begin with its export, which trainer.new_vocabulary can change"
+            )
+        return
     wanted = load_vocabulary(shards.tokenizer / VOCABULARY_FILE)
     try:
         if not any((directory / name).is_file() for name in (VOCABULARY_FILE, TOKENIZER_FILE)):
@@ -396,10 +392,10 @@ def _unwritable(run: RunDirectory, error: OSError) -> CheckpointError:
     return CheckpointError(f"{run.path}: can't be written ({error.strerror}); {advice}")
 
 
-def _check_initial_weights(run: RunDirectory, init_from: Path | None) -> None:
+def _check_same_beginning(run: RunDirectory, init_from: Path | None) -> None:
     """See that a run that has no checkpoint yet begins again with the weights that it began with."""
     told = run.read_initial_weights()
-    if (told and told["blake2b"]) != (init_from and checksum(init_from / WEIGHTS)):
+    if (told and told["blake2b"]) != (init_from and given_checksum(init_from)):
         begun = f"with the weights of {told['directory']}" if told else "without --init-from"
         raise CheckpointError(
             f"{run.path}: the run was started {begun} and has no checkpoint yet; start it so again, or choose another "

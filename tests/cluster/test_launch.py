@@ -5,6 +5,7 @@ SLURM's commands are stand-ins here that write down how they were called; test_s
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -36,6 +37,7 @@ from tests.eval.evaluations import results
 from tests.trainer.conftest import TINY
 from tests.trainer.shard_factory import write_shards
 from trainer import pretrain
+from trainer.checkpoint import Learner, RunState, begin_checkpoint, commit_checkpoint
 from trainer.run_directory import RunDirectory
 from trainer.settings import ConfigError
 
@@ -1172,6 +1174,12 @@ def test_what_a_recipe_leaves_open_of_the_model_is_that_of_the_weights(here):
     (here / "old" / "config.json").write_text(json.dumps({"vocab_size": 64, "hidden_act": "relu", **sizes}))
     model = READERS["pretrain"](given).recipe.model
     assert (model.vocab_size, model.num_hidden_layers, model.hidden_act) == (64, 2, "relu")
+    run = RunDirectory(here / "other")
+    begin_checkpoint(run, 4)
+    learner = Learner(dataclasses.replace(model, hidden_act="gelu"), "v", "adamw", 1)
+    commit_checkpoint(run, RunState(4, 32, 1, 1, "m", "c", learner=learner))
+    given[-1] = "other/checkpoints/step-000004"
+    assert READERS["pretrain"](given).recipe.model == learner.model
 
 
 @pytest.mark.parametrize(
@@ -1703,7 +1711,7 @@ def test_a_run_is_gone_on_with_by_the_settings_that_it_was_started_with(here, sl
         "train.seed: 1 -> 7); choose another --output, or go on with what the run was started with\n"
     )
     assert main([*command, "--output", "run", "phases.0.steps=999"]) == 2
-    assert "; to train longer, give its last export to --init-from, with another --output\n" in capsys.readouterr().err
+    assert "; to train longer or otherwise, give its last checkpoint to --init-from, " in capsys.readouterr().err
     assert [path.name for path in (here / "run").iterdir()] == ["config.toml"]
     assert main([*command, "--output", "run", "phases.0.micro_batch_size=4", "checkpoint.every=3"]) == 0
 

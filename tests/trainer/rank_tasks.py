@@ -39,6 +39,7 @@ from trainer.loading import StepReader, Steps
 from trainer.model import EMPTY_SLOT, Losses
 from trainer.non_finite import NonFiniteError
 from trainer.run_directory import RunDirectory
+from trainer.sharded_state import file_name, write_state
 from trainer.stopping import end_at_once
 from trainer.world import World, has_joined, leave_world
 
@@ -150,6 +151,21 @@ def run_pretrain_and_crash(arguments: list[str]) -> int:
         raise MemoryError
 
     return _with_accident(arguments, 2, crash)
+
+
+def run_pretrain_and_keep_its_beginning(arguments: list[str]) -> int:
+    """The trainer's main; before the first step the ranks write what they begin with into OUTPUT.begun."""
+    train_step, begun = Engine.train_step, Path(arguments[arguments.index("--output") + 1] + ".begun")
+
+    def keep_and_step(self: Engine, *args: Any, **kwargs: Any) -> dict[str, float]:
+        begun.mkdir(exist_ok=True)
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        if not (begun / file_name(rank, world)).exists():
+            write_state(begun, rank, world, self.snapshot(), self.optimizer_step)
+        return train_step(self, *args, **kwargs)
+
+    Engine.train_step = keep_and_step  # type: ignore[method-assign]
+    return pretrain.main(arguments)
 
 
 def run_pretrain_and_crash_beside_others(arguments: list[str]) -> int:

@@ -26,17 +26,15 @@ from tests.trainer.shard_factory import write_shards
 from trainer.checkpoint import RunState, begin_checkpoint, commit_checkpoint
 from trainer.config import load_recipe, to_toml
 from trainer.corpus import open_corpus
-from trainer.hugging_face import Export, load_config
+from trainer.hugging_face import load_config
 from trainer.model import parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory
-from trainer.settings import ConfigError
 from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, Fragment, write_state
 from trainer.start import (
     _check_segments,
     _is_seen,
     _other_shards,
     find_beginning,
-    initial_weights,
     take_over,
     warn_of_settings,
     write_run,
@@ -315,14 +313,18 @@ def test_only_a_run_in_which_nothing_was_trained_may_be_removed(begun, recipe):
         begun.take_over()
 
 
-def test_how_a_run_is_trained_for_longer_is_told_where_that_is_what_was_asked_for(begun, recipe):
+def test_how_a_run_is_trained_for_longer_or_on_more_is_told(begun, recipe, books):
     begun.run.metrics.touch()
     begun.recipe = load_recipe(recipe, ["phases.0.steps=9"])
-    longer = r"steps: 8 -> 9\); choose .*; to train longer, give its last export to --init-from, with another --output$"
-    with pytest.raises(CheckpointError, match=longer):
+    longer = "; to train longer or otherwise, give its last checkpoint to --init-from, with another --output$"
+    with pytest.raises(CheckpointError, match=rf"steps: 8 -> 9\); choose .*{longer}"):
         begun.take_over()
-    begun.recipe = load_recipe(recipe, ["schedule.warmup_steps=1"])
-    with pytest.raises(CheckpointError, match=r"warmup_steps: 2 -> 1\); choose .* started with$"):
+    begun.recipe = load_recipe(recipe, ["model.hidden_dropout_prob=0.2"])
+    with pytest.raises(CheckpointError, match=r"hidden_dropout_prob: 0.1 -> 0.2\); choose .* started with$"):
+        begun.take_over()
+    begun.recipe, begun.shards = load_recipe(recipe), open_corpus([str(books)])
+    begun.run.manifest.write_text("{}")
+    with pytest.raises(CheckpointError, match=f"other shards than {books}; choose .*{longer}"):
         begun.take_over()
 
 
@@ -453,24 +455,6 @@ def test_what_a_recipe_leaves_open_of_the_model_is_that_of_the_weights(call, tmp
     codes, log = call(output=tmp_path / "new", config=open_recipe)
     assert codes == [2]
     assert f"{open_recipe}: has no [model], for it goes on with a given one; name by --init-from its folder" in log
-
-
-@pytest.mark.parametrize(("name", "value"), [
-    ("vocab_size", 72), ("hidden_size", 64), ("num_hidden_layers", 3), ("num_attention_heads", 4),
-    ("intermediate_size", 32), ("hidden_act", "relu"), ("is_decoder", True), ("pre_layer_norm", True),
-    ("max_position_embeddings", 64), ("type_vocab_size", 3), ("layer_norm_eps", 1e-5),
-])  # fmt: skip
-def test_weights_of_a_model_that_computes_something_else_are_refused(recipe, tmp_path, monkeypatch, name, value):
-    """Most would fit, and give another model."""
-    settings = load_recipe(recipe)
-    weights = {"nsp.bias": torch.zeros(2)}
-    monkeypatch.setattr("trainer.start.load_export", lambda *_: Export(settings.model, weights, []))
-    assert initial_weights(tmp_path, settings).state is weights
-    other = dataclasses.replace(settings.model, **{name: value})
-    monkeypatch.setattr("trainer.start.load_export", lambda *_: Export(other, weights, []))
-    advice = "give it the shards' words" if name == "vocab_size" else f"set model.{name}={json.dumps(value)}, or take a"
-    with pytest.raises(ConfigError, match=rf"has {name} {value}, the recipe {getattr(settings.model, name)}; {advice}"):
-        initial_weights(tmp_path, settings)
 
 
 def test_a_run_without_a_checkpoint_begins_again_with_the_same_weights(call, tmp_path):

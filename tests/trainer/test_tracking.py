@@ -982,13 +982,14 @@ def test_an_evaluation_waits_for_who_writes_into_its_store(run: RunDirectory, st
 
 
 def test_the_weights_that_a_run_began_with_are_tags(run: RunDirectory, store: str) -> None:
-    run.initial_weights.write_text(json.dumps({"directory": "/models/bert", "blake2b": "c0ffee"}))
+    run.initial_weights.write_text(json.dumps({"directory": "/models/bert", "blake2b": "c0ffee", "step": "4"}))
     main(["sync", str(run.path)])
     found = only_run(store)
     files = {Path(file.path).name for file in MlflowClient(store).list_artifacts(found.info.run_id, "run")}
     assert "initial_weights.json" in files
     tags = found.data.tags
     assert (tags["initial_weights_directory"], tags["initial_weights_blake2b"]) == ("/models/bert", "c0ffee")
+    assert tags["initial_weights_step"] == "4"
 
 
 @pytest.mark.parametrize("mistake", ["untracked", "store gone", "run gone", "cut", "emptied"])
