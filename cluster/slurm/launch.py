@@ -38,6 +38,7 @@ _OF_OPTIONS = {
     "gres": "SBATCH_GRES",
     "mem": "SBATCH_MEM_PER_NODE",
 }
+_CONFIGURATION = ("SLURM_CONF", "SLURM_JWT")  # where SLURM is, and who asks: all.sh knows them too
 
 
 def launch(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dry_run: bool) -> None:
@@ -53,7 +54,8 @@ def launch(programs: Sequence[Program], settings: SlurmSettings, folder: Path, d
     if not dry_run:
         outputs = {program.name: program.output for program in programs}
         for name, number in submit(command, programs[0].name, _overruling(programs, settings)):
-            print(_where_to_look(name, number, folder / LOGS, outputs[name]))
+            members = "_*" if _array(settings.of_job(name)) else ""
+            print(_where_to_look(name, number, f"{name}-{number}{members}.log", folder / LOGS, outputs[name]))
     print(f"{'to submit' if dry_run else 'once more'}: {shlex.join(command)}")
 
 
@@ -124,7 +126,9 @@ def submit(command: list[str], name: Name, overruling: Collection[str]) -> Itera
     """
     if dropped := sorted(set(overruling) & os.environ.keys()):
         print(f"note: {', '.join(dropped)} of this shell are left out, for the settings say it", file=sys.stderr)
-    environment = {variable: value for variable, value in os.environ.items() if variable not in dropped}
+    environment = {
+        variable: value for variable, value in os.environ.items() if variable not in {*dropped, *_of_a_job_around()}
+    }
     command = ["sbatch", "--parsable", *command[1:]] if command[0] == "sbatch" else command
     done = subprocess.run(command, capture_output=True, text=True, env=environment)  # noqa: S603  our own job files
     if done.returncode:
@@ -133,6 +137,12 @@ def submit(command: list[str], name: Name, overruling: Collection[str]) -> Itera
         return [(name, done.stdout.partition(";")[0].strip())]
     numbers = dict(line.split() for line in done.stdout.splitlines())
     return [(name, numbers[name]) for name in NAMES]
+
+
+def _of_a_job_around() -> list[str]:
+    """Variables of a job that this is started from, such as an interactive one: another job's srun would obey them."""
+    of_slurm = [name for name in os.environ if name.startswith("SLURM_") and name not in _CONFIGURATION]
+    return of_slurm if "SLURM_JOB_ID" in of_slurm else []
 
 
 def _overruling(programs: Sequence[Program], settings: SlurmSettings) -> list[str]:
@@ -219,11 +229,11 @@ def _container(container: Container) -> tuple[list[str], list[str]]:
     return [], []
 
 
-def _where_to_look(name: Name, number: str, logs: Path, output: Path) -> str:
+def _where_to_look(name: Name, number: str, log: str, logs: Path, output: Path) -> str:
     lines = [
         f"{name}: job {number}",
         f"  queue     squeue --job={number}",
-        f"  log       tail -F {shlex.quote(str(logs))}/{name}-{number}*.log",
+        f"  log       tail -F {shlex.quote(str(logs))}/{log}",
     ]
     if name == "pretrain":
         lines += [f"  metrics   {output}/metrics.jsonl", f"  outcome   {output}/outcome: done, requeue or failed"]

@@ -169,7 +169,7 @@ def test_the_run_directory_holds_all_that_the_job_needs_and_sbatch_gets_it(here,
     check_shell(job / "pretrain.sbatch")
     assert slurm.calls()[-1][:2] == ["sbatch", ["--parsable", str(job / "pretrain.sbatch")]]
     told = capsys.readouterr().out
-    for words in ("pretrain: job 41", "squeue --job=41", f"{job}/logs/pretrain-41*.log", "runs/tiny/outcome",
+    for words in ("pretrain: job 41", "squeue --job=41", f"{job}/logs/pretrain-41.log\n", "runs/tiny/outcome",
                   f"once more: sbatch {job}/pretrain.sbatch"):  # fmt: skip
         assert words in told
 
@@ -241,6 +241,24 @@ def test_variables_of_the_shell_do_not_overrule_the_job_files(here, slurm, capsy
         assert f"note: {dropped} of this shell are left out, for the settings say it\n" in capsys.readouterr().err
     if job == "all" or not by_hand:
         assert (here / "seen").read_text() == '{"SBATCH_ACCOUNT": "mine"}' * (3 if job == "all" else 1)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("job", ["pretrain", "all"])
+def test_jobs_do_not_get_what_a_job_that_they_are_submitted_from_has_set_for_its_own_srun(
+    here, slurm, monkeypatch, job, by_hand
+):
+    """Theirs would take it for options: of SLURM_MEM_PER_CPU beside its own SLURM_MEM_PER_NODE it refuses to start."""
+    for name in ("SLURM_JOB_ID", "SLURM_MEM_PER_CPU", "SLURM_GPUS_PER_TASK", "SLURM_CONF", "SLURM_JWT"):
+        monkeypatch.setenv(name, "7")
+    show = "print(*sorted(name for name in os.environ if name.startswith('SLURM')), file=open('seen', 'a'))"
+    slurm.stand_in("sbatch", f"{show}\nprint(41)")
+    chain = chain_of(pretrain=["--shards", "shards"])
+    assert main([job, "--on", "slurm", "--settings", "cluster.toml", *chain, *["--dry-run"] * by_hand]) == 0
+    if by_hand and job == "all":
+        subprocess.run(["bash", here / "run" / "job" / "all.sh"], check=True)
+    if job == "all" or not by_hand:
+        assert (here / "seen").read_text() == "SLURM_CONF SLURM_JWT\n" * (3 if job == "all" else 1)
 
 
 def test_a_dry_run_writes_the_same_and_submits_nothing(here, slurm, capsys):
@@ -637,7 +655,7 @@ def test_an_image_must_see_the_folder_of_the_code_too(here, slurm, monkeypatch, 
     assert f"{here}/made.job: is not within the image; add its folder to" in capsys.readouterr().err
 
 
-def test_all_three_in_a_chain_each_fed_by_the_one_before(here, slurm):
+def test_all_three_in_a_chain_each_fed_by_the_one_before(here, slurm, capsys):
     settings = [
         'preprocess.arguments=["--books", "*.txt", "--train-vocab", "500", "--output", "made"]',
         'pretrain.arguments=["--config", "tiny.toml", "--output", "runs/tiny", "train.max_steps=5"]',
@@ -648,6 +666,8 @@ def test_all_three_in_a_chain_each_fed_by_the_one_before(here, slurm):
     ]
     assert main(["all", "--on", "slurm", "--settings", "cluster.toml", *settings]) == 0
     job = here / "runs" / "tiny" / "job"
+    logs = re.findall(rf"tail -F {job}/logs/(.*)", capsys.readouterr().out)
+    assert logs == ["preprocess-41.log", "pretrain-42.log", "eval-43_*.log"]
     files = [job / f"{name}.sbatch" for name in ("preprocess", "pretrain", "eval")]
     check_shell(*files, job / "all.sh")
     submitted = [arguments for name, arguments, _ in slurm.calls() if name == "sbatch"]
