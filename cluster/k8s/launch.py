@@ -74,9 +74,10 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     _warn_of_taints(programs, settings)
     command = ["kubectl", "apply", "-k", str(folder)]
     if not dry_run and shutil.which("kubectl"):
-        _apply(command)
+        once_more = shlex.join(["kubectl", "replace", "--force", "-k", str(folder)])
+        _apply(command, once_more)
         print(f"pods      kubectl get pods --namespace={settings.namespace} --selector={NAME_LABEL}={name} --watch")
-        print(f"once more: {shlex.join(command)}")
+        print(f"once more: {once_more}")
     else:
         print(f"to submit: {shlex.join(command)}")
 
@@ -223,8 +224,15 @@ def _object_name(output: Path) -> str:
     return f"{readable[:30].strip('-')}-{fingerprint(output)}"
 
 
-def _apply(command: list[str]) -> None:
+def _apply(command: list[str], once_more: str) -> None:
+    """Submit; jobs that are there already and the same are left alone, whether they run or have ended.
+
+    Raises:
+        ConfigError: the cluster refused, such as another job of a name that is there.
+    """
     done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603  our own words
     if done.returncode:
-        raise ConfigError(f"{shlex.join(command)}: {done.stderr.strip()}")
+        said = done.stderr.strip()
+        advice = f"; to delete what is there, even if it runs, and make it anew: {once_more}"
+        raise ConfigError(f"{shlex.join(command)}: {said}{advice if 'field is immutable' in said else ''}")
     print(done.stdout, end="")

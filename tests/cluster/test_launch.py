@@ -891,23 +891,25 @@ def pretrain_on_kubernetes(volume: Path, *options: str, words: Sequence[str] = (
                  "--config", "tiny.toml", "--shards", "shards", "--output", "runs/tiny", *words])  # fmt: skip
 
 
-@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("refused", ["", "error: no such namespace", "The Job is invalid: field is immutable"])
 def test_on_kubernetes_the_manifests_are_applied_where_kubectl_is_at_hand(here, pods, monkeypatch, capsys, refused):
-    answer = "echo 'error: no such namespace' >&2; exit 1" if refused else "echo applied: $*"
+    answer = f"echo '{refused}' >&2; exit 1" if refused else "echo applied: $*"
     (here / "bin").mkdir()
     (here / "bin" / "kubectl").write_text(f"#!/bin/sh\n{answer}\n")
     (here / "bin" / "kubectl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{here}/bin")
-    command = f"apply -k {here}/runs/tiny/job"
+    command, once_more = f"apply -k {here}/runs/tiny/job", f"kubectl replace --force -k {here}/runs/tiny/job"
     assert pretrain_on_kubernetes(here, "--dry-run") == 0
     assert capsys.readouterr().out == f"to submit: kubectl {command}\n"
     assert pretrain_on_kubernetes(here) == (2 if refused else 0)
     told = capsys.readouterr()
     if refused:
-        assert told.err.splitlines()[-1] == f"error: kubectl {command}: error: no such namespace"
+        advice = f"; to delete what is there, even if it runs, and make it anew: {once_more}"
+        immutable = "immutable" in refused
+        assert told.err.splitlines()[-1] == f"error: kubectl {command}: {refused}{advice if immutable else ''}"
         return
     applied, pods_of, again = told.out.splitlines()
-    assert (applied, again) == (f"applied: {command}", f"once more: kubectl {command}")
+    assert (applied, again) == (f"applied: {command}", f"once more: {once_more}")
     label = yaml.safe_load((here / "runs/tiny/job/pretrain/kustomization.yaml").read_text())["labels"][0]["pairs"]
     (pair,) = (f"{name}={value}" for name, value in label.items())
     assert pods_of == f"pods      kubectl get pods --namespace=default --selector={pair} --watch"
