@@ -81,6 +81,9 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--dry-run", action="store_true", help="check and write the job files, but submit nothing")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that replace the file's")
     end = list(argv).index("--") if "--" in argv else len(argv)
+    parser.refuse_misspelt(argv[:end])
+    for option in parser.unknown(argv[:end]):
+        parser.error(f"unknown option {option!r}: what is for the program itself follows --")
     return parser.parse_intermixed_args(argv[:end]), list(argv[end + 1 :])
 
 

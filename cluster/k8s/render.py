@@ -75,7 +75,8 @@ def check_paths(settings: KubernetesSettings, paths: Iterable[Path | str]) -> No
     for path in map(str, paths):
         if not is_clean(path) or not is_seen(Path(path), [Path(settings.mount_path)]):
             raise ConfigError(
-                f"kubernetes: {path!r} is not in the shared volume; give a whole path below {settings.mount_path}"
+                f"kubernetes: {path!r} is not in the shared volume; give a whole path below {settings.mount_path}, "
+                'without ".." and colons'
             )
 
 

@@ -1364,6 +1364,19 @@ def test_bad_arguments_of_the_programs(here, slurm, capsys, command, message):
 
 
 @pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--config", "unknown option '--config': what is for the program itself follows --"),
+        ("--setings", "unknown option '--setings': did you mean '--settings'?"),
+    ],
+)
+def test_an_option_of_a_program_without_the_dashes_before_it_is_told_where_it_belongs(capsys, option, told):
+    with pytest.raises(SystemExit, match="2"):
+        main(["pretrain", "--on", "slurm", option, "tiny.toml"])
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("place", "wrong", "set_by"),
     [
         ("slurm", "slurm.pretrain.gpus_per_node=8", "slurm.pretrain.nodes and slurm.pretrain.gpus_per_node"),
