@@ -7,7 +7,7 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -324,4 +324,20 @@ def _file(directory: Path, name: str, rank: int) -> Path:
 def collect(peers: Peers, findings: list[Finding]) -> list[Placed]:
     """All ranks' findings, on every rank."""
     gathered = peers.gather(findings)
-    return [(host, finding) for host, own in zip(peers.hosts, gathered, strict=True) for finding in own]
+    return compare_gpus([(host, finding) for host, own in zip(peers.hosts, gathered, strict=True) for finding in own])
+
+
+def compare_gpus(placed: Sequence[Placed]) -> list[Placed]:
+    """The same, with a warning for nodes whose GPUs are well by themselves but not those of most nodes."""
+    well = [finding.found for _, finding in placed if finding.check == "gpus" and finding.state == "ok"]
+    usual = max(well, key=well.count, default="")
+    advice = (
+        "All nodes get as many ranks: where a GPU is missing see what became of it (dmesg), or leave that node out. Of "
+        "several kinds all wait for the slowest."
+    )
+    return [
+        (host, Finding("gpus", "warning", f"{finding.found}, and {usual} elsewhere", advice))
+        if finding.check == "gpus" and finding.state == "ok" and finding.found != usual
+        else (host, finding)
+        for host, finding in placed
+    ]

@@ -29,6 +29,7 @@ from cluster.checkup.storage import check_space, check_writing
 from cluster.doctor import main
 from tests.cluster.doctor_tasks import (
     run_doctor,
+    run_doctor_on_nodes_with_gpus,
     run_doctor_on_other_files,
     run_doctor_where_files_open_slowly,
     run_doctor_with_a_clock_ahead,
@@ -580,6 +581,22 @@ def test_directories_that_are_not_one(tmp_path):
     assert {(row["host"], row["state"]) for row in rows} == {("node1", "wrong"), ("node2", "wrong")}
     assert "files of node2 are not seen" in rows[0]["found"]
     assert not any(any(directory.iterdir()) for directory in directories)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "states", "told"),
+    [
+        (["8 x H100", "8 x H100", "7 x H100"], ["ok", "ok", "warning"], "7 x H100, and 8 x H100 elsewhere"),
+        (["8 x A100", "8 x H100", "8 x H100"], ["warning", "ok", "ok"], "8 x A100, and 8 x H100 elsewhere"),
+        (["8 x H100", "8 x H100", "8 x H100"], ["ok", "ok", "ok"], "8 x H100"),
+    ],
+)
+def test_a_node_whose_gpus_are_not_those_of_the_others(tmp_path, gpus, states, told):
+    """By itself each of them is well; a GPU that fell off the bus is not there to be slow either."""
+    results = run_ranks(3, run_doctor_on_nodes_with_gpus, ["--json"], gpus, log=tmp_path / "log")
+    rows = [row for row in json.loads(results[0][1]) if row["check"] == "gpus"]
+    assert [(row["host"], row["state"]) for row in rows] == list(zip(("node1", "node2", "node3"), states, strict=True))
+    assert told in [row["found"] for row in rows]
 
 
 def test_how_long_a_look_at_many_files_takes_is_not_how_late_they_are_seen(tmp_path):
