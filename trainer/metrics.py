@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import resource
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ LARGEST_LOSS = 700.0  # whose perplexity float64 has a number for
 _FULLEST = 0.9  # share of a GPU's memory to count on
 _SIZE = {"cuda": 8192, "cpu": 1024}  # of the matrices whose product is timed
 _SECONDS = {"cuda": 0.5, "cpu": 0.3}  # that they are multiplied for
+_AT_ONCE = {"cuda": 10, "cpu": 1}  # products that are asked for before a wait, in which a GPU stands still
 
 
 def measure_ceiling(device: torch.device, dtype: torch.dtype) -> float:
@@ -30,16 +32,18 @@ def measure_ceiling(device: torch.device, dtype: torch.dtype) -> float:
     size = _SIZE[device.type]
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
-    products, began = 0, 0.0
-    while not began or time.perf_counter() - began < _SECONDS[device.type]:
-        left @ right
+    rounds: list[float] = []
+    end = math.inf
+    while len(rounds) < 2 or time.perf_counter() < end:
+        began = time.perf_counter()
+        for _ in range(_AT_ONCE[device.type]):
+            left @ right
         if device.type == "cuda":
             torch.cuda.synchronize()
-        if not began:
-            began = time.perf_counter()  # the first one, which is not counted, finds memory and kernels
-        else:
-            products += 1
-    return products * 2.0 * size**3 / (time.perf_counter() - began)
+        rounds.append(time.perf_counter() - began)
+        if len(rounds) == 1:  # which is not counted: it finds memory and kernels
+            end = time.perf_counter() + _SECONDS[device.type]
+    return _AT_ONCE[device.type] * 2.0 * size**3 / statistics.median(rounds[1:])
 
 
 class Laps:

@@ -125,6 +125,22 @@ def test_held_out_samples_are_scored_on_the_device_that_is_asked_for(environment
         assert (results["tasks"]["nsp"]["metrics"]["loss"]["value"] == 0) == (device == "cuda")  # it gives zeros
 
 
+def test_the_products_of_a_ceiling_do_not_wait_for_one_another(environment: dict[str, str]):
+    """A GPU that stands still between them makes the ceiling low, and what is measured by it high."""
+    program = """if True:
+        import torch
+        from benchmarks.cuda_stand_in import counts
+        from trainer.metrics import measure_ceiling
+
+        before = counts()
+        measure_ceiling(torch.device("cuda"), torch.bfloat16)
+        launches, waits, _ = counts().since(before)
+        print(launches >= 8 * waits > 0)
+    """
+    done = run(environment, "-c", program)
+    assert done.stdout == "True\n", done.stderr
+
+
 @pytest.mark.timeout(1500)
 def test_every_row_of_the_benchmark_is_measured(environment: dict[str, str], shards: Path, tmp_path: Path):
     """Beside whatever else keeps the machine busy; on a GPU rows end earlier, by --end."""
