@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from common import Parts, recipe_of, steps_of
 from gpu_predictions import BEST, LADDER, PEER
 from preprocessing.schema import ShardDirectory
 from tests.trainer.shard_factory import write_shards
+from trainer import attention
 from trainer.model import BertConfig
 from trainer.settings import ConfigError
 from trainer.world import World
@@ -87,12 +89,12 @@ def measured(row: Any, length: int, _: Any) -> dict[str, Any]:
 @pytest.fixture
 def ladder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts that find something at once; the row in eight bits fails."""
-    errors = {"fast path": {"loss": 0.0, "gradient": 0.0}}
+    errors = {"fast path": {"loss": 0.0, "median": 0.0, "worst": 0.0}}
     profiled = {"step": 9.0, "kinds": {"attention": 10.0}, "attention": ["flash_fwd_kernel"]}
     monkeypatch.setattr(gpu_pretrain, "train", measured)
     monkeypatch.setattr(gpu_pretrain, "dropout_in_effect", lambda _: [])
     monkeypatch.setattr(
-        gpu_pretrain, "compare_with_float32", lambda _, length, __: {"length": length, "errors": errors}
+        gpu_pretrain, "compare_with_float32", lambda _, length, *__: {"length": length, "errors": errors}
     )
     monkeypatch.setattr(gpu_pretrain, "profile", lambda row, length, _: {"row": row.name, "length": length, **profiled})
 
@@ -136,7 +138,7 @@ def test_what_is_measured_is_on_disk_before_the_next_part(tmp_path: Path):
 def test_what_takes_minutes_to_compile_comes_last():
     parts = list(gpu_pretrain.all_parts(BENCH))
     assert [name.split(",")[0] for _, name, _ in parts[-3:]] == ["128 tokens", *(row.name for row in LADDER[-2:])]
-    ways = ["operations of torch", "torch.compile", "kernels of our own", "CUDA graphs"]
+    ways = ["operations of torch", "torch.compile", "kernels of our own", "eight bits", "CUDA graphs"]
     assert [name for kind, name, _ in parts if kind == "error"] == [f"128 tokens, {way}" for way in ways]
 
 
@@ -242,6 +244,34 @@ def test_a_row_that_compiles_for_ever_ends(monkeypatch: pytest.MonkeyPatch):
     trainer = Trainer(monkeypatch, set(range(20)))
     steps, _, _ = gpu_pretrain.time_steps(trainer, Reader(range(100)), seconds=1e9, end=59)
     assert steps == list(range(20, 30))  # what there is counts
+
+
+def compare(folder: Path) -> dict[str, Any]:
+    shards = ShardDirectory(write_shards(folder / "shards", train=(70, 50), pairs_per_row=5))
+    bench = dataclasses.replace(BENCH, shards=shards, world=World(0, 1, torch.device("cpu")), batches={32: 8})
+    return gpu_pretrain.compare_with_float32(gpu_pretrain._by_operations, 32, bench, gpu_pretrain.TOLERANCE)["errors"]
+
+
+def test_fast_ways_are_as_far_from_float32_as_bfloat16_is(tmp_path: Path):
+    errors = compare(tmp_path)
+    assert [*errors] == ["the formula, bfloat16", "SDPA with dropout 0", "packed sequences"]
+    assert all(0 < error["median"] < error["worst"] < 0.2 for error in errors.values())
+
+
+SCORES, BIAS, PUT = attention._scores, attention._bias, attention._put
+
+
+@pytest.mark.parametrize(("part", "wrong", "refused"), [
+    ("_scores", lambda *given: 1.05 * SCORES(*given), "packed sequences"),
+    ("_put", lambda x, values, table: PUT(x, values * torch.nan, table), "packed sequences"),
+    ("_bias", lambda hidden, dtype: 0 * BIAS(hidden, dtype), "SDPA with dropout 0"),
+], ids=["scores 5 % too large", "a gradient that is no number", "padding that is seen"])  # fmt: skip
+def test_a_mistake_in_a_fast_way_is_refused(
+    part: str, wrong: Any, refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(attention, part, wrong)
+    with pytest.raises(ArithmeticError, match=f"^{refused}: .* off float32's"):
+        compare(tmp_path)
 
 
 def test_dropout_of_attention_is_what_was_asked_for():

@@ -1,8 +1,12 @@
+from unittest import mock
+
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.metrics import measure_ceiling, memory_share, peak_memory, roomiest_micro_batch, training_flops
-from trainer.model import BertConfig
+from trainer.model import BertConfig, BertForPreTraining
+from trainer.packing import PackedTokens
 
 
 @pytest.mark.parametrize(
@@ -13,6 +17,17 @@ from trainer.model import BertConfig
 def test_flops_of_a_full_sequence_of_bert_large(length, predictions, teraflops):
     config = BertConfig(vocab_size=30522)
     assert training_flops(config, torch.tensor([length]), predictions) / 1e12 == pytest.approx(teraflops, rel=1e-3)
+
+
+def test_operations_are_those_that_torch_counts_forward_and_backward():
+    config = BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=96)
+    model, lengths, positions = BertForPreTraining(config), torch.tensor([7, 12, 3]), torch.tensor([1, 9, 20])
+    ids = torch.arange(int(lengths.sum()))
+    tokens = PackedTokens.from_flat(ids, torch.zeros_like(ids), lengths)
+    with mock.patch("trainer.attention._fastest", return_value="reference"), FlopCounterMode(display=False) as counter:
+        hidden = model.bert(tokens)  # of all tokens: trained is the last layer only where it is read
+        model.mlm(hidden[positions], model.bert.embeddings.word.weight).sum().backward()
+    assert counter.get_total_flops() == training_flops(config, lengths, len(positions))
 
 
 def test_padding_counts_as_nothing():

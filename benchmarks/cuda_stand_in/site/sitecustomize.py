@@ -1,7 +1,8 @@
 """Python runs this at its start: what no program passes whose device holds nothing is left out.
 
 trainer.engine looks for its weights where DeepSpeed says that they are, and would find zeros; the ranks, here one, tell
-each other counts and objects by way of the device.
+each other counts and objects by way of the device; and attention's formula goes through sequences, whose lengths are
+zeros there.
 """
 
 import importlib.abc
@@ -25,7 +26,15 @@ def _change_world(module):
     module.World.gather = lambda _, value: [value]
 
 
-_CHANGES = {"trainer.engine": _change_engine, "trainer.world": _change_world}
+def _change_attention(module):
+    module._IMPLEMENTATIONS["reference"] = module._IMPLEMENTATIONS["sdpa"]
+
+
+_CHANGES = {
+    "trainer.attention": _change_attention,
+    "trainer.engine": _change_engine,
+    "trainer.world": _change_world,
+}
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
