@@ -198,7 +198,7 @@ def write_model(
         write_tensors(staging / WEIGHTS, {k: v.float().contiguous() for k, v in weights.items()}, {"format": "pt"})
         for file in tokenizer:
             shutil.copyfile(file, staging / file.name)
-        _limit_tokenizer(staging / CONFIG_FILE, settings["max_position_embeddings"])
+        _fit_tokenizer(staging / CONFIG_FILE, settings)
         publish(staging, directory)
     finally:
         shutil.rmtree(staging, ignore_errors=True)  # where the disk is full, the next checkpoint needs the room
@@ -396,10 +396,17 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _limit_tokenizer(path: Path, positions: int) -> None:
-    """Tell transformers' tokenizer where a text that is too long is to be cut; shards are for models of any length."""
+def _fit_tokenizer(path: Path, model: Mapping[str, Any]) -> None:
+    """Tell transformers' tokenizer what shards, which are for any model, don't say of the one beside it.
+
+    That is where a text that is too long is to be cut; and of a model of one token type that it takes none, as a second
+    text would get a type that the model lacks.
+    """
+    told: dict[str, Any] = {"model_max_length": model["max_position_embeddings"]}
+    if model["type_vocab_size"] == 1:
+        told["model_input_names"] = ["input_ids", "attention_mask"]
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-        _write_json(path, {**settings, "model_max_length": positions})
+        _write_json(path, {**settings, **told})
     except (FileNotFoundError, ValueError, TypeError, RecursionError):
         return  # another program's, and not as we know it: left as it is

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from scipy.special import softmax
 
 from benchmarks import transformers_finetuning as peer
 from eval.encoding import Encoder
@@ -87,6 +88,23 @@ def test_a_pipeline_of_transformers_names_the_classes(shards: Path, tmp_path: Pa
     pipeline = transformers.pipeline("text-classification", str(tmp_path / "model"), device="cpu")
     texts = ["word1 word2", "word1 " * 500]
     assert {found["label"] for found in pipeline(texts, truncation=True)} <= set(kind.labels)
+
+
+def test_a_pipeline_of_transformers_takes_pairs_to_a_model_of_one_type(shards: Path, tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, type_vocab_size=1)
+    kind, examples = CASES["classes of pairs"]
+    save_export(tmp_path / "export", random_state(config), config, shards / "tokenizer", {})
+    checkpoint = open_checkpoint(tmp_path / "export")
+    model = kind.build(checkpoint.export, seed=1)
+    save_model(tmp_path / "model", model, kind, checkpoint, {}, {}, {})
+    pipeline = transformers.pipeline("text-classification", str(tmp_path / "model"), device="cpu", top_k=None)
+    samples = kind.encode(examples, Encoder(checkpoint.tokenizer, 48), training=False)
+    logits = predict(model, samples, kind.collate, Settings(), torch.device("cpu"))
+    found = pipeline([{"text": example.a, "text_pair": example.b} for example in examples])
+    for scores, told in zip(softmax(np.stack(logits), axis=1), found, strict=True):
+        assert {of["label"]: of["score"] for of in told} == pytest.approx(
+            dict(zip(kind.classes, scores, strict=True)), abs=1e-5
+        )
 
 
 def test_its_encoder_can_be_learned_on(shards: Path, tmp_path: Path) -> None:
