@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from eval.comparison import MeasuredExport
+from eval.comparison import MeasuredExport, Score
 from eval.errors import UsageError
 from eval.evaluated import Evaluated, learns_next_sentence, predicts_next_words, settings_of
 from eval.results import NEXT_WORDS, is_learned
@@ -332,7 +332,7 @@ def measured_scores(exports: Sequence[MeasuredExport]) -> list[tuple[str, str]]:
 def draw_scores(exports: Sequence[MeasuredExport]) -> Figure:
     """A panel for each score, over the steps of the training; a line for each run.
 
-    A bar is half of the 95 % interval over the examples, or the standard deviation over the seeds where there are some.
+    A bar is half of the 95 % interval over the examples, or the standard deviation around the mean of several seeds.
 
     Args:
         exports: with steps; one score at least.
@@ -360,13 +360,17 @@ def draw_scores(exports: Sequence[MeasuredExport]) -> Figure:
 
 
 def _draw_score(axes: Any, exports: Sequence[MeasuredExport], task: str, metric: str, style: Mapping[str, Any]) -> None:
-    figures = [(export.step, figure) for export in exports if (figure := export.score(task, metric)) is not None]
-    steps, values = [step for step, _ in figures], [figure.value for _, figure in figures]
-    bars = [
-        statistics.stdev(figure.seeds) if len(figure.seeds) > 1 else figure.half_width or 0.0 for _, figure in figures
-    ]
+    figures = [(export.step, *_drawn(figure)) for export in exports if (figure := export.score(task, metric))]
+    steps, values, bars = ([figure[i] for figure in figures] for i in range(3))
     # Also without a point, so that the legend has the runs in their order.
     axes.errorbar(steps, values, bars, label=_label(exports[0].run), marker="o", linewidth=1.6, capsize=3, **style)
+
+
+def _drawn(score: Score) -> tuple[float, float]:
+    """Where a point lies, and its bar: of several seeds that is the mean, as the best isn't in their middle."""
+    if len(score.seeds) > 1:
+        return statistics.fmean(score.seeds), statistics.stdev(score.seeds)
+    return score.value, score.half_width or 0.0
 
 
 def _finish_score(axes: Any, exports: Sequence[MeasuredExport], task: str, metric: str) -> None:

@@ -62,6 +62,7 @@ _BESIDE = (
     "best on the dev set of the points that were tried, which the evaluation names; under seeds stand their number, "
     "and mean ± standard deviation of all that share its other hyperparameters."
 )
+_BARS = "Bars are halves of 95 % intervals, or standard deviations around the mean of seeds; dashed is the baseline."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -153,7 +154,7 @@ def report(
     if left_out is not None:
         yield "## Scores over the steps\n"
         yield f"![What the exports score, over the steps]({SCORES})\n"
-        yield "Bars are halves of the 95 % intervals, or standard deviations over seeds; dashed is the baseline.\n"
+        yield f"{_BARS}\n"
         if left_out:
             why = "they were measured on other data, over fewer samples or for another objective than those that are"
             yield f"Not drawn, as {why}: {plain(enumerate_few(left_out))}.\n"
