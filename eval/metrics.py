@@ -31,6 +31,7 @@ from seqeval.metrics import sequence_labeling, v1
 
 from eval.errors import UsageError, first_problem
 from eval.readers import conll, squad, tables
+from eval.readers.conll import TagColumns, convert_tags
 from eval.readers.examples import DatasetError
 from eval.readers.files import read_text
 from eval.readers.glue import GLUE
@@ -231,13 +232,24 @@ def _score_glue(arguments: argparse.Namespace) -> Scores:
 
 
 def _score_conll(arguments: argparse.Namespace) -> Scores:
-    """Predictions as the data set has its tags: a word a line, its tag in the last column."""
-    gold, predicted = (conll.read(_file(path), "dev") for path in (arguments.data, arguments.predictions))
+    """Predictions as the data set has its tags: a word a line, its tag, of entities of any type, in the last column."""
+    columns = TagColumns(folders=(), files={})
+    gold, predicted = (conll.read(_file(path), "dev", columns) for path in (arguments.data, arguments.predictions))
     for ours, theirs in itertools.zip_longest(gold, predicted):
         if ours is None or theirs is None or ours.words != theirs.words:
             where = f"sentence {ours.id}" if ours else "the end"
             raise DatasetError(f"{arguments.predictions}: not the words of {arguments.data} at {where}; give the same")
-    return entity_f1([s.tags for s in gold], [s.tags for s in predicted], arguments.scheme)
+    tags, predictions = ([_in_scheme(sentence.tags, arguments.scheme) for sentence in of] for of in (gold, predicted))
+    return entity_f1(tags, predictions, arguments.scheme)
+
+
+def _in_scheme(tags: Sequence[str], scheme: Scheme) -> Sequence[str]:
+    """Tags of a sentence as entity_f1 takes them."""
+    if scheme == "conlleval":
+        return convert_tags(tags)
+    if other := [tag for tag in tags if tag[0] not in "BIO"]:
+        raise DatasetError(f"--scheme {scheme} has no tag {other[0]}; leave the option out")
+    return tags
 
 
 def _references(arguments: argparse.Namespace) -> dict[str, list[str]]:

@@ -562,6 +562,14 @@ def test_scoring_entities(tmp_path, capsys):
     assert scores(capsys, "conll", data, predictions, "--scheme", "IOB1")["f1"] == 0
 
 
+def test_scoring_entities_of_any_type_in_any_scheme(tmp_path, capsys):
+    data = text_file(tmp_path / "dev.txt", "p53 S-Gene\nis O\n\nit B-Cell\nis E-Cell\n")
+    predictions = text_file(tmp_path / "predictions.txt", "p53 O B-Gene\nis O O\n\nit B-Cell B-Cell\nis I-Cell O\n")
+    assert scores(capsys, "conll", data, predictions)["f1"] == 50
+    message = "--scheme IOB2 has no tag S-Gene; leave the option out"
+    assert refusal(capsys, "conll", data, predictions, "--scheme", "IOB2") == message
+
+
 def test_mistakes_in_files(tmp_path, capsys):
     data = squad_file(tmp_path / "dev.json", a=["x"])
     right = json_file(tmp_path / "right.json", {"a": "x"})
@@ -596,7 +604,7 @@ def test_mistakes_in_files(tmp_path, capsys):
          f"{other}: 1 examples have no prediction, such as index 3; give one for each"),
         (("glue", "RTE", table, bad),
          f"{bad}: line 2, column 'prediction': '0' is not a label; expected entailment or not_entailment"),
-        (("conll", tags, short), f"{short}: not the words of {tags} at sentence 0-1; give the same"),
+        (("conll", tags, short), f"{short}: not the words of {tags} at sentence 1-0; give the same"),
         (("conll", short, tags), f"{tags}: not the words of {short} at the end; give the same"),
     ):  # fmt: skip
         assert refusal(capsys, *arguments) == message
@@ -619,7 +627,7 @@ def test_files_that_fit_in_part(tmp_path, capsys):
     message = f"{tested}: 5 predictions are of no example of {table}, such as index 0; give those of this data set"
     assert refusal(capsys, "glue", "RTE", table, tested) == message
     tags, others = text_file(tmp_path / "tags", "He O\n\nShe O\n"), text_file(tmp_path / "others", "He O\n\nIt O\n")
-    message = f"{others}: not the words of {tags} at sentence 0-1; give the same"
+    message = f"{others}: not the words of {tags} at sentence 1-0; give the same"
     assert refusal(capsys, "conll", tags, others) == message
 
 

@@ -1,10 +1,13 @@
 """CoNLL-2003's columns: literals, and the real files against the shared task's own counts."""
 
+import random
 from collections import Counter
 
 import pytest
+from seqeval.metrics.sequence_labeling import get_entities
+from seqeval.scheme import BILOU, IOB2, Entities
 
-from eval.readers.conll import convert_tags, read
+from eval.readers.conll import TagColumns, convert_tags, entity_types, read
 from eval.readers.examples import DatasetError, TaggedSentence
 
 
@@ -77,6 +80,51 @@ def test_missing_files(tmp_path):
         read(tmp_path, "test")
     expected = f"{tmp_path}: no eng.testb in conll2003/, conll/, ./; put it there, or give the folder that holds it"
     assert str(raised.value) == expected
+
+
+def test_where_no_document_is_marked_every_sentence_is_one(tmp_path):
+    write(tmp_path, "He O\n\nShe O\nis O\n")
+    assert [(s.id, s.document) for s in read(tmp_path, "dev")] == [("0-0", 0), ("1-0", 1)]
+
+
+GENES = TagColumns(("genes", "."), {"dev": "dev.iob"}, tag=1, advice="; look")
+
+
+def test_other_columns_and_types(tmp_path):
+    (tmp_path / "dev.iob").write_text("p53 S-Gene-1 x\nis O x\nit B y\n")
+    [found] = read(tmp_path, "dev", GENES)
+    assert (found.words, found.tags) == (("p53", "is", "it"), ("S-Gene-1", "O", "B-ENTITY"))
+    assert entity_types([found]) == ("ENTITY", "Gene-1")
+
+
+@pytest.mark.parametrize("tag", ["X", "b-Gene", "B-", "-Gene", "BGene", "M-Gene", "o"])
+def test_what_is_no_tag_of_any_type(tmp_path, tag):
+    (tmp_path / "dev.iob").write_text(f"p53 {tag} x\n")
+    with pytest.raises(DatasetError) as raised:
+        read(tmp_path, "dev", GENES)
+    expected = f"line 1, column 2: {tag!r} is not a tag; expected O, or B- or I- and the type of an entity; look"
+    assert str(raised.value) == f"{tmp_path / 'dev.iob'}: {expected}"
+
+
+def test_the_column_of_the_tag_is_missing(tmp_path):
+    (tmp_path / "dev.iob").write_text("p53 O x\nis\n")
+    with pytest.raises(DatasetError, match=r"line 2: 1 column; expected a word and, in column 2, its tag$"):
+        read(tmp_path, "dev", GENES)
+
+
+def test_any_bioes_has_the_entities_that_seqeval_finds():
+    draw = random.Random(1)
+    alphabet = ["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in ("A", "B"))]
+    for _ in range(300):
+        tags = [draw.choice(alphabet) for _ in range(draw.randrange(1, 8))]
+        assert get_entities(list(convert_tags(tags))) == get_entities(tags)
+
+
+def test_bilou_has_the_entities_that_seqeval_finds():
+    tags = ["U-A", "U-A", "B-A", "L-A", "B-B", "I-B", "L-B", "U-B", "O", "B-A", "I-A", "I-A", "L-A"]
+    found, expected = Entities([list(convert_tags(tags))], IOB2), Entities([tags], BILOU)
+    assert found.entities == expected.entities
+    assert len(found.entities[0]) == 6
 
 
 @pytest.mark.parametrize(
