@@ -21,7 +21,7 @@ from eval.errors import UsageError
 from eval.finetune import DivergedError, Hyperparameters, Settings, learn, predict
 from eval.grid import LOSSES, RESULT, Points, Search, grid
 from eval.inputs import Checkpoint
-from eval.kinds import Frozen, Outcome
+from eval.kinds import Frozen, Kind, Outcome
 from eval.locks import locked
 from eval.models import lock_of, origin_of, save_model, why_not_saved
 from eval.parts import Parts, checksum_of, without_tests
@@ -191,7 +191,7 @@ class Experiment:
 
         def after_epoch(epoch: int, of_epoch: list[float]) -> None:
             losses.extend(of_epoch)
-            outcomes.update(self._judge(model, task.dev_splits))
+            outcomes.update(self._judge(model, task.dev_splits, task.kind))
             metrics = _by_part(outcomes)
             epochs.append({"epoch": epoch, "loss": float(np.mean(of_epoch)), "metrics": metrics})
             _log.info(
@@ -202,7 +202,7 @@ class Experiment:
         error = None
         try:
             learn(model, self._samples["train"], task.kind.collate, point, bench.settings, bench.device, after_epoch)
-            outcomes.update(self._judge(model, self._tests))
+            outcomes.update(self._judge(model, self._tests, task.kind.tuned(outcomes["dev"])))
         except DivergedError as diverged:
             error = str(diverged)
             outcomes.clear()
@@ -216,8 +216,8 @@ class Experiment:
         files = {f"{part}_{name}": text for part, outcome in outcomes.items() for name, text in outcome.files.items()}
         return model, result, {LOSSES: json.dumps(losses) + "\n", **files}
 
-    def _judge(self, model: nn.Module, parts: Iterable[str]) -> dict[str, Outcome]:
-        kind, bench = self.task.kind, self._bench
+    def _judge(self, model: nn.Module, parts: Iterable[str], kind: Kind) -> dict[str, Outcome]:
+        bench = self._bench
         return {
             part: kind.conclude(
                 self._parts[part],

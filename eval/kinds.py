@@ -9,7 +9,7 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -111,6 +111,10 @@ class Kind(ABC):
     @abstractmethod
     def conclude(self, examples: Sequence[Any], samples: Sequence[Any], logits: Sequence[np.ndarray]) -> Outcome:
         """What the logits of all samples say about the examples."""
+
+    def tuned(self, dev: Outcome) -> Kind:  # noqa: ARG002
+        """The kind with what came of the dev set, to conclude by on a test set."""
+        return self
 
     def baseline(self, train: Sequence[Any], examples: Sequence[Any]) -> dict[str, float]:  # noqa: ARG002
         """Metrics without a model: always the class that is most frequent in training; none where there are none."""
@@ -216,11 +220,18 @@ class Choices(Kind):
 
 @dataclass(frozen=True)
 class Questions(Kind):
-    """A question about a text, which answers it or, in version 2, may not."""
+    """A question about a text, which answers it or, in version 2, may not.
+
+    Attributes:
+        version: whose rules the answers are judged by.
+        threshold: of odds, above which there is no answer; None to find the best for the examples, and no part of
+            what a model is made of.
+    """
 
     published_as = "ForQuestionAnswering"
 
     version: Literal["v1.1", "v2.0", "korquad"]
+    threshold: float | None = field(default=None, repr=False)
 
     @override
     def encoding(self, max_length: int) -> dict[str, Any]:
@@ -242,7 +253,7 @@ class Questions(Kind):
     def conclude(
         self, examples: Sequence[QuestionExample], samples: Sequence[squad.Window], logits: Sequence[np.ndarray]
     ) -> Outcome:
-        """The best span, or no answer where that scores better by the threshold that is best for these examples."""
+        """The best span, or no answer where that scores better by the threshold."""
         found = dict(zip((e.id for e in examples), squad.candidates(examples, samples, logits), strict=True))
         references = {example.id: [answer.text for answer in example.answers] for example in examples}
         answers = {key: of_it.text for key, of_it in found.items()}
@@ -250,16 +261,26 @@ class Questions(Kind):
         files = {"nbest.json": _json({key: squad.n_best(of_it, may_be_nothing) for key, of_it in found.items()})}
         details: dict[str, Any] = {}
         if may_be_nothing:
-            threshold = squad.tune_threshold(found, references)
+            threshold = squad.tune_threshold(found, references) if self.threshold is None else self.threshold
             answers = {key: "" if of_it.odds > threshold else of_it.text for key, of_it in found.items()}
-            metrics = squad_v2(answers, references)
             files["null_odds.json"] = _json({key: of_it.odds for key, of_it in found.items()})
             details["null_threshold"] = threshold
-        else:
-            metrics = (korquad if self.version == "korquad" else squad_v1)(answers, references)
+        return Outcome(self._score(answers, references), {"predictions.json": _json(answers), **files}, details=details)
+
+    def _score(self, answers: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> dict[str, float]:
+        """None of a test set whose answers are not given."""
+        given = [bool(of_it) for of_it in references.values()]
+        if self.version != "v2.0":
+            return (korquad if self.version == "korquad" else squad_v1)(answers, references) if all(given) else {}
+        if self.threshold is not None and not any(given):
+            return {}
         counts = ("total", "HasAns_total", "NoAns_total")
-        metrics = {name: value for name, value in metrics.items() if name not in counts}
-        return Outcome(metrics, {"predictions.json": _json(answers), **files}, details=details)
+        return {name: value for name, value in squad_v2(answers, references).items() if name not in counts}
+
+    @override
+    def tuned(self, dev: Outcome) -> Questions:
+        """With the threshold that was best for the dev set."""
+        return replace(self, threshold=dev.details.get("null_threshold"))
 
 
 @dataclass(frozen=True)

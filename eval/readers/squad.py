@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pydantic
@@ -14,10 +16,28 @@ from eval.readers.files import find, read_text
 
 _log = logging.getLogger(__name__)
 
+
+@dataclass(frozen=True, slots=True)
+class QuestionFiles:
+    """Where the files of a data set lie, and what they may hold.
+
+    Attributes:
+        folders: where they may lie, see eval.readers.files.find.
+        files: split -> its file; that of a split which is not here is SPLIT.json.
+        impossible: whether questions may have no answer, which their mark, is_impossible, says.
+    """
+
+    folders: tuple[str, ...]
+    files: Mapping[str, str]
+    impossible: bool = False
+
+
 FILES = {
-    "v1.1": {"train": "train-v1.1.json", "dev": "dev-v1.1.json"},
-    "v2.0": {"train": "train-v2.0.json", "dev": "dev-v2.0.json"},
-    "korquad": {"train": "KorQuAD_v1.0_train.json", "dev": "KorQuAD_v1.0_dev.json"},
+    "v1.1": QuestionFiles(("squad", "."), {"train": "train-v1.1.json", "dev": "dev-v1.1.json"}),
+    "v2.0": QuestionFiles(("squad", "."), {"train": "train-v2.0.json", "dev": "dev-v2.0.json"}, impossible=True),
+    "korquad": QuestionFiles(
+        ("korquad", "korean", "."), {"train": "KorQuAD_v1.0_train.json", "dev": "KorQuAD_v1.0_dev.json"}
+    ),
 }
 
 
@@ -47,6 +67,11 @@ class _File(pydantic.BaseModel):
 
 
 def read(data: Path, split: str, version: str = "v1.1") -> list[QuestionExample]:
+    """As read_files, of a published data set; ``version`` is a key of FILES."""
+    return read_files(data, split, FILES[version])
+
+
+def read_files(data: Path, split: str, of: QuestionFiles) -> list[QuestionExample]:
     """Questions in the order of the file.
 
     Answers lie where they are said to. In the split "train", questions for which that isn't so are left out with a
@@ -54,20 +79,18 @@ def read(data: Path, split: str, version: str = "v1.1") -> list[QuestionExample]
     set without them would be another one, and so it is where none would be left.
 
     Args:
-        data: a JSON file, or a folder that holds it, itself or in squad/, or for KorQuAD korquad/ or korean/.
-        split: "train", "dev", "test" (answers may be missing), or the name of another file without its ".json".
-        version: a key of FILES.
+        data: a JSON file, or a folder that holds it.
+        split: "train", "dev", "test" (all answers may be missing), or the name of another file without its ".json".
+        of: the data set.
 
     Raises:
         DatasetError: the file is missing, not of this format, without questions, or has a question twice, one
-            without an answer that isn't marked as impossible, one that is, of another version than v2.0, or an answer
-            that isn't in its context.
+            without an answer that isn't marked as impossible, one that is where none may be, or an answer that isn't
+            in its context.
     """
-    folders = ("korquad", "korean", ".") if version == "korquad" else ("squad", ".")
-    files = FILES[version]
-    path = find(data, folders, files.get(split, f"{split}.json"), files.values())
+    path = find(data, of.folders, of.files.get(split, f"{split}.json"), of.files.values())
     paragraphs = [paragraph for article in _parse(path).data for paragraph in article.paragraphs]
-    _check(path, [q for paragraph in paragraphs for q in paragraph.qas], version, answered=split != "test")
+    _check(path, [q for paragraph in paragraphs for q in paragraph.qas], of.impossible, split)
     questions = [_example(question, paragraph.context) for paragraph in paragraphs for question in paragraph.qas]
     misplaced = [question for question in questions if not _answers_are_in_place(question)]
     if misplaced and (split != "train" or len(misplaced) == len(questions)):
@@ -91,22 +114,23 @@ def _parse(path: Path) -> _File:
         raise DatasetError(f"{path}: {first_problem(error)}; give a file in SQuAD's format") from error
 
 
-def _check(path: Path, questions: list[_Question], version: str, answered: bool) -> None:
+def _check(path: Path, questions: list[_Question], impossible: bool, split: str) -> None:
     if not questions:
         raise DatasetError(f"{path}: no questions; give a file with some")
     question, times = Counter(question.id for question in questions).most_common(1)[0]
     if times > 1:
         raise DatasetError(f"{path}: question {question}: there {times} times; ids must be unique")
+    answered = split != "test" or any(found.is_impossible or found.answers for found in questions)
     for found in questions:
         if found.is_impossible and found.answers:
             raise DatasetError(f"{path}: question {found.id}: is_impossible, but with answers; remove either")
-        if found.is_impossible and version != "v2.0":
+        if found.is_impossible and not impossible:
             raise DatasetError(
                 f"{path}: question {found.id}: is_impossible, which no question of this data set is; "
                 "leave it out, or take squad_v2 for such files"
             )
         if answered and not found.is_impossible and not found.answers:
-            mark = ", or mark it as is_impossible" if version == "v2.0" else ""
+            mark = ", or mark it as is_impossible" if impossible else ""
             raise DatasetError(f"{path}: question {found.id}: no answers; give some{mark}")
 
 

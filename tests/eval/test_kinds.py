@@ -67,9 +67,9 @@ def test_each_ending_stands_behind_the_beginning_with_what_all_endings_begin_wit
 ASKED = build_tokenizer([*SPECIAL_TOKENS, "where", "서울", "부산"], lowercase=False)
 
 
-def conclude(version: Literal["v1.1", "v2.0", "korquad"], asked: dict[str, tuple[str | None, float]]) -> Outcome:
+def conclude(kind: Questions, asked: dict[str, tuple[str | None, float]]) -> Outcome:
     """Of a model that answers "부산" with a score of 2, and nothing with another, to questions with these answers."""
-    kind, context = Questions(version), "서울 부산 시"
+    context = "서울 부산 시"
     examples = [
         QuestionExample(key, "where", context, (Answer(answer, 3),) if answer else ())
         for key, (answer, _) in asked.items()
@@ -83,7 +83,7 @@ def conclude(version: Literal["v1.1", "v2.0", "korquad"], asked: dict[str, tuple
 
 def test_there_is_no_answer_where_that_scores_better_by_more_than_the_best_threshold() -> None:
     """Which is what the last question that is answered has itself."""
-    found = conclude("v2.0", {"first": ("부산", 0.0), "second": ("부산", 6.0), "third": (None, 8.0)})
+    found = conclude(Questions("v2.0"), {"first": ("부산", 0.0), "second": ("부산", 6.0), "third": (None, 8.0)})
     files = {name: json.loads(text) for name, text in found.files.items()}
     assert files["predictions.json"] == {"first": "부산", "second": "부산", "third": ""}
     assert "부산" in found.files["predictions.json"]  # for readers
@@ -93,11 +93,24 @@ def test_there_is_no_answer_where_that_scores_better_by_more_than_the_best_thres
     assert list(found.metrics) == ["exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"]
 
 
+def test_a_test_set_is_answered_by_the_threshold_of_the_dev_set_and_judged_where_its_answers_are_given() -> None:
+    dev = conclude(Questions("v2.0"), {"first": ("부산", 0.0), "second": ("부산", 6.0), "third": (None, 8.0)})
+    tuned = Questions("v2.0").tuned(dev)
+    assert (tuned.threshold, repr(tuned)) == (4.0, repr(Questions("v2.0")))  # which points that are finished name
+    unknown = conclude(tuned, {"a": (None, 5.9), "b": (None, 6.1)})
+    assert json.loads(unknown.files["predictions.json"]) == {"a": "부산", "b": ""}
+    assert unknown.metrics == {}
+    assert conclude(tuned, {"a": ("부산", 5.9), "b": (None, 5.9)}).metrics["exact"] == 50.0
+    always = Questions("v1.1")
+    assert always.tuned(conclude(always, {"a": ("부산", 9.0)})) == always
+    assert conclude(always, {"a": (None, 9.0)}).metrics == {}
+
+
 @pytest.mark.parametrize(("version", "f1"), [("v1.1", 250 / 3), ("korquad", 90.0)])
 def test_where_there_is_always_an_answer_it_is_judged_by_its_words_or_in_korean_by_its_characters(
     version: Literal["v1.1", "korquad"], f1: float
 ) -> None:
-    found = conclude(version, {"first": ("부산", 9.0), "second": ("부산 시", 9.0)})
+    found = conclude(Questions(version), {"first": ("부산", 9.0), "second": ("부산 시", 9.0)})
     assert json.loads(found.files["predictions.json"]) == {"first": "부산", "second": "부산"}
     assert found.metrics == {"exact_match": 50.0, "f1": pytest.approx(f1)}
     assert (found.files.keys(), found.details) == ({"predictions.json", "nbest.json"}, {})

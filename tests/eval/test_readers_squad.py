@@ -52,6 +52,14 @@ def test_a_test_set_has_no_answers(tmp_path):
     assert [q.answers for q in read(tmp_path, "test")] == [(), ()]
 
 
+def test_a_test_set_has_all_answers_or_none(tmp_path):
+    file = write(tmp_path / "test.json", question(), question("q7", ()))
+    assert message(tmp_path, "test") == f"{file}: question q7: no answers; give some"
+    write(file, question("q7", ()), question("q8", (), is_impossible=True))
+    problem = f"{file}: question q7: no answers; give some, or mark it as is_impossible"
+    assert message(tmp_path, "test", "v2.0") == problem
+
+
 MISPLACED = [("Houston", 17)]
 
 
