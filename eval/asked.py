@@ -57,7 +57,8 @@ class Asked:
             UsageError: a data set or the sentences can't be read.
         """
         self._arguments = arguments
-        self._tasks = {task.name: adapt(task, arguments) for task in tasks}
+        adapted = (adapt(task, arguments) for task in tasks)
+        self._tasks = {task.name: task.on(arguments.data) if isinstance(task, FineTuned) else task for task in adapted}
         self._data = {name: _data(task, arguments) for name, task in self._tasks.items() if isinstance(task, FineTuned)}
         own = arguments.sentences
         self._sentences = [line for _, line in list_sentences(own)] if own else list(SENTENCES)

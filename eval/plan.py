@@ -20,7 +20,7 @@ from eval.grid import Search
 from eval.inputs import Checkpoint, check_heads, check_sentence, open_checkpoint, open_stream, read_sentences
 from eval.kinds import Tags, Texts
 from eval.options import without_effect
-from eval.parts import read_parts
+from eval.parts import Parts, read_parts
 from eval.pretrained import build
 from eval.probe import SENTENCES
 from eval.results import RESULTS, read_results_of
@@ -125,8 +125,11 @@ def _experiments(tasks: Sequence[FineTuned], arguments: argparse.Namespace, benc
     if tasks and longest > bench.checkpoint.positions:
         raise UsageError(f"--max-length {longest}: the export has {bench.checkpoint.positions} positions; give as many")
     search = search_of(arguments)
-    parts = _for_each(tasks, lambda task: read_parts(task, arguments.data, arguments.test, arguments.limit))
-    return {task.name: Experiment(task, of, bench, search) for task, of in zip(tasks, parts, strict=True)}
+
+    def read(task: FineTuned) -> tuple[FineTuned, Parts]:
+        return task.on(arguments.data), read_parts(task, arguments.data, arguments.test, arguments.limit)
+
+    return {task.name: Experiment(task, parts, bench, search) for task, parts in _for_each(tasks, read)}
 
 
 def _for_each(items: Iterable[_Item], do: Callable[[_Item], _Result]) -> list[_Result]:

@@ -25,7 +25,7 @@ from preprocessing.extras import needs
 with needs("eval"):
     from eval.errors import UsageError
     from eval.features import FeatureTags
-    from eval.kinds import PREDICTIONS, Choices, Questions, Tags, Texts, read_predictions
+    from eval.kinds import PREDICTIONS, Choices, Kind, Questions, Tags, Texts, read_predictions
     from eval.metrics import entity_counts, read_answers
     from eval.options import split_words, whole_number
     from eval.paired import Difference, Pairs, compare, holm, of_counts, of_labels, of_scores, welch
@@ -254,9 +254,10 @@ def compare_task(a: Evaluation, b: Evaluation, arguments: argparse.Namespace) ->
         UsageError: predictions are missing, damaged, or not of these examples.
         DatasetError: the data set can't be read.
     """
-    rows = []
-    for part, examples in read_dev(a.task, _data(a, arguments), a.data.get("limit")).items():
-        for name, pairs in _pairs(a, b, part, examples).items():
+    rows, data = [], _data(a, arguments)
+    kind = a.task.on(data).kind
+    for part, examples in read_dev(a.task, data, a.data.get("limit")).items():
+        for name, pairs in _pairs(kind, a, b, part, examples).items():
             metric = prefix_of(part) + name
             if pairs.units < 2:
                 raise UsageError(f"{a.task.name}: {part} has one unit, which tells nothing; evaluate more examples")
@@ -277,9 +278,8 @@ def _data(evaluation: Evaluation, arguments: argparse.Namespace) -> Path | None:
     return None if known == "hub" else Path(known)
 
 
-def _pairs(a: Evaluation, b: Evaluation, part: str, examples: Sequence[Any]) -> dict[str, Pairs]:
+def _pairs(kind: Kind, a: Evaluation, b: Evaluation, part: str, examples: Sequence[Any]) -> dict[str, Pairs]:
     """Metric -> what both made of the examples of a part."""
-    kind = a.task.kind
     if isinstance(kind, Texts | Choices):
         words = kind.labels if isinstance(kind, Texts) else tuple(map(str, range(kind.endings)))
         labels = [example.label for example in examples]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,11 @@ from eval.tasks import datasets
 
 DataSplit = tuple[str, str]  # a data set, as ``read`` names it, and a split of it
 Read = Callable[[str, str, Path | None], Sequence[Any]]  # data set, split, folder of files -> examples
+Settle = Callable[[Kind, Path | None], Kind]  # kind as far as it is known, folder of files -> kind
+
+
+def _as_it_is(kind: Kind, data: Path | None) -> Kind:  # noqa: ARG001
+    return kind
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class FineTuned:
         batch_sizes: to try.
         max_length: tokens of a sequence; fewer where the model has fewer positions.
         read: reads the examples of a data set.
+        settle: finds what of the kind the files decide.
     """
 
     name: str
@@ -50,6 +56,18 @@ class FineTuned:
     batch_sizes: tuple[int, ...] = (32,)
     max_length: int = 128
     read: Read = datasets.read
+    settle: Settle = _as_it_is
+
+    def on(self, data: Path | None) -> FineTuned:
+        """The task with what its files decide.
+
+        Args:
+            data: folder of the files; None for the hub.
+
+        Raises:
+            DatasetError: a file that decides it is missing or malformed.
+        """
+        return replace(self, kind=self.settle(self.kind, data))
 
     @property
     def dev_splits(self) -> dict[str, DataSplit]:

@@ -135,6 +135,13 @@ def test_settings_that_it_gives_are_its_own(tmp_path: Path) -> None:
     assert (task.best, task.kind) == ("f1", Texts(("0", "1"), ("f1", "accuracy"), "tail"))
 
 
+def test_files_have_the_names_that_it_gives(tmp_path: Path) -> None:
+    data = write_tickets(tmp_path / "data")
+    (data / "dev.tsv").rename(data / "held_out.txt")
+    task = read_task(write_task(tmp_path, TICKETS + 'kind = "texts"\ndev = "held_out.txt"\n'))
+    assert [len(task.read("tickets.toml", split, data)) for split in ("train", "dev", "test")] == [24, 9, 5]
+
+
 def test_beside_other_tasks(tmp_path: Path) -> None:
     task = str(write_task(tmp_path, TICKETS))
     assert [task.name for task in select(["pretraining", task, "mlm", task])] == ["mlm", "nsp", "tickets"]
@@ -212,11 +219,11 @@ def test_sequences_without_room_for_texts(export: Path, tmp_path: Path, capsys: 
     assert evaluate(export, task, data, tmp_path / "out") == 0
 
 
-def test_its_tables_are_not_on_the_hub(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_files_are_not_on_the_hub(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task = write_task(tmp_path, TICKETS)
     argv = ["--checkpoint", str(export), "--tasks", str(task), "--hub", "--output", str(tmp_path / "out")]
     assert main(argv) == 2
-    assert "tickets.toml: tables of your own are not on the hub" in capsys.readouterr().err
+    assert "tickets.toml: files of your own are not on the hub" in capsys.readouterr().err
 
 
 def test_a_label_that_the_file_does_not_name(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
