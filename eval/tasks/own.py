@@ -22,7 +22,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -276,11 +276,22 @@ class OwnQuestions(OwnTask):
 
     def examples(self, name: str, split: str, data: Path) -> list[QuestionExample]:
         """Questions, some of which may have no answer."""
-        return squad.read_files(data, split, QuestionFiles((Path(name).stem, "."), self.files, impossible=True))
+        found = squad.read_files(data, split, QuestionFiles((Path(name).stem, "."), self.files, impossible=True))
+        answered = [bool(question.answers) for question in found]
+        if split == "test" and any(answered) and not all(answered) and self._are_all_answered(name, data):
+            raise DatasetError(
+                f"{name}: {self.test} has questions without an answer and {self.dev}, which shows when to give none, "
+                f"has not; leave them out, or add some to {self.dev}"
+            )
+        return found
 
     def settle(self, name: str, kind: Kind, data: Path) -> Kind:
         """By the rules that fit the dev set."""
-        return kind if all(question.answers for question in self.examples(name, "dev", data)) else Questions("v2.0")
+        return kind if self._are_all_answered(name, data) else Questions("v2.0")
+
+    def _are_all_answered(self, name: str, data: Path) -> bool:
+        """Whether each question of the dev set has an answer."""
+        return all(question.answers for question in self.examples(name, "dev", data))
 
 
 _KINDS: dict[str, type[OwnTask]] = {"texts": OwnTexts, "tags": OwnTags, "questions": OwnQuestions}
@@ -296,10 +307,7 @@ def read_task(path: Path) -> FineTuned:
         raise UsageError(f"{path}: a task is named like its file; use letters, digits, - and _ only")
     try:
         raw = read_toml(path, "task")
-        kind = raw.get("kind", "texts")
-        if kind not in list(_KINDS):
-            raise UsageError(f"{path}: kind: {kind!r} is none of {', '.join(_KINDS)}")
-        own = parse(raw, _KINDS[kind], str(path))
+        own = parse(raw, _KINDS[_kind_of(path, raw)], str(path))
     except ConfigError as error:
         raise UsageError(str(error)) from error
     return FineTuned(
@@ -317,6 +325,25 @@ def read_task(path: Path) -> FineTuned:
         read=partial(_read, own),
         settle=partial(_settle, own, path.name),
     )
+
+
+def _kind_of(path: Path, raw: Mapping[str, Any]) -> str:
+    """The kind that a file names; of texts where it names none.
+
+    Raises:
+        UsageError: there is no such kind, or a setting is one of another's.
+    """
+    kind = raw.get("kind", "texts")
+    if kind not in list(_KINDS):
+        raise UsageError(f"{path}: kind: {kind!r} is none of {', '.join(_KINDS)}")
+    settings = {name: {field.name for field in fields(own)} for name, own in _KINDS.items()}
+    for key in raw:
+        others = [name for name, known in settings.items() if key in known]
+        if others and kind not in others:
+            raise UsageError(
+                f'{path}: {key} is a setting of kind = "{others[0]}", not of "{kind}"; write that kind, or leave it out'
+            )
+    return str(kind)
 
 
 def _read(own: OwnTask, name: str, split: str, data: Path | None) -> Sequence[Any]:

@@ -158,6 +158,11 @@ def some_answers(question: dict) -> None:
         question["answers"] = []
 
 
+def one_impossible(question: dict) -> None:
+    some_answers(question)
+    question["is_impossible"] = not question["answers"]
+
+
 @pytest.mark.parametrize(
     ("split", "how", "told"),
     [
@@ -165,6 +170,12 @@ def some_answers(question: dict) -> None:
         ("train", one_id, "train.json: question q: there 12 times; ids must be unique"),
         ("dev", other_place, "; count answer_start in characters from 0"),
         ("test", some_answers, "test.json: question dev0: no answers; give some, or mark it as is_impossible"),
+        (
+            "test",
+            one_impossible,
+            "test.json has questions without an answer and dev.json, which shows when to give "
+            "none, has not; leave them out, or add some to dev.json",
+        ),
     ],
 )
 def test_questions_that_are_not_as_they_should_be(tmp_path: Path, split: str, how: Change, told: str) -> None:

@@ -147,7 +147,12 @@ def test_real_columns_are_read_as_those_of_conll2003(real_data: Path, tmp_path: 
     [
         ('kind = "ner"\n', "kind: 'ner' is none of texts, tags, questions"),
         ('kind = ["tags"]\n', "kind: ['tags'] is none of texts, tags, questions"),
-        ('kind = "tags"\nlabels = ["a", "b"]\n', "unknown setting labels"),
+        (
+            'kind = "tags"\nlabels = ["a"]\n',
+            'labels is a setting of kind = "texts", not of "tags"; write that kind, or leave it out',
+        ),
+        ('types = ["a"]\n', 'types is a setting of kind = "tags", not of "texts"; write that kind, or leave it out'),
+        ('kind = "tags"\ncolumn = 2\n', "unknown setting column; known here: batch_sizes, dev, epochs, kind"),
         ('kind = "tags"\ntypes = ["A", "A"]\n', "types must be words, each once"),
         ('kind = "tags"\ntypes = ["A B"]\n', "types must be words, each once"),
         ('kind = "tags"\ntypes = [""]\n', "types must be words, each once"),
