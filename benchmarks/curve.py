@@ -19,7 +19,6 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,8 +146,9 @@ def held_out(model: Any, shards: ShardDirectory, recipe: Recipe, device: torch.d
     """Held-out losses and accuracies of transformers' model, each with half of its 95 % interval."""
     stream = validation_stream(shards, recipe.phases[0].sequence_length)
     samples = min(recipe.log.validation_samples, stream.size)
-    batches: Iterable[Any] = (batch.to(device) for batch in evaluation_batches(stream, np.arange(samples), 32))
-    outcomes = probe.score(transformers_model.as_ours(model).to(device), batches)
+    outcomes = probe.score(
+        transformers_model.as_ours(model).to(device), evaluation_batches(stream, np.arange(samples), 32)
+    )
     words, sentences = probe.masked_words(outcomes), probe.next_sentence(outcomes)
     estimates = {
         "mlm_loss": words.loss, "mlm_accuracy": words.accuracy, "nsp_loss": sentences.loss,

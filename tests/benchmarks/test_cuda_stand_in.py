@@ -125,6 +125,16 @@ def test_held_out_samples_are_scored_on_the_device_that_is_asked_for(environment
         assert (results["tasks"]["nsp"]["metrics"]["loss"]["value"] == 0) == (device == "cuda")  # it gives zeros
 
 
+def test_the_peer_of_a_curve_trains_and_validates(environment: dict[str, str], shards: Path, tmp_path: Path):
+    phase = "phases=[{sequence_length=32, steps=2, global_batch_size=8, micro_batch_size=8, max_predictions=5}]"
+    done = run(
+        environment, "benchmarks/curve.py", "peer", "--shards", shards, "--output", tmp_path, "--device", "cuda",
+        PARAMETERS, phase, "data.workers=1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert [line["step"] for line in read_lines(tmp_path / "peer.held_out.jsonl")] == [2]
+
+
 def test_the_products_of_a_ceiling_do_not_wait_for_one_another(environment: dict[str, str]):
     """A GPU that stands still between them makes the ceiling low, and what is measured by it high."""
     program = """if True:
