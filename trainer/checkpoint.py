@@ -21,7 +21,6 @@ from preprocessing.schema import checksum_of
 from trainer.divergence import LossTrend
 from trainer.files import end_of_step, incomplete, metrics_of, sync, write_atomically
 from trainer.loss_scale import LossScale
-from trainer.model import BertConfig
 from trainer.run_directory import CheckpointError, RunDirectory, step_folders, step_name, step_number
 from trainer.settings import first_problem
 
@@ -35,7 +34,7 @@ _log = logging.getLogger("pretrain")
 class Learner:
     """What a checkpoint is of: all that another run must know to begin with it, wherever the folder lies then."""
 
-    model: BertConfig
+    model: dict[str, Any]  # settings of trainer.model.BertConfig, which those who only delete or list do not import
     vocabulary_blake2b: str
     optimizer: str  # its name
     seed: int  # of the order of samples and their masks

@@ -13,7 +13,7 @@ from trainer.config import Recipe, load_recipe
 from trainer.hugging_face import CONFIG, WEIGHTS, Export, load_config, load_export
 from trainer.model import BertConfig, parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory, newest_checkpoint_around, newest_export_around
-from trainer.settings import ConfigError
+from trainer.settings import ConfigError, parse
 from trainer.sharded_state import StateError, StateReader, stored_checksums, verify_state
 
 # What a recipe's model must have in common with the weights, for else they are another one's.
@@ -71,7 +71,7 @@ def given_model(directory: Path) -> BertConfig:
         hub = "a model of the Hugging Face hub comes into one by `hf download NAME --local-dir DIR`"
         raise ConfigError(f"--init-from: {directory}: no such folder; {newest or hub}")
     if is_checkpoint(directory):
-        return learner_of(directory).model
+        return _model_of(directory)
     if newest and not os.access(directory / CONFIG, os.F_OK):
         raise ConfigError(f"--init-from: {directory}: neither a checkpoint nor an export; {newest}")
     try:
@@ -103,7 +103,7 @@ def check_given(directory: Path, recipe: Recipe) -> None:
     if not is_checkpoint(directory):
         initial_weights(directory, recipe)
         return
-    _check_sizes(directory, learner_of(directory).model, recipe)
+    _check_sizes(directory, _model_of(directory), recipe)
     try:
         StateReader(directory, parameter_shapes(recipe.model))
     except StateError as error:
@@ -126,6 +126,10 @@ def learner_of(checkpoint: Path) -> Learner:
             "run for another step, or begin with its export, which has no moments"
         )
     return learner
+
+
+def _model_of(checkpoint: Path) -> BertConfig:
+    return parse(learner_of(checkpoint).model, BertConfig, f"--init-from: {checkpoint / RUN_STATE}")
 
 
 def verify_given(directory: Path) -> dict[str, str]:

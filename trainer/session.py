@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -352,7 +352,9 @@ class Session:
             code=self._code,
             trend=self._trend,
             loss_scale=engine.loss_scale,
-            learner=Learner(recipe.model, self.shards.vocabulary.blake2b, recipe.optimizer.name, recipe.train.seed),
+            learner=Learner(
+                asdict(recipe.model), self.shards.vocabulary.blake2b, recipe.optimizer.name, recipe.train.seed
+            ),
         )
 
 
