@@ -31,9 +31,7 @@ def main() -> None:
     directory = ShardDirectory(parser.parse_args().shards)
     table = [["tokens", "ranks", "samples of each", "as they come", "dealt", "ms a step"]]
     for length in directory.manifest.sequence_lengths:
-        stream = SampleStream(
-            directory, "train", length, seed=1, max_predictions=length, masking=STANDARD, data=DataConfig()
-        )
+        stream = SampleStream(directory, "train", length, seed=1, masking=STANDARD, data=DataConfig())
         stream.lengths(np.arange(100))  # maps the shards
         table += [
             [f"{length}", f"{ranks}", f"{samples}", *measure(stream, ranks, samples)] for ranks, samples in CLUSTERS

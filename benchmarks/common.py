@@ -220,9 +220,7 @@ def recipe_of(shards: ShardDirectory, length: int, batch: int, settings: Sequenc
 
 def one_phase(shards: ShardDirectory, length: int, batch: int) -> list[str]:
     """The settings for one long phase of whole batches, and the vocabulary of the shards."""
-    predictions = -(-length * 15 // 100)
-    phase = (f"{{sequence_length={length}, steps=1000000, global_batch_size={batch}, micro_batch_size={batch}, "
-             f"max_predictions={predictions}}}")  # fmt: skip
+    phase = f"{{sequence_length={length}, steps=1000000, global_batch_size={batch}, micro_batch_size={batch}}}"
     return [f"model.vocab_size={shards.manifest.vocabulary.size}", f"phases=[{phase}]"]
 
 

@@ -76,10 +76,7 @@ def main() -> None:
     require_cpu()
     world = join_world(threads=1)
     shards = ShardDirectory(arguments.shards)
-    stream = SampleStream(
-        shards, "train", arguments.sequence_length, seed=1, max_predictions=-(-arguments.sequence_length * 15 // 100),
-        masking=STANDARD, data=DataConfig(),
-    )  # fmt: skip
+    stream = SampleStream(shards, "train", arguments.sequence_length, seed=1, masking=STANDARD, data=DataConfig())
     samples = arguments.accumulation * world.size * arguments.micro_batch
     steps = [
         [read(stream, np.arange(first, first + samples), is_dealt, arguments, world) for is_dealt in (False, True)]

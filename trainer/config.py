@@ -62,6 +62,11 @@ class Phase:
         """Of all updates."""
         return self.steps * self.global_batch_size
 
+    @property
+    def unlimited(self) -> Phase:
+        """The same phase without a limit of predictions."""
+        return dataclasses.replace(self, max_predictions=None)
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -344,10 +349,10 @@ def _changes(old: Recipe, new: Recipe) -> list[tuple[str, str]]:
 
 def _effective(recipe: Recipe) -> Recipe:
     """The same recipe without limits of predictions that limit nothing."""
-    phases = []
-    for phase in recipe.phases:
-        unlimited = dataclasses.replace(phase, max_predictions=None)
-        phases.append(phase if recipe.predictions(phase) < recipe.predictions(unlimited) else unlimited)
+    phases = [
+        phase if recipe.predictions(phase) < recipe.predictions(phase.unlimited) else phase.unlimited
+        for phase in recipe.phases
+    ]
     return dataclasses.replace(recipe, phases=phases)
 
 

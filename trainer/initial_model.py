@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+from abc import ABC, abstractmethod
 from pathlib import Path
 
+from typing_extensions import override
+
 from preprocessing.schema import checksum, checksum_of
-from trainer.checkpoint import RUN_STATE, Learner, read_run_state
+from preprocessing.tokenization import TOKENIZER_FILE, VOCABULARY_FILE, VocabularyError, load_vocabulary, load_words
+from trainer.checkpoint import RUN_STATE, Learner, RunState, read_run_state
 from trainer.config import Recipe, load_recipe
+from trainer.corpus import Corpus
 from trainer.hugging_face import CONFIG, WEIGHTS, Export, load_config, load_export
 from trainer.model import BertConfig, parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory, newest_checkpoint_around, newest_export_around
@@ -49,11 +55,6 @@ def check_is_export(directory: Path) -> None:
         raise ConfigError(f"{directory / CONFIG}: missing, so it is no export; the newest one is {newest}")
 
 
-def is_checkpoint(directory: Path) -> bool:
-    """Whether a folder is a checkpoint, or what is left of one."""
-    return os.access(directory / RUN_STATE, os.F_OK) or any(directory.glob("state-*-of-*"))
-
-
 def tells_its_model(directory: Path) -> bool:
     """Whether this user can read there which model the weights are of."""
     return any(os.access(directory / name, os.R_OK) for name in (CONFIG, RUN_STATE))
@@ -66,111 +67,169 @@ def given_model(directory: Path) -> BertConfig:
         ConfigError: there is no such directory, it is neither, or what it says of its model can't be read or is of no
             model that we have.
     """
-    newest = _newest_around(directory)
     if not os.access(directory, os.F_OK):
         hub = "a model of the Hugging Face hub comes into one by `hf download NAME --local-dir DIR`"
-        raise ConfigError(f"--init-from: {directory}: no such folder; {newest or hub}")
-    if is_checkpoint(directory):
-        return _model_of(directory)
-    if newest and not os.access(directory / CONFIG, os.F_OK):
-        raise ConfigError(f"--init-from: {directory}: neither a checkpoint nor an export; {newest}")
-    try:
-        return load_config(directory)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--init-from: {error}") from error
+        raise ConfigError(f"--init-from: {directory}: no such folder; {_newest_around(directory) or hub}")
+    return find_given(directory).model
 
 
-def initial_weights(directory: Path, recipe: Recipe) -> Export:
-    """The model in a Hugging Face directory, heads included where it has them.
+class Given(ABC):
+    """What a run begins with, of one kind; whatever is wrong with it is a ConfigError.
 
-    Raises:
-        ConfigError: it can't be read or is not the recipe's model.
+    Attributes:
+        directory: that --init-from names.
     """
-    try:
-        export = load_export(directory, recipe.train.seed)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--init-from: {error}") from error
-    _check_sizes(directory, export.config, recipe)
-    return export
+
+    def __init__(self, directory: Path):
+        """Read nothing yet."""
+        self.directory = directory
+
+    @property
+    @abstractmethod
+    def model(self) -> BertConfig:
+        """That the weights are of."""
+
+    @abstractmethod
+    def check(self, recipe: Recipe) -> None:
+        """See that it is of the recipe's model, and whole as far as that shows before all of a checkpoint is read."""
+
+    @abstractmethod
+    def check_vocabulary(self, shards: Corpus) -> None:
+        """See that its words, where it tells them, are those of the shards."""
+
+    @abstractmethod
+    def checksum(self) -> str:
+        """What tells it from others, wherever it lies."""
+
+    def verify(self) -> dict[str, str]:
+        """Read once all that a run begins with; returns what RunDirectory.read_initial_weights tells of it later."""
+        return {"directory": str(self.directory.resolve()), "blake2b": self.checksum()}
+
+    def _check_sizes(self, model: BertConfig, recipe: Recipe) -> None:
+        values = {name: (getattr(model, name), getattr(recipe.model, name)) for name in _SIZES}
+        if differing := {name: (found, wanted) for name, (found, wanted) in values.items() if found != wanted}:
+            told = "; ".join(f"{name} {found}, the recipe {wanted}" for name, (found, wanted) in differing.items())
+            settings = [f"model.{name}={json.dumps(found)}" for name, (found, _) in differing.items()]  # as TOML has it
+            advice = f"set {' '.join(settings)}, or take a recipe that leaves it open, such as continued.toml"
+            if "vocab_size" in differing:  # that of the shards, as has been seen
+                advice = "give it the shards' words by trainer.new_vocabulary, or make shards with its own"
+            raise ConfigError(f"--init-from: {self.directory} has {told}; {advice}")
 
 
-def check_given(directory: Path, recipe: Recipe) -> None:
-    """See that a Hugging Face directory or a checkpoint is of the recipe's model.
+class GivenExport(Given):
+    """A Hugging Face directory: weights alone."""
 
-    Raises:
-        ConfigError: it is not, or is damaged, as far as that shows before all of a checkpoint is read.
-    """
-    if not is_checkpoint(directory):
-        initial_weights(directory, recipe)
-        return
-    _check_sizes(directory, _model_of(directory), recipe)
-    try:
-        StateReader(directory, parameter_shapes(recipe.model))
-    except StateError as error:
-        raise _damaged(error) from error
+    @property
+    @override
+    def model(self) -> BertConfig:
+        if not os.access(self.directory / CONFIG, os.F_OK) and (newest := _newest_around(self.directory)):
+            raise ConfigError(f"--init-from: {self.directory}: neither a checkpoint nor an export; {newest}")
+        try:
+            return load_config(self.directory)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--init-from: {error}") from error
 
+    def weights(self, recipe: Recipe) -> Export:
+        """The recipe's model, heads included where the directory has them."""
+        try:
+            export = load_export(self.directory, recipe.train.seed)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--init-from: {error}") from error
+        self._check_sizes(export.config, recipe)
+        return export
 
-def learner_of(checkpoint: Path) -> Learner:
-    """What a checkpoint is of.
+    @override
+    def check(self, recipe: Recipe) -> None:
+        self.weights(recipe)
 
-    Raises:
-        ConfigError: it does not tell, or is damaged.
-    """
-    try:
-        learner = read_run_state(checkpoint).learner
-    except CheckpointError as error:
-        raise _damaged(error) from error
-    if learner is None:
-        raise ConfigError(
-            f"--init-from: {checkpoint / RUN_STATE}: of an earlier version, which does not tell the model; train that "
-            "run for another step, or begin with its export, which has no moments"
-        )
-    return learner
+    @override
+    def check_vocabulary(self, shards: Corpus) -> None:
+        wanted = load_vocabulary(shards.tokenizer / VOCABULARY_FILE)
+        try:
+            if not any((self.directory / name).is_file() for name in (VOCABULARY_FILE, TOKENIZER_FILE)):
+                return
+            found = load_words(self.directory)
+        except (OSError, VocabularyError) as error:
+            raise ConfigError(f"--init-from: {error}") from error
+        if found != wanted:
+            pairs = itertools.zip_longest(found, wanted)
+            i, (theirs, ours) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
+            raise ConfigError(
+                f"--init-from: {self.directory} has another vocabulary than {shards.name}: id {i} is {theirs!r} there "
+                f"and {ours!r} here; make shards with its vocabulary, or give it that of the shards by "
+                "trainer.new_vocabulary"
+            )
 
-
-def _model_of(checkpoint: Path) -> BertConfig:
-    return parse(learner_of(checkpoint).model, BertConfig, f"--init-from: {checkpoint / RUN_STATE}")
-
-
-def verify_given(directory: Path) -> dict[str, str]:
-    """Read once all that a run begins with; returns what RunDirectory.read_initial_weights tells of it later.
-
-    Raises:
-        ConfigError: it is a checkpoint and damaged.
-    """
-    told = {"directory": str(directory.resolve()), "blake2b": given_checksum(directory)}
-    if not is_checkpoint(directory):
-        return told
-    try:
-        verify_state(directory)
-        return {**told, "step": str(read_run_state(directory).step)}
-    except (CheckpointError, StateError) as error:
-        raise _damaged(error) from error
+    @override
+    def checksum(self) -> str:
+        return checksum(self.directory / WEIGHTS)
 
 
-def given_checksum(directory: Path) -> str:
-    """What tells weights from others: the checksum of an export's, or of those that a checkpoint has of its files.
+class GivenCheckpoint(Given):
+    """A checkpoint, or what is left of one: weights and moments."""
 
-    Raises:
-        ConfigError: it is a checkpoint and damaged.
-    """
-    if not is_checkpoint(directory):
-        return checksum(directory / WEIGHTS)
-    try:
-        return checksum_of("\n".join([checksum(directory / RUN_STATE), *stored_checksums(directory)]).encode())
-    except StateError as error:
-        raise _damaged(error) from error
+    @property
+    @override
+    def model(self) -> BertConfig:
+        return parse(self.learner.model, BertConfig, f"--init-from: {self.directory / RUN_STATE}")
+
+    @property
+    def state(self) -> RunState:
+        """What it says of its run."""
+        try:
+            return read_run_state(self.directory)
+        except CheckpointError as error:
+            raise _damaged(error) from error
+
+    @property
+    def learner(self) -> Learner:
+        """What it is of."""
+        if (learner := self.state.learner) is None:
+            raise ConfigError(
+                f"--init-from: {self.directory / RUN_STATE}: of an earlier version, which does not tell the model; "
+                "train that run for another step, or begin with its export, which has no moments"
+            )
+        return learner
+
+    @override
+    def check(self, recipe: Recipe) -> None:
+        self._check_sizes(self.model, recipe)
+        try:
+            StateReader(self.directory, parameter_shapes(recipe.model))
+        except StateError as error:
+            raise _damaged(error) from error
+
+    @override
+    def check_vocabulary(self, shards: Corpus) -> None:
+        if self.learner.vocabulary_blake2b != shards.vocabulary.blake2b:
+            raise ConfigError(
+                f"--init-from: {self.directory} is of another vocabulary than {shards.name}; make shards with the "
+                "tokenizer/vocab.txt of its run, or begin with its export, which trainer.new_vocabulary can change"
+            )
+
+    @override
+    def checksum(self) -> str:
+        """Of those that it has of its files."""
+        try:
+            told = [checksum(self.directory / RUN_STATE), *stored_checksums(self.directory)]
+        except StateError as error:
+            raise _damaged(error) from error
+        return checksum_of("\n".join(told).encode())
+
+    @override
+    def verify(self) -> dict[str, str]:
+        told = super().verify()
+        try:
+            verify_state(self.directory)
+        except StateError as error:
+            raise _damaged(error) from error
+        return {**told, "step": str(self.state.step)}
 
 
-def _check_sizes(directory: Path, given: BertConfig, recipe: Recipe) -> None:
-    values = {name: (getattr(given, name), getattr(recipe.model, name)) for name in _SIZES}
-    if differing := {name: (found, wanted) for name, (found, wanted) in values.items() if found != wanted}:
-        told = "; ".join(f"{name} {found}, the recipe {wanted}" for name, (found, wanted) in differing.items())
-        settings = [f"model.{name}={json.dumps(found)}" for name, (found, _) in differing.items()]  # as TOML has it too
-        advice = f"set {' '.join(settings)}, or take a recipe that leaves it open, such as continued.toml"
-        if "vocab_size" in differing:  # that of the shards, as has been seen
-            advice = "give it the shards' words by trainer.new_vocabulary, or make shards with its own"
-        raise ConfigError(f"--init-from: {directory} has {told}; {advice}")
+def find_given(directory: Path) -> GivenExport | GivenCheckpoint:
+    """What --init-from names, by what lies there."""
+    is_checkpoint = os.access(directory / RUN_STATE, os.F_OK) or any(directory.glob("state-*-of-*"))
+    return GivenCheckpoint(directory) if is_checkpoint else GivenExport(directory)
 
 
 def _newest_around(path: Path) -> str:

@@ -25,6 +25,7 @@ if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
 
 from preprocessing.command_line import OneLineParser
 from preprocessing.schema import ShardError, UnavailableError
+from preprocessing.terminal import tell_error
 from preprocessing.tokenization import VocabularyError
 from trainer.config import Recipe, load_recipe
 from trainer.corpus import open_corpus
@@ -148,7 +149,7 @@ def _open_streams() -> None:
 
 
 def _tell(error: Exception) -> None:
-    print(f"error: {one_line(str(error))}", file=sys.stderr)
+    tell_error(one_line(str(error)))
 
 
 def _write_failure(run: RunDirectory | None, start: _Start, reason: str) -> bool:

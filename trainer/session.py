@@ -21,7 +21,7 @@ from trainer.data import Batch
 from trainer.divergence import LossTrend, diverged, follow
 from trainer.engine import Engine, GlobalCounts
 from trainer.files import append_line
-from trainer.initial_model import initial_weights, is_checkpoint, learner_of
+from trainer.initial_model import GivenCheckpoint, GivenExport, find_given
 from trainer.lineage import other_versions
 from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps
 from trainer.metrics import Laps, measure_ceiling, memory_share, peak_memory, roomiest_micro_batch
@@ -258,14 +258,14 @@ class Session:
     def _start_engine(self, phase: Phase, config: dict[str, Any], step: int) -> Engine:
         """The engine of a phase with the weights after ``step``; for 0 new ones, or those that the run begins with."""
         recipe, world = self.recipe, self.world
-        branch = self.init_from if self.init_from and not step and is_checkpoint(self.init_from) else None
-        checkpoint = self.run.checkpoint(step) if step else branch
-        given = initial_weights(self.init_from, recipe) if self.init_from and not checkpoint else None
+        beginning = find_given(self.init_from) if self.init_from and not step else None
+        branch = beginning if isinstance(beginning, GivenCheckpoint) else None
+        export = beginning.weights(recipe) if isinstance(beginning, GivenExport) else None
+        checkpoint = self.run.checkpoint(step) if step else branch.directory if branch else None
         state = read_run_state(checkpoint) if checkpoint else None
-        loss_scale = state.loss_scale if state else None
         engine = Engine(
-            recipe, config, world, checkpoint=checkpoint, weights=given.state if given else None, loss_scale=loss_scale,
-            step=step, samples=recipe.samples(step),
+            recipe, config, world, checkpoint=checkpoint, weights=export.state if export else None,
+            loss_scale=state.loss_scale if state else None, step=step, samples=recipe.samples(step),
         )  # fmt: skip
         _log.info(
             "model: %s parameters, ZeRO stage %d",
@@ -276,11 +276,11 @@ class Session:
             phase.global_batch_size, phase.sequence_length, world.size, world.device.type, torch.get_num_threads(),
             phase.micro_batch_size, config["gradient_accumulation_steps"],
         )  # fmt: skip
-        if given:
-            lacking = f", which has no {', '.join(given.initialized)}: newly initialised" if given.initialized else ""
+        if export:
+            lacking = f", which has no {', '.join(export.initialized)}: newly initialised" if export.initialized else ""
             _log.info("begins with the weights of %s%s", self.init_from, lacking)
-        if state and branch:
-            _tell_of_branch(state, branch, engine.optimizer_step, recipe, self.shards)
+        if branch:
+            _tell_of_branch(branch, engine.optimizer_step, recipe, self.shards)
         elif state:
             self._trend = state.trend
             _log.info("resumed after step %d from %s", step, checkpoint)
@@ -365,20 +365,20 @@ def owes_validation(run: RunDirectory, recipe: Recipe, step: int) -> bool:
     return is_due and not has_line(run.validation_metrics, step)
 
 
-def _tell_of_branch(state: RunState, checkpoint: Path, updates: int, recipe: Recipe, shards: Corpus) -> None:
+def _tell_of_branch(branch: GivenCheckpoint, updates: int, recipe: Recipe, shards: Corpus) -> None:
     """Say what a run takes over from a checkpoint of another one, and what it does again."""
-    learner, ours = learner_of(checkpoint), recipe.optimizer.name
+    learner, ours = branch.learner, recipe.optimizer.name
     if recipe.phases[0].reset_moments:
         moments = "; phases.0.reset_moments leaves its moments out"
     else:
         other = "" if learner.optimizer == ours else f", with which {ours} goes on"
         moments = f" and the moments of {updates} updates by {learner.optimizer}{other}"
-    _log.info("begins with the weights of %s%s", checkpoint, moments)
-    if (state.manifest_blake2b, learner.seed) == (shards.manifest_blake2b, recipe.train.seed):
+    _log.info("begins with the weights of %s%s", branch.directory, moments)
+    if (branch.state.manifest_blake2b, learner.seed) == (shards.manifest_blake2b, recipe.train.seed):
         _log.warning(
             "shards and train.seed are those of %s: this run has the same samples and masks again, of a length from "
             "the first one on; train.seed=%d draws others",
-            checkpoint, learner.seed + 1,
+            branch.directory, learner.seed + 1,
         )  # fmt: skip
 
 

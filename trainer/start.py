@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import itertools
 import json
 import logging
 import socket
@@ -18,12 +16,9 @@ import torch
 
 from preprocessing.schema import ShardError, checksum
 from preprocessing.tokenization import (
-    TOKENIZER_FILE,
     VOCABULARY_FILE,
-    VocabularyError,
     check_files,
     load_vocabulary,
-    load_words,
     special_ids,
 )
 from trainer.checkpoint import RunState, read_run_state, remove_leftovers, set_aside
@@ -33,14 +28,7 @@ from trainer.data import validation_stream
 from trainer.engine import check_deepspeed, device_kind, fp16_is_supported
 from trainer.files import is_full, write_atomically
 from trainer.fp8 import why_not_fp8
-from trainer.initial_model import (
-    check_given,
-    given_checksum,
-    initial_model,
-    is_checkpoint,
-    learner_of,
-    verify_given,
-)
+from trainer.initial_model import find_given, initial_model
 from trainer.leases import hold_run
 from trainer.lineage import code_version, environment, uncommitted_changes, unlike
 from trainer.model import BertConfig, parameter_shapes
@@ -96,8 +84,9 @@ def check(
     _check_segments(recipe, shards)
     _check_run(run, recipe, shards)
     if init_from and not run.step:
-        _check_initial_vocabulary(init_from, shards)
-        check_given(init_from, recipe)
+        beginning = find_given(init_from)
+        beginning.check_vocabulary(shards)
+        beginning.check(recipe)
 
 
 def check_agreement(world: World, recipe: Recipe, configs: Sequence[dict[str, Any]], shards: Corpus) -> None:
@@ -132,7 +121,7 @@ def check_initial_weights(world: World, init_from: Path) -> dict[str, str]:
     """
     mine: dict[str, str] | ConfigError
     try:
-        mine = verify_given(init_from)
+        mine = find_given(init_from).verify()
     except ConfigError as error:
         mine = error
     found = world.gather(mine)
@@ -141,7 +130,8 @@ def check_initial_weights(world: World, init_from: Path) -> dict[str, str]:
             raise ConfigError(f"rank {rank}: {told}")
         if told["blake2b"] != found[0]["blake2b"]:
             raise _apart(rank, "initial weights")
-    return {**found[0]}
+    first: dict[str, str] = found[0]
+    return first
 
 
 def _apart(rank: int, what: str) -> ConfigError:
@@ -256,12 +246,12 @@ def warn_of_settings(recipe: Recipe) -> None:
     """Say so where one setting takes away what another one asks for, as may be where a recipe was changed."""
     _warn_of_the_warmup(recipe)
     for number, phase in enumerate(recipe.phases):
-        given, asked = (recipe.predictions(each) for each in (phase, dataclasses.replace(phase, max_predictions=None)))
-        if given < asked:
+        taken, asked = recipe.predictions(phase), recipe.predictions(phase.unlimited)
+        if taken < asked:
             _log.warning(
                 "phases.%d.max_predictions is %d: of %d tokens so many are predicted, and not the %d that "
                 "masking.probability=%g asks for; leave it out to have them",
-                number, given, phase.sequence_length, asked, recipe.masking.probability,
+                number, taken, phase.sequence_length, asked, recipe.masking.probability,
             )  # fmt: skip
 
 
@@ -335,31 +325,6 @@ def _check_segments(recipe: Recipe, shards: Corpus) -> None:
             )
 
 
-def _check_initial_vocabulary(directory: Path, shards: Corpus) -> None:
-    """See that the words of a checkpoint, or of a Hugging Face directory where it has them, are those of the shards."""
-    if is_checkpoint(directory):
-        if learner_of(directory).vocabulary_blake2b != shards.vocabulary.blake2b:
-            raise ConfigError(
-                f"--init-from: {directory} is of another vocabulary than {shards.name}; make shards with the "
-                "tokenizer/vocab.txt of its run, or begin with its export, which trainer.new_vocabulary can change"
-            )
-        return
-    wanted = load_vocabulary(shards.tokenizer / VOCABULARY_FILE)
-    try:
-        if not any((directory / name).is_file() for name in (VOCABULARY_FILE, TOKENIZER_FILE)):
-            return
-        found = load_words(directory)
-    except (OSError, VocabularyError) as error:
-        raise ConfigError(f"--init-from: {error}") from error
-    if found != wanted:
-        pairs = itertools.zip_longest(found, wanted)
-        i, (theirs, ours) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
-        raise ConfigError(
-            f"--init-from: {directory} has another vocabulary than {shards.name}: id {i} is {theirs!r} there and "
-            f"{ours!r} here; make shards with its vocabulary, or give it that of the shards by trainer.new_vocabulary"
-        )
-
-
 def _check_run(run: RunDirectory, recipe: Recipe, shards: Corpus) -> None:
     """See that the run directory is new, or was begun by this very command."""
     run.check()
@@ -395,7 +360,7 @@ def _unwritable(run: RunDirectory, error: OSError) -> CheckpointError:
 def _check_same_beginning(run: RunDirectory, init_from: Path | None) -> None:
     """See that a run that has no checkpoint yet begins again with the weights that it began with."""
     told = run.read_initial_weights()
-    if (told and told["blake2b"]) != (init_from and given_checksum(init_from)):
+    if (told and told["blake2b"]) != (init_from and find_given(init_from).checksum()):
         begun = f"with the weights of {told['directory']}" if told else "without --init-from"
         raise CheckpointError(
             f"{run.path}: the run was started {begun} and has no checkpoint yet; start it so again, or choose another "

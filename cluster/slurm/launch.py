@@ -38,7 +38,7 @@ _OF_OPTIONS = {
     "gres": "SBATCH_GRES",
     "mem": "SBATCH_MEM_PER_NODE",
 }
-_CONFIGURATION = ("SLURM_CONF", "SLURM_JWT")  # where SLURM is, and who asks: all.sh knows them too
+_CONFIGURATION = ("SLURM_CONF", "SLURM_JWT")  # where SLURM is, and who asks
 
 
 def launch(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dry_run: bool) -> None:
@@ -108,7 +108,12 @@ def write(programs: Sequence[Program], settings: SlurmSettings, folder: Path, sn
         write_script(files[program.name], f"slurm/{template}.sbatch.j2", values)
     if len(files) == 1:
         return next(iter(files.values()))
-    values = {"file": folder / "all.sh", "files": files, "overruling": _overruling(programs, settings)}
+    values = {
+        "file": folder / "all.sh",
+        "files": files,
+        "overruling": _overruling(programs, settings),
+        "configuration": _CONFIGURATION,
+    }
     write_script(folder / "all.sh", "slurm/all.sh.j2", values)
     return folder / "all.sh"
 
@@ -126,9 +131,8 @@ def submit(command: list[str], name: Name, overruling: Collection[str]) -> Itera
     """
     if dropped := sorted(set(overruling) & os.environ.keys()):
         print(f"note: {', '.join(dropped)} of this shell are left out, for the settings say it", file=sys.stderr)
-    environment = {
-        variable: value for variable, value in os.environ.items() if variable not in {*dropped, *_of_a_job_around()}
-    }
+    left_out = {*dropped, *_of_a_job_around()}
+    environment = {variable: value for variable, value in os.environ.items() if variable not in left_out}
     command = ["sbatch", "--parsable", *command[1:]] if command[0] == "sbatch" else command
     done = subprocess.run(command, capture_output=True, text=True, env=environment)  # noqa: S603  our own job files
     if done.returncode:

@@ -21,7 +21,7 @@ from eval.tasks import select
 from eval.tasks.own import read_task
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.small_data import write_squad
-from tests.eval.test_own_task import evaluate, message, write_task
+from tests.eval.test_own_task import evaluate, write_task
 from trainer.hugging_face import save_export
 
 Change = Callable[[dict], None]
@@ -102,13 +102,6 @@ def test_a_test_set_with_answers_has_figures(export: Path, tmp_path: Path) -> No
     }
 
 
-def test_settings_that_it_leaves_out_are_those_of_squad(tmp_path: Path) -> None:
-    task = read_task(write_task(tmp_path, 'kind = "questions"\n'))
-    [squad_v1] = select(["squad_v1"])
-    same = ("best", "learning_rates", "epochs", "batch_sizes", "max_length")
-    assert [getattr(task, name) for name in same] == [getattr(squad_v1, name) for name in same]
-
-
 def test_the_dev_set_decides_the_version(tmp_path: Path) -> None:
     task, data = read_task(write_task(tmp_path, LAW)), write_law(tmp_path / "data", "v2.0")
     assert task.on(data).kind == Questions("v2.0")
@@ -126,18 +119,6 @@ def test_real_files_are_read_as_squad_s(real_data: Path, tmp_path: Path) -> None
     both = [question for split in ("train", "dev") for question in task.read("tickets.toml", split, tmp_path)]
     assert both == squad.read(real_data, "dev-v2.0.cs224n", "v2.0")[: len(both)]
     assert len(both) > 100
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ('kind = "questions"\nversion = "2.0"\n', "unknown setting version; known here: batch_sizes, dev, epochs"),
-        ('kind = "questions"\ntrain = "a/b.json"\n', "train: 'a/b.json' is no name of a file; --data names the folder"),
-        ('kind = "questions"\nmax_length = 0\n', "max_length, epochs and batch_sizes must be 1 or more"),
-    ],
-)
-def test_files_that_describe_no_task(tmp_path: Path, text: str, told: str) -> None:
-    assert message(write_task(tmp_path, text)).startswith(told)
 
 
 def no_answers(question: dict) -> None:

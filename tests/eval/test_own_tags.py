@@ -22,7 +22,7 @@ from eval.tasks import select
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.own import read_task
 from tests.eval.small_data import WORDS
-from tests.eval.test_own_task import evaluate, message, write_task
+from tests.eval.test_own_task import evaluate, write_task
 
 GENES = """
 kind = "tags"
@@ -97,13 +97,6 @@ def chunks(sentences: list[list[str]], scheme: type[Token]) -> list[list[tuple]]
     return [[entity.to_tuple() for entity in found] for found in Entities(sentences, scheme).entities]
 
 
-def test_settings_that_it_leaves_out_are_those_of_conll2003(tmp_path: Path) -> None:
-    task = read_task(write_task(tmp_path, 'kind = "tags"\n'))
-    [conll2003] = select(["conll2003"])
-    same = ("best", "learning_rates", "epochs", "batch_sizes", "max_length")
-    assert [getattr(task, name) for name in same] == [getattr(conll2003, name) for name in same]
-
-
 def test_types_are_those_of_the_whole_training_file_or_as_named(tmp_path: Path) -> None:
     data = write_genes(tmp_path / "data")
     found = read_task(write_task(tmp_path, GENES)).on(data)
@@ -140,34 +133,6 @@ def test_real_columns_are_read_as_those_of_conll2003(real_data: Path, tmp_path: 
     ours = task.read("tickets.toml", "train", tmp_path)
     theirs = conll.read(real_data, "train")[: len(ours) - 1]
     assert (ours[:-1], len(theirs) > 100) == (theirs, True)
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ('kind = "ner"\n', "kind: 'ner' is none of texts, tags, questions"),
-        ('kind = ["tags"]\n', "kind: ['tags'] is none of texts, tags, questions"),
-        (
-            'kind = "tags"\nlabels = ["a"]\n',
-            'labels is a setting of kind = "texts", not of "tags"; write that kind, or leave it out',
-        ),
-        ('types = ["a"]\n', 'types is a setting of kind = "tags", not of "texts"; write that kind, or leave it out'),
-        ('kind = "tags"\ncolumn = 2\n', "unknown setting column; known here: batch_sizes, dev, epochs, kind"),
-        ('kind = "tags"\ntypes = ["A", "A"]\n', "types must be words, each once"),
-        ('kind = "tags"\ntypes = ["A B"]\n', "types must be words, each once"),
-        ('kind = "tags"\ntypes = [""]\n', "types must be words, each once"),
-        ('kind = "tags"\ntypes = "A"\n', "types: Input should be a list, in square brackets"),
-        ('kind = "tags"\ntag = 1\n', "tag: the column of the tag must be 2 or more; the first is the word's"),
-        ('kind = "tags"\ntag = true\n', "tag is true; give a number"),
-        ('kind = "tags"\ndev = "../dev.txt"\n', "dev: '../dev.txt' is no name of a file; --data names the folder"),
-        ('kind = "tags"\ntest = "/test.txt"\n', "test: '/test.txt' is no name of a file; --data names the folder"),
-        ('kind = "tags"\ntrain = ""\n', "train: '' is no name of a file; --data names the folder"),
-        ('kind = "tags"\ndev = "TRAIN.txt"\n', "train, dev and test must be different files"),
-        ('kind = "tags"\nepochs = []\n', "learning_rates, epochs and batch_sizes need a value each"),
-    ],
-)
-def test_files_that_describe_no_task(tmp_path: Path, text: str, told: str) -> None:
-    assert message(write_task(tmp_path, text)).startswith(told)
 
 
 def read_all(task: FineTuned, data: Path) -> None:

@@ -119,11 +119,18 @@ def test_figures_instead_of_classes(export: Path, tmp_path: Path) -> None:
     assert (found["metrics"]["spearman"]["baseline"], found["baselines"]) == (None, {})  # no class is most frequent
 
 
-def test_settings_that_it_leaves_out_are_those_of_glue(tmp_path: Path) -> None:
-    task = read_task(write_task(tmp_path, 'text = "t"\nlabels = ["0", "1"]\n'))
-    [glue] = select(["sst2"])
-    same = ("best", "learning_rates", "epochs", "batch_sizes", "max_length")
-    assert [getattr(task, name) for name in same] == [getattr(glue, name) for name in same]
+@pytest.mark.parametrize(
+    ("text", "ours"),
+    [
+        ('text = "t"\nlabels = ["0", "1"]\n', "sst2"),
+        ('kind = "tags"\n', "conll2003"),
+        ('kind = "questions"\n', "squad_v1"),
+    ],
+)
+def test_settings_that_it_leaves_out_are_those_of_our_task_of_its_kind(tmp_path: Path, text: str, ours: str) -> None:
+    theirs, [our_task] = read_task(write_task(tmp_path, text)), select([ours])
+    for name in ("best", "learning_rates", "epochs", "batch_sizes", "max_length"):
+        assert getattr(theirs, name) == getattr(our_task, name)
 
 
 def test_settings_that_it_gives_are_its_own(tmp_path: Path) -> None:
@@ -178,6 +185,28 @@ def test_beside_other_tasks(tmp_path: Path) -> None:
         ('text = "t"\nlabels = "billing"\n', "labels: Input should be a list, in square brackets"),
         ('text = "t"\nepochs = 3\n', "epochs: Input should be a list, in square brackets"),
         ("text = ", "not a TOML file"),
+        ('kind = "ner"\n', "kind: 'ner' is none of texts, tags, questions"),
+        ('kind = ["tags"]\n', "kind: ['tags'] is none of texts, tags, questions"),
+        (
+            'kind = "tags"\nlabels = ["a"]\n',
+            'labels is a setting of kind = "texts", not of "tags"; write that kind, or leave it out',
+        ),
+        ('types = ["a"]\n', 'types is a setting of kind = "tags", not of "texts"; write that kind, or leave it out'),
+        ('kind = "tags"\ncolumn = 2\n', "unknown setting column; known here: batch_sizes, dev, epochs, kind"),
+        ('kind = "tags"\ntypes = ["A", "A"]\n', "types must be words, each once"),
+        ('kind = "tags"\ntypes = ["A B"]\n', "types must be words, each once"),
+        ('kind = "tags"\ntypes = [""]\n', "types must be words, each once"),
+        ('kind = "tags"\ntypes = "A"\n', "types: Input should be a list, in square brackets"),
+        ('kind = "tags"\ntag = 1\n', "tag: the column of the tag must be 2 or more; the first is the word's"),
+        ('kind = "tags"\ntag = true\n', "tag is true; give a number"),
+        ('kind = "tags"\ndev = "../dev.txt"\n', "dev: '../dev.txt' is no name of a file; --data names the folder"),
+        ('kind = "tags"\ntest = "/test.txt"\n', "test: '/test.txt' is no name of a file; --data names the folder"),
+        ('kind = "tags"\ntrain = ""\n', "train: '' is no name of a file; --data names the folder"),
+        ('kind = "tags"\ndev = "TRAIN.txt"\n', "train, dev and test must be different files"),
+        ('kind = "tags"\nepochs = []\n', "learning_rates, epochs and batch_sizes need a value each"),
+        ('kind = "questions"\nversion = "2.0"\n', "unknown setting version; known here: batch_sizes, dev, epochs"),
+        ('kind = "questions"\ntrain = "a/b.json"\n', "train: 'a/b.json' is no name of a file; --data names the folder"),
+        ('kind = "questions"\nmax_length = 0\n', "max_length, epochs and batch_sizes must be 1 or more"),
     ],
 )
 def test_files_that_describe_no_task(tmp_path: Path, text: str, told: str) -> None:

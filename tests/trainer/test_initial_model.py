@@ -28,12 +28,11 @@ from trainer.corpus import open_corpus
 from trainer.data import SampleStream
 from trainer.files import read_lines, write_atomically
 from trainer.hugging_face import Export
-from trainer.initial_model import check_given, given_checksum, given_model, initial_weights, verify_given
+from trainer.initial_model import GivenCheckpoint, GivenExport, find_given, given_model
 from trainer.model import BertForPreTraining, parameter_shapes, pretraining_losses
 from trainer.run_directory import RunDirectory
 from trainer.settings import ConfigError
 from trainer.sharded_state import MOMENTS, WEIGHTS, StateReader
-from trainer.start import _check_initial_vocabulary
 
 FLOAT32 = {"bf16": None, "data_types": None}
 BRIEF = ("log.validate_every=0", "checkpoint.every=4", "train.max_steps=4")
@@ -49,12 +48,12 @@ def test_weights_of_a_model_that_computes_something_else_are_refused(recipe, tmp
     settings = load_recipe(recipe)
     weights = {"nsp.bias": torch.zeros(2)}
     monkeypatch.setattr("trainer.initial_model.load_export", lambda *_: Export(settings.model, weights, []))
-    assert initial_weights(tmp_path, settings).state is weights
+    assert GivenExport(tmp_path).weights(settings).state is weights
     other = dataclasses.replace(settings.model, **{name: value})
     monkeypatch.setattr("trainer.initial_model.load_export", lambda *_: Export(other, weights, []))
     advice = "give it the shards' words" if name == "vocab_size" else f"set model.{name}={json.dumps(value)}, or take a"
     with pytest.raises(ConfigError, match=rf"has {name} {value}, the recipe {getattr(settings.model, name)}; {advice}"):
-        initial_weights(tmp_path, settings)
+        GivenExport(tmp_path).weights(settings)
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +206,7 @@ def test_moments_that_the_recipe_resets_are_left_out(call, checkpoint, recipe, t
 def test_what_a_branch_takes_over_and_does_again_is_told(checkpoint, recipe, shards, caplog, settings, told):
     caplog.set_level("INFO")
     corpus = open_corpus([str(shards)])
-    session._tell_of_branch(read_run_state(checkpoint), checkpoint, 4, load_recipe(recipe, settings), corpus)
+    session._tell_of_branch(GivenCheckpoint(checkpoint), 4, load_recipe(recipe, settings), corpus)
     assert len(caplog.messages) == len(told)
     assert all(words in message for message, words in zip(caplog.messages, told, strict=True))
 
@@ -263,8 +262,8 @@ def test_a_checkpoint_that_is_not_whole_is_told(run, recipe, lost, told):
 
 
 def check_and_verify(checkpoint, recipe):
-    check_given(checkpoint, load_recipe(recipe))
-    verify_given(checkpoint)
+    find_given(checkpoint).check(load_recipe(recipe))
+    find_given(checkpoint).verify()
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[" * 100_000, b"\xff"])
@@ -282,14 +281,14 @@ def test_a_checkpoint_whose_own_words_are_damaged_is_told(run, recipe, damage):
 def test_a_checkpoint_of_another_model_is_refused(checkpoint, recipe, name, value):
     """Of the heads its tensors tell nothing."""
     with pytest.raises(ConfigError, match=rf"has {name} .*, the recipe {value}; set model.{name}="):
-        check_given(checkpoint, load_recipe(recipe, [f"model.{name}={json.dumps(value)}"]))
+        find_given(checkpoint).check(load_recipe(recipe, [f"model.{name}={json.dumps(value)}"]))
 
 
 def test_a_checkpoint_of_another_vocabulary_is_refused(checkpoint, shards, tmp_path):
-    _check_initial_vocabulary(checkpoint, open_corpus([str(shards)]))
+    find_given(checkpoint).check_vocabulary(open_corpus([str(shards)]))
     others = SimpleNamespace(name="others", vocabulary=Vocabulary(64, "b", lowercase=True))
     with pytest.raises(ConfigError, match=rf"{checkpoint} is of another vocabulary than others; make shards with the "):
-        _check_initial_vocabulary(checkpoint, others)
+        find_given(checkpoint).check_vocabulary(others)
 
 
 def test_a_checkpoint_of_an_earlier_version_is_no_beginning(run):
@@ -301,10 +300,10 @@ def test_a_checkpoint_of_an_earlier_version_is_no_beginning(run):
 
 
 def test_a_copy_is_the_same_beginning_and_another_step_is_none(run, checkpoint):
-    assert verify_given(run.checkpoint(4)) == {
-        "directory": str(run.checkpoint(4)), "blake2b": given_checksum(checkpoint), "step": "4",
+    assert find_given(run.checkpoint(4)).verify() == {
+        "directory": str(run.checkpoint(4)), "blake2b": find_given(checkpoint).checksum(), "step": "4",
     }  # fmt: skip
     state = read_run_state(checkpoint)
     run.checkpoint(4).rename(run.staging(5))
     commit_checkpoint(run, dataclasses.replace(state, step=5))
-    assert given_checksum(run.checkpoint(5)) != given_checksum(checkpoint)
+    assert find_given(run.checkpoint(5)).checksum() != find_given(checkpoint).checksum()
