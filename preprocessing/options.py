@@ -13,11 +13,11 @@ from preprocessing.beam_options import check_beam_options
 from preprocessing.command_line import OneLineParser
 from preprocessing.encoder import Engine
 from preprocessing.fingerprints import RepeatRule
+from preprocessing.schema import MAX_SEQUENCE_LENGTH, MIN_SEQUENCE_LENGTH
 from preprocessing.shards import PairOptions
 from preprocessing.sources import DEFAULTS, Columns, ReadOptions
 from preprocessing.sources.registry import SOURCES
 
-MIN_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH = 8, 65_536
 MAX_VOCABULARY = 2**31 - 1
 SAMPLE_BYTES = 200_000_000  # of text to train a vocabulary on
 # Countries' codes that are taken for their languages' and that no text is in, though kr is Kanuri's.

@@ -37,6 +37,7 @@ _RUN = "config.toml"  # the trainer's, in a directory that has a manifest too
 UINT16_VOCABULARY = 1 << 16  # vocabularies up to this size store a token in two bytes
 SPECIAL_TOKENS_OF_A_PAIR = 3  # [CLS] a [SEP] b [SEP]
 SPECIAL_TOKENS_OF_A_SINGLE = 2  # [CLS] a [SEP]
+MIN_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH = 8, 65_536
 _MAKE = "make the shards again with --overwrite"
 _AGAIN = f"copy it again, or {_MAKE}"  # what is missing or damaged
 _NO_PLACE = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}  # what is wrong with a path itself

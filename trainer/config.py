@@ -226,7 +226,7 @@ class Recipe:
         if longest > self.model.max_position_embeddings:
             raise ValueError(
                 f"a phase has sequences of {longest} tokens, but model.max_position_embeddings is "
-                f"{self.model.max_position_embeddings}"
+                f"{self.model.max_position_embeddings}; given weights get more by trainer.new_positions"
             )
 
     @property

@@ -111,6 +111,8 @@ class Given(ABC):
             told = "; ".join(f"{name} {found}, the recipe {wanted}" for name, (found, wanted) in differing.items())
             settings = [f"model.{name}={json.dumps(found)}" for name, (found, _) in differing.items()]  # as TOML has it
             advice = f"set {' '.join(settings)}, or take a recipe that leaves it open, such as continued.toml"
+            if "max_position_embeddings" in differing:
+                advice += "; trainer.new_positions gives an export as many"
             if "vocab_size" in differing:  # that of the shards, as has been seen
                 advice = "give it the shards' words by trainer.new_vocabulary, or make shards with its own"
             raise ConfigError(f"--init-from: {self.directory} has {told}; {advice}")

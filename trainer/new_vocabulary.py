@@ -11,7 +11,6 @@ either, a character being unknown, what it would have in a new model. Everything
 from __future__ import annotations
 
 import dataclasses
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,20 +21,17 @@ from tokenizers.normalizers import BertNormalizer
 from torch import Tensor
 
 from preprocessing.command_line import OneLineParser
-from preprocessing.schema import TOKENIZER, checksum
+from preprocessing.schema import TOKENIZER
 from preprocessing.terminal import tell_error
 from preprocessing.tokenization import PAD, VOCABULARY_FILE, check_files, cut, load_words
-from trainer.hugging_face import WEIGHTS, Export, load_export, refusal, save_export
-from trainer.initial_model import check_is_export
-from trainer.lineage import code_version
+from trainer.derived import open_original, save_derived
+from trainer.hugging_face import Export, refusal
 from trainer.model import BertConfig, BertForPreTraining
 from trainer.paths import parse_path
 
 _ROWS = ("bert.embeddings.word.weight", "mlm.bias")  # the parameters that have a row for each word
 
 _UNCASED = BertNormalizer(handle_chinese_chars=False, lowercase=True)
-
-_log = logging.getLogger(__name__)
 
 
 class NewVocabulary(NamedTuple):
@@ -103,19 +99,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _change(model: Path, tokenizer: Path, output: Path) -> NewVocabulary:
-    if output.exists():
-        raise ValueError(f"{output}: is there already; choose another directory")
     if not (tokenizer / VOCABULARY_FILE).exists() and (tokenizer / TOKENIZER / VOCABULARY_FILE).exists():
         raise ValueError(f"{tokenizer}: is a folder of shards; its tokenizer is {tokenizer / TOKENIZER}")
     check_files(tokenizer)
-    check_is_export(model)
-    export = load_export(model)
-    if export.initialized:
-        _log.warning("%s has no %s: newly initialised", model, ", ".join(export.initialized))
+    export = open_original(model, output)
     changed = change_vocabulary(export, load_words(model), load_words(tokenizer))
-    begun = {"directory": str(model.resolve()), "blake2b": checksum(model / WEIGHTS)}
-    output.parent.mkdir(parents=True, exist_ok=True)
-    save_export(output, changed.state, changed.config, tokenizer, {"initial_weights": begun, "code": code_version()})
+    save_derived(output, changed.config, changed.state, tokenizer, model)
     return changed
 
 

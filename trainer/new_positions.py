@@ -1,0 +1,71 @@
+"""Give a pretrained model more positions, so that it can learn from longer texts; or fewer.
+
+    python -m trainer.new_positions runs/day/exports/step-023000 512 bert-large-512
+
+The result is what --init-from takes, and in a text that the old model could read it computes the same. A new position
+begins as a copy: they are the old ones over and over (Beltagy et al., 2020, Longformer, section 5).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from preprocessing.command_line import OneLineParser
+from preprocessing.schema import MAX_SEQUENCE_LENGTH
+from preprocessing.terminal import tell_error
+from preprocessing.tokenization import check_files
+from trainer.derived import open_original, save_derived
+from trainer.hugging_face import Export, refusal
+from trainer.paths import parse_path
+
+_ROWS = "bert.embeddings.position.weight"  # [positions, D]
+
+
+def change_positions(export: Export, positions: int) -> Export:
+    """The same model with another number of positions, 1 or more."""
+    rows = export.state[_ROWS]
+    copied = rows[torch.arange(positions) % len(rows)]
+    config = dataclasses.replace(export.config, max_position_embeddings=positions)
+    return Export(config, {**export.state, _ROWS: copied}, export.initialized)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``python -m trainer.new_positions MODEL POSITIONS OUT``; the exit code is 0, or 2 for a mistake."""
+    parser = OneLineParser(
+        prog="python -m trainer.new_positions", description="Give a pretrained model more positions, or fewer."
+    )
+    parser.add_argument("model", type=parse_path, help="a Hugging Face BERT directory, such as an export")
+    parser.add_argument("positions", type=int, help="how many tokens a text may have then")
+    parser.add_argument("output", type=parse_path, help="a new directory")
+    arguments = parser.parse_args(argv)
+    try:
+        old = _change(arguments.model, arguments.positions, arguments.output)
+    except (OSError, ValueError) as error:
+        tell_error(refusal(error))
+        return 2
+    kept = min(old, arguments.positions)
+    print(f"{arguments.output}: {arguments.positions:,} positions, {kept:,} of them as they were")
+    return 0
+
+
+def _change(model: Path, positions: int, output: Path) -> int:
+    """Write the changed model; returns how many positions there were."""
+    export = open_original(model, output)
+    old = export.config.max_position_embeddings
+    if positions == old:
+        raise ValueError(f"{model}: has {old} positions already; give it as it is")
+    if not 1 <= positions <= MAX_SEQUENCE_LENGTH:
+        raise ValueError(f"{positions} positions; ask for 1 to {MAX_SEQUENCE_LENGTH}, as many as shards can need")
+    check_files(model)
+    changed = change_positions(export, positions)
+    save_derived(output, changed.config, changed.state, model, model)
+    return old
+
+
+if __name__ == "__main__":
+    sys.exit(main())
