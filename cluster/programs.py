@@ -18,10 +18,11 @@ from typing import Literal, NoReturn, get_args
 from cluster.paths import whole
 from preprocessing.command_line import OneLineParser
 from preprocessing.schema import MANIFEST
+from trainer.arguments import parse
 from trainer.config import Recipe, load_recipe
 from trainer.initial_model import initial_model, tells_its_model
 from trainer.run_directory import RunDirectory
-from trainer.settings import ConfigError, is_override
+from trainer.settings import ConfigError
 
 Name = Literal["preprocess", "pretrain", "eval"]
 NAMES: tuple[Name, ...] = get_args(Name)
@@ -131,18 +132,10 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
         ConfigError: an argument that lacks or is unknown, a recipe that can't be used, or shards in the run directory
             or around it.
     """
-    parser = _Parser("pretrain", add_help=False)
-    parser.add_argument("--config", type=_path, required=True)
-    parser.add_argument("--deepspeed_config", type=_path, default=Path("ds_config.json"))
-    parser.add_argument("--shards", type=_place, nargs="+", action="extend", required=True)
-    parser.add_argument("--output", type=_path, required=True)
-    parser.add_argument("--init-from", type=_path)
-    overrides = [argument for argument in arguments if is_override(argument)]
-    options = [argument for argument in arguments if not is_override(argument)]
-    parser.refuse_misspelt(options)
-    found, rest = parser.parse_known_args(options)
-    if rest:  # the trainer takes nothing else, but would say so when the job has waited for its nodes
-        raise ConfigError(f"pretrain: {rest[0]!r} is neither an option of the trainer nor a setting section.key=value")
+    try:
+        found = parse(arguments, path=_path, place=_place)
+    except ConfigError as error:
+        raise ConfigError(f"pretrain: {error}") from error
     initial = ["--init-from", str(found.init_from)] if found.init_from else []
     shards = [Path(source) for source in found.shards if "://" not in source]
     seen = found.init_from and tells_its_model(found.init_from)  # else check_reads or the job tells
@@ -158,7 +151,7 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
         found.output,
         (*initial, "--shards", *found.shards, "--output", str(found.output)),
         reads=(*(path / MANIFEST for path in shards), *map(Path, initial[1:])),
-        recipe=load_recipe(found.config, overrides, model),
+        recipe=load_recipe(found.config, found.settings, model),
         deepspeed_config=found.deepspeed_config,
     )
 

@@ -8,24 +8,22 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pydantic
 
 from preprocessing.schema import checksum_of
-from trainer.divergence import LossTrend
-from trainer.files import end_of_step, incomplete, metrics_of, sync, write_atomically
+from trainer.files import sync, write_atomically
 from trainer.loss_scale import LossScale
+from trainer.loss_trend import LossTrend
 from trainer.run_directory import CheckpointError, RunDirectory, step_folders, step_name, step_number
 from trainer.settings import first_problem
 
 RUN_STATE = "run_state.json"
-_LOOKED_AT = 1 << 20  # bytes of metrics before the place where they are cut, in which damaged lines are looked for
 
 _log = logging.getLogger("pretrain")
 
@@ -122,50 +120,6 @@ def remove_leftovers(run: RunDirectory) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def cut_metrics(run: RunDirectory, step: int) -> None:
-    """Drop the lines of steps after ``step``, which are about to be trained again, and a half-written last one.
-
-    Lines at that place that a failing disk or a power cut has damaged are dropped too, with a warning: a run of days is
-    not to wait for somebody to mend them. Further from it, what lies on disk since earlier checkpoints isn't read.
-    """
-    for path in filter(Path.exists, (run.metrics, run.validation_metrics)):
-        with path.open("rb") as file:
-            end, size = end_of_step(file, step), file.seek(0, os.SEEK_END)
-            is_sound = _is_sound(file, end, step)
-        if not is_sound:
-            _rewrite(path, step)
-        elif end < size:
-            os.truncate(path, end)
-            sync(path)
-
-
-def _is_sound(file: BinaryIO, end: int, step: int) -> bool:
-    """Whether the last lines before ``end`` are good, of steps up to ``step``, and the first one behind it is good."""
-    begin = file.seek(max(0, end - _LOOKED_AT))
-    begin += len(file.readline()) if begin else 0
-    for line in file:
-        values = metrics_of(line)
-        if begin >= end:
-            return values is not None or not line.endswith(b"\n")
-        if values is None or values["step"] > step:
-            return False
-        begin += len(line)
-    return True
-
-
-def _rewrite(path: Path, step: int) -> None:
-    """Leave the good lines of steps up to ``step``."""
-    with incomplete(path).open("wb") as file:
-        file.writelines(_lines_up_to(path, step))
-    sync(incomplete(path))
-    incomplete(path).replace(path)
-
-
-def has_line(path: Path, step: int) -> bool:
-    """Whether a file of metrics has a line of a step."""
-    return path.exists() and any(json.loads(line)["step"] == step for line in _lines_up_to(path, step))
-
-
 def read_run_state(checkpoint: Path) -> RunState:
     """The state that a checkpoint was written with.
 
@@ -225,13 +179,3 @@ def keep_newest(
                 remove(old)
             except OSError as error:
                 _log.warning("%s: can't be deleted (%s)", old, error.strerror)
-
-
-def _lines_up_to(path: Path, step: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            values = metrics_of(line)
-            if values is not None and values["step"] <= step:
-                yield line
-            elif values is None and line.endswith(b"\n"):
-                _log.warning("%s: line %d is damaged and left out", path, number)

@@ -6,78 +6,79 @@ checkpoint takes the place of an older one, until none is left from before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from trainer.config import Phase, Recipe
+from trainer.loss_trend import LossTrend, follow
+from trainer.run_directory import RunDirectory, step_folders, step_number
 from trainer.skipping import skip_setting
 
-_STEPS = 200  # that the mean is over, more or less
-_NEAR = 1 / 16  # of the limit: what a mean rises and falls by itself
+_log = logging.getLogger("pretrain")
 
 
 class DivergedError(RuntimeError):
     """A loss that has risen and stays there."""
 
 
-@dataclass(frozen=True)
-class LossTrend:
-    """The losses of the steps so far.
+class Divergence:
+    """Follows the losses of a run and finds that it has diverged; all ranks have the same losses.
 
     Attributes:
-        mean: exponential, over some 200 steps; of the first 200 the plain one.
-        lowest: of these means. The first are noisy: that of 50 steps takes their place, unless the loss rose meanwhile.
-        good_step: one from before the loss has risen.
-        steps: so many losses are in it; checkpoints from before this was counted have those of a long phase.
+        recipe: of the run.
+        run: its directory.
+        trend: of the losses of the phase that is trained; None before the first.
     """
 
-    mean: float
-    lowest: float
-    good_step: int
-    steps: int = 2 * _STEPS
+    def __init__(self, recipe: Recipe, run: RunDirectory):
+        """Begin without losses."""
+        self.trend: LossTrend | None = None
+        self.recipe, self.run = recipe, run
 
     @property
-    def rise(self) -> float:
-        """How far the mean is above its lowest."""
-        return self.mean - self.lowest
+    def _limit(self) -> float:
+        return self.recipe.train.divergence
 
-    def has_left(self, limit: float) -> bool:
-        """Whether the mean is more than ``limit`` above its lowest. Of fewer than 250 steps a jump would be half."""
-        return self.steps >= 5 * _STEPS // 4 and self.rise > limit
+    def enter(self, begin: int, phase: Phase) -> None:
+        """Judge the losses of a phase that begins at a step by those before it only where they are on the same data."""
+        weights = self.recipe.data.weights
+        reads_on = any(
+            end == begin
+            and before.sequence_length == phase.sequence_length
+            and (before.weights or weights) == (phase.weights or weights)
+            for _, end, before in self.recipe.phase_ranges()
+        )
+        if self.trend and not reads_on:
+            if self.trend.rise > self._limit / 4 > 0:
+                _log.warning(
+                    "the loss is %.1f nats above its lowest mean where a phase on other data begins, whose losses "
+                    "don't compare: see whether the training has diverged",
+                    self.trend.rise,
+                )
+            self.trend = self.trend.begin_anew()
 
-    def begin_anew(self) -> LossTrend:
-        """For losses on other data, which don't compare; what was good stays so until they have a mean of their own."""
-        return replace(self, steps=0)
+    def follow(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take in the loss of a step, where anything was predicted in it."""
+        if not self._limit:
+            self.trend = None  # should it be set at a later start, that one begins anew
+        elif "mlm_loss" in metrics:
+            self.trend = follow(self.trend, step, metrics["mlm_loss"], self._limit)
 
+    @property
+    def is_seen(self) -> bool:
+        """Whether the run has diverged."""
+        return self._limit > 0 and self.trend is not None and self.trend.has_left(self._limit)
 
-def follow(trend: LossTrend | None, step: int, loss: float, limit: float) -> LossTrend:
-    """The trend with one more step.
-
-    No loss counts as higher than twice the limit above the lowest mean. So a single step, however high, is nothing, and
-    a loss must stay that high for 139 steps (some 120 while the mean is of all steps so far), or 1.5 limits above for
-    220, until the mean has left by the limit.
-
-    A mean is about as low as before for some steps of a rise: for 6 where the loss is two limits above it, for 25 where
-    it is half of one. So what counts as good is what was trained by 25 steps earlier.
-
-    Args:
-        trend: of the steps before; None for the first.
-        step: finished steps, with this one.
-        loss: of this one.
-        limit: positive.
-    """
-    if trend is None:
-        trend = LossTrend(loss, loss, step - 1, steps=0)
-    steps = trend.steps + 1
-    if steps == 1:
-        return replace(trend, mean=loss, lowest=loss, steps=1)
-    mean = trend.mean + (min(loss, trend.lowest + 2 * limit) - trend.mean) / min(steps, _STEPS)
-    lowest, settled = min(mean, trend.lowest), _STEPS // 4
-    if steps == settled and mean <= lowest + limit / 2:
-        lowest = mean
-    is_near = steps >= settled and mean <= lowest + _NEAR * limit
-    good_step = max(trend.good_step, step - _STEPS // 8) if is_near else trend.good_step
-    return LossTrend(mean, lowest, good_step, steps)
+    def error(self, step: int, phase: Phase) -> DivergedError:
+        """What to say of a run that has diverged by the end of a step, once all its checkpoints are written."""
+        assert self.trend is not None
+        good_step = self.trend.good_step
+        before = [path for path in step_folders(self.run.checkpoints) if step_number(path) <= good_step]
+        since = step_number(before[-1]) if before else good_step
+        first, end = (self.recipe.samples(at, phase.sequence_length) for at in (since, step))
+        skip = [*self.recipe.data.skip, (first, end)]
+        return diverged(step, self.trend, self.run.latest, before[-1].name if before else None, skip)
 
 
 def diverged(

@@ -9,9 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
-
-STRETCH = 1 << 16  # bytes that are read at once, where a place in a file is looked for
+from typing import Any
 
 
 class DamagedFileError(ValueError):
@@ -87,40 +85,3 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                     raise DamagedFileError(
                         f"{path}: line {number} is damaged ({error}); mend it, or delete the line"
                     ) from error
-
-
-def metrics_of(line: bytes) -> dict[str, Any] | None:
-    """The object of a line of metrics, with its step; None where the line is damaged or has no end yet."""
-    try:
-        values: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {}
-        return values if isinstance(values["step"], int) else None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def end_of_step(file: BinaryIO, step: int) -> int:
-    """Where the lines of a file of metrics end whose steps are at most ``step``, in bytes from its beginning.
-
-    Steps ascend, so the place is looked for by halves: of a file of any size, little is read. What is damaged is
-    passed over, and belongs to what comes behind the place where it lies there.
-    """
-    low, high = 0, file.seek(0, os.SEEK_END)  # such a line ends at low, or it is 0; none begins at high or behind it
-    while high - low > STRETCH:
-        middle = (low + high) // 2
-        file.seek(middle - 1)
-        begin = middle - 1 + len(file.readline())
-        end, found = next(_steps_from(file, begin), (begin, step + 1))
-        low, high = (end, high) if found <= step else (low, middle)
-    return max((end for end, found in _steps_from(file, low, high) if found <= step), default=low)
-
-
-def _steps_from(file: BinaryIO, begin: int, before: int | None = None) -> Iterator[tuple[int, int]]:
-    """End and step of the good lines that begin at ``begin``, where a line begins, and thereafter."""
-    file.seek(begin)
-    for line in file:
-        if before is not None and begin >= before:
-            return
-        begin += len(line)
-        values = metrics_of(line)
-        if values is not None:
-            yield begin, values["step"]

@@ -17,16 +17,17 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 # `deepspeed trainer/pretrain.py` puts trainer/ first on the module path, where our names would hide others'.
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from preprocessing.command_line import OneLineParser
 from preprocessing.schema import ShardError, UnavailableError
 from preprocessing.terminal import tell_error
 from preprocessing.tokenization import VocabularyError
+from trainer.agreement import check_agreement, check_initial_weights, check_is_shared
+from trainer.arguments import output_of, parse
 from trainer.config import Recipe, load_recipe
 from trainer.corpus import open_corpus
 from trainer.deepspeed_config import resolve_deepspeed
@@ -37,52 +38,19 @@ from trainer.leases import RunInUseError, hold_run
 from trainer.loading import DamagedShardError, LoaderError
 from trainer.non_finite import NonFiniteError
 from trainer.outcome import MISTAKE
-from trainer.paths import parse_path, parse_place
+from trainer.preflight import check, check_output, warn_of_settings
 from trainer.run_directory import CheckpointError, RunDirectory, one_line
 from trainer.saving import Saver, export_if_missing
 from trainer.session import Session, owes_validation
-from trainer.settings import ConfigError, is_override
+from trainer.settings import ConfigError
 from trainer.shard_cache import cache_folder
 from trainer.sharded_state import StateError
-from trainer.start import (
-    check,
-    check_agreement,
-    check_initial_weights,
-    check_is_shared,
-    check_output,
-    find_beginning,
-    take_over,
-    warn_of_settings,
-    write_run,
-)
+from trainer.start import find_beginning, take_over, write_run
 from trainer.stopping import StopRequests, end_at_once, wait_for_first
 from trainer.world import NoDeviceError, RanksApartError, World, check_launcher, has_joined, leave_world
 
 _log = logging.getLogger("pretrain")
 _Result = TypeVar("_Result")
-# What others call it: google-research/bert, NVIDIA, bing_bert and transformers. docs/migrating.md has more.
-_OTHERS_NAMES = {
-    **dict.fromkeys(("--input_file", "--input_dir", "--train_file"), "--shards"),
-    "--output_dir": "--output",
-    **dict.fromkeys(("--init_from", "--init_checkpoint", "--model_name_or_path"), "--init-from"),
-    **dict.fromkeys(("--bert_config_file", "--config_file"), "[model] in the recipe of --config"),
-    **dict.fromkeys(("--learning_rate", "--lr"), "schedule.peak=X"),
-    **dict.fromkeys(("--warmup_proportion", "--num_warmup_steps", "--warmup_steps"), "schedule.warmup_steps=N"),
-    **dict.fromkeys(("--num_train_steps", "--num_train_epochs"), "phases.0.steps=N"),
-    "--max_steps": "train.max_steps=N",
-    "--train_batch_size": "phases.0.global_batch_size=N, of an update over all ranks",
-    **dict.fromkeys(
-        ("--gradient_accumulation_steps", "--per_device_train_batch_size", "--train_micro_batch_size_per_gpu"),
-        "phases.0.micro_batch_size=N, from which accumulation follows",
-    ),
-    "--max_seq_length": "phases.0.sequence_length=N",
-    **dict.fromkeys(("--mlm_probability", "--masked_lm_prob"), "masking.probability=X"),
-    "--max_predictions_per_seq": "masking.probability=X, which phases.0.max_predictions=N may limit",
-    "--seed": "train.seed=N",
-    **dict.fromkeys(("--fp16", "--bf16", "--amp"), "fp16 and bf16 in the file of --deepspeed_config"),
-    "--deepspeed": "--deepspeed_config FILE, alone",
-    "--resume_from_checkpoint": "the same command again, which resumes",
-}
 
 # What the same command would meet again: a run that ended so is not worth starting again as it is.
 _COMES_AGAIN = (ConfigError, ShardError, VocabularyError, CheckpointError, StateError, NonFiniteError, DivergedError)
@@ -130,13 +98,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _tell(error)
             return 1
         except _COMES_AGAIN as error:
-            if _write_failure(_output(words), start, str(error)):
+            if _write_failure(_run_of(words), start, str(error)):
                 _tell(error)
             return 1 if isinstance(error, NonFiniteError | DivergedError | DamagedShardError) else MISTAKE
         except Exception:  # maybe of this rank alone, while the others wait for it: told at once, before anything waits
             traceback.print_exc()
             return 1
     return 0
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    try:
+        return parse(words)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; see --help") from error
 
 
 def _open_streams() -> None:
@@ -150,6 +125,12 @@ def _open_streams() -> None:
 
 def _tell(error: Exception) -> None:
     tell_error(one_line(str(error)))
+
+
+def _run_of(words: Sequence[str]) -> RunDirectory | None:
+    """The run that a command is about, whatever else is wrong with it."""
+    output = output_of(words)
+    return RunDirectory(output) if output else None
 
 
 def _write_failure(run: RunDirectory | None, start: _Start, reason: str) -> bool:
@@ -227,98 +208,6 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
     # All wait for it: to a launcher whose other ranks have ended, the first one's last export may take too long.
     _on_first(world, lambda: run.set_outcome(ending, reason))
     leave_world()  # only where all ranks do: with one that failed, NCCL's good order could wait for ever
-
-
-class _Parser(OneLineParser):
-    """A parser for which a mistake in the command line is one as any other: a run may end by it."""
-
-    def error(self, message: str) -> NoReturn:
-        """Tell what is wrong.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(f"{message}; see --help")
-
-
-def _output(words: Sequence[str]) -> RunDirectory | None:
-    """The run that a command is about, whatever else is wrong with it."""
-    parser = _Parser(add_help=False)
-    parser.add_argument("--output", type=parse_path)
-    with contextlib.suppress(ConfigError):
-        output = parser.parse_known_args(words)[0].output
-        return RunDirectory(output) if output else None
-    return None
-
-
-def _parse(words: Sequence[str]) -> argparse.Namespace:
-    """The command line.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    parser = _Parser(
-        prog="deepspeed [--num_accelerators N] trainer/pretrain.py",
-        description="Pretrain BERT on shards. The same command again goes on where the run stopped.",
-        epilog="Settings are those of the recipe, as section.key=value: train.max_steps=10 model.num_hidden_layers=2 "
-        "phases.0.micro_batch_size=8. docs/training.md lists them, trainer/config.py explains each.",
-    )
-    parser.add_argument(
-        "--config", type=parse_path, required=True, metavar="TOML", help="the recipe; see trainer/recipes/"
-    )
-    parser.add_argument(
-        "--deepspeed_config", type=parse_path, default=Path("ds_config.json"), metavar="JSON",
-        help="DeepSpeed's own knobs: ZeRO, precision, offload, communication (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--shards", type=_parse_shards, nargs="+", action="extend", required=True, metavar="DIR",
-        help="made by preprocessing/make_shards.py; several are mixed by data.weights, or else by their numbers of "
-        "pairs; with data.cache_dir also URLs that fsspec opens",
-    )  # fmt: skip
-    parser.add_argument(
-        "--output", type=parse_path, required=True, metavar="DIR", help="the run directory, new or to go on with"
-    )
-    parser.add_argument(
-        "--init-from", type=parse_path, metavar="DIR",
-        help="begin with the weights of a Hugging Face BERT directory (continued pretraining), or with weights and "
-        "moments of another run's RUN/checkpoints/step-...; a resume has its own",
-    )  # fmt: skip
-    # The launcher's, DeepSpeed's or torch.distributed.launch's; LOCAL_RANK says the same.
-    parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings that replace the recipe's")
-    parser.refuse_names_of_others(words, _OTHERS_NAMES)  # first: an option of ours is missing then
-    parser.refuse_misspelt(words)
-    for word in parser.unknown(words):
-        parser.error(_advice(word))
-    arguments = parser.parse_intermixed_args(words)
-    taken = [text for text in arguments.shards if is_override(text)]  # by the open-ended --shards
-    arguments.shards = [text for text in arguments.shards if text not in taken]
-    arguments.settings = [*taken, *arguments.settings]
-    for advice in filter(None, map(_others_setting, arguments.settings)):
-        parser.error(advice)
-    if not arguments.shards:
-        parser.error("--shards names no directory")
-    return arguments
-
-
-def _others_setting(word: str) -> str | None:
-    """What to say of a setting that is called as another program calls an option, such as learning_rate=1e-4."""
-    name = word.partition("=")[0]
-    key = name.rpartition(".")[2]
-    meant = _OTHERS_NAMES.get(f"--{key}")
-    return f"unknown setting {name}: here it is {meant}" if meant and f".{key}=" not in meant else None
-
-
-def _advice(word: str) -> str:
-    option = word.partition("=")[0]
-    if is_override(word.lstrip("-")):
-        return f"unknown option {option}: a setting has no dashes, {word.lstrip('-')}"
-    return f"unknown option {option}: settings are section.key=value; docs/migrating.md has the names of other programs"
-
-
-def _parse_shards(text: str) -> str:
-    """As parse_place; a setting is left as it is, which an open-ended --shards takes too."""
-    return text if is_override(text) else parse_place(text)
 
 
 def _on_first(world: World, work: Callable[[], _Result]) -> _Result:

@@ -14,17 +14,17 @@ import torch
 
 from preprocessing.schema import checksum
 from trainer.bottlenecks import Bottlenecks
-from trainer.checkpoint import Learner, RunState, cut_metrics, has_line, read_run_state
+from trainer.checkpoint import Learner, RunState, read_run_state
 from trainer.config import Phase, Recipe
 from trainer.corpus import Corpus, train_stream
 from trainer.data import Batch
-from trainer.divergence import LossTrend, diverged, follow
+from trainer.divergence import Divergence
 from trainer.engine import Engine, GlobalCounts
-from trainer.files import append_line
 from trainer.initial_model import GivenCheckpoint, GivenExport, find_given
 from trainer.lineage import other_versions
 from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps
 from trainer.metrics import Laps, measure_ceiling, memory_share, peak_memory, roomiest_micro_batch
+from trainer.metrics_log import MetricsLog, cut_metrics, has_line, lines_after
 from trainer.model import parameter_count
 from trainer.non_finite import NonFiniteError
 from trainer.progress import Progress
@@ -32,7 +32,7 @@ from trainer.run_directory import CheckpointError, Ending, RunDirectory, step_fo
 from trainer.saving import Saver, export_if_missing
 from trainer.skipping import count_skipped
 from trainer.stopping import StopRequests, watch
-from trainer.validation import Validation, describe
+from trainer.validation import Validation, describe, lowest_before_a_rise
 from trainer.world import World
 
 _HOST = torch.device("cpu")  # by whose clock the parts of a step are measured here
@@ -53,13 +53,14 @@ class Session:
     stop: StopRequests
     saver: Saver
     owes_validation: bool  # whether the last step was to be validated, and is not yet
-    unwritten: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)  # lines of metrics
     _unreadable: _Unreadable | None = field(init=False, default=None)  # held out; all ranks stop, once all is saved
-    _trend: LossTrend | None = field(init=False, default=None)  # of the losses of the phase that is trained
+    _divergence: Divergence = field(init=False)
+    _metrics: MetricsLog = field(init=False, default_factory=MetricsLog)
     _config_blake2b: str = field(init=False)  # of the file as this start has written it, whatever becomes of that
     _code: dict[str, Any] = field(init=False)  # likewise: a checkout may be another before the run has ended
 
     def __post_init__(self) -> None:
+        self._divergence = Divergence(self.recipe, self.run)
         self._config_blake2b = checksum(self.run.config)
         self._code = json.loads(self.run.code.read_text(encoding="utf-8"))
 
@@ -69,8 +70,7 @@ class Session:
             return self._train_phases(step)
         finally:
             watch(0)
-            if problem := self._write_lines():
-                _log.error("%d lines of metrics find no room and are lost (%s)", len(self.unwritten), problem.strerror)
+            self._metrics.close()
 
     def _train_phases(self, step: int) -> tuple[Ending, str]:
         if self.world.is_first:
@@ -86,6 +86,8 @@ class Session:
                     return "requeue", f"asked to stop after step {step}{problem}"
         export = self.run.export(step)
         _log.info("done: %d steps%s", step, f"; the newest export is {export}" if export.is_dir() else "")
+        if self.world.is_first:
+            self._tell_of_a_rise()
         return "done", ""
 
     def _train_phase(self, phase: Phase, config: dict[str, Any], begin: int, step: int, end: int) -> tuple[int, bool]:
@@ -100,7 +102,7 @@ class Session:
         if step == begin and phase.reset_moments:
             engine.reset_moments()
         if step == begin:
-            self._enter(begin, phase)
+            self._divergence.enter(begin, phase)
         steps = self._steps(phase, begin)
         validation = Validation(self.shards, self.recipe, phase, self.world) if self.recipe.log.validate_every else None
         ceiling = self.world.sum([measure_ceiling(self.world.device, engine.dtype)])[0]
@@ -125,7 +127,7 @@ class Session:
                 raise
             laps.lap("compute_seconds")
             step, stopped = step + 1, totals.stop > 0
-            self._follow(step, metrics)
+            self._divergence.follow(step, metrics)
             if step == first + 1:
                 self._tell_of_room(phase, len(batches), totals)
             is_saved = stopped or _is_due(self.recipe.checkpoint.every, step, end)
@@ -143,7 +145,9 @@ class Session:
             if step > first + 1:  # the first one also waits for loader processes to start, and for kernels
                 _warn_of(bottlenecks, batches, metrics | seconds)
             self._report(engine, step, metrics | _throughput(totals, seconds, ceiling), progress)
-            self._check_trend(step, phase)
+            if self._divergence.is_seen:
+                self.saver.finish()
+                raise self._divergence.error(step, phase)
         self._watch()
         loader.close()
         progress.close()
@@ -159,48 +163,6 @@ class Session:
             raise CheckpointError(f"{self.run.path}: no checkpoint of step {step} ({self.saver.problem})")
         return step, is_complete
 
-    def _follow(self, step: int, metrics: Mapping[str, float]) -> None:
-        limit = self.recipe.train.divergence
-        if not limit:
-            self._trend = None  # should it be set at a later start, that one begins anew
-        elif "mlm_loss" in metrics:
-            self._trend = follow(self._trend, step, metrics["mlm_loss"], limit)
-
-    def _enter(self, begin: int, phase: Phase) -> None:
-        """Judge the losses of a phase by those before it only where they are on the same data."""
-        weights = self.recipe.data.weights
-        reads_on = any(
-            end == begin
-            and before.sequence_length == phase.sequence_length
-            and (before.weights or weights) == (phase.weights or weights)
-            for _, end, before in self.recipe.phase_ranges()
-        )
-        if self._trend and not reads_on:
-            if self._trend.rise > self.recipe.train.divergence / 4 > 0:
-                _log.warning(
-                    "the loss is %.1f nats above its lowest mean where a phase on other data begins, whose losses "
-                    "don't compare: see whether the training has diverged",
-                    self._trend.rise,
-                )
-            self._trend = self._trend.begin_anew()
-
-    def _check_trend(self, step: int, phase: Phase) -> None:
-        """End a run that has diverged, while there are checkpoints from before; all ranks have the same losses.
-
-        Raises:
-            DivergedError: it has.
-        """
-        limit = self.recipe.train.divergence
-        if not (limit and self._trend and self._trend.has_left(limit)):
-            return
-        self.saver.finish()
-        good_step = self._trend.good_step
-        before = [path for path in step_folders(self.run.checkpoints) if step_number(path) <= good_step]
-        since = step_number(before[-1]) if before else good_step
-        first, end = (self.recipe.samples(at, phase.sequence_length) for at in (since, step))
-        skip = [*self.recipe.data.skip, (first, end)]
-        raise diverged(step, self._trend, self.run.latest, before[-1].name if before else None, skip)
-
     def _tell_of_room(self, phase: Phase, accumulated: int, totals: GlobalCounts) -> None:
         """Say so where a GPU is given small micro-batches one after the other, and has memory for larger ones.
 
@@ -213,6 +175,21 @@ class Session:
             _log.info(
                 "%.0f%% of the GPU's memory is in use: phases.%d.micro_batch_size=%d fits too, and fewer, larger ones "
                 "are faster", 100 * share, self.recipe.phases.index(phase), size,
+            )  # fmt: skip
+
+    def _tell_of_a_rise(self) -> None:
+        """Say so where the held-out loss has been lower in the last phase than at its end, and name the export of then.
+
+        Phases before have other lengths or weights, whose losses don't compare.
+        """
+        begin = max(begin for begin, _, _ in self.recipe.phase_ranges() if begin < self.recipe.last_step)
+        if risen := lowest_before_a_rise(lines_after(self.run.validation_metrics, begin)):
+            lowest, last = risen
+            exports = sorted(step_folders(self.run.exports), key=lambda path: abs(step_number(path) - lowest["step"]))
+            _log.warning(
+                "the held-out loss of masked words was lowest after step %d: %.4f, and is %.4f now%s",
+                lowest["step"], lowest["mlm_loss"], last["mlm_loss"],
+                f"; the export that is nearest to that step is {exports[0]}" if exports else "",
             )  # fmt: skip
 
     def _watch(self) -> None:
@@ -246,7 +223,7 @@ class Session:
                 self.saver.finish()
             raise self._without_checkpoint(next(filter(None, self.world.gather(error))))
         if not totals.writing:
-            self._write_lines()  # no resume from this checkpoint would train their steps again
+            self._metrics.write()  # no resume from this checkpoint would train their steps again
             self.saver.settle()
         laps.lap("checkpoint_seconds")
         return batches, totals
@@ -282,7 +259,7 @@ class Session:
         if branch:
             _tell_of_branch(branch, engine.optimizer_step, recipe, self.shards)
         elif state:
-            self._trend = state.trend
+            self._divergence.trend = state.trend
             _log.info("resumed after step %d from %s", step, checkpoint)
             _warn_of_other_bits(state, world, self._code)
         if world.is_first:
@@ -304,25 +281,9 @@ class Session:
         if self.world.is_first:
             samples = self.recipe.samples(step)
             line = {"step": step, "time": time.time(), "samples": samples, **metrics}
-            self._log_line(self.run.metrics, line)
+            self._metrics.add(self.run.metrics, line)
             progress.show(line)
             engine.report(samples, metrics, "Train")
-
-    def _log_line(self, path: Path, line: dict[str, Any]) -> None:
-        """Add a line to a file, after those that found no room before."""
-        self.unwritten.append((path, line))
-        if (problem := self._write_lines()) and len(self.unwritten) == 1:
-            _log.error("%s: can't be written (%s); its lines are kept until they can", path, problem.strerror)
-
-    def _write_lines(self) -> OSError | None:
-        """Write the lines that wait; returns what went wrong."""
-        try:
-            while self.unwritten:
-                append_line(*self.unwritten[0])
-                self.unwritten.pop(0)
-        except OSError as error:
-            return error
-        return None
 
     def _validate(self, validation: Validation | None, engine: Engine, step: int) -> None:
         """Validate; owed still is what a rank does not come to, asked to stop or without its part of the data."""
@@ -335,7 +296,7 @@ class Session:
             return
         self.owes_validation = False
         if self.world.is_first:
-            self._log_line(self.run.validation_metrics, {"step": step, "time": time.time(), **figures})
+            self._metrics.add(self.run.validation_metrics, {"step": step, "time": time.time(), **figures})
             engine.report(self.recipe.samples(step), figures, "Validation")
             for told in describe(figures, self.recipe.train.next_sentence):
                 _log.info("step %d, %s", step, told)
@@ -350,7 +311,7 @@ class Session:
             manifest_blake2b=self.shards.manifest_blake2b,
             config_blake2b=self._config_blake2b,
             code=self._code,
-            trend=self._trend,
+            trend=self._divergence.trend,
             loss_scale=engine.loss_scale,
             learner=Learner(
                 asdict(recipe.model), self.shards.vocabulary.blake2b, recipe.optimizer.name, recipe.train.seed

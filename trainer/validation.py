@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -16,7 +16,9 @@ from trainer.metrics import directories, of_directory, perplexity
 from trainer.stopping import watch
 from trainer.world import World
 
+_Line = Mapping[str, float]  # of validation.jsonl
 _WITHOUT = "go on without validation: log.validate_every=0"
+_RISE = 0.01  # nats of loss: less is no reason to take an earlier export
 _BY_DIRECTORY = ("mlm_loss", "perplexity", "mlm_accuracy", "nsp_accuracy")
 
 
@@ -94,6 +96,18 @@ class Validation:
 def _with_perplexity(means: dict[str, float]) -> dict[str, float]:
     """The same, where anything was to be predicted with its perplexity."""
     return means | {"perplexity": perplexity(means["mlm_loss"])} if "mlm_loss" in means else means
+
+
+def lowest_before_a_rise(
+    lines: Iterable[Mapping[str, float]],
+) -> tuple[Mapping[str, float], Mapping[str, float]] | None:
+    """Of validations in the order of their steps the one with the lowest loss of masked words, and the last one.
+
+    None where the last one is as good, more or less: a model that reads few texts often may get worse at others.
+    """
+    known = [line for line in lines if "mlm_loss" in line]
+    lowest = min(known, key=lambda line: line["mlm_loss"], default=None)
+    return (lowest, known[-1]) if lowest and known[-1]["mlm_loss"] > lowest["mlm_loss"] + _RISE else None
 
 
 def describe(figures: Mapping[str, float], next_sentence: bool) -> Iterator[str]:

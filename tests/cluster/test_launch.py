@@ -36,7 +36,7 @@ from tests.conftest import ROOT
 from tests.eval.evaluations import results
 from tests.trainer.conftest import TINY
 from tests.trainer.shard_factory import write_shards
-from trainer import pretrain
+from trainer.arguments import parse
 from trainer.checkpoint import Learner, RunState, begin_checkpoint, commit_checkpoint
 from trainer.run_directory import RunDirectory
 from trainer.settings import ConfigError
@@ -1178,7 +1178,7 @@ def test_every_option_of_the_trainer_passes_through(here):
     given = ["--config", "tiny.toml", "--shards", "shards", "s3://bucket/books", "train.seed=4", "--output", "run",
              "--init-from", "shards"]  # fmt: skip
     program = READERS["pretrain"](given)
-    parsed = pretrain._parse(program.command(here)[1:])
+    parsed = parse(program.command(here)[1:])
     assert parsed.output == here / "run"
     assert parsed.shards == [str(here / "shards"), "s3://bucket/books"]
     assert parsed.init_from == here / "shards"
@@ -1208,17 +1208,18 @@ def test_what_a_recipe_leaves_open_of_the_model_is_that_of_the_weights(here):
 @pytest.mark.parametrize(
     ("word", "told"),
     [
-        ("--init_from=shards", "unknown option '--init_from': did you mean '--init-from'?"),
-        ("--shard", "unknown option '--shard': did you mean '--shards'?"),
-        ("train_seed=3", "'train_seed=3' is neither an option of the trainer nor a setting section.key=value"),
-        ("3", "'3' is neither an option of the trainer nor a setting section.key=value"),
+        ("--init_from=shards", "pretrain: unknown option --init_from: here it is --init-from"),
+        ("--shard", "pretrain: unknown option '--shard': did you mean '--shards'?"),
+        ("--lr=1e-4", "pretrain: unknown option --lr: here it is schedule.peak=X"),
+        ("train_seed=3", "train_seed=3: unknown setting train_seed; did you mean train?"),
+        ("3", "'3' is not of the form section.key=value"),
     ],
 )
 def test_what_the_trainer_does_not_take_is_told_at_the_launch(here, capsys, word, told):
     """And not by a job that has waited for its nodes."""
     command = ["--config", "tiny.toml", word, "--shards", "shards", "--output", "run"]
     assert main(["pretrain", "--on", "local", "--dry-run", "--", *command]) == 2
-    assert capsys.readouterr().err == f"error: pretrain: {told}\n"
+    assert capsys.readouterr().err == f"error: {told}\n"
     assert not (here / "run").exists()
 
 

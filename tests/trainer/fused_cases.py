@@ -181,7 +181,7 @@ def train(recipe, shards, tmp_path):
     """
     program = (
         "import functools, sys, torch; torch.compile = functools.partial(torch.compile, backend='aot_eager');"
-        "from trainer import pretrain, start; start.why_not_fused = lambda device: '';"
+        "from trainer import preflight, pretrain; preflight.why_not_fused = lambda device: '';"
         "sys.exit(pretrain.main(sys.argv[1:]))"
     )
 

@@ -28,7 +28,20 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
 from preprocessing.schema import ShardDirectory, ShardError
-from trainer import bottlenecks, divergence, engine, lineage, pretrain, saving, session, start, tensor_files
+from trainer import (
+    agreement,
+    bottlenecks,
+    engine,
+    lineage,
+    loss_trend,
+    metrics_log,
+    preflight,
+    pretrain,
+    saving,
+    session,
+    start,
+    tensor_files,
+)
 from trainer.checkpoint import RunState
 from trainer.config import Recipe, load_recipe
 from trainer.data import Batch, SampleStream
@@ -115,7 +128,7 @@ def run_pretrain_in_emulated_graphs(arguments: list[str]) -> int:
     torch.nn.Module.compile = lambda module, **_: compile_module(module, backend=graphs)  # type: ignore[method-assign]
     torch.compile = functools.partial(torch.compile, backend="aot_eager")
     torch.compiler.cudagraph_mark_step_begin = spoil
-    start.device_kind = lambda: torch.device("cuda")  # type: ignore[attr-defined]
+    preflight.device_kind = lambda: torch.device("cuda")  # type: ignore[attr-defined]
     return pretrain.main(arguments)
 
 
@@ -291,14 +304,14 @@ def run_pretrain_on_nodes_that_differ(arguments: list[str], option: str, of_the_
     """The trainer's main; under one name the last rank finds another file or folder, as a node of its own may."""
     if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
         arguments[arguments.index(option) + 1] = str(of_the_last)
-    start._PATIENCE = 1  # with what is on its way
+    agreement._PATIENCE = 1  # with what is on its way
     return pretrain.main(arguments)
 
 
 def run_pretrain_in_environments_that_differ(arguments: list[str], of_the_last: dict[str, str]) -> int:
     """The trainer's main; the last rank has other code or libraries, as a node of its own may."""
     if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
-        start.environment = lambda: {**lineage.environment(), **of_the_last}
+        agreement.environment = lambda: {**lineage.environment(), **of_the_last}
     return pretrain.main(arguments)
 
 
@@ -444,7 +457,7 @@ def run_pretrain_and_signal_on_a_full_disk(arguments: list[str]) -> int:
 
 def run_pretrain_where_only_the_small_files_find_no_room(arguments: list[str]) -> int:
     """The trainer's main; no line of metrics from step 3 to 5 nor at first of 8, no folder for step 4's checkpoint."""
-    append_line, begin_checkpoint = session.append_line, saving.begin_checkpoint
+    append_line, begin_checkpoint = metrics_log.append_line, saving.begin_checkpoint
     tries: list[int] = []
 
     def append_if_there_is_room(path: Path, line: dict[str, Any]) -> None:
@@ -458,7 +471,7 @@ def run_pretrain_where_only_the_small_files_find_no_room(arguments: list[str]) -
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         begin_checkpoint(run, step)
 
-    session.append_line = append_if_there_is_room
+    metrics_log.append_line = append_if_there_is_room
     saving.begin_checkpoint = begin_if_there_is_room
     return pretrain.main(arguments)
 
@@ -499,7 +512,7 @@ def _with_full_disk(
 
 def run_pretrain_and_judge_its_loss_soon(arguments: list[str]) -> int:
     """By a mean over ten steps."""
-    divergence._STEPS = 10
+    loss_trend._STEPS = 10
     return pretrain.main(arguments)
 
 

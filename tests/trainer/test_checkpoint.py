@@ -6,21 +6,19 @@ from pathlib import Path
 import pytest
 
 from preprocessing.schema import checksum_of
-from tests.trainer.test_files import DAMAGED_LINES
 from trainer import checkpoint, files
 from trainer.checkpoint import (
     RunState,
     begin_checkpoint,
     commit_checkpoint,
-    cut_metrics,
     keep_newest,
     read_run_state,
     remove_folder,
     set_aside,
 )
-from trainer.divergence import LossTrend
 from trainer.files import append_line, read_lines, sync
 from trainer.loss_scale import LossScale
+from trainer.loss_trend import LossTrend
 from trainer.run_directory import CheckpointError, RunDirectory, step_folders
 
 STATE = RunState(step=4, samples=32, world_size=2, threads=1, manifest_blake2b="m", config_blake2b="c")
@@ -266,100 +264,12 @@ def test_a_run_state_without_its_checksum_is_damaged(run):
         read_run_state(run.checkpoint(4))
 
 
-@pytest.mark.parametrize(("name", "other"), [("metrics", "validation_metrics"), ("validation_metrics", "metrics")])
-def test_metrics_are_cut_back_to_the_step_of_the_checkpoint(run, name, other):
-    path = getattr(run, name)
-    for step in range(1, 7):
-        append_line(path, {"step": step, "loss": 0.1 * step})
-    with path.open("a") as file:
-        file.write('{"step": 7, "lo')  # the writer was killed here
-    before = path.read_text().splitlines()
-    cut_metrics(run, 4)
-    assert path.read_text().splitlines() == before[:4]
-    assert not getattr(run, other).exists()
-
-
-def test_a_last_line_of_metrics_that_lacks_its_end_alone_is_half_written_too(run):
-    """The next one would be written behind it."""
-    run.metrics.write_bytes(b'{"step": 1}\n{"step": 2}')
-    cut_metrics(run, 4)
-    append_line(run.metrics, {"step": 3})
-    assert list(read_lines(run.metrics)) == [{"step": 1}, {"step": 3}]
-
-
-@pytest.fixture
-def long_run(run):
-    """A run of 20,000 steps, whose metrics are ten megabytes."""
-    run.metrics.write_bytes(b"".join(b'{"step": %d, "words": "%0500d"}\n' % (step, 0) for step in range(1, 20_001)))
-    return run
-
-
-@pytest.mark.parametrize("step", [0, 1, 10_000, 19_999, 20_000, 30_000])
-def test_of_long_metrics_little_is_read_and_nothing_written_again(long_run, bytes_read, step):
-    before = long_run.metrics.read_bytes().splitlines(keepends=True)
-    file = long_run.metrics.stat().st_ino
-    bytes_read.clear()
-    cut_metrics(long_run, step)
-    assert sum(bytes_read) < 2_000_000 < sum(map(len, before)) / 5
-    assert long_run.metrics.stat().st_ino == file
-    assert long_run.metrics.read_bytes() == b"".join(before[:step])
-
-
-def test_metrics_of_which_nothing_goes_are_left_alone(long_run):
-    before = long_run.metrics.stat()
-    cut_metrics(long_run, 20_000)
-    after = long_run.metrics.stat()
-    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-
-
-def test_a_damaged_line_in_long_metrics_is_dropped_where_they_are_cut(long_run, caplog):
-    lines = long_run.metrics.read_bytes().splitlines(keepends=True)
-    lines[9_989] = b"\0" * 230 + b"\n"
-    long_run.metrics.write_bytes(b"".join(lines))
-    cut_metrics(long_run, 10_000)
-    assert [line["step"] for line in read_lines(long_run.metrics)] == [*range(1, 9_990), *range(9_991, 10_001)]
-    assert caplog.messages == [f"{long_run.metrics}: line 9990 is damaged and left out"]
-
-
-@pytest.mark.parametrize("line", [*DAMAGED_LINES, b'{"stfp": 2}', b"[2]", b'{"step": "2"}', b'{"step": null}'])
-@pytest.mark.parametrize("rest", [(3, 4), (4, 5), ()], ids=["among them", "behind them", "last"])
-def test_a_damaged_line_of_metrics_is_no_reason_not_to_go_on(run, caplog, line, rest):
-    """A power cut may leave zeros."""
-    lines = [json.dumps({"step": step}).encode() for step in rest]
-    run.metrics.write_bytes(b"".join(text + b"\n" for text in (b'{"step": 1}', line, *lines)))
-    cut_metrics(run, 3)
-    assert list(read_lines(run.metrics)) == [{"step": step} for step in (1, *rest) if step <= 3]
-    assert caplog.messages == [f"{run.metrics}: line 2 is damaged and left out"]
-
-
-def test_lines_of_metrics_that_two_trainers_wrote_are_dropped_wherever_they_are(run):
-    """As on a file system without locks."""
-    for step in (1, 2, 3, 4, 2, 3, 4):
-        append_line(run.metrics, {"step": step})
-    cut_metrics(run, 3)
-    assert [line["step"] for line in read_lines(run.metrics)] == [1, 2, 3, 2, 3]
-
-
 def test_a_run_state_keeps_the_loss_scale_the_code_and_the_trend(run):
     own = {"loss_scale": LossScale(2.0**16, 7, 2), "code": {"commit": "c0ffee"}, "trend": LossTrend(0.1 + 0.2, 0.1, 3)}
     state = dataclasses.replace(STATE, **own)
     begin_checkpoint(run, 4)
     commit_checkpoint(run, state)
     assert read_run_state(run.checkpoint(4)) == state
-
-
-@pytest.fixture
-def full_disk(monkeypatch):
-    """No file can be put in the place of another."""
-    monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
-
-
-def test_metrics_that_can_not_be_written_without_a_damaged_line_are_still_there(run, full_disk):
-    run.metrics.write_text('{"step": 1}\n{\n{"step": 2}\n')
-    before = run.metrics.read_text()
-    with pytest.raises(OSError, match="no space"):
-        cut_metrics(run, 1)
-    assert run.metrics.read_text() == before
 
 
 def test_what_a_deletion_that_was_cut_short_has_left_goes_at_the_next_one(run):

@@ -1,135 +1,13 @@
-"""When a loss has left its best for good, and what is told then."""
+"""When a run has diverged, and what is told then."""
 
-import dataclasses
-import json
-import math
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from trainer.divergence import LossTrend, diverged, follow
-
-LIMIT = 2.0
-
-
-def end(losses, limit=LIMIT):
-    """The step at which a run with these losses would end, and the trend after it; None where it would go on."""
-    trend = None
-    for step, loss in enumerate(losses, start=1):
-        trend = follow(trend, step, loss, limit)
-        if trend.has_left(limit):
-            return step, trend
-    return None
-
-
-def learning(steps, seed=1):
-    """Losses as of BERT: from 10.4 to 1.8 nats, with noise."""
-    noise = np.random.default_rng(seed).normal(0, 0.3, steps)
-    return [1.8 + 8.6 * math.exp(-step / 500) + float(noise[step]) for step in range(steps)]
-
-
-def test_a_run_that_learns_goes_on():
-    assert end(learning(5000)) is None
-
-
-@pytest.mark.parametrize(("height", "earliest", "latest"), [
-    (1.05, 5400, 5900), (1.5, 5190, 5260), (2.5, 5125, 5150), (1e4, 5125, 5150)
-])  # fmt: skip
-@pytest.mark.parametrize("limit", [0.5, 2.0, 8.0])
-def test_a_loss_that_stays_high_ends_the_run_and_a_step_shortly_before_its_rise_is_known(
-    height, earliest, latest, limit
-):
-    """So many limits above its best; later, whatever the height, the best checkpoints would be gone."""
-    before = learning(5000)
-    step, trend = end(before + [1.8 + height * limit] * 1000, limit)
-    assert earliest <= step <= latest
-    assert 4960 <= trend.good_step <= 5000
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_step_before_the_rise_is_known_though_losses_are_noisy_and_fall_no_more(seed):
-    """From the first step on, as where a run goes on that has learned."""
-    plateau = 1.8 + np.random.default_rng(seed).normal(0, 0.16, 5000)
-    _, trend = end([*plateau, *[7.0] * 1000])
-    assert 4900 <= trend.good_step <= 5000
-
-
-def test_before_the_first_step_all_is_good():
-    assert follow(None, 7, 3.0, LIMIT) == LossTrend(mean=3.0, lowest=3.0, good_step=6, steps=1)
-
-
-def test_losses_on_other_data_begin_a_mean_of_their_own_and_what_was_good_stays_until_they_have_one():
-    trend = None
-    for step in range(1, 1001):
-        trend = follow(trend, step, 2.0, LIMIT)
-    assert trend.good_step == 975
-    trend = trend.begin_anew()
-    for step in range(1001, 3001):
-        trend = follow(trend, step, 9.0, LIMIT)
-        assert not trend.has_left(LIMIT)
-        assert trend.good_step == (975 if step < 1050 else step - 25)
-    for step in range(3001, 3140):
-        trend = follow(trend, step, 20.0, LIMIT)
-    assert trend.has_left(LIMIT)
-    assert trend.rise == trend.mean - trend.lowest
-
-
-@pytest.mark.parametrize("goes_on", [False, True])
-@pytest.mark.parametrize("height", [1.5, 2.65, 1e4])
-@pytest.mark.parametrize("rise_after", [1, 3, 10, 20, 25, 30, 40, 60, 150])
-def test_a_rise_soon_after_a_beginning_is_found_too(rise_after, height, goes_on):
-    """Of a run, or of a phase on other data, as its new schedule may bring one; 250 steps are waited for."""
-    first = 1000 if goes_on else 0
-    trend = LossTrend(mean=1.0, lowest=1.0, good_step=975).begin_anew() if goes_on else None
-    noise = np.random.default_rng(5).normal(0, 0.16, 2000)
-    for step in range(1, 2000):
-        trend = follow(trend, first + step, 2.0 + height * LIMIT * (step > rise_after) + noise[step], LIMIT)
-        assert step >= 250 or not trend.has_left(LIMIT)
-        if trend.has_left(LIMIT):
-            break
-    assert step < rise_after + 500
-    assert trend.good_step <= first + rise_after
-
-
-def test_a_jump_soon_after_a_beginning_that_comes_back_ends_nothing():
-    for jump_after in (1, 10, 50, 100):
-        assert end([2.0] * jump_after + [12.0] * 99 + [2.0] * 1000) is None
-
-
-def test_a_trend_from_before_its_steps_were_counted_is_one_of_many():
-    told = {"mean": 2.0, "lowest": 2.0, "good_step": 900}
-    assert follow(LossTrend(**told), 1000, 2.0, LIMIT).good_step == 975
-
-
-@pytest.mark.parametrize("height", [3.0, 7.0, 1e4, 1e300, math.inf])
-def test_a_jump_that_comes_back_within_a_hundred_steps_does_not_however_high_it_is(height):
-    assert end(learning(3000) + [height] * 100 + [1.8 + 3 * math.exp(-step / 50) for step in range(2000)]) is None
-
-
-def test_a_rise_below_the_limit_does_not():
-    assert end(learning(3000) + [3.5] * 5000) is None
-    assert end(learning(3000) + [3.5] * 5000, limit=1.0) is not None
-
-
-def test_a_training_that_never_learns_has_nothing_to_leave():
-    assert end([10.4 + 0.1 * math.sin(step) for step in range(5000)]) is None
-
-
-def test_weights_that_are_given_may_lose_a_little_while_they_warm_up():
-    assert end([1.6 + 1.5 * math.sin(math.pi * min(1, step / 2000)) for step in range(4000)]) is None
-
-
-@given(st.lists(st.floats(0, 50), min_size=1, max_size=60), st.integers(0, 59))
-def test_a_trend_that_went_through_a_checkpoint_goes_on_with_the_same_bits(losses, place):
-    straight = broken = None
-    for step, loss in enumerate(losses, start=1):
-        straight, broken = (follow(trend, step, loss, LIMIT) for trend in (straight, broken))
-        if step == place:
-            broken = LossTrend(**json.loads(json.dumps(dataclasses.asdict(broken))))
-    assert straight == broken
+from trainer.config import load_recipe
+from trainer.divergence import Divergence, diverged
+from trainer.loss_trend import LossTrend
+from trainer.run_directory import RunDirectory
 
 
 def test_what_is_told_names_the_checkpoint_from_before_and_the_samples_since():
@@ -141,3 +19,87 @@ def test_what_is_told_names_the_checkpoint_from_before_and_the_samples_since():
     told = str(diverged(45_170, trend, Path("run/checkpoints/latest"), None, [(100, 900)]))
     assert "there is no checkpoint from before: begin anew with a lower schedule.peak" in told
     assert "data.skip" not in told
+
+
+def of_run(recipe, folder, *settings):
+    return Divergence(load_recipe(recipe, settings), RunDirectory(folder))
+
+
+def in_phases(recipe, folder, *others):
+    """A recipe of eight steps of 8 samples of 32, and then of phases with other settings than those."""
+    given = {"sequence_length": 32, "steps": 8, "global_batch_size": 8, "micro_batch_size": 2, "max_predictions": 4}
+    phases = [f"[[phases]]\n{to_lines({**given, **other})}\n" for other in others]
+    path = folder / "phases.toml"
+    path.write_text(recipe.read_text().replace("[checkpoint]", "\n".join([*phases, "[checkpoint]"])), encoding="utf-8")
+    return path
+
+
+def to_lines(settings):
+    return "\n".join(f"{name} = {value}" for name, value in settings.items())
+
+
+@pytest.mark.parametrize(("step", "good_step", "named", "skipped"), [
+    (7, 5, "step-000005", "[[40,56]]"),
+    (7, 4, "step-000004", "[[32,56]]"),
+    (7, 3, None, None),
+    (14, 10, "step-000010", "[[72,88]]"),
+    (14, 8, "step-000005", "[[40,88]]"),
+    (18, 17, "step-000010", "[[0,32]]"),
+])  # fmt: skip
+def test_a_run_that_has_diverged_names_the_newest_checkpoint_from_before_and_the_samples_since(
+    recipe, tmp_path, step, good_step, named, skipped
+):
+    """By their places in the stream of the phase's length: a second phase of 4 samples a step reads on, a third not."""
+    phases = in_phases(
+        recipe, tmp_path, {"global_batch_size": 4}, {"sequence_length": 16, "steps": 4, "global_batch_size": 16}
+    )
+    divergence = of_run(phases, tmp_path)
+    for saved in (4, 5, 10):
+        divergence.run.checkpoint(saved).mkdir(parents=True)
+    divergence.trend = LossTrend(mean=4.5, lowest=2.0, good_step=good_step)
+    phase = divergence.recipe.phases[(step - 1) // 8]
+    assert divergence.is_seen
+    error = str(divergence.error(step, phase))
+    told = f"write {named} into {divergence.run.latest} and give data.skip={skipped}, which"
+    assert told in error if named else "there is no checkpoint from before" in error
+
+
+def test_what_is_skipped_already_is_part_of_the_advice(recipe, tmp_path):
+    divergence = of_run(recipe, tmp_path, "data.skip=[[18,22],[30,44]]")
+    divergence.run.checkpoint(4).mkdir(parents=True)
+    divergence.trend = LossTrend(mean=4.5, lowest=2.0, good_step=5)
+    assert "give data.skip=[[18,22],[30,56]], which" in str(divergence.error(7, divergence.recipe.phases[0]))
+
+
+@pytest.mark.parametrize(("second", "is_judged_by_the_first"), [
+    ({}, True),
+    ({"global_batch_size": 4, "weights": "[1]"}, False),
+    ({"sequence_length": 16}, False),
+])  # fmt: skip
+def test_the_losses_of_a_phase_are_judged_by_those_before_where_they_are_on_the_same_data(
+    recipe, tmp_path, caplog, second, is_judged_by_the_first
+):
+    divergence = of_run(in_phases(recipe, tmp_path, second), tmp_path)
+    for rise, is_told in ((0.1, False), (1.0, True)):
+        caplog.clear()
+        before = divergence.trend = LossTrend(mean=2.0 + rise, lowest=2.0, good_step=5)
+        divergence.enter(8, divergence.recipe.phases[1])
+        assert divergence.trend == (before if is_judged_by_the_first else before.begin_anew())
+        assert ["1.0 nats above its lowest mean where a phase on other data begins" in m for m in caplog.messages] == [
+            True
+        ] * (is_told and not is_judged_by_the_first)
+
+
+def test_weights_that_each_phase_has_of_its_own_are_compared_with_those_of_all(recipe, tmp_path):
+    divergence = of_run(in_phases(recipe, tmp_path, {"weights": "[0.5]"}), tmp_path, "data.weights=[0.5]")
+    divergence.trend = trend = LossTrend(mean=2.0, lowest=2.0, good_step=5)
+    divergence.enter(8, divergence.recipe.phases[1])
+    assert divergence.trend == trend
+
+
+def test_a_run_that_may_diverge_keeps_no_trend(recipe, tmp_path):
+    divergence = of_run(recipe, tmp_path, "train.divergence=0")
+    divergence.trend = LossTrend(mean=4.5, lowest=2.0, good_step=5)
+    divergence.follow(7, {"mlm_loss": 4.5})
+    assert divergence.trend is None
+    assert not divergence.is_seen

@@ -3,8 +3,7 @@
 import pytest
 
 from tests.limits import room_for
-from trainer import files
-from trainer.files import DamagedFileError, append_line, end_of_step, read_lines, write_atomically
+from trainer.files import DamagedFileError, append_line, read_lines, write_atomically
 
 DAMAGED_LINES = [b"{", b'{"step": \xff}', b"\0" * 13, b"", b"[" * 100_000, b"9" * 5000]
 
@@ -53,30 +52,3 @@ def test_a_missing_file_has_no_lines_and_one_cut_by_a_crash_is_left_out(tmp_path
     assert list(read_lines(path)) == []
     path.write_text('{"step": 1}\n{"step": 2}')
     assert list(read_lines(path)) == [{"step": 1}]
-
-
-@pytest.mark.parametrize("stretch", [1, 30, 100, 1000, 1 << 20])
-@pytest.mark.parametrize("damage", [b"", b"\n", b"\0" * 300 + b"\n"])
-def test_the_end_of_a_step_is_that_of_its_line_whatever_lies_between(tmp_path, monkeypatch, stretch, damage):
-    monkeypatch.setattr(files, "STRETCH", stretch)
-    lines = [b'{"step": %d, "words": "%s"}\n' % (step, b"x" * (step * 7 % 40)) for step in range(2, 81, 2)]
-    ends = {}  # step -> end
-    path = tmp_path / "metrics.jsonl"
-    with path.open("wb") as file:
-        for step, line in zip(range(2, 81, 2), lines, strict=True):
-            file.write(line)
-            ends[step] = file.tell()
-            file.write(damage if step % 3 == 0 else b"")
-        file.write(b'{"step": 82')
-    with path.open("rb") as file:
-        assert [end_of_step(file, step) for step in ends] == list(ends.values())
-        assert [end_of_step(file, step + 1) for step in ends] == list(ends.values())
-        assert (end_of_step(file, 0), end_of_step(file, 1)) == (0, 0)
-
-
-def test_a_file_without_a_good_line_ends_where_it_begins(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    for content in (b"", b'{"step": 1', b"\0" * 200_000, b"\n" * 200_000):
-        path.write_bytes(content)
-        with path.open("rb") as file:
-            assert end_of_step(file, 1) == 0

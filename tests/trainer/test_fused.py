@@ -10,10 +10,10 @@ import torch
 from packaging.version import Version
 
 from tests.trainer.conftest import ROOT
-from trainer import pretrain, start
+from trainer import preflight, pretrain
 from trainer.config import load_recipe
+from trainer.preflight import why_not_fused
 from trainer.settings import ConfigError
-from trainer.start import why_not_fused
 
 
 def run_cases(which: str, **environment: str) -> None:
@@ -41,7 +41,7 @@ def test_kernels_compute_the_formulas_on_a_gpu():
 def test_what_a_machine_lacks_is_named(monkeypatch):
     assert why_not_fused(torch.device("cpu")) == "its kernels are for GPUs; leave it out on a CPU"
     for found, reason in ((object(), ""), (None, "triton is not installed, which torch brings on Linux")):
-        monkeypatch.setattr(start, "find_spec", lambda name, found=found: found)
+        monkeypatch.setattr(preflight, "find_spec", lambda name, found=found: found)
         assert why_not_fused(torch.device("cuda")).partition(":")[0] == reason
 
 

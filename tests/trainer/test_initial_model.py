@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 import re
 import shutil
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from transformers import BertForPreTraining as TheirBert
 
 from preprocessing.schema import ShardDirectory, Vocabulary, checksum
 from tests.ranks import run_ranks
@@ -27,7 +29,7 @@ from trainer.config import load_recipe
 from trainer.corpus import open_corpus
 from trainer.data import SampleStream
 from trainer.files import read_lines, write_atomically
-from trainer.hugging_face import Export
+from trainer.hugging_face import Export, load_config
 from trainer.initial_model import GivenCheckpoint, GivenExport, find_given, given_model
 from trainer.model import BertForPreTraining, parameter_shapes, pretraining_losses
 from trainer.run_directory import RunDirectory
@@ -307,3 +309,90 @@ def test_a_copy_is_the_same_beginning_and_another_step_is_none(run, checkpoint):
     run.checkpoint(4).rename(run.staging(5))
     commit_checkpoint(run, dataclasses.replace(state, step=5))
     assert find_given(run.checkpoint(5)).checksum() != find_given(checkpoint).checksum()
+
+
+def with_words(export, count, tmp_path, value=0.0):
+    """A copy of an export whose vocabulary has so many entries, the last with a value in all its places."""
+    copy = tmp_path / f"words-{count}-{value}"
+    model = TheirBert.from_pretrained(export)
+    model.resize_token_embeddings(count, mean_resizing=False)
+    model.get_input_embeddings().weight.data[-1] = value
+    model.save_pretrained(copy)
+    return copy
+
+
+def test_continued_pretraining_begins_with_the_very_weights_of_a_directory(call, tmp_path):
+    call()
+    export = tmp_path / "run" / "exports" / "step-000008"
+    codes, log = call(
+        "schedule.warmup_steps=4", "train.max_steps=1", world=2, output=tmp_path / "continued", **{"init-from": export}
+    )
+    assert codes == [0, 0]
+    first = tmp_path / "continued" / "exports" / "step-000001" / "model.safetensors"  # the rate of the first step is 0
+    assert first.read_bytes() == (export / "model.safetensors").read_bytes()
+    begun = {"directory": str(export), "blake2b": checksum(export / "model.safetensors")}
+    assert json.loads((tmp_path / "continued" / "initial_weights.json").read_text()) == begun
+    assert json.loads((first.parent / "lineage.json").read_text())["initial_weights"] == begun
+    assert json.loads((export / "lineage.json").read_text())["initial_weights"] is None
+    sizes = ("model.hidden_size=64", "model.intermediate_size=128")
+    codes, log = call(*sizes, output=tmp_path / "other", **{"init-from": export})
+    assert codes == [2]
+    assert "has hidden_size 32, the recipe 64; intermediate_size 64, the recipe 128; " in log
+    assert "; set model.hidden_size=32 model.intermediate_size=64, or take a recipe that leaves it open, such as" in log
+    codes, log = call(
+        "model.vocab_size=64", output=tmp_path / "other", **{"init-from": with_words(export, 72, tmp_path)}
+    )
+    assert codes == [2]
+    assert "has vocab_size 72, the recipe 64; give it the shards' words by trainer.new_vocabulary" in log
+    codes, log = call(output=tmp_path / "other", **{"init-from": with_words(export, 64, tmp_path, math.nan)})
+    assert codes == [2]
+    assert "model.safetensors: bert.embeddings.word.weight contains NaN or infinity; take weights from before" in log
+    codes, log = call(output=tmp_path / "other", **{"init-from": tmp_path / "nowhere"})
+    assert codes == [2]
+    assert f"error: --init-from: {tmp_path / 'nowhere'}: no such folder; a model of the Hugging Face hub comes" in log
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_a_recipe_leaves_open_of_the_model_is_that_of_the_weights(call, tmp_path):
+    open_recipe = tmp_path / "open.toml"
+    open_recipe.write_text(TINY[TINY.index("[schedule]") :])
+    other = ["model.hidden_act=relu", "model.layer_norm_eps=1e-5", "model.attention_probs_dropout_prob=0"]
+    assert call("train.max_steps=1", *other)[0] == [0]
+    export, output = tmp_path / "run" / "exports" / "step-000001", tmp_path / "continued"
+    given = {"config": open_recipe, "init-from": export}
+    codes, log = call("train.max_steps=2", "model.hidden_dropout_prob=0.2", world=2, output=output, **given)
+    assert codes == [0, 0]
+    assert f"begins with the weights of {export}\n" in log
+    model = load_recipe(output / "config.toml").model
+    assert model == dataclasses.replace(load_config(export), hidden_dropout_prob=0.2)
+    codes, log = call(output=tmp_path / "wide", **{**given, "init-from": with_words(export, 72, tmp_path)})
+    assert codes == [2]
+    assert "vocabulary of 64 entries, but model.vocab_size is 72; give the weights of --init-from these words by" in log
+    shutil.rmtree(export)
+    assert call("train.max_steps=4", output=output, **given)[0] == [0], "a run that has begun has its own model"
+    assert call(output=output, config=open_recipe)[0] == [0]
+    assert load_recipe(output / "config.toml").model == model
+    codes, log = call("model.hidden_dropout_prob=0.1", output=output, **given)
+    assert codes == [2]
+    assert "other settings (model.hidden_dropout_prob: 0.2 -> 0.1)" in log
+    codes, log = call(output=tmp_path / "new", config=open_recipe)
+    assert codes == [2]
+    assert f"{open_recipe}: has no [model], for it goes on with a given one; name by --init-from its folder" in log
+
+
+@pytest.mark.parametrize(("file", "words", "others", "told"), [
+    ("vocab.txt", "word1\n", "other\n", "id 6 is 'other' there and 'word1' here"),
+    ("vocab.txt", "word58\n", "word58\nmore\n", "id 64 is 'more' there and None here"),
+    ("tokenizer.json", '"word1"', '"other"', "id 6 is 'other' there and 'word1' here"),
+])  # fmt: skip
+def test_weights_of_another_vocabulary_are_refused(call, shards, tmp_path, file, words, others, told):
+    call("train.max_steps=1")
+    other = tmp_path / "other"
+    shutil.copytree(tmp_path / "run" / "exports" / "step-000001", other)
+    for name in {"vocab.txt", "tokenizer.json"} - {file}:
+        (other / name).unlink()
+    (other / file).write_text((other / file).read_text().replace(words, others))
+    codes, log = call(output=tmp_path / "continued", **{"init-from": other})
+    assert codes == [2]
+    assert f"{other} has another vocabulary than {shards}: {told}" in log
+    assert not (tmp_path / "continued").exists()

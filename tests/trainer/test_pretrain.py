@@ -60,11 +60,11 @@ from tests.trainer.rank_tasks import (
     run_pretrain_without_streams,
 )
 from tests.trainer.shard_factory import write_shards
-from trainer import engine, export, pretrain
+from trainer import engine, export
 from trainer.checkpoint import read_run_state
-from trainer.divergence import LossTrend, follow
 from trainer.files import read_lines
 from trainer.leases import hold_export, hold_run
+from trainer.loss_trend import LossTrend, follow
 from trainer.run_directory import RunDirectory, step_folders, step_number
 from trainer.settings import ConfigError
 
@@ -247,14 +247,6 @@ def test_data_that_can_not_be_read_where_a_phase_begins_leaves_the_checkpoint_be
     run = RunDirectory(tmp_path / "run")
     assert run.outcome == ("failed", "rank 0: shard-x: a broken pair")
     assert run.candidates() == [run.checkpoint(3)]
-
-
-def test_of_shards_a_leading_tilde_is_the_home_folder_and_an_address_is_left_alone(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/ada")
-    words = ["--shards=~/wiki", "--shards", "s3://b//c/", "data.cache_dir=x//y"]
-    arguments = pretrain._parse(["--config", "a.toml", "--output", "run", *words])
-    assert arguments.shards == ["/home/ada/wiki", "s3://b//c/"]
-    assert arguments.settings == ["data.cache_dir=x//y"]
 
 
 def test_options_and_settings_in_any_order(shards, recipe, deepspeed_config, tmp_path):
@@ -876,58 +868,3 @@ def test_retention_leaves_an_export_to_whom_it_evaluates(call, tmp_path):
         assert sorted(path.name for path in exports.iterdir()) == ["step-000004", "step-000006"]
     assert call("checkpoint.every=2", "checkpoint.keep_exports=1")[0] == [0]
     assert sorted(path.name for path in exports.iterdir()) == ["step-000008"]
-
-
-@pytest.mark.parametrize(("word", "told"), [
-    ("--learning_rate=2e-5", "--learning_rate: here it is schedule.peak=X"),
-    ("--per-device-train-batch-size=8", "here it is phases.0.micro_batch_size=N, from which accumulation follows"),
-    ("--deepspeed", "here it is --deepspeed_config FILE, alone"),  # and no beginning of that
-    ("--init_from", "here it is --init-from"),
-    ("--train.seed=3", "--train.seed: a setting has no dashes, train.seed=3"),
-    ("--wandb", "--wandb: settings are section.key=value; docs/migrating.md has the names of other programs"),
-])  # fmt: skip
-def test_what_other_programs_call_an_option_is_told(word, told):
-    with pytest.raises(ConfigError) as error:
-        pretrain._parse(["--config", "a.toml", "--output", "run", "--shards", "shards", word, "train.seed=3"])
-    assert f"unknown option {word.partition('=')[0]}: " in str(error.value)
-    assert told in str(error.value)
-
-
-@pytest.mark.parametrize(("word", "told"), [
-    ("schedule.warmup_proportion=0.1", "schedule.warmup_proportion: here it is schedule.warmup_steps=N"),
-    ("learning_rate=1e-4", "learning_rate: here it is schedule.peak=X"),
-    ("train.bf16=true", "train.bf16: here it is fp16 and bf16 in the file of --deepspeed_config"),
-])  # fmt: skip
-def test_what_other_programs_call_a_setting_is_told(word, told):
-    with pytest.raises(ConfigError, match=re.escape(f"unknown setting {told}")):
-        pretrain._parse(["--config", "a.toml", "--output", "run", "--shards", "shards", "--", word])
-
-
-def test_our_own_settings_are_no_other_ones():
-    ours = ["train.seed=2", "train.max_steps=3", "schedule.warmup_steps=4", "phases.0.schedule.warmup_steps=1"]
-    given = ["--config", "a.toml", "--output", "lr=1e-4", "--shards", "shards", "lr=3", "--init-from=learning_rate=3"]
-    arguments = pretrain._parse([*given, *ours])
-    assert (arguments.settings, arguments.output.name, arguments.shards[1]) == (ours, "lr=1e-4", "lr=3")
-
-
-@pytest.mark.parametrize("words", [
-    ["--config", "a.toml", "--output_dir", "run", "--shards", "shards"],
-    ["--config_file=bert.json", "--output", "run", "--shards", "shards"],
-    ["--config", "a.toml", "--output", "run", "--input-dir", "shards"],
-])  # fmt: skip
-def test_another_name_is_told_before_what_is_then_missing(words):
-    with pytest.raises(ConfigError, match=": here it is ") as error:
-        pretrain._parse(words)
-    assert "required" not in str(error.value)
-
-
-def test_our_own_name_is_no_other_ones():
-    arguments = pretrain._parse(["--init-from", "m", "--config", "a.toml", "--output", "run", "--shards", "shards"])
-    assert arguments.init_from.name == "m"
-
-
-@pytest.mark.parametrize("word", ["--local_rank=3", "--local-rank=3"])
-def test_launchers_may_give_the_rank_on_the_command_line(word):
-    """DeepSpeed's and torch.distributed.launch."""
-    arguments = pretrain._parse([word, "--config", "a.toml", "--output", "run", "--shards", "shards", "train.seed=3"])
-    assert (arguments.shards, arguments.settings) == (["shards"], ["train.seed=3"])

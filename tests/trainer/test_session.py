@@ -12,7 +12,6 @@ from tests.trainer.shard_factory import write_shards
 from trainer.checkpoint import RunState
 from trainer.config import load_recipe
 from trainer.corpus import open_corpus
-from trainer.divergence import DivergedError, LossTrend
 from trainer.engine import GlobalCounts
 from trainer.files import append_line, read_lines
 from trainer.lineage import code_version
@@ -112,7 +111,9 @@ def test_only_the_first_rank_makes_an_export_that_is_missing(recipe, shards, tmp
 def test_lines_that_find_no_room_to_the_end_are_told_to_be_lost(recipe, shards, tmp_path, caplog):
     session = of_session(recipe, shards, tmp_path)
     session.deepspeed_configs = [{}]
-    session.unwritten = [(tmp_path / "file-system-that-is-gone" / "metrics.jsonl", {"step": step}) for step in (7, 8)]
+    session._metrics.waiting = [
+        (tmp_path / "file-system-that-is-gone" / "metrics.jsonl", {"step": step}) for step in (7, 8)
+    ]
     session.run.export(8).mkdir(parents=True)
     session.train(8)
     assert caplog.messages == ["2 lines of metrics find no room and are lost (No such file or directory)"]
@@ -134,7 +135,7 @@ def test_a_larger_micro_batch_is_named_that_fits_even_if_all_sequences_were_full
 
 def test_a_checkpoint_gets_its_name_once_no_rank_is_writing_and_no_step_waits_for_that(recipe, shards, tmp_path):
     session = of_session(recipe, shards, tmp_path)
-    session.unwritten = [(session.run.metrics, {"step": 3})]  # which no resume from it would train again
+    session._metrics.waiting = [(session.run.metrics, {"step": 3})]  # which no resume from it would train again
     settled, told = [], []
     session.saver = SimpleNamespace(writing=True, settle=lambda: settled.extend(read_lines(session.run.metrics)))
     session.stop = SimpleNamespace(received=False)
@@ -205,81 +206,6 @@ def test_what_a_phase_reads_is_told_as_far_as_the_run_goes(recipe, shards, tmp_p
         assert caplog.messages[-1] == f"data: {expected}".format(shards)
 
 
-def in_phases(recipe, folder, *others):
-    """A recipe of eight steps of 8 samples of 32, and then of phases with other settings than those."""
-    given = {"sequence_length": 32, "steps": 8, "global_batch_size": 8, "micro_batch_size": 2, "max_predictions": 4}
-    phases = [f"[[phases]]\n{to_lines({**given, **other})}\n" for other in others]
-    path = folder / "phases.toml"
-    path.write_text(recipe.read_text().replace("[checkpoint]", "\n".join([*phases, "[checkpoint]"])), encoding="utf-8")
-    return path
-
-
-def to_lines(settings):
-    return "\n".join(f"{name} = {value}" for name, value in settings.items())
-
-
-@pytest.mark.parametrize(("step", "good_step", "named", "skipped"), [
-    (7, 5, "step-000005", "[[40,56]]"),
-    (7, 4, "step-000004", "[[32,56]]"),
-    (7, 3, None, None),
-    (14, 10, "step-000010", "[[72,88]]"),
-    (14, 8, "step-000005", "[[40,88]]"),
-    (18, 17, "step-000010", "[[0,32]]"),
-])  # fmt: skip
-def test_a_run_that_has_diverged_names_the_newest_checkpoint_from_before_and_the_samples_since(
-    recipe, shards, tmp_path, step, good_step, named, skipped
-):
-    """By their places in the stream of the phase's length: a second phase of 4 samples a step reads on, a third not."""
-    phases = in_phases(
-        recipe, tmp_path, {"global_batch_size": 4}, {"sequence_length": 16, "steps": 4, "global_batch_size": 16}
-    )
-    session = of_session(phases, shards, tmp_path)
-    session.saver = SimpleNamespace(finish=lambda: None)
-    for saved in (4, 5, 10):
-        session.run.checkpoint(saved).mkdir(parents=True)
-    session._trend = LossTrend(mean=4.5, lowest=2.0, good_step=good_step)
-    phase = session.recipe.phases[(step - 1) // 8]
-    with pytest.raises(DivergedError) as found:
-        session._check_trend(step, phase)
-    told = f"write {named} into {session.run.latest} and give data.skip={skipped}, which"
-    assert told in str(found.value) if named else "there is no checkpoint from before" in str(found.value)
-
-
-def test_what_is_skipped_already_is_part_of_the_advice(recipe, shards, tmp_path):
-    session = of_session(recipe, shards, tmp_path, "data.skip=[[18,22],[30,44]]")
-    session.saver = SimpleNamespace(finish=lambda: None)
-    session.run.checkpoint(4).mkdir(parents=True)
-    session._trend = LossTrend(mean=4.5, lowest=2.0, good_step=5)
-    with pytest.raises(DivergedError, match=re.escape("give data.skip=[[18,22],[30,56]], which")):
-        session._check_trend(7, session.recipe.phases[0])
-
-
-@pytest.mark.parametrize(("second", "is_judged_by_the_first"), [
-    ({}, True),
-    ({"global_batch_size": 4, "weights": "[1]"}, False),
-    ({"sequence_length": 16}, False),
-])  # fmt: skip
-def test_the_losses_of_a_phase_are_judged_by_those_before_where_they_are_on_the_same_data(
-    recipe, shards, tmp_path, caplog, second, is_judged_by_the_first
-):
-    session = of_session(in_phases(recipe, tmp_path, second), shards, tmp_path)
-    for rise, is_told in ((0.1, False), (1.0, True)):
-        caplog.clear()
-        before = session._trend = LossTrend(mean=2.0 + rise, lowest=2.0, good_step=5)
-        session._enter(8, session.recipe.phases[1])
-        assert session._trend == (before if is_judged_by_the_first else before.begin_anew())
-        assert ["1.0 nats above its lowest mean where a phase on other data begins" in m for m in caplog.messages] == [
-            True
-        ] * (is_told and not is_judged_by_the_first)
-
-
-def test_weights_that_each_phase_has_of_its_own_are_compared_with_those_of_all(recipe, shards, tmp_path):
-    session = of_session(in_phases(recipe, tmp_path, {"weights": "[0.5]"}), shards, tmp_path, "data.weights=[0.5]")
-    session._trend = trend = LossTrend(mean=2.0, lowest=2.0, good_step=5)
-    session._enter(8, session.recipe.phases[1])
-    assert session._trend == trend
-
-
 def test_what_ranks_compare_are_seconds_a_token_and_waits_as_shares_of_the_whole_step(recipe, shards, tmp_path):
     session = of_session(recipe, shards, tmp_path)
     batches = next(iter(session._steps(session.recipe.phases[0], 0)))
@@ -288,14 +214,6 @@ def test_what_ranks_compare_are_seconds_a_token_and_waits_as_shares_of_the_whole
     _warn_of(bottlenecks, batches, {"forward_seconds": 0.3, "data_seconds": 0.1, "compute_seconds": 0.9})
     tokens = sum(int(batch.tokens.bounds[-1]) for batch in batches)
     assert seen == [(0.3, 0.1, 1.0, tokens)]
-
-
-def test_a_run_that_may_diverge_keeps_no_trend(recipe, shards, tmp_path):
-    session = of_session(recipe, shards, tmp_path, "train.divergence=0")
-    session._trend = LossTrend(mean=4.5, lowest=2.0, good_step=5)
-    session._follow(7, {"mlm_loss": 4.5})
-    assert session._trend is None
-    session._check_trend(7, session.recipe.phases[0])
 
 
 @pytest.mark.parametrize(
@@ -328,3 +246,27 @@ def test_rates_are_of_the_time_that_a_step_waits_and_computes():
     assert _throughput(totals, seconds, 16e12) == {
         **seconds, "tokens_per_second": 150.0, "tflops": 2.0, "mfu": 0.125, "padding": 0.25,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("losses", "exports", "told"), [
+    ([3.0, 2.0, 2.5], [10, 12], "; the export that is nearest to that step is {exports}/step-000010"),
+    ([3.0, 2.0, 2.5], [9, 12], "; the export that is nearest to that step is {exports}/step-000009"),
+    ([3.0, 2.0, 2.5], [], ""),
+    ([3.0, 2.0, 2.009], [10, 12], None),
+    ([3.0, 2.5, 2.0], [10, 12], None),
+    ([], [10, 12], None),
+])  # fmt: skip
+def test_a_held_out_loss_that_was_lower_before_the_end_is_told_with_the_export_of_then(
+    two_phases, shards, tmp_path, caplog, losses, exports, told
+):
+    """In the last phase alone: losses of another length don't compare."""
+    session = of_session(two_phases, shards, tmp_path, "phases.1.steps=9")
+    session.deepspeed_configs = [{}, {}]
+    for step, loss in zip((3, 9, 10, 12), [1.0, *losses], strict=False):
+        append_line(session.run.validation_metrics, {"step": step, "mlm_loss": loss})
+    for step in exports:
+        session.run.export(step).mkdir(parents=True)
+    assert session.train(12) == ("done", "")
+    lowest = "the held-out loss of masked words was lowest after step 10: 2.0000, and is 2.5000 now"
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ([lowest + told.format(exports=session.run.exports)] if told is not None else [])

@@ -17,8 +17,9 @@ from sqlalchemy.exc import OperationalError
 
 from tests.limits import room_for
 from tests.trainer.mlflow_store import CONFIG, add_lines, empty_store, metrics, write_run
-from trainer.files import STRETCH, append_line, read_lines
+from trainer.files import append_line, read_lines
 from trainer.leases import hold_run
+from trainer.metrics_log import STRETCH
 from trainer.run_directory import RunDirectory
 from trainer.tracking import (
     LostRunError,

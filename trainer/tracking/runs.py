@@ -21,8 +21,8 @@ from mlflow.tracking import MlflowClient
 
 from preprocessing.schema import checksum_of
 from trainer.credentials import without_credentials
-from trainer.files import end_of_step
 from trainer.leases import is_held
+from trainer.metrics_log import end_of_step
 from trainer.run_directory import RunDirectory
 from trainer.tracking.evaluations import WaitingError, carry_over_pending
 from trainer.tracking.store import (

@@ -1,0 +1,146 @@
+"""The metrics of a run: files with a line for each step, cut back to the step that a resume goes on from."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from trainer.files import append_line, incomplete, sync
+from trainer.run_directory import RunDirectory
+
+STRETCH = 1 << 16  # bytes that are read at once, where a place in a file is looked for
+_LOOKED_AT = 1 << 20  # bytes before the place where a file is cut, in which damaged lines are looked for
+
+_log = logging.getLogger("pretrain")
+
+
+class MetricsLog:
+    """Writes lines of metrics; those that find no room wait until there is some."""
+
+    def __init__(self) -> None:
+        """Begin without lines that wait."""
+        self.waiting: list[tuple[Path, dict[str, Any]]] = []
+
+    def add(self, path: Path, line: dict[str, Any]) -> None:
+        """Add a line to a file, after those that found no room before."""
+        self.waiting.append((path, line))
+        if (problem := self.write()) and len(self.waiting) == 1:
+            _log.error("%s: can't be written (%s); its lines are kept until they can", path, problem.strerror)
+
+    def write(self) -> OSError | None:
+        """Write the lines that wait; returns what went wrong."""
+        try:
+            while self.waiting:
+                append_line(*self.waiting[0])
+                self.waiting.pop(0)
+        except OSError as error:
+            return error
+        return None
+
+    def close(self) -> None:
+        """Write the lines that wait for the last time."""
+        if problem := self.write():
+            _log.error("%d lines of metrics find no room and are lost (%s)", len(self.waiting), problem.strerror)
+
+
+def cut_metrics(run: RunDirectory, step: int) -> None:
+    """Drop the lines of steps after ``step``, which are about to be trained again, and a half-written last one.
+
+    Lines at that place that a failing disk or a power cut has damaged are dropped too, with a warning: a run of days is
+    not to wait for somebody to mend them. Further from it, what lies on disk since earlier checkpoints isn't read.
+    """
+    for path in filter(Path.exists, (run.metrics, run.validation_metrics)):
+        with path.open("rb") as file:
+            end, size = end_of_step(file, step), file.seek(0, os.SEEK_END)
+            is_sound = _is_sound(file, end, step)
+        if not is_sound:
+            _rewrite(path, step)
+        elif end < size:
+            os.truncate(path, end)
+            sync(path)
+
+
+def has_line(path: Path, step: int) -> bool:
+    """Whether a file of metrics has a line of a step."""
+    return path.exists() and any(json.loads(line)["step"] == step for line in _lines_up_to(path, step))
+
+
+def lines_after(path: Path, step: int) -> Iterator[dict[str, Any]]:
+    """The good lines of a file of metrics of steps after ``step``."""
+    if path.exists():
+        with path.open("rb") as file:
+            file.seek(end_of_step(file, step))
+            yield from filter(None, map(metrics_of, file))
+
+
+def metrics_of(line: bytes) -> dict[str, Any] | None:
+    """The object of a line of metrics, with its step; None where the line is damaged or has no end yet."""
+    try:
+        values: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {}
+        return values if isinstance(values["step"], int) else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def end_of_step(file: BinaryIO, step: int) -> int:
+    """Where the lines of a file of metrics end whose steps are at most ``step``, in bytes from its beginning.
+
+    Steps ascend, so the place is looked for by halves: of a file of any size, little is read. What is damaged is
+    passed over, and belongs to what comes behind the place where it lies there.
+    """
+    low, high = 0, file.seek(0, os.SEEK_END)  # such a line ends at low, or it is 0; none begins at high or behind it
+    while high - low > STRETCH:
+        middle = (low + high) // 2
+        file.seek(middle - 1)
+        begin = middle - 1 + len(file.readline())
+        end, found = next(_steps_from(file, begin), (begin, step + 1))
+        low, high = (end, high) if found <= step else (low, middle)
+    return max((end for end, found in _steps_from(file, low, high) if found <= step), default=low)
+
+
+def _is_sound(file: BinaryIO, end: int, step: int) -> bool:
+    """Whether the last lines before ``end`` are good, of steps up to ``step``, and the first one behind it is good."""
+    begin = file.seek(max(0, end - _LOOKED_AT))
+    begin += len(file.readline()) if begin else 0
+    for line in file:
+        values = metrics_of(line)
+        if begin >= end:
+            return values is not None or not line.endswith(b"\n")
+        if values is None or values["step"] > step:
+            return False
+        begin += len(line)
+    return True
+
+
+def _rewrite(path: Path, step: int) -> None:
+    """Leave the good lines of steps up to ``step``."""
+    with incomplete(path).open("wb") as file:
+        file.writelines(_lines_up_to(path, step))
+    sync(incomplete(path))
+    incomplete(path).replace(path)
+
+
+def _lines_up_to(path: Path, step: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            values = metrics_of(line)
+            if values is not None and values["step"] <= step:
+                yield line
+            elif values is None and line.endswith(b"\n"):
+                _log.warning("%s: line %d is damaged and left out", path, number)
+
+
+def _steps_from(file: BinaryIO, begin: int, before: int | None = None) -> Iterator[tuple[int, int]]:
+    """End and step of the good lines that begin at ``begin``, where a line begins, and thereafter."""
+    file.seek(begin)
+    for line in file:
+        if before is not None and begin >= before:
+            return
+        begin += len(line)
+        values = metrics_of(line)
+        if values is not None:
+            yield begin, values["step"]
