@@ -55,12 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _change(model: Path, positions: int, output: Path) -> int:
     """Write the changed model; returns how many positions there were."""
+    if not 1 <= positions <= MAX_SEQUENCE_LENGTH:
+        raise ValueError(f"{positions} positions; ask for 1 to {MAX_SEQUENCE_LENGTH}, as many as shards can need")
     export = open_original(model, output)
     old = export.config.max_position_embeddings
     if positions == old:
         raise ValueError(f"{model}: has {old} positions already; give it as it is")
-    if not 1 <= positions <= MAX_SEQUENCE_LENGTH:
-        raise ValueError(f"{positions} positions; ask for 1 to {MAX_SEQUENCE_LENGTH}, as many as shards can need")
     check_files(model)
     changed = change_positions(export, positions)
     save_derived(output, changed.config, changed.state, model, model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -87,7 +88,8 @@ class Session:
         export = self.run.export(step)
         _log.info("done: %d steps%s", step, f"; the newest export is {export}" if export.is_dir() else "")
         if self.world.is_first:
-            self._tell_of_a_rise()
+            with contextlib.suppress(OSError):  # what is done stays so, whatever can't be read of it just now
+                self._tell_of_a_rise()
         return "done", ""
 
     def _train_phase(self, phase: Phase, config: dict[str, Any], begin: int, step: int, end: int) -> tuple[int, bool]:
@@ -185,11 +187,12 @@ class Session:
         begin = max(begin for begin, _, _ in self.recipe.phase_ranges() if begin < self.recipe.last_step)
         if risen := lowest_before_a_rise(lines_after(self.run.validation_metrics, begin)):
             lowest, last = risen
-            exports = sorted(step_folders(self.run.exports), key=lambda path: abs(step_number(path) - lowest["step"]))
+            exports = step_folders(self.run.exports)
+            nearest = min(exports, key=lambda path: abs(step_number(path) - lowest["step"]), default=None)
             _log.warning(
                 "the held-out loss of masked words was lowest after step %d: %.4f, and is %.4f now%s",
                 lowest["step"], lowest["mlm_loss"], last["mlm_loss"],
-                f"; the export that is nearest to that step is {exports[0]}" if exports else "",
+                f"; the export that is nearest to that step is {nearest}" if nearest else "",
             )  # fmt: skip
 
     def _watch(self) -> None:
