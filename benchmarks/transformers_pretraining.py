@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
+from transformers.initialization import no_init_weights
 
 from trainer.data import Batch
 from trainer.hugging_face import from_hugging_face, to_hugging_face
@@ -18,9 +19,11 @@ from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining
 def build(config: BertConfig, seed: int) -> Any:
     """Transformers' model with SDPA, with the weights that ours has from the seed."""
     settings, weights = to_hugging_face(BertForPreTraining(config, seed).state_dict(), config)
-    model = transformers.BertForPreTraining._from_config(
-        transformers.BertConfig(**settings), attn_implementation="sdpa"
-    )
+    with no_init_weights():  # which takes longer than all else
+        model = transformers.BertForPreTraining._from_config(
+            transformers.BertConfig(**settings), attn_implementation="sdpa"
+        )
+    model.tie_weights()
     model.load_state_dict(weights, strict=False)  # the tied decoder comes with the embeddings
     return model
 

@@ -293,10 +293,13 @@ class BertForPreTraining(nn.Module):
     def __init__(self, config: BertConfig, seed: int | None = 0) -> None:
         super().__init__()
         self.config = config
-        self.bert = BertModel(config)
-        self.pooler = Pooler(config)
-        self.mlm = MaskedLanguageModel(config)
-        self.nsp = nn.Linear(config.hidden_size, 2)
+        device = torch.get_default_device()
+        with torch.device("meta"):  # elsewhere torch would draw weights of its own, for BERT-LARGE seconds, for nobody
+            self.bert = BertModel(config)
+            self.pooler = Pooler(config)
+            self.mlm = MaskedLanguageModel(config)
+            self.nsp = nn.Linear(config.hidden_size, 2)
+        self.to_empty(device=device)
         if seed is not None:
             initialize(self, config.initializer_range, seed)
 
