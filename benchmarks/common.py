@@ -236,10 +236,9 @@ def steps_of(recipe: Recipe, shards: ShardDirectory, padded: bool = False) -> St
     return kind(stream, phase.global_batch_size, phase.micro_batch_size, rank=0, world=1)
 
 
-def deepspeed_config(recipe: Recipe, world: World, stage: int) -> dict[str, Any]:
-    """DeepSpeed's configuration, for ours and for the peer, under some stage of ZeRO."""
+def deepspeed_config(recipe: Recipe, world: World) -> dict[str, Any]:
+    """DeepSpeed's configuration, for ours and for the peer."""
     config = resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], world.size)
-    config["zero_optimization"] = {**config["zero_optimization"], "stage": stage}
     return without_communication(config) if world.size == 1 else config
 
 

@@ -39,9 +39,9 @@ EIGHT_BITS = 48.0  # to find each tensor's largest value and write it in 8 bits,
 PADDED = 18.0  # attention's rows copied out of and into packed order
 # Bytes for each score of the vocabulary: 16 bits, to 32, softmax, gradient and back; torch.compile keeps 32 to itself.
 HEAD, HEAD_COMPILED = 26, 10
-# Bytes a parameter: the gradient copied, widened and added up in 32 bits 26, under ZeRO 1 added and the sum cleared 14,
-# its norm 4, clipped 8, weight and two moments 28, the weight in 16 bits 6.
-UPDATE = {1: 60, 2: 72}
+# Bytes a parameter: the gradient added to its sum in 32 bits and that cleared 14, its norm 4, clipped 8, weight and two
+# moments 28, the weight in 16 bits 6.
+UPDATE = 60
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,6 @@ class Row:
     fp8: bool = False
     graphs: bool = False  # which change what the host does
     dropout: bool = True  # of hidden states
-    zero: int = 2  # stage
 
 
 _VARLEN = ("model.attention_probs_dropout_prob=0.0",)
@@ -78,18 +77,16 @@ LADDER = (
         fused=True, dropout=False),
     Row("that with sums in any order (train.deterministic=false)", (*_FUSED, "train.deterministic=false"),
         packed_attention=True, compiled=True, fused=True),
-    Row("that under ZeRO 1", _FUSED, packed_attention=True, compiled=True, fused=True, zero=1),
     Row("layers by torch.compile in eight bits", (*_COMPILED, "train.fp8=true"), packed_attention=True, compiled=True,
         fp8=True),
     # Beside ours without dropout of attention. The same work by this count, for which dropout in a kernel is nothing.
     Row("transformers, SDPA, torch.compile, no dropout of attention", _VARLEN, peer=True, compiled=True),
     # Last, for they take the longest to compile, and large batches gain nothing.
     Row("the model in CUDA graphs", _GRAPHS, packed_attention=True, compiled=True, graphs=True),
-    Row("CUDA graphs under ZeRO 1", _GRAPHS, packed_attention=True, compiled=True, graphs=True, zero=1),
 )  # fmt: skip
 PEER = LADDER[1]  # the faster one of theirs
 BEST_BY_TORCH, BEST = LADDER[5:7]  # ours with the recipe's hidden dropout, in 16 bits
-GRAPHS, GRAPHS_ZERO_1 = LADDER[-2:]
+GRAPHS = LADDER[-1]
 
 
 def predict(
@@ -127,7 +124,7 @@ def predict(
         "attention": attention / (ATTENTION * ceiling),
         "elementwise": (2 * moved * d * layers * tokens + head_moves * scored * config.vocab_size) / bandwidth
         + computing * d * layers * tokens,
-        "optimizer": UPDATE[row.zero] * parameter_count(config) / bandwidth,
+        "optimizer": UPDATE * parameter_count(config) / bandwidth,
     }
 
 

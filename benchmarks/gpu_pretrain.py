@@ -413,11 +413,11 @@ def graphs_made() -> int:
 class Ours:
     """The trainer's engine."""
 
-    def __init__(self, recipe: Recipe, world: World, stage: int) -> None:
+    def __init__(self, recipe: Recipe, world: World) -> None:
         if recipe.train.fp8 and (reason := why_not_fp8(world.device)):
             raise ConfigError(f"train.fp8: {reason}")
         self._recipe = recipe
-        self._engine = Engine(recipe, deepspeed_config(recipe, world, stage), world)
+        self._engine = Engine(recipe, deepspeed_config(recipe, world), world)
 
     def step(self, number: int, batches: list[Batch], meanwhile: Callable[[], None]) -> None:
         """One update."""
@@ -433,7 +433,7 @@ class Ours:
 class Peer:
     """Transformers' model in a DeepSpeed engine of the same settings, as DeepSpeed makes it."""
 
-    def __init__(self, recipe: Recipe, compiled: bool, world: World, stage: int) -> None:
+    def __init__(self, recipe: Recipe, compiled: bool, world: World) -> None:
         import deepspeed
 
         use_deterministic_kernels(False, world.device)  # as torch has them
@@ -443,7 +443,7 @@ class Peer:
         self._optimizer = build_optimizer(parameter_groups(model, recipe.optimizer.weight_decay), recipe.optimizer)
         self._engine, *_ = deepspeed.initialize(
             model=torch.compile(model) if compiled else model, optimizer=self._optimizer,
-            config=deepspeed_config(recipe, world, stage),
+            config=deepspeed_config(recipe, world),
         )  # fmt: skip
 
     def step(self, number: int, batches: list[Batch], meanwhile: Callable[[], None]) -> None:
@@ -466,7 +466,7 @@ class Peer:
 
 def trainer_of(row: Row, recipe: Recipe, world: World) -> Ours | Peer:
     """What a row trains with."""
-    return Peer(recipe, row.compiled, world, row.zero) if row.peer else Ours(recipe, world, row.zero)
+    return Peer(recipe, row.compiled, world) if row.peer else Ours(recipe, world)
 
 
 # --- Where the time of a step goes ---
@@ -476,7 +476,7 @@ KINDS = (  # of kernels, by parts of their names; the first that fits: attention
     ("attention", ("flash", "fmha", "sdpa")),
     ("losses", ("log_softmax", "logsoftmax", "nll_loss")),
     ("matrix products", ("gemm", "cutlass", "nvjet", "cublas", "xmma")),
-    ("optimizer", ("adam", "multi_tensor", "foreach", "lamb")),
+    ("optimizer", ("adam", "multi_tensor", "foreach")),
     ("copies", ("memcpy", "memset")),
 )
 

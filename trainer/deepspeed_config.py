@@ -90,18 +90,26 @@ def without_communication(config: Mapping[str, Any]) -> dict[str, Any]:
     """DeepSpeed's configuration for a single rank, without what it would do to communicate.
 
     DeepSpeed 0.19 does it all the same, which costs a GPU time: to overlap it waits for the device after every
-    micro-batch; to scatter gradients, in another type, it reads and writes each of them twice more
-    (zero/stage_1_and_2.py). Under ZeRO 1 the type stays: what is reduced there are the sums of all micro-batches, and
-    without it they would be rounded to that of the weights.
+    micro-batch; to scatter gradients, in another type, it reads and writes each of them twice more; and under ZeRO 2
+    Python looks after every gradient of every backward pass (zero/stage_1_and_2.py). So bf16 summed in float32 is left
+    to ZeRO 1, which for one rank keeps and computes the same. There the type stays: what is reduced are the sums of all
+    micro-batches, and without it they would be rounded to that of the weights.
     """
     if "zero_optimization" not in config:
         return dict(config)
     zero = {**config["zero_optimization"], "overlap_comm": False}
+    if zero.get("stage") == 2 and _has_float32_sums(config) and not zero.get("offload_optimizer"):
+        zero["stage"] = 1
     stage = zero.get("stage", 0)
     if stage in (1, 2):
         zero["reduce_scatter"] = False
     dropped = ("communication_data_type",) if stage == 2 else ()
     return {**{key: value for key, value in config.items() if key not in dropped}, "zero_optimization": zero}
+
+
+def _has_float32_sums(config: Mapping[str, Any]) -> bool:
+    """Whether products are in bf16 and gradients added up in float32."""
+    return bool(_look_up(config, "bf16.enabled")) and _look_up(config, "data_types.grad_accum_dtype") == "fp32"
 
 
 # The keys of DeepSpeed's configuration that have an effect on this trainer; most of the others would be ignored.

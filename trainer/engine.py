@@ -359,6 +359,11 @@ class Engine:
         return self._copies
 
     @property
+    def zero_stage(self) -> int:
+        """Of ZeRO, which for one rank may be another than the configuration's."""
+        return int(self._engine.zero_optimization_stage())
+
+    @property
     def dtype(self) -> torch.dtype:
         """What the products are computed in."""
         parameter: Tensor = next(self._engine.module.parameters())

@@ -247,10 +247,7 @@ class Session:
             recipe, config, world, checkpoint=checkpoint, weights=export.state if export else None,
             loss_scale=state.loss_scale if state else None, step=step, samples=recipe.samples(step),
         )  # fmt: skip
-        _log.info(
-            "model: %s parameters, ZeRO stage %d",
-            f"{parameter_count(recipe.model):,}", config.get("zero_optimization", {}).get("stage", 0),
-        )  # fmt: skip
+        _log.info("model: %s parameters, ZeRO stage %d", f"{parameter_count(recipe.model):,}", engine.zero_stage)
         _log.info(
             "batch: %d samples of %d tokens = %d rank(s) on %s, %d thread(s) each, x %d x %d accumulated",
             phase.global_batch_size, phase.sequence_length, world.size, world.device.type, torch.get_num_threads(),

@@ -46,6 +46,8 @@ KERNELS = {
     "FusedAdamMathFunctor<float, 4, (ADAM_MODE)1, false>>": "optimizer",
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "communication",
     "Memcpy HtoD (Pinned -> Device)": "copies",
+    "void at::native::vectorized_elementwise_kernel<8, at::native::bfloat16_copy_kernel_cuda(at::TensorIteratorBase&)::"
+    "{lambda(float)#1}, std::array<char*, 2ul> >(int, std::array<char*, 2ul>)": "elementwise",  # no LAMB
     "triton_per_fused_add_native_dropout_native_layer_norm_3": "elementwise",
 }
 

@@ -220,6 +220,18 @@ def test_one_rank_has_nothing_to_communicate(stage, off, has_type):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("stage", "sums", "offloads", "left_to"), [
+    (2, "fp32", False, 1), (2, "bf16", False, 2), (2, "fp32", True, 2), (3, "fp32", False, 3), (1, "fp32", False, 1),
+])  # fmt: skip
+def test_one_rank_leaves_float32_sums_of_bf16_to_zero_1(stage, sums, offloads, left_to):
+    offload = {"offload_optimizer": {"device": "cpu"}} if offloads else {}
+    config = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": sums},
+              "zero_optimization": {"stage": stage, **offload}, "communication_data_type": "fp32"}  # fmt: skip
+    alone = without_communication(config)
+    assert alone["zero_optimization"]["stage"] == left_to
+    assert ("communication_data_type" in alone) == (left_to != 2)
+
+
 def test_equal_values_are_no_disagreement(recipe, deepspeed_config):
     settings = load_recipe(recipe)
     resolve_deepspeed(deepspeed_config(gradient_clipping=1.0, train_batch_size=8), settings, settings.phases[0], 2)
