@@ -28,12 +28,12 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -77,6 +77,7 @@ from trainer.world import World, leave_world
 SIZES = {"large": (), "demo": DEMO}
 WARM_UP = 5  # steps, in which kernels are compiled and chosen
 TIMED = 5  # steps beside a profile
+TOLD = 40  # kernels of a profile that gpu.json has by name
 COMPILING = 80.0  # seconds after --end when a row that still compiles is given up
 COMPARED = 4096  # tokens at most of the comparison with float32, whose formula stores every weight of attention
 DEEP = 4  # layers of that comparison: the errors of 24 layers' roundings would hide a mistake in one
@@ -132,14 +133,16 @@ def main() -> None:
     batches = dict(zip(arguments.lengths, arguments.batches, strict=True))
     last = parts.began + arguments.end + COMPILING
     bench = Bench(arguments.shards, world, ceiling, bandwidth, batches, arguments.size, arguments.seconds, last)
-    for part in all_parts(bench, arguments.rows):
-        parts.run(*part)
+    for kind, *part in all_parts(bench, arguments.rows):
+        if kind in arguments.kinds:
+            parts.run(kind, *part)
     print(page(about, parts.records))
     leave_world()
     sys.exit(not parts.complete)
 
 
 Part = tuple[str, str, Callable[[], Any]]  # kind, name and function
+KINDS_OF_PARTS = ("dropout", "row", "profile", "error")
 
 
 def all_parts(bench: Bench, rows: Sequence[str] | None = None) -> Iterator[Part]:
@@ -149,19 +152,24 @@ def all_parts(bench: Bench, rows: Sequence[str] | None = None) -> Iterator[Part]
         return
     yield "dropout", "of attention", partial(dropout_in_effect, bench.world.device)
     for length in bench.batches:
-        yield from _rows([bench.best, PEER], [length], bench)
-        for row in (bench.best, PEER):
-            yield "profile", f"{row.name}, {length} tokens", partial(profile, row, length, bench)
+        yield from _rows([bench.best], [length], bench)
+        yield _profile(bench.best, length, bench)
+        yield from _rows([PEER], [length], bench)
         yield _errors("operations of torch", _by_operations, length, bench)
         yield _errors("torch.compile", _compiled, length, bench)
         if bench.best.fused:
             yield _errors("kernels of our own", _by_own_kernels, length, bench)
         rows = [row for row in bench.ladder if row not in (bench.best, PEER)]
         yield from _rows([row for row in rows if not row.graphs], [length], bench)
+        yield _profile(PEER, length, bench)  # it is compiled as a whole once more
         yield _errors("eight bits", _in_eight_bits, length, bench, FREE)
         if in_graphs := [row for row in rows if row.graphs]:  # by themselves, for they take minutes to compile
             yield _errors("CUDA graphs", _in_graphs, length, bench)
             yield from _rows(in_graphs, [length], bench)
+
+
+def _profile(row: Row, length: int, bench: Bench) -> Part:
+    return "profile", f"{row.name}, {length} tokens", partial(profile, row, length, bench)
 
 
 def _rows(rows: Sequence[Row], lengths: Sequence[int], bench: Bench) -> Iterator[Part]:
@@ -487,25 +495,38 @@ def kind_of(kernel: str) -> str:
     return next((kind for kind, parts in KINDS if any(part in name for part in parts)), "elementwise")
 
 
-def kernel_times(events: Any) -> dict[str, float]:
-    """Milliseconds by kernel, of a profile's averages.
+class Kernel(NamedTuple):
+    """What a step launches of one kernel."""
+
+    milliseconds: float
+    launches: int
+    name: str
+
+
+def kernels_of(events: Any) -> list[Kernel]:
+    """The kernels of a profile's averages, those that take longest first.
 
     Annotations, such as of a compiled graph or of the optimizer, span kernels that are there themselves.
     """
     on_device = (event for event in events if event.device_type == torch.autograd.DeviceType.CUDA)
-    return {event.key: event.self_device_time_total / 1e3 for event in on_device if not event.is_user_annotation}
+    kernels = (
+        Kernel(event.self_device_time_total / 1e3, event.count, event.key)
+        for event in on_device
+        if not event.is_user_annotation
+    )
+    return sorted(kernels, reverse=True)
 
 
-def by_kind(kernels: Mapping[str, float]) -> dict[str, float]:
+def by_kind(kernels: Iterable[Kernel]) -> dict[str, float]:
     """Milliseconds by kind, the most first."""
     kinds: dict[str, float] = {}
-    for kernel, milliseconds in kernels.items():
-        kinds[kind_of(kernel)] = kinds.get(kind_of(kernel), 0.0) + milliseconds
+    for milliseconds, _, name in kernels:
+        kinds[kind_of(name)] = kinds.get(kind_of(name), 0.0) + milliseconds
     return dict(sorted(kinds.items(), key=lambda item: -item[1]))
 
 
 def profile(row: Row, length: int, bench: Bench) -> dict[str, Any]:
-    """Milliseconds of one step by kind of kernel, of steps that were not profiled, and attention's kernels by name."""
+    """Milliseconds of one step by kind of kernel, of steps that were not profiled, and what each kernel took."""
     recipe, device = bench.recipe(row, length), bench.world.device
     steps = bench.steps(row, recipe)
     batches = [steps[number] for number in range(WARM_UP + TIMED + 2)]
@@ -524,10 +545,10 @@ def profile(row: Row, length: int, bench: Bench) -> dict[str, Any]:
             profiler.step()
             trainer.step(WARM_UP + TIMED + 1, batches[-1], _nothing)
             wait_for(device)
-        kernels = kernel_times(profiler.key_averages())
+        kernels = kernels_of(profiler.key_averages())
     return {
         "row": row.name, "length": length, "step": statistics.median(milliseconds[WARM_UP:]), "kinds": by_kind(kernels),
-        "attention": [kernel for kernel in kernels if kind_of(kernel) == "attention"],
+        "launches": sum(kernel.launches for kernel in kernels), "kernels": kernels[:TOLD],
     }  # fmt: skip
 
 
@@ -562,7 +583,8 @@ def _sections(about: dict[str, Any], records: list[dict[str, Any]]) -> Iterator[
         table = {**found["kinds"], **sums}
         lines = [[what, f"{ms:.1f}", f"{ms / step:.1%}"] for what, ms in table.items()]
         yield markdown_table([["what", "ms", "share"], *lines], (1, 2))
-        yield "Attention's kernels: " + (", ".join(f"`{name[:90]}`" for name in found["attention"]) or "none") + "\n"
+        names = [f"`{name[:90]}`" for _, _, name in found["kernels"] if kind_of(name) == "attention"]
+        yield f"{found['launches']:,} launches. Attention's kernels: {', '.join(names) or 'none'}\n"
     for found in found_by(records, "dropout").values():
         lines = [[one["way"], f"{one['asked']:g}", f"{one['dropped']:.4f}", f"{one['mean']:.4f}"] for one in found]
         yield markdown_table(
@@ -605,6 +627,9 @@ def _parse() -> argparse.Namespace:
         "more until a row ends that still compiles",
     )
     parser.add_argument("--go-on", action="store_true", help="leave out what OUTPUT/gpu.json has a record of")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS_OF_PARTS, default=KINDS_OF_PARTS, help="of parts, these alone"
+    )
     parser.add_argument("--rows", nargs="+", choices=[row.name for row in LADDER], help="measure these alone")
     arguments = parser.parse_args()
     if len(arguments.lengths) != len(arguments.batches):

@@ -76,8 +76,8 @@ def test_annotations_and_what_the_host_does_are_no_kernels():
         use_device="cuda",
     )
     events._build_tree()  # as the profiler does
-    kernels = gpu_pretrain.kernel_times(events.key_averages())
-    assert kernels == {"nvjet_tst": 3.0, "flash_fwd_kernel": 0.5}
+    kernels = gpu_pretrain.kernels_of(events.key_averages())
+    assert kernels == [(3.0, 2, "nvjet_tst"), (0.5, 1, "flash_fwd_kernel")]
     assert gpu_pretrain.by_kind(kernels) == {"matrix products": 3.0, "attention": 0.5}
 
 
@@ -92,7 +92,7 @@ def measured(row: Any, length: int, _: Any) -> dict[str, Any]:
 def ladder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts that find something at once; the row in eight bits fails."""
     errors = {"fast path": {"loss": 0.0, "median": 0.0, "worst": 0.0}}
-    profiled = {"step": 9.0, "kinds": {"attention": 10.0}, "attention": ["flash_fwd_kernel"]}
+    profiled = {"step": 9.0, "kinds": {"attention": 10.0}, "launches": 1, "kernels": [[10.0, 1, "flash_fwd_kernel"]]}
     monkeypatch.setattr(gpu_pretrain, "train", measured)
     monkeypatch.setattr(gpu_pretrain, "dropout_in_effect", lambda _: [])
     monkeypatch.setattr(
@@ -139,7 +139,7 @@ def test_what_is_measured_is_on_disk_before_the_next_part(tmp_path: Path):
 
 def test_what_takes_minutes_to_compile_comes_last():
     parts = list(gpu_pretrain.all_parts(BENCH))
-    assert [name.split(",")[0] for _, name, _ in parts[-3:]] == ["128 tokens", *(row.name for row in LADDER[-2:])]
+    assert [name.split(",")[0] for _, name, _ in parts[-2:]] == ["128 tokens", LADDER[-1].name]
     ways = ["operations of torch", "torch.compile", "kernels of our own", "eight bits", "CUDA graphs"]
     assert [name for kind, name, _ in parts if kind == "error"] == [f"128 tokens, {way}" for way in ways]
 
@@ -182,7 +182,7 @@ def test_eight_bits_are_refused_for_the_trainers_reason(tmp_path: Path, monkeypa
     recipe = recipe_of(shards, 32, 8, ["train.fp8=true"])
     monkeypatch.setattr(gpu_pretrain, "why_not_fp8", lambda device: "torchao is not installed")
     with pytest.raises(ConfigError, match=r"train\.fp8: torchao is not installed"):
-        gpu_pretrain.Ours(recipe, BENCH.world, 2)
+        gpu_pretrain.Ours(recipe, BENCH.world)
 
 
 class Events:
