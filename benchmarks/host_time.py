@@ -46,6 +46,7 @@ ROWS = {
     "layers by torch.compile": (BEST_BY_TORCH, nullcontext()),
     "the model in CUDA graphs": (GRAPHS, nullcontext()),
     "layers by kernels of our own": (BEST, nullcontext()),
+    "the recipe under ZeRO 2": (LADDER[2], _under_zero_2()),
     "torch.compile under ZeRO 2": (BEST_BY_TORCH, _under_zero_2()),
     "and the norm as DeepSpeed takes it": (BEST_BY_TORCH, _under_zero_2("trainer.engine.take_norm_once")),
     "CUDA graphs under ZeRO 2": (GRAPHS, _under_zero_2()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -136,10 +137,12 @@ def _tell_held_out(manifest: Manifest) -> Iterator[str]:
 
 
 def _tell_passed_over(manifest: Manifest) -> Iterator[str]:
-    skipped = [source["skipped"] for source in manifest.statistics["sources"].values()]
-    if reasons := [f"{count:,} {reason}" for source in skipped for reason, count in source.items()]:
-        yield f"  skipped    {', '.join(reasons)}"
-    if too_large := sum(source.get("too_large", 0) for source in skipped):
+    skipped: Counter[str] = Counter()  # by reason; sources share some
+    for source in manifest.statistics["sources"].values():
+        skipped.update(source["skipped"])
+    if skipped:
+        yield f"  skipped    {', '.join(f'{count:,} {reason}' for reason, count in sorted(skipped.items()))}"
+    if too_large := skipped["too_large"]:
         yield f"  too large  {too_large:,} of more than {MAX_DOCUMENT:,} characters are not in the shards; {SEVERAL}"
 
 

@@ -9,11 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from trainer.attention import attention, dropout
@@ -293,13 +294,11 @@ class BertForPreTraining(nn.Module):
     def __init__(self, config: BertConfig, seed: int | None = 0) -> None:
         super().__init__()
         self.config = config
-        device = torch.get_default_device()
-        with torch.device("meta"):  # elsewhere torch would draw weights of its own, for BERT-LARGE seconds, for nobody
+        with _Undrawn():
             self.bert = BertModel(config)
             self.pooler = Pooler(config)
             self.mlm = MaskedLanguageModel(config)
             self.nsp = nn.Linear(config.hidden_size, 2)
-        self.to_empty(device=device)
         if seed is not None:
             initialize(self, config.initializer_range, seed)
 
@@ -321,6 +320,21 @@ class BertForPreTraining(nn.Module):
         hidden = self.bert(tokens, tokens.select(rows)).index_select(0, order.argsort())
         predicted, first = hidden.split([len(positions), len(tokens.firsts)])  # [P, D], [B, D]
         return self.mlm(predicted, self.bert.embeddings.word.weight), self.nsp(self.pooler(first))
+
+
+_DRAWS = (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Tensor.uniform_, Tensor.normal_)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leave new weights as memory has them: torch draws some of its own, for BERT-LARGE 6 seconds, for nobody."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], _: Any, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None
+    ) -> Any:
+        named = named or {}
+        if function in _DRAWS:
+            return arguments[0] if arguments else named["tensor"]
+        return function(*arguments, **named)
 
 
 class Losses(NamedTuple):

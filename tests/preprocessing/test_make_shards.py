@@ -365,6 +365,14 @@ def test_short_documents_and_empty_ones_are_counted(make: Maker, write_books: Bo
     assert statistics["documents"] == {"read": 6, "in_shards": 4, "collisions": 0, "skipped": 2}
 
 
+def test_what_is_skipped_of_several_sources_is_told_by_reason(make: Maker, write_books: Books, tmp_path: Path) -> None:
+    books, notes = write_books(tmp_path / "books", 4), tmp_path / "notes.jsonl"
+    (books / "empty.txt").write_text("")
+    notes.write_text('{"text": ""}\n{"text": "  "}\n')
+    said = make(tmp_path / "out", "--books", books / "*.txt", "--jsonl", notes)
+    assert "  skipped    3 empty\n" in said
+
+
 def test_words_that_the_vocabulary_lacks_are_counted(make: Maker, write_books: Books, tmp_path: Path) -> None:
     books = write_books(tmp_path / "books", 4)
     (books / "chinese.txt").write_text("狗。犬。")

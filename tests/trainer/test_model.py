@@ -135,6 +135,12 @@ class TestInitialization:
             model.embeddings.word.weight, BertForPreTraining(TINY, seed=6).bert.embeddings.word.weight
         )
 
+    @pytest.mark.parametrize("seed", [3, None])
+    def test_nothing_is_drawn_but_by_the_seed(self, seed):
+        before = torch.get_rng_state()
+        BertForPreTraining(TINY, seed=seed)
+        assert torch.equal(torch.get_rng_state(), before)
+
     def test_no_function_of_onemkl_is_first_called_by_several_threads(self):
         """Some of them may then compute with little accuracy: pytorch #188792, seen in 7 of 1,154 processes."""
         program = """
