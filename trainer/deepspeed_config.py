@@ -98,7 +98,8 @@ def without_communication(config: Mapping[str, Any]) -> dict[str, Any]:
     if "zero_optimization" not in config:
         return dict(config)
     zero = {**config["zero_optimization"], "overlap_comm": False}
-    if zero.get("stage") == 2 and _has_float32_sums(config) and not zero.get("offload_optimizer"):
+    offloads = _look_up(config, "zero_optimization.offload_optimizer.device") == "cpu"
+    if zero.get("stage") == 2 and _has_float32_sums(config) and not offloads:
         zero["stage"] = 1
     stage = zero.get("stage", 0)
     if stage in (1, 2):

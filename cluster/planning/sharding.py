@@ -71,8 +71,9 @@ class Sharding:
         """What the trainer makes of it for so many ranks (trainer.deepspeed_config.without_communication)."""
         if ranks > 1:
             return self
-        stage = 1 if self.stage == 2 and self.precision == "bf16" and self.accumulation == 4 else self.stage
-        return replace(self, stage=stage, overlap=False, communication=self.width if stage == 2 else self.communication)
+        if self.stage == 2 and (under_1 := replace(self, stage=1)).accumulates_everything:
+            return replace(under_1, overlap=False)
+        return replace(self, overlap=False, communication=self.width if self.stage == 2 else self.communication)
 
     def keeps_gathered(self, parameters: int) -> bool:
         """Whether stage 3 gathers weights once for both passes."""

@@ -220,11 +220,12 @@ def test_one_rank_has_nothing_to_communicate(stage, off, has_type):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("stage", "sums", "offloads", "left_to"), [
-    (2, "fp32", False, 1), (2, "bf16", False, 2), (2, "fp32", True, 2), (3, "fp32", False, 3), (1, "fp32", False, 1),
+@pytest.mark.parametrize(("stage", "sums", "device", "left_to"), [
+    (2, "fp32", None, 1), (2, "fp32", "none", 1), (2, "fp32", "cpu", 2), (2, "bf16", None, 2), (3, "fp32", None, 3),
+    (1, "fp32", None, 1),
 ])  # fmt: skip
-def test_one_rank_leaves_float32_sums_of_bf16_to_zero_1(stage, sums, offloads, left_to):
-    offload = {"offload_optimizer": {"device": "cpu"}} if offloads else {}
+def test_one_rank_leaves_float32_sums_of_bf16_to_zero_1(stage, sums, device, left_to):
+    offload = {"offload_optimizer": {"device": device}} if device else {}
     config = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": sums},
               "zero_optimization": {"stage": stage, **offload}, "communication_data_type": "fp32"}  # fmt: skip
     alone = without_communication(config)
