@@ -259,13 +259,13 @@ def build_ours(bert: BertConfig) -> dict[str, tuple[float, float]]:
         "join": (6, {"WIDTH": d, **fused._TILE}, math.prod(fused._TILE.values())),
     }
     types = dict.fromkeys(("means", "inverses", "sums"), "*fp32")
-    types |= {"seed": "i64", **dict.fromkeys(("probability", "kept", "eps"), "fp32")}
+    types |= {"seed": "*i64", **dict.fromkeys(("probability", "kept", "eps"), "fp32")}
     types |= dict.fromkeys(("count", "rows_each", "size"), "i32")
     built = {}
     for name, (widths, constants, elements) in plan.items():
         kernel, warps = getattr(kernels, name), constants.pop("num_warps", 4)
         signature = {key: "constexpr" if key in constants else types.get(key, "*bf16") for key in kernel.arg_names}
-        multiples = [name for name, of in signature.items() if of.startswith("*") or name == "size"]  # of 16
+        multiples = [name for name, of in signature.items() if of in ("*bf16", "*fp32") or name == "size"]  # of 16
         aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in multiples}
         source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
         options = {"num_warps": warps, **fused._ARITHMETIC}

@@ -32,8 +32,8 @@ _BY_ERF = {"gelu": True, "gelu_new": False}
 def fuse(layers: nn.ModuleList, config: BertConfig) -> None:
     """Have the layers of an encoder compute by kernels of this module, forward and backward; parameters stay.
 
-    Dropout draws other numbers than without it: by Philox, from seeds of torch's CPU generator. Of the last layer the
-    products for queries, keys and values are torch's, where few tokens ask.
+    Dropout draws other numbers than without it: by Philox, from seeds of the device's generator of torch. Of the last
+    layer the products for queries, keys and values are torch's, where few tokens ask.
 
     Args:
         layers: of the encoder, each a trainer.model.Layer that ends in LayerNorm.
@@ -55,16 +55,18 @@ def _layer(
         projected, residual = project(hidden, selected, qkv), hidden.index_select(0, selected.rows)
     gathered = layer.attention.gather(projected, tokens, selected)
     probability = config.hidden_dropout_prob if layer.training else 0.0
-    hidden = _add_norm(gathered, layer.attention.out, residual, layer.attention_norm, probability)
+    # On the device, where nothing waits for them, and a CUDA graph draws others at each replay.
+    seeds = torch.randint(2**62, (2,), device=hidden.device).split(1) if probability else (None, None)
+    hidden = _add_norm(gathered, layer.attention.out, residual, layer.attention_norm, probability, seeds[0])
     up = layer.feed_forward.up
     active, residual = _Up.apply(hidden, up.weight, up.bias, _BY_ERF[config.hidden_act])
-    return _add_norm(active, layer.feed_forward.down, residual, layer.feed_forward_norm, probability)
+    return _add_norm(active, layer.feed_forward.down, residual, layer.feed_forward_norm, probability, seeds[1])
 
 
-def _add_norm(x: Tensor, linear: nn.Linear, residual: Tensor, norm: nn.LayerNorm, probability: float) -> Tensor:
-    """LayerNorm(residual + dropout(linear(x)))."""
-    # Always of 63 bits, for which Triton builds one kernel; of the CPU's generator, so that nothing waits for the GPU.
-    seed = 2**62 + int(torch.randint(2**62, (), device="cpu")) if probability else 2**62
+def _add_norm(
+    x: Tensor, linear: nn.Linear, residual: Tensor, norm: nn.LayerNorm, probability: float, seed: Tensor | None
+) -> Tensor:
+    """LayerNorm(residual + dropout(linear(x))); ``seed`` is int64 [1], None where nothing is dropped."""
     result: Tensor = _AddNorm.apply(
         x, linear.weight, linear.bias, residual, norm.weight, norm.bias, norm.eps, probability, seed
     )
@@ -135,7 +137,7 @@ class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, scale: Tensor, shift: Tensor, eps: float,
-        probability: float, seed: int,
+        probability: float, seed: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """[T, K], [D, K], [D], [T, D], [D], [D] -> [T, D]."""
         projected = F.linear(x, weight, bias)
@@ -146,14 +148,14 @@ class _AddNorm(torch.autograd.Function):
             projected, residual.contiguous(), scale, shift, total, normed, means, inverses, seed, probability,
             1 / (1 - probability), eps, DROPS=probability > 0, **_row(width), **_ARITHMETIC,
         )  # fmt: skip
-        ctx.save_for_backward(x, weight, scale, total, means, inverses)
-        ctx.probability, ctx.seed = probability, seed
+        ctx.save_for_backward(x, weight, scale, total, means, inverses, seed)
+        ctx.probability = probability
         return normed
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Gradients of all tensors, the sums over tokens among them."""
-        x, weight, scale, total, means, inverses = ctx.saved_tensors
+        x, weight, scale, total, means, inverses, seed = ctx.saved_tensors
         count, width = total.shape
         drops = ctx.probability > 0
         to_total = torch.empty_like(total)
@@ -161,7 +163,7 @@ class _AddNorm(torch.autograd.Function):
         row = _row(width)
         sums = total.new_empty(min(_programs(x.device, row["num_warps"]), count), 3, width, dtype=torch.float32)
         kernels.add_norm_backward[(len(sums),)](
-            upstream[0].contiguous(), total, scale, means, inverses, to_total, to_projected, sums, ctx.seed,
+            upstream[0].contiguous(), total, scale, means, inverses, to_total, to_projected, sums, seed,
             ctx.probability, 1 / (1 - ctx.probability), count, DROPS=drops, **row, **_ARITHMETIC,
         )  # fmt: skip
         to_scale, to_shift, to_bias = sums.sum(dim=0).to(weight.dtype)

@@ -13,9 +13,9 @@ import triton.language as tl
 
 @triton.jit
 def _kept(seed, row, probability, BLOCK: tl.constexpr):
-    """Which elements of a row dropout keeps, bool [BLOCK]; four of them share a call of Philox."""
+    """Which elements of a row dropout keeps, bool [BLOCK], by an int64 [1] seed; four share a call of Philox."""
     places = row * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
-    a, b, c, d = tl.rand4x(seed, places)
+    a, b, c, d = tl.rand4x(tl.load(seed), places)
     return tl.reshape(tl.join(tl.join(a, b), tl.join(c, d)), (BLOCK,)) >= probability
 
 

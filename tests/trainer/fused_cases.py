@@ -122,8 +122,9 @@ class TestDropout:
         weight = torch.linspace(1, 2, self.WIDTH, device=DEVICE).view(-1, 1)
         none, one = torch.zeros(self.WIDTH, device=DEVICE), torch.ones(self.WIDTH, device=DEVICE)
         normed = _AddNorm.apply(
-            x, weight, none, torch.zeros(rows, self.WIDTH, device=DEVICE), one, none, 1e-12, probability, seed
-        )
+            x, weight, none, torch.zeros(rows, self.WIDTH, device=DEVICE), one, none, 1e-12, probability,
+            torch.tensor([seed], device=DEVICE),
+        )  # fmt: skip
         return normed <= normed.min(dim=1, keepdim=True).values
 
     def test_drops_the_share_asked_for_anew_in_every_row_and_for_every_seed(self):
@@ -146,7 +147,7 @@ class TestDropout:
             for size in ((rows, 5), (self.WIDTH, 5), (self.WIDTH,), (rows, self.WIDTH), (self.WIDTH,), (self.WIDTH,))
         )
         inputs = [x, weight, bias, residual, scale, shift]
-        ours = _AddNorm.apply(*inputs, 1e-12, probability, seed)
+        ours = _AddNorm.apply(*inputs, 1e-12, probability, torch.tensor([seed], device=DEVICE))
         kept = F.linear(x, weight, bias).masked_fill(self.holes(seed, probability, rows), 0) / (1 - probability)
         theirs = F.layer_norm(residual + kept, (self.WIDTH,), scale, shift, 1e-12)
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
