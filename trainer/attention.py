@@ -106,23 +106,24 @@ def dropout(x: Tensor, probability: float) -> Tensor:
     if not x.is_cpu:
         return F.dropout(x, probability)
     # Two products: a mask that holds the scale would round it to x's dtype, 0.2 % off in bfloat16.
-    return x * _kept(x, probability).to(x.dtype) * _scale(probability)
+    return x * _kept(x, probability).to(x.dtype) * scale_of_kept(probability)
 
 
 def _kept(x: Tensor, probability: float) -> Tensor:
     """Which elements of ``x`` stay, bool of its shape; on a CPU."""
     words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     bits = words.view(torch.int16)[: x.numel()].view(x.shape)  # [elements/4] of 64 bits -> x.shape of 16 bits
-    return bits >= _dropped(probability) - 2**15
+    return bits >= dropped_of_65536(probability) - 2**15
 
 
-def _dropped(probability: float) -> int:
-    """How many of 2^16 equally likely draws drop an element."""
+def dropped_of_65536(probability: float) -> int:
+    """How many of 2^16 equally likely draws drop an element, for a ``probability`` in multiples of 2^-16."""
     return int(probability * 2**16)
 
 
-def _scale(probability: float) -> float:
-    return 2**16 / (2**16 - _dropped(probability))
+def scale_of_kept(probability: float) -> float:
+    """What the others are multiplied by, so that the expectation stays."""
+    return 2**16 / (2**16 - dropped_of_65536(probability))
 
 
 def _reference(
@@ -164,7 +165,7 @@ class _Grouped(torch.autograd.Function):
         saved: list[Tensor] = []
         for asking, asked in zip(ours, theirs, strict=True):
             q, k, v = _take(query, asking), _take(key, asked), _take(value, asked)  # [G*N, Q, H], twice [G*N, S, H]
-            v *= _scale(probability)  # here instead of in the larger weights
+            v *= scale_of_kept(probability)  # here instead of in the larger weights
             weights = torch.softmax(_scores(q, k, asked, query.shape[1], causal), dim=-1)  # [G*N, Q, S]
             kept = weights.masked_fill(~_kept(weights, probability), 0) if probability else weights
             output = kept @ v
@@ -189,7 +190,7 @@ class _Grouped(torch.autograd.Function):
             to_scores *= q.shape[-1] ** -0.5
             _put(to_query, to_scores @ k, asking)
             _put(to_key, to_scores.transpose(1, 2) @ q, asked)
-            _put(to_value, (kept.transpose(1, 2) @ to_output) * _scale(ctx.probability), asked)
+            _put(to_value, (kept.transpose(1, 2) @ to_output) * scale_of_kept(ctx.probability), asked)
         return to_query, to_key, to_value, None, None, None, None
 
 

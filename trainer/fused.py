@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer import kernels
+from trainer.fused_attention import Attention, How, attend, attend_backward
 from trainer.model import BertConfig, Layer, project
 from trainer.packing import PackedTokens, Selection
 
@@ -48,19 +49,20 @@ def _layer(
     layer: Layer, config: BertConfig, hidden: Tensor, tokens: PackedTokens, selected: Selection | None = None
 ) -> Tensor:
     """As Layer.forward, [T, D] -> [T, D], or [R, D] where only some tokens are selected."""
-    qkv = layer.attention.qkv
-    if selected is None:
-        *projected, residual = _QueryKeyValue.apply(hidden, qkv.weight, qkv.bias)
-    else:
-        projected, residual = project(hidden, selected, qkv), hidden.index_select(0, selected.rows)
-    gathered = layer.attention.gather(projected, tokens, selected)
-    probability = config.hidden_dropout_prob if layer.training else 0.0
+    attention = layer.attention
+    dropped, lost = (attention.attention_dropout, config.hidden_dropout_prob) if layer.training else (0.0, 0.0)
     # On the device, where nothing waits for them, and a CUDA graph draws others at each replay.
-    seeds = torch.randint(2**62, (2,), device=hidden.device).split(1) if probability else (None, None)
-    hidden = _add_norm(gathered, layer.attention.out, residual, layer.attention_norm, probability, seeds[0])
+    seeds = torch.randint(2**62, (3,), device=hidden.device).split(1) if dropped or lost else (None, None, None)
+    how = How(selected or tokens, tokens, attention.heads, attention.causal, dropped, seeds[0])
+    if selected is None:
+        gathered, residual = _SelfAttention.apply(hidden, attention.qkv.weight, attention.qkv.bias, how)
+    else:
+        gathered = Attention.apply(*project(hidden, selected, attention.qkv), how)
+        residual = hidden.index_select(0, selected.rows)
+    hidden = _add_norm(gathered, attention.out, residual, layer.attention_norm, lost, seeds[1])
     up = layer.feed_forward.up
     active, residual = _Up.apply(hidden, up.weight, up.bias, _BY_ERF[config.hidden_act])
-    return _add_norm(active, layer.feed_forward.down, residual, layer.feed_forward_norm, probability, seeds[1])
+    return _add_norm(active, layer.feed_forward.down, residual, layer.feed_forward_norm, lost, seeds[2])
 
 
 def _add_norm(
@@ -73,30 +75,32 @@ def _add_norm(
     return result
 
 
-class _QueryKeyValue(torch.autograd.Function):
-    """Queries, keys and values, and the hidden states themselves, which go on as the residual."""
+class _SelfAttention(torch.autograd.Function):
+    """Attention of all tokens with the product before it, and the hidden states, which go on as the residual."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        """[T, D], [3D, D], [3D] -> [T, D], four times."""
-        ctx.save_for_backward(hidden, weight)
-        return *F.linear(hidden, weight, bias).chunk(3, dim=-1), hidden.view_as(hidden)
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, how: How) -> tuple[Tensor, Tensor]:
+        """[T, D], [3D, D], [3D] -> [T, D], [T, D]."""
+        joint = F.linear(hidden, weight, bias)
+        query, key, value = joint.chunk(3, dim=-1)
+        gathered, *rest = attend(query, key, value, how)
+        ctx.save_for_backward(hidden, weight, joint, gathered, *rest)
+        ctx.how = how
+        return gathered, hidden.view_as(hidden)
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """The residual's gradient becomes that of the hidden states, by the product that adds to it.
 
         In its place: _AddNorm, from whose residual it comes, made it for this alone.
         """
-        hidden, weight = ctx.saved_tensors
-        *parts, to_residual = (x.contiguous() for x in upstream)
-        count, width = hidden.shape
-        joint = hidden.new_empty(count, 3 * width)
-        blocks = triton.cdiv(width, _TILE["COLUMNS"])
-        shares, rows = _shares(3 * blocks, count, hidden.device)
-        sums = hidden.new_empty(shares, 3 * width, dtype=torch.float32)
-        kernels.join[(3 * blocks, shares)](*parts, joint, sums, count, rows, WIDTH=width, **_TILE)
-        return to_residual.addmm_(joint, weight), joint.t() @ hidden, sums.sum(dim=0).to(weight.dtype)
+        hidden, weight, joint, *rest = ctx.saved_tensors
+        to_gathered, to_residual = (x.contiguous() for x in upstream)
+        to_joint = torch.empty_like(joint)
+        saved, to_parts = (*joint.chunk(3, dim=-1), *rest), to_joint.chunk(3, dim=-1)
+        to_bias = attend_backward(to_gathered, saved, to_parts, ctx.how, sums=True)
+        assert to_bias is not None
+        return to_residual.addmm_(to_joint, weight), to_joint.t() @ hidden, to_bias.to(weight.dtype), None
 
 
 class _Up(torch.autograd.Function):
@@ -116,7 +120,7 @@ class _Up(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """As _QueryKeyValue."""
+        """As _SelfAttention."""
         hidden, weight, before = ctx.saved_tensors
         to_after, to_residual = (x.contiguous() for x in upstream)
         count, width = before.shape

@@ -159,33 +159,3 @@ def gelu_backward(
         tl.store(to_x + begin + places, result.to(to_x.dtype.element_ty), mask=here)
         total += result
     tl.store(sums + tl.program_id(1) * WIDTH + columns, tl.sum(total, axis=0), mask=inside)
-
-
-@triton.jit(do_not_specialize=["count", "rows_each"])
-def join(
-    query, key, value, joint, sums, count, rows_each, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr
-):
-    """Three of [count, WIDTH] side by side in joint, [count, 3 * WIDTH], and its sums as in gelu_backward."""
-    blocks = tl.cdiv(WIDTH, COLUMNS)
-    part = tl.program_id(0) // blocks
-    columns = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
-    inside = columns < WIDTH
-    first = tl.program_id(1) * rows_each
-    end = tl.minimum(first + rows_each, count)
-    source = query
-    if part == 1:
-        source = key
-    if part == 2:
-        source = value
-    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    rows = tl.arange(0, ROWS)
-    places = rows[:, None] * WIDTH + columns[None, :]
-    joined = rows[:, None] * (3 * WIDTH) + part * WIDTH + columns[None, :]
-    stride = tl.full((), WIDTH, dtype=tl.int64)
-    for row in range(first, end, ROWS):
-        here = (rows < end - row)[:, None] & inside[None, :]
-        begin = row * stride
-        taken = tl.load(source + begin + places, mask=here, other=0.0)
-        tl.store(joint + 3 * begin + joined, taken, mask=here)
-        total += taken.to(tl.float32)
-    tl.store(sums + tl.program_id(1) * 3 * WIDTH + part * WIDTH + columns, tl.sum(total, axis=0), mask=inside)

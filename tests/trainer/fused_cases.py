@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.ranks import launched
+from tests.trainer import triton_interpreter
 from tests.trainer.conftest import ROOT
 from trainer.fused import _AddNorm, _Up, fuse
 from trainer.model import BertConfig, BertForPreTraining, Layer, initialize, pretraining_losses
 from trainer.packing import PackedTokens, Selection
 
 DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
+triton_interpreter.mend()
 LENGTHS = (9, 4, 1, 7)
 TOKENS = sum(LENGTHS)
 
@@ -182,6 +184,7 @@ def train(recipe, shards, tmp_path):
     """
     program = (
         "import functools, sys, torch; torch.compile = functools.partial(torch.compile, backend='aot_eager');"
+        "from tests.trainer import triton_interpreter; triton_interpreter.mend();"
         "from trainer import preflight, pretrain; preflight.why_not_fused = lambda device: '';"
         "sys.exit(pretrain.main(sys.argv[1:]))"
     )

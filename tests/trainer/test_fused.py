@@ -17,9 +17,9 @@ from trainer.settings import ConfigError
 
 
 def run_cases(which: str, **environment: str) -> None:
-    """Run tests/trainer/fused_cases.py in a process of its own, where kernels are interpreted or not."""
+    """Run tests/trainer/fused*_cases.py in a process of its own, where kernels are interpreted or not."""
     cases = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which,
-             "tests/trainer/fused_cases.py"]  # fmt: skip
+             "tests/trainer/fused_cases.py", "tests/trainer/fused_attention_cases.py"]  # fmt: skip
     run = subprocess.run(cases, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout
 
