@@ -42,8 +42,9 @@ from triton.compiler import ASTSource
 from triton.runtime import driver
 
 from preprocessing.markdown import markdown_table
-from trainer import fused, kernels
+from trainer import attention_kernels, fused, fused_attention, kernels
 from trainer.determinism import use_deterministic_kernels
+from trainer.fused_attention import How
 from trainer.model import BertConfig, Layer
 from trainer.packing import PackedTokens
 
@@ -67,6 +68,12 @@ ANSWERS = {  # to what is asked of a device
     "torch._inductor.runtime.triton_heuristics.triton_helpers.set_driver_to_gpu": None,
 }  # fmt: skip
 TOKENS, SEQUENCES = 29_696, 264  # about 256 samples of 128
+TYPES = {  # of kernels' arguments; others are tensors in 16 bits, or strides
+    **dict.fromkeys(("means", "inverses", "sums", "logs", "deltas"), "*fp32"),
+    **dict.fromkeys(("probability", "kept", "eps", "to_exponent", "to_score"), "fp32"),
+    **dict.fromkeys(("count", "rows_each", "size", "group_count", "dropped"), "i32"),
+    **dict.fromkeys(("query_bounds", "key_bounds"), "*i32"), "seed": "*i64", "bits": "*u8",
+}  # fmt: skip
 
 
 @dataclass
@@ -221,6 +228,12 @@ def build(sources: dict[str, str]) -> dict[str, float]:
     return counts
 
 
+def _registers(program: bytes) -> tuple[int, int]:
+    """Of a thread, and bytes of its stack."""
+    registers, stack = re.findall(r"(?:REG|STACK):(\d+)", _dump(program, "-res-usage"))
+    return int(registers), int(stack)
+
+
 def _instructions(program: bytes) -> int:
     """Of a thread."""
     return len(_addresses_and_jumps(program))
@@ -235,16 +248,20 @@ def _of_the_loop(program: bytes) -> int:
 
 def _addresses_and_jumps(program: bytes) -> list[tuple[int, int]]:
     """Of each instruction, where it is and where it jumps to; -1 where it goes on with the next."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(program)
-        file.flush()
-        listing = subprocess.run([CUOBJDUMP, "-sass", file.name], capture_output=True, text=True, check=True).stdout
+    listing = _dump(program, "-sass")
     found = re.finditer(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?!NOP)(?:.*?\bBRA\b.*?0x([0-9a-f]+))?", listing, re.MULTILINE)
     return [(int(at, 16), int(to, 16) if to else -1) for at, to in (match.groups() for match in found)]
 
 
+def _dump(program: bytes, what: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(program)
+        file.flush()
+        return subprocess.run([CUOBJDUMP, what, file.name], capture_output=True, text=True, check=True).stdout
+
+
 def build_ours(bert: BertConfig) -> dict[str, tuple[float, float]]:
-    """Have triton build the kernels of trainer.fused.
+    """Have triton build the kernels of trainer.fused, but for those of attention.
 
     Returns:
         Widths that each reads and writes for a token, and its instructions an element of what it goes through.
@@ -256,22 +273,53 @@ def build_ours(bert: BertConfig) -> dict[str, tuple[float, float]]:
         "add_norm_backward": (4, {"DROPS": True, **fused._row(d)}, d),
         "gelu": (2 * f / d, {"BY_ERF": by_erf, "BLOCK": fused._FLAT}, fused._FLAT),
         "gelu_backward": (3 * f / d, {"BY_ERF": by_erf, "WIDTH": f, **fused._TILE}, math.prod(fused._TILE.values())),
-        "join": (6, {"WIDTH": d, **fused._TILE}, math.prod(fused._TILE.values())),
     }
-    types = dict.fromkeys(("means", "inverses", "sums"), "*fp32")
-    types |= {"seed": "*i64", **dict.fromkeys(("probability", "kept", "eps"), "fp32")}
-    types |= dict.fromkeys(("count", "rows_each", "size"), "i32")
     built = {}
     for name, (widths, constants, elements) in plan.items():
-        kernel, warps = getattr(kernels, name), constants.pop("num_warps", 4)
-        signature = {key: "constexpr" if key in constants else types.get(key, "*bf16") for key in kernel.arg_names}
-        multiples = [name for name, of in signature.items() if of in ("*bf16", "*fp32") or name == "size"]  # of 16
-        aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in multiples}
-        source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
-        options = {"num_warps": warps, **fused._ARITHMETIC}
-        program = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        built[name] = widths, 32 * warps * _of_the_loop(program.asm["cubin"]) / elements
+        warps = constants.get("num_warps", 4)
+        program = _built(getattr(kernels, name), {**fused._ARITHMETIC, **constants})
+        built[name] = widths, 32 * warps * _of_the_loop(program) / elements
     return built
+
+
+def build_attention(bert: BertConfig, length: int) -> dict[str, tuple[float, int, int]]:
+    """Have triton build the kernels of trainer.fused_attention, with dropout, for sequences of so many tokens.
+
+    Returns:
+        Instructions a weight, registers of a thread, and bytes of it for which there are none.
+    """
+    tokens = PackedTokens.from_sequences([[0] * length])
+    how = How(tokens, tokens, bert.num_attention_heads, False, 0.1, torch.zeros(1, dtype=torch.int64))
+    x = torch.empty(length, bert.hidden_size, dtype=torch.bfloat16)
+    backward = ["attend_backward"] if how.is_whole(x) else ["attend_backward_queries", "attend_backward_keys"]
+    built = {}
+    for name in ("draw", "attend", *backward):
+        rows = fused_attention._WHOLE if name in ("draw", "attend_backward") else how.rows(x)
+        constants = how.constants(x, rows)
+        program = _built(getattr(attention_kernels, name), constants)
+        threads = 32 * constants["num_warps"]
+        built[name] = threads * _of_the_loop(program) / rows**2, *_registers(program)
+    return built
+
+
+def _built(kernel: Any, constants: dict[str, Any]) -> bytes:
+    """The machine's code of a kernel, with the types and alignments that tensors of a step have."""
+    options = {name: value for name, value in constants.items() if name not in kernel.arg_names}
+    known = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    signature = {name: "constexpr" if name in known else TYPES.get(name, "*bf16") for name in kernel.arg_names}
+    for name in kernel.arg_names:
+        if name.endswith("stride"):
+            signature[name] = "i32"
+    places = [place for place, name in enumerate(kernel.arg_names) if _is_aligned(name, signature[name])]
+    aligned = {(place,): [["tt.divisibility", 16]] for place in places}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=known, attrs=aligned)
+    program: bytes = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["cubin"]
+    return program
+
+
+def _is_aligned(name: str, of: str) -> bool:
+    """Whether an argument is a multiple of 16: what a kernel is not told of, and one seed of several, are none."""
+    return of in ("*bf16", "*fp32", "*u8", "*i32") or name.endswith("stride") or name in ("size", "group_count")
 
 
 def write_layer(hidden_dropout: float) -> Writer:
@@ -321,6 +369,11 @@ def main() -> None:
         print(markdown_table([[f"{what} dropout", "instructions an element"], *counts], [1]))
     ours = [[name, f"{widths:.0f}", f"{count:.0f}"] for name, (widths, count) in build_ours(BertConfig(30522)).items()]
     print(markdown_table([["trainer.fused", "widths", "instructions an element"], *ours], [1, 2]))
+    for length in (128, 512):
+        found = build_attention(BertConfig(30522), length).items()
+        rows = [[name, f"{count:.0f}", str(registers), str(bytes_)] for name, (count, registers, bytes_) in found]
+        heading = [f"attention, {length} tokens", "instructions a weight", "registers", "bytes without one"]
+        print(markdown_table([heading, *rows], [1, 2, 3]))
 
 
 if __name__ == "__main__":

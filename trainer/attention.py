@@ -66,13 +66,13 @@ def attention(
 def _fastest(query: Tensor, dropout_probability: float) -> Implementation:
     if query.is_cpu:
         return "grouped"
-    return fastest_on_gpu(query.element_size(), dropout_probability, query.shape[-1], _is_modern(query.device))
+    return fastest_on_gpu(query.element_size(), dropout_probability, query.shape[-1], is_modern(query.device))
 
 
 # No question for torch.compile's graph, the comparison included: torch 2.11 can't order tuples in one.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _is_modern(device: torch.device) -> bool:
-    """Whether the kernel for packed sequences runs there, or the tensors only know their shape, for a plan."""
+def is_modern(device: torch.device) -> bool:
+    """Whether kernels for packed sequences run there: CUDA from Ampere on, or tensors that only know their shape."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return True
     return torch.cuda.get_device_capability(device) >= _FLASH_CAPABILITY

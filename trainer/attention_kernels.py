@@ -9,8 +9,8 @@ Names in capitals are known when a kernel is built: HEADS of WIDTH, for which th
 QUERIES and KEYS of a block, powers of two; CAUSAL, a query sees no later key; DROPS, ``dropped`` of 2^16 weights become
 zero and the others grow by ``kept``. There are R queries and T keys and values, of B sequences; the queries of sequence
 b are query_bounds[b] up to query_bounds[b + 1], and so are its keys. Rows of queries, keys and values, and of what is
-written of their gradients, are ``stride`` elements apart, and heads WIDTH. ``scale`` is that of the scores, log2(e)
-included, for exponentials are powers of two here; ``to_score`` is the same without it.
+written of their gradients, are ``stride`` elements apart, and heads WIDTH. Products of queries and
+keys times ``to_score`` are scores, and times ``to_exponent`` exponents of two, for exponentials are powers of it here.
 
     gathered, upstream    [R, HEADS * WIDTH], what attention gives and its gradient
     logs                  float32 [HEADS, R], of each query the logarithm of what softmax divides by; R is ``count``
@@ -108,7 +108,7 @@ def draw(
 @triton.jit(do_not_specialize=["count"])
 def attend(
     query, key, value, gathered, logs, bits, query_bounds, key_bounds, query_stride, key_stride, count, group_count,
-    scale, kept,
+    to_exponent, kept,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
@@ -128,7 +128,7 @@ def attend(
         for start in range(0, stop, KEYS):
             keys = key_first + start + tl.arange(0, KEYS)
             asked = _load(key, keys, key_end, key_stride, head, WIDTH, BLOCK)
-            scores = tl.dot(asking, tl.trans(asked), input_precision="ieee") * scale
+            scores = tl.dot(asking, tl.trans(asked), input_precision="ieee") * to_exponent
             scores = tl.where(_seen(rows, keys, key_end, key_first - first, CAUSAL), scores, float("-inf"))
             higher = tl.maximum(largest, tl.max(scores, axis=1))  # finite: every query sees the first key
             weights = tl.exp2(scores - higher[:, None])
@@ -148,14 +148,14 @@ def attend(
 
 @triton.jit
 def _weights(
-    asking, asked, values, to_output, log, seen, bits, scale, kept,
+    asking, asked, values, to_output, log, seen, bits, to_exponent, kept,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     """Softmax's weights, what dropout has made of them, and the gradients of the former, [QUERIES, KEYS] each.
 
     Of blocks of queries, keys and values, the output's gradients, logs, and bits, which are not needed without dropout.
     """
-    scores = tl.dot(asking, tl.trans(asked), input_precision="ieee") * scale
+    scores = tl.dot(asking, tl.trans(asked), input_precision="ieee") * to_exponent
     weights = tl.where(seen, tl.exp2(scores - log[:, None]), 0.0)
     used = weights
     to_weights = tl.dot(to_output, tl.trans(values), input_precision="ieee")
@@ -169,7 +169,7 @@ def _weights(
 @triton.jit(do_not_specialize=["count"])
 def attend_backward(
     query, key, value, logs, bits, upstream, to_query, to_key, to_value, sums, query_bounds, key_bounds,
-    query_stride, key_stride, to_query_stride, to_key_stride, count, group_count, scale, to_score, kept,
+    query_stride, key_stride, to_query_stride, to_key_stride, count, group_count, to_exponent, to_score, kept,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
@@ -188,7 +188,7 @@ def attend_backward(
         drawn = tl.load(bits + _places(rows, 0, head, group_count, HEADS, KEYS), mask=(rows < end)[:, None], other=0)
     seen = _seen(rows, keys, key_end, key_first - first, CAUSAL)
     weights, used, to_weights = _weights(
-        asking, asked, values, to_output, log, seen, drawn, scale, kept, QUERIES, KEYS, DROPS
+        asking, asked, values, to_output, log, seen, drawn, to_exponent, kept, QUERIES, KEYS, DROPS
     )
     used = used.to(to_output.dtype)
     to_values = tl.dot(tl.trans(used), to_output, input_precision="ieee").to(to_output.dtype)
@@ -208,7 +208,7 @@ def attend_backward(
 @triton.jit(do_not_specialize=["count"])
 def attend_backward_queries(
     query, key, value, gathered, logs, bits, upstream, deltas, to_query, sums, query_bounds, key_bounds,
-    query_stride, key_stride, to_query_stride, count, group_count, scale, to_score, kept,
+    query_stride, key_stride, to_query_stride, count, group_count, to_exponent, to_score, kept,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
@@ -241,7 +241,7 @@ def attend_backward_queries(
                 drawn = tl.load(bits + places, mask=(rows < end)[:, None], other=0)
             seen = _seen(rows, keys, key_end, key_first - first, CAUSAL)
             weights, _, to_weights = _weights(
-                asking, asked, values, to_output, log, seen, drawn, scale, kept, QUERIES, KEYS, DROPS
+                asking, asked, values, to_output, log, seen, drawn, to_exponent, kept, QUERIES, KEYS, DROPS
             )
             to_scores = weights * (to_weights - delta[:, None])
             result = tl.dot(to_scores.to(asked.dtype), asked, result, input_precision="ieee")
@@ -254,7 +254,7 @@ def attend_backward_queries(
 @triton.jit(do_not_specialize=["count"])
 def attend_backward_keys(
     query, key, value, logs, bits, upstream, deltas, to_key, to_value, sums, query_bounds, key_bounds,
-    query_stride, key_stride, to_key_stride, count, group_count, scale, to_score, kept,
+    query_stride, key_stride, to_key_stride, count, group_count, to_exponent, to_score, kept,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
@@ -282,7 +282,7 @@ def attend_backward_keys(
                 drawn = tl.load(bits + places, mask=(rows < end)[:, None], other=0)
             seen = _seen(rows, keys, key_end, key_first - first, CAUSAL)
             weights, used, to_weights = _weights(
-                asking, asked, values, to_output, log, seen, drawn, scale, kept, QUERIES, KEYS, DROPS
+                asking, asked, values, to_output, log, seen, drawn, to_exponent, kept, QUERIES, KEYS, DROPS
             )
             used = used.to(to_output.dtype)
             to_values = tl.dot(tl.trans(used), to_output, to_values, input_precision="ieee")

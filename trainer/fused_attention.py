@@ -44,10 +44,15 @@ class How:
     probability: float
     seed: Tensor | None
 
-    def constants(self, query: Tensor) -> dict[str, Any]:
-        """What the kernels of attention are built for."""
-        return {"HEADS": self.heads, "WIDTH": query.shape[1] // self.heads, "BLOCK": self.block(query),
-                "CAUSAL": self.causal, "DROPS": self.probability > 0, "enable_fp_fusion": True}  # fmt: skip
+    def constants(self, query: Tensor, rows: int) -> dict[str, Any]:
+        """What the kernels of attention are built for, with so many queries and keys in a block."""
+        block = self.block(query)
+        return {
+            "HEADS": self.heads, "WIDTH": query.shape[1] // self.heads, "BLOCK": block, "QUERIES": rows, "KEYS": rows,
+            "CAUSAL": self.causal, "DROPS": self.probability > 0, "num_warps": 8 if rows == _WHOLE else 4,
+            "num_stages": 3 if block <= _NARROW else 1,  # of what is loaded ahead, as far as smaller GPUs have room
+            "enable_fp_fusion": True,
+        }  # fmt: skip
 
     def block(self, query: Tensor) -> int:
         """Columns of a block."""
@@ -57,8 +62,12 @@ class How:
         """Queries and keys of a block, with which several programs share a multiprocessor."""
         return 64 if query.element_size() == 2 and self.block(query) <= 2 * _NARROW else 32
 
+    def is_whole(self, query: Tensor) -> bool:
+        """Whether a block of the backward pass has a sequence as a whole."""
+        return self.tokens.longest <= _WHOLE and query.element_size() == 2 and self.block(query) <= _NARROW
+
     def scales(self, query: Tensor) -> tuple[float, float, float]:
-        """Of scores, for exponentials that are powers of two; of scores; and of the weights that dropout keeps."""
+        """To make exponents of two, and scores, of products; and weights that dropout keeps larger."""
         to_score = (query.shape[1] // self.heads) ** -0.5
         return math.log2(math.e) * to_score, to_score, scale_of_kept(self.probability)
 
@@ -75,7 +84,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, how: How) -> tuple[Tensor,
     logs = query.new_empty(heads, count, dtype=torch.float32)
     bits, groups = None, triton.cdiv(how.tokens.longest, _DRAWN) * _DRAWN // 8
     rows = how.rows(query)
-    scale, _, kept = how.scales(query)
+    to_exponent, _, kept = how.scales(query)
     if how.probability:
         bits = query.new_empty(count, heads, groups, dtype=torch.uint8)
         attention_kernels.draw[how.grid(_DRAWN)](
@@ -83,8 +92,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, how: How) -> tuple[Tensor,
             KEYS=_DRAWN,
         )  # fmt: skip
     attention_kernels.attend[how.grid(rows)](
-        query, key, value, gathered, logs, bits, *bounds, query.stride(0), key.stride(0), count, groups, scale, kept,
-        **how.constants(query), QUERIES=rows, KEYS=rows,
+        query, key, value, gathered, logs, bits, *bounds, query.stride(0), key.stride(0), count, groups, to_exponent,
+        kept,
+        **how.constants(query, rows),
     )  # fmt: skip
     return gathered, logs, bits
 
@@ -101,29 +111,27 @@ def attend_backward(
     count, width = query.shape
     bounds = how.queries.bounds, how.tokens.bounds
     groups = 0 if bits is None else bits.shape[2]
-    is_whole = how.tokens.longest <= _WHOLE and query.element_size() == 2 and how.block(query) <= _NARROW
-    rows = _WHOLE if is_whole else how.rows(query)
+    rows = _WHOLE if how.is_whole(query) else how.rows(query)
     parts = None
     if sums:
         blocks, _, sequences = how.grid(rows)
         parts = query.new_empty(sequences * blocks, 3 * width, dtype=torch.float32)
     strides = query.stride(0), key.stride(0), to_query.stride(0), to_key.stride(0)
-    constants = {**how.constants(query), "QUERIES": rows, "KEYS": rows}
-    numbers = count, groups, *how.scales(query)
-    if is_whole:
+    numbers, constants = (count, groups, *how.scales(query)), how.constants(query, rows)
+    if how.is_whole(query):
         attention_kernels.attend_backward[how.grid(rows)](
             query, key, value, logs, bits, upstream, to_query, to_key, to_value, parts, *bounds, *strides, *numbers,
-            **constants, num_warps=8,
+            **constants,
         )  # fmt: skip
     else:
         deltas = torch.empty_like(logs)
         attention_kernels.attend_backward_queries[how.grid(rows)](
-            query, key, value, gathered, logs, bits, upstream, deltas, to_query, parts, *bounds, *strides[:3], *numbers,
-            **constants,
+            query, key, value, gathered, logs, bits, upstream, deltas, to_query, parts, *bounds, *strides[:3],
+            *numbers, **constants,
         )  # fmt: skip
         attention_kernels.attend_backward_keys[how.grid(rows)](
-            query, key, value, logs, bits, upstream, deltas, to_key, to_value, parts, *bounds, *strides[:2], strides[3],
-            *numbers, **constants,
+            query, key, value, logs, bits, upstream, deltas, to_key, to_value, parts, *bounds, *strides[:2],
+            strides[3], *numbers, **constants,
         )  # fmt: skip
     return None if parts is None else parts.sum(dim=0)
 

@@ -12,6 +12,7 @@ import torch
 
 from preprocessing.schema import ShardError
 from preprocessing.tokenization import VOCABULARY_FILE, check_files, load_vocabulary, special_ids
+from trainer.attention import is_modern
 from trainer.config import Phase, Recipe
 from trainer.corpus import Corpus, train_stream
 from trainer.data import validation_stream
@@ -134,6 +135,8 @@ def why_not_fused(device: torch.device) -> str:
     """What keeps this machine from the kernels of trainer.fused, or ''."""
     if device.type != "cuda":
         return "its kernels are for GPUs; leave it out on a CPU"
+    if not is_modern(device):
+        return "its kernels multiply matrices as GPUs do from Ampere on (compute capability 8.0), and this one is older"
     return "" if find_spec("triton") else "triton is not installed, which torch brings on Linux: pip install triton"
 
 

@@ -178,7 +178,7 @@ def test_which_kernel_is_known_while_a_graph_is_made(monkeypatch):
     monkeypatch.setattr(attention_module, "torch", SimpleNamespace(cuda=cuda))  # torch.compile looks at the real one
 
     def choose(x):
-        return x * (3 if attention_module._is_modern(torch.device("cuda")) else 7)
+        return x * (3 if attention_module.is_modern(torch.device("cuda")) else 7)
 
     compiled = torch.compile(choose, backend="eager", fullgraph=True)
     assert compiled(torch.ones(2)).tolist() == [7, 7]

@@ -43,6 +43,11 @@ def test_what_a_machine_lacks_is_named(monkeypatch):
     for found, reason in ((object(), ""), (None, "triton is not installed, which torch brings on Linux")):
         monkeypatch.setattr(preflight, "find_spec", lambda name, found=found: found)
         assert why_not_fused(torch.device("cuda")).partition(":")[0] == reason
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert why_not_fused(torch.device("cuda")).endswith(
+        "from Ampere on (compute capability 8.0), and this one is older"
+    )
 
 
 def test_on_a_cpu_nothing_is_written(capsys, recipe, shards, deepspeed_config, tmp_path):
