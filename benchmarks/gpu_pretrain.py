@@ -30,14 +30,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
@@ -65,10 +65,11 @@ from trainer.data import Batch
 from trainer.determinism import use_deterministic_kernels
 from trainer.engine import Engine, join_world
 from trainer.fp8 import to_fp8, why_not_fp8
-from trainer.graphs import begin_micro_batch, put_into_graphs
+from trainer.graphs import InGraphs
 from trainer.loading import StepReader, Steps
 from trainer.metrics import measure_ceiling, training_flops
-from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, Losses, pretraining_losses
+from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, pretraining_losses
+from trainer.objective import Objective
 from trainer.optim import build_optimizer, parameter_groups
 from trainer.packing import PackedTokens
 from trainer.settings import ConfigError
@@ -159,13 +160,11 @@ def all_parts(bench: Bench, rows: Sequence[str] | None = None) -> Iterator[Part]
         yield _errors("torch.compile", _compiled, length, bench)
         if bench.best.fused:
             yield _errors("kernels of our own", _by_own_kernels, length, bench)
+            yield _errors("CUDA graphs", _in_graphs, length, bench)
         rows = [row for row in bench.ladder if row not in (bench.best, PEER)]
-        yield from _rows([row for row in rows if not row.graphs], [length], bench)
+        yield from _rows(rows, [length], bench)
         yield _profile(PEER, length, bench)  # it is compiled as a whole once more
         yield _errors("eight bits", _in_eight_bits, length, bench, FREE)
-        if in_graphs := [row for row in rows if row.graphs]:  # by themselves, for they take minutes to compile
-            yield _errors("CUDA graphs", _in_graphs, length, bench)
-            yield from _rows(in_graphs, [length], bench)
 
 
 def _profile(row: Row, length: int, bench: Bench) -> Part:
@@ -279,7 +278,8 @@ def _by_operations(model: BertForPreTraining, batch: Batch) -> dict[str, Found]:
 def _compiled(model: BertForPreTraining, batch: Batch) -> dict[str, Found]:
     for layer in model.bert.layers:
         layer.compile()
-    return {"packed sequences, compiled": _loss_and_gradients(model, batch, torch.compile(pretraining_losses))}
+    objective = Objective(model, batch.lengths.device, torch.compile(pretraining_losses))
+    return {"packed sequences, compiled": _loss_and_gradients(model, batch, objective)}
 
 
 def _by_own_kernels(model: BertForPreTraining, batch: Batch) -> dict[str, Found]:
@@ -295,20 +295,19 @@ def _in_eight_bits(model: BertForPreTraining, batch: Batch) -> dict[str, Found]:
 
 
 def _in_graphs(model: BertForPreTraining, batch: Batch) -> dict[str, Found]:
-    put_into_graphs(model)
-    losses_of = torch.compile(pretraining_losses)
-    for _ in range(3):  # as it is, recorded, replayed
-        begin_micro_batch()
-        found = _loss_and_gradients(model, batch, losses_of)
-    return {"packed sequences, in CUDA graphs": found}
+    from trainer.fused import fuse  # its kernels want triton
+
+    fuse(model.bert.layers, model.config)
+    objective = InGraphs(Objective(model, batch.lengths.device))
+    tokens = replace(batch.tokens, input_ids=batch.tokens.input_ids.flip(0))
+    _loss_and_gradients(model, replace(batch, tokens=tokens), objective)  # of which nothing may be left
+    return {"kernels of our own in CUDA graphs, replayed": _loss_and_gradients(model, batch, objective)}
 
 
-def _loss_and_gradients(
-    model: BertForPreTraining, batch: Batch, losses_of: Callable[..., Losses] = pretraining_losses
-) -> Found:
+def _loss_and_gradients(model: BertForPreTraining, batch: Batch, objective: nn.Module | None = None) -> Found:
+    """By the model itself or, where it is given, by an objective of it."""
     model.zero_grad()
-    words, sentences = model(batch.tokens, batch.positions)
-    losses = losses_of(words, batch.mlm_labels, sentences, batch.nsp_labels)
+    losses = (objective or Objective(model, batch.lengths.device))(batch)
     loss = losses.mlm_loss / (batch.mlm_labels != EMPTY_SLOT).sum() + losses.nsp_loss / len(batch.indices)
     loss.backward()
     gradients = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
@@ -386,23 +385,23 @@ def time_steps(
 ) -> tuple[list[list[Batch]], float, float]:
     """The steps of so many seconds, how long they took, and how much of that they waited for the loader.
 
-    The time begins when WARM_UP steps are done, and again after each step in which torch.compile made a graph or a CUDA
-    graph was recorded: batches differ in shape, and minutes of compiling in seconds of training would be all that is
-    measured. A shape is recorded when it comes for the second time, which may be long after it was compiled.
+    The time begins when WARM_UP steps are done, and again after each step in which torch.compile made a graph or CUDA
+    graphs were recorded: batches differ in shape, and minutes of compiling in seconds of training would be all that is
+    measured.
 
     Raises:
         TimeoutError: there was no such step until ``end``, a time.time().
     """
     steps: list[list[Batch]] = []
-    waited, began, made = 0.0, time.perf_counter(), graphs_made()
+    waited, began, made = 0.0, time.perf_counter(), trainer.graphs
     last = began
     for number, batches in enumerate(reader):
         waited += time.perf_counter() - last
         trainer.step(number, batches, reader.read_ahead)
         last = time.perf_counter()
         steps.append(batches)
-        if number < WARM_UP or graphs_made() != made:
-            steps, waited, began, made = [], 0.0, last, graphs_made()
+        if number < WARM_UP or trainer.graphs != made:
+            steps, waited, began, made = [], 0.0, last, trainer.graphs
         elif last - began > seconds:
             break
         if time.time() > end:
@@ -412,10 +411,9 @@ def time_steps(
     return steps, last - began, waited
 
 
-def graphs_made() -> int:
-    """Graphs by torch.compile in this process so far, and what recorded CUDA graphs take, of which each takes some."""
-    counters = torch._dynamo.utils.counters
-    return int(counters["stats"]["unique_graphs"] + counters["inductor"]["cudagraph_recorded_non_static_inputs"])
+def compiled_graphs() -> int:
+    """By torch.compile, in this process so far."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 class Ours:
@@ -432,6 +430,11 @@ class Ours:
         totals = self._engine.count_step(batches, stop=False)
         rate = self._recipe.learning_rate(number)
         self._engine.train_step(number, list(enumerate(batches)), totals, rate, meanwhile)
+
+    @property
+    def graphs(self) -> int:
+        """By torch.compile and of CUDA, so far."""
+        return compiled_graphs() + self._engine.shapes_in_graphs
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -466,6 +469,11 @@ class Peer:
             self._engine.backward(loss)
             self._engine.step()
         loss.item()  # as ours ends its step
+
+    @property
+    def graphs(self) -> int:
+        """By torch.compile, so far."""
+        return compiled_graphs()
 
     def close(self) -> None:
         """Let go of the memory."""

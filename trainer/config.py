@@ -80,8 +80,9 @@ class TrainConfig:
         next_sentence: train the second task of BERT too; false is the paper's "No NSP" (section 5.1).
         compile: let torch.compile fuse each encoder layer: minutes at the start, faster steps on a GPU. Dropout draws
             other numbers than without it.
-        cuda_graphs: with compile, let it have the model as a whole, and a GPU its forward and its backward pass as one
-            graph each: the host asks for these instead of for each kernel, which pays where micro-batches are small.
+        cuda_graphs: record a micro-batch's forward and its backward pass as one graph each, however the layers are
+            computed: the host of a GPU asks for these instead of for each kernel, which pays where it is slow or
+            micro-batches are small.
         fused: compute the encoder layers by kernels of our own, on GPUs: less memory is read and written than where
             torch.compile fuses them, which then has the losses only. Dropout draws other numbers, and gelu is up to
             7e-7 off (trainer.fused).
@@ -208,13 +209,10 @@ class Recipe:
                 "train.fused has kernels for layers that end in LayerNorm, with gelu or gelu_new, in 16 or 32 bits; "
                 "leave it out with train.fp8, model.pre_layer_norm or relu: train.compile=true takes all of them"
             )
-        if self.train.cuda_graphs and (
-            not self.train.compile or self.train.fused or self.model.activation_checkpointing
-            or self.data.token_multiple == 1
-        ):  # fmt: skip
+        if self.train.cuda_graphs and (self.model.activation_checkpointing or self.data.token_multiple == 1):
             raise ValueError(
-                "train.cuda_graphs needs train.compile=true and, as there is a graph for each number of tokens, "
-                "data.token_multiple=1024 or so; leave out train.fused and model.activation_checkpointing"
+                "train.cuda_graphs needs data.token_multiple=1024 or so, as graphs are recorded for each number of "
+                "tokens, and no model.activation_checkpointing"
             )
         if self.train.fp8 and (self.model.hidden_size % 16 or self.model.intermediate_size % 16):
             raise ValueError(

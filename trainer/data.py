@@ -106,6 +106,11 @@ class Batch:
         )
 
     @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that the model and its losses read."""
+        return *self.tokens.tensors, self.positions, self.mlm_labels, self.nsp_labels
+
+    @property
     def lengths(self) -> torch.Tensor:
         """int32 [B], tokens of each sample."""
         return self.tokens.lengths[: len(self.indices)]

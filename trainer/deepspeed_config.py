@@ -38,7 +38,7 @@ def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: the DeepSpeed configuration must be a JSON object")
     _refuse(raw, path)
-    for name in ("compile", "fused", "fp8"):
+    for name in ("compile", "cuda_graphs", "fused", "fp8"):
         if getattr(recipe.train, name) and _look_up(raw, "zero_optimization.stage") == 3:
             raise ConfigError(
                 f"{path}: train.{name} needs zero_optimization.stage 0, 1 or 2: under 3 a layer's parameters "

@@ -23,7 +23,7 @@ import torch
 import torch.distributed
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.allocator import bound_kernel_caches, keep_freed_memory
 from trainer.config import Recipe, TrainConfig
@@ -32,11 +32,12 @@ from trainer.deepspeed_config import without_communication
 from trainer.determinism import use_deterministic_kernels
 from trainer.fp8 import to_fp8
 from trainer.gradients import add_up_at_once, scale_down, take_norm_once, total_norm
-from trainer.graphs import begin_micro_batch, put_into_graphs
+from trainer.graphs import InGraphs
 from trainer.loss_scale import LossScale, is_exhausted, put_loss_scale, scale_after_updates, take_loss_scale
 from trainer.metrics import Laps, training_flops
 from trainer.model import EMPTY_SLOT, BertForPreTraining, Losses, joined_sizes, parameter_shapes, pretraining_losses
 from trainer.non_finite import Suspect, bad_gradient, bad_loss
+from trainer.objective import Objective
 from trainer.optim import Lamb, build_optimizer, parameter_groups, state_of
 from trainer.ownership import find_owned, first_misplaced
 from trainer.philox import derive_seed
@@ -203,9 +204,8 @@ class Engine:
         untrained = [] if train.next_sentence else [*model.pooler.parameters(), *model.nsp.parameters()]
         groups = parameter_groups(model, recipe.optimizer.weight_decay, untrained)
         self._optimizer = build_optimizer(groups, recipe.optimizer)
-        self._losses_of = _speed_up(model, train, world.device)
-        self._has_graphs = train.cuda_graphs
-        self._engine = _initialize(model, self._optimizer, deepspeed_config, world)
+        objective = _speed_up(model, train, world.device)
+        self._engine = _initialize(objective, self._optimizer, deepspeed_config, world)
         self._engine.global_steps, self._engine.global_samples = step, samples
         take_norm_once(self._engine.optimizer)
         add_up_at_once(self._engine.optimizer)
@@ -306,14 +306,12 @@ class Engine:
         """
         self._engine.eval()
         sums = torch.zeros(len(parts), 6, dtype=torch.float64)
-        # These batches have any number of tokens, each of which would get graphs of its own.
-        with torch.compiler.set_stance("force_eager" if self._has_graphs else "default"):
-            for part, batches in enumerate(parts):
-                for batch in batches:
-                    if self._world.sum([batch is None or is_asked_to_stop()])[0] or batch is None:
-                        return None
-                    counts = [(labels != EMPTY_SLOT).sum() for labels in (batch.mlm_labels, batch.nsp_labels)]
-                    sums[part] += torch.stack([value.double().cpu() for value in (*self._losses(batch), *counts)])
+        for part, batches in enumerate(parts):
+            for batch in batches:
+                if self._world.sum([batch is None or is_asked_to_stop()])[0] or batch is None:
+                    return None
+                counts = [(labels != EMPTY_SLOT).sum() for labels in (batch.mlm_labels, batch.nsp_labels)]
+                sums[part] += torch.stack([value.double().cpu() for value in (*self._losses(batch), *counts)])
         of_parts = torch.tensor(self._world.sum(sums.flatten().tolist()), dtype=torch.float64).view_as(sums)
         return [
             self._means(losses, predictions, samples)
@@ -370,6 +368,12 @@ class Engine:
         return parameter.dtype
 
     @property
+    def shapes_in_graphs(self) -> int:
+        """Of micro-batches, those that CUDA graphs were recorded for so far."""
+        module = self._engine.module
+        return module.shapes if isinstance(module, InGraphs) else 0
+
+    @property
     def loss_scale(self) -> LossScale | None:
         """The state of fp16's dynamic loss scaling; None where there is none."""
         return take_loss_scale(self._scaler)
@@ -396,7 +400,7 @@ class Engine:
         for tensor, *_ in self._owned:
             for large in (tensor, *state_of(self._optimizer, tensor).values()):
                 large.data = large.new_empty(0)
-        del self._engine, self._optimizer, self._owned, self._copies, self._scaler, self._losses_of
+        del self._engine, self._optimizer, self._owned, self._copies, self._scaler
         for _ in range(2):
             gc.collect()
         get_accelerator().empty_cache()
@@ -496,40 +500,36 @@ class Engine:
         return list(chain.from_iterable(self._world.gather(mine)))
 
     def _losses(self, batch: Batch) -> Losses:
-        batch = batch.to(self._world.device)
-        if self._has_graphs:
-            begin_micro_batch()
-        mlm_logits, nsp_logits = self._engine(batch.tokens, batch.positions)
-        return self._losses_of(mlm_logits, batch.mlm_labels, nsp_logits, batch.nsp_labels)
+        losses: Losses = self._engine(batch)
+        return losses
 
 
-def _speed_up(model: BertForPreTraining, train: TrainConfig, device: torch.device) -> Callable[..., Losses]:
+def _speed_up(model: BertForPreTraining, train: TrainConfig, device: torch.device) -> Objective | InGraphs:
     """Have the model compute as [train] says; it keeps its parameters, and these their names.
 
     Returns:
-        What computes the losses.
+        What DeepSpeed is to be handed.
     """
     if train.fp8:
         to_fp8(model.bert.layers, device)
     if train.compile:
         torch._dynamo.reset()  # what it keeps of one phase would count against its limit of ways in the next
         torch._dynamo.config.recompile_limit = 16  # training and validation have 7 ways, of 8 at first
-    if train.cuda_graphs:
-        put_into_graphs(model)
-    elif train.fused:
+    if train.fused:
         from trainer.fused import fuse  # its kernels want triton
 
         fuse(model.bert.layers, model.config)
     elif train.compile:
         for layer in model.bert.layers:
             layer.compile()
-    return torch.compile(pretraining_losses) if train.compile else pretraining_losses
+    objective = Objective(model, device, torch.compile(pretraining_losses) if train.compile else pretraining_losses)
+    return InGraphs(objective) if train.cuda_graphs else objective
 
 
 def _initialize(
-    model: BertForPreTraining, optimizer: torch.optim.Optimizer, config: dict[str, Any], world: World
+    objective: nn.Module, optimizer: torch.optim.Optimizer, config: dict[str, Any], world: World
 ) -> deepspeed.DeepSpeedEngine:
-    """DeepSpeed's engine around a model.
+    """DeepSpeed's engine around the model and its losses.
 
     Raises:
         ConfigError: DeepSpeed does not take its configuration.
@@ -537,7 +537,7 @@ def _initialize(
     if world.size == 1:
         config = without_communication(config)
     with _mistakes():
-        return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+        return deepspeed.initialize(model=objective, optimizer=optimizer, config=config)[0]
 
 
 def check_deepspeed(config: Mapping[str, Any]) -> None:

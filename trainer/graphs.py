@@ -1,31 +1,144 @@
-"""The model in CUDA graphs: the host asks for a whole forward or backward pass at once, not for kernel after kernel."""
+"""Micro-batches in CUDA graphs: the host asks for a whole forward or backward pass at once, not for kernel after kernel.
+
+A graph is recorded for each shape of a micro-batch, after the way of torch.cuda.make_graphed_callables: it reads what
+lies in its own inputs, and works in memory that all graphs share, one after the other.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._utils import _unflatten_dense_tensors
+from torch.func import functional_call
 
-# At its limits of shapes torch would go on without graphs, and dropout draw other numbers.
-_NO_LIMIT = 1 << 30
+from trainer.data import Batch
+from trainer.model import Losses
+from trainer.objective import Objective
+from trainer.packing import put
 
 
-def put_into_graphs(model: nn.Module) -> None:
-    """Have torch.compile make one graph of the model for each shape of its inputs, and a GPU record and replay them.
+class Recorder:
+    """Records what a GPU is asked for; all of it in one memory, of which nothing is given back."""
 
-    A graph computes in memory that is its own, and at the next replay has other numbers in it. What is kept over a
-    micro-batch has to be elsewhere: gradients, which DeepSpeed adds up or sends while the next one is computed, are
-    copied. Begin each micro-batch with begin_micro_batch.
+    def __init__(self) -> None:
+        self._memory, self._stream = torch.cuda.MemPool(), torch.cuda.Stream()
 
-    Args:
-        model: on any device; on a CPU it is compiled and nothing else. Keeps its parameters, and these their names.
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Where what is to be recorded is computed once, in the same memory, so that none is needed beside it."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(self._memory):
+            yield
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def record(self, compute: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        """What ``compute`` gives, which is nothing yet, and what has the GPU compute it."""
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may do as they like: that of NCCL looks at its events.
+        with torch.cuda.graph(
+            graph, pool=self._memory.id, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            result = compute()
+        return result, graph.replay
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """Of one shape of a micro-batch.
+
+    Attributes:
+        batch: what the forward pass reads.
+        losses: float32 [4], what it writes: those of Losses.
+        upstream: float32 [4], their gradients, which the backward pass reads.
+        gradients: all parameters' in a row, what it writes; all shapes have the same one.
+        forward: replays.
+        backward: likewise.
     """
-    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = _NO_LIMIT
-    # With sizes left open, as is torch's way from the second shape on, its kernels can't be written for some of them.
-    model.compile(dynamic=False, options={"triton.cudagraphs": True})
-    for parameter in model.parameters():
-        parameter.register_hook(torch.clone)
+
+    batch: Batch
+    losses: Tensor
+    upstream: Tensor
+    gradients: Tensor
+    forward: Callable[[], None]
+    backward: Callable[[], None]
 
 
-def begin_micro_batch() -> None:
-    """Say that nobody needs the last one's logits and what was kept for its backward pass."""
-    torch.compiler.cudagraph_mark_step_begin()
+class InGraphs(nn.Module):
+    """An objective whose forward and backward pass are a graph each; without gradients, as in a validation, it has none.
+
+    Results come from replays alone, never from a pass before it was recorded, so that it is the same to the last bit at
+    which step of a run a shape is first met.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        super().__init__()
+        self.objective = objective
+        self._recordings: dict[Hashable, _Recording] = {}
+        self._recorder = Recorder()
+
+    def forward(self, batch: Batch) -> Losses:
+        """See Objective."""
+        if not torch.is_grad_enabled():
+            losses: Losses = self.objective(batch)
+            return losses
+        shape = (batch.tokens.longest, *(tensor.shape for tensor in batch.tensors))
+        if shape not in self._recordings:
+            self._recordings[shape] = self._record(batch)
+        recording = self._recordings[shape]
+        for own, given in zip(recording.batch.tensors, batch.tensors, strict=True):
+            put(own, given)
+        return Losses(*_Replay.apply(recording, *self.parameters()).unbind())
+
+    @property
+    def shapes(self) -> int:
+        """Recorded so far."""
+        return len(self._recordings)
+
+    def _record(self, batch: Batch) -> _Recording:
+        batch = batch.to(self.objective.device)
+        # Not the parameters themselves, which DeepSpeed's hooks tie to another stream than that of the recorder.
+        leaves = {name: nn.Parameter(parameter.detach()) for name, parameter in self.objective.named_parameters()}
+        upstream = torch.zeros(len(Losses._fields), device=self.objective.device)
+        gradients = next((known.gradients for known in self._recordings.values()), None)
+        if gradients is None:
+            gradients = torch.cat([torch.empty_like(leaf).flatten() for leaf in leaves.values()])
+        parts = _unflatten_dense_tensors(gradients, [*leaves.values()])
+
+        def forward() -> Tensor:
+            return torch.stack(functional_call(self.objective, leaves, (batch,)))
+
+        def backward(losses: Tensor) -> None:
+            torch._foreach_copy_(parts, torch.autograd.grad(losses, [*leaves.values()], upstream))
+
+        devices = [self.objective.device.index] if self.objective.device.type == "cuda" else []
+        # In this thread, whose memory it is, and with numbers that the replay will draw anew.
+        with torch.autograd.set_multithreading_enabled(False), torch.random.fork_rng(devices):
+            with self._recorder.rehearsal():  # compilers, cuBLAS and Triton prepare themselves, as none can in a graph
+                backward(forward())
+            losses, replay_forward = self._recorder.record(forward)
+            _, replay_backward = self._recorder.record(lambda: backward(losses))
+        return _Recording(batch, losses.detach(), upstream, gradients, replay_forward, replay_backward)
+
+
+class _Replay(torch.autograd.Function):
+    """The forward pass by one graph, and its gradients by another."""
+
+    @staticmethod
+    def forward(ctx: Any, recording: _Recording, *parameters: Tensor) -> Tensor:
+        """The losses, until the next micro-batch."""
+        recording.forward()
+        ctx.recording, ctx.parameters = recording, parameters
+        return recording.losses.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """In memory of their own: DeepSpeed adds them up, or still sends them, while the next ones are computed."""
+        recording = ctx.recording
+        recording.upstream.copy_(upstream[0])
+        recording.backward()
+        return None, *_unflatten_dense_tensors(recording.gradients.clone(), ctx.parameters)

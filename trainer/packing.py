@@ -6,7 +6,7 @@ B sequences, S the longest, T tokens of all of them, D anything.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -107,8 +107,12 @@ class PackedTokens:
 
     def to(self, device: torch.device) -> PackedTokens:
         """The same tokens on a device."""
-        names = [field.name for field in fields(self) if field.name != "longest"]
-        return replace(self, **{name: send(getattr(self, name), device) for name in names})  # type: ignore[arg-type]
+        return PackedTokens(*(send(tensor, device) for tensor in self.tensors), self.longest)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is on a device."""
+        return self.input_ids, self.token_type_ids, self.position_ids, self.bounds
 
     @property
     def firsts(self) -> Tensor:
@@ -170,7 +174,12 @@ class Selection:
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy to a device while it computes: from memory that may be paged out, the copy would wait until it is idle."""
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+    return (tensor.pin_memory() if device.type == "cuda" and tensor.is_cpu else tensor).to(device, non_blocking=True)
+
+
+def put(place: Tensor, tensor: Tensor) -> None:
+    """Copy into a tensor of a device, as ``send`` does."""
+    place.copy_(tensor.pin_memory() if place.is_cuda and tensor.is_cpu else tensor, non_blocking=True)
 
 
 def _tables(bounds: Tensor, groups: list[list[int]]) -> list[Table]:
