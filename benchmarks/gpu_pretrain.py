@@ -56,7 +56,7 @@ from common import (
     steps_of,
     wait_for,
 )
-from gpu_predictions import BEST, BEST_BY_TORCH, LADDER, PEER, Row, predict
+from gpu_predictions import BEST, BEST_BY_TORCH, BEST_IN_GRAPHS, LADDER, PEER, Row, predict
 from preprocessing.markdown import markdown_table
 from preprocessing.schema import ShardDirectory
 from trainer.attention import attention
@@ -152,8 +152,9 @@ def all_parts(bench: Bench, rows: Sequence[str] | None = None) -> Iterator[Part]
         yield from _rows([row for row in LADDER if row.name in rows], list(bench.batches), bench)
         return
     yield "dropout", "of attention", partial(dropout_in_effect, bench.world.device)
+    first = [row for row in (bench.best, BEST_IN_GRAPHS) if row in bench.ladder]
     for length in bench.batches:
-        yield from _rows([bench.best], [length], bench)
+        yield from _rows(first, [length], bench)
         yield _profile(bench.best, length, bench)
         yield from _rows([PEER], [length], bench)
         yield _errors("operations of torch", _by_operations, length, bench)
@@ -161,7 +162,7 @@ def all_parts(bench: Bench, rows: Sequence[str] | None = None) -> Iterator[Part]
         if bench.best.fused:
             yield _errors("kernels of our own", _by_own_kernels, length, bench)
             yield _errors("CUDA graphs", _in_graphs, length, bench)
-        rows = [row for row in bench.ladder if row not in (bench.best, PEER)]
+        rows = [row for row in bench.ladder if row not in (*first, PEER)]
         yield from _rows(rows, [length], bench)
         yield _profile(PEER, length, bench)  # it is compiled as a whole once more
         yield _errors("eight bits", _in_eight_bits, length, bench, FREE)

@@ -23,10 +23,15 @@ from trainer.packing import put
 
 
 class Recorder:
-    """Records what a GPU is asked for; all of it in one memory, of which nothing is given back."""
+    """Records what a GPU is asked for, all of it in one memory."""
 
     def __init__(self) -> None:
         self._memory, self._stream = torch.cuda.MemPool(), torch.cuda.Stream()
+
+    def begin_anew(self) -> None:
+        """In other memory; that of graphs that are no more is given back."""
+        self._memory = torch.cuda.MemPool()
+        torch.cuda.empty_cache()
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -40,9 +45,7 @@ class Recorder:
         """What ``compute`` gives, which is nothing yet, and what has the GPU compute it."""
         graph = torch.cuda.CUDAGraph()
         # Other threads may do as they like: that of NCCL looks at its events.
-        with torch.cuda.graph(
-            graph, pool=self._memory.id, stream=self._stream, capture_error_mode="thread_local"
-        ):
+        with torch.cuda.graph(graph, pool=self._memory.id, stream=self._stream, capture_error_mode="thread_local"):
             result = compute()
         return result, graph.replay
 
@@ -79,6 +82,7 @@ class InGraphs(nn.Module):
         super().__init__()
         self.objective = objective
         self._recordings: dict[Hashable, _Recording] = {}
+        self._most_tokens = 0
         self._recorder = Recorder()
 
     def forward(self, batch: Batch) -> Losses:
@@ -88,6 +92,7 @@ class InGraphs(nn.Module):
             return losses
         shape = (batch.tokens.longest, *(tensor.shape for tensor in batch.tensors))
         if shape not in self._recordings:
+            self._make_room(len(batch.tokens.input_ids))
             self._recordings[shape] = self._record(batch)
         recording = self._recordings[shape]
         for own, given in zip(recording.batch.tensors, batch.tensors, strict=True):
@@ -98,6 +103,13 @@ class InGraphs(nn.Module):
     def shapes(self) -> int:
         """Recorded so far."""
         return len(self._recordings)
+
+    def _make_room(self, tokens: int) -> None:
+        """Record all again where there are more tokens than ever: what is larger does not fit between the rest."""
+        if tokens > self._most_tokens:
+            self._recordings.clear()
+            self._recorder.begin_anew()
+            self._most_tokens = tokens
 
     def _record(self, batch: Batch) -> _Recording:
         batch = batch.to(self.objective.device)
@@ -138,7 +150,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """In memory of their own: DeepSpeed adds them up, or still sends them, while the next ones are computed."""
-        recording = ctx.recording
+        recording, ctx.recording = ctx.recording, None  # the loss, and this with it, may be there when it is no more
         recording.upstream.copy_(upstream[0])
         recording.backward()
         return None, *_unflatten_dense_tensors(recording.gradients.clone(), ctx.parameters)

@@ -15,7 +15,7 @@ from torch.autograd.profiler_util import EventList, FunctionEvent
 
 import gpu_pretrain
 from common import Parts, recipe_of, steps_of
-from gpu_predictions import BEST, LADDER, PEER
+from gpu_predictions import BEST, BEST_IN_GRAPHS, LADDER, PEER
 from preprocessing.schema import ShardDirectory
 from tests.trainer.shard_factory import write_shards
 from trainer import attention
@@ -130,17 +130,17 @@ def test_a_row_that_fails_is_named_and_loses_no_other(tmp_path: Path):
 def test_what_is_measured_is_on_disk_before_the_next_part(tmp_path: Path):
     parts = Parts(tmp_path / "gpu", ABOUT, lambda records: gpu_pretrain.page(ABOUT, records), 1e9)
     jobs = list(gpu_pretrain.all_parts(BENCH))
-    assert [job[1].split(",")[0] for job in jobs if job[0] == "row"][:2] == [BEST.name, PEER.name.split(",")[0]]
+    first = [f"{row.name}, 128 tokens" for row in (BEST, BEST_IN_GRAPHS, PEER)]
+    assert [name for kind, name, _ in jobs if kind == "row"][:3] == first
     for number, (kind, name, measure) in enumerate(jobs[:2], 1):
         parts.run(kind, name, measure)
         assert len(json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))["parts"]) == number
     assert f"| {BEST.name} " in (tmp_path / "gpu.md").read_text(encoding="utf-8")
 
 
-def test_what_takes_minutes_to_compile_comes_last():
+def test_every_way_to_compute_is_compared_with_float32():
     parts = list(gpu_pretrain.all_parts(BENCH))
-    assert [name.split(",")[0] for _, name, _ in parts[-2:]] == ["128 tokens", LADDER[-1].name]
-    ways = ["operations of torch", "torch.compile", "kernels of our own", "eight bits", "CUDA graphs"]
+    ways = ["operations of torch", "torch.compile", "kernels of our own", "CUDA graphs", "eight bits"]
     assert [name for kind, name, _ in parts if kind == "error"] == [f"128 tokens, {way}" for way in ways]
 
 
@@ -216,9 +216,8 @@ def test_the_peer_reads_ahead_before_its_last_backward_pass(tmp_path: Path):
 class Trainer:
     """Compiles a graph in some steps."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, compiling: set[int]):
+    def __init__(self, compiling: set[int]):
         self._compiling, self.graphs = compiling, 0
-        monkeypatch.setattr(gpu_pretrain, "graphs_made", lambda: self.graphs)
 
     def step(self, number: int, *_: Any) -> None:
         self.graphs += number in self._compiling
@@ -230,20 +229,20 @@ class Reader(list[int]):
     def read_ahead(self) -> None: ...
 
 
-def test_neither_the_warm_up_nor_a_step_that_compiles_is_timed(monkeypatch: pytest.MonkeyPatch):
-    trainer = Trainer(monkeypatch, {0, 1, gpu_pretrain.WARM_UP})
+def test_neither_the_warm_up_nor_a_step_that_compiles_is_timed():
+    trainer = Trainer({0, 1, gpu_pretrain.WARM_UP})
     steps, _, _ = gpu_pretrain.time_steps(trainer, Reader(range(100)), seconds=0.0)
     assert steps == [gpu_pretrain.WARM_UP + 1]
 
 
 def test_a_row_that_compiles_for_ever_ends(monkeypatch: pytest.MonkeyPatch):
-    """As one in CUDA graphs does with long sequences, each batch of which has another number of tokens."""
+    """As it may with long sequences, each batch of which has another number of tokens."""
     times = iter(range(1000))
     monkeypatch.setattr(gpu_pretrain.time, "time", lambda: next(times))
-    trainer = Trainer(monkeypatch, set(range(100)))
+    trainer = Trainer(set(range(100)))
     with pytest.raises(TimeoutError, match=r"^31 steps were all of new shapes"):
         gpu_pretrain.time_steps(trainer, Reader(range(100)), seconds=0.0, end=29)
-    trainer = Trainer(monkeypatch, set(range(20)))
+    trainer = Trainer(set(range(20)))
     steps, _, _ = gpu_pretrain.time_steps(trainer, Reader(range(100)), seconds=1e9, end=59)
     assert steps == list(range(20, 30))  # what there is counts
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import weakref
 from contextlib import nullcontext, redirect_stdout
@@ -15,11 +14,11 @@ import numpy as np
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime import bf16_optimizer
-from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from preprocessing.schema import ShardDirectory
+from tests.trainer.emulated_graphs import EmulatedRecorder
 from tests.trainer.rank_tasks import Lesson
 from trainer.config import load_recipe
 from trainer.data import evaluation_batches, validation_stream
@@ -104,22 +103,20 @@ def gradients_in_fp16(recipe: Path, shards: Path, deepspeed_config: Path) -> lis
     return found
 
 
-def graphs_of_training_and_validation(recipe: Path, shards: Path, deepspeed_config: Path) -> tuple[int, int, int]:
-    """How many graphs torch makes of the model in a step, and how many more in a validation of three batches.
-
-    Before these stands how often torch was told, in the step, that a micro-batch begins.
-    """
-    settings = ["train.compile=true", "train.cuda_graphs=true", "data.token_multiple=64"]
-    counter, compile_module = CompileCounter(), torch.nn.Module.compile
-    torch.compile = functools.partial(torch.compile, backend="eager")
-    with mock.patch.object(torch.nn.Module, "compile", lambda module, **_: compile_module(module, backend=counter)):
-        lesson = Lesson(join_world(1), load_recipe(recipe, [*_TWO_MICRO_BATCHES, *settings]), shards, deepspeed_config)
-    with mock.patch("torch.compiler.cudagraph_mark_step_begin") as begin:
+def shapes_of_training_and_validation(recipe: Path, shards: Path, deepspeed_config: Path) -> tuple[int, int]:
+    """Of how many shapes there are graphs after two steps, and after a validation of three batches."""
+    settings = load_recipe(recipe, [*_TWO_MICRO_BATCHES, "train.cuda_graphs=true", "data.token_multiple=8"])
+    with (
+        mock.patch("trainer.graphs.Recorder", EmulatedRecorder),
+        mock.patch("trainer.attention._fastest", return_value="sdpa"),
+    ):
+        lesson = Lesson(join_world(1), settings, shards, deepspeed_config)
         lesson.train()
-    training = counter.frame_count
-    stream = validation_stream([ShardDirectory(shards)], lesson.recipe.phases[0].sequence_length)
-    lesson.engine.evaluate([evaluation_batches(stream, np.arange(6), size=2)])
-    return begin.call_count, training, counter.frame_count - training
+        lesson.train()
+        training = lesson.engine.shapes_in_graphs
+        stream = validation_stream([ShardDirectory(shards)], settings.phases[0].sequence_length)
+        lesson.engine.evaluate([evaluation_batches(stream, np.arange(6), size=2)])
+    return training, lesson.engine.shapes_in_graphs
 
 
 def waits_for_the_device(recipe: Path, shards: Path, deepspeed_config: Path) -> int:
@@ -220,7 +217,7 @@ def norm_that_adam_gets_without_zero(recipe: Path, deepspeed_config: Path, gradi
     settings = load_recipe(recipe, [f"model.vocab_size={size}", f"model.hidden_size={width}", heads])
     world = join_world(1)
     engine = Engine(settings, resolve_deepspeed(deepspeed_config, settings, settings.phases[0], 1), world)
-    engine._engine.module.bert.embeddings.word.weight.grad = torch.from_numpy(gradient)
+    engine._engine.module.model.bert.embeddings.word.weight.grad = torch.from_numpy(gradient)
     engine._engine.set_gradient_accumulation_boundary(True)
     with mock.patch.object(torch, "_fused_adamw_") as update:
         engine._update(0, [], 1e-2)

@@ -25,13 +25,15 @@ import torch._dynamo
 from deepspeed.accelerator import get_accelerator
 from safetensors import SafetensorError
 from torch import Tensor
-from torch._dynamo.backends.common import aot_autograd
 
 from preprocessing.schema import ShardDirectory, ShardError
+from tests.trainer.emulated_graphs import EmulatedRecorder
 from trainer import (
     agreement,
+    attention,
     bottlenecks,
     engine,
+    graphs,
     lineage,
     loss_trend,
     metrics_log,
@@ -103,33 +105,17 @@ def run_pretrain_with_a_quick_compiler(arguments: list[str]) -> int:
     return pretrain.main(arguments)
 
 
+def run_pretrain_with_the_attention_of_a_gpu(arguments: list[str]) -> int:
+    """The trainer's main; attention waits for no value, and torch.compile is quick."""
+    attention._fastest = lambda *_: "sdpa"  # type: ignore[assignment]
+    return run_pretrain_with_a_quick_compiler(arguments)
+
+
 def run_pretrain_in_emulated_graphs(arguments: list[str]) -> int:
-    """The trainer's main, as train.cuda_graphs has it on a GPU: at the next micro-batch a graph's results are NaN."""
-    results: dict[torch.UntypedStorage, torch.dtype] = {}  # no tensors, whose gradients torch would copy on its own
-
-    def graph(module: torch.fx.GraphModule, _: list[Tensor]) -> Callable[[list[Any]], Any]:
-        def compute(inputs: list[Any]) -> Any:
-            given = {each.untyped_storage() for each in inputs if isinstance(each, Tensor)}
-            found = module(*inputs)
-            for each in found:
-                if isinstance(each, Tensor) and each.is_floating_point() and each.untyped_storage() not in given:
-                    results[each.untyped_storage()] = each.dtype
-            return found
-
-        compute._boxed_call = True  # type: ignore[attr-defined]  # aot_autograd's word for: takes a list
-        return compute
-
-    def spoil() -> None:
-        for storage, dtype in results.items():
-            torch.empty(0, dtype=dtype).set_(storage).fill_(torch.nan)
-        results.clear()
-
-    graphs, compile_module = aot_autograd(fw_compiler=graph, bw_compiler=graph), torch.nn.Module.compile
-    torch.nn.Module.compile = lambda module, **_: compile_module(module, backend=graphs)  # type: ignore[method-assign]
-    torch.compile = functools.partial(torch.compile, backend="aot_eager")
-    torch.compiler.cudagraph_mark_step_begin = spoil
+    """The same, as train.cuda_graphs has it on a GPU."""
+    graphs.Recorder = EmulatedRecorder  # type: ignore[assignment,misc]
     preflight.device_kind = lambda: torch.device("cuda")  # type: ignore[attr-defined]
-    return pretrain.main(arguments)
+    return run_pretrain_with_the_attention_of_a_gpu(arguments)
 
 
 def run_pretrain_and_signal(arguments: list[str]) -> int:
@@ -614,4 +600,4 @@ def _poison(engine: Engine, poison: str, world: World) -> None:
     if where == "loss":
         engine._losses = poisoned_losses  # type: ignore[method-assign]
     else:
-        engine._engine.module.nsp.bias.register_hook(poisoned_gradient)
+        engine._engine.module.model.nsp.bias.register_hook(poisoned_gradient)

@@ -63,8 +63,13 @@ class TestKernels:
 @pytest.mark.parametrize("settings", [
     [], ["model.attention_probs_dropout_prob=0"], ["model.attention_probs_dropout_prob=0", "train.compile=true"],
     ["model.attention_probs_dropout_prob=0", "train.compile=true", "train.fused=true"],
-    ["model.attention_probs_dropout_prob=0", "train.compile=true", "train.cuda_graphs=true", "data.token_multiple=64"],
-], ids=["dropout everywhere", "packed sequences", "compiled", "kernels of our own", "CUDA graphs"])  # fmt: skip
+    *(["train.cuda_graphs=true", "data.token_multiple=64", *way] for way in (
+        [],
+        ["model.attention_probs_dropout_prob=0", "train.compile=true"],
+        ["model.attention_probs_dropout_prob=0", "train.compile=true", "train.fused=true"],
+    )),
+], ids=["dropout everywhere", "packed sequences", "compiled", "kernels of our own", "CUDA graphs, dropout everywhere",
+        "CUDA graphs, compiled", "CUDA graphs with kernels of our own"])  # fmt: skip
 def test_a_run_that_was_stopped_has_the_bits_of_one_that_was_not(recipe, shards, tmp_path, settings):
     def start(run, *more):
         command = [sys.executable, "trainer/pretrain.py", "--config", str(recipe), "--shards", str(shards),

@@ -89,7 +89,7 @@ BAD_INPUT = {
     ),
     "graphs of a CPU": (
         lambda s, t: {},
-        ["train.compile=true", "train.cuda_graphs=true", "data.token_multiple=64"],
+        ["train.cuda_graphs=true", "data.token_multiple=64"],
         "train.cuda_graphs: there is no GPU to have graphs; leave it out on a CPU",
     ),
     "kernels of a GPU on a CPU": (
