@@ -11,7 +11,7 @@ trainer.order which of that directory's pairs it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -95,15 +95,19 @@ class Batch:
     nsp_labels: torch.Tensor
     indices: torch.Tensor
 
-    def to(self, device: torch.device) -> Batch:
-        """The same batch on a device."""
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """With what a function makes of each tensor that the model and its losses read."""
         return replace(
             self,
-            tokens=self.tokens.to(device),
-            positions=send(self.positions, device),
-            mlm_labels=send(self.mlm_labels, device),
-            nsp_labels=send(self.nsp_labels, device),
+            tokens=self.tokens.map(function),
+            positions=function(self.positions),
+            mlm_labels=function(self.mlm_labels),
+            nsp_labels=function(self.nsp_labels),
         )
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+        return self.map(lambda tensor: send(tensor, device))
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:

@@ -1,7 +1,7 @@
-"""Micro-batches in CUDA graphs: the host asks for a whole forward or backward pass at once, not for kernel after kernel.
+"""Micro-batches in CUDA graphs: the host asks for a forward or a backward pass at once, not for kernel after kernel.
 
-A graph is recorded for each shape of a micro-batch, after the way of torch.cuda.make_graphed_callables: it reads what
-lies in its own inputs, and works in memory that all graphs share, one after the other.
+A graph is recorded for each shape of a micro-batch, as torch.cuda.make_graphed_callables does. It reads from tensors of
+its own, into which each micro-batch is copied, and computes in memory that all graphs share.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Recorder:
         """What ``compute`` gives, which is nothing yet, and what has the GPU compute it."""
         graph = torch.cuda.CUDAGraph()
         # Other threads may do as they like: that of NCCL looks at its events.
-        with torch.cuda.graph(graph, pool=self._memory.id, stream=self._stream, capture_error_mode="thread_local"):
+        pool: Any = self._memory.id  # torch 2.11 takes no pool itself
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
             result = compute()
         return result, graph.replay
 
@@ -72,10 +73,12 @@ class _Recording:
 
 
 class InGraphs(nn.Module):
-    """An objective whose forward and backward pass are a graph each; without gradients, as in a validation, it has none.
+    """An objective whose forward and backward pass are a graph each, but where no gradients are wanted.
 
-    Results come from replays alone, never from a pass before it was recorded, so that it is the same to the last bit at
-    which step of a run a shape is first met.
+    All results are a replay's, to the last bit: a run that goes on records where one that did not stop only replays.
+
+    Attributes:
+        objective: whose parameters are read where they lie, and must stay there.
     """
 
     def __init__(self, objective: Objective) -> None:
@@ -83,6 +86,7 @@ class InGraphs(nn.Module):
         self.objective = objective
         self._recordings: dict[Hashable, _Recording] = {}
         self._most_tokens = 0
+        self._gradients: Tensor | None = None  # not before DeepSpeed has put the parameters into their precision
         self._recorder = Recorder()
 
     def forward(self, batch: Batch) -> Losses:
@@ -112,29 +116,29 @@ class InGraphs(nn.Module):
             self._most_tokens = tokens
 
     def _record(self, batch: Batch) -> _Recording:
-        batch = batch.to(self.objective.device)
-        # Not the parameters themselves, which DeepSpeed's hooks tie to another stream than that of the recorder.
-        leaves = {name: nn.Parameter(parameter.detach()) for name, parameter in self.objective.named_parameters()}
-        upstream = torch.zeros(len(Losses._fields), device=self.objective.device)
-        gradients = next((known.gradients for known in self._recordings.values()), None)
-        if gradients is None:
-            gradients = torch.cat([torch.empty_like(leaf).flatten() for leaf in leaves.values()])
-        parts = _unflatten_dense_tensors(gradients, [*leaves.values()])
+        device = self.objective.device
+        batch, upstream = batch.to(device).map(torch.clone), torch.zeros(len(Losses._fields), device=device)
+        # Not the parameters themselves, which DeepSpeed's hooks tie to another stream than the recorder's.
+        leaves: list[Tensor] = [nn.Parameter(parameter.detach()) for parameter in self.parameters()]
+        named = dict(zip((name for name, _ in self.objective.named_parameters()), leaves, strict=True))
+        if self._gradients is None:
+            self._gradients = leaves[0].new_empty(sum(leaf.numel() for leaf in leaves))
+        gradients = _unflatten_dense_tensors(self._gradients, leaves)
 
         def forward() -> Tensor:
-            return torch.stack(functional_call(self.objective, leaves, (batch,)))
+            return torch.stack(functional_call(self.objective, named, (batch,)))
 
         def backward(losses: Tensor) -> None:
-            torch._foreach_copy_(parts, torch.autograd.grad(losses, [*leaves.values()], upstream))
+            torch._foreach_copy_(gradients, torch.autograd.grad(losses, leaves, upstream))
 
-        devices = [self.objective.device.index] if self.objective.device.type == "cuda" else []
+        devices = [device.index] if device.type == "cuda" else []
         # In this thread, whose memory it is, and with numbers that the replay will draw anew.
         with torch.autograd.set_multithreading_enabled(False), torch.random.fork_rng(devices):
             with self._recorder.rehearsal():  # compilers, cuBLAS and Triton prepare themselves, as none can in a graph
                 backward(forward())
             losses, replay_forward = self._recorder.record(forward)
             _, replay_backward = self._recorder.record(lambda: backward(losses))
-        return _Recording(batch, losses.detach(), upstream, gradients, replay_forward, replay_backward)
+        return _Recording(batch, losses.detach(), upstream, self._gradients, replay_forward, replay_backward)
 
 
 class _Replay(torch.autograd.Function):

@@ -5,7 +5,7 @@ B sequences, S the longest, T tokens of all of them, D anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -105,13 +105,18 @@ class PackedTokens:
             bounds=torch.cat([self.bounds, len(self.input_ids) + filling.bounds[1:]]),
         )
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> PackedTokens:
+        """With what a function makes of each tensor."""
+        ids, types, places, bounds = map(function, self.tensors)
+        return PackedTokens(ids, types, places, bounds, self.longest)
+
     def to(self, device: torch.device) -> PackedTokens:
         """The same tokens on a device."""
-        return PackedTokens(*(send(tensor, device) for tensor in self.tensors), self.longest)
+        return self.map(lambda tensor: send(tensor, device))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that is on a device."""
+        """All that the model reads."""
         return self.input_ids, self.token_type_ids, self.position_ids, self.bounds
 
     @property

@@ -1,4 +1,4 @@
-"""CUDA graphs on a CPU: operations are recorded with their tensors and done again, in the same memory, without Python."""
+"""CUDA graphs on a CPU: operations recorded with their tensors and done again without Python, in the same memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Tape(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         asks = any(name in func._schema.name for name in _NEED_THE_HOST)
-        if asks or "::index" in func._schema.name and any(x.dtype == torch.bool for x in _tensors(args[1])):
+        if asks or ("::index" in func._schema.name and any(x.dtype == torch.bool for x in _tensors(args[1]))):
             raise RuntimeError(f"{func}: a graph can't wait for a value")
         result = func(*args, **kwargs)
         self.calls.append((func, args, kwargs, result))
