@@ -435,7 +435,7 @@ class Ours:
     @property
     def graphs(self) -> int:
         """By torch.compile and of CUDA, so far."""
-        return compiled_graphs() + self._engine.shapes_in_graphs
+        return compiled_graphs() + self._engine.recorded_graphs
 
     def close(self) -> None:
         """Let go of the memory."""

@@ -368,10 +368,10 @@ class Engine:
         return parameter.dtype
 
     @property
-    def shapes_in_graphs(self) -> int:
-        """Of micro-batches, those that CUDA graphs were recorded for so far."""
+    def recorded_graphs(self) -> int:
+        """Pairs of CUDA graphs, so far."""
         module = self._engine.module
-        return module.shapes if isinstance(module, InGraphs) else 0
+        return module.recorded if isinstance(module, InGraphs) else 0
 
     @property
     def loss_scale(self) -> LossScale | None:

@@ -85,15 +85,18 @@ def add_up_at_once(optimizer: Any) -> None:
     if not hasattr(optimizer, "update_hp_grads") or optimizer.immediate_grad_update:
         return
 
+    groups = [
+        (parameters, [total.view_as(parameter) for total, parameter in zip(sums, parameters, strict=True)])
+        for parameters, sums in zip(optimizer.bf16_groups, optimizer.fp32_groups_gradients, strict=True)
+    ]
+
     @torch.no_grad()
     def add(*_: Any, **__: Any) -> None:
-        for group, parameters in enumerate(optimizer.bf16_groups):
-            sums = optimizer.fp32_groups_gradients[group]
+        for (parameters, sums), is_there in zip(groups, optimizer.fp32_groups_has_gradients, strict=True):
             found = [place for place, parameter in enumerate(parameters) if parameter.grad is not None]
-            added = [parameters[place].grad for place in found]
-            torch._foreach_add_([sums[place].view_as(parameters[place]) for place in found], added)
+            torch._foreach_add_([sums[place] for place in found], [parameters[place].grad for place in found])
             for place in found:
-                optimizer.fp32_groups_has_gradients[group][place] = True
+                is_there[place] = True
 
     optimizer.update_hp_grads = add
     optimizer.backward_prologue = lambda: optimizer.clear_lp_grads(set_to_none=True)

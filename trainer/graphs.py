@@ -79,11 +79,14 @@ class InGraphs(nn.Module):
 
     Attributes:
         objective: whose parameters are read where they lie, and must stay there.
+        recorded: how often a shape was, so far.
     """
 
     def __init__(self, objective: Objective) -> None:
         super().__init__()
         self.objective = objective
+        self._trained = list(objective.parameters())  # a walk through all modules, for which a GPU would wait
+        self.recorded = 0
         self._recordings: dict[Hashable, _Recording] = {}
         self._most_tokens = 0
         self._gradients: Tensor | None = None  # not before DeepSpeed has put the parameters into their precision
@@ -101,12 +104,7 @@ class InGraphs(nn.Module):
         recording = self._recordings[shape]
         for own, given in zip(recording.batch.tensors, batch.tensors, strict=True):
             put(own, given)
-        return Losses(*_Replay.apply(recording, *self.parameters()).unbind())
-
-    @property
-    def shapes(self) -> int:
-        """Recorded so far."""
-        return len(self._recordings)
+        return Losses(*_Replay.apply(recording, *self._trained).unbind())
 
     def _make_room(self, tokens: int) -> None:
         """Record all again where there are more tokens than ever: what is larger does not fit between the rest."""
@@ -119,7 +117,7 @@ class InGraphs(nn.Module):
         device = self.objective.device
         batch, upstream = batch.to(device).map(torch.clone), torch.zeros(len(Losses._fields), device=device)
         # Not the parameters themselves, which DeepSpeed's hooks tie to another stream than the recorder's.
-        leaves: list[Tensor] = [nn.Parameter(parameter.detach()) for parameter in self.parameters()]
+        leaves: list[Tensor] = [nn.Parameter(parameter.detach()) for parameter in self._trained]
         named = dict(zip((name for name, _ in self.objective.named_parameters()), leaves, strict=True))
         if self._gradients is None:
             self._gradients = leaves[0].new_empty(sum(leaf.numel() for leaf in leaves))
@@ -138,6 +136,7 @@ class InGraphs(nn.Module):
                 backward(forward())
             losses, replay_forward = self._recorder.record(forward)
             _, replay_backward = self._recorder.record(lambda: backward(losses))
+        self.recorded += 1
         return _Recording(batch, losses.detach(), upstream, self._gradients, replay_forward, replay_backward)
 
 

@@ -103,8 +103,8 @@ def gradients_in_fp16(recipe: Path, shards: Path, deepspeed_config: Path) -> lis
     return found
 
 
-def shapes_of_training_and_validation(recipe: Path, shards: Path, deepspeed_config: Path) -> tuple[int, int]:
-    """Of how many shapes there are graphs after two steps, and after a validation of three batches."""
+def graphs_of_training_and_validation(recipe: Path, shards: Path, deepspeed_config: Path) -> tuple[int, int]:
+    """How many are recorded after two steps, and after a validation of three batches."""
     settings = load_recipe(recipe, [*_TWO_MICRO_BATCHES, "train.cuda_graphs=true", "data.token_multiple=8"])
     with (
         mock.patch("trainer.graphs.Recorder", EmulatedRecorder),
@@ -113,10 +113,10 @@ def shapes_of_training_and_validation(recipe: Path, shards: Path, deepspeed_conf
         lesson = Lesson(join_world(1), settings, shards, deepspeed_config)
         lesson.train()
         lesson.train()
-        training = lesson.engine.shapes_in_graphs
+        training = lesson.engine.recorded_graphs
         stream = validation_stream([ShardDirectory(shards)], settings.phases[0].sequence_length)
         lesson.engine.evaluate([evaluation_batches(stream, np.arange(6), size=2)])
-    return training, lesson.engine.shapes_in_graphs
+    return training, lesson.engine.recorded_graphs
 
 
 def waits_for_the_device(recipe: Path, shards: Path, deepspeed_config: Path) -> int:

@@ -15,11 +15,11 @@ from tests.trainer import reference
 from tests.trainer.engine_tasks import (
     bytes_left_after_close,
     bytes_of_one_rank,
+    graphs_of_training_and_validation,
     norm_that_adam_gets_without_zero,
     norm_under_zero_1,
     order_of_a_step,
     printed_in_a_step,
-    shapes_of_training_and_validation,
     start_engine_with,
     state_by_deepspeed_s_own_sums,
     state_of_one_rank,
@@ -353,7 +353,7 @@ def test_graphs_change_no_bit_whether_a_run_is_stopped_or_not(train, deepspeed_c
 
 def test_only_training_is_put_into_graphs(recipe, shards, deepspeed_config):
     """Batches of validation differ in their numbers of tokens, and each of these would be recorded."""
-    ((training, both),) = run_ranks(1, shapes_of_training_and_validation, recipe, shards, deepspeed_config())
+    ((training, both),) = run_ranks(1, graphs_of_training_and_validation, recipe, shards, deepspeed_config())
     assert both == training > 1
 
 
