@@ -42,6 +42,7 @@ HEAD, HEAD_COMPILED = 26, 10
 # Bytes a parameter: the gradient added to its sum in 32 bits and that cleared 14, its norm 4, clipped 8, weight and two
 # moments 28, the weight in 16 bits 6.
 UPDATE = 60
+GRAPHS = 8  # a graph's gradients are copied to one place and, for they change at the next micro-batch, from there
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Row:
     compiled: bool = False
     fused: bool = False
     fp8: bool = False
-    graphs: bool = False  # which change what the host does
+    graphs: bool = False
     dropout: bool = True  # of hidden states
 
 
@@ -125,7 +126,7 @@ def predict(
         "attention": attention / (ATTENTION * ceiling),
         "elementwise": (2 * moved * d * layers * tokens + head_moves * scored * config.vocab_size) / bandwidth
         + computing * d * layers * tokens,
-        "optimizer": UPDATE * parameter_count(config) / bandwidth,
+        "optimizer": (UPDATE + (GRAPHS if row.graphs else 0)) * parameter_count(config) / bandwidth,
     }
 
 

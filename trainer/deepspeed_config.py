@@ -44,11 +44,12 @@ def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int
                 f"{path}: train.{name} needs zero_optimization.stage 0, 1 or 2: under 3 a layer's parameters "
                 f"come and go while it is computed; use one of these, or train.{name}=false"
             )
-    if recipe.train.compile and _look_up(raw, "flops_profiler.enabled"):
-        raise ConfigError(
-            f"{path}: flops_profiler.enabled: DeepSpeed 0.19 fails to count what torch.compile has made; remove it, or "
-            "profile with train.compile=false"
-        )
+    for name in ("compile", "cuda_graphs"):
+        if getattr(recipe.train, name) and _look_up(raw, "flops_profiler.enabled"):
+            raise ConfigError(
+                f"{path}: flops_profiler.enabled: DeepSpeed 0.19 fails to count what torch.compile or a CUDA graph has "
+                f"made; remove it, or profile with train.{name}=false"
+            )
     ruled = {
         "train_batch_size": phase.global_batch_size,
         "train_micro_batch_size_per_gpu": phase.micro_batch_size,

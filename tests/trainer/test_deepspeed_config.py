@@ -16,19 +16,21 @@ from trainer.deepspeed_config import (
 from trainer.settings import ConfigError
 
 
-@pytest.mark.parametrize("name", ["compile", "fp8"])
-def test_compiled_layers_and_products_in_eight_bits_need_their_parameters_to_stay(recipe, deepspeed_config, name):
-    settings, config = load_recipe(recipe, [f"train.{name}=true"]), deepspeed_config(zero_optimization={"stage": 3})
+@pytest.mark.parametrize("name", ["compile", "cuda_graphs", "fused", "fp8"])
+def test_whatever_makes_a_layer_fast_needs_its_parameters_to_stay(recipe, deepspeed_config, name):
+    settings = load_recipe(recipe, [f"train.{name}=true", "data.token_multiple=64"])
+    config = deepspeed_config(zero_optimization={"stage": 3})
     with pytest.raises(ConfigError, match=rf"train\.{name} needs zero_optimization\.stage 0, 1 or 2"):
         resolve_deepspeed(config, settings, settings.phases[0], world=2)
     assert resolve_deepspeed(deepspeed_config(), settings, settings.phases[0], world=2)
 
 
-def test_what_torch_compiles_is_not_profiled_by_deepspeed(recipe, deepspeed_config):
-    """It would end the run at the step that is to be profiled, and again at each start."""
-    settings = load_recipe(recipe, ["train.compile=true"])
+@pytest.mark.parametrize("name", ["compile", "cuda_graphs"])
+def test_what_torch_compiles_or_a_graph_holds_is_not_profiled_by_deepspeed(recipe, deepspeed_config, name):
+    """The first would end the run at the step that is to be profiled, and again at each start."""
+    settings = load_recipe(recipe, [f"train.{name}=true", "data.token_multiple=64"])
     config = deepspeed_config(flops_profiler={"enabled": True})
-    with pytest.raises(ConfigError, match=r"flops_profiler\.enabled: DeepSpeed 0\.19 fails.* train\.compile=false"):
+    with pytest.raises(ConfigError, match=rf"flops_profiler\.enabled: DeepSpeed 0\.19 fails.* train\.{name}=false"):
         resolve_deepspeed(config, settings, settings.phases[0], world=2)
     plain = load_recipe(recipe)
     assert resolve_deepspeed(config, plain, plain.phases[0], world=2)["flops_profiler"] == {"enabled": True}
