@@ -469,17 +469,3 @@ class TestWithoutData:
             assert counts[-1] == counts[-3]
             graphs.append(counts[-1])
         assert graphs[0] == graphs[1] <= 5
-
-    @pytest.mark.parametrize("options", [
-        {}, {"attention_probs_dropout_prob": 0.0}, {"is_decoder": True}, {"pre_layer_norm": True},
-    ])  # fmt: skip
-    def test_the_model_as_a_whole_is_one_graph(self, options):
-        """As train.cuda_graphs has it: what a CUDA graph can't hold would divide it."""
-        model = self.model(**options)
-        torch._dynamo.reset()
-        counter = CompileCounter()
-        model.compile(backend=counter, fullgraph=True, dynamic=False)  # raises where there would be a second
-        for first in (9, 5, 8):
-            tokens = dataclasses.replace(batch(torch.tensor([first, 4, 1])), longest=16)
-            self.step(model, tokens.round_up(16), predictions=6)
-        assert counter.frame_count == 1
