@@ -29,7 +29,8 @@ class Recorder:
         self._memory, self._stream = torch.cuda.MemPool(), torch.cuda.Stream()
 
     def begin_anew(self) -> None:
-        """In other memory; that of graphs that are no more is given back."""
+        """In other memory; that of graphs that are no more is given back, once a GPU has replayed them."""
+        torch.cuda.synchronize()
         self._memory = torch.cuda.MemPool()
         torch.cuda.empty_cache()
 
@@ -44,8 +45,8 @@ class Recorder:
     def record(self, compute: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         """What ``compute`` gives, which is nothing yet, and what has the GPU compute it."""
         graph = torch.cuda.CUDAGraph()
-        # Other threads may do as they like: that of NCCL looks at its events.
         pool: Any = self._memory.id  # torch 2.11 takes no pool itself
+        # Other threads may do as they like: that of NCCL looks at its events.
         with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
             result = compute()
         return result, graph.replay
