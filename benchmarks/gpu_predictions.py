@@ -26,15 +26,19 @@ PRODUCTS, ATTENTION = 0.87, 0.4
 # 9, attention 4 + 8, the gradients of queries, keys and values put together 6. torch.compile makes one kernel of
 # residual, dropout and LayerNorm, 3.5 + 4.5 forward and 4.5 + 11 backward, where it computes the first LayerNorm's
 # input anew and keeps it in 32 bits between two kernels; the rest it leaves (benchmarks/gpu_kernels.py shows each).
-# trainer.fused has 4 + 4 twice and 8 + 12, puts gradients together with their sums in 6, has products read 2 of the
-# residuals' gradients, and adds up its programs' sums, 1; without dropout 2 less are written.
-EAGER, COMPILED, FUSED = 83.0, 70.5, 57.0
+# trainer.fused has 4 + 4 twice and 8 + 12, has products read 2 of the residuals' gradients, and adds up its programs'
+# sums, 1; without dropout 2 less are written. Its attention is counted by itself.
+EAGER, COMPILED, FUSED = 83.0, 70.5, 39.0
 # Kernels that compute for longer than they read and write: widths, and instructions for each element that the model is
 # wide (benchmarks/gpu_kernels.py). The activation by erf, forward and backward, four times as wide; and what
 # torch.compile makes of residual, dropout and LayerNorm forward: 70 of an element's instructions draw a random number.
 # trainer.fused has none of these.
 ACTIVATION, DRAWING = ((8.0, 4 * 38), (12.0, 4 * 52)), ((3.5, 86), (4.5, 90))
 INSTRUCTION_RATE = 132 * 128 * 1.75e9  # a second: multiprocessors, what each begins in a cycle, cycles
+# Kernels of trainer.fused_attention, of sequences of up to 128 tokens and of longer ones: queries and keys of a block,
+# widths, instructions a weight. Dropout's bits are drawn in the first, and read by the others.
+DRAW, ATTEND = (128, 0.0, 11.4), (64, 4.0, 18.5)
+ATTEND_BACKWARD = {True: [(128, 7.0, 37.4)], False: [(64, 6.0, 15.6), (64, 6.0, 23.3)]}
 EIGHT_BITS = 48.0  # to find each tensor's largest value and write it in 8 bits, along rows and along columns
 PADDED = 18.0  # attention's rows copied out of and into packed order
 # Bytes for each score of the vocabulary: 16 bits, to 32, softmax, gradient and back; torch.compile keeps 32 to itself.
@@ -58,12 +62,14 @@ class Row:
     fp8: bool = False
     graphs: bool = False
     dropout: bool = True  # of hidden states
+    attention_dropout: bool = True  # of attention's weights; it counts where kernels of our own draw it
 
 
 _VARLEN = ("model.attention_probs_dropout_prob=0.0",)
 _FIXED = (*_VARLEN, "data.token_multiple=1024")
 _COMPILED = (*_FIXED, "train.compile=true")
 _FUSED = (*_COMPILED, "train.fused=true")
+_RECIPE = ("data.token_multiple=1024", "train.compile=true", "train.fused=true")
 _GRAPHS = ("train.cuda_graphs=true",)
 LADDER = (
     Row("transformers, SDPA", peer=True),
@@ -73,12 +79,13 @@ LADDER = (
     Row("+ shapes of few kinds", _FIXED, packed_attention=True),
     Row("+ layers by torch.compile", _COMPILED, packed_attention=True, compiled=True),
     Row("+ layers by kernels of our own (losses still compiled)", _FUSED, packed_attention=True, compiled=True,
-        fused=True),
-    Row("that in CUDA graphs", (*_FUSED, *_GRAPHS), packed_attention=True, compiled=True, fused=True, graphs=True),
+        fused=True, attention_dropout=False),
+    Row("kernels of our own, dropout everywhere", _RECIPE, packed_attention=True, compiled=True, fused=True),
+    Row("that in CUDA graphs", (*_RECIPE, *_GRAPHS), packed_attention=True, compiled=True, fused=True, graphs=True),
     Row("kernels of our own without any dropout", (*_FUSED, "model.hidden_dropout_prob=0.0"), packed_attention=True,
-        compiled=True, fused=True, dropout=False),
-    Row("kernels of our own with sums in any order (train.deterministic=false)", (*_FUSED, "train.deterministic=false"),
-        packed_attention=True, compiled=True, fused=True),
+        compiled=True, fused=True, dropout=False, attention_dropout=False),
+    Row("kernels of our own with sums in any order (train.deterministic=false)",
+        (*_RECIPE, "train.deterministic=false"), packed_attention=True, compiled=True, fused=True),
     Row("layers by torch.compile in eight bits", (*_COMPILED, "train.fp8=true"), packed_attention=True, compiled=True,
         fp8=True),
     # Beside ours without dropout of attention. The same work by this count, for which dropout in a kernel is nothing.
@@ -87,8 +94,10 @@ LADDER = (
         graphs=True),
 )  # fmt: skip
 PEER = LADDER[1]  # the faster one of theirs
-BEST_BY_TORCH, BEST = LADDER[5:7]  # ours with the recipe's hidden dropout, in 16 bits
-BEST_IN_GRAPHS, BY_TORCH_IN_GRAPHS = LADDER[7], LADDER[-1]
+BEST_BY_TORCH = LADDER[5]  # ours with dropout of hidden states, in 16 bits
+BEST, BEST_IN_GRAPHS = LADDER[7:9]  # with all that the recipe has
+BY_TORCH_IN_GRAPHS = LADDER[-1]
+SHARES = {128: 0.91, 512: 0.66}  # of real tokens in the slots of a length
 
 
 def predict(
@@ -121,13 +130,26 @@ def predict(
     computing = sum(  # seconds an element, beyond reading and writing
         max(0.0, instructions / INSTRUCTION_RATE - 2 * widths / bandwidth) for widths, instructions in slow
     )
+    by_operations = attention / (ATTENTION * ceiling)
     return {
         "matrix products": (products / (2 if row.fp8 else 1) + head) / (PRODUCTS * ceiling),
-        "attention": attention / (ATTENTION * ceiling),
+        "attention": _own_attention(config, row, lengths, length, bandwidth) if row.fused else by_operations,
         "elementwise": (2 * moved * d * layers * tokens + head_moves * scored * config.vocab_size) / bandwidth
         + computing * d * layers * tokens,
         "optimizer": (UPDATE + (GRAPHS if row.graphs else 0)) * parameter_count(config) / bandwidth,
     }
+
+
+def _own_attention(config: BertConfig, row: Row, lengths: Tensor, length: int, bandwidth: float) -> float:
+    """Seconds of trainer.fused_attention's kernels, each waiting for memory or for its instructions."""
+    tokens, heads, d = float(lengths.sum()), config.num_attention_heads, config.hidden_size
+    bits = heads * length / 8 / 2 if row.attention_dropout else 0.0  # in elements of 16 bits a token
+    kernels = [*([DRAW] if row.attention_dropout else []), ATTEND, *ATTEND_BACKWARD[length <= 128]]
+    took = 0.0
+    for block, widths, instructions in kernels:
+        weights = heads * float(((lengths / block).ceil() * block).square().sum())
+        took += max(2 * (widths * d + bits) * tokens / bandwidth, instructions * weights / INSTRUCTION_RATE)
+    return config.num_hidden_layers * took
 
 
 def main() -> None:
@@ -135,13 +157,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tflops", type=float, default=790.0, help="of a large bf16 product")
     parser.add_argument("--gbs", type=float, default=4000.0, help="of a large copy, reads and writes")
-    parser.add_argument("--shares", type=float, nargs=2, default=[0.91, 0.66], help="of real tokens at 128 and at 512")
+    parser.add_argument(
+        "--shares", type=float, nargs=2, default=list(SHARES.values()), help="of real tokens in both lengths"
+    )
     arguments = parser.parse_args()
     ceiling, bandwidth = arguments.tflops * 1e12, arguments.gbs * 1e9
     config = BertConfig(30522)
     table = [["", "tokens", "seq/s", "real tokens/s", "TFLOP/s", "of the ceiling", "products", "elementwise"]]
     for length, samples, share in zip((128, 512), (256, 64), arguments.shares, strict=True):
-        lengths = _lengths(length, samples, share)
+        lengths = lengths_of(length, samples, share)
         predictions = int(0.15 * float(lengths.sum()))
         flops = training_flops(config, lengths, predictions)
         for row in LADDER:
@@ -155,7 +179,7 @@ def main() -> None:
     print(markdown_table(table, range(1, 8)))
 
 
-def _lengths(length: int, samples: int, share: float) -> Tensor:
+def lengths_of(length: int, samples: int, share: float) -> Tensor:
     """Most slots full, one in ten of any length, as the preprocessing draws them, or fewer full for a lower share."""
     short = round(samples * min(1.0, 2 * (1 - share)))
     drawn = torch.linspace(8, length, max(short, 1))[:short]

@@ -28,12 +28,12 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import torch
@@ -56,7 +56,10 @@ from common import (
     steps_of,
     wait_for,
 )
+from gpu_attention import measure as measure_attention
+from gpu_attention import table as attention_table
 from gpu_predictions import BEST, BEST_BY_TORCH, BEST_IN_GRAPHS, LADDER, PEER, Row, predict
+from gpu_profile import by_kind, kernels_of, kind_of
 from preprocessing.markdown import markdown_table
 from preprocessing.schema import ShardDirectory
 from trainer.attention import attention
@@ -143,7 +146,7 @@ def main() -> None:
 
 
 Part = tuple[str, str, Callable[[], Any]]  # kind, name and function
-KINDS_OF_PARTS = ("dropout", "row", "profile", "error")
+KINDS_OF_PARTS = ("attention", "dropout", "row", "profile", "error")
 
 
 def all_parts(bench: Bench, rows: Sequence[str] | None = None) -> Iterator[Part]:
@@ -156,6 +159,9 @@ def all_parts(bench: Bench, rows: Sequence[str] | None = None) -> Iterator[Part]
     for length in bench.batches:
         yield from _rows(first, [length], bench)
         yield _profile(bench.best, length, bench)
+        if bench.best.fused:
+            of_attention = partial(measure_attention, length, bench.batches[length], bench.world.device)
+            yield "attention", f"{length} tokens", of_attention
         yield from _rows([PEER], [length], bench)
         yield _errors("operations of torch", _by_operations, length, bench)
         yield _errors("torch.compile", _compiled, length, bench)
@@ -210,6 +216,12 @@ def dropout_in_effect(device: torch.device, probability: float = 0.1) -> list[di
         way = f"SDPA{'' if cudnn else ' without cuDNN'}: {backend}"
         note(way, F.scaled_dot_product_attention(query, query, value, mask, probability))
     torch.backends.cuda.enable_cudnn_sdp(True)
+    if device.type == "cuda":
+        from trainer.fused_attention import Attention, How  # its kernels want triton
+
+        how = How(packed, packed, heads, False, probability, torch.ones(1, dtype=torch.int64, device=device))
+        flat = rows.flatten(1)
+        note("kernels of our own", Attention.apply(flat, flat, value.transpose(1, 2).flatten(0, 1).flatten(1), how))
     return found
 
 
@@ -231,7 +243,8 @@ def compare_with_float32(ways: Ways, length: int, bench: Bench, tolerance: float
         ArithmeticError: a gradient is further off than bfloat16 explains, or not a number.
     """
     batch_size = min(COMPARED // length, bench.batches[length])
-    settings = "model.hidden_dropout_prob=0.0", f"model.num_hidden_layers={DEEP}"
+    none = "model.hidden_dropout_prob=0.0", "model.attention_probs_dropout_prob=0.0"
+    settings = *none, f"model.num_hidden_layers={DEEP}"
     recipe = bench.recipe(bench.best, length, *settings, batch=batch_size)
     use_deterministic_kernels(recipe.train.deterministic, bench.world.device)
     batch = bench.steps(bench.best, recipe)[0][0].to(bench.world.device)
@@ -488,51 +501,6 @@ def trainer_of(row: Row, recipe: Recipe, world: World) -> Ours | Peer:
 
 # --- Where the time of a step goes ---
 
-KINDS = (  # of kernels, by parts of their names; the first that fits: attention's are made of CUTLASS too
-    ("communication", ("nccl",)),
-    ("attention", ("flash", "fmha", "sdpa")),
-    ("losses", ("log_softmax", "logsoftmax", "nll_loss")),
-    ("matrix products", ("gemm", "cutlass", "nvjet", "cublas", "xmma")),
-    ("optimizer", ("adam", "multi_tensor", "foreach")),
-    ("copies", ("memcpy", "memset")),
-)
-
-
-def kind_of(kernel: str) -> str:
-    """What a kernel is for, by its name."""
-    name = kernel.lower()
-    return next((kind for kind, parts in KINDS if any(part in name for part in parts)), "elementwise")
-
-
-class Kernel(NamedTuple):
-    """What a step launches of one kernel."""
-
-    milliseconds: float
-    launches: int
-    name: str
-
-
-def kernels_of(events: Any) -> list[Kernel]:
-    """The kernels of a profile's averages, those that take longest first.
-
-    Annotations, such as of a compiled graph or of the optimizer, span kernels that are there themselves.
-    """
-    on_device = (event for event in events if event.device_type == torch.autograd.DeviceType.CUDA)
-    kernels = (
-        Kernel(event.self_device_time_total / 1e3, event.count, event.key)
-        for event in on_device
-        if not event.is_user_annotation
-    )
-    return sorted(kernels, reverse=True)
-
-
-def by_kind(kernels: Iterable[Kernel]) -> dict[str, float]:
-    """Milliseconds by kind, the most first."""
-    kinds: dict[str, float] = {}
-    for milliseconds, _, name in kernels:
-        kinds[kind_of(name)] = kinds.get(kind_of(name), 0.0) + milliseconds
-    return dict(sorted(kinds.items(), key=lambda item: -item[1]))
-
 
 def profile(row: Row, length: int, bench: Bench) -> dict[str, Any]:
     """Milliseconds of one step by kind of kernel, of steps that were not profiled, and what each kernel took."""
@@ -594,6 +562,8 @@ def _sections(about: dict[str, Any], records: list[dict[str, Any]]) -> Iterator[
         yield markdown_table([["what", "ms", "share"], *lines], (1, 2))
         names = [f"`{name[:90]}`" for _, _, name in found["kernels"] if kind_of(name) == "attention"]
         yield f"{found['launches']:,} launches. Attention's kernels: {', '.join(names) or 'none'}\n"
+    if attention_ := [one for found in found_by(records, "attention").values() for one in found]:
+        yield attention_table(attention_)
     for found in found_by(records, "dropout").values():
         lines = [[one["way"], f"{one['asked']:g}", f"{one['dropped']:.4f}", f"{one['mean']:.4f}"] for one in found]
         yield markdown_table(

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.autograd import DeviceType
-from torch.autograd.profiler_util import EventList, FunctionEvent
 
 import gpu_pretrain
 from common import Parts, recipe_of, steps_of
@@ -25,60 +23,6 @@ from trainer.world import World
 
 ABOUT = {"machine": "a GPU", "torch": "2", "ceiling": 8e14, "bandwidth": 4e12}
 BENCH = gpu_pretrain.Bench(None, World(0, 1, torch.device("cuda")), 8e14, 4e12, {128: 8}, "demo", 0.0)
-
-# As torch 2.11's own libraries and profiles have them.
-KERNELS = {
-    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false, false, cutlass::bfloat16_t, "
-    "Flash_kernel_traits<64, 128, 128, 4, cutlass::bfloat16_t> >, false, true>(pytorch_flash::Flash_fwd_params)": (
-        "attention"
-    ),
-    "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t, "
-    "cutlass::arch::Sm80, true, 64, 64, 64, true, true>::Params)": "attention",
-    "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x64_1x4x1": "attention",
-    "triton_red_fused__log_softmax__to_copy_argmax_eq_nll_loss_forward_sum_0": "losses",
-    "void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, c10::BFloat16, float, float, "
-    "at::native::(anonymous namespace)::LogSoftMaxForwardEpilogue>(float*, c10::BFloat16 const*, int)": "losses",
-    "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT": "matrix products",
-    "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8>(Params)": (
-        "matrix products"
-    ),
-    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, "
-    "FusedAdamMathFunctor<float, 4, (ADAM_MODE)1, false>>": "optimizer",
-    "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "communication",
-    "Memcpy HtoD (Pinned -> Device)": "copies",
-    "void at::native::vectorized_elementwise_kernel<8, at::native::bfloat16_copy_kernel_cuda(at::TensorIteratorBase&)::"
-    "{lambda(float)#1}, std::array<char*, 2ul> >(int, std::array<char*, 2ul>)": "elementwise",  # no LAMB
-    "triton_per_fused_add_native_dropout_native_layer_norm_3": "elementwise",
-}
-
-
-@pytest.mark.parametrize(("kernel", "kind"), KERNELS.items())
-def test_the_kind_of_a_kernel(kernel: str, kind: str):
-    assert gpu_pretrain.kind_of(kernel) == kind
-
-
-def event(name: str, begin: int, end: int, **more: Any) -> FunctionEvent:
-    return FunctionEvent(
-        0, name, 0, begin, end, use_device="cuda", stack=[], **{"device_type": DeviceType.CUDA, **more}
-    )
-
-
-def test_annotations_and_what_the_host_does_are_no_kernels():
-    events = EventList(
-        [
-            event("nvjet_tst", 0, 2000),
-            event("nvjet_tst", 2000, 3000),
-            event("flash_fwd_kernel", 3000, 3500),
-            event("## Call CompiledFxGraph fabc123 ##", 0, 3500, is_user_annotation=True),
-            event("Optimizer.step#Adam.step", 0, 9000, is_user_annotation=True),
-            event("aten::mm", 0, 9000, device_type=DeviceType.CPU),
-        ],
-        use_device="cuda",
-    )
-    events._build_tree()  # as the profiler does
-    kernels = gpu_pretrain.kernels_of(events.key_averages())
-    assert kernels == [(3.0, 2, "nvjet_tst"), (0.5, 1, "flash_fwd_kernel")]
-    assert gpu_pretrain.by_kind(kernels) == {"matrix products": 3.0, "attention": 0.5}
 
 
 def measured(row: Any, length: int, _: Any) -> dict[str, Any]:
@@ -95,6 +39,8 @@ def ladder(monkeypatch: pytest.MonkeyPatch) -> None:
     profiled = {"step": 9.0, "kinds": {"attention": 10.0}, "launches": 1, "kernels": [[10.0, 1, "flash_fwd_kernel"]]}
     monkeypatch.setattr(gpu_pretrain, "train", measured)
     monkeypatch.setattr(gpu_pretrain, "dropout_in_effect", lambda _: [])
+    ours = {"way": "ours, packed", "length": 128, "forward": 0.125, "both": 0.5, "error": 4e-3}
+    monkeypatch.setattr(gpu_pretrain, "measure_attention", lambda *_: [ours])
     monkeypatch.setattr(
         gpu_pretrain, "compare_with_float32", lambda _, length, *__: {"length": length, "errors": errors}
     )
@@ -122,6 +68,8 @@ def test_a_row_that_fails_is_named_and_loses_no_other(tmp_path: Path):
     assert [record["name"] for record in found["parts"] if "error" in record] == [
         "layers by torch.compile in eight bits, 128 tokens"
     ]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert ["ours, packed", "128", "0.125", "0.375", "4.0e-03"] in cells  # ms forward, ms backward and the error
     assert "| difference " in page  # what is left of the step, where kernels overlap as a negative number
     assert "-1.0" in page
 
