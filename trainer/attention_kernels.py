@@ -2,15 +2,15 @@
 
 A program has some queries of a head of a sequence, or some keys, and goes through the keys, or queries, of that
 sequence. Nothing is computed for padding but in a sequence's last block, nothing is added up by several programs, and
-no weight is stored: the backward pass computes them anew (Dao et al., 2022). Which of them dropout keeps
-is drawn once and kept, a bit each.
+no weight is stored: the backward pass computes them anew (Dao et al., 2022). Which of them dropout keeps is drawn once
+and stored, a bit each.
 
 Names in capitals are known when a kernel is built: HEADS of WIDTH, for which there are BLOCK columns, a power of two;
 QUERIES and KEYS of a block, powers of two; CAUSAL, a query sees no later key; DROPS, ``dropped`` of 2^16 weights become
 zero and the others grow by ``kept``. There are R queries and T keys and values, of B sequences; the queries of sequence
 b are query_bounds[b] up to query_bounds[b + 1], and so are its keys. Rows of queries, keys and values, and of what is
-written of their gradients, are ``stride`` elements apart, and heads WIDTH. Products of queries and
-keys times ``to_score`` are scores, and times ``to_exponent`` exponents of two, for exponentials are powers of it here.
+written of their gradients, are ``stride`` elements apart, and heads WIDTH. Products of queries and keys times
+``to_score`` are scores, and times ``to_exponent`` exponents of two, for exponentials are powers of two here.
 
     gathered, upstream    [R, HEADS * WIDTH], what attention gives and its gradient
     logs                  float32 [HEADS, R], of each query the logarithm of what softmax divides by; R is ``count``
@@ -41,11 +41,11 @@ def _store(x, value, rows, end, stride, head, WIDTH: tl.constexpr, BLOCK: tl.con
 
 
 @triton.jit
-def _seen(rows, keys, key_end, shift, CAUSAL: tl.constexpr):
-    """Which keys a query sees, bool [rows, keys]; the key of a query's own token is ``shift`` rows after it."""
+def _seen(rows, keys, key_end, CAUSAL: tl.constexpr):
+    """Which keys a query sees, bool [rows, keys]. Where a later one is none of them, all tokens are queries."""
     seen = (keys < key_end)[None, :]
     if CAUSAL:
-        seen = seen & (keys[None, :] <= rows[:, None] + shift)
+        seen = seen & (keys[None, :] <= rows[:, None])
     return seen
 
 
@@ -129,7 +129,7 @@ def attend(
             keys = key_first + start + tl.arange(0, KEYS)
             asked = _load(key, keys, key_end, key_stride, head, WIDTH, BLOCK)
             scores = tl.dot(asking, tl.trans(asked), input_precision="ieee") * to_exponent
-            scores = tl.where(_seen(rows, keys, key_end, key_first - first, CAUSAL), scores, float("-inf"))
+            scores = tl.where(_seen(rows, keys, key_end, CAUSAL), scores, float("-inf"))
             higher = tl.maximum(largest, tl.max(scores, axis=1))  # finite: every query sees the first key
             weights = tl.exp2(scores - higher[:, None])
             shrink = tl.exp2(largest - higher)
@@ -186,7 +186,7 @@ def attend_backward(
     drawn = tl.zeros((QUERIES, KEYS // 8), dtype=tl.uint8)
     if DROPS:
         drawn = tl.load(bits + _places(rows, 0, head, group_count, HEADS, KEYS), mask=(rows < end)[:, None], other=0)
-    seen = _seen(rows, keys, key_end, key_first - first, CAUSAL)
+    seen = _seen(rows, keys, key_end, CAUSAL)
     weights, used, to_weights = _weights(
         asking, asked, values, to_output, log, seen, drawn, to_exponent, kept, QUERIES, KEYS, DROPS
     )
@@ -239,7 +239,7 @@ def attend_backward_queries(
             if DROPS:
                 places = _places(rows, start, head, group_count, HEADS, KEYS)
                 drawn = tl.load(bits + places, mask=(rows < end)[:, None], other=0)
-            seen = _seen(rows, keys, key_end, key_first - first, CAUSAL)
+            seen = _seen(rows, keys, key_end, CAUSAL)
             weights, _, to_weights = _weights(
                 asking, asked, values, to_output, log, seen, drawn, to_exponent, kept, QUERIES, KEYS, DROPS
             )
@@ -280,7 +280,7 @@ def attend_backward_keys(
             if DROPS:
                 places = _places(rows, start, head, group_count, HEADS, KEYS)
                 drawn = tl.load(bits + places, mask=(rows < end)[:, None], other=0)
-            seen = _seen(rows, keys, key_end, key_first - first, CAUSAL)
+            seen = _seen(rows, keys, key_end, CAUSAL)
             weights, used, to_weights = _weights(
                 asking, asked, values, to_output, log, seen, drawn, to_exponent, kept, QUERIES, KEYS, DROPS
             )

@@ -100,7 +100,7 @@ def test_result_and_gradients_are_the_formula_s(lengths, width, who):
 @pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["short", "long"])
 def test_dropout_is_the_same_in_both_passes_and_leaves_the_expectation(lengths):
     tokens = packed(lengths)
-    how = How(tokens, tokens, HEADS, False, 0.25, seed(2**62 - 5))
+    how = How(tokens, tokens, HEADS, False, 0.1, seed(2**62 - 5))
     for dtype, allowed in ((torch.float32, 3e-6), (torch.bfloat16, 1e-2)):
         inputs = inputs_of(len(tokens.input_ids), len(tokens.input_ids), 16, dtype)
         kept = drawn(how, attend(*inputs[:3], how)[2])
