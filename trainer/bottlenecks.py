@@ -1,8 +1,9 @@
-"""What a training waits for: a rank that is slower than the others, or data.
+"""What a training waits for: a rank that is slower than the others, data, or the host of a GPU.
 
 All ranks take as long for a step, so its time does not tell who is slow. What each does by itself tells: it waits for
 its loader, and goes forward. Its backward pass may wait for the others' gradients, and under ZeRO 3 its forward pass
-for their weights, so there none is found by that.
+for their weights, so there none is found by that. A GPU whose host is ahead of it has its forward pass to do when all
+of that was asked for long ago; where the host takes as long to ask, the GPU has nothing to do meanwhile.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ _STEPS = 100  # that are looked at together
 _LONGER = 0.2  # forward passes, as a share of the median rank's
 _WAITS = 0.05  # of a rank's time, beyond the median rank's share
 _STARVES = 0.1  # of the median rank's time
+_ASKS, _NO_MORE = 0.9, 0.8  # of the median rank's forward passes
 _FASTER = "more data.workers help where cores are free, data.cache_dir where storage is slow"
 
 
@@ -28,6 +30,7 @@ class Pace(NamedTuple):
     host: str
     forward: float  # seconds a token, of the median step
     wait: float  # for its loader, as a share of its time
+    asking: float = 0.0  # for forward passes of a GPU, as a share of these
 
 
 class Bottlenecks:
@@ -36,10 +39,11 @@ class Bottlenecks:
     def __init__(self, world: World):
         """Nothing is slow yet."""
         self._world = world
-        self._steps: list[tuple[float, float, float]] = []  # of this rank: forward a token, wait, all of the step
-        self._slow, self._waiting, self._starving = set[int](), set[int](), False
+        # Of this rank: forward a token, wait, all of the step, and how much of forward passes it took to ask for them.
+        self._steps: list[tuple[float, float, float, float]] = []
+        self._slow, self._waiting, self._starving, self._hurrying = set[int](), set[int](), False, False
 
-    def after_step(self, forward: float, wait: float, seconds: float, tokens: int) -> list[str]:
+    def after_step(self, forward: float, wait: float, seconds: float, tokens: int, asking: float = 0.0) -> list[str]:
         """Take in a step; returns a line for each thing that has become slow, the same on all ranks.
 
         Args:
@@ -47,20 +51,23 @@ class Bottlenecks:
             wait: seconds that it waited for its loader.
             seconds: of the step.
             tokens: that this rank computed, those that only fill up included.
+            asking: seconds that the host took to have its GPU do the forward passes.
         """
-        self._steps.append((forward / max(1, tokens), wait, seconds))
+        self._steps.append((forward / max(1, tokens), wait, seconds, asking / forward if forward else 0.0))
         if len(self._steps) < _STEPS:
             return []
-        forwards, waits, all_seconds = zip(*self._steps, strict=True)
+        forwards, waits, all_seconds, shares = zip(*self._steps, strict=True)
         self._steps = []
-        mine = Pace(socket.gethostname(), median(forwards), fmean(waits) / fmean(all_seconds))
+        mine = Pace(socket.gethostname(), median(forwards), fmean(waits) / fmean(all_seconds), median(shares))
         paces: list[Pace] = self._world.gather(mine)
         slow, waiting = slow_ranks(paces, self._slow), waiting_ranks(paces, self._waiting)
         starving = _is_beyond(_median(paces).wait, _STARVES, self._starving)
+        hurrying = _median(paces).asking > (_NO_MORE if self._hurrying else _ASKS)
         lines = [_tell_of_slow(paces, slow)] if slow - self._slow else []
         lines += [_tell_of_waiting(paces, waiting)] if waiting - self._waiting else []
         lines += [_tell_of_starving(paces)] if starving and not self._starving else []
-        self._slow, self._waiting, self._starving = slow, waiting, starving
+        lines += [_tell_of_hurrying(paces)] if hurrying and not self._hurrying else []
+        self._slow, self._waiting, self._starving, self._hurrying = slow, waiting, starving, hurrying
         return lines
 
 
@@ -80,7 +87,8 @@ def waiting_ranks(paces: Sequence[Pace], before: set[int]) -> set[int]:
 
 
 def _median(paces: Sequence[Pace]) -> Pace:
-    return Pace("", median_low(pace.forward for pace in paces), median_low(pace.wait for pace in paces))
+    _, *figures = zip(*paces, strict=True)
+    return Pace("", *map(median_low, figures))
 
 
 def _beyond(excess: Sequence[float], limit: float, before: set[int]) -> set[int]:
@@ -112,3 +120,11 @@ def _tell_of_waiting(paces: Sequence[Pace], waiting: set[int]) -> str:
 
 def _tell_of_starving(paces: Sequence[Pace]) -> str:
     return f"{_median(paces).wait:.0%} of the time goes by in waiting for data; {_FASTER}"
+
+
+def _tell_of_hurrying(paces: Sequence[Pace]) -> str:
+    return (
+        f"the GPU waits for its host, which takes {_median(paces).asking:.0%} of a forward pass to ask for it; "
+        "train.cuda_graphs=true with data.token_multiple=1024 asks for all of it at once, and a larger "
+        "phases.N.micro_batch_size asks less often (docs/training.md)"
+    )

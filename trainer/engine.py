@@ -250,7 +250,8 @@ class Engine:
                 wait for the backward pass.
 
         Returns:
-            Losses, accuracies and the gradient norm of the global batch, and seconds of the parts of the step; in fp16
+            Losses, accuracies and the gradient norm of the global batch, and seconds of the parts of the step, on a GPU
+            also those that the host took to ask for its forward passes, forward_host_seconds; in fp16
             also loss_scale and skipped_updates, 1 where this one was left out, which then has no gradient norm. A step
             with nothing to predict, as where data.skip leaves out all of it, has no losses and accuracies of that.
 
@@ -287,6 +288,8 @@ class Engine:
         metrics["learning_rate"] = learning_rate
         metrics |= self._update(step, batches, learning_rate)
         laps.lap("update_seconds")
+        if self._world.device.type == "cuda":
+            metrics["forward_host_seconds"] = laps.host_seconds()["forward_seconds"]
         return metrics | laps.seconds()
 
     @torch.no_grad()

@@ -7,7 +7,8 @@ import resource
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -49,32 +50,43 @@ def measure_ceiling(device: torch.device, dtype: torch.dtype) -> float:
 class Laps:
     """Seconds of the named parts of a step, measured where the work is done: on a GPU by events in its stream.
 
-    Events cost the GPU nothing, and the host waits for them once, in `seconds`.
+    Events cost the GPU nothing, and the host waits for them once, in `seconds`. What the host took to ask for the work,
+    `host_seconds` tells.
     """
 
     def __init__(self, device: torch.device):
         """Start the first lap."""
         self._on_gpu = device.type == "cuda"
         self._names: list[str] = []
+        self._times = [time.perf_counter()]
         self._marks = [self._mark()]
 
     def lap(self, name: str) -> None:
         """Give what was done since the last lap a name; laps of one name add up."""
         self._names.append(name)
+        self._times.append(time.perf_counter())
         self._marks.append(self._mark())
 
     def seconds(self) -> dict[str, float]:
         """Name -> seconds, of all laps."""
-        if self._on_gpu:
-            self._marks[-1].synchronize()
+        if not self._on_gpu:
+            return self.host_seconds()
+        self._marks[-1].synchronize()
+        return self._total([begin.elapsed_time(end) / 1000 for begin, end in pairwise(self._marks)])
+
+    def host_seconds(self) -> dict[str, float]:
+        """Name -> seconds that went by for the host, of all laps."""
+        return self._total([end - begin for begin, end in pairwise(self._times)])
+
+    def _total(self, seconds: Sequence[float]) -> dict[str, float]:
         total: dict[str, float] = defaultdict(float)
-        for name, begin, end in zip(self._names, self._marks, self._marks[1:], strict=False):
-            total[name] += begin.elapsed_time(end) / 1000 if self._on_gpu else end - begin
+        for name, part in zip(self._names, seconds, strict=True):
+            total[name] += part
         return dict(total)
 
     def _mark(self) -> Any:
         if not self._on_gpu:
-            return time.perf_counter()
+            return None
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event

@@ -362,8 +362,9 @@ def _warn_of_other_bits(state: RunState, world: World, code: Mapping[str, Any]) 
 def _warn_of(bottlenecks: Bottlenecks, batches: Sequence[Batch], seconds: Mapping[str, float]) -> None:
     """Say what all ranks wait for, by the seconds of this rank's parts of a step."""
     tokens = sum(len(batch.tokens.input_ids) for batch in batches)
-    wait = seconds["data_seconds"]
-    for line in bottlenecks.after_step(seconds["forward_seconds"], wait, wait + seconds["compute_seconds"], tokens):
+    forward, wait = seconds["forward_seconds"], seconds["data_seconds"]
+    asking = seconds.get("forward_host_seconds", 0.0)  # a CPU asks nobody
+    for line in bottlenecks.after_step(forward, wait, wait + seconds["compute_seconds"], tokens, asking):
         _log.warning(line)
 
 

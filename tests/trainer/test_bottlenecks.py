@@ -137,3 +137,20 @@ def test_one_rank_has_nobody_to_wait_for_but_its_data(monkeypatch):
 
 def test_a_step_whose_samples_are_all_skipped_has_no_tokens(told):
     assert told((0.0, 0.0), (0.0, 0.0), (0.0, 0.0)) == []
+
+
+def test_a_gpu_that_waits_for_its_host_is_told_once_and_again_when_it_did_not_meanwhile(monkeypatch):
+    monkeypatch.setattr(bottlenecks, "_STEPS", 3)
+    alone = Bottlenecks(SimpleNamespace(gather=lambda mine: [mine]))
+    told = []
+    for asking in (0.85, 0.97, 0.97, 0.85, 0.97, 0.5, 0.95):
+        steps = [alone.after_step(2.0, 0.0, 6.0, 100, asking=2.0 * share) for share in (9.0, asking, 0.1)]
+        told.append([line.partition(";")[0] for line in steps[-1]])
+    of = "the GPU waits for its host, which takes {} of a forward pass to ask for it"
+    assert told == [[], [of.format("97%")], [], [], [], [], [of.format("95%")]]
+
+
+def test_of_two_ranks_the_host_that_asks_sooner_is_the_measure(monkeypatch):
+    monkeypatch.setattr(bottlenecks, "_STEPS", 1)
+    two = [Pace("node0", 1.0, 0.0, 0.99), Pace("node1", 1.0, 0.0, 0.3)]
+    assert Bottlenecks(SimpleNamespace(gather=lambda _: two)).after_step(1.0, 0.0, 2.0, 100, asking=0.99) == []
