@@ -28,9 +28,10 @@ class Recorder:
     def __init__(self) -> None:
         self._memory, self._stream = torch.cuda.MemPool(), torch.cuda.Stream()
 
-    def begin_anew(self) -> None:
-        """In other memory; that of graphs that are no more is given back, once a GPU has replayed them."""
+    def begin_anew(self, forget: Callable[[], None]) -> None:
+        """In other memory; that of graphs that ``forget`` lets go of is given back, once a GPU has replayed them."""
         torch.cuda.synchronize()
+        forget()
         self._memory = torch.cuda.MemPool()
         torch.cuda.empty_cache()
 
@@ -110,8 +111,7 @@ class InGraphs(nn.Module):
     def _make_room(self, tokens: int) -> None:
         """Record all again where there are more tokens than ever: what is larger does not fit between the rest."""
         if tokens > self._most_tokens:
-            self._recordings.clear()
-            self._recorder.begin_anew()
+            self._recorder.begin_anew(self._recordings.clear)
             self._most_tokens = tokens
 
     def _record(self, batch: Batch) -> _Recording:

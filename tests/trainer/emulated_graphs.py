@@ -57,8 +57,9 @@ class EmulatedRecorder:
     def __init__(self) -> None:
         self._tapes: list[_Tape] = []
 
-    def begin_anew(self) -> None:
+    def begin_anew(self, forget: Callable[[], None]) -> None:
         """Graphs that are no more work in no memory."""
+        forget()
         self._tapes.clear()
 
     def rehearsal(self) -> AbstractContextManager[None]:
