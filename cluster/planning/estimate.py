@@ -17,7 +17,7 @@ from cluster.planning.throughput import Speed, Work, step_time
 from preprocessing.schema import PAIR, token_type
 from trainer.config import Phase, Recipe
 from trainer.metrics import training_flops
-from trainer.model import BertConfig, parameter_count
+from trainer.model import BertConfig, parameter_count, parameter_shapes
 from trainer.settings import ConfigError
 
 # Bytes that are read and written to update a parameter: by trainer.optim, Adam in one pass and LAMB by many operations;
@@ -29,6 +29,9 @@ TEMPORARY_BYTES = {"bert_adam": 0, "adamw": 0, "lamb": 20}  # of a parameter, wh
 LAYER_OPERATIONS: dict[Kernel, int] = {"sdpa": 150, "varlen": 100, "grouped": 150}
 OTHER_OPERATIONS = 150
 _RECOMPUTED_OPERATIONS = 1.4  # times as many, under checkpointing
+# The same for a gradient, in the time of operations (docs/results/gpu.md). Where the rest is in CUDA graphs, it is
+# handed out and added up; from ZeRO 2 on DeepSpeed's Python looks after it in every backward pass.
+_GRADIENT_IN_GRAPHS, _GRADIENT_LOOKED_AFTER = 2, 12
 BUCKET = 50_000_000  # elements of gradients sent at a time, of which a large model has several
 _STATE_BYTES = 12  # of a parameter in a checkpoint: float32 weight and two moments
 _PAIR_BYTES = sum(field.type.bit_width for field in PAIR) / 8  # that the loader reads
@@ -68,7 +71,21 @@ def make_plan(
         checkpoint_every=recipe.checkpoint.every,
         read_rate=fastest,
         hours_in_buckets=_hours_in_buckets(recipe, cluster, assumptions, micro_batches),
+        hours_in_graphs=_hours_in_graphs(recipe, cluster, assumptions, micro_batches),
     )
+
+
+def _hours_in_graphs(
+    recipe: Recipe, cluster: Cluster, assumptions: Assumptions, micro_batches: Sequence[int] | None
+) -> float | None:
+    if recipe.model.activation_checkpointing:  # which has none, see trainer.config.Recipe
+        return None
+    in_graphs = replace(
+        recipe,
+        train=replace(recipe.train, cuda_graphs=True),
+        data=replace(recipe.data, token_multiple=max(1024, recipe.data.token_multiple)),
+    )
+    return _hours(in_graphs, replace(cluster, sharding=replace(cluster.sharding, stage=1)), assumptions, micro_batches)
 
 
 def _hours_in_buckets(
@@ -164,8 +181,9 @@ def _plan_phase(
         accumulation=share // micro_batch,
         parameters=parameter_count(config),
         update_bytes=UPDATE_BYTES[recipe.optimizer.name] + _CONVERSION_BYTES,
-        operations=_operations(config, kernel),
+        operations=_operations(recipe, kernel, sharding.stage),
         recompute=config.activation_checkpointing,
+        all_at_once=recipe.train.cuda_graphs,
     )
     return PhasePlan(
         length=phase.sequence_length,
@@ -187,9 +205,13 @@ def _plan_stage(
     other = replace(cluster, sharding=replace(cluster.sharding, stage=stage))
     states = _states(recipe, other)
     largest = [_largest(recipe, phase, other, assumptions) for _, phase in _phases(recipe)]
-    offered = stage > 0 or cluster.sharding.precision == "float32"  # see trainer.deepspeed_config.resolve_deepspeed
-    hours = _hours(recipe, other, assumptions, micro_batches) if offered else None
-    return StagePlan(stage, offered, states, largest, hours)
+    refused = ""  # see trainer.deepspeed_config.resolve_deepspeed
+    if stage == 0 and cluster.sharding.precision != "float32":
+        refused = "not in 16 bits"
+    if stage == 3 and recipe.train.cuda_graphs:
+        refused = "not in CUDA graphs"
+    hours = None if refused else _hours(recipe, other, assumptions, micro_batches)
+    return StagePlan(stage, refused, states, largest, hours)
 
 
 def _hours(
@@ -244,16 +266,23 @@ def _kept_of_one_more(config: BertConfig, one: MicroBatch, width: int, kernel: K
     return kept_bytes(config, two, width, kernel, checkpointing) - kept_bytes(config, one, width, kernel, checkpointing)
 
 
-def _operations(config: BertConfig, kernel: Kernel) -> float:
+def _operations(recipe: Recipe, kernel: Kernel, stage: int) -> float:
+    """What the time of a micro-batch is on the CPU, forward and backward, in operations that are launched."""
+    config = recipe.model
+    gradients = len(parameter_shapes(config))
+    looked_after = gradients * _GRADIENT_LOOKED_AFTER if stage >= 2 else 0
+    if recipe.train.cuda_graphs:
+        return gradients * _GRADIENT_IN_GRAPHS + looked_after
     layers = config.num_hidden_layers * LAYER_OPERATIONS[kernel]
-    return OTHER_OPERATIONS + layers * (_RECOMPUTED_OPERATIONS if config.activation_checkpointing else 1)
+    launched = OTHER_OPERATIONS + layers * (_RECOMPUTED_OPERATIONS if config.activation_checkpointing else 1)
+    return launched + looked_after
 
 
 def _too_small(recipe: Recipe, phase: Phase, cluster: Cluster, assumptions: Assumptions) -> str:
     """Why nothing fits, and what would."""
     states = _states(recipe, cluster)
     would = [f"ZeRO {stage}" for stage in STAGES[1:] if _fits(recipe, phase, cluster, assumptions, stage=stage)]
-    if _fits(recipe, phase, cluster, assumptions, checkpointing=True):
+    if not recipe.train.cuda_graphs and _fits(recipe, phase, cluster, assumptions, checkpointing=True):
         would.append("model.activation_checkpointing=true")
     larger = sorted((gpu for gpu in GPUS.values() if gpu.memory > cluster.gpu.memory), key=lambda gpu: gpu.memory)
     would += [gpu.name for gpu in larger if _fits(recipe, phase, cluster, assumptions, gpu=gpu)][:1]

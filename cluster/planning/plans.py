@@ -96,10 +96,10 @@ class PhasePlan:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """What a ZeRO stage would take; no hours where nothing fits or the trainer does not offer it."""
+    """What a ZeRO stage would take; no hours where nothing fits or the trainer refuses it, in some words."""
 
     stage: int
-    offered: bool
+    refused: str
     states: States
     largest: list[int]
     hours: float | None
@@ -122,6 +122,7 @@ class Plan:
         read_rate: bytes/s of training data on all GPUs, in the fastest phase.
         hours_in_buckets: hours if gradients were sent in buckets of BUCKET elements; None where they are already, or
             where DeepSpeed sends them at the end in any case.
+        hours_in_graphs: hours under ZeRO 1 with train.cuda_graphs; None where there can be no graphs, or nothing fits.
     """
 
     cluster: Cluster
@@ -135,6 +136,7 @@ class Plan:
     checkpoint_every: int
     read_rate: float
     hours_in_buckets: float | None
+    hours_in_graphs: float | None
 
     @property
     def hours(self) -> float:

@@ -102,6 +102,11 @@ def _advice(plan: Plan) -> Iterator[str]:
             f"{who} {'wait' if len(waiting) > 1 else 'waits'} for the CPU: launching the operations of {sizes} "
             "sequences takes longer than their products. More GPUs change little; a larger batch would.\n"
         )
+    if waiting and plan.hours_in_graphs is not None and plan.hours_in_graphs < (1 - _WORTH_A_WORD) * plan.hours:
+        yield (
+            "With `train.cuda_graphs=true data.token_multiple=1024`, and zero_optimization.stage 1, it would be "
+            f"{_hours(plan.hours_in_graphs)} hours.\n"
+        )
     if plan.hours_in_buckets is not None and plan.hours_in_buckets < (1 - _WORTH_A_WORD) * plan.hours:
         yield (
             f"zero_optimization.reduce_bucket_size {plan.cluster.sharding.bucket:,} takes the whole model, so no "
@@ -113,7 +118,7 @@ def _advice(plan: Plan) -> Iterator[str]:
 def _memory_table(plan: Plan) -> str:
     columns: dict[tuple[int, ...], int] = {}  # by what they say: phases of one length are likely to have the same
     for i, phase in enumerate(plan.phases):
-        columns.setdefault((phase.length, *(stage.largest[i] for stage in plan.stages if stage.offered)), i)
+        columns.setdefault((phase.length, *(stage.largest[i] for stage in plan.stages if not stage.refused)), i)
     shown = list(columns.values())
     header = ["ZeRO", "weights", "gradients", "optimizer", "buffers", "at the update"]
     header += [*(f"largest micro-batch of {plan.phases[i].length}" for i in shown), "hours"]
@@ -122,8 +127,8 @@ def _memory_table(plan: Plan) -> str:
 
 
 def _stage_row(plan: StagePlan, of: Plan, phases: Sequence[int]) -> list[str]:
-    if not plan.offered:
-        return [f"{plan.stage}", *["-"] * (5 + len(phases)), "not in 16 bits"]
+    if plan.refused:
+        return [f"{plan.stage}", *["-"] * (5 + len(phases)), plan.refused]
     states = plan.states
     parts = (states.weights, states.gradients, states.optimizer, states.buffers, states.updating)
     mark = " (this plan)" if plan.stage == of.cluster.sharding.stage else ""

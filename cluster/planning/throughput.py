@@ -34,6 +34,7 @@ class Work:
         update_bytes: read and written in the update of one parameter.
         operations: launched for a micro-batch.
         recompute: whether the forward pass of every layer is done twice.
+        all_at_once: whether there is no gradient before a backward pass has ended, as in a CUDA graph.
     """
 
     flops: float
@@ -43,6 +44,7 @@ class Work:
     update_bytes: float
     operations: float = 0
     recompute: bool = False
+    all_at_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ def _network(work: Work, speed: Speed, sharding: Sharding, ranks: int, micro_bat
     node, passes = speed.gpu.node, work.accumulation if sharding.stage >= 2 else 1
     backward = micro_batch * _BACKWARD
     reduced = _reduction(work.parameters, sharding, ranks, node, speed.algorithm)
-    waited = _waited(reduced, backward) if sharding.hides_reduction else sum(reduced)
+    hides = sharding.hides_reduction and not work.all_at_once
+    waited = _waited(reduced, backward) if hides else sum(reduced)
     gathered, gather_waited = _gathers(work, sharding, ranks, node, micro_batch - backward)
     return passes * sum(reduced) + gathered, passes * waited + gather_waited
 

@@ -106,7 +106,7 @@ def test_stages_hold_less_and_less_but_for_buffers():
     stages = plan(gpus=8).stages
     held = [stage.states.weights + stage.states.gradients + stage.states.optimizer for stage in stages]
     assert held[1] > held[2] > held[3] or held[1] > held[3]
-    assert not stages[0].offered  # the trainer refuses mixed precision without ZeRO
+    assert stages[0].refused == "not in 16 bits"  # the trainer refuses mixed precision without ZeRO
     assert stages[0].hours is None
     assert stages[2].hours == pytest.approx(plan(gpus=8).hours)
 
@@ -129,7 +129,7 @@ def test_a_stage_under_which_nothing_fits_has_no_hours_and_float32_may_do_withou
     assert all(three.largest)
     assert three.hours
     cluster = Cluster(GPUS["h200"], 8, Sharding(2, "float32"))
-    assert make_plan(LAMB, cluster, Assumptions(0.45)).stages[0].offered
+    assert not make_plan(LAMB, cluster, Assumptions(0.45)).stages[0].refused
 
 
 def test_what_an_optimizer_takes_for_its_update_must_fit_too():
@@ -155,6 +155,21 @@ def test_no_buckets_are_advised_to_one_gpu_which_sends_nothing():
     assert plan(gpus=1).hours_in_buckets is None
 
 
+def test_small_micro_batches_are_advised_to_be_in_graphs_under_zero_1():
+    """Where the CPU can't ask for operations as fast as eight H200 do those of 32 sequences."""
+    large = load_recipe(ROOT / "trainer/recipes/bert_large.toml")
+    in_graphs = load_recipe(
+        ROOT / "trainer/recipes/bert_large.toml", ["train.cuda_graphs=true", "data.token_multiple=1024"]
+    )
+    made, then = plan(large, gpus=8), plan(in_graphs, gpus=8, stage=1)
+    assert made.phases[0].step.launch_bound
+    assert not then.phases[0].step.launch_bound
+    assert made.hours_in_graphs == then.hours < made.stages[1].hours < made.hours
+    assert [stage.refused for stage in then.stages] == ["not in 16 bits", "", "", "not in CUDA graphs"]
+    recomputed = load_recipe(ROOT / "trainer/recipes/bert_large.toml", ["model.activation_checkpointing=true"])
+    assert plan(recomputed, gpus=8).hours_in_graphs is None
+
+
 def test_a_gpu_without_bfloat16_takes_the_other_16_bits():
     cluster = Cluster(GPUS["v100-32"], 64, Sharding(2, precision="fp16"))
     assert make_plan(LAMB, cluster, Assumptions(0.45)).hours > plan().hours
@@ -177,7 +192,7 @@ def test_checkpointing_takes_longer_and_holds_more():
     one, other = plan(gpu="a100-40"), plan(again, gpu="a100-40")
     assert other.phases[0].largest > 5 * one.phases[0].largest
     assert other.hours > 1.25 * one.hours
-    launching = [plan(recipe, gpu="a100-40", launch=1.0).phases[0] for recipe in (LAMB, again)]
+    launching = [plan(recipe, gpu="a100-40", launch=1.0, stage=1).phases[0] for recipe in (LAMB, again)]
     seconds = [phase.step.compute / phase.accumulation for phase in launching]
     assert 1.3 * seconds[0] < seconds[1] < 1.4 * seconds[0]  # all but the embeddings and heads
 
@@ -192,7 +207,7 @@ def test_report(capsys, tmp_path):
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert shown.count("(this plan)") == 1
     row = next(line for line in shown.splitlines() if line.startswith("| TFLOP/s of a GPU"))
-    assert all(100 < float(cell) < 0.45 * 989 for cell in row.split("|")[2:4])
+    assert all(50 < float(cell) < 0.45 * 989 for cell in row.split("|")[2:4])
     ideal = [int(line.split("|")[5].strip(" %")) for line in shown.partition("## Other")[2].splitlines()[4:] if line]
     assert ideal[0] == 100
     assert sorted(ideal, reverse=True) == ideal

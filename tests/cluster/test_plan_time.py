@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,15 +11,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cluster.planning.calibration import SYSTEMS, compare, fit
-from cluster.planning.estimate import LAYER_OPERATIONS, TEMPORARY_BYTES, UPDATE_BYTES
+from cluster.planning.estimate import LAYER_OPERATIONS, TEMPORARY_BYTES, UPDATE_BYTES, _operations
 from cluster.planning.hardware import GPUS
 from cluster.planning.network import all_gather, all_reduce
 from cluster.planning.sharding import Sharding
 from cluster.planning.throughput import Speed, Work, step_time
 from trainer import attention
+from trainer.config import load_recipe
 from trainer.model import BertConfig, BertForPreTraining, pretraining_losses
 from trainer.optim import OptimizerConfig, build_optimizer
 from trainer.packing import PackedTokens
+
+ROOT = Path(__file__).parents[2]
 
 A100 = GPUS["a100-80"]
 LARGE = 336_226_108
@@ -144,6 +148,28 @@ def test_launching_limits_small_micro_batches():
     assert step.launch_bound
     assert step.compute == pytest.approx(WORK.accumulation * 3000 * 6e-6)
     assert not step_time(replace(slow, micro_batch=64), Speed(A100, 0.45, launch=6e-6), Sharding(2), 8).launch_bound
+
+
+def test_gradients_of_a_graph_are_sent_when_it_has_ended():
+    sharding = Sharding(2, bucket=50_000_000, overlap=True)
+    meanwhile, after = (
+        step_time(replace(WORK, all_at_once=all_at_once), Speed(A100, 0.45), sharding, 64)
+        for all_at_once in (False, True)
+    )
+    assert after.network == meanwhile.network
+    assert after.exposed == pytest.approx(after.network)
+    assert meanwhile.exposed < after.exposed
+
+
+def test_the_cpu_has_the_operations_of_a_micro_batch_and_gradients_to_look_after():
+    """In about the shares of what docs/results/gpu.md measured: 59 ms under ZeRO 2 to 28, and 26 to 5 in graphs."""
+    settings = "train.cuda_graphs=true", "data.token_multiple=1024"
+    plain, in_graphs = (
+        [_operations(load_recipe(ROOT / "trainer/recipes/bert_large.toml", given), "sdpa", stage) for stage in (1, 2)]
+        for given in ((), settings)
+    )
+    assert plain == [3750, 3750 + 12 * 302]
+    assert in_graphs == [2 * 302, 14 * 302]
 
 
 def test_recomputation_costs_a_third():
