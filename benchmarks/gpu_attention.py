@@ -30,10 +30,16 @@ RUNS = 10
 COMPARED = 16  # sequences of which errors are computed, for the formula stores every weight
 
 
-def measure(length: int, samples: int, device: torch.device, probability: float = 0.1) -> list[dict[str, Any]]:
-    """Milliseconds of each way, and errors of those that drop nothing."""
+def measure(length: int, lengths: Tensor, device: torch.device, probability: float = 0.1) -> list[dict[str, Any]]:
+    """Milliseconds of each way, and errors of those that drop nothing.
+
+    Args:
+        length: of a slot.
+        lengths: int64 [sequences], their tokens.
+        device: a GPU.
+        probability: of dropout.
+    """
     use_deterministic_kernels(True, device)
-    lengths = lengths_of(length, samples, SHARES[length])
     tokens, few = packed(lengths, device), packed(lengths[:COMPARED], device)
     found = []
     for name, of in ways(probability).items():
@@ -151,7 +157,7 @@ def main() -> None:
     found = [
         one
         for length, samples in zip(arguments.lengths, arguments.batches, strict=True)
-        for one in measure(length, samples, torch.device("cuda"))
+        for one in measure(length, lengths_of(length, samples, SHARES[length]), torch.device("cuda"))
     ]
     print(table(found))
 

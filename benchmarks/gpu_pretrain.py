@@ -160,8 +160,7 @@ def all_parts(bench: Bench, rows: Sequence[str] | None = None) -> Iterator[Part]
         yield from _rows(first, [length], bench)
         yield _profile(bench.best, length, bench)
         if bench.best.fused:
-            of_attention = partial(measure_attention, length, bench.batches[length], bench.world.device)
-            yield "attention", f"{length} tokens", of_attention
+            yield "attention", f"{length} tokens", partial(attention_alone, length, bench)
         yield from _rows([PEER], [length], bench)
         yield _errors("operations of torch", _by_operations, length, bench)
         yield _errors("torch.compile", _compiled, length, bench)
@@ -223,6 +222,12 @@ def dropout_in_effect(device: torch.device, probability: float = 0.1) -> list[di
         flat = rows.flatten(1)
         note("kernels of our own", Attention.apply(flat, flat, value.transpose(1, 2).flatten(0, 1).flatten(1), how))
     return found
+
+
+def attention_alone(length: int, bench: Bench) -> list[dict[str, Any]]:
+    """What attention takes in a layer of BERT-LARGE, of a step's sequences."""
+    (batch,) = bench.steps(bench.best, bench.recipe(bench.best, length))[0]
+    return measure_attention(length, batch.lengths.long(), bench.world.device)
 
 
 FORMULA = "the formula, bfloat16"

@@ -40,7 +40,7 @@ def ladder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_pretrain, "train", measured)
     monkeypatch.setattr(gpu_pretrain, "dropout_in_effect", lambda _: [])
     ours = {"way": "ours, packed", "length": 128, "forward": 0.125, "both": 0.5, "error": 4e-3}
-    monkeypatch.setattr(gpu_pretrain, "measure_attention", lambda *_: [ours])
+    monkeypatch.setattr(gpu_pretrain, "attention_alone", lambda *_: [ours])
     monkeypatch.setattr(
         gpu_pretrain, "compare_with_float32", lambda _, length, *__: {"length": length, "errors": errors}
     )
