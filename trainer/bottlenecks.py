@@ -30,7 +30,7 @@ class Pace(NamedTuple):
     host: str
     forward: float  # seconds a token, of the median step
     wait: float  # for its loader, as a share of its time
-    asking: float = 0.0  # for forward passes of a GPU, as a share of these
+    asking: float = 0.0  # for the first forward pass of a GPU, as a share of it
 
 
 class Bottlenecks:
@@ -39,7 +39,7 @@ class Bottlenecks:
     def __init__(self, world: World):
         """Nothing is slow yet."""
         self._world = world
-        # Of this rank: forward a token, wait, all of the step, and how much of forward passes it took to ask for them.
+        # Of this rank: forward a token, wait, all of the step, and the share of a forward pass to ask for it.
         self._steps: list[tuple[float, float, float, float]] = []
         self._slow, self._waiting, self._starving, self._hurrying = set[int](), set[int](), False, False
 
@@ -51,9 +51,9 @@ class Bottlenecks:
             wait: seconds that it waited for its loader.
             seconds: of the step.
             tokens: that this rank computed, those that only fill up included.
-            asking: seconds that the host took to have its GPU do the forward passes.
+            asking: what the host took to have its GPU do the first forward pass, as a share of that.
         """
-        self._steps.append((forward / max(1, tokens), wait, seconds, asking / forward if forward else 0.0))
+        self._steps.append((forward / max(1, tokens), wait, seconds, asking))
         if len(self._steps) < _STEPS:
             return []
         forwards, waits, all_seconds, shares = zip(*self._steps, strict=True)

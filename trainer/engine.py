@@ -251,7 +251,7 @@ class Engine:
 
         Returns:
             Losses, accuracies and the gradient norm of the global batch, and seconds of the parts of the step, on a GPU
-            under ZeRO 0 to 2 also what its host took to ask for the forward passes, forward_host_seconds; in fp16
+            under ZeRO 0 to 2 also host_share, what its host took of the first forward pass to ask for it; in fp16
             also loss_scale and skipped_updates, 1 where this one was left out, which then has no gradient norm. A step
             with nothing to predict, as where data.skip leaves out all of it, has no losses and accuracies of that.
 
@@ -288,9 +288,10 @@ class Engine:
         metrics["learning_rate"] = learning_rate
         metrics |= self._update(step, batches, learning_rate)
         laps.lap("update_seconds")
+        metrics |= laps.seconds()
         if self._world.device.type == "cuda" and self.zero_stage < 3:  # where the host waits for weights too
-            metrics["forward_host_seconds"] = laps.host_seconds()["forward_seconds"]
-        return metrics | laps.seconds()
+            metrics["host_share"] = laps.host_share()
+        return metrics
 
     @torch.no_grad()
     def evaluate(

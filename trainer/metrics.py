@@ -7,7 +7,7 @@ import resource
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -50,8 +50,7 @@ def measure_ceiling(device: torch.device, dtype: torch.dtype) -> float:
 class Laps:
     """Seconds of the named parts of a step, measured where the work is done: on a GPU by events in its stream.
 
-    Events cost the GPU nothing, and the host waits for them once, in `seconds`. What the host took to ask for the work,
-    `host_seconds` tells.
+    Events cost the GPU nothing, and the host waits for them once, in `seconds`.
     """
 
     def __init__(self, device: torch.device):
@@ -69,20 +68,22 @@ class Laps:
 
     def seconds(self) -> dict[str, float]:
         """Name -> seconds, of all laps."""
-        if not self._on_gpu:
-            return self.host_seconds()
-        self._marks[-1].synchronize()
-        return self._total([begin.elapsed_time(end) / 1000 for begin, end in pairwise(self._marks)])
-
-    def host_seconds(self) -> dict[str, float]:
-        """Name -> seconds that went by for the host, of all laps."""
-        return self._total([end - begin for begin, end in pairwise(self._times)])
-
-    def _total(self, seconds: Sequence[float]) -> dict[str, float]:
+        parts = [end - begin for begin, end in pairwise(self._times)]
+        if self._on_gpu:
+            self._marks[-1].synchronize()
+            parts = [begin.elapsed_time(end) / 1000 for begin, end in pairwise(self._marks)]
         total: dict[str, float] = defaultdict(float)
-        for name, part in zip(self._names, seconds, strict=True):
+        for name, part in zip(self._names, parts, strict=True):
             total[name] += part
         return dict(total)
+
+    def host_share(self) -> float:
+        """What the host of a GPU took to ask for the first lap, as a share of it; to be called after ``seconds``.
+
+        The GPU had nothing to do before. In later ones the host may wait until there is room for more to ask for.
+        """
+        took = self._marks[0].elapsed_time(self._marks[1]) / 1000
+        return (self._times[1] - self._times[0]) / took if took > 0 else 0.0
 
     def _mark(self) -> Any:
         if not self._on_gpu:

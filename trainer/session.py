@@ -363,7 +363,7 @@ def _warn_of(bottlenecks: Bottlenecks, batches: Sequence[Batch], seconds: Mappin
     """Say what all ranks wait for, by the seconds of this rank's parts of a step."""
     tokens = sum(len(batch.tokens.input_ids) for batch in batches)
     forward, wait = seconds["forward_seconds"], seconds["data_seconds"]
-    asking = seconds.get("forward_host_seconds", 0.0)  # a CPU asks nobody
+    asking = seconds.get("host_share", 0.0)  # a CPU asks nobody
     for line in bottlenecks.after_step(forward, wait, wait + seconds["compute_seconds"], tokens, asking):
         _log.warning(line)
 

@@ -111,7 +111,7 @@ def test_a_run_trains_stops_goes_on_and_is_exported(
     directory = RunDirectory(tmp_path / "run")
     lines = list(read_lines(directory.metrics))
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
-    measured = "peak_memory_gb", "update_seconds", "forward_host_seconds"
+    measured = "peak_memory_gb", "update_seconds", "host_share"
     assert all(line[figure] > 0 for line in lines for figure in measured)
     assert (directory.export(4) / "model.safetensors").is_file()
 

@@ -144,7 +144,7 @@ def test_a_gpu_that_waits_for_its_host_is_told_once_and_again_when_it_did_not_me
     alone = Bottlenecks(SimpleNamespace(gather=lambda mine: [mine]))
     told = []
     for asking in (0.85, 0.97, 0.97, 0.85, 0.97, 0.5, 0.95):
-        steps = [alone.after_step(2.0, 0.0, 6.0, 100, asking=2.0 * share) for share in (9.0, asking, 0.1)]
+        steps = [alone.after_step(2.0, 0.0, 6.0, 100, asking=share) for share in (9.0, asking, 0.1)]
         told.append([line.partition(";")[0] for line in steps[-1]])
     of = "the GPU waits for its host, which takes {} of a forward pass to ask for it"
     assert told == [[], [of.format("97%")], [], [], [], [], [of.format("95%")]]

@@ -213,7 +213,7 @@ def test_what_ranks_compare_are_seconds_a_token_and_waits_as_shares_of_the_whole
     bottlenecks = SimpleNamespace(after_step=lambda *step: seen.append(step) or [])
     seconds = {"forward_seconds": 0.3, "data_seconds": 0.1, "compute_seconds": 0.9}
     _warn_of(bottlenecks, batches, seconds)
-    _warn_of(bottlenecks, batches, {**seconds, "forward_host_seconds": 0.2})
+    _warn_of(bottlenecks, batches, {**seconds, "host_share": 0.2})
     tokens = sum(int(batch.tokens.bounds[-1]) for batch in batches)
     assert seen == [(0.3, 0.1, 1.0, tokens, 0.0), (0.3, 0.1, 1.0, tokens, 0.2)]
 
