@@ -154,6 +154,8 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", choices=sorted(SHARES), default=sorted(SHARES))
     parser.add_argument("--batches", type=int, nargs="+", default=[256, 64], help="sequences, per length")
     arguments = parser.parse_args()
+    if len(arguments.lengths) != len(arguments.batches):
+        parser.error("--batches: as many as --lengths")
     found = [
         one
         for length, samples in zip(arguments.lengths, arguments.batches, strict=True)
