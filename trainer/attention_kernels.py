@@ -57,6 +57,19 @@ def _places(rows, start, head, group_count, HEADS: tl.constexpr, KEYS: tl.conste
 
 
 @triton.jit
+def _drawn(
+    bits, rows, end, start, head, group_count,
+    HEADS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, DROPS: tl.constexpr,
+):  # fmt: skip
+    """Bits of dropout, uint8 [QUERIES, KEYS / 8], zeros for rows from ``end`` on and where nothing is dropped."""
+    drawn = tl.zeros((QUERIES, KEYS // 8), dtype=tl.uint8)
+    if DROPS:
+        places = _places(rows, start, head, group_count, HEADS, KEYS)
+        drawn = tl.load(bits + places, mask=(rows < end)[:, None], other=0)
+    return drawn
+
+
+@triton.jit
 def _kept(bits, ROWS: tl.constexpr, KEYS: tl.constexpr):
     """Bool [ROWS, KEYS] of uint8 [ROWS, KEYS / 8]."""
     return tl.reshape((bits.to(tl.int32)[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1, (ROWS, KEYS)) != 0
@@ -136,8 +149,7 @@ def attend(
             total = total * shrink + tl.sum(weights, axis=1)
             largest = higher
             if DROPS:
-                places = _places(rows, start, head, group_count, HEADS, KEYS)
-                drawn = tl.load(bits + places, mask=(rows < end)[:, None], other=0)
+                drawn = _drawn(bits, rows, end, start, head, group_count, HEADS, QUERIES, KEYS, DROPS)
                 weights = tl.where(_kept(drawn, QUERIES, KEYS), weights, 0.0)
             values = _load(value, keys, key_end, key_stride, head, WIDTH, BLOCK)
             result = tl.dot(weights.to(values.dtype), values, result * shrink[:, None], input_precision="ieee")
@@ -183,9 +195,7 @@ def attend_backward(
     values = _load(value, keys, key_end, key_stride, head, WIDTH, BLOCK)
     to_output = _load(upstream, rows, end, HEADS * WIDTH, head, WIDTH, BLOCK)
     log = tl.load(logs + head * count + rows, mask=rows < end, other=0.0)
-    drawn = tl.zeros((QUERIES, KEYS // 8), dtype=tl.uint8)
-    if DROPS:
-        drawn = tl.load(bits + _places(rows, 0, head, group_count, HEADS, KEYS), mask=(rows < end)[:, None], other=0)
+    drawn = _drawn(bits, rows, end, 0, head, group_count, HEADS, QUERIES, KEYS, DROPS)
     seen = _seen(rows, keys, key_end, CAUSAL)
     weights, used, to_weights = _weights(
         asking, asked, values, to_output, log, seen, drawn, to_exponent, kept, QUERIES, KEYS, DROPS
@@ -235,10 +245,7 @@ def attend_backward_queries(
             keys = key_first + start + tl.arange(0, KEYS)
             asked = _load(key, keys, key_end, key_stride, head, WIDTH, BLOCK)
             values = _load(value, keys, key_end, key_stride, head, WIDTH, BLOCK)
-            drawn = tl.zeros((QUERIES, KEYS // 8), dtype=tl.uint8)
-            if DROPS:
-                places = _places(rows, start, head, group_count, HEADS, KEYS)
-                drawn = tl.load(bits + places, mask=(rows < end)[:, None], other=0)
+            drawn = _drawn(bits, rows, end, start, head, group_count, HEADS, QUERIES, KEYS, DROPS)
             seen = _seen(rows, keys, key_end, CAUSAL)
             weights, _, to_weights = _weights(
                 asking, asked, values, to_output, log, seen, drawn, to_exponent, kept, QUERIES, KEYS, DROPS
@@ -276,10 +283,7 @@ def attend_backward_keys(
             to_output = _load(upstream, rows, end, HEADS * WIDTH, head, WIDTH, BLOCK)
             log = tl.load(logs + head * count + rows, mask=rows < end, other=0.0)
             delta = tl.load(deltas + head * count + rows, mask=rows < end, other=0.0)
-            drawn = tl.zeros((QUERIES, KEYS // 8), dtype=tl.uint8)
-            if DROPS:
-                places = _places(rows, start, head, group_count, HEADS, KEYS)
-                drawn = tl.load(bits + places, mask=(rows < end)[:, None], other=0)
+            drawn = _drawn(bits, rows, end, start, head, group_count, HEADS, QUERIES, KEYS, DROPS)
             seen = _seen(rows, keys, key_end, CAUSAL)
             weights, used, to_weights = _weights(
                 asking, asked, values, to_output, log, seen, drawn, to_exponent, kept, QUERIES, KEYS, DROPS

@@ -89,7 +89,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, how: How) -> tuple[Tensor,
         bits = query.new_empty(count, heads, groups, dtype=torch.uint8)
         attention_kernels.draw[how.grid(_DRAWN)](
             bits, *bounds, groups, how.seed, dropped_of_65536(how.probability), HEADS=heads, QUERIES=_DRAWN,
-            KEYS=_DRAWN,
+            KEYS=_DRAWN, num_warps=8,
         )  # fmt: skip
     attention_kernels.attend[how.grid(rows)](
         query, key, value, gathered, logs, bits, *bounds, query.stride(0), key.stride(0), count, groups, to_exponent,
