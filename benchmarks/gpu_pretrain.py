@@ -404,30 +404,29 @@ def time_steps(
 ) -> tuple[list[list[Batch]], float, float]:
     """The steps of so many seconds, how long they took, and how much of that they waited for the loader.
 
-    The time begins when WARM_UP steps are done, and again after each step in which torch.compile made a graph or CUDA
-    graphs were recorded: batches differ in shape, and minutes of compiling in seconds of training would be all that is
-    measured.
+    Those don't count in which kernels are compiled and chosen: the first WARM_UP, and each in which torch.compile made
+    a graph or CUDA graphs were recorded, for batches differ in shape. Minutes of compiling in seconds of training would
+    be all that is measured.
 
     Raises:
-        TimeoutError: there was no such step until ``end``, a time.time().
+        TimeoutError: no step counted until ``end``, a time.time().
     """
     steps: list[list[Batch]] = []
-    waited, began, made = 0.0, time.perf_counter(), trainer.graphs
-    last = began
+    took, waited, made = 0.0, 0.0, trainer.graphs
+    last = time.perf_counter()
     for number, batches in enumerate(reader):
-        waited += time.perf_counter() - last
+        began = time.perf_counter()
         trainer.step(number, batches, reader.read_ahead)
-        last = time.perf_counter()
-        steps.append(batches)
-        if number < WARM_UP or trainer.graphs != made:
-            steps, waited, began, made = [], 0.0, last, trainer.graphs
-        elif last - began > seconds:
-            break
-        if time.time() > end:
+        ended = time.perf_counter()
+        if number >= WARM_UP and trainer.graphs == made:
+            steps.append(batches)
+            took, waited = took + ended - last, waited + began - last
+        made, last = trainer.graphs, ended
+        if took > seconds or time.time() > end:
             break
     if not steps:
         raise TimeoutError(f"{number + 1} steps were all of new shapes, for which there are no kernels yet")
-    return steps, last - began, waited
+    return steps, took, waited
 
 
 def compiled_graphs() -> int:

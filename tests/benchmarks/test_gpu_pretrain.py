@@ -183,6 +183,16 @@ def test_neither_the_warm_up_nor_a_step_that_compiles_is_timed():
     assert steps == [gpu_pretrain.WARM_UP + 1]
 
 
+def test_a_shape_met_late_costs_no_step_measured_before(monkeypatch: pytest.MonkeyPatch):
+    """Of long sequences there is a new number of tokens every few steps, for a minute."""
+    seconds = iter(range(1000))  # a step takes one, its batches another
+    monkeypatch.setattr(gpu_pretrain.time, "perf_counter", lambda: next(seconds))
+    trainer = Trainer({0, 1, 7, 9})
+    steps, took, waited = gpu_pretrain.time_steps(trainer, Reader(range(100)), seconds=9.0)
+    assert steps == [5, 6, 8, 10, 11]
+    assert (took, waited) == (10, 5)
+
+
 def test_a_row_that_compiles_for_ever_ends(monkeypatch: pytest.MonkeyPatch):
     """As it may with long sequences, each batch of which has another number of tokens."""
     times = iter(range(1000))
