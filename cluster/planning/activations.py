@@ -14,8 +14,9 @@ from typing import Literal
 from trainer.attention import fastest_on_gpu
 from trainer.model import VOCABULARY_MULTIPLES, BertConfig
 
-Kernel = Literal["grouped", "sdpa", "varlen"]  # of trainer.attention
+Kernel = Literal["grouped", "sdpa", "varlen", "fused"]  # of trainer.attention, and trainer.fused for whole layers
 _FLOAT32, _INT64 = 4, 8
+_DRAWN = 128  # keys for which trainer.fused_attention stores bits of dropout at a time
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,13 @@ class MicroBatch:
         return min(self.tokens, self.predictions + self.sequences)
 
 
-def fastest_kernel(config: BertConfig, width: int) -> Kernel:
-    """The one that trainer.attention takes on a GPU of this decade, for elements of ``width`` bytes."""
+def fastest_kernel(config: BertConfig, width: int, fused: bool = False) -> Kernel:
+    """The one that trainer.attention takes on a GPU of this decade, for elements of ``width`` bytes.
+
+    ``fused`` is train.fused, whose layers have kernels of their own.
+    """
+    if fused:
+        return "fused"
     head_width = config.hidden_size // config.num_attention_heads
     return fastest_on_gpu(width, config.attention_probs_dropout_prob, head_width)
 
@@ -56,7 +62,7 @@ def kept_bytes(config: BertConfig, batch: MicroBatch, width: int, kernel: Kernel
         config: of the model.
         batch: of a GPU.
         width: bytes of an element.
-        kernel: of attention; "grouped" is that of CPUs.
+        kernel: of attention; "grouped" is that of CPUs, "fused" draws dropout of hidden states again backward.
         checkpointing: whether layers keep nothing but their input.
     """
     layers = config.num_hidden_layers - 1
@@ -73,13 +79,14 @@ def peak_bytes(config: BertConfig, batch: MicroBatch, width: int, kernel: Kernel
 
     Three moments compete: the gradients of the words' scores, while everything is kept; the first whole layer on the
     way back, which recomputes under checkpointing; and the end, where the gradients of the word embeddings' two uses
-    are added up. The first of them waits all the way.
+    are added up. The first of them waits all the way. What a matrix kernel takes to work in is left out, some 32 MB.
     """
     words = config.vocab_size * config.hidden_size * width
     scores = batch.predictions * config.vocab_size
     kept = kept_bytes(config, batch, width, kernel, checkpointing)
     at_scores = kept + max(2 * scores * _FLOAT32, scores * (width - _FLOAT32) + words)
-    at_layer = kept - _heads(config, batch, width, kernel) + words + 3 * batch.tokens * config.hidden_size * width
+    beside = 5 if kernel == "fused" else 3  # [T, D] of gradients; kernels of our own let go of nothing before they end
+    at_layer = kept - _heads(config, batch, width, kernel) + words + beside * batch.tokens * config.hidden_size * width
     if checkpointing:
         at_layer += _layer(config, batch, batch.tokens, width, kernel)
     elif not config.is_decoder:
@@ -97,7 +104,7 @@ def _layer(config: BertConfig, batch: MicroBatch, queries: int, width: int, kern
     chosen = queries * d * width if queries < batch.tokens else 0  # rows of the input that ask
     dense = batch.tokens * d * width + chosen + queries * (4 * d + _around_activation(config) * f) * width
     statistics = 2 * 2 * queries * _FLOAT32
-    masks = 2 * _mask(config.hidden_dropout_prob, queries * d, width, kernel)
+    masks = 0 if kernel == "fused" else 2 * _mask(config.hidden_dropout_prob, queries * d, width, kernel)
     return dense + statistics + masks + _attention(config, batch, queries, width, kernel)
 
 
@@ -108,6 +115,9 @@ def _attention(config: BertConfig, batch: MicroBatch, queries: int, width: int, 
     sums = queries * config.num_attention_heads * _FLOAT32
     if kernel == "varlen":
         return asked + 2 * keys + sums
+    if kernel == "fused":
+        drawn = math.ceil(batch.length / _DRAWN) * _DRAWN / 8 if config.attention_probs_dropout_prob else 0
+        return asked + 2 * keys + sums + queries * config.num_attention_heads * drawn
     if kernel == "sdpa":  # padded to the longest sequence: copies, the result too, and where their rows came from
         longest = batch.tokens * config.hidden_size * width
         return 2 * longest + 2 * keys + sums + 3 * batch.tokens * _INT64
@@ -125,12 +135,12 @@ def _embeddings(config: BertConfig, batch: MicroBatch, width: int, kernel: Kerne
 def _heads(config: BertConfig, batch: MicroBatch, width: int, kernel: Kernel) -> float:
     """[R, D] in; [P, D] before and after the activation and LayerNorm, and the logarithms of probabilities in float32.
 
-    GPUs multiply by a copy of the word embeddings with rows of zeros at its end.
+    GPUs multiply by a copy of the word embeddings with rows of zeros at its end, where such are needed.
     """
     of_predictions = (_around_activation(config) + 1) * batch.predictions
     vectors = (batch.read + of_predictions + batch.sequences) * config.hidden_size * width
-    multiple = VOCABULARY_MULTIPLES["cuda"]
-    rows = 0 if kernel == "grouped" else math.ceil(config.vocab_size / multiple) * multiple
+    missing = 0 if kernel == "grouped" else -config.vocab_size % VOCABULARY_MULTIPLES["cuda"]
+    rows = config.vocab_size + missing if missing else 0
     return vectors + rows * config.hidden_size * width + batch.predictions * (config.vocab_size + 2) * _FLOAT32
 
 

@@ -25,8 +25,9 @@ from trainer.settings import ConfigError
 UPDATE_BYTES = {"bert_adam": 28, "adamw": 28, "lamb": 120}
 _CONVERSION_BYTES = 24
 TEMPORARY_BYTES = {"bert_adam": 0, "adamw": 0, "lamb": 20}  # of a parameter, while it is updated
-# Operations that are launched for a micro-batch, forward and backward: of a layer, and of all else.
-LAYER_OPERATIONS: dict[Kernel, int] = {"sdpa": 150, "varlen": 100, "grouped": 150}
+# Operations that are launched for a micro-batch, forward and backward: of a layer, and of all else. Kernels of our own
+# are fewer, and as many more by the time that Triton takes to launch one (docs/results/gpu.md).
+LAYER_OPERATIONS: dict[Kernel, int] = {"sdpa": 150, "varlen": 100, "grouped": 150, "fused": 165}
 OTHER_OPERATIONS = 150
 _RECOMPUTED_OPERATIONS = 1.4  # times as many, under checkpointing
 # The same for a gradient, in the time of operations (docs/results/gpu.md). Where the rest is in CUDA graphs, it is
@@ -172,7 +173,7 @@ def _plan_phase(
     if not largest:
         raise ConfigError(_too_small(recipe, phase, cluster, assumptions))
     micro_batch = _choose(phase, share, largest, wanted)
-    kernel, one = fastest_kernel(config, sharding.width), _sequence(recipe, phase)
+    kernel, one = fastest_kernel(config, sharding.width, recipe.train.fused), _sequence(recipe, phase)
     length = assumptions.fill * phase.sequence_length
     flops = training_flops(config, torch.tensor([length]), recipe.predictions(phase, length))
     work = Work(
@@ -237,7 +238,8 @@ def _choose(phase: Phase, share: int, largest: int, wanted: int | None) -> int:
 
 def _states(recipe: Recipe, cluster: Cluster) -> States:
     temporary = TEMPORARY_BYTES[recipe.optimizer.name]
-    return model_states(parameter_count(recipe.model), cluster.effective, cluster.gpus, temporary)
+    parameters, in_graphs = parameter_count(recipe.model), recipe.train.cuda_graphs
+    return model_states(parameters, cluster.effective, cluster.gpus, temporary, in_graphs)
 
 
 def _usable(cluster: Cluster, assumptions: Assumptions) -> float:
@@ -247,11 +249,12 @@ def _usable(cluster: Cluster, assumptions: Assumptions) -> float:
 def _largest(recipe: Recipe, phase: Phase, cluster: Cluster, assumptions: Assumptions) -> int:
     """The most sequences at a time that fit a GPU, full ones; 0 where not even one does."""
     sharding = cluster.effective
-    states = _states(recipe, cluster)
-    room = _usable(cluster, assumptions) - states.working
-    if states.updating > _usable(cluster, assumptions):
+    states, usable = _states(recipe, cluster), _usable(cluster, assumptions)
+    if states.updating > usable:
         return 0
-    kernel = fastest_kernel(recipe.model, sharding.width)
+    # CUDA graphs keep the memory of their activations during the update too.
+    room = usable - (max(states.working, states.updating) if recipe.train.cuda_graphs else states.working)
+    kernel = fastest_kernel(recipe.model, sharding.width, recipe.train.fused)
     return largest_micro_batch(recipe.model, _sequence(recipe, phase), sharding.width, kernel, room)
 
 

@@ -135,7 +135,7 @@ class States:
         weights: in the precision of the products; under stage 3 with those that are gathered at a time.
         gradients: accumulated ones, and under stages 0 and 1 all of a backward pass.
         optimizer: moments, and float32 weights wherever ZeRO keeps its own.
-        buffers: for gradients on their way.
+        buffers: for gradients on their way, and those of CUDA graphs.
         updating: all that is held during the optimizer's update, when there are no activations.
     """
 
@@ -151,7 +151,9 @@ class States:
         return self.weights + self.gradients + self.optimizer + self.buffers
 
 
-def model_states(parameters: int, sharding: Sharding, ranks: int, temporary: float = 0.0) -> States:
+def model_states(
+    parameters: int, sharding: Sharding, ranks: int, temporary: float = 0.0, in_graphs: bool = False
+) -> States:
     """What P parameters take on each of n GPUs.
 
     Args:
@@ -159,17 +161,21 @@ def model_states(parameters: int, sharding: Sharding, ranks: int, temporary: flo
         sharding: how DeepSpeed is set.
         ranks: GPUs.
         temporary: bytes of a parameter that the optimizer needs during its update only.
+        in_graphs: whether micro-batches are in CUDA graphs, which write their gradients to one place of their own, from
+            where they are copied.
     """
     share = parameters / ranks if sharding.stage else parameters
     weights = (share if sharding.stage == 3 else parameters) * sharding.width
     optimizer = share * (_MOMENTS + (_MASTER if sharding.stage else 0))
     gradients, update = _gradients(parameters, share, sharding)
-    update += share * temporary
+    written = parameters * sharding.width if in_graphs else 0
+    copied = written if sharding.stage >= 2 else 0  # of the others all of a backward pass's are counted
+    update += share * temporary + written
     return States(
         weights=weights + (_gathered(parameters, sharding) if sharding.stage == 3 else 0),
         gradients=gradients,
         optimizer=optimizer,
-        buffers=_buffers(parameters, sharding),
+        buffers=_buffers(parameters, sharding) + written + copied,
         updating=weights + optimizer + update,
     )
 

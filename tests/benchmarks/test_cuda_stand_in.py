@@ -180,6 +180,67 @@ def test_in_graphs_the_host_has_less_to_launch(environment: dict[str, str], tmp_
     assert launches[rows[1]] < launches[rows[0]] - 100
 
 
+def test_activations_take_what_the_plan_says(environment: dict[str, str]):
+    """By torch's allocator for GPUs: all that is there at once in a pass, of a model that is wide beside its words."""
+    program = """if True:
+        from dataclasses import replace
+
+        import torch
+        from cluster.planning.activations import MicroBatch, peak_bytes
+        from trainer.data import Batch
+        from trainer.fused import fuse
+        from trainer.graphs import InGraphs
+        from trainer.model import BertConfig, BertForPreTraining, parameter_count
+        from trainer.objective import Objective
+        from trainer.packing import PackedTokens
+
+        device = torch.device("cuda:0")
+
+        def take(kernel, length, checkpointing, in_graphs=False):
+            config = BertConfig(1000, 512, 6, 8, 2048, activation_checkpointing=checkpointing)
+            if kernel == "varlen":
+                config = replace(config, attention_probs_dropout_prob=0.0)
+            batch = MicroBatch(256, length, 256 * 16)
+            model = BertForPreTraining(config, seed=None).to(device).bfloat16()
+            if kernel == "fused":
+                fuse(model.bert.layers, config)
+            ids = torch.zeros(batch.tokens, dtype=torch.int64)
+            tokens = PackedTokens.from_flat(ids, ids, torch.full((batch.sequences,), length))
+            positions = torch.arange(batch.tokens).view(-1, length)[:, :16].flatten()
+            each = ids[: batch.sequences]
+            given = Batch(tokens, positions, ids[: len(positions)], each, each)
+            objective = Objective(model, device)
+            if in_graphs:
+                objective = InGraphs(objective)
+            torch.cuda.empty_cache()
+            before = torch.cuda.memory_reserved() if in_graphs else 0
+            for _ in range(2):
+                if not in_graphs:
+                    before = torch.cuda.memory_allocated()
+                    torch.cuda.reset_peak_memory_stats()
+                losses = objective(given)
+                (losses.mlm_loss + losses.nsp_loss).backward()
+                del losses
+            if in_graphs:  # beside the gradients, those of which it is a copy
+                taken = torch.cuda.memory_reserved() - before - 2 * 2 * parameter_count(config)
+            else:
+                taken = torch.cuda.max_memory_allocated() - before
+            print(peak_bytes(config, batch, 2, kernel, checkpointing) / taken)
+
+        for length in 128, 256:
+            for kernel in "sdpa", "varlen", "fused":
+                for checkpointing in False, True:
+                    take(kernel, length, checkpointing)
+        for length in 128, 256:
+            take("fused", length, False, in_graphs=True)
+    """
+    done = run(environment, "-c", program)
+    assert done.returncode == 0, done.stderr
+    found = list(map(float, done.stdout.split()))
+    assert found[:12] == pytest.approx([1.0] * 12, abs=0.07)
+    assert found[12:] == pytest.approx([1.0] * 2, abs=0.15)  # what a graph's memory lies between included
+
+
 def test_graphs_of_all_shapes_take_the_memory_of_the_largest(environment: dict[str, str]):
     """A GPU that has no room for two would end; what is computed before it is recorded takes none beside it either."""
     program = """if True:

@@ -16,6 +16,7 @@ from cluster.planning.sharding import Sharding, read_sharding
 from preprocessing.schema import PAIR
 from trainer.config import load_recipe
 from trainer.deepspeed_config import without_communication
+from trainer.model import parameter_count
 
 ROOT = Path(__file__).parents[2]
 CONFIG = str(ROOT / "ds_config.json")
@@ -168,6 +169,30 @@ def test_small_micro_batches_are_advised_to_be_in_graphs_under_zero_1():
     assert [stage.refused for stage in then.stages] == ["not in 16 bits", "", "", "not in CUDA graphs"]
     recomputed = load_recipe(ROOT / "trainer/recipes/bert_large.toml", ["model.activation_checkpointing=true"])
     assert plan(recomputed, gpus=8).hours_in_graphs is None
+
+
+def test_kernels_of_our_own_leave_room_for_more_sequences():
+    """They pad nothing for dropout of attention's weights, and keep no masks."""
+    given = "train.fused=true", "data.token_multiple=1024"
+    usual, own = (
+        plan(load_recipe(ROOT / "trainer/recipes/bert_large.toml", settings), gpus=1) for settings in ((), given)
+    )
+    for before, after in zip(usual.phases, own.phases, strict=True):
+        assert 1.08 < after.largest / before.largest < 1.15
+        assert after.kept < before.kept
+        assert after.kept_checkpointed == before.kept_checkpointed
+
+
+def test_graphs_keep_the_memory_of_activations_during_an_update():
+    """LAMB's needs as much as five float32 copies of a GPU's weights for a moment."""
+    given = "train.cuda_graphs=true", "data.token_multiple=1024"
+    recipes = [load_recipe(ROOT / "trainer/recipes/lamb_64k.toml", settings) for settings in ((), given)]
+    usual, in_graphs = (plan(recipe, gpus=1, stage=1) for recipe in recipes)
+    assert usual.states.updating > usual.states.working
+    assert in_graphs.states.updating == usual.states.updating + 2 * parameter_count(recipes[0].model)
+    for before, after in zip(usual.phases, in_graphs.phases, strict=True):
+        lost = in_graphs.states.updating - usual.states.working
+        assert (before.largest - after.largest) * before.kept == pytest.approx(lost, rel=0.05)
 
 
 def test_a_gpu_without_bfloat16_takes_the_other_16_bits():

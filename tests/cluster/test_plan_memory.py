@@ -13,7 +13,7 @@ from cluster.planning.activations import MicroBatch, fastest_kernel, kept_bytes,
 from cluster.planning.sharding import Sharding, model_states, read_sharding
 from tests.cluster.rank_tasks import measure_peaks
 from tests.ranks import run_ranks
-from trainer.model import BertConfig, BertForPreTraining, parameter_count, pretraining_losses
+from trainer.model import VOCABULARY_MULTIPLES, BertConfig, BertForPreTraining, parameter_count, pretraining_losses
 from trainer.optim import OptimizerConfig, build_optimizer, parameter_groups
 from trainer.packing import PackedTokens
 
@@ -108,6 +108,43 @@ def test_activations_on_a_gpu_without_one(checkpointing, causal):
     assert kept_bytes(config, batch, 2, "varlen", checkpointing) == pytest.approx(kept.bytes, rel=0.02)
 
 
+class Launched:
+    """A kernel of Triton's that is launched, and computes nothing."""
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **constants: None
+
+
+@pytest.mark.parametrize("dtype", WIDTHS, ids=str)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("length", [64, 192])
+def test_activations_of_kernels_of_our_own(length, checkpointing, dropout, dtype, monkeypatch):
+    pytest.importorskip("triton", reason="needs triton, which torch has on Linux for x86 and NVIDIA's GPUs")
+    from trainer import attention_kernels, fused, kernels
+
+    for kernel in (kernels.add_norm, kernels.gelu):
+        monkeypatch.setattr(kernels, kernel.__name__, Launched())
+    for kernel in (attention_kernels.draw, attention_kernels.attend):
+        monkeypatch.setattr(attention_kernels, kernel.__name__, Launched())
+    monkeypatch.setitem(VOCABULARY_MULTIPLES, "cpu", VOCABULARY_MULTIPLES["cuda"])
+    config = replace(
+        SMALL, activation_checkpointing=checkpointing, hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout, max_position_embeddings=length,
+    )  # fmt: skip
+    batch = MicroBatch(8, length, 80)
+    compute, model = losses(config, batch, dtype)
+    fused.fuse(model.bert.layers, config)
+    kept = Kept(model)
+    with saved_tensors_hooks(kept.take, lambda tensor: tensor):
+        compute()
+    width = WIDTHS[dtype]
+    mask = batch.tokens * config.hidden_size if dropout else 0  # of the embeddings: a byte on GPUs
+    expected = kept.bytes - mask * (width - 1)
+    kernel = fastest_kernel(config, width, fused=True)
+    assert kept_bytes(config, batch, width, kernel, checkpointing) == pytest.approx(expected, rel=0.01)
+
+
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")  # torch's, where it is told to leave oneDNN out
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("dtype", WIDTHS, ids=str)
@@ -153,6 +190,16 @@ def test_weights_gradients_and_moments_of_plain_torch_to_the_byte(name):
     ]
     states = model_states(parameter_count(SMALL), Sharding(stage=0, precision="float32"), ranks=1)
     assert [states.weights, states.gradients, states.optimizer] == found
+
+
+@pytest.mark.parametrize(("stage", "copies"), [(0, 1), (1, 1), (2, 2)])
+def test_graphs_write_gradients_to_a_place_of_their_own(stage, copies):
+    """From where all are copied at once, which ZeRO 2 has not as a whole otherwise."""
+    usual, in_graphs = (
+        model_states(PARAMETERS, Sharding(stage=stage), ranks=8, in_graphs=in_graphs) for in_graphs in (False, True)
+    )
+    assert in_graphs.working - usual.working == copies * 2 * PARAMETERS
+    assert in_graphs.updating - usual.updating == 2 * PARAMETERS
 
 
 LAYERS, WIDTH = 40, 150

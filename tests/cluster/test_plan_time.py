@@ -170,6 +170,8 @@ def test_the_cpu_has_the_operations_of_a_micro_batch_and_gradients_to_look_after
     )
     assert plain == [3750, 3750 + 12 * 302]
     assert in_graphs == [2 * 302, 14 * 302]
+    own = _operations(load_recipe(ROOT / "trainer/recipes/bert_large.toml"), "fused", 1)
+    assert own / plain[0] == pytest.approx((31.0 - 2.3) / (27.8 - 1.8), rel=0.01)  # ms without those of the update
 
 
 def test_recomputation_costs_a_third():
