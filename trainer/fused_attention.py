@@ -59,8 +59,11 @@ class How:
         return max(_SMALLEST, int(triton.next_power_of_2(query.shape[1] // self.heads)))
 
     def rows(self, query: Tensor) -> int:
-        """Queries and keys of a block, with which several programs share a multiprocessor."""
-        return 64 if query.element_size() == 2 and self.block(query) <= 2 * _NARROW else 32
+        """Queries and keys of a block, with which several programs share a multiprocessor, or one has room there."""
+        row = self.block(query) * query.element_size()  # bytes
+        if query.element_size() == 2 and row <= 256:
+            return 64
+        return 32 if row <= 1024 else _SMALLEST
 
     def is_whole(self, query: Tensor) -> bool:
         """Whether a block of the backward pass has a sequence as a whole."""

@@ -97,6 +97,16 @@ def test_result_and_gradients_are_the_formula_s(lengths, width, who):
             assert (one - other).norm() < allowed * other.norm(), f"{name} in {dtype}"
 
 
+def test_heads_as_wide_as_there_are():
+    """Of which a multiprocessor has room for sixteen queries and keys at a time, in float32."""
+    tokens = packed((5, 40))
+    how = How(tokens, tokens, HEADS, False, 0.0, None)
+    inputs = inputs_of(45, 45, 300, torch.float32)
+    assert how.rows(inputs[0]) == 16
+    for one, other in zip(ours(inputs, how), formula(inputs, how), strict=True):
+        assert (one - other).norm() < 2e-6 * other.norm()
+
+
 @pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["short", "long"])
 def test_dropout_is_the_same_in_both_passes_and_leaves_the_expectation(lengths):
     tokens = packed(lengths)
