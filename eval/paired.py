@@ -264,6 +264,8 @@ def compare(pairs: Pairs, resamples: int, seed: int) -> Difference:
     low, high = drawn.confidence_interval
     if isinstance(pairs, Sums) and pairs.is_right is not None:
         return Difference(a, b, float(low), float(high), mc_nemar(pairs.is_right), MC_NEMAR, n)
+    if abs(b - a) < _SAME:  # every difference is as large; twice scipy's smaller tail of those drawn falls short of 1
+        return Difference(a, b, float(low), float(high), 1.0, RANDOMISATION, n)
     swapped = scipy.stats.permutation_test(
         (units, units + n), lambda first, _, **__: pairs.swapped(np.atleast_2d(first >= n)), n_resamples=resamples,
         batch=batch, vectorized=True, permutation_type="samples", random_state=generator,

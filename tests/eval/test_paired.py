@@ -108,6 +108,14 @@ def test_models_that_say_the_same_do_not_differ(metric: str) -> None:
     assert (found.low, found.high, found.p) == (0, 0, 1)
 
 
+def test_models_that_are_as_good_in_other_places_do_not_differ() -> None:
+    labels = np.tile([0, 1, 2], 20)
+    found = compare(of_labels("macro_f1", labels, np.full(60, 0), np.full(60, 1)), 999, seed=0)
+    assert found.a == found.b == pytest.approx(100 * (2 * 20 / 80) / 3)
+    assert found.low < 0 < found.high
+    assert found.p == 1
+
+
 @pytest.mark.parametrize("metric", ["pearson", "spearman"])
 def test_scale_and_mean_of_a_models_figures_do_not_count(metric: str) -> None:
     """Swapped as they are, figures around 0 among figures around 3 would correlate with nothing."""
@@ -149,3 +157,4 @@ def test_means_over_seeds_are_compared_where_they_vary() -> None:
     assert welch(a, b) == pytest.approx(scipy.stats.ttest_ind(a, b, equal_var=False).pvalue)
     assert welch(a, [70.0]) is None
     assert welch([1.0, 1.0], [2.0, 2.0 + 1e-13]) is None
+    assert welch([70.0, 70.0], [72.0, 74.0]) == pytest.approx(2 * scipy.stats.t.sf(3, df=1))  # one of both varies
