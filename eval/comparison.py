@@ -38,7 +38,7 @@ class MeasuredExport:
     Attributes:
         run: name of its run, which no other has.
         step: of it; None where another program wrote it.
-        tasks: name -> content, see eval.results; of the evaluation that counts, see eval.evaluated.prevailing.
+        tasks: name -> content, see eval.results; of the evaluation that counts, see eval.evaluated.on_each_data.
         data: name of a task -> what tells the data that it was measured on from others, and from a part of them.
         places: name of a task -> where these data lay.
         settings: of the run, section.key -> value; empty where its config.toml is out of reach.

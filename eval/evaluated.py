@@ -196,17 +196,10 @@ def _present_weights(group: Sequence[Evaluated]) -> str:
     return last.weights_blake2b
 
 
-def prevailing(evaluations: Iterable[Evaluated]) -> dict[str, Evaluated]:
-    """Task -> the evaluation whose figures count: without a limit or of the highest, over the most samples, the newest.
-
-    Args:
-        evaluations: of one export.
-    """
-    return {task: ranked[0] for task, ranked in _ranked(evaluations).items()}
-
-
 def on_each_data(evaluations: Iterable[Evaluated]) -> Iterator[dict[str, Evaluated]]:
-    """What prevails, if anything; and then, of tasks that were measured on other data too, what does on each of these.
+    """Task -> the evaluation whose figures count; and then, of tasks measured on other data too, that on each of these.
+
+    That without a limit counts, or that of the highest, over the most samples, the newest.
 
     Args:
         evaluations: of one export.
@@ -217,7 +210,7 @@ def on_each_data(evaluations: Iterable[Evaluated]) -> Iterator[dict[str, Evaluat
 
 
 def _ranked(evaluations: Iterable[Evaluated]) -> dict[str, list[Evaluated]]:
-    """Task -> of all data that it was measured on the evaluation whose figures count, the one that prevails first."""
+    """Task -> of all data that it was measured on the evaluation whose figures count, as on_each_data has them."""
     by_task: dict[str, list[Evaluated]] = {}
     for evaluated in evaluations:
         for task in evaluated.results["tasks"]:
