@@ -74,14 +74,17 @@ lint: $(VENV)/.dev
 	mypy
 	lint-imports
 
-# Two tests at a time: one alone leaves half of two cores idle. Each may take 2 GB of memory.
-WORKERS ?= 2
-
+# Two tests at a time, or WORKERS: one alone leaves half of two cores idle. Each may take 2 GB of memory.
 test: lint
-	pytest -n $(WORKERS) --dist loadfile -m "not (slow or flink or slurm or kubernetes)"
+	pytest -n $(or $(WORKERS),2) --dist loadfile -m "not (slow or flink or slurm or kubernetes)"
+
+# Three, for these wait more than they compute. The longest begin first.
+LONGEST := tests/cluster/test_slurm.py tests/integration/test_flink.py tests/integration/test_kill.py
 
 test-cluster: $(VENV)/.dev
-	pytest -n $(WORKERS) --dist loadfile -m "slow or flink or slurm or kubernetes" --durations=15
+	pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --durations=15 \
+		-m "slow or flink or slurm or kubernetes" \
+		$(LONGEST) $(filter-out $(LONGEST),$(sort $(shell find tests -name 'test_*.py')))
 
 # The quick form of each; their own --help tells the long ones. benchmarks/make_shards.py wants books of yours.
 bench: $(VENV)/.dev $(DEMO)/shards/manifest.json

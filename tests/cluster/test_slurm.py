@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -129,6 +130,12 @@ class Job:
     @property
     def restarts(self) -> int:
         return int(re.search(r"Restarts=(\d+)", slurm("scontrol", "show", "job", self.number))[1])
+
+    @property
+    def span(self) -> list[datetime]:
+        """When it began, for the last time, and when it ended, in whole seconds."""
+        told = slurm("scontrol", "show", "job", self.number)
+        return [datetime.fromisoformat(re.search(rf"{name}=(\S+)", told)[1]) for name in ("StartTime", "EndTime")]
 
     @property
     def log(self) -> str:
@@ -351,7 +358,6 @@ def test_preprocessing_pretraining_and_evaluation_run_through_in_a_chain(site):
     settings = [f"{name}.arguments={json.dumps(given)}" for name, given in arguments.items()]
     told = run_launch(site, "all", *settings)
     jobs = [Job(number, site / "runs" / "chain") for number in re.findall(r": job (\d+)", told)]
-    assert [job.state for job in jobs[1:]] == ["PENDING", "PENDING"]
     logs = site / "runs" / "chain" / "job" / "logs"
     jobs[0].wait_for(lambda: (site / "news" / "job.json").exists() or jobs[0].state in ENDED)  # now it hears signals
     slurm("scancel", "--signal=INT", jobs[0].number)  # as at the time limit
@@ -359,6 +365,8 @@ def test_preprocessing_pretraining_and_evaluation_run_through_in_a_chain(site):
         job.wait_for(lambda job=job: job.state in ENDED)
         assert job.state == "COMPLETED", "\n".join(path.read_text() for path in logs.iterdir())
     assert jobs[0].restarts == 1
+    times = [moment for job in jobs for moment in job.span]
+    assert times == sorted(times)  # each began when the one before it had ended
     assert ShardDirectory(site / "news").manifest.statistics["documents"]["in_shards"] > 200
     assert (site / "runs" / "chain" / "outcome").read_text().startswith("done")
     results = json.loads((site / "results" / "results.json").read_text())
