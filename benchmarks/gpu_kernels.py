@@ -68,6 +68,8 @@ ANSWERS = {  # to what is asked of a device
     "torch._inductor.runtime.triton_heuristics.triton_helpers.set_driver_to_gpu": None,
 }  # fmt: skip
 TOKENS, SEQUENCES = 29_696, 264  # about 256 samples of 128
+# Bytes that a program may have of a multiprocessor's shared memory, by compute capability (CUDA C++ Programming Guide).
+SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 TYPES = {  # of kernels' arguments; others are tensors in 16 bits, or strides
     **dict.fromkeys(("means", "inverses", "sums", "logs", "deltas"), "*fp32"),
     **dict.fromkeys(("probability", "kept", "eps", "to_exponent", "to_score"), "fp32"),
@@ -277,7 +279,7 @@ def build_ours(bert: BertConfig) -> dict[str, tuple[float, float]]:
     built = {}
     for name, (widths, constants, elements) in plan.items():
         warps = constants.get("num_warps", 4)
-        program = _built(getattr(kernels, name), {**fused._ARITHMETIC, **constants})
+        program = _built(getattr(kernels, name), {**fused._ARITHMETIC, **constants}).asm["cubin"]
         built[name] = widths, 32 * warps * _of_the_loop(program) / elements
     return built
 
@@ -288,22 +290,35 @@ def build_attention(bert: BertConfig, length: int) -> dict[str, tuple[float, int
     Returns:
         Instructions a weight, registers of a thread, and bytes of it for which there are none.
     """
-    tokens = PackedTokens.from_sequences([[0] * length])
-    how = How(tokens, tokens, bert.num_attention_heads, False, 0.1, torch.zeros(1, dtype=torch.int64))
-    x = torch.empty(length, bert.hidden_size, dtype=torch.bfloat16)
-    backward = ["attend_backward"] if how.is_whole(x) else ["attend_backward_queries", "attend_backward_keys"]
     built = {}
-    for name in ("draw", "attend", *backward):
-        rows = fused_attention._WHOLE if name in ("draw", "attend_backward") else how.rows(x)
-        constants = how.constants(x, rows)
-        program = _built(getattr(attention_kernels, name), constants)
+    for name, rows, constants in _of_attention(bert, length):
+        program = _built(getattr(attention_kernels, name), constants).asm["cubin"]
         threads = 32 * constants["num_warps"]
         built[name] = threads * _of_the_loop(program) / rows**2, *_registers(program)
     return built
 
 
-def _built(kernel: Any, constants: dict[str, Any]) -> bytes:
-    """The machine's code of a kernel, with the types and alignments that tensors of a step have."""
+def shared_memory(bert: BertConfig, length: int, capability: int) -> int:
+    """Bytes of a multiprocessor that attention's kernels take at most, built for a compute capability times 10."""
+    return max(
+        _built(getattr(attention_kernels, name), constants, capability).metadata.shared
+        for name, _, constants in _of_attention(bert, length)
+    )
+
+
+def _of_attention(bert: BertConfig, length: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """The kernels for sequences of so many tokens, queries and keys of their blocks, and what they are built for."""
+    tokens = PackedTokens.from_sequences([[0] * length])
+    how = How(tokens, tokens, bert.num_attention_heads, False, 0.1, torch.zeros(1, dtype=torch.int64))
+    x = torch.empty(length, bert.hidden_size, dtype=torch.bfloat16)
+    backward = ["attend_backward"] if how.is_whole(x) else ["attend_backward_queries", "attend_backward_keys"]
+    for name in ("draw", "attend", *backward):
+        rows = fused_attention._WHOLE if name in ("draw", "attend_backward") else how.rows(x)
+        yield name, rows, how.constants(x, rows)
+
+
+def _built(kernel: Any, constants: dict[str, Any], capability: int = 90) -> Any:
+    """What triton makes of a kernel, with the types and alignments that tensors of a step have."""
     options = {name: value for name, value in constants.items() if name not in kernel.arg_names}
     known = {name: value for name, value in constants.items() if name in kernel.arg_names}
     signature = {name: "constexpr" if name in known else TYPES.get(name, "*bf16") for name in kernel.arg_names}
@@ -313,8 +328,7 @@ def _built(kernel: Any, constants: dict[str, Any]) -> bytes:
     places = [place for place, name in enumerate(kernel.arg_names) if _is_aligned(name, signature[name])]
     aligned = {(place,): [["tt.divisibility", 16]] for place in places}
     source = ASTSource(fn=kernel, signature=signature, constexprs=known, attrs=aligned)
-    program: bytes = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["cubin"]
-    return program
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 def _is_aligned(name: str, of: str) -> bool:
@@ -374,6 +388,12 @@ def main() -> None:
         rows = [[name, f"{count:.0f}", str(registers), str(bytes_)] for name, (count, registers, bytes_) in found]
         heading = [f"attention, {length} tokens", "instructions a weight", "registers", "bytes without one"]
         print(markdown_table([heading, *rows], [1, 2, 3]))
+    needs = []
+    for capability, there in SHARED.items():
+        found = [shared_memory(BertConfig(30522), length, capability) for length in (128, 512)]
+        needs.append([f"{capability / 10:.1f}", *(f"{bytes_:,}" for bytes_ in (*found, there))])
+    names = ["compute capability", "shared memory of attention, 128 tokens", "512 tokens", "there is"]
+    print(markdown_table([names, *needs], [0, 1, 2, 3]))
 
 
 if __name__ == "__main__":

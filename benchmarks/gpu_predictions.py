@@ -1,6 +1,6 @@
 """What a step on a GPU should take: operations, bytes and instructions at the rates at which it does nothing else.
 
-    python benchmarks/gpu_predictions.py [--tflops 790 --gbs 4000]      # an H200's, as measured; no GPU is needed
+    python benchmarks/gpu_predictions.py [--tflops 790 --gbs 4000]      # assumed of an H200; measured were 668 and 3957
 
 Operations go at the rate of a large product, bytes at that of a large copy; and where a kernel has more instructions
 than fit into that time, at the rate at which an H200 begins them. benchmarks/gpu_pretrain.py prints these beside what

@@ -181,7 +181,7 @@ def test_in_graphs_the_host_has_less_to_launch(environment: dict[str, str], tmp_
 
 
 def test_activations_take_what_the_plan_says(environment: dict[str, str]):
-    """By torch's allocator for GPUs: all that is there at once in a pass, of a model that is wide beside its words."""
+    """By torch's allocator for GPUs, all that is there at once in a pass: of a model of few words, and of BERT-LARGE."""
     program = """if True:
         from dataclasses import replace
 
@@ -196,11 +196,13 @@ def test_activations_take_what_the_plan_says(environment: dict[str, str]):
 
         device = torch.device("cuda:0")
 
-        def take(kernel, length, checkpointing, in_graphs=False):
-            config = BertConfig(1000, 512, 6, 8, 2048, activation_checkpointing=checkpointing)
+        SMALL, LARGE = BertConfig(1000, 512, 6, 8, 2048), BertConfig(30522)
+
+        def take(kernel, length, checkpointing, in_graphs=False, config=SMALL, sequences=256):
+            config = replace(config, activation_checkpointing=checkpointing)
             if kernel == "varlen":
                 config = replace(config, attention_probs_dropout_prob=0.0)
-            batch = MicroBatch(256, length, 256 * 16)
+            batch = MicroBatch(sequences, length, sequences * 16)
             model = BertForPreTraining(config, seed=None).to(device).bfloat16()
             if kernel == "fused":
                 fuse(model.bert.layers, config)
@@ -233,12 +235,15 @@ def test_activations_take_what_the_plan_says(environment: dict[str, str]):
                     take(kernel, length, checkpointing)
         for length in 128, 256:
             take("fused", length, False, in_graphs=True)
+        for kernel in "sdpa", "varlen", "fused":
+            take(kernel, 128, False, config=LARGE, sequences=64)
     """
     done = run(environment, "-c", program)
     assert done.returncode == 0, done.stderr
     found = list(map(float, done.stdout.split()))
     assert found[:12] == pytest.approx([1.0] * 12, abs=0.07)
-    assert found[12:] == pytest.approx([1.0] * 2, abs=0.15)  # what a graph's memory lies between included
+    assert found[12:14] == pytest.approx([1.0] * 2, abs=0.15)  # what a graph's memory lies between included
+    assert found[14:] == pytest.approx([1.0] * 3, abs=0.01)  # BERT-LARGE
 
 
 def test_graphs_of_all_shapes_take_the_memory_of_the_largest(environment: dict[str, str]):

@@ -38,3 +38,9 @@ def test_kernels_of_a_layer():
         for line, (_, _, instructions) in zip(lines[lines.index(heading) + 2 :], kernels, strict=False):
             assert float(line[1]) == pytest.approx(instructions, rel=0.2)  # torch 2.11 has up to 16 % fewer
             assert int(line[3]) <= 64, f"{line[0]} at {length} tokens keeps its numbers in memory"
+    needs = lines[
+        lines.index(["compute capability", "shared memory of attention, 128 tokens", "512 tokens", "there is"]) + 2 :
+    ]
+    needs = [[float(cell.replace(",", "")) for cell in line] for line in needs[:6]]
+    assert [capability for capability, *_ in needs] == [8.0, 8.6, 8.9, 9.0, 10.0, 12.0]
+    assert all(max(short, long) <= there for _, short, long, there in needs)
