@@ -181,7 +181,7 @@ def test_in_graphs_the_host_has_less_to_launch(environment: dict[str, str], tmp_
 
 
 def test_activations_take_what_the_plan_says(environment: dict[str, str]):
-    """By torch's allocator for GPUs, all that is there at once in a pass: of a model of few words, and of BERT-LARGE."""
+    """By torch's allocator for GPUs, all that is there at once in a pass, of a model of few words and of BERT-LARGE."""
     program = """if True:
         from dataclasses import replace
 
