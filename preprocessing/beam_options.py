@@ -39,6 +39,13 @@ def check_beam_options(ours: OneLineParser, rest: list[str]) -> list[str]:
         return rest
     if known.num_workers is not None or known.max_num_workers is not None:
         ours.error("--num_workers is Dataflow's, and does nothing on one machine; there it is --direct_num_workers")
+    for name in ("dry_run", "update", "streaming"):
+        if getattr(known, name):
+            ours.error(f"--{name} does nothing on one machine, where the job would run all the same; leave it out")
+    if known.pickle_library.startswith("dill"):
+        ours.error(
+            f"--pickle_library={known.pickle_library}: this job goes to its workers by cloudpickle; leave it out"
+        )
     if known.direct_num_workers < 0:
         ours.error("--direct_num_workers must be 0, for as many as there are cores, or more")
     if (known.profile_cpu or known.profile_memory) and not (known.profile_cpu and known.profile_location):

@@ -276,9 +276,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command: errors in one line, exit code 2 for the user's and 1 for those of storage."""
     try:
         run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
     except (ShardError, VocabularyError, UnavailableError) as error:
         tell_error(error, "inspect")
         raise SystemExit(1 if isinstance(error, UnavailableError) else 2) from error
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails once more at its end
+        tell_error(f"can't write to where this goes ({error.strerror})", "inspect")
+        raise SystemExit(1) from error
 
 
 if __name__ == "__main__":

@@ -287,15 +287,17 @@ def _is_json_lines(text: str, following: Iterable[bytes | None]) -> bool:
 def _is_text(beginning: bytes) -> bool:
     """Whether a file may be text: else archives and pictures, being no UTF-8, would pass for Windows-1252."""
     controls = len(beginning) - len(beginning.translate(None, _CONTROL))
-    return beginning.startswith(_MARKS) or controls <= max(1, _STRAY * len(beginning))
+    if beginning.startswith(_MARKS):
+        return not beginning.startswith(codecs.BOM_UTF32_LE)  # which begins as UTF-16's does
+    return controls <= max(1, _STRAY * len(beginning))
 
 
 def _document(doc_id: str, document: bytes | None, wanted: Wanted) -> Iterator[Item]:
     """A document of several, a sentence a line, if it is wanted."""
-    if document is None:
+    text, replaced = decode_utf8(document) if document is not None and wanted(doc_id) else ("", 0)
+    if document is None or len(text) > MAX_DOCUMENT:
         yield Skipped(doc_id, SOURCE, "too_large")
     elif wanted(doc_id):
-        text, replaced = decode_utf8(document)
         # A carriage return within a line ends none there.
         yield Document(doc_id, SOURCE, None, text.replace("\r", " "), replaced=replaced, split=True)
 
@@ -336,9 +338,9 @@ def _between_blank_lines(found: Iterable[bytes | None]) -> Iterator[bytes | None
     size = 0
     for line in chain(found, [b""]):
         if line is None or not _is_blank(line):
-            size += MAX_DOCUMENT + 1 if line is None else len(line) + 1
-            if line and size <= MAX_DOCUMENT:
+            size += 4 * MAX_DOCUMENT + 1 if line is None else len(line) + 1
+            if line and size <= 4 * MAX_DOCUMENT + 1:
                 held.append(line)
         elif size:
-            yield b"\n".join(held) if size <= MAX_DOCUMENT else None
+            yield b"\n".join(held) if size <= 4 * MAX_DOCUMENT + 1 else None
             held, size = [], 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -28,7 +28,8 @@ from preprocessing.sources.lines import decode_utf8
 
 SOURCE = "parquet"
 _MAGIC = b"PAR1"
-_ROWS = 256  # held at once
+_ROWS = 256  # held at once, or fewer of
+_HELD = 1 << 24  # bytes, by the mean of a group of rows
 _BUFFER = 1 << 20  # bytes of a column that are read ahead; by itself pyarrow reads a whole group of rows
 
 
@@ -79,7 +80,9 @@ def _columns(schema: pa.Schema, columns: Columns, name: str) -> Columns:
             raise SourceError(
                 f"{name}: no column {column!r}, but {', '.join(map(repr, schema.names))}; use --parquet-{option}-column"
             )
-        if kind is not None and not (_is_text(kind) or (option == "title" and _is_plain(kind))):
+        if kind is not None and not (
+            _is_text(kind) or pa.types.is_null(kind) or (option == "title" and _is_plain(kind))
+        ):
             raise SourceError(f"{name}: the column {column!r} holds {kind}, not strings; use --parquet-{option}-column")
     return Columns(columns.text, columns.title if columns.title in schema.names else "")
 
@@ -90,17 +93,17 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Whether values can be written as strings: numbers, dates, or none at all, as pandas writes a column of None."""
-    return bool(pa.types.is_primitive(kind) or pa.types.is_null(kind))
+    """Whether values can be written as strings: numbers and dates."""
+    return bool(pa.types.is_primitive(kind))
 
 
-def _raw(column: pa.Array) -> list[bytes | None]:
-    """Strings as bytes: a file's need not be UTF-8, and then can't be turned into Python's."""
+def _raw(column: pa.Array) -> Iterator[bytes | None]:
+    """Strings as bytes: a file's need not be UTF-8, and then can't be turned into Python's. One at a time is copied."""
     plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
     if not _is_text(plain.type):
         plain = plain.cast(pa.large_string())
-    raw: list[bytes | None] = pc.cast(plain, pa.large_binary()).to_pylist()
-    return raw
+    for value in pc.cast(plain, pa.large_binary()):
+        yield value.as_py()
 
 
 def _offset(group: pq.RowGroupMetaData) -> int:
@@ -113,14 +116,19 @@ def _rows(
     table: pq.ParquetFile, group: int, row: int, columns: Columns, name: str, wanted: Wanted
 ) -> Iterator[Document | Skipped]:
     names = [column for column in (columns.text, columns.title) if column]
-    for batch in table.iter_batches(_ROWS, row_groups=[group], columns=names):
+    for batch in table.iter_batches(_held(table.metadata.row_group(group)), row_groups=[group], columns=names):
         texts = _raw(batch.column(columns.text))
-        titles = _raw(batch.column(columns.title)) if columns.title else [None] * len(texts)
+        titles = _raw(batch.column(columns.title)) if columns.title else repeat(None, len(batch))
         for number, (text, title) in enumerate(zip(texts, titles, strict=True), start=row):
             doc_id = f"{name}#{number}"
             if wanted(doc_id):
                 yield _document(doc_id, text, title)
-        row += len(texts)
+        row += len(batch)
+
+
+def _held(group: pq.RowGroupMetaData) -> int:
+    """How many rows are decoded at once: few of books."""
+    return int(max(1, min(_ROWS, _HELD * group.num_rows // max(1, group.total_byte_size))))
 
 
 def _document(doc_id: str, raw: bytes | None, title: bytes | None) -> Document | Skipped:

@@ -295,13 +295,23 @@ def test_utf16_in_googles_format_is_refused_as_it_has_no_blank_lines_there(encod
         google(text.encode(encoding))
 
 
+def test_utf32_is_no_text_though_its_mark_begins_as_that_of_utf16() -> None:
+    for encoding in ("utf-32", "utf-32-le", "utf-32-be"):
+        mark = "" if encoding == "utf-32" else "\ufeff"
+        (found,) = read(io.BytesIO((mark + HEADER + START + "Zoë slept. \U0001f600\n" + END).encode(encoding)), "x.txt")
+        assert isinstance(found, Damaged)
+        assert found.message == "x.txt: not text in UTF-8, Windows-1252, or UTF-16 that begins with its mark"
+
+
 def test_too_large_documents_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("preprocessing.sources.books.MAX_DOCUMENT", 100)
-    monkeypatch.setattr("preprocessing.sources.lines.MAX_LINE", 150)
-    found = google(b"x\n" * 60 + b"\n" + b"y" * 120 + b"\n\n" + b"w" * 151 + b"\nshort\n\n" + b"z" * 99)
+    monkeypatch.setattr("preprocessing.sources.lines.MAX_LINE", 500)
+    texts = ["x\n" * 60, "y" * 120, "w" * 501 + "\nshort", "v\n" * 300, "z" * 99, "\U00010000" * 100]
+    found = google("\n\n".join(texts).encode())
     assert found == [
-        *(Skipped(f"b.txt#{row}", "books", "too_large") for row in range(3)),
-        Document("b.txt#3", "books", None, "z" * 99, split=True),
+        *(Skipped(f"b.txt#{row}", "books", "too_large") for row in range(4)),
+        Document("b.txt#4", "books", None, "z" * 99, split=True),
+        Document("b.txt#5", "books", None, "\U00010000" * 100, split=True),
     ]
     for text in ("x" * 101, "\ufeff" + "\U00010000" * 200):  # of the second no more than 100 would be read
         assert list(read(io.BytesIO(text.encode()), "x.txt")) == [Skipped("x.txt", "books", "too_large")]

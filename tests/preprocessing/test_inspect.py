@@ -105,6 +105,17 @@ def test_a_histogram_is_whole_or_the_one_before(
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(DOCUMENTS, "before")]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full is Linux's")
+def test_what_can_not_be_written_is_told_in_a_line(shards: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "preprocessing.inspect", str(shards)],
+            cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    told = "inspect: error: can't write to where this goes (No space left on device)\n"
+    assert (done.returncode, done.stderr) == (1, told)
+
+
 @pytest.mark.parametrize("length", [8, 31, 32, 128])
 def test_every_pair_is_in_one_bin(length: int) -> None:
     """Sequences shorter than there are bins leave some empty."""

@@ -479,6 +479,10 @@ def test_tags_of_html_are_told_and_stripped_as_the_documentation_shows(
         (["--output", "hdfs://bucket/out"], "Beam reads from HDFS, but shards can't be made there"),
         (["--profile_cpu"], "--profile_cpu needs --profile_location DIR, and --profile_memory needs both"),
         (["--profile_memory", "--profile_location=a"], "--profile_memory needs both"),
+        (["--dry_run=True"], "--dry_run does nothing on one machine, where the job would run all the same"),
+        (["--update"], "--update does nothing on one machine"),
+        (["--streaming"], "--streaming does nothing on one machine"),
+        (["--pickle_library=dill"], "this job goes to its workers by cloudpickle; leave it out"),
     ],
 )
 def test_bad_options_are_told_in_a_line(make: Maker, tmp_path: Path, arguments: list[str], told: str) -> None:

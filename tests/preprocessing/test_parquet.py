@@ -90,6 +90,24 @@ def test_columns_have_other_names_and_the_title_is_optional() -> None:
         documents(parquet(pa.table({"text": ["A"], "title": [["B"]]})))
 
 
+def test_a_part_without_any_text_is_empty() -> None:
+    """As pandas writes it where all values are None."""
+    for rows in (0, 2):
+        found = documents(parquet(pa.table({"text": pa.nulls(rows), "title": pa.nulls(rows)})))
+        names = [f"w/0.parquet#{row}" for row in range(rows)] or ["w/0.parquet"]
+        assert found == [Skipped(name, "parquet", "empty") for name in names]
+
+
+def test_of_long_texts_few_are_held_at_once() -> None:
+    texts = [chr(97 + row) * 4_000_000 for row in range(20)]
+    data = parquet(pa.table({"text": texts}), use_dictionary=False, write_batch_size=1)  # a page is read whole
+    before, most = pa.total_allocated_bytes(), 0
+    for item in read(io.BytesIO(data), "f", Part(0, len(data))):
+        assert isinstance(item, Document)
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert 4_000_000 < most < 40_000_000
+
+
 def test_texts_may_be_strings_of_any_kind_or_a_dictionarys() -> None:
     for kind in (pa.large_string(), pa.string_view()):
         other = WIKIPEDIA.set_column(3, "text", WIKIPEDIA["text"].cast(kind))
