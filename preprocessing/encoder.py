@@ -30,7 +30,7 @@ from preprocessing.tokenization import build_tokenizer, encode_sentences
 Engine = Literal["auto", "nanotoken", "words"]
 BLOCK = 1 << 15  # sentences encoded at once: about 4 MB of text
 CHECKED_EVERY = 512  # one sentence in this many is compared: it costs less than 1 % of tokenizing everything
-REMEMBERED = 1 << 20  # words; about 200 MB. When they are too many, all are forgotten
+REMEMBERED = 1 << 22  # words, parts of words, and ids of both; some 200 MB. When they are too many, all are forgotten
 
 # Words of nothing but visible ASCII and general punctuation are taken apart here as BERT does, so that "whale",
 # "whale," and "whale--ship" are tokenized once.
@@ -54,7 +54,7 @@ class WordCache:
 
     Args:
         encode: the ids of each of some texts, by `tokenizers`.
-        remembered: how many words are kept.
+        remembered: how many words, parts and ids are kept; a sentence without blanks is a word, of many ids.
     """
 
     def __init__(self, encode: Callable[[Sequence[str]], list[list[int]]], remembered: int = REMEMBERED):
@@ -62,7 +62,8 @@ class WordCache:
         self._forget()
 
     def _forget(self) -> None:
-        self._parts: dict[str, list[int]] = {}
+        self._parts: dict[str, array[int]] = {}
+        self._ids_of_parts = 0
         self._numbers: dict[str, int] = {}  # word -> its place in the two below
         self._ids = array("I")  # of all words, one after the other
         self._ends = array("q", [0])  # word n is ids[ends[n] : ends[n + 1]]
@@ -74,7 +75,7 @@ class WordCache:
             text = " \n ".join(sentence.replace("\n", " ") for sentence in sentences)
         words = pc.split_pattern(pa.array([text + " \n"]), " ").values.dictionary_encode()
         distinct = words.dictionary.to_pylist()
-        if len(self._numbers) + len(distinct) > self._remembered:
+        if self.size + len(distinct) > self._remembered:
             self._forget()
         self._learn([word for word in distinct if word not in self._numbers])
         numbers = np.fromiter(map(self._numbers.__getitem__, distinct), dtype=np.int64, count=len(distinct))
@@ -86,10 +87,17 @@ class WordCache:
         ids = np.frombuffer(self._ids, dtype=np.uint32)[taken] if len(self._ids) else np.empty(0, dtype=np.uint32)
         return Encoded(ids, ends[codes == distinct.index("\n")])
 
+    @property
+    def size(self) -> int:
+        """What is kept by now."""
+        return len(self._numbers) + len(self._ids) + len(self._parts) + self._ids_of_parts
+
     def _learn(self, words: list[str]) -> None:
         parts = [_PARTS.findall(word) if _PLAIN.fullmatch(word) else [word] for word in words]
         new = list({part: None for part in chain.from_iterable(parts) if part not in self._parts})
-        self._parts.update(zip(new, self._encode(new), strict=True))
+        for part, ids in zip(new, self._encode(new), strict=True):
+            self._parts[part] = array("I", ids)
+            self._ids_of_parts += len(ids)
         for word, own in zip(words, parts, strict=True):
             for part in own:
                 self._ids.extend(self._parts[part])

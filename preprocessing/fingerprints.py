@@ -21,7 +21,7 @@ LINE = np.dtype([("hash", "<u8"), ("begin", "<u4"), ("end", "<u4"), ("tokens", "
 SHINGLE_WORDS = 5  # documents are near duplicates by the share of such sequences that they have in common
 PERMUTATIONS = 128  # the standard error of an estimated share is below 0.045
 _AT_ONCE = 4096  # shingles; the permutations of one take half a kilobyte
-_REMEMBERED_WORDS = 1 << 20
+_REMEMBERED_WORDS, _REMEMBERED_LETTERS = 1 << 20, 32
 _WORD = re.compile(r"\w+")
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
@@ -86,10 +86,15 @@ def _long_lines(text: str, line_sentences: Sequence[int], sentence_ends: np.ndar
 
 
 class _WordHashes(dict[str, int]):
-    """The hashes of words met by this process; one that another thread forgets meanwhile is made again."""
+    """The hashes of words met by this process; one that another thread forgets meanwhile is made again.
+
+    Long ones are not kept: they hardly come again, as what is between punctuation where no blanks part words.
+    """
 
     def __missing__(self, word: str) -> int:
-        self[word] = made = keyed_hash(word, b"word")
+        made = keyed_hash(word, b"word")
+        if len(word) <= _REMEMBERED_LETTERS:
+            self[word] = made
         return made
 
 

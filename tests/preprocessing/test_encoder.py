@@ -88,6 +88,18 @@ def test_words_that_were_forgotten_are_learnt_again(vocabulary: list[str]) -> No
         assert cache(sentences).ids.tolist() == encode_sentences(tokenizer, sentences)[0]
 
 
+def test_sentences_without_blanks_and_words_of_many_parts_are_forgotten_too(vocabulary: list[str]) -> None:
+    """Each of the former is a word that hardly comes again, and of the latter all parts are kept."""
+    tokenizer = build_tokenizer(vocabulary, lowercase=True)
+    cache = WordCache(lambda texts: encode_sentences(tokenizer, texts), remembered=1000)
+    sizes = []
+    for number in range(100):
+        sentences = ["".join(chr(0x4E00 + (number * 97 + place) % 5000) for place in range(40)), f"a{number}-" * 40]
+        assert cache(sentences).ids.tolist() == list(chain.from_iterable(encode_sentences(tokenizer, sentences)))
+        sizes.append(cache.size)
+    assert 500 < max(sizes) < 1300  # what a call brings comes on top
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_threads_may_share_an_encoder(vocabulary: list[str], engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     if engine == "nanotoken":
