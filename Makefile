@@ -78,11 +78,11 @@ lint: $(VENV)/.dev
 test: lint
 	pytest -n $(or $(WORKERS),2) --dist loadfile -m "not (slow or flink or slurm or kubernetes)"
 
-# Three, for these wait more than they compute. The longest begin first.
+# The longest begin first.
 LONGEST := tests/cluster/test_slurm.py tests/integration/test_flink.py tests/integration/test_kill.py
 
 test-cluster: $(VENV)/.dev
-	pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --durations=15 \
+	pytest -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder --durations=15 \
 		-m "slow or flink or slurm or kubernetes" \
 		$(LONGEST) $(filter-out $(LONGEST),$(sort $(shell find tests -name 'test_*.py')))
 
