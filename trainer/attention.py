@@ -26,6 +26,7 @@ _Queries = PackedTokens | Selection
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _FLASH_CAPABILITY = (8, 0)  # of the oldest GPUs that the kernel for packed sequences runs on: Ampere
 _FLASH_WIDTHS = (8, 256)  # of heads: multiples, and the widest, for which it has code; torch's own pads others
+DRAWN = 128  # queries and keys of a block for which trainer.fused_attention draws numbers of dropout
 
 
 def attention(
@@ -124,6 +125,11 @@ def dropped_of_65536(probability: float) -> int:
 def scale_of_kept(probability: float) -> float:
     """What the others are multiplied by, so that the expectation stays."""
     return 2**16 / (2**16 - dropped_of_65536(probability))
+
+
+def groups_of_bits(longest: int) -> int:
+    """Bytes of dropout for a query of a head: a bit for each key of the longest sequence, in whole blocks."""
+    return -(-longest // DRAWN) * DRAWN // 8
 
 
 def _reference(

@@ -15,13 +15,12 @@ import triton
 from torch import Tensor
 
 from trainer import attention_kernels
-from trainer.attention import dropped_of_65536, scale_of_kept
+from trainer.attention import DRAWN, dropped_of_65536, groups_of_bits, scale_of_kept
 from trainer.packing import PackedTokens, Selection
 
 _WHOLE = 128  # tokens of a sequence whose backward pass a program has at once, of numbers of 16 bits
 _NARROW = 64  # the width of a head up to which a multiprocessor has room for that
 _SMALLEST = 16  # sides of a product of blocks
-_DRAWN = 128  # queries and keys of a block for which numbers of dropout are drawn
 
 
 @dataclass(frozen=True)
@@ -85,14 +84,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, how: How) -> tuple[Tensor,
     bounds = how.queries.bounds, how.tokens.bounds
     gathered = query.new_empty(query.shape)
     logs = query.new_empty(heads, count, dtype=torch.float32)
-    bits, groups = None, triton.cdiv(how.tokens.longest, _DRAWN) * _DRAWN // 8
+    bits, groups = None, groups_of_bits(how.tokens.longest)
     rows = how.rows(query)
     to_exponent, _, kept = how.scales(query)
     if how.probability:
         bits = query.new_empty(count, heads, groups, dtype=torch.uint8)
-        attention_kernels.draw[how.grid(_DRAWN)](
-            bits, *bounds, groups, how.seed, dropped_of_65536(how.probability), HEADS=heads, QUERIES=_DRAWN,
-            KEYS=_DRAWN, num_warps=8,
+        attention_kernels.draw[how.grid(DRAWN)](
+            bits, *bounds, groups, how.seed, dropped_of_65536(how.probability), HEADS=heads, QUERIES=DRAWN,
+            KEYS=DRAWN, num_warps=8,
         )  # fmt: skip
     attention_kernels.attend[how.grid(rows)](
         query, key, value, gathered, logs, bits, *bounds, query.stride(0), key.stride(0), count, groups, to_exponent,

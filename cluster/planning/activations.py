@@ -7,16 +7,14 @@ its result, and dropout keeps what it dropped.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from trainer.attention import fastest_on_gpu
+from trainer.attention import fastest_on_gpu, groups_of_bits
 from trainer.model import VOCABULARY_MULTIPLES, BertConfig
 
 Kernel = Literal["grouped", "sdpa", "varlen", "fused"]  # of trainer.attention, and trainer.fused for whole layers
 _FLOAT32, _INT64 = 4, 8
-_DRAWN = 128  # keys for which trainer.fused_attention stores bits of dropout at a time
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def _attention(config: BertConfig, batch: MicroBatch, queries: int, width: int, 
     if kernel == "varlen":
         return asked + 2 * keys + sums
     if kernel == "fused":
-        drawn = math.ceil(batch.length / _DRAWN) * _DRAWN / 8 if config.attention_probs_dropout_prob else 0
+        drawn = groups_of_bits(batch.length) if config.attention_probs_dropout_prob else 0
         return asked + 2 * keys + sums + queries * config.num_attention_heads * drawn
     if kernel == "sdpa":  # padded to the longest sequence: copies, the result too, and where their rows came from
         longest = batch.tokens * config.hidden_size * width
