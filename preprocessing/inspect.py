@@ -237,24 +237,35 @@ def run(argv: Sequence[str]) -> None:
         shards.verify()
         _verify_tokenizer(shards)
     try:
-        print("\n\n".join(describe(shards.manifest)))
+        told = "\n\n".join(describe(shards.manifest))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ShardError(
             f"{shards.path / MANIFEST}: its statistics are not those of a job ({error!r}); make the shards again"
         ) from error
+    _show(told)
     if found.sample:
         tokenizer = load_tokenizer(shards.tokenizer)
-        print()
-        print(*tell_pairs(sample(shards, found.sample, found.split or "train", found.seed or 0), tokenizer), sep="\n")
+        _show("", *tell_pairs(sample(shards, found.sample, found.split or "train", found.seed or 0), tokenizer))
     if found.histograms:
         with needs("preprocess"):
             from preprocessing.histograms import count_all, draw  # only here is matplotlib needed
         try:
-            print("\nDrawn:", *map(in_line, map(str, draw(count_all(shards), found.histograms))), sep="\n  ")
+            drawn = draw(count_all(shards), found.histograms)
         except OSError as error:
             ours.error(f"--histograms {found.histograms}: can't write there ({error.strerror}); name a folder")
+        _show("\nDrawn:", *(f"  {in_line(str(path))}" for path in drawn))
     if found.verify:
-        print(f"\nVerified: the checksums of {len(shards.manifest.shards)} shards are those of the manifest.")
+        _show(f"\nVerified: the checksums of {len(shards.manifest.shards)} shards are those of the manifest.")
+
+
+def _show(*lines: str) -> None:
+    """Print, or tell that it can't be, such as to a file on a full disk; exit code 1."""
+    try:
+        print(*lines, sep="\n", flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails once more at its end
+        tell_error(f"can't write to where this goes ({error.strerror})", "inspect")
+        raise SystemExit(1) from error
 
 
 def _verify_tokenizer(shards: ShardDirectory) -> None:
@@ -276,14 +287,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command: errors in one line, exit code 2 for the user's and 1 for those of storage."""
     try:
         run(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
     except (ShardError, VocabularyError, UnavailableError) as error:
         tell_error(error, "inspect")
         raise SystemExit(1 if isinstance(error, UnavailableError) else 2) from error
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails once more at its end
-        tell_error(f"can't write to where this goes ({error.strerror})", "inspect")
-        raise SystemExit(1) from error
 
 
 if __name__ == "__main__":

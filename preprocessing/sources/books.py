@@ -294,10 +294,12 @@ def _is_text(beginning: bytes) -> bool:
 
 def _document(doc_id: str, document: bytes | None, wanted: Wanted) -> Iterator[Item]:
     """A document of several, a sentence a line, if it is wanted."""
-    text, replaced = decode_utf8(document) if document is not None and wanted(doc_id) else ("", 0)
+    if document is not None and not wanted(doc_id):
+        return
+    text, replaced = decode_utf8(document or b"")
     if document is None or len(text) > MAX_DOCUMENT:
         yield Skipped(doc_id, SOURCE, "too_large")
-    elif wanted(doc_id):
+    else:
         # A carriage return within a line ends none there.
         yield Document(doc_id, SOURCE, None, text.replace("\r", " "), replaced=replaced, split=True)
 
@@ -335,12 +337,12 @@ def _is_blank(line: bytes) -> bool:
 def _between_blank_lines(found: Iterable[bytes | None]) -> Iterator[bytes | None]:
     """The documents of lines as google-research/bert reads them, blank ones between them; None for one too large."""
     held: list[bytes] = []
-    size = 0
+    size, most = 0, 4 * MAX_DOCUMENT + 1  # bytes, ends of lines included
     for line in chain(found, [b""]):
         if line is None or not _is_blank(line):
-            size += 4 * MAX_DOCUMENT + 1 if line is None else len(line) + 1
-            if line and size <= 4 * MAX_DOCUMENT + 1:
+            size += most + 1 if line is None else len(line) + 1
+            if line and size <= most:
                 held.append(line)
         elif size:
-            yield b"\n".join(held) if size <= 4 * MAX_DOCUMENT + 1 else None
+            yield b"\n".join(held) if size <= most else None
             held, size = [], 0
