@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from preprocessing.fingerprints import word_sequences, words_of
+from preprocessing.globs import files_below
 from preprocessing.sources import SourceError
 from preprocessing.sources.lines import parse_json
 from preprocessing.terminal import counted
@@ -47,24 +48,24 @@ class Benchmark(NamedTuple):
 
 
 def read_benchmark(folder: Path, note: Callable[[str], None]) -> Benchmark:
-    """The benchmark in the files below a folder.
+    """The benchmark in the files below a folder, but for hidden ones.
 
     Args:
         folder: the folder.
         note: told of files that are passed over.
 
     Raises:
-        SourceError: no such folder, no text in it, or a file that can't be parsed.
+        SourceError: no such folder, no text in it, or something below it that can't be read or parsed.
     """
     if not os.path.isdir(folder):  # noqa: PTH112 - Path's own is an error for a name that is too long
         raise SourceError(f"{folder}: no such folder; --contamination takes one that holds a benchmark's files")
     endings = ", ".join(sorted(_READERS))
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    paths = files_below(folder)
     if others := [path for path in paths if path.suffix.lower() not in _READERS]:
         note(f"{counted(len(others), 'file')} below {folder} passed over, such as {others[0]}: read are {endings}")
     names, hashes = [], []
     for path in sorted(set(paths).difference(others)):
-        name = path.relative_to(folder).as_posix()
+        name = path.relative_to(Path.cwd() / folder).as_posix()
         for text in sorted(set(_texts(path, name))):
             cleaned = clean(text)
             if len(words_of(cleaned)) >= WORDS:
@@ -117,8 +118,8 @@ class Search:
         self.found = np.zeros(len(self._wanted), bool)
 
     def look_in(self, text: str) -> None:
-        """Look in one document."""
-        met = word_sequences(clean(text), WORDS)
+        """Look in one document's cleaned text."""
+        met = word_sequences(text, WORDS)
         at = np.minimum(np.searchsorted(self._wanted, met), len(self._wanted) - 1)
         self.found[at[self._wanted[at] == met]] = True
 

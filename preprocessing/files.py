@@ -29,7 +29,7 @@ from preprocessing.decompression import decompressed
 from preprocessing.sources import StorageError
 from preprocessing.work_files import WorkFile
 
-_NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # gone, or a link that leads nowhere
+NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # gone, or a link that leads nowhere
 # Scheme of a URL -> the extra of Beam with what its file system needs, and how Beam complains where that is missing.
 _EXTRAS = {
     "gs": ("gcp", "Unable to get filesystem"),
@@ -264,7 +264,7 @@ def regular_size(path: Path) -> int | None:
     try:
         status = path.stat()
     except OSError as error:
-        if error.errno not in _NO_FILE:
+        if error.errno not in NO_FILE:
             raise
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache, partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -86,7 +86,7 @@ def _encoded(job: Job, unit: Unit, counts: Counts, dog: Watchdog) -> Iterator[En
     """The documents of a unit that are long enough; the others are counted."""
     encoder = _encoder(job)
     dtype = np.dtype(str(token_type(job.vocabulary.size)))  # pyarrow's own way asks pandas
-    documents = _documents(job, unit, counts, dog)
+    documents = _split(_documents(job, unit, counts, dog), job.options.language, dog)
     blocks = _blocks(_searched(job, unit, documents) if job.benchmark else documents)
     encode = partial(encode_documents, encoder=encoder, options=job.options, dtype=dtype)
     for encoded in chain.from_iterable(map(encode, _watched(blocks, dog))):
@@ -112,7 +112,16 @@ def _documents(job: Job, unit: Unit, counts: Counts, dog: Watchdog) -> Iterator[
             yield document
 
 
-def _searched(job: Job, unit: Unit, documents: Iterable[Document]) -> Iterator[Document]:
+def _split(documents: Iterable[Document], language: str, dog: Watchdog) -> Iterator[SplitDocument]:
+    """Documents cleaned and split, each watched."""
+    for document in documents:
+        dog.watch(document.doc_id)
+        split = split_document(document, language)
+        dog.rest()
+        yield split
+
+
+def _searched(job: Job, unit: Unit, documents: Iterable[SplitDocument]) -> Iterator[SplitDocument]:
     """Hand documents on; after the last one, write what of the benchmark is in them."""
     with files.open_arrow(job.path(WorkFile.BENCHMARK_SEQUENCES)) as file:
         search = Search(file.get_batch(0))
@@ -123,9 +132,9 @@ def _searched(job: Job, unit: Unit, documents: Iterable[Document]) -> Iterator[D
         writer.write_batch(search.positions())
 
 
-def _blocks(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def _blocks(documents: Iterable[SplitDocument]) -> Iterator[list[SplitDocument]]:
     """Documents in blocks of about as much text: one by one, short ones would cost more than their text does."""
-    block: list[Document] = []
+    block: list[SplitDocument] = []
     waiting = 0
     for document in documents:
         block.append(document)
@@ -137,28 +146,39 @@ def _blocks(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield block
 
 
-def _watched(blocks: Iterable[list[Document]], dog: Watchdog) -> Iterator[list[Document]]:
+def _watched(blocks: Iterable[list[SplitDocument]], dog: Watchdog) -> Iterator[list[SplitDocument]]:
     """Blocks, each watched until the next one is asked for."""
     for block in blocks:
-        dog.watch(f"{block[0].doc_id} (or one of those after it up to {block[-1].doc_id})")
+        first, last = (block[place].document.doc_id for place in (0, -1))
+        dog.watch(f"{first} (or one of those after it up to {last})")
         yield block
         dog.rest()
 
 
+class SplitDocument(NamedTuple):
+    """A document with its sentences."""
+
+    document: Document  # its own text is no longer needed, and empty
+    text: str  # cleaned
+    lines: list[list[str]]  # the sentences of each line
+
+
+def split_document(document: Document, language: str) -> SplitDocument:
+    """Clean a document, and split it into sentences."""
+    text = clean(document.text)
+    lines = [[line] for line in text.split("\n")] if document.split else split_lines(text, language)
+    return SplitDocument(document._replace(text=""), text, lines)
+
+
 def encode_documents(
-    documents: Sequence[Document], encoder: Encoder, options: Options, dtype: Any
+    documents: Sequence[SplitDocument], encoder: Encoder, options: Options, dtype: Any
 ) -> Iterator[EncodedDocument]:
-    """Clean documents, split them into sentences and encode them together; sentences without tokens vanish."""
-    texts = [clean(document.text) for document in documents]
-    split = [
-        [[line] for line in text.split("\n")] if document.split else split_lines(text, options.language)
-        for document, text in zip(documents, texts, strict=True)
-    ]
-    encoded = encoder([sentence for lines in split for line in lines for sentence in line])
+    """Encode documents together; sentences without tokens vanish."""
+    encoded = encoder([sentence for document in documents for line in document.lines for sentence in line])
     ids, ends = encoded.ids.astype(dtype), encoded.ends
     kept = np.diff(ends, prepend=0) > 0
     first = origin = 0
-    for document, text, lines in zip(documents, texts, split, strict=True):
+    for document, text, lines in documents:
         line_ends = np.cumsum([len(line) for line in lines])
         own_kept = kept[first : first + line_ends[-1]]
         own = ends[first : first + line_ends[-1]][own_kept]
@@ -166,7 +186,7 @@ def encode_documents(
         sentence_ends = (own - origin).astype(np.int32)
         line_sentences = np.diff(np.append(0, np.cumsum(own_kept))[line_ends], prepend=0)
         print_ = fingerprint(text, line_sentences.tolist(), sentence_ends, options.repeats)
-        yield EncodedDocument(document._replace(text=""), tokens, sentence_ends, print_)
+        yield EncodedDocument(document, tokens, sentence_ends, print_)
         first, origin = first + line_ends[-1], origin + len(tokens)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import glob
+import fnmatch
 import heapq
 import os
 import re
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +16,8 @@ from apache_beam.io.filesystem import BeamIOError
 from preprocessing import files
 from preprocessing.sources import MissingInputError, SourceError
 
+_ANY_DEPTH = re.compile(r"(?<![^/])\*\*(?:/+\*\*)+(?![^/])")  # as often as it is written
 _WILDCARD = re.compile(r"[*?\[]")
-_ANY_DEPTH = re.compile(r"(?:/\*\*)+/")
 _NO_REGULAR = "{}: no regular file, and what is read once can't be read again; save it in one first"
 
 
@@ -45,8 +45,8 @@ def expand(pattern: str) -> list[Found]:
         if not remote and (named := _named(pattern)):
             return [named]
         # Beam's own local search enters no folder that is a link.
-        here = Path(glob.escape(str(Path.cwd())))
-        matches = files.match(path) if remote else _match_local(str(here / pattern))
+        start = "/" if pattern.startswith("/") else str(Path.cwd())
+        matches = files.match(path) if remote else _match_local(start, _ANY_DEPTH.sub("**", pattern).split("/"))
     except SourceError:
         raise
     except (BeamIOError, ValueError, OSError) as error:
@@ -76,14 +76,24 @@ def _named(pattern: str) -> Found | None:
     return None
 
 
-def _match_local(pattern: str) -> dict[str, int]:
-    """The files that a glob matches, with their sizes.
+def files_below(folder: Path) -> list[Path]:
+    """The files of a local folder and of all below it but for hidden ones, sorted.
 
     Raises:
-        SourceError: a link that leads nowhere, or a pipe: a corpus without them is not the one that was meant.
+        SourceError: as of a glob.
+    """
+    return sorted(map(Path, _match_local(files.absolute(str(folder)), ["**", "*"])))
+
+
+def _match_local(folder: str, parts: Sequence[str]) -> dict[str, int]:
+    """The files below a folder that a glob's parts match, with their sizes.
+
+    Raises:
+        SourceError: a folder that may not be looked into, a link that leads nowhere, or a pipe: a corpus without them
+            is not the one that was meant.
     """
     sizes = {}
-    for path in map(Path, _found(pattern)):
+    for path in map(Path, _matching(folder, parts)):
         size = files.regular_size(path)
         if size is not None:
             sizes[str(path)] = size
@@ -94,15 +104,25 @@ def _match_local(pattern: str) -> dict[str, int]:
     return sizes
 
 
-def _found(pattern: str) -> Iterator[str]:
-    """The paths that an absolute glob matches, as glob.iglob finds them, but that ** enters every folder once."""
-    before, *after = _ANY_DEPTH.split(f"{pattern}/*" if pattern.endswith("/**") else pattern, maxsplit=1)
-    for path in glob.iglob(before or "/"):  # noqa: PTH207 - enters links
-        if not after:
-            yield path
-        else:
-            for folder in _folders(path):
-                yield from _found(files.join(glob.escape(folder), after[0]))
+def _matching(folder: str, parts: Sequence[str]) -> Iterator[str]:
+    """The paths below a folder that match, as by glob.glob, which however passes over what it may not enter.
+
+    Args:
+        folder: where to look.
+        parts: of the glob, one for each folder and the last for the file; ** enters every folder once.
+    """
+    if not parts:
+        yield folder
+        return
+    first, *rest = parts
+    if first == "**":
+        for inner in _folders(folder):
+            yield from _matching(inner, rest or ["*"])
+    elif _WILDCARD.search(first):
+        for name in fnmatch.filter(_names(folder, hidden=first.startswith(".")), first):
+            yield from _matching(os.path.join(folder, name), rest)  # noqa: PTH118 - ten times as fast as Path
+    elif _status(path := os.path.join(folder, first), follow=False):  # noqa: PTH118
+        yield from _matching(path, rest)
 
 
 def _folders(top: str) -> Iterator[str]:
@@ -115,10 +135,37 @@ def _folders(top: str) -> Iterator[str]:
             continue
         entered.add(place)
         yield folder
-        with contextlib.suppress(OSError), os.scandir(folder) as inner:  # as glob passes over what it may not enter
-            for path in (entry.path for entry in inner if not entry.name.startswith(".")):
-                if os.path.isdir(path):  # noqa: PTH112 - no error where a link leads to itself
-                    heapq.heappush(waiting, (len(path), path))
+        for path in (os.path.join(folder, name) for name in _names(folder)):  # noqa: PTH118
+            if (status := _status(path)) and stat.S_ISDIR(status.st_mode):
+                heapq.heappush(waiting, (len(path), path))
+
+
+def _names(folder: str, hidden: bool = False) -> list[str]:
+    """What a folder has, with or without hidden names; nothing where it is none, or is gone."""
+    try:
+        return [name for name in os.listdir(folder) if hidden or not name.startswith(".")]  # noqa: PTH208
+    except OSError as error:
+        if error.errno not in files.NO_FILE:
+            raise SourceError(
+                f"{folder}: can't be looked into ({error.strerror}); have it readable, or name what is beside it"
+            ) from error
+        return []
+
+
+def _status(path: str, follow: bool = True) -> os.stat_result | None:
+    """What is at a path, or where a link there leads; None where nothing is.
+
+    Raises:
+        SourceError: that can't be told, as in a folder that may be listed and not entered.
+    """
+    try:
+        return os.stat(path, follow_symlinks=follow)  # noqa: PTH116
+    except OSError as error:
+        if error.errno not in files.NO_FILE:
+            raise SourceError(
+                f"{path}: can't be looked at ({error.strerror}); have it readable, or name what is beside it"
+            ) from error
+        return None
 
 
 def _leads_nowhere(path: Path) -> bool:

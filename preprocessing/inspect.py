@@ -45,7 +45,7 @@ from preprocessing.tokenization import (
 def describe(manifest: Manifest) -> Iterator[str]:
     """The manifest in paragraphs."""
     statistics = manifest.statistics
-    yield "\n".join(f"{name:<16}{value}" for name, value in _overview(manifest))
+    yield "\n".join(f"{name:<16}{in_line(value)}" for name, value in _overview(manifest))
     yield _table(_by_source(statistics["sources"]))
     passed_over = list(_passed_over(statistics["sources"]))
     if passed_over:
@@ -56,7 +56,7 @@ def describe(manifest: Manifest) -> Iterator[str]:
 
 def _table(rows: Iterable[Sequence[str]]) -> str:
     """All columns but the first are numbers."""
-    header, *others = rows
+    header, *others = ([in_line(cell) for cell in row] for row in rows)
     return markdown_table([header, *others], numbers=range(1, len(header))).rstrip("\n")
 
 
@@ -165,9 +165,9 @@ def tell_pairs(pairs: Iterable[Sampled], tokenizer: Any) -> Iterator[str]:
         label = "single" if not len(pair.b) else "is next" if pair.is_next else "random"
         told = f"{label}, {len(pair.a)} + {len(pair.b)} tokens for {pair.sequence_length}"
         yield f"{told}: {in_line(pair.doc_id)} in {pair.shard}"
-        yield f"  A: {tokenizer.decode(pair.a.tolist(), skip_special_tokens=False)}"
-        if len(pair.b):
-            yield f"  B: {tokenizer.decode(pair.b.tolist(), skip_special_tokens=False)}"
+        for name, segment in (("A", pair.a), ("B", pair.b)):
+            if len(segment):
+                yield f"  {name}: {in_line(tokenizer.decode(segment.tolist(), skip_special_tokens=False))}"
         yield ""
 
 

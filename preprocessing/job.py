@@ -18,6 +18,7 @@ from preprocessing.options import Options
 from preprocessing.schema import FORMAT_VERSION, Vocabulary, token_type
 from preprocessing.sources import ReadOptions, SourceError, StorageError
 from preprocessing.sources.registry import ARTICLE_BYTES, SOURCES
+from preprocessing.terminal import in_line
 from preprocessing.tokenization import parse_vocabulary
 from preprocessing.work_files import WORK, WorkFile
 
@@ -142,11 +143,10 @@ def reporting(job: Job, place: str) -> Iterator[None]:
     """Leave an error of the user's where the launcher finds it, whatever the engine makes of exceptions."""
     try:
         yield
-    except (EncoderError, SourceError, ShardingError) as error:
-        files.write_text(job.path(WorkFile.ERROR, place=place), str(error), job.work)
-        raise
-    except StorageError as error:
-        files.write_text(job.path(WorkFile.STORAGE_ERROR, place=place), str(error), job.work)
+    except (EncoderError, SourceError, ShardingError, StorageError) as error:
+        kind = WorkFile.STORAGE_ERROR if isinstance(error, StorageError) else WorkFile.ERROR
+        # In it may be a path that is not UTF-8.
+        files.write_text(job.path(kind, place=place), in_line(str(error)), job.work)
         raise
     except OSError as error:
         if files.is_full(error):

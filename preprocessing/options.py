@@ -18,7 +18,7 @@ from preprocessing.shards import PairOptions
 from preprocessing.sources import DEFAULTS, Columns, ReadOptions
 from preprocessing.sources.registry import SOURCES
 
-MAX_VOCABULARY = 2**31 - 1
+MAX_VOCABULARY = 10_000_000  # entries of one that is trained; memory for them is taken before they are found
 SAMPLE_BYTES = 200_000_000  # of text to train a vocabulary on
 # Countries' codes that are taken for their languages' and that no text is in, though kr is Kanuri's.
 _COUNTRIES = {

@@ -112,7 +112,7 @@ def run(argv: Sequence[str]) -> None:
     refuse_empty(ours, found)
     files.set_options()
     output = files.absolute(found.output)
-    _check_output(ours, found.output, output)
+    is_there = _check_output(ours, found.output, output)
     given = load_vocabulary(found.extend) if found.extend is not None else []
     if given:
         check_case(given, not found.cased, str(found.extend))
@@ -133,7 +133,7 @@ def run(argv: Sequence[str]) -> None:
     if any(files.is_same(output, path) for path in read):
         ours.error(f"--output {found.output} is one of the inputs; give the vocabulary another name")
     other = f"--output {found.output} is there and holds something else; use another name, or --overwrite to replace it"
-    guarded = files.exists(output) and not found.overwrite
+    guarded = is_there and not found.overwrite
     if guarded and not files.begins_with(output, vocabulary_text(given or SPECIAL_TOKENS).encode()):
         ours.error(other)
     # In the parts that a job reads: of what is damaged the same is lost, and tables are read in no other way.
@@ -153,22 +153,25 @@ def run(argv: Sequence[str]) -> None:
     try:
         files.write_text(output, text, output.rpartition("/")[0] or "/")
     except OSError as error:
-        raise VocabularyError(f"{found.output}: can't be written ({error}); use another place") from error
+        why = files.why_not_found(output, error)
+        raise VocabularyError(f"{found.output}: can't be written ({why}); use another place") from error
     short = "" if len(vocabulary) == size else f" ({size:,} were asked for; the text has no more)"
     learnt = f"learnt from {counted(len(texts), 'document')}, {sum(len(text) for text in texts) / 1e6:.1f} M characters"
     show(in_line(f"{found.output}: {len(vocabulary):,} tokens{short}{new}, {learnt}{gain}"))
 
 
-def _check_output(ours: OneLineParser, told: str, output: str) -> None:
-    """End where a vocabulary can't be written under a name, before anything is read."""
+def _check_output(ours: OneLineParser, told: str, output: str) -> bool:
+    """End where a vocabulary can't be written under a name, before anything is read; tell whether it is there."""
     local = None if files.is_remote(output) else Path(output)
     try:
         if told.endswith("/") or (local and local.is_dir()):
             ours.error(f"--output {told} is a folder; name the file to write in it")
         if local and local.exists() and not local.is_file():
             ours.error(f"--output {told} is there, and no file; give the vocabulary another name")
-    except OSError as error:
-        ours.error(f"--output {told}: can't be written ({error.strerror}); use another place")
+        return files.exists(output)
+    except (OSError, ValueError) as error:  # the latter of a URL that Beam does not know
+        why = (isinstance(error, OSError) and error.strerror) or files.why_not_found(output, error)
+        ours.error(f"--output {told}: can't be written ({why}); use another place")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

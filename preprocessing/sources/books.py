@@ -30,16 +30,16 @@ from preprocessing.sources.lines import decode_utf8, first_starts, has_too_many_
 
 SOURCE = "books"
 WRAP = 100  # columns; a text is hard-wrapped when hardly any of its lines is longer
-_START = re.compile(r"^[ \t]*\*{3} ?START OF (?:THE|THIS) PROJECT GUTENBERG EBOOK.*?\*{3}[^\n]*$", re.M | re.S | re.I)
+_EBOOK = "OF (?:THE|THIS) (?:COPYRIGHTED )?PROJECT GUTENBERG E-?(?:BOOK|TEXT)"
+# A title may go on in the next lines; where no asterisks follow it, the line is all of the mark.
+_START = re.compile(
+    rf"^[ \t]*\*{{3}} ?START {_EBOOK}(?:[^\n]*?(?:\n[ \t]*+\S[^\n]*?){{0,3}}?\*{{3}}[^\n]*|[^\n]*)$", re.M | re.I
+)
 # The last line of the header before 2004 or so.
 _SMALL_PRINT_ENDS = re.compile(r"^[ \t]*\*END ?\*? ?THE SMALL PRINT![^\n]*$", re.M | re.I)
-_END = re.compile(
-    r"^[ \t]*(?:\*{3} ?END OF (?:THE|THIS) PROJECT GUTENBERG EBOOK|End of (?:the )?Project Gutenberg)", re.M | re.I
-)
+_END = re.compile(rf"^[ \t]*(?:\*{{3}} ?END {_EBOOK}|End of (?:the )?Project Gutenberg)", re.M | re.I)
 # The words of an end may be in anybody's text, these are not.
-_MARK = re.compile(
-    r"^[ \t]*\*(?:\*\* ?(?:START|END) OF (?:THE|THIS) PROJECT GUTENBERG EBOOK|END ?\*? ?THE SMALL PRINT!)", re.M | re.I
-)
+_MARK = re.compile(rf"^[ \t]*\*(?:\*\* ?(?:START|END) {_EBOOK}|END ?\*? ?THE SMALL PRINT!)", re.M | re.I)
 # Names follow, or an edition's year: a book's own first words may be "Produced by the sun".
 _CREDITS = re.compile(
     r"\s*(?:Produced by|E-text prepared by|Transcribed from)\s+(?:the\s+(?=Online|PG|Project|\d))?(?![a-z])\w"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, repeat
 from typing import BinaryIO
 
@@ -116,7 +116,7 @@ def _rows(
     table: pq.ParquetFile, group: int, row: int, columns: Columns, name: str, wanted: Wanted
 ) -> Iterator[Document | Skipped]:
     names = [column for column in (columns.text, columns.title) if column]
-    for batch in table.iter_batches(_held(table.metadata.row_group(group)), row_groups=[group], columns=names):
+    for batch in table.iter_batches(_held(table.metadata.row_group(group), names), row_groups=[group], columns=names):
         texts = _raw(batch.column(columns.text))
         titles = _raw(batch.column(columns.title)) if columns.title else repeat(None, len(batch))
         for number, (text, title) in enumerate(zip(texts, titles, strict=True), start=row):
@@ -126,9 +126,15 @@ def _rows(
         row += len(batch)
 
 
-def _held(group: pq.RowGroupMetaData) -> int:
-    """How many rows are decoded at once: few of books."""
-    return int(max(1, min(_ROWS, _HELD * group.num_rows // max(1, group.total_byte_size))))
+def _held(group: pq.RowGroupMetaData, names: Sequence[str]) -> int:
+    """How many rows of some columns are decoded at once: few of books.
+
+    A dictionary's values are in the file once, however many rows have them: one may be as large as all of its column.
+    """
+    columns = [group.column(number) for number in range(group.num_columns)]
+    largest = [c.total_uncompressed_size for c in columns if c.path_in_schema in names and c.has_dictionary_page]
+    bounds = [_HELD * group.num_rows // max(1, group.total_byte_size), *(_HELD // max(1, size) for size in largest)]
+    return int(max(1, min(_ROWS, *bounds)))
 
 
 def _document(doc_id: str, raw: bytes | None, title: bytes | None) -> Document | Skipped:

@@ -31,8 +31,11 @@ from preprocessing.sources.lines import decode_utf8, first_starts, lines, number
 from preprocessing.sources.wikitext import unescaped
 
 SOURCE = "wikiextractor"
-# Titles hold quotation marks of their own; what is before one is looked for once (?>), so that time is linear.
-_OPENING = re.compile(rb"(?><doc\s[^>]*?\btitle=\")(?P<title>.*)\"[^\">]*>")
+# Titles hold quotation marks of their own. What is before one is looked for once (?>), and of attributes behind it
+# there are few, so that time is linear.
+_OPENING = re.compile(
+    rb"(?><doc\s[^>]*?\btitle=\")(?P<title>.*?)\"(?:\s++[\w:.-]++=\"[^\"]*+\"){0,16}+[^\">]*+>", re.DOTALL
+)
 _CLOSING = b"</doc>"
 
 

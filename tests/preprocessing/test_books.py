@@ -47,6 +47,24 @@ def test_the_small_print_of_old_etexts_goes_before_the_book_and_behind_it(mark: 
         assert book(etext.encode()).text == "CHAPTER I.\nIt begins."
 
 
+@pytest.mark.parametrize(
+    "mark",
+    [
+        *("X", "X ***", "X\nAND Y\n  AND Z ***", "", "***"),
+        *("X **", "X\n\nBut ***stars***, he said"),  # none that ends the mark
+    ],
+)
+@pytest.mark.parametrize(
+    "kind", ["PROJECT GUTENBERG EBOOK", "COPYRIGHTED PROJECT GUTENBERG EBOOK", "PROJECT GUTENBERG ETEXT"]
+)
+def test_gutenbergs_first_line_may_lack_its_last_asterisks(mark: str, kind: str) -> None:
+    stays = mark.partition("\n\n")[2]
+    text = f"Header.\n\n*** START OF THE {kind} {mark}\n\nA book.\n\n*** END OF THE {kind} X\n\nLicence.\n"
+    assert book(text.encode()).text.split("\n") == [*filter(None, [stays]), "A book."]
+    footer = f"A book.\n\nEnd of Project Gutenberg's X\n\n*** END OF THE {kind} X ***\n\nLicence.\n"
+    assert book(footer.encode()).text == "A book."
+
+
 @pytest.mark.parametrize("written", [str.upper, str.lower, str.title])
 def test_gutenbergs_lines_may_be_in_any_letters(written: Callable[[str], str]) -> None:
     start, end = (written(f"*** {which} of this Project Gutenberg eBook X ***") for which in ("start", "end"))

@@ -37,19 +37,19 @@ def begun(vocabulary: list[str], tmp_path: Path) -> Begun:
     return begin
 
 
-def test_documents_are_watched_while_they_are_read_and_while_they_are_encoded_and_at_no_other_time(
+def test_documents_are_watched_while_they_are_read_split_and_encoded_and_at_no_other_time(
     begun: Begun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is written in between may wait for storage as long as it takes."""
     happened: list[str] = []
     clean, write = first_pass.clean, first_pass._write
     monkeypatch.setattr(first_pass, "watching", noting(happened))
-    monkeypatch.setattr(first_pass, "clean", lambda text: (happened.append("encode"), clean(text))[1])
+    monkeypatch.setattr(first_pass, "clean", lambda text: (happened.append("clean"), clean(text))[1])
     monkeypatch.setattr(first_pass, "_write", lambda *batch: (happened.append("write"), write(*batch)))
     tokenize_unit(*begun(["the whale", "the ship"]))
-    reading = ["a.jsonl#0", "rest", "a.jsonl#1", "rest"]
-    block = ["a.jsonl#0 (or one of those after it up to a.jsonl#1)", "encode", "encode", "rest"]
-    assert happened == [*reading, *block, "write"]
+    documents = [step for row in (0, 1) for step in (f"a.jsonl#{row}", "rest", f"a.jsonl#{row}", "clean", "rest")]
+    block = ["a.jsonl#0 (or one of those after it up to a.jsonl#1)", "rest"]
+    assert happened == [*documents, *block, "write"]
 
 
 def test_documents_are_encoded_in_blocks_of_about_as_much_text(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,35 @@
 from __future__ import annotations
 
+import errno
+import glob
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from preprocessing.globs import expand
 from preprocessing.inputs import find_inputs
 from preprocessing.sources import SourceError
+
+Refused = Callable[..., None]
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> Refused:
+    """Have a call of os fail on a path and below, as for a user who has no permission there: root has it everywhere."""
+
+    def refuse(call: str, place: Path, error: OSError | None = None) -> None:
+        original = getattr(os, call)
+
+        def look(path: object, *others: object, **more: object) -> object:
+            if f"{path}/".startswith(f"{place}/"):
+                raise error or PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return original(path, *others, **more)
+
+        monkeypatch.setattr(os, call, look)
+
+    return refuse
 
 
 def test_links_that_lead_back_to_a_folder_are_entered_once(tmp_path: Path) -> None:
@@ -49,3 +72,59 @@ def test_a_path_that_can_not_be_looked_at_is_told(tmp_path: Path, pattern: str) 
     """As of a folder that this user may not enter; from Python 3.14 on such a path is one that is not there."""
     with pytest.raises(SourceError, match=r"can't look for input files \(.*File name too long|no input file matches"):
         find_inputs({"books": [f"{tmp_path}/" + pattern.format("a" * 300)]}, print)
+
+
+@pytest.mark.parametrize("pattern", ["**/*.txt", "*/*.txt", "locked/*.txt", "**"])
+def test_a_folder_that_may_not_be_looked_into_is_told(tmp_path: Path, pattern: str, refused: Refused) -> None:
+    """Left out without a word, the corpus would not be the one that was meant."""
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "a.txt").write_text("x")
+    refused("listdir", tmp_path / "locked")
+    with pytest.raises(SourceError, match=r"locked: can't be looked into \(Permission denied\); have it readable"):
+        find_inputs({"books": [f"{tmp_path}/{pattern}"]}, print)
+
+
+@pytest.mark.parametrize("pattern", ["**/*.txt", "locked/inner/*.txt", "locked/*/a.txt"])
+def test_a_folder_that_may_be_listed_and_not_entered_is_told(tmp_path: Path, pattern: str, refused: Refused) -> None:
+    (tmp_path / "locked" / "inner").mkdir(parents=True)
+    (tmp_path / "locked" / "inner" / "a.txt").write_text("x")
+    for call in ("stat", "listdir"):
+        refused(call, tmp_path / "locked" / "inner")
+    with pytest.raises(SourceError, match=r"Permission denied"):
+        find_inputs({"books": [f"{tmp_path}/{pattern}"]}, print)
+
+
+def test_a_folder_that_is_gone_when_it_is_looked_into_is_none(tmp_path: Path, refused: Refused) -> None:
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "a.txt").write_text("x")
+    refused("listdir", tmp_path / "gone", FileNotFoundError(errno.ENOENT, "gone"))
+    for pattern in ("**/*.txt", "**"):
+        assert [file.name for file in find_inputs({"books": [f"{tmp_path}/{pattern}"]}, print)] == ["a.txt"]
+
+
+def test_globs_match_as_those_of_python_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.txt", "b/a.txt", "b/c/d.txt", "b/.hidden/e.txt", ".f.txt", "g[1]/h.txt", "b/i-1.txt", "b/i-2.TXT"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.chdir(tmp_path)
+    patterns = [
+        "*.txt",
+        "**",
+        "**/*.txt",
+        "b/**/*.txt",
+        ".*",
+        "b/.*/*",
+        "*/?.txt",
+        "./b/i-[!2]*",
+        "g[[]1]/*",
+        "b//*.txt",
+    ]
+    for pattern in (*patterns, "b/../*.txt", "*/../a.txt", "*/", "b/*/", "**/c/*", "**/**/d.txt", "g[1]/h.txt", "b/c"):
+        expected = {str((tmp_path / path).resolve()) for path in glob.glob(pattern, recursive=True)}  # noqa: PTH207
+        expected = {path for path in expected if Path(path).is_file() and pattern[-1:] != "/"}
+        for asked in (pattern, f"{tmp_path}/{pattern}"):
+            try:
+                found = {str(Path(file.path).resolve()) for file in expand(asked)}
+            except SourceError:
+                found = set()
+            assert found == expected | ({f"{tmp_path}/g[1]/h.txt"} if pattern == "g[1]/h.txt" else set()), pattern

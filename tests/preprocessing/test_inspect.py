@@ -218,6 +218,20 @@ def test_damaged_statistics_are_told_in_a_line(
     assert f"{manifest}: its statistics are not those of a job" in line
 
 
+def test_what_a_manifest_holds_commands_no_terminal(shards: Path, said: Said, tmp_path: Path) -> None:
+    shutil.copytree(shards, tmp_path / "copy")
+    path = tmp_path / "copy" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["created_by"]["\x1b[2J"] = "1\r\u202e"
+    sources = manifest["statistics"]["sources"]
+    sources["\x1b]0;books\x07"] = sources.pop(next(iter(sources)))
+    path.write_text(json.dumps(manifest))
+    told = said(tmp_path / "copy")
+    assert r"\x1b[2J 1\r\u202e" in told.replace("\\\\", "\\")
+    assert r"\x1b]0;books\x07" in told.replace("\\\\", "\\").replace("\\]", "]")
+    assert told.replace("\n", "").isprintable()
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

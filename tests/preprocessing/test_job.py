@@ -75,6 +75,13 @@ def test_an_error_of_the_users_is_left_for_the_launcher_and_goes_on(
     assert (job.left_error(WorkFile.STORAGE_ERROR) is None) == (kind == WorkFile.ERROR)
 
 
+def test_an_error_may_name_a_path_that_is_no_utf8(tmp_path: Path) -> None:
+    job = job_at(tmp_path)
+    with pytest.raises(SourceError), reporting(job, "unit-00000"):
+        raise SourceError("/caf\udce9/a.txt: damaged")
+    assert job.left_error(WorkFile.ERROR) == r"/caf\udce9/a.txt: damaged"
+
+
 def test_a_full_disk_is_left_for_the_launcher_and_no_other_failure(tmp_path: Path) -> None:
     job = job_at(tmp_path)
     with pytest.raises(OSError, match="stale"), reporting(job, "unit-00000"):

@@ -108,6 +108,24 @@ def test_of_long_texts_few_are_held_at_once() -> None:
     assert 4_000_000 < most < 40_000_000
 
 
+def test_a_large_text_that_many_rows_have_is_in_memory_a_few_times() -> None:
+    """In the file it is there once, and compressed: a kilobyte would take four gigabytes."""
+    large = pa.DictionaryArray.from_arrays(pa.array([0] * 10, pa.int32()), pa.array(["x" * 8_000_000]))
+    for kind in (large.type, pa.string()):
+        sink = io.BytesIO()
+        with pq.ParquetWriter(
+            sink, pa.schema({"text": kind}), compression="zstd", dictionary_pagesize_limit=1 << 30
+        ) as writer:
+            for _ in range(20):
+                writer.write_table(pa.table({"text": large.cast(kind)}), row_group_size=300)
+        data = sink.getvalue()
+        before, most = pa.total_allocated_bytes(), 0
+        for item in read(io.BytesIO(data), "f", Part(0, len(data))):
+            assert isinstance(item, Document)
+            most = max(most, pa.total_allocated_bytes() - before)
+        assert most < 100_000_000
+
+
 def test_texts_may_be_strings_of_any_kind_or_a_dictionarys() -> None:
     for kind in (pa.large_string(), pa.string_view()):
         other = WIKIPEDIA.set_column(3, "text", WIKIPEDIA["text"].cast(kind))

@@ -20,6 +20,7 @@ from preprocessing.make_shards import main
 from preprocessing.options import parse
 from preprocessing.schema import ShardDirectory
 from preprocessing.sources import SourceError
+from preprocessing.text import clean
 
 TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 Books = Callable[[Path, int], Path]
@@ -265,6 +266,20 @@ def test_which_files_of_a_benchmark_are_not_read_is_told(tmp_path: Path) -> None
     assert notes == [told]
 
 
+def test_what_lies_below_a_folder_of_a_benchmark_is_read_through_links_and_nothing_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "dev.txt").write_text("It was the best of times, it was the worst of times.\n")
+    folder = tmp_path / "benchmark"
+    folder.mkdir()
+    (folder / "linked").symlink_to("../elsewhere")
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "dev.txt").write_text("Hidden are those that a program of its own has put there.\n")
+    assert read_benchmark(folder, print).texts.column("file").to_pylist() == ["linked/dev.txt"]
+    (folder / "test.txt").symlink_to("nowhere.txt")
+    with pytest.raises(SourceError, match=r"test\.txt: a link that leads nowhere; mend it"):
+        read_benchmark(folder, print)
+
+
 def test_the_texts_of_a_benchmark_are_counted_by_the_words_by_which_they_are_found(tmp_path: Path) -> None:
     """Others, in which a dash by itself passes for a word, would be counted and never found."""
     dashes, hyphens = "It was - so they say - a whale .", "the-old-captain's first/long/voyage was over"
@@ -287,11 +302,11 @@ def test_what_a_real_benchmark_has_in_its_own_texts_and_in_a_book(real_data: Pat
     (tmp_path / "dev.json").write_text(raw)
     benchmark = read_benchmark(tmp_path, print)
     search = Search(benchmark.sequences)
-    search.look_in((real_data / "books" / "pg2701-moby-dick.txt").read_text())
+    search.look_in(clean((real_data / "books" / "pg2701-moby-dick.txt").read_text()))
     assert shares(benchmark.texts, [search.positions()])["dev.json"]["share"] < 0.001
     contexts = {paragraph["context"] for article in json.loads(raw)["data"] for paragraph in article["paragraphs"]}
     for context in contexts:
-        search.look_in(context)
+        search.look_in(clean(context))
     told = shares(benchmark.texts, [search.positions()])["dev.json"]
     assert len(contexts) <= told["in_corpus"] < told["texts"]  # questions are in no article
 

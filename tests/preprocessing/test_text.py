@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import random
+import re
+import unicodedata
 from pathlib import Path
 
 import pytest
 from sentencex import segment
 
-from preprocessing.text import LONG, MARKS, WIDEST, WINDOW, clean, holds_tags, split_lines
+from preprocessing.text import LONG, MARKS, MOST, WIDEST, WINDOW, clean, holds_tags, split_lines
 
 
 def split_sentences(text: str, language: str) -> list[str]:
@@ -107,6 +109,38 @@ def test_a_line_of_marks_is_work_in_proportion_to_it_too(looked_at: list[str], m
     assert max(map(len, looked_at)) <= MARKS * (1 + marks.count(" "))
     assert sum(map(len, looked_at)) < 3 * len(line)
     assert "".join(sentences).replace(" ", "") == line.replace(" ", "")
+
+
+@pytest.mark.parametrize("language", ["da", "it", "hy"])
+def test_a_line_that_begins_with_a_short_sentence_again_and_again_is_work_in_proportion_to_it(
+    looked_at: list[str], language: str
+) -> None:
+    """Of "A.A.A." some languages' rules part the first mark alone: a window would get on by two characters."""
+    line = "A." * (3 * MARKS)
+    sentences = split_sentences(line, language)
+    assert "".join(sentences) == line
+    assert sum(map(len, looked_at)) < 8 * len(line)
+
+
+def test_letters_with_marks_without_end_are_work_in_proportion_to_them() -> None:
+    """To put n marks on one letter in order takes time as their number squared: these would take an hour."""
+    many = 500_000
+    for text in ("a" + "\u0301\u0323" * many, "a" + "\u0323\u00ad\u0301" * many, "x" * many + "\u0323\u0301" * many):
+        cleaned = clean(text)
+        assert clean(cleaned) == cleaned
+        assert unicodedata.is_normalized("NFC", cleaned)
+        marks = [unicodedata.normalize("NFD", text)[-1] for text in re.split(" |\u034f", cleaned)]
+        assert len(marks) > many // MOST
+        assert max(map(len, cleaned.split("\u034f"))) <= many + MOST
+
+
+@pytest.mark.parametrize("marks", ["\u0301\u0323" * (MOST // 2), "\u0323" * MOST, "\U0001d165" * MOST])
+@pytest.mark.parametrize("before", ["", "x" * 7, "한글 " * 5, "x" * 29])
+def test_so_many_marks_on_a_letter_stay_as_they_are_and_one_more_gets_a_joiner(marks: str, before: str) -> None:
+    """Unicode's Standard Annex 15, Stream-Safe Text Format."""
+    assert clean(f"{before}a{marks} b") == unicodedata.normalize("NFC", f"{before}a{marks} b")
+    joined = f"{before}a{marks}\u034f{marks[-1]} b"
+    assert clean(f"{before}a{marks}{marks[-1]} b") == unicodedata.normalize("NFC", joined)
 
 
 def test_a_paragraph_is_looked_at_as_a_whole(looked_at: list[str]) -> None:

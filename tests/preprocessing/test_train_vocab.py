@@ -118,6 +118,10 @@ def test_an_output_that_cannot_be_written_is_told_in_a_line(
     assert "is there, and no file" in error(capsys, *arguments, "/dev/null")  # root could replace it
     # As a folder that this user may not enter; from Python 3.14 on that is found when it is written.
     assert "can't be written (" in error(capsys, *arguments, tmp_path / ("a" * 300) / "vocab.txt")
+    for url in ("s3://bucket/vocab.txt", "gs://bucket/vocab.txt", "nowhere://bucket/vocab.txt"):
+        told = error(capsys, *arguments, url)
+        assert f"--output {url}: can't be written (" in told
+        assert "needs an extra of Beam" in told or "Beam knows no nowhere://" in told
     (tmp_path / "link").symlink_to("link")  # to itself
     assert "link/vocab.txt: can't be written (" in error(capsys, *arguments, tmp_path / "link" / "vocab.txt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]

@@ -25,6 +25,13 @@ def test_documents_without_their_title_line() -> None:
     ]
 
 
+@pytest.mark.parametrize("title", ["A", 'A "B"', '"A" is', 'A "b c', "5 > 4", ""])
+@pytest.mark.parametrize("behind", ["", ' language="en" revision="12"', ' xml:lang="en"  ', ' n="a>b"'])
+def test_a_title_ends_before_the_attributes_behind_it(title: str, behind: str) -> None:
+    (found,) = documents(f'<doc id="1" title="{title}"{behind}>\n{title}\n\nText.\n</doc>\n')
+    assert found == Document("AA/wiki_00#0", "wikiextractor", title, "Text.")
+
+
 def test_an_entity_has_a_semicolon() -> None:
     (found,) = documents(doc("R&notebook", "See ?a=1&copy=2&lt=3, or &copy; &#169; &#xA9; AT&T."))
     assert found == Document("AA/wiki_00#0", "wikiextractor", "R&notebook", "See ?a=1&copy=2&lt=3, or © © © AT&T.")
@@ -54,8 +61,9 @@ def test_what_is_no_document() -> None:
     assert "without its end" in third.message
 
 
-def test_an_opening_made_to_hang_the_reader_takes_linear_time() -> None:
-    (found,) = documents("<doc " + 'title="' * 200_000)
+@pytest.mark.parametrize("piece", ['title="', 'title="a" b="c" ', '" a="b"', "<doc ", '"' + " " * 9, 'a="'])
+def test_an_opening_made_to_hang_the_reader_takes_linear_time(piece: str) -> None:
+    (found,) = documents('<doc title="' + piece * 200_000)
     assert isinstance(found, Damaged)
     assert len(found.message) < 200
 
