@@ -82,7 +82,10 @@ def files_below(folder: Path) -> list[Path]:
     Raises:
         SourceError: as of a glob.
     """
-    return sorted(map(Path, _match_local(files.absolute(str(folder)), ["**", "*"])))
+    try:
+        return sorted(map(Path, _match_local(files.absolute(str(folder)), ["**", "*"])))
+    except OSError as error:
+        raise SourceError(f"{folder}: can't be searched ({error})") from error
 
 
 def _match_local(folder: str, parts: Sequence[str]) -> dict[str, int]:
@@ -93,14 +96,19 @@ def _match_local(folder: str, parts: Sequence[str]) -> dict[str, int]:
             is not the one that was meant.
     """
     sizes = {}
-    for path in map(Path, _matching(folder, parts)):
-        size = files.regular_size(path)
-        if size is not None:
-            sizes[str(path)] = size
-        elif _leads_nowhere(path):
-            raise SourceError(f"{path}: a link that leads nowhere; mend it, or remove it")
-        elif path.exists() and not path.is_dir():
-            raise SourceError(_NO_REGULAR.format(path))
+    try:
+        for path in _matching(folder, parts):
+            status = _status(path)
+            if status and stat.S_ISREG(status.st_mode):
+                sizes[str(Path(path))] = status.st_size
+            elif status and not stat.S_ISDIR(status.st_mode):
+                raise SourceError(_NO_REGULAR.format(path))
+            elif not status and Path(path).is_symlink():
+                raise SourceError(f"{path}: a link that leads nowhere; mend it, or remove it")
+    except PermissionError as error:
+        raise SourceError(
+            f"{error.filename}: can't be looked into ({error.strerror}); have it readable, or name what is beside it"
+        ) from error
     return sizes
 
 
@@ -146,28 +154,15 @@ def _names(folder: str, hidden: bool = False) -> list[str]:
         return [name for name in os.listdir(folder) if hidden or not name.startswith(".")]  # noqa: PTH208
     except OSError as error:
         if error.errno not in files.NO_FILE:
-            raise SourceError(
-                f"{folder}: can't be looked into ({error.strerror}); have it readable, or name what is beside it"
-            ) from error
+            raise
         return []
 
 
 def _status(path: str, follow: bool = True) -> os.stat_result | None:
-    """What is at a path, or where a link there leads; None where nothing is.
-
-    Raises:
-        SourceError: that can't be told, as in a folder that may be listed and not entered.
-    """
+    """What is at a path, or where a link there leads; None where nothing is."""
     try:
         return os.stat(path, follow_symlinks=follow)  # noqa: PTH116
     except OSError as error:
         if error.errno not in files.NO_FILE:
-            raise SourceError(
-                f"{path}: can't be looked at ({error.strerror}); have it readable, or name what is beside it"
-            ) from error
+            raise
         return None
-
-
-def _leads_nowhere(path: Path) -> bool:
-    """Whether a path is a broken link, or one in a circle of links."""
-    return path.is_symlink() and not path.exists()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-import re
 import unicodedata
 from pathlib import Path
 
@@ -123,15 +122,15 @@ def test_a_line_that_begins_with_a_short_sentence_again_and_again_is_work_in_pro
 
 
 def test_letters_with_marks_without_end_are_work_in_proportion_to_them() -> None:
-    """To put n marks on one letter in order takes time as their number squared: these would take an hour."""
+    """To put n marks on one letter in order takes time as their number squared."""
     many = 500_000
     for text in ("a" + "\u0301\u0323" * many, "a" + "\u0323\u00ad\u0301" * many, "x" * many + "\u0323\u0301" * many):
         cleaned = clean(text)
         assert clean(cleaned) == cleaned
         assert unicodedata.is_normalized("NFC", cleaned)
-        marks = [unicodedata.normalize("NFD", text)[-1] for text in re.split(" |\u034f", cleaned)]
-        assert len(marks) > many // MOST
-        assert max(map(len, cleaned.split("\u034f"))) <= many + MOST
+        pieces = cleaned.split("\u034f")
+        assert len(pieces) > many // MOST
+        assert max(map(len, pieces)) <= many + MOST
 
 
 @pytest.mark.parametrize("marks", ["\u0301\u0323" * (MOST // 2), "\u0323" * MOST, "\U0001d165" * MOST])
