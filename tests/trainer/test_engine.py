@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from preprocessing.schema import ShardDirectory
 from tests.ranks import run_ranks
 from tests.trainer import reference
+from tests.trainer.conftest import FLOAT32
 from tests.trainer.engine_tasks import (
     bytes_left_after_close,
     bytes_of_one_rank,
@@ -42,7 +43,6 @@ from trainer.schedule import learning_rate
 from trainer.settings import ConfigError
 
 NO_DROPOUT = ["model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0"]
-FLOAT32 = {"bf16": None, "data_types": None}
 
 
 def curve(run, key="loss"):

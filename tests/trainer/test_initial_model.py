@@ -15,7 +15,7 @@ from transformers import BertForPreTraining as TheirBert
 
 from preprocessing.schema import ShardDirectory, Vocabulary, checksum
 from tests.ranks import run_ranks
-from tests.trainer.conftest import ROOT, TINY, losses
+from tests.trainer.conftest import FLOAT32, ROOT, TINY, losses
 from tests.trainer.rank_tasks import (
     run_pretrain,
     run_pretrain_and_crash,
@@ -36,7 +36,6 @@ from trainer.run_directory import RunDirectory
 from trainer.settings import ConfigError
 from trainer.sharded_state import MOMENTS, WEIGHTS, StateReader
 
-FLOAT32 = {"bf16": None, "data_types": None}
 BRIEF = ("log.validate_every=0", "checkpoint.every=4", "train.max_steps=4")
 
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from eval import probe
 from eval.pretrained import build
 from preprocessing.schema import ShardDirectory, checksum
 from tests.ranks import run_ranks
-from tests.trainer.conftest import ROOT, losses
+from tests.trainer.conftest import FLOAT32, ROOT, losses
 from tests.trainer.loader_tasks import run_pretrain_and_kill_a_loader
 from tests.trainer.rank_tasks import run_pretrain
 from trainer import pretrain
@@ -30,8 +32,8 @@ def train(recipe, deepspeed_config, shards, output, settings=(), world=1, task=r
 
 @pytest.fixture
 def call(recipe, deepspeed_config, tmp_path):
-    def run(*shards, output="run", **changes):
-        return train(recipe, deepspeed_config(), shards, tmp_path / output, **changes)
+    def run(*shards, output="run", config=MappingProxyType({}), **changes):
+        return train(recipe, deepspeed_config(**config), shards, tmp_path / output, **changes)
 
     return run
 
@@ -63,6 +65,7 @@ def assert_figures_of_directories(line, export, *directories):
 
 
 def test_directories_mixed_by_weight_whatever_the_ranks_and_a_resume_with_other_weights(call, shards, books, tmp_path):
+    call = partial(call, config=FLOAT32)
     settings = ["data.weights=[0.25, 0.75]", "train.max_steps=4"]
     codes, log = call(shards, books, settings=settings)
     assert codes == [0], log
@@ -98,7 +101,7 @@ def test_a_phase_with_weights_of_its_own_whatever_the_ranks_and_the_interruption
     two_phases.write_text(before + "".join(mixtures) + after[after.index("[checkpoint]") :])
 
     def call(*directories, settings=(), output="run", world=1):
-        return train(two_phases, deepspeed_config(), directories, tmp_path / output, settings, world)
+        return train(two_phases, deepspeed_config(**FLOAT32), directories, tmp_path / output, settings, world)
 
     codes, log = call(shards, books)
     assert codes == [0], log
