@@ -6,6 +6,7 @@ and each rank is a fork of it with the environment that a launcher would give.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -139,6 +140,7 @@ def _rank(
     arguments: tuple[Any, ...],
 ) -> None:
     os.environ.update(launched(rank, world, port), OMP_NUM_THREADS="1")
+    gc.freeze()  # a trainer's collections, where an engine ends, would look through all that was imported
     with Path(log or os.devnull).open("ab") as sink:
         os.dup2(sink.fileno(), 1)  # below Python: compilers and launchers that DeepSpeed calls print there too
         os.dup2(sink.fileno(), 2)

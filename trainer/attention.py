@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.packing import PackedTokens, Selection, Table
+from trainer.products import baddbmm, matmul
 
 Implementation = Literal["reference", "grouped", "sdpa", "varlen"]
 _Queries = PackedTokens | Selection
@@ -174,7 +175,7 @@ class _Grouped(torch.autograd.Function):
             v *= scale_of_kept(probability)  # here instead of in the larger weights
             weights = torch.softmax(_scores(q, k, asked, query.shape[1], causal), dim=-1)  # [G*N, Q, S]
             kept = weights.masked_fill(~_kept(weights, probability), 0) if probability else weights
-            output = kept @ v
+            output = matmul(kept, v)
             _put(gathered, output, asking)
             saved += [q, k, v, weights, kept, output]
         ctx.save_for_backward(*saved)
@@ -192,11 +193,11 @@ class _Grouped(torch.autograd.Function):
             q, k, v, weights, kept, output = saved[6 * i : 6 * i + 6]
             to_output = _take(to_gathered, asking, padding=0.0)  # [G*N, Q, H]
             row_sums = (to_output * output).sum(dim=-1, keepdim=True)  # [G*N, Q, 1]
-            to_scores = (to_output @ v.transpose(1, 2)).mul_(kept).addcmul_(weights, row_sums, value=-1)
+            to_scores = matmul(to_output, v.transpose(1, 2)).mul_(kept).addcmul_(weights, row_sums, value=-1)
             to_scores *= q.shape[-1] ** -0.5
-            _put(to_query, to_scores @ k, asking)
-            _put(to_key, to_scores.transpose(1, 2) @ q, asked)
-            _put(to_value, (kept.transpose(1, 2) @ to_output) * scale_of_kept(ctx.probability), asked)
+            _put(to_query, matmul(to_scores, k), asking)
+            _put(to_key, matmul(to_scores.transpose(1, 2), q), asked)
+            _put(to_value, matmul(kept.transpose(1, 2), to_output) * scale_of_kept(ctx.probability), asked)
         return to_query, to_key, to_value, None, None, None, None
 
 
@@ -209,9 +210,9 @@ def _scores(query: Tensor, key: Tensor, keys: Table, heads: int, causal: bool) -
         future = _future(longest, query.device)
         hidden = future[None] if hidden is None else hidden | future  # [G, S, S]
     if hidden is None:
-        return torch.baddbmm(query.new_zeros(()), query, key.transpose(1, 2), beta=0, alpha=scale)
+        return baddbmm(query.new_zeros(()), query, key.transpose(1, 2), beta=0, alpha=scale)
     bias = _bias(hidden, query.dtype)[:, None].expand(size, heads, -1, longest).reshape(size * heads, -1, longest)
-    return torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale)
+    return baddbmm(bias, query, key.transpose(1, 2), alpha=scale)
 
 
 def _take(x: Tensor, table: Table, padding: float | None = None) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.model import BertConfig
+from trainer.products import matmul
 
 LARGEST_LOSS = 700.0  # whose perplexity float64 has a number for
 _FULLEST = 0.9  # share of a GPU's memory to count on
@@ -38,7 +39,7 @@ def measure_ceiling(device: torch.device, dtype: torch.dtype) -> float:
     while len(rounds) < 2 or time.perf_counter() < end:
         began = time.perf_counter()
         for _ in range(_AT_ONCE[device.type]):
-            left @ right
+            matmul(left, right)
         if device.type == "cuda":
             torch.cuda.synchronize()
         rounds.append(time.perf_counter() - began)

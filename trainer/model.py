@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.attention import attention, dropout
 from trainer.packing import PackedTokens, Selection
+from trainer.products import Linear, linear
 
 # Hugging Face's names. "gelu" is exact, by erf; google-research/bert computes its approximation by tanh, "gelu_new".
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -132,8 +133,8 @@ def project(hidden: Tensor, selected: Selection | None, qkv: nn.Linear) -> tuple
         query, key, value = qkv(hidden).chunk(3, dim=-1)  # [T, D] -> [T, 3D]
         return query, key, value
     width = qkv.in_features
-    query = F.linear(hidden.index_select(0, selected.rows), qkv.weight[:width], qkv.bias[:width])
-    key, value = F.linear(hidden, qkv.weight[width:], qkv.bias[width:]).chunk(2, dim=-1)
+    query = linear(hidden.index_select(0, selected.rows), qkv.weight[:width], qkv.bias[:width])
+    key, value = linear(hidden, qkv.weight[width:], qkv.bias[width:]).chunk(2, dim=-1)
     return query, key, value
 
 
@@ -143,8 +144,8 @@ class SelfAttention(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.heads = config.num_attention_heads
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.out = nn.Linear(config.hidden_size, config.hidden_size)
+        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size)
+        self.out = Linear(config.hidden_size, config.hidden_size)
         self.attention_dropout = config.attention_probs_dropout_prob
         self.hidden_dropout = config.hidden_dropout_prob
         self.causal = config.is_decoder
@@ -166,9 +167,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.up = Linear(config.hidden_size, config.intermediate_size)
         self.activation = ACTIVATIONS[config.hidden_act]
-        self.down = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.down = Linear(config.intermediate_size, config.hidden_size)
         self.dropout = config.hidden_dropout_prob
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -254,7 +255,7 @@ class Pooler(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Hidden states of first tokens, [B, D] -> [B, D]."""
@@ -269,7 +270,7 @@ class MaskedLanguageModel(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = Linear(config.hidden_size, config.hidden_size)
         self.activation = ACTIVATIONS[config.hidden_act]
         self.norm = _layer_norm(config)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
@@ -279,8 +280,8 @@ class MaskedLanguageModel(nn.Module):
         hidden = self.norm(self.activation(self.dense(hidden)))
         missing = -len(words) % VOCABULARY_MULTIPLES.get(hidden.device.type, 1)
         if not missing:
-            return F.linear(hidden, words, self.bias)  # [P, D] x [V, D] -> [P, V]
-        return F.linear(hidden, F.pad(words, (0, 0, 0, missing)), F.pad(self.bias, (0, missing)))[:, : len(words)]
+            return linear(hidden, words, self.bias)  # [P, D] x [V, D] -> [P, V]
+        return linear(hidden, F.pad(words, (0, 0, 0, missing)), F.pad(self.bias, (0, missing)))[:, : len(words)]
 
 
 class BertForPreTraining(nn.Module):
@@ -298,7 +299,7 @@ class BertForPreTraining(nn.Module):
             self.bert = BertModel(config)
             self.pooler = Pooler(config)
             self.mlm = MaskedLanguageModel(config)
-            self.nsp = nn.Linear(config.hidden_size, 2)
+            self.nsp = Linear(config.hidden_size, 2)
         if seed is not None:
             initialize(self, config.initializer_range, seed)
 
