@@ -1,7 +1,7 @@
 """Matrix products in bfloat16 on processors without instructions for them: in float32, and rounded once.
 
 oneDNN computes bfloat16 with AVX-512 or with the matrix units of Arm. Elsewhere torch falls back on plain loops: on an
-AMD EPYC of the third generation a product takes 4 to 70 times as long as in float32 (docs/results/pretrain.md).
+AMD EPYC of the third generation a training takes 14 to 39 times as long as in float32 (docs/results/pretrain.md).
 """
 
 from typing import Any
