@@ -70,7 +70,7 @@ def _check_run(program: Program, recipe: Recipe) -> None:
     if changed := differences(begun, recipe):
         raise ConfigError(
             f"{program.name}: {run.path}: the run was started with other settings ({'; '.join(changed)}); "
-            f"{advice_on(changed)}"
+            f"{advice_on(changed, run.step > 0)}"
         )
 
 

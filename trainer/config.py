@@ -124,7 +124,7 @@ class CheckpointConfig:
     Attributes:
         every: steps between checkpoints; one is written at the end in any case.
         keep: how many checkpoints stay; 0 keeps all.
-        keep_every: checkpoints of every so many steps stay for good; 0 for none.
+        keep_every: checkpoints of every so many steps are written too, and stay for good; 0 for none.
         keep_exports: how many exports stay, one of which is written with every checkpoint; 0 keeps all.
     """
 
@@ -237,6 +237,11 @@ class Recipe:
         """The step after which this run stops."""
         return min(self.total_steps, self.train.max_steps or self.total_steps)
 
+    @property
+    def has_common_schedule(self) -> bool:
+        """Whether any phase follows [schedule], and not its own."""
+        return any(phase.schedule is None for phase in self.phases)
+
     def predictions(self, phase: Phase, length: float | None = None) -> int:
         """Of a sample of so many tokens in a phase; None for a full one."""
         length = length or phase.sequence_length
@@ -297,7 +302,8 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), model: BertConf
         model: what file and overrides leave open of [model] is this one's; without it BertConfig's defaults.
 
     Raises:
-        ConfigError: no such file, not TOML, an unknown key, a wrong type or an impossible value.
+        ConfigError: no such file, not TOML, an unknown key, a wrong type or an impossible value, or an override of a
+            schedule that no phase follows.
     """
     raw = read_toml(Path(path), "recipe")
     if model:
@@ -307,7 +313,11 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), model: BertConf
             f"{path}: has no [model], for it goes on with a given one; name by --init-from its folder, which must be "
             "readable here, or give the sizes, model.vocab_size=30522 and so on"
         )
-    return parse(raw, Recipe, str(path), overrides)
+    recipe = parse(raw, Recipe, str(path), overrides)
+    for override in overrides:
+        if override.startswith("schedule.") and not recipe.has_common_schedule:
+            raise ConfigError(f"{override}: in {path} every phase has a schedule of its own; say phases.0.{override}")
+    return recipe
 
 
 def to_toml(recipe: Recipe) -> str:
@@ -325,10 +335,10 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
     return [text for key, text in _changes(old, new) if key.startswith(_IDENTITY) and not key.endswith(_MEMORY)]
 
 
-def advice_on(changed: Sequence[str]) -> str:
+def advice_on(changed: Sequence[str], has_checkpoint: bool) -> str:
     """What to do about a run that was started with something else, of settings what ``differences`` tells."""
     advice = "choose another --output, or go on with what the run was started with"
-    if any(text.startswith("model.") for text in changed):
+    if not has_checkpoint or any(text.startswith("model.") for text in changed):
         return advice
     return f"{advice}; to train longer or otherwise, give its last checkpoint to --init-from, with another --output"
 
@@ -346,12 +356,13 @@ def _changes(old: Recipe, new: Recipe) -> list[tuple[str, str]]:
 
 
 def _effective(recipe: Recipe) -> Recipe:
-    """The same recipe without limits of predictions that limit nothing."""
+    """The same recipe without limits of predictions that limit nothing, and without a schedule that nobody follows."""
     phases = [
         phase if recipe.predictions(phase) < recipe.predictions(phase.unlimited) else phase.unlimited
         for phase in recipe.phases
     ]
-    return dataclasses.replace(recipe, phases=phases)
+    schedule = recipe.schedule if recipe.has_common_schedule else ScheduleConfig()
+    return dataclasses.replace(recipe, phases=phases, schedule=schedule)
 
 
 def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

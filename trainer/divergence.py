@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from trainer.checkpoint import read_run_state
 from trainer.config import Phase, Recipe
 from trainer.loss_trend import LossTrend, follow
 from trainer.run_directory import RunDirectory, step_folders, step_number
@@ -81,6 +82,25 @@ class Divergence:
         return diverged(step, self.trend, self.run.latest, before[-1].name if before else None, skip)
 
 
+def check_not_diverged(run: RunDirectory, recipe: Recipe, step: int) -> None:
+    """See that a run has not ended as diverged after the step that it would go on from; what ended it comes again.
+
+    Args:
+        run: the run.
+        recipe: of this start, which may allow more.
+        step: of the checkpoint, or 0.
+
+    Raises:
+        DivergedError: it has.
+    """
+    if not step:
+        return
+    divergence = Divergence(recipe, run)
+    divergence.trend = read_run_state(run.checkpoint(step)).trend
+    if divergence.is_seen:
+        raise divergence.error(step, next(phase for _, end, phase in recipe.phase_ranges() if step <= end))
+
+
 def diverged(
     step: int, trend: LossTrend, latest: Path, checkpoint: str | None, skip: Sequence[tuple[int, int]]
 ) -> DivergedError:
@@ -100,10 +120,10 @@ def diverged(
     )
     if not checkpoint:
         return DivergedError(
-            f"{found}there is no checkpoint from before: begin anew with a lower schedule.peak or a longer warm-up"
+            f"{found}there is no checkpoint from before: begin anew with a lower peak or a longer warm-up"
         )
     return DivergedError(
         f"{found}to go on from before, write {checkpoint} into {latest} and give {skip_setting(skip)}, which passes "
-        "over the samples of this length since, or begin another run with a lower schedule.peak from that step's "
-        "export; with train.divergence=0 it goes on as it is"
+        "over the samples of this length since, or begin another run with a lower peak from that "
+        "step's export; with train.divergence=0 it goes on as it is"
     )

@@ -35,7 +35,7 @@ def bad_loss(
     if len(suspects) == micro_batches > 1:
         return NonFiniteError(
             f"step {step}: the loss is {loss} in every micro-batch: it is not the data, the training has diverged; "
-            "begin anew with a lower schedule.peak or a longer warm-up, or with a smaller optimizer.max_gradient_norm"
+            "begin anew with a lower peak or a longer warm-up, or with a smaller optimizer.max_gradient_norm"
         )
     if not suspects:
         return NonFiniteError(f"step {step}: the loss is {loss}, though each sample's is finite")

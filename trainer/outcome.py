@@ -4,10 +4,11 @@ python -m trainer.outcome RUN    prints one of these words, and the reason on st
 
 word      exit code   RUN/outcome          what happened                                       what a job script does
 done      0           done                 all steps are trained                               goes on to what comes next
-requeue   10          requeue: REASON      asked to end; with a checkpoint if it found room    starts the same command again
+requeue   10          requeue: REASON      asked to end, with a checkpoint                     starts the same command again
 failed    11          failed: REASON       what will come again: wrong settings, bad data,     tells a person
                                            a diverged loss, no room for a checkpoint
-crashed   12          none                 killed, out of memory, a node or a rank was lost    starts it again, a few times
+crashed   12          none                 killed, out of memory, a node or a rank was lost,   starts it again, a few times
+                                           or asked to end without room for a checkpoint
 none      2           no such folder       a mistyped RUN, or no start has made it yet         tells a person; or makes RUN first
 """  # noqa: E501  a table
 

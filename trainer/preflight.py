@@ -144,6 +144,8 @@ def warn_of_settings(recipe: Recipe) -> None:
     """Say so where one setting takes away what another one asks for, as may be where a recipe was changed."""
     _warn_of_the_warmup(recipe)
     for number, phase in enumerate(recipe.phases):
+        if recipe.model.is_decoder and phase.max_predictions:
+            _log.warning("phases.%d.max_predictions limits nothing: a left-to-right model predicts every token", number)
         taken, asked = recipe.predictions(phase), recipe.predictions(phase.unlimited)
         if taken < asked:
             _log.warning(
@@ -156,7 +158,7 @@ def warn_of_settings(recipe: Recipe) -> None:
 def _warn_of_the_warmup(recipe: Recipe) -> None:
     """A schedule may end before its peak, as that of a recipe that was shortened."""
     schedules = [(phase.schedule, phase.steps) for phase in recipe.phases if phase.schedule]
-    if len(schedules) < len(recipe.phases):  # one for all phases that have none of their own
+    if recipe.has_common_schedule:
         schedules.append((recipe.schedule, recipe.total_steps))
     for schedule, steps in dict.fromkeys(schedules):
         if schedule.warmup_steps >= steps:

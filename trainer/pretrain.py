@@ -31,7 +31,7 @@ from trainer.arguments import output_of, parse
 from trainer.config import Recipe, load_recipe
 from trainer.corpus import open_corpus
 from trainer.deepspeed_config import resolve_deepspeed
-from trainer.divergence import DivergedError
+from trainer.divergence import DivergedError, check_not_diverged
 from trainer.engine import join_world
 from trainer.initial_model import initial_model
 from trainer.leases import RunInUseError, hold_run
@@ -40,7 +40,7 @@ from trainer.non_finite import NonFiniteError
 from trainer.outcome import MISTAKE
 from trainer.preflight import check, check_output, warn_of_settings
 from trainer.run_directory import CheckpointError, RunDirectory, one_line
-from trainer.saving import Saver, export_if_missing
+from trainer.saving import Saver, UnsavedError, export_if_missing
 from trainer.session import Session, owes_validation
 from trainer.settings import ConfigError
 from trainer.shard_cache import cache_folder
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         start = _Start(held)
         try:
             pretrain(_parse(words), start)
-        except (LoaderError, RunInUseError) as error:  # of all ranks, and nothing that must come again
+        except (LoaderError, RunInUseError, UnsavedError) as error:  # of all ranks, and nothing that must come again
             if first:
                 _tell(error)
             return 1
@@ -186,6 +186,7 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
     _on_first(world, lambda: take_over(run, start.held))
     start.has_run = True
     step = _on_first(world, lambda: find_beginning(run, recipe, shards, arguments.init_from))
+    check_not_diverged(run, recipe, step)
     owed = _on_first(world, lambda: step > 0 and owes_validation(run, recipe, step))
     if step >= recipe.last_step and not owed:
         if world.is_first:

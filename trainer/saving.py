@@ -26,6 +26,10 @@ from trainer.world import World
 _log = logging.getLogger("pretrain")
 
 
+class UnsavedError(RuntimeError):
+    """What was trained last is lost: no checkpoint of it could be written before an end that something asked for."""
+
+
 class Saver:
     """Writes one checkpoint at a time. All ranks call the same methods in the same order.
 

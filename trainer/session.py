@@ -25,12 +25,12 @@ from trainer.initial_model import GivenCheckpoint, GivenExport, find_given
 from trainer.lineage import other_versions
 from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps
 from trainer.metrics import Laps, measure_ceiling, memory_share, peak_memory, roomiest_micro_batch
-from trainer.metrics_log import MetricsLog, cut_metrics, has_line, lines_after
+from trainer.metrics_log import MetricsLog, has_line, lines_after
 from trainer.model import parameter_count
 from trainer.non_finite import NonFiniteError
 from trainer.progress import Progress
 from trainer.run_directory import CheckpointError, Ending, RunDirectory, step_folders, step_number
-from trainer.saving import Saver, export_if_missing
+from trainer.saving import Saver, UnsavedError, export_if_missing
 from trainer.skipping import count_skipped
 from trainer.stopping import StopRequests, watch
 from trainer.validation import Validation, describe, lowest_before_a_rise
@@ -66,7 +66,11 @@ class Session:
         self._code = json.loads(self.run.code.read_text(encoding="utf-8"))
 
     def train(self, step: int) -> tuple[Ending, str]:
-        """Train the phases that are left after ``step``; "requeue" and why where something asked for an end earlier."""
+        """Train the phases that are left after ``step``; "requeue" and why where something asked for an end earlier.
+
+        Raises:
+            UnsavedError: something asked for it, and the last step's checkpoint could not be written.
+        """
         try:
             return self._train_phases(step)
         finally:
@@ -81,10 +85,13 @@ class Session:
             if step < end or (self.owes_validation and step == end):
                 step, is_complete = self._train_phase(phase, config, begin, step, end)
                 if not is_complete:
+                    if why := self.saver.problem:
+                        raise UnsavedError(
+                            f"asked to stop after step {step}, whose checkpoint can't be written ({why}); make room: "
+                            f"the same command goes on after step {self.run.step}"
+                        )
                     _log.info("stopped on request after step %d; run the same command to resume", step)
-                    why = self.saver.problem
-                    problem = f", whose checkpoint can't be written ({why})" if why else ""
-                    return "requeue", f"asked to stop after step {step}{problem}"
+                    return "requeue", f"asked to stop after step {step}"
         export = self.run.export(step)
         _log.info("done: %d steps%s", step, f"; the newest export is {export}" if export.is_dir() else "")
         if self.world.is_first:
@@ -132,7 +139,8 @@ class Session:
             self._divergence.follow(step, metrics)
             if step == first + 1:
                 self._tell_of_room(phase, len(batches), totals)
-            is_saved = stopped or _is_due(self.recipe.checkpoint.every, step, end)
+            kept = self.recipe.checkpoint
+            is_saved = stopped or _is_due(kept.every, step, end) or _is_due(kept.keep_every, step, end)
             if is_saved:
                 self._save(engine, step, laps)
             self.owes_validation = _is_due(self.recipe.log.validate_every, step, end)
@@ -262,8 +270,6 @@ class Session:
             self._divergence.trend = state.trend
             _log.info("resumed after step %d from %s", step, checkpoint)
             _warn_of_other_bits(state, world, self._code)
-        if world.is_first:
-            cut_metrics(self.run, step)
         return engine
 
     def _steps(self, phase: Phase, begin: int) -> Steps:

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import pydantic
 import torch
@@ -53,7 +53,7 @@ class _Table(pydantic.BaseModel):
     """What a state file says of itself, as safetensors keeps it: in strings."""
 
     fragments: pydantic.Json[list[list[Fragment]]]  # of each flat tensor
-    optimizer_step: pydantic.NonNegativeInt
+    optimizer_step: Annotated[int, pydantic.Field(ge=0, lt=1 << 24)]  # counted in float32, which goes so far
 
 
 @dataclass(frozen=True)

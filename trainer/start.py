@@ -16,6 +16,7 @@ from trainer.files import is_full, write_atomically
 from trainer.initial_model import find_given
 from trainer.leases import hold_run
 from trainer.lineage import code_version, uncommitted_changes
+from trainer.metrics_log import cut_metrics
 from trainer.model import parameter_shapes
 from trainer.naming import name_some
 from trainer.run_directory import CheckpointError, RunDirectory, step_number
@@ -69,6 +70,7 @@ def write_run(
     try:
         run.set_outcome(None)
         aside = set_aside(run, step)
+        cut_metrics(run, step)
         draws = other_draws(load_recipe(run.config), recipe) if run.config.is_file() else []
         _write_settings(run, recipe, shards, deepspeed_config, weights, step)
         written = checksum(run.config)
@@ -93,7 +95,7 @@ def check_run(run: RunDirectory, recipe: Recipe, shards: Corpus) -> None:
     if run.is_new:
         return
     changed = differences(load_recipe(run.config), recipe)
-    advice = advice_on(changed)
+    advice = advice_on(changed, run.step > 0)
     if not run.step and not run.metrics.exists():
         advice = "choose another --output, or remove this one, in which nothing has been trained"
     if changed:

@@ -280,24 +280,30 @@ def _pod(settings: KubernetesSettings, pods: Pods) -> dict[str, Any]:
     }
 
 
-def _container(name: str, settings: KubernetesSettings, work: Work) -> dict[str, Any]:
+def _container(name: str, settings: KubernetesSettings, work: Work, reads: bool = False) -> dict[str, Any]:
     """The beginning of a container's patch."""
     code = {"workingDir": work.code} if work.code else {}
-    return {"name": name, **code, "volumeMounts": _mounts(settings)}
+    return {"name": name, **code, "volumeMounts": _mounts(settings, reads)}
 
 
-def _mounts(settings: KubernetesSettings) -> list[dict[str, Any]]:
-    """The base's mount at another place, where that is asked for; mounts merge by their path."""
+def _mounts(settings: KubernetesSettings, reads: bool = False) -> list[dict[str, Any]]:
+    """The base's mount at another place, where that is asked for; mounts merge by their path.
+
+    Args:
+        settings: say where.
+        reads: whether the container only reads there.
+    """
     if settings.mount_path == "/shared":
         return []
-    return [{"$patch": "delete", "mountPath": "/shared"}, {"name": "shared", "mountPath": settings.mount_path}]
+    mount = {"name": "shared", "mountPath": settings.mount_path, **({"readOnly": True} if reads else {})}
+    return [{"$patch": "delete", "mountPath": "/shared"}, mount]
 
 
 def _waiter(name: str, settings: KubernetesSettings, work: Work, what: dict[str, str], minutes: int) -> dict[str, Any]:
     """The patch of the init container that waits for the job before; with nothing to wait for it is taken out."""
     if not any(what.values()):
         return {"name": name, "$patch": "delete"}
-    return {**_container(name, settings, work), "env": _variables({**what, "WAIT_MINUTES": minutes})}
+    return {**_container(name, settings, work, reads=True), "env": _variables({**what, "WAIT_MINUTES": minutes})}
 
 
 def _resources(settings: KubernetesSettings, pods: Pods) -> dict[str, Any]:

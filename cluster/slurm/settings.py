@@ -16,6 +16,7 @@ _MEMORY = re.compile(r"\d+[KMGT]?")
 _OURS = re.compile("RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|PATH|PYTHONPATH|PYTHONHOME|PYTHONSAFEPATH")
 # Options of sbatch that ask for GPUs; others, such as --gpu-bind and --gres=nvme:1, don't.
 _ASKS_FOR_GPUS = re.compile(r"--gpus(-per-\w+)?([= ]|$)|--(gres|tres-per-\w+)[= ].*\bgpu\b")
+_BLANK = re.compile(r"^(--[\w-]+) +")  # between an option and its value, which in quotes would belong to the name
 # What a job file says by itself, or by settings with a name of their own, which a launch checks.
 _OF_THE_FILE = {
     **dict.fromkeys(("job-name", "output", "open-mode", "requeue", "no-requeue"), "the job file sets it"),
@@ -231,7 +232,7 @@ class SlurmSettings(Common):
             account=job.account or self.account,
             qos=job.qos or self.qos,
             constraint=job.constraint or self.constraint,
-            options=[*self.options, *job.options],
+            options=[_BLANK.sub(r"\1=", option) for option in (*self.options, *job.options)],
             setup=[*self.setup, *job.setup],
             environment={**self.environment, **job.environment},
         )

@@ -717,7 +717,7 @@ def test_a_job_s_own_names_stand_in_the_place_of_what_all_have_and_its_own_lines
         "slurm.options": ["--mail-type=FAIL"], "slurm.setup": ["module load gcc"],
         "slurm.environment": {"HTTPS_PROXY": "http://proxy", "NCCL_DEBUG": "WARN"},
         "slurm.pretrain.partition": "gpu", "slurm.pretrain.account": "lang-gpu", "slurm.pretrain.qos": "long",
-        "slurm.pretrain.constraint": "h100&ib", "slurm.pretrain.options": ["--exclusive", "--reservation=r1"],
+        "slurm.pretrain.constraint": "h100&ib", "slurm.pretrain.options": ["--exclusive", "--reservation r1"],
         "slurm.pretrain.setup": ["module load cuda"], "slurm.pretrain.environment": {"NCCL_DEBUG": "INFO"},
     }  # fmt: skip
     given = [f"{key}={json.dumps(value).replace(': ', ' = ')}" for key, value in settings.items()]
@@ -1747,9 +1747,10 @@ def test_a_run_is_gone_on_with_by_the_settings_that_it_was_started_with(here, sl
         f"error: pretrain: {here}/run: the run was started with other settings (model.num_hidden_layers: 2 -> 3; "
         "train.seed: 1 -> 7); choose another --output, or go on with what the run was started with\n"
     )
+    (here / "run" / "checkpoints" / "step-000002").mkdir(parents=True)
     assert main([*command, "--output", "run", "phases.0.steps=999"]) == 2
     assert "; to train longer or otherwise, give its last checkpoint to --init-from, " in capsys.readouterr().err
-    assert [path.name for path in (here / "run").iterdir()] == ["config.toml"]
+    assert {path.name for path in (here / "run").iterdir()} == {"config.toml", "checkpoints"}
     assert main([*command, "--output", "run", "phases.0.micro_batch_size=4", "checkpoint.every=3"]) == 0
 
 

@@ -7,6 +7,7 @@ import pytest
 from tests.trainer.conftest import ROOT, TINY
 from trainer.config import differences, load_recipe, to_toml
 from trainer.model import BertConfig, parameter_count
+from trainer.schedule import ScheduleConfig
 from trainer.settings import ConfigError, apply_override
 
 RECIPES = ROOT / "trainer" / "recipes"
@@ -154,6 +155,16 @@ def test_every_recipe_loads_and_survives_being_written_out(path, tmp_path):
 def test_a_recipe_of_many_steps_gives_mlflow_every_hundredth_and_another_all(path):
     recipe = load_recipe(path, model=BertConfig(vocab_size=99))
     assert recipe.tracking.every == (100 if max(phase.steps for phase in recipe.phases) >= 100_000 else 1)
+
+
+def test_a_schedule_that_no_phase_follows_is_not_to_be_set_and_makes_no_difference(tmp_path):
+    path = RECIPES / "lamb_64k.toml"
+    with pytest.raises(ConfigError, match=r"schedule.peak=1e-3: in .* say phases.0.schedule.peak=1e-3$"):
+        load_recipe(path, ["schedule.peak=1e-3"])
+    recipe = load_recipe(path, ["phases.0.schedule.peak=1e-3"])
+    assert recipe.learning_rate(2001) == pytest.approx(1e-3 * (1 - 2001 / 7038) ** 0.5)
+    other = replace(recipe, schedule=ScheduleConfig(peak=1.0))
+    assert not differences(recipe, other)
 
 
 def test_overrides(recipe):

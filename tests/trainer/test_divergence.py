@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from trainer.checkpoint import RunState, begin_checkpoint, commit_checkpoint
 from trainer.config import load_recipe
-from trainer.divergence import Divergence, diverged
+from trainer.divergence import DivergedError, Divergence, check_not_diverged, diverged
 from trainer.loss_trend import LossTrend
 from trainer.run_directory import RunDirectory
 
@@ -15,9 +16,9 @@ def test_what_is_told_names_the_checkpoint_from_before_and_the_samples_since():
     told = str(diverged(45_170, trend, Path("run/checkpoints/latest"), "step-045000", [(100, 900), (7, 9)]))
     assert told.startswith("step 45170: the loss rose after step 45031 and stays 2.1 nats above its lowest mean")
     assert "write step-045000 into run/checkpoints/latest and give data.skip=[[7,9],[100,900]], which" in told
-    assert "or begin another run with a lower schedule.peak from that step's export; with train.divergence=0" in told
+    assert "or begin another run with a lower peak from that step's export; with train.divergence=0" in told
     told = str(diverged(45_170, trend, Path("run/checkpoints/latest"), None, [(100, 900)]))
-    assert "there is no checkpoint from before: begin anew with a lower schedule.peak" in told
+    assert "there is no checkpoint from before: begin anew with a lower peak or" in told
     assert "data.skip" not in told
 
 
@@ -95,6 +96,16 @@ def test_weights_that_each_phase_has_of_its_own_are_compared_with_those_of_all(r
     divergence.trend = trend = LossTrend(mean=2.0, lowest=2.0, good_step=5)
     divergence.enter(8, divergence.recipe.phases[1])
     assert divergence.trend == trend
+
+
+def test_a_run_that_would_go_on_from_where_it_had_diverged_does_not(recipe, tmp_path):
+    run = RunDirectory(tmp_path)
+    begin_checkpoint(run, 6)
+    commit_checkpoint(run, RunState(6, 48, 1, 1, "m", "c", trend=LossTrend(mean=4.5, lowest=2.0, good_step=4)))
+    with pytest.raises(DivergedError, match=r"step 6: the loss rose after step 4 and stays 2\.5 nats above its lowest"):
+        check_not_diverged(run, load_recipe(recipe), 6)
+    check_not_diverged(run, load_recipe(recipe, ["train.divergence=3"]), 6)
+    check_not_diverged(run, load_recipe(recipe), 0)
 
 
 def test_a_run_that_may_diverge_keeps_no_trend(recipe, tmp_path):

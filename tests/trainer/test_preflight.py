@@ -185,3 +185,11 @@ def test_a_limit_that_takes_predictions_from_the_masking_is_told(recipe, caplog)
         f"masking.probability={share} asks for; leave it out to have them"
         for asked, share in ((5, 0.15), (10, 0.3))
     ]
+
+
+def test_a_limit_that_takes_nothing_from_a_left_to_right_model_is_told(recipe, caplog):
+    left_to_right = ["model.is_decoder=true", "train.next_sentence=false", "schedule.warmup_steps=0"]
+    warn_of_settings(load_recipe(recipe, left_to_right))
+    assert [record.getMessage() for record in caplog.records] == [
+        "phases.0.max_predictions limits nothing: a left-to-right model predicts every token"
+    ]

@@ -389,12 +389,15 @@ def test_a_disk_that_stays_full_is_an_error_at_the_end(call, tmp_path):
 
 
 def test_a_signal_on_a_full_disk_costs_the_steps_since_the_checkpoint_before(call, tmp_path):
-    """Preemption is no mistake of a person: the run is to be started again."""
-    assert call("checkpoint.every=2", world=2, task=run_pretrain_and_signal_on_a_full_disk)[0] == [0, 0]
+    """Preemption is no mistake of a person: the run is to be started again, but not for ever where nothing is kept."""
+    codes, log = call("checkpoint.every=2", world=2, task=run_pretrain_and_signal_on_a_full_disk)
+    assert codes == [1, 1]
+    (told,) = re.findall("^error: (.*)", log, re.MULTILINE)
+    assert told.startswith("asked to stop after step 3, whose checkpoint can't be written (")
+    assert "No space left on device" in told
+    assert told.endswith("); make room: the same command goes on after step 2")
     run = RunDirectory(tmp_path / "run")
-    assert run.outcome.ending == "requeue"
-    assert run.outcome.reason.startswith("asked to stop after step 3, whose checkpoint can't be written (")
-    assert "No space left on device" in run.outcome.reason
+    assert run.outcome is None
     assert run.step == 2
     assert call(world=2)[0] == [0, 0]
     assert call(world=2, output=tmp_path / "whole")[0] == [0, 0]
@@ -472,6 +475,13 @@ def test_a_loss_that_rises_and_stays_ends_the_run_while_there_is_a_checkpoint_fr
     assert error.replace(str(whole.path), str(run.path)) in log
     newest = kept[-1]
     assert read_run_state(run.checkpoint(newest)).trend == read_run_state(whole.checkpoint(newest)).trend
+
+    ended = RunDirectory(tmp_path / "ended")
+    for _ in range(2):  # and where it is the last step that shows it, another start finds no run that is done
+        codes, log = call(*settings, f"train.max_steps={last}", output=ended.path, **start)
+        assert codes == [1] * world
+        assert error.replace(str(whole.path), str(ended.path)) in log
+        assert (ended.ending, ended.step) == ("failed", last)
 
     run.latest.write_text("step-000002\n")
     skip = f"data.skip=[[16,{8 * last}]]"
@@ -737,6 +747,12 @@ def test_a_step_at_which_all_is_to_stop_is_validated_by_the_next_start(call, tmp
     assert call(*settings, world=2)[0] == [0, 0]
     assert [line["step"] for line in read_lines(run.validation_metrics)] == [3, 6, 8]
     assert without_times(run.validation_metrics) == without_times(whole.validation_metrics)
+
+
+def test_a_checkpoint_that_is_to_stay_is_written_whatever_the_others_are(call, tmp_path):
+    settings = ["checkpoint.every=4", "checkpoint.keep=1", "checkpoint.keep_every=3", "log.validate_every=0"]
+    assert call(*settings)[0] == [0]
+    assert [step_number(path) for path in step_folders(RunDirectory(tmp_path / "run").checkpoints)] == [3, 6, 8]
 
 
 def without_times(metrics):

@@ -231,7 +231,7 @@ WHOLE = '[[[0, 3, "bias", 0]]]'
     {"table": '[[[0, 3, "bias"]]]'}, {"table": '[[[-1, 3, "bias", 0]]]'}, {"table": '[[["x", 3, "bias", 0]]]'},
     {"table": '[[[0, -3, "bias", 0]]]'}, {"table": "[" * 100_000}, {"table": "no JSON"},
     {"table": WHOLE, "optimizer_step": None}, {"table": WHOLE, "optimizer_step": "x"},
-    {"table": WHOLE, "optimizer_step": "-1"},
+    {"table": WHOLE, "optimizer_step": "-1"}, {"table": WHOLE, "optimizer_step": str(10**30)},
 ], ids=str)  # fmt: skip
 def test_what_is_no_table_of_stretches_is_a_damaged_file(tmp_path, file):
     write_file(tmp_path, **file)

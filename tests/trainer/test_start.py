@@ -143,12 +143,12 @@ def test_only_a_run_in_which_nothing_was_trained_may_be_removed(begun, recipe):
     with pytest.raises(CheckpointError, match=r"0\.5\); choose another --output, or remove this one, in which nothing"):
         begun.take_over()
     begun.run.metrics.touch()
-    with pytest.raises(CheckpointError, match=r"0\.5\); choose another --output, or go on with what the run was"):
+    with pytest.raises(CheckpointError, match=r"0\.5\); choose another --output, or go on with what .* started with$"):
         begun.take_over()
 
 
 def test_how_a_run_is_trained_for_longer_or_on_more_is_told(begun, recipe, books):
-    begun.run.metrics.touch()
+    begun.write_checkpoint(2)
     begun.recipe = load_recipe(recipe, ["phases.0.steps=9"])
     longer = "; to train longer or otherwise, give its last checkpoint to --init-from, with another --output$"
     with pytest.raises(CheckpointError, match=rf"steps: 8 -> 9\); choose .*{longer}"):
@@ -242,6 +242,18 @@ def test_a_run_directory_that_can_not_be_written_is_told_with_what_helps(
         take_over(run, contextlib.ExitStack())
     with pytest.raises(CheckpointError, match=message):
         write_run(run, settings, None, deepspeed_config(), None, step=0)
+
+
+def test_metrics_that_are_no_file_are_told_before_anything_is_trained(call, tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    assert call("train.max_steps=2")[0] == [0]
+    for metrics in (run.validation_metrics, run.metrics):
+        metrics.unlink()
+        metrics.mkdir()
+        codes, log = call()
+        assert codes == [2]
+        assert f"error: {run.path}: can't be written (Is a directory); choose another --output\n" in log
+        assert run.ending == "failed"
 
 
 def test_a_folder_beside_the_tokenizer_s_files_is_nobody_s_mistake(call, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import shutil
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -103,6 +104,28 @@ def test_times_are_those_of_the_steps(run: RunDirectory, store: str) -> None:
     main(["sync", str(run.path)])
     entries = MlflowClient(store).get_metric_history(only_run(store).info.run_id, "loss")
     assert [entry.timestamp for entry in entries] == [int(metrics(step)["time"] * 1000) for step in (1, 2, 3)]
+
+
+def test_a_copy_that_goes_on_beside_the_original_has_a_run_of_its_own(run: RunDirectory, store: str) -> None:
+    main(["sync", str(run.path)])
+    first = only_run(store).info.run_id
+    copy = RunDirectory(Path(shutil.copytree(run.path, run.path.with_name("copy"))))
+    add_lines(copy.metrics, 4, 5)
+    second = sync(copy)
+    assert second != first
+    assert_complete(copy, store, second)
+    assert MlflowClient(store).get_run(second).data.tags["run_directory"] == str(copy.path)
+    assert sync(run) == first
+    assert_complete(run, store, first)
+    assert sync(copy) == second
+
+
+def test_a_run_that_is_renamed_goes_on_in_its_own(run: RunDirectory, store: str) -> None:
+    main(["sync", str(run.path)])
+    renamed = RunDirectory(run.path.rename(run.path.with_name("renamed")))
+    add_lines(renamed.metrics, 4, 5)
+    assert sync(renamed) == only_run(store).info.run_id
+    assert_complete(renamed, store, only_run(store).info.run_id)
 
 
 def test_again_adds_nothing(run: RunDirectory, store: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -200,7 +200,7 @@ class Tracker:
 def prepare(run: RunDirectory, experiment: str) -> None:
     """Write down where this run is tracked, until MLflow is reached for the first time."""
     if not run.tracking.exists():
-        write_cursor(run, Cursor(default_tracking_uri(run.path), experiment, "", {}))
+        write_cursor(run, Cursor(default_tracking_uri(run.path), experiment, "", {}, directory=_place(run)))
         return
     with contextlib.suppress(ValueError):  # damaged, as is told when it is used
         cursor = read_cursor(run)
@@ -210,7 +210,7 @@ def prepare(run: RunDirectory, experiment: str) -> None:
 
 
 def _destination(run: RunDirectory) -> Cursor:
-    """The cursor of a run.
+    """The cursor of a run; of a copy of another one, which is still there, that of a run of its own.
 
     Raises:
         LostRunError: it is damaged.
@@ -221,10 +221,27 @@ def _destination(run: RunDirectory) -> Cursor:
         raise LostRunError(
             f"{run.tracking} is damaged ({first_line(error)}); delete it to have everything carried over to a new run"
         ) from error
+    if cursor.run_id and _is_of_another(cursor, run):
+        _log.info("MLflow: a copy of %s, which has a run there; this one begins another", cursor.directory)
+        cursor = Cursor(cursor.tracking_uri, cursor.experiment, "", {})
+    cursor.directory = _place(run)
     if not cursor.run_id:
         # Nothing lies anywhere yet, so another store may be chosen, such as a server for a run without network.
         cursor.tracking_uri = chosen_tracking_uri() or cursor.tracking_uri
     return cursor
+
+
+def _place(run: RunDirectory) -> str:
+    return str(run.path.resolve())
+
+
+def _is_of_another(cursor: Cursor, run: RunDirectory) -> bool:
+    """Whether the directory that a cursor is about has not been renamed, but copied."""
+    if cursor.directory in ("", _place(run)):
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        return read_cursor(RunDirectory(Path(cursor.directory))).run_id == cursor.run_id
+    return False
 
 
 def _open(run: RunDirectory) -> Cursor:
@@ -268,7 +285,7 @@ def _tags(run: RunDirectory) -> list[RunTag]:
     code = json.loads(run.code.read_text(encoding="utf-8"))
     return [
         *(RunTag(f"initial_weights_{key}", value) for key, value in (run.read_initial_weights() or {}).items()),
-        RunTag("run_directory", str(run.path.resolve())),
+        RunTag("run_directory", _place(run)),
         RunTag("code_version", str(code["version"])),
         RunTag("code_commit", str(code["commit"])),
         RunTag("code_modified", str(code["modified"])),

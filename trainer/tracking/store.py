@@ -55,6 +55,7 @@ class Cursor:
     run_id: str  # empty until the store was reached for the first time
     steps: dict[str, int]  # file -> last step carried over
     described: bool = False  # whether the parameters are there
+    directory: str = ""  # of the run, as it was found last
 
 
 _CURSOR = pydantic.TypeAdapter(Cursor)

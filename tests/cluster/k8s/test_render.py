@@ -121,6 +121,12 @@ class TestTheWholeRun:
         other = objects_of(SETTINGS, with_experiment("another"), tmp_path)
         assert only(other, "ConfigMap")["metadata"]["name"] != only(objects, "ConfigMap")["metadata"]["name"]
 
+    def test_only_reads_where_it_waits(self, objects):
+        waiting = [box for pod in pods(objects) for box in pod.get("initContainers", [])]
+        assert len(waiting) == 2
+        for box in waiting:
+            assert [m["readOnly"] for m in box["volumeMounts"] if m["name"] == "shared"] == [True]
+
     def test_waits_for_the_job_before(self, objects):
         waiting = {
             pod["containers"][0]["name"]: variables(pod["initContainers"][0])
