@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from eval.readers.glue import GLUE
+from trainer.files import write_atomically
 
 # Task -> its file in the zip, and how many examples the test set has.
 _TASKS = {
@@ -46,15 +47,22 @@ def write_glue_submission(predictions: Mapping[str, Sequence[tuple[str, int | fl
     if unknown:
         raise ValueError(f"GLUE has no task {unknown[0]!r}; it has {', '.join(_TASKS)}")
     tables = {name: _table(task, predictions[task]) for task, (name, _) in _TASKS.items() if task in predictions}
-    temporary = path.with_name(f".{path.name}.incomplete")
-    temporary.write_bytes(_zip(tables))
-    temporary.replace(path)
+    write_atomically(path, _zip(tables))
     found = {task: len(predictions.get(task, ())) for task in _TASKS}
     return tuple(
         f"{task}: {found[task]:,} predictions for {expected:,} test examples"
         for task, (_, expected) in _TASKS.items()
         if found[task] != expected
     )
+
+
+def tables_in(path: Path) -> list[str]:
+    """The names of the tables in a zip, in their order; none where there is no zip, or a damaged one."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return []
 
 
 def _table(task: str, predictions: Sequence[tuple[str, int | float]]) -> str:

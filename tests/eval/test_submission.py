@@ -6,7 +6,7 @@ import pytest
 
 from eval.readers import tables
 from eval.readers.glue import GLUE
-from eval.submission import write_glue_submission
+from eval.submission import tables_in, write_glue_submission
 
 ROWS = {
     "CoLA": 1063, "SST-2": 1821, "MRPC": 1725, "STS-B": 1379, "QQP": 390965, "MNLI": 9796, "MNLI-mm": 9847,
@@ -67,6 +67,15 @@ def test_a_zip_that_finds_no_room_leaves_the_one_before(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         write_glue_submission({"RTE": [("0", 0)]}, path)
     assert path.read_bytes() == before
+
+
+def test_the_tables_in_a_zip_that_may_be_none(tmp_path):
+    path = tmp_path / "glue.zip"
+    assert tables_in(path) == []
+    write_glue_submission({"RTE": [("0", 1)], "MNLI": [("0", 1)]}, path)
+    assert tables_in(path) == ["MNLI-m.tsv", "RTE.tsv"]
+    path.write_bytes(path.read_bytes()[:50])
+    assert tables_in(path) == []
 
 
 def test_what_glue_would_refuse_is_named(tmp_path):
