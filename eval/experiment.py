@@ -19,13 +19,13 @@ from torch import nn
 from eval.encoding import Encoder, Sample
 from eval.errors import UsageError
 from eval.finetune import DivergedError, Hyperparameters, Settings, learn, predict
-from eval.grid import LOSSES, RESULT, Points, Search, grid
+from eval.grid import LOSSES, Points, Search, grid
 from eval.inputs import Checkpoint
 from eval.kinds import Frozen, Kind, Outcome
 from eval.locks import locked
 from eval.models import lock_of, origin_of, save_model, why_not_saved
 from eval.parts import Parts, checksum_of, without_tests
-from eval.results import MODELS, PREDICTED, STATES, check_output
+from eval.results import MODELS, PREDICTED, STATES, check_output, check_replaceable
 from eval.selection import best_of, conclude
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.result import Result
@@ -100,7 +100,10 @@ class Experiment:
                 task, or its vocabulary is not that of the texts.
         """
         self._disk.check(self.points)
-        check_output(self._bench.output / PREDICTED / self.task.name)
+        predicted = self._bench.output / PREDICTED / self.task.name
+        check_output(predicted)
+        for name in sorted(self._judged):
+            check_replaceable(predicted / name)
         if self._bench.saves_models:
             check_output(self._model.parent)
         try:
@@ -345,27 +348,39 @@ class Experiment:
             name: known[name] | {part: found for part, found in again[name].items() if part in self._tests}
             for name in ("metrics", "details")
         }
-        kept = {
-            file.name: file.read_bytes().decode()  # and not as text, of which each line would end with LF
-            for file in self._disk.path(point).iterdir()
-            if file.name != RESULT and not self._is_of_tests(file.name)
-        }
-        of_tests = {name: text for name, text in files.items() if self._is_of_tests(name)}
-        self._disk.write(point, {**known, **added, "test_blake2b": self._test_blake2b}, {**kept, **of_tests})
+        tests = self._names(self.task.test_splits)
+        kept = [path for path in self._disk.beside(point) if path.name not in tests]
+        of_tests = {name: text for name, text in files.items() if name in tests}
+        self._disk.write(point, {**known, **added, "test_blake2b": self._test_blake2b}, of_tests, kept)
 
-    def _is_of_tests(self, file: str) -> bool:
-        """Whether a point's file has predictions of a test set."""
-        return file.startswith(tuple(f"{part}_" for part in self.task.test_splits))
+    def _names(self, parts: Iterable[str]) -> set[str]:
+        """Of all files that there may be with predictions of some parts."""
+        return {f"{part}_{name}" for part in parts for name in self.task.kind.files}
+
+    @property
+    def _judged(self) -> set[str]:
+        """Names of all files that there may be with predictions."""
+        return self._names({**self.task.dev_splits, **self.task.test_splits})
 
     def publish(self, folder: Path) -> None:
-        """Copy the best point's predictions to folder/TASK, in the place of another one's."""
-        (folder / self.task.name).mkdir(parents=True, exist_ok=True)
+        """Copy the best point's predictions to folder/TASK, in the place of another one's.
+
+        Those of test sets too, unless others are asked for. What else lies there is not ours, and stays.
+
+        Raises:
+            UsageError: a point is missing, or all diverged.
+            OSError: they can't be written.
+        """
         point, best = self._best()
-        files = [f for f in self._disk.files(point) if self._is_tested(best) or not self._is_of_tests(f.name)]
-        for file in files:
-            write_atomically(folder / self.task.name / file.name, file.read_bytes())
-        for left in {file.name for file in (folder / self.task.name).iterdir()} - {file.name for file in files}:
-            (folder / self.task.name / left).unlink()
+        others = self._names(self.task.test_splits) if self._tests and not self._is_tested(best) else set()
+        wanted = self._judged - others
+        found = {path.name: path for path in self._disk.beside(point) if path.name in wanted}
+        place = folder / self.task.name
+        place.mkdir(parents=True, exist_ok=True)
+        for name in self._judged - found.keys():
+            (place / name).unlink(missing_ok=True)
+        for name, path in found.items():
+            write_atomically(place / name, path.read_bytes())
 
 
 def _by_part(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, float]]:

@@ -127,6 +127,8 @@ class FeatureTags(Kind):
         dropout: around and between its layers.
     """
 
+    files = Tags.files
+
     first: int
     last: int
     combine: Combine = "concatenated"

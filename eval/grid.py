@@ -143,12 +143,23 @@ class Points:
     def _failure_file(self, point: Hyperparameters) -> Path:
         return self.folder / f".{self.path(point).name}.failed"
 
-    def write(self, point: Hyperparameters, result: Mapping[str, Any], files: Mapping[str, str]) -> None:
-        """Publish a point in the place of what is there; who writes holds its lock."""
+    def write(
+        self, point: Hyperparameters, result: Mapping[str, Any], files: Mapping[str, str], kept: Iterable[Path] = ()
+    ) -> None:
+        """Publish a point in the place of what is there; who writes holds its lock.
+
+        Args:
+            point: it.
+            result: what it found.
+            files: name -> content: predictions and losses.
+            kept: files and folders that are copied as they are.
+        """
         final = self.path(point)
         staging = incomplete(final)
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
+        for path in kept:
+            (shutil.copytree if path.is_dir() else shutil.copyfile)(path, staging / path.name)
         content = {"point": asdict(point), "origin": dict(self.origin), **result}
         for name, text in {RESULT: json.dumps(content, indent=2) + "\n", **files}.items():
             (staging / name).write_text(text, encoding="utf-8")
@@ -156,6 +167,6 @@ class Points:
             _log.warning("%s: was damaged, without its %s; it has been learned again", final, RESULT)
         publish(staging, final)
 
-    def files(self, point: Hyperparameters) -> list[Path]:
-        """The predictions of a finished point."""
-        return sorted(path for path in self.path(point).iterdir() if path.name not in (RESULT, LOSSES))
+    def beside(self, point: Hyperparameters) -> list[Path]:
+        """What lies beside the result of a finished point, by name: losses, predictions, and whatever is not ours."""
+        return sorted(path for path in self.path(point).iterdir() if path.name != RESULT)

@@ -30,7 +30,7 @@ from eval.squad_metrics import korquad, squad_v1, squad_v2
 from trainer.hugging_face import Export
 from trainer.model import BertConfig
 
-PREDICTIONS = "predictions.tsv"  # of tasks of texts and of choices
+PREDICTIONS, _CONFUSION = "predictions.tsv", "confusion.tsv"  # of tasks of texts and of choices
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,11 @@ class Kind(ABC):
     """A kind of task.
 
     Attributes:
+        files: names of all files that its outcomes may have.
         published_as: the end of the name of the class of transformers that is such a model; None where none is.
     """
 
+    files: ClassVar[tuple[str, ...]]
     published_as: ClassVar[str | None] = None
 
     @property
@@ -131,6 +133,7 @@ class Texts(Kind):
         long_text: which part of a text that is too long is read; of a pair it is always the beginnings.
     """
 
+    files = (PREDICTIONS, _CONFUSION)
     published_as = "ForSequenceClassification"
 
     labels: tuple[str, ...]
@@ -179,6 +182,7 @@ class Texts(Kind):
 class Choices(Kind):
     """Which of four endings fits (paper, section 4.4): four sequences of the beginning and an ending."""
 
+    files = (PREDICTIONS, _CONFUSION)
     published_as = "ForMultipleChoice"
 
     endings: int = 4
@@ -228,6 +232,7 @@ class Questions(Kind):
             what a model is made of.
     """
 
+    files = ("predictions.json", "nbest.json", "null_odds.json")
     published_as = "ForQuestionAnswering"
 
     version: Literal["v1.1", "v2.0", "korquad"]
@@ -292,6 +297,7 @@ class Tags(Kind):
         context: whether a sentence is read within its document.
     """
 
+    files = ("predictions.txt",)
     published_as = "ForTokenClassification"
 
     types: tuple[str, ...] = ENTITY_TYPES
@@ -349,7 +355,7 @@ def _labelled(
     if len(labels) < len(examples):
         return Outcome({}, files)
     if words:
-        files["confusion.tsv"] = _confusion(labels, predicted, words)
+        files[_CONFUSION] = _confusion(labels, predicted, words)
     return Outcome(score_labels(metrics, labels, predicted), files)
 
 

@@ -201,10 +201,19 @@ def check_output(folder: Path, files: Iterable[Path] = ()) -> None:
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise UsageError(f"{nearest}: no permission to write there; get it, or choose another place")
     for file in files:
-        if file.is_dir():
-            raise UsageError(f"{file}: a directory, where a file belongs; remove it, or choose another place")
+        check_replaceable(file)
         if file.exists() and not os.access(file, os.W_OK):
             raise UsageError(f"{file}: no permission to write it; get it, or choose another place")
+
+
+def check_replaceable(file: Path) -> None:
+    """See that a file can take the place of what is there, if anything is.
+
+    Raises:
+        UsageError: it can't.
+    """
+    if file.is_dir():
+        raise UsageError(f"{file}: a directory, where a file belongs; remove it, or choose another place")
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:

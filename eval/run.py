@@ -21,7 +21,7 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,9 @@ with needs("eval"):
         UNTRAINED,
         beside_earlier,
         best_points,
+        by_command,
         check_output,
+        check_replaceable,
         figures_table,
         filled_table,
         read_results,
@@ -58,8 +60,9 @@ with needs("eval"):
         told_limit,
         write_results,
     )
+    from eval.selection import prefix_of
     from eval.stamps import stamp
-    from eval.submission import write_glue_submission
+    from eval.submission import tables_in, write_glue_submission
     from eval.tasks import GROUPS, Task
     from eval.tasks.finetuned import FINE_TUNED, FineTuned
     from eval.tasks.intrinsic import Subject
@@ -118,9 +121,8 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     before, collecting = stamp(arguments.output / RESULTS), arguments.output / ".collect.lock"
     try:
         check_output(arguments.output, [collecting])
-        for file in (arguments.output / RESULTS, arguments.output / SUBMISSION):
-            if file.is_dir():
-                raise UsageError(f"{file}: a directory; remove it, or choose another place")
+        for name in (RESULTS, SUBMISSION):
+            check_replaceable(arguments.output / name)
         plan = prepare(arguments)
         arguments.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -225,6 +227,7 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
     tasks = {task.name: _content(task, result) for task in plan.tasks if (result := found.get(task.name)) is not None}
     learned = [plan.experiments[name] for name in tasks if name in plan.experiments]
     there = {*tasks, *(tasks_of(before) if before else ())}
+    files = _publish(output, learned, there, failed)
     results = {
         "format_version": FORMAT_VERSION,
         "checkpoint": {
@@ -243,12 +246,14 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
         "fine_tuning": {**dataclasses.asdict(bench.settings), "device": str(bench.device)} if learns else None,
         "tasks": tasks,
         "failed": failed,
-        "files": _publish(output, learned, there),
+        "files": files,
         "code": bench.code,
         "seconds": time.perf_counter() - began,
     }
     whole = beside_earlier(results, before)
     write_results(output / RESULTS, whole)
+    for note in _lost_tests(before, learned, tasks) if before and not arguments.test else ():
+        print(f"note: {note}", file=sys.stderr)
     tracked = _track(output / RESULTS, results) if arguments.tracking else None
     places = [f"results: {output / RESULTS}", *([f"models: {output / MODELS}"] if (output / MODELS).is_dir() else [])]
     show("\n".join([*_shown(whole), "", *places, *([tracked] if tracked else [])]))
@@ -281,35 +286,68 @@ def _complete(experiments: Sequence[Experiment]) -> dict[str, str]:
     return failed
 
 
-def _publish(output: Path, experiments: Sequence[Experiment], there: Collection[str]) -> list[str]:
+def _lost_tests(before: dict[str, Any], experiments: Sequence[Experiment], tasks: Mapping[str, Any]) -> Iterator[str]:
+    """Lines on the figures of test sets that results had of some experiments, and that their tasks have no more."""
+    known = {name: task["metrics"] for found in by_command(before) for name, task in found["tasks"].items()}
+    for task in (experiment.task for experiment in experiments):
+        of_tests = tuple(prefix_of(part) for part in task.test_splits)
+        left = tasks[task.name]["metrics"]
+        if lost := [name for name in known.get(task.name, ()) if name.startswith(of_tests) and name not in left]:
+            yield f"{RESULTS} has no {', '.join(lost)} of {task.name} any more; --test brings them back"
+
+
+def _publish(
+    output: Path, experiments: Sequence[Experiment], there: Collection[str], failed: dict[str, str]
+) -> list[str]:
     """Put the best points' predictions into a folder; all that lie there of GLUE's test sets are its submission.
 
     Args:
         output: of the evaluation.
         experiments: those of this command that have results.
         there: tasks that have results, those of earlier commands too.
+        failed: tasks that are known to have failed, and why; those are added whose predictions can't be written.
 
     Returns:
         The paths of both, as far as there is something of this command in them, below the output.
     """
+    names = []
     for experiment in experiments:
-        experiment.publish(output / PREDICTED)
+        with going_on(failed, experiment.task.name, without="its predictions"):
+            experiment.publish(output / PREDICTED)
+            names.append(experiment.task.name)
         if experiment.has_another_model:
             told = f"{MODELS}/{experiment.task.name} is of another point than {RESULTS} has; --save-models replaces it"
             print(f"note: {told}", file=sys.stderr)
-    tests = _glue_tests(output, there)
-    names = [experiment.task.name for experiment in experiments]
     published = [f"{PREDICTED}/{name}" for name in names]
-    if not tests:
-        (output / SUBMISSION).unlink(missing_ok=True)
-        return published
+    return [*published, SUBMISSION] if _submit(output, there, names) else published
+
+
+def _submit(output: Path, there: Collection[str], names: Sequence[str]) -> bool:
+    """Make GLUE's submission of what lies in the output; of what goes from one that was there, a note is told.
+
+    Args:
+        output: of the evaluation.
+        there: tasks that have results.
+        names: those of them whose predictions are new.
+
+    Returns:
+        Whether there is something of those in it.
+    """
+    file, tests = output / SUBMISSION, _glue_tests(output, there)
     labels = {dataset: labels for of_task in tests.values() for dataset, labels in of_task.items()}
-    problems = write_glue_submission(labels, output / SUBMISSION)
+    before, problems = tables_in(file), tuple[str, ...]()
+    if labels:
+        problems = write_glue_submission(labels, file)
+    else:
+        file.unlink(missing_ok=True)
+    left = tables_in(file)
+    if gone := [name for name in before if name not in left]:
+        print(f"note: {SUBMISSION} has no {', '.join(gone)} any more; --test brings it back", file=sys.stderr)
     if tests.keys().isdisjoint(names):
-        return published
+        return False
     if problems:
         print(f"note: GLUE will reject {SUBMISSION}: {'; '.join(problems)}", file=sys.stderr)
-    return [*published, SUBMISSION]
+    return True
 
 
 def _glue_tests(output: Path, names: Collection[str]) -> dict[str, dict[str, list[tuple[str, float]]]]:

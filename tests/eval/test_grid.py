@@ -53,7 +53,8 @@ def test_a_point_that_was_written_is_read(tmp_path: Path) -> None:
     assert result is not None
     assert result["metrics"] == FOUND["metrics"]
     assert result["point"] == {"learning_rate": 5e-5, "epochs": 3, "batch_size": 32, "seed": 0}
-    [predictions] = disk.files(POINT)
+    [predictions, losses] = disk.beside(POINT)
+    assert losses.name == LOSSES
     assert (predictions.name, predictions.read_text(encoding="utf-8")) == ("dev_predictions.tsv", "서울\n")
     assert sorted(path.name for path in disk.folder.iterdir()) == [disk.path(POINT).name]  # nothing else is left
 
@@ -136,7 +137,7 @@ def test_a_point_that_lost_its_result_is_learned_again(tmp_path: Path, caplog: p
     assert disk.read(POINT) is None
     disk.write(POINT, FOUND, {})
     assert disk.read(POINT) is not None
-    assert disk.files(POINT) == []
+    assert disk.beside(POINT) == []
     disk.write(POINT, FOUND, {})  # of a whole one nothing is said
     told = f"{disk.path(POINT)}: was damaged, without its result.json; it has been learned again"
     assert caplog.messages == [told]

@@ -28,6 +28,7 @@ from eval import experiment, plan, workers
 from eval import run as evaluation
 from eval.errors import UsageError
 from eval.evaluated import find_results, read_evaluations
+from eval.grid import LOSSES, RESULT
 from eval.kinds import Texts
 from eval.locks import locked
 from eval.metrics import score_labels
@@ -155,6 +156,8 @@ def test_every_kind_of_task(long_export: Path, data: Path, tmp_path: Path, capsy
         "squad_v2": ["exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"],
     }
     files = {str(path.relative_to(tmp_path / "out" / "predictions")) for path in (tmp_path / "out").glob("pred*/*/*")}
+    points = [path for path in (tmp_path / "out").glob("*/points/lr*/*") if path.name not in (RESULT, LOSSES)]
+    assert files == {f"{path.parts[-4]}/{path.name}" for path in points}  # all that the kinds leave
     assert {
         *("mnli/dev_predictions.tsv", "mnli/dev_mm_predictions.tsv", "mnli/test_AX_predictions.tsv"),
         *("squad_v2/dev_predictions.json", "squad_v2/dev_nbest.json", "squad_v2/dev_null_odds.json"),
@@ -301,10 +304,10 @@ def test_test_sets_that_are_asked_for_later_cost_the_best_point_alone(
     assert run(export, data, out, "mrpc", *both, quick=False) == 0  # nothing is missing
     assert len(learned) == 1
 
+    kept = [(out / name).read_bytes() for name in (predicted, "glue_submission.zip")]
     assert run(export, data, out, "mrpc", *THREE_POINTS, quick=False) == 0  # without, as at first
     assert results_of(out)["tasks"]["mrpc"] == task
-    assert not (out / predicted).exists()
-    assert not (out / "glue_submission.zip").exists()
+    assert [(out / name).read_bytes() for name in (predicted, "glue_submission.zip")] == kept
 
     write_mrpc(tmp_path / "other", test=9)  # another test set, the same otherwise
     assert run(export, tmp_path / "other", out, "mrpc", *THREE_POINTS, "--test", quick=False) == 0
@@ -313,8 +316,27 @@ def test_test_sets_that_are_asked_for_later_cost_the_best_point_alone(
     assert results_of(out)["tasks"]["mrpc"]["metrics"] == task["metrics"]
 
 
+def test_a_submission_that_loses_a_task_is_told(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where another point is the best by now, of which nobody has asked for test sets."""
+    write_mrpc(write_stsb(data))
+    out, gone = tmp_path / "out", "note: glue_submission.zip has no MRPC.tsv any more; --test brings it back\n"
+    assert run(export, data, out, "mrpc,stsb", "--test") == 0
+    monkeypatch.setattr(experiment, "best_of", lambda results, _: results[-1])
+    assert run(export, data, out, "mrpc", "--seeds", "2") == 0
+    assert gone in capsys.readouterr().err
+    assert not list((out / "predictions" / "mrpc").glob("test_*"))
+    with zipfile.ZipFile(out / "glue_submission.zip") as archive:
+        assert archive.namelist() == ["STS-B.tsv"]
+    assert run(export, data, out, "mrpc", "--seeds", "2", "--test") == 0
+    assert gone not in capsys.readouterr().err
+    with zipfile.ZipFile(out / "glue_submission.zip") as archive:
+        assert archive.namelist() == ["MRPC.tsv", "STS-B.tsv"]
+
+
 def test_test_sets_with_labels_that_are_asked_for_later_have_the_figures_of_the_best_point(
-    long_export: Path, data: Path, tmp_path: Path
+    long_export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_conll(data)
     assert run(long_export, data, tmp_path / "out", "conll2003", "--seeds", "2") == 0
@@ -323,6 +345,11 @@ def test_test_sets_with_labels_that_are_asked_for_later_have_the_figures_of_the_
     assert {"f1", "test_f1"} <= set(task["metrics"])
     assert len(task["details"]["seeds"]["f1"]) == 2
     assert task["details"]["seeds"]["test_f1"] == [task["metrics"]["test_f1"]["value"]]
+    capsys.readouterr()
+    for told in (True, False):  # once: then they are not there to be lost
+        assert run(long_export, data, tmp_path / "out", "conll2003", "--seeds", "2") == 0
+        lost = "results.json has no test_precision, test_recall, test_f1 of conll2003 any more; --test brings them back"
+        assert (f"note: {lost}\n" in capsys.readouterr().err) == told
 
 
 def test_what_is_measured_on_the_same_dev_set_is_on_the_same_data_whether_or_not_there_is_a_test_set(
@@ -762,6 +789,49 @@ def test_one_failed_task_does_not_lose_the_others(
     monkeypatch.setattr(experiment, "learn", learn)
     assert run(export, data, tmp_path / "out", "mrpc,stsb") == 0  # mended, the rest is done
     assert list(results_of(tmp_path / "out")["tasks"]) == ["mrpc", "stsb"]
+
+
+def test_predictions_that_can_not_be_written_lose_no_results(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(write_stsb(data))
+    publish = experiment.Experiment.publish
+
+    def deny(published: experiment.Experiment, folder: Path) -> None:
+        if published.task.name == "mrpc":
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder / "mrpc"))
+        publish(published, folder)
+
+    monkeypatch.setattr(experiment.Experiment, "publish", deny)
+    assert run(export, data, tmp_path / "out", "mrpc,stsb") == 1
+    results = results_of(tmp_path / "out")
+    assert (list(results["tasks"]), results["files"]) == (["mrpc", "stsb"], ["predictions/stsb"])
+    told = f"without its predictions: [Errno 13] Permission denied: '{tmp_path}/out/predictions/mrpc'"
+    assert results["failed"] == {"mrpc": told}
+    assert f"failed: mrpc: {told}\n" in capsys.readouterr().err
+
+
+def test_what_others_put_beside_predictions_stays_and_is_in_nobody_s_way(
+    export: Path, data: Path, tmp_path: Path
+) -> None:
+    write_mrpc(data)
+    out, seeds = tmp_path / "out", ("--seeds", "2")
+    assert run(export, data, out, "mrpc", *seeds) == 0
+    [first, second], predicted = points_of(out, "mrpc"), out / "predictions" / "mrpc"
+    theirs = [folder / "test_notes" / "page.txt" for folder in (first.parent, second.parent, predicted)]
+    theirs += [predicted / "test_look.txt", predicted / "train_predictions.tsv"]
+    for file in theirs:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("theirs")
+    (predicted / "test_confusion.tsv").write_text("ours, of another point")
+    assert run(export, data, out, "mrpc", *seeds) == 0
+    assert {path.name for path in predicted.iterdir()} == {
+        *("dev_predictions.tsv", "dev_confusion.tsv"),
+        *("test_notes", "test_look.txt", "train_predictions.tsv"),
+    }
+    assert run(export, data, out, "mrpc", *seeds, "--test") == 0
+    assert (predicted / "test_predictions.tsv").is_file()
+    assert [file.read_text() for file in theirs] == ["theirs"] * len(theirs)
 
 
 def test_a_task_that_fails_in_one_of_several_processes_does_not_lose_the_others(
@@ -1228,8 +1298,9 @@ FOLDER = "a directory, where a file belongs; remove it, or choose another place"
         ("mrpc", "", "out/mrpc: not a directory; choose another place"),
         ("predictions", "", "out/predictions: not a directory; choose another place"),
         ("models", "", "out/models: not a directory; choose another place"),
-        ("", "results.json", "out/results.json: a directory; remove it, or choose another place"),
-        ("", "glue_submission.zip", "out/glue_submission.zip: a directory; remove it, or choose another place"),
+        ("", "results.json", f"out/results.json: {FOLDER}"),
+        ("", "glue_submission.zip", f"out/glue_submission.zip: {FOLDER}"),
+        ("", "predictions/mrpc/dev_confusion.tsv", f"out/predictions/mrpc/dev_confusion.tsv: {FOLDER}"),
         ("", ".collect.lock", f"out/.collect.lock: {FOLDER}"),
         ("", LOCK, f"out/{LOCK}: {FOLDER}"),
     ],
