@@ -96,21 +96,32 @@ def windows(examples: Sequence[QuestionExample], encoder: Encoder) -> list[Windo
             "to a model with as many positions"
         )
     contexts = list(dict.fromkeys(example.context for example in examples))
-    encoded = dict(zip(contexts, encoder.pieces(contexts), strict=True))
+    pieces = zip(contexts, encoder.pieces(contexts), strict=True)
+    texts = {context: _text(context, encoding) for context, encoding in pieces}  # of several questions each
     questions = encoder.ids([example.question for example in examples])
     return [
         window
         for number, (example, question) in enumerate(zip(examples, questions, strict=True))
-        for window in _windows(number, example, question[:LONGEST_QUESTION], encoded[example.context], encoder)
+        for window in _windows(number, example, question[:LONGEST_QUESTION], texts[example.context], encoder)
     ]
 
 
+class _Text(NamedTuple):
+    """A text of n tokens: int32 [n], and the characters that they stand for, int32 [n, 2]."""
+
+    ids: np.ndarray
+    characters: np.ndarray
+
+
+def _text(context: str, encoding: Encoding) -> _Text:
+    offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
+    return _Text(np.array(encoding.ids, dtype=np.int32), _with_marks(offsets, context))
+
+
 def _windows(
-    number: int, example: QuestionExample, question: np.ndarray, context: Encoding, encoder: Encoder
+    number: int, example: QuestionExample, question: np.ndarray, text: _Text, encoder: Encoder
 ) -> Iterator[Window]:
-    ids = np.array(context.ids, dtype=np.int32)
-    offsets = np.array(context.offsets, dtype=np.int32).reshape(len(ids), 2)
-    characters = _with_marks(offsets, example.context)
+    ids, characters = text
     places = _places(len(ids), _room(encoder.max_length, len(question)))
     widest = _widest(len(ids), places)
     answer = _answer_tokens(example, characters)
@@ -176,16 +187,14 @@ def _widest(length: int, places: Sequence[tuple[int, int]]) -> np.ndarray:
 
     What counts is the side that shows less, and a hundredth of the window's length.
     """
-    tokens = np.arange(length)
-    scores = [
-        np.where(
-            (begin <= tokens) & (tokens < end),
-            np.minimum(tokens - begin, end - 1 - tokens) + 0.01 * (end - begin),
-            -np.inf,
-        )
-        for begin, end in places
-    ]
-    return np.asarray(np.argmax(scores, axis=0))
+    best, widest = np.full(length, -np.inf), np.zeros(length, dtype=np.int64)
+    for window, (begin, end) in enumerate(places):
+        left = np.arange(end - begin)
+        scores = np.minimum(left, left[::-1]) + 0.01 * (end - begin)
+        better = scores > best[begin:end]
+        best[begin:end][better] = scores[better]
+        widest[begin:end][better] = window
+    return widest
 
 
 def _answer_tokens(example: QuestionExample, characters: np.ndarray) -> tuple[int, int] | None:

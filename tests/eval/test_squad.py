@@ -1,6 +1,7 @@
 """Windows over a text, and answers out of their scores, by the rules of google-research/bert's run_squad.py."""
 
 import collections
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -81,6 +82,21 @@ def test_a_token_counts_where_google_counts_it(length: int, room: int) -> None:
                 if best_score is None or score > best_score:
                     best, best_score = number, score
         assert _widest(length, places)[token] == best
+
+
+def test_a_long_text_costs_by_its_length_and_not_by_its_square() -> None:
+    places = _places(80_000, 361)
+    tracemalloc.start()
+    _widest(80_000, places)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(places) > 600
+    assert peak < 40 * 80_000  # bytes
+
+
+def test_a_text_with_several_questions_is_there_once() -> None:
+    first, second = windows([question("w5 w6", "w5"), question("w5 w6", "w6")], Encoder(TOKENIZER, 80))
+    assert np.shares_memory(first.characters, second.characters)
 
 
 def test_an_empty_text_has_a_window() -> None:
