@@ -260,7 +260,8 @@ class Questions(Kind):
     ) -> Outcome:
         """The best span, or no answer where that scores better by the threshold."""
         found = dict(zip((e.id for e in examples), squad.candidates(examples, samples, logits), strict=True))
-        references = {example.id: [answer.text for answer in example.answers] for example in examples}
+        references = {example.id: [answer.text for answer in example.answers or ()] for example in examples}
+        are_given = all(example.answers is not None for example in examples)
         answers = {key: of_it.text for key, of_it in found.items()}
         may_be_nothing = self.version == "v2.0"
         files = {"nbest.json": _json({key: squad.n_best(of_it, may_be_nothing) for key, of_it in found.items()})}
@@ -270,15 +271,12 @@ class Questions(Kind):
             answers = {key: "" if of_it.odds > threshold else of_it.text for key, of_it in found.items()}
             files["null_odds.json"] = _json({key: of_it.odds for key, of_it in found.items()})
             details["null_threshold"] = threshold
-        return Outcome(self._score(answers, references), {"predictions.json": _json(answers), **files}, details=details)
+        metrics = self._score(answers, references) if are_given else {}
+        return Outcome(metrics, {"predictions.json": _json(answers), **files}, details=details)
 
     def _score(self, answers: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> dict[str, float]:
-        """None of a test set whose answers are not given."""
-        given = [bool(of_it) for of_it in references.values()]
         if self.version != "v2.0":
-            return (korquad if self.version == "korquad" else squad_v1)(answers, references) if all(given) else {}
-        if self.threshold is not None and not any(given):
-            return {}
+            return (korquad if self.version == "korquad" else squad_v1)(answers, references)
         counts = ("total", "HasAns_total", "NoAns_total")
         return {name: value for name, value in squad_v2(answers, references).items() if name not in counts}
 

@@ -311,7 +311,7 @@ def _answer_scores(
     if answers.keys() != {example.id for example in examples}:
         raise _foreign(evaluation, part)
     score = _SCORERS[kind.version]
-    return [score({e.id: answers[e.id]}, {e.id: [answer.text for answer in e.answers]}) for e in examples]
+    return [score({e.id: answers[e.id]}, {e.id: [answer.text for answer in e.answers or ()]}) for e in examples]
 
 
 def _entities(evaluation: Evaluation, part: str, examples: Sequence[TaggedSentence]) -> list[tuple[int, int, int]]:

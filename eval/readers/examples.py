@@ -63,13 +63,13 @@ class QuestionExample:
         id: unique within a file.
         question: to be answered.
         context: the text.
-        answers: all that are right; empty where there is none, or none is given.
+        answers: all that are right; empty where there is none, and None where that is not given.
     """
 
     id: str
     question: str
     context: str
-    answers: tuple[Answer, ...]
+    answers: tuple[Answer, ...] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pydantic
 
@@ -90,20 +91,55 @@ def read_files(data: Path, split: str, of: QuestionFiles) -> list[QuestionExampl
     """
     path = find(data, of.folders, of.files.get(split, f"{split}.json"), of.files.values())
     paragraphs = [paragraph for article in _parse(path).data for paragraph in article.paragraphs]
-    _check(path, [q for paragraph in paragraphs for q in paragraph.qas], of.impossible, split)
-    questions = [_example(question, paragraph.context) for paragraph in paragraphs for question in paragraph.qas]
-    misplaced = [question for question in questions if not _answers_are_in_place(question)]
-    if misplaced and (split != "train" or len(misplaced) == len(questions)):
-        raise DatasetError(
-            f"{path}: question {misplaced[0].id}: the context has no {misplaced[0].answers[0].text!r} at character "
-            f"{misplaced[0].answers[0].start}; count answer_start in characters from 0"
-        )
-    if misplaced:
+    asked = [question for paragraph in paragraphs for question in paragraph.qas]
+    marked = _marked(path, asked, of.impossible)
+    given = split != "test" or any(question.is_impossible or question.answers for question in asked)
+    questions = [_example(question, paragraph.context, given) for paragraph in paragraphs for question in paragraph.qas]
+    if flaw := find_flaw(questions, split, marked if of.impossible else None):
+        raise DatasetError(f"{path}: {flaw.problem}; {flaw.advice}")
+    return in_place(questions, str(path))
+
+
+class Flaw(NamedTuple):
+    """What is wrong with a question, which it names, and what to do about it in a file."""
+
+    problem: str
+    advice: str
+
+
+def find_flaw(questions: Sequence[QuestionExample], split: str, impossible: Collection[str] | None) -> Flaw | None:
+    """What is wrong with the questions of a split, wherever they are from; None where nothing is.
+
+    Args:
+        questions: all of them.
+        split: "train" may have some whose answers aren't in place.
+        impossible: ids of those that are marked to have no answer; None where none may be.
+    """
+    if not questions:
+        return Flaw("no questions", "give a file with some")
+    key, times = Counter(question.id for question in questions).most_common(1)[0]
+    if times > 1:
+        return Flaw(f"question {key}: there {times} times", "ids must be unique")
+    for question in questions:
+        if question.answers == () and question.id not in (impossible or ()):
+            mark = "" if impossible is None else ", or mark it as is_impossible"
+            return Flaw(f"question {question.id}: no answers", f"give some{mark}")
+    misplaced = [(question, answer) for question in questions for answer in _misplaced(question)]
+    if misplaced and (split != "train" or len({question.id for question, _ in misplaced}) == len(questions)):
+        question, answer = misplaced[0]
+        problem = f"question {question.id}: the context has no {answer.text!r} at character {answer.start}"
+        return Flaw(problem, "count answer_start in characters from 0")
+    return None
+
+
+def in_place(questions: Sequence[QuestionExample], source: str) -> list[QuestionExample]:
+    """Those whose answers lie where they are said to; a warning, which names the source, counts the others."""
+    left_out = {question.id: None for question in questions if _misplaced(question)}
+    if left_out:
         _log.warning(
             "%s: left out %d questions whose answer isn't at its answer_start, such as %s",
-            *(path, len(misplaced), misplaced[0].id),
+            *(source, len(left_out), next(iter(left_out))),
         )
-    left_out = {question.id for question in misplaced}
     return [question for question in questions if question.id not in left_out]
 
 
@@ -114,33 +150,29 @@ def _parse(path: Path) -> _File:
         raise DatasetError(f"{path}: {first_problem(error)}; give a file in SQuAD's format") from error
 
 
-def _check(path: Path, questions: list[_Question], impossible: bool, split: str) -> None:
-    if not questions:
-        raise DatasetError(f"{path}: no questions; give a file with some")
-    question, times = Counter(question.id for question in questions).most_common(1)[0]
-    if times > 1:
-        raise DatasetError(f"{path}: question {question}: there {times} times; ids must be unique")
-    answered = split != "test" or any(found.is_impossible or found.answers for found in questions)
-    for found in questions:
-        if found.is_impossible and found.answers:
-            raise DatasetError(f"{path}: question {found.id}: is_impossible, but with answers; remove either")
-        if found.is_impossible and not impossible:
+def _marked(path: Path, questions: list[_Question], impossible: bool) -> set[str]:
+    """The ids of questions that are marked to have no answer."""
+    marked = [question for question in questions if question.is_impossible]
+    for question in marked:
+        if question.answers:
+            raise DatasetError(f"{path}: question {question.id}: is_impossible, but with answers; remove either")
+        if not impossible:
             raise DatasetError(
-                f"{path}: question {found.id}: is_impossible, which no question of this data set is; "
+                f"{path}: question {question.id}: is_impossible, which no question of this data set is; "
                 "leave it out, or take squad_v2 for such files"
             )
-        if answered and not found.is_impossible and not found.answers:
-            mark = ", or mark it as is_impossible" if impossible else ""
-            raise DatasetError(f"{path}: question {found.id}: no answers; give some{mark}")
+    return {question.id for question in marked}
 
 
-def _example(question: _Question, context: str) -> QuestionExample:
+def _example(question: _Question, context: str, is_given: bool) -> QuestionExample:
     answers = tuple(Answer(answer.text, answer.answer_start) for answer in question.answers)
-    return QuestionExample(question.id, question.question, context, answers)
+    return QuestionExample(question.id, question.question, context, answers if is_given else None)
 
 
-def _answers_are_in_place(question: QuestionExample) -> bool:
-    return all(
-        answer.text and answer.start >= 0 and question.context.startswith(answer.text, answer.start)
-        for answer in question.answers
-    )
+def _misplaced(question: QuestionExample) -> list[Answer]:
+    """The answers that aren't where they are said to be."""
+    return [
+        answer
+        for answer in question.answers or ()
+        if not answer.text or answer.start < 0 or not question.context.startswith(answer.text, answer.start)
+    ]

@@ -67,11 +67,11 @@ def test_each_ending_stands_behind_the_beginning_with_what_all_endings_begin_wit
 ASKED = build_tokenizer([*SPECIAL_TOKENS, "where", "서울", "부산"], lowercase=False)
 
 
-def conclude(kind: Questions, asked: dict[str, tuple[str | None, float]]) -> Outcome:
+def conclude(kind: Questions, asked: dict[str, tuple[str | None, float]], are_given: bool = True) -> Outcome:
     """Of a model that answers "부산" with a score of 2, and nothing with another, to questions with these answers."""
     context = "서울 부산 시"
     examples = [
-        QuestionExample(key, "where", context, (Answer(answer, 3),) if answer else ())
+        QuestionExample(key, "where", context, ((Answer(answer, 3),) if answer else ()) if are_given else None)
         for key, (answer, _) in asked.items()
     ]
     windows = kind.encode(examples, Encoder(ASKED, 80), training=False)
@@ -97,13 +97,14 @@ def test_a_test_set_is_answered_by_the_threshold_of_the_dev_set_and_judged_where
     dev = conclude(Questions("v2.0"), {"first": ("부산", 0.0), "second": ("부산", 6.0), "third": (None, 8.0)})
     tuned = Questions("v2.0").tuned(dev)
     assert (tuned.threshold, repr(tuned)) == (4.0, repr(Questions("v2.0")))  # which points that are finished name
-    unknown = conclude(tuned, {"a": (None, 5.9), "b": (None, 6.1)})
+    unknown = conclude(tuned, {"a": (None, 5.9), "b": (None, 6.1)}, are_given=False)
     assert json.loads(unknown.files["predictions.json"]) == {"a": "부산", "b": ""}
     assert unknown.metrics == {}
     assert conclude(tuned, {"a": ("부산", 5.9), "b": (None, 5.9)}).metrics["exact"] == 50.0
+    assert conclude(tuned, {"a": (None, 5.9), "b": (None, 6.1)}).metrics["NoAns_exact"] == 50.0  # to none an answer
     always = Questions("v1.1")
     assert always.tuned(conclude(always, {"a": ("부산", 9.0)})) == always
-    assert conclude(always, {"a": (None, 9.0)}).metrics == {}
+    assert conclude(always, {"a": (None, 9.0)}, are_given=False).metrics == {}
 
 
 @pytest.mark.parametrize(("version", "f1"), [("v1.1", 250 / 3), ("korquad", 90.0)])

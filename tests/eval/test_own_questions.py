@@ -25,6 +25,10 @@ from tests.eval.test_own_task import evaluate, write_task
 from trainer.hugging_face import save_export
 
 Change = Callable[[dict], None]
+UNSHOWN = (
+    "test.json has questions without an answer and dev.json, which shows when to give none, has not; leave them "
+    "out, or add some to dev.json"
+)
 LAW = 'kind = "questions"\nlearning_rates = [3e-4]\nepochs = [15]\nbatch_sizes = [4]\n'
 
 
@@ -144,6 +148,10 @@ def one_impossible(question: dict) -> None:
     question["is_impossible"] = not question["answers"]
 
 
+def all_impossible(question: dict) -> None:
+    question.update(answers=[], is_impossible=True)
+
+
 @pytest.mark.parametrize(
     ("split", "how", "told"),
     [
@@ -151,12 +159,8 @@ def one_impossible(question: dict) -> None:
         ("train", one_id, "train.json: question q: there 12 times; ids must be unique"),
         ("dev", other_place, "; count answer_start in characters from 0"),
         ("test", some_answers, "test.json: question dev0: no answers; give some, or mark it as is_impossible"),
-        (
-            "test",
-            one_impossible,
-            "test.json has questions without an answer and dev.json, which shows when to give "
-            "none, has not; leave them out, or add some to dev.json",
-        ),
+        ("test", one_impossible, UNSHOWN),
+        ("test", all_impossible, UNSHOWN),
     ],
 )
 def test_questions_that_are_not_as_they_should_be(tmp_path: Path, split: str, how: Change, told: str) -> None:

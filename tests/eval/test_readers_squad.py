@@ -49,7 +49,9 @@ def test_version_2(tmp_path):
 def test_a_test_set_has_no_answers(tmp_path):
     without = {name: value for name, value in question("q2").items() if name != "answers"}
     write(tmp_path / "test.json", question(answers=()), without)
-    assert [q.answers for q in read(tmp_path, "test")] == [(), ()]
+    assert [q.answers for q in read(tmp_path, "test")] == [None, None]
+    write(tmp_path / "test.json", question("q1", (), is_impossible=True), question("q2", (), is_impossible=True))
+    assert [q.answers for q in read(tmp_path, "test", "v2.0")] == [(), ()]
 
 
 def test_a_test_set_has_all_answers_or_none(tmp_path):
