@@ -11,6 +11,11 @@ class DatasetError(UsageError):
     """Files of a data set that are missing or not as they should be. The message names the file and the place."""
 
 
+def is_id(text: str) -> bool:
+    """Whether an example may be called so: predictions are listed in tables, whose cells and lines it must not end."""
+    return "\t" not in text and "\n" not in text
+
+
 @dataclass(frozen=True, slots=True)
 class TextExample:
     """A text, or a pair of them, to classify or to rate.

@@ -15,6 +15,7 @@ KOREAN = {
         labels=("0", "1"),
         files={"train": ("ratings_train.txt",), "test": ("ratings_test.txt",)},
         id="id",
+        without_labels=(),
     ),
     "KorNLI": TextTable(
         folders=("KorNLI", "korean/KorNLI", "."),

@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from eval.readers.examples import ChoiceExample, DatasetError
+from eval.readers.examples import ChoiceExample, DatasetError, is_id
 from eval.readers.files import find, read_lines, read_text
 
 _FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
@@ -22,7 +22,8 @@ def read(data: Path, split: str) -> list[ChoiceExample]:
 
     Args:
         data: a CSV file, or a folder that holds it, itself or in swag/ or swag/data/.
-        split: "train", "dev" (val.csv), "test" (without labels), or the name of another file without its ".csv".
+        split: "train", "dev" (val.csv), "test" (without labels, or with empty ones), or the name of another file
+            without its ".csv".
 
     Raises:
         DatasetError: the file or a column is missing, a row malformed, a label impossible, or there are no rows.
@@ -31,7 +32,7 @@ def read(data: Path, split: str) -> list[ChoiceExample]:
     path = find(data, ("swag", "swag/data", "SWAG/data", "."), name, _FILES.values())
     table = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
-        header, *rows = [(table.line_num, row) for row in table] or [(1, [])]
+        header, *rows = [(table.line_num, row) for row in table if row] or [(1, [])]
     except csv.Error as error:
         raise DatasetError(f"{path}: line {table.line_num}: not CSV ({error}); mend the line") from error
     columns = header[1]
@@ -39,7 +40,9 @@ def read(data: Path, split: str) -> list[ChoiceExample]:
         if column not in columns:
             raise DatasetError(f"{path}: line 1: no column {column!r}; is it a file of SWAG?")
     _check(path, rows, columns)
-    return [_swag_example(path, line, dict(zip(columns, row, strict=True))) for line, row in rows]
+    cells = [(line, dict(zip(columns, row, strict=True))) for line, row in rows]
+    has_labels = split != "test" or any(of_row.get("label") for _, of_row in cells)
+    return [_swag_example(path, line, of_row, has_labels) for line, of_row in cells]
 
 
 def read_codah(data: Path, split: str) -> list[ChoiceExample]:
@@ -79,13 +82,18 @@ def _check(path: Path, rows: Sequence[tuple[int, list[str]]], columns: Sequence[
             raise DatasetError(f"{path}: line {line}: {len(row)} cells instead of {len(columns)}; mend the line")
 
 
-def _swag_example(path: Path, line: int, cells: dict[str, str]) -> ChoiceExample:
+def _swag_example(path: Path, line: int, cells: dict[str, str], has_label: bool) -> ChoiceExample:
+    key = cells.get("", str(line))
+    if not is_id(key):
+        raise DatasetError(
+            f"{path}: line {line}, column '': {key!r} holds a tab or a line's end, which no id may; mend the line"
+        )
     return ChoiceExample(
-        id=cells.get("", str(line)),
+        id=key,
         context=cells["sent1"],
         start=cells["sent2"],
         endings=tuple(cells[ending] for ending in _ENDINGS),
-        label=_label(path, line, cells["label"]) if "label" in cells else None,
+        label=_label(path, line, cells["label"]) if has_label else None,
     )
 
 

@@ -26,13 +26,14 @@ class TextTable:
         folders: where they may lie, see eval.readers.files.find.
         a: column of the text.
         b: column of the second text; None where there is one only.
-        label: column of the label. It may be missing in the split "test" only.
+        label: column of the label.
         labels: the words of the labels in the file, in the order of their indices; empty for a regression.
         scale: lowest and highest figure of a regression; all are finite.
         files: split -> its files, read one after the other; that of a split which is not here is SPLIT.tsv.
         id: column of the ids. Where a file lacks it, rows are numbered from 0.
         needs_id: refuse a file that lacks it.
         columns: names of the columns of a file whose first line doesn't name them.
+        without_labels: splits in which the column of the label may be missing, or empty throughout.
         unlabelled: word of the rows that have no label, which are left out.
         drop_short: leave out rows with too few cells, which the original files are known to have.
     """
@@ -47,6 +48,7 @@ class TextTable:
     id: str | None = None
     needs_id: bool = False
     columns: tuple[str, ...] = ()
+    without_labels: tuple[str, ...] = ("test",)
     unlabelled: str | None = None
     drop_short: bool = False
 
@@ -77,7 +79,10 @@ def read(table: TextTable, data: Path, split: str) -> list[TextExample]:
     """
     paths = _paths(table, data, split)
     rows = [row for path in paths for row in read_rows(path, _needed(table, split), table)]
-    examples = [_example(table, row, number) for number, row in enumerate(rows) if not _is_unlabelled(table, row)]
+    has_labels = split not in table.without_labels or any(row.cells.get(table.label) for row in rows)
+    examples = [
+        _example(table, row, number, has_labels) for number, row in enumerate(rows) if not _is_unlabelled(table, row)
+    ]
     if len(examples) < len(rows):
         dropped = len(rows) - len(examples)
         _log.warning("%s: left out %d rows without a label (%r)", paths[0], dropped, table.unlabelled)
@@ -99,7 +104,7 @@ def _names(table: TextTable, split: str) -> tuple[str, ...]:
 
 def _needed(table: TextTable, split: str) -> list[str]:
     """Columns that a split must have."""
-    label = None if split == "test" else table.label
+    label = None if split in table.without_labels else table.label
     return [column for column in (table.a, table.b, label, table.id if table.needs_id else None) if column]
 
 
@@ -144,12 +149,12 @@ def _is_unlabelled(table: TextTable, row: Row) -> bool:
     return table.unlabelled is not None and row.cells.get(table.label) == table.unlabelled
 
 
-def _example(table: TextTable, row: Row, number: int) -> TextExample:
+def _example(table: TextTable, row: Row, number: int, has_label: bool) -> TextExample:
     return TextExample(
         id=row.cells.get(table.id, str(number)) if table.id else str(number),
         a=row.cells[table.a],
         b=row.cells[table.b] if table.b else None,
-        label=_label(table, row) if table.label in row.cells else None,
+        label=_label(table, row) if has_label else None,
     )
 
 

@@ -168,6 +168,20 @@ def test_malformed_files(tmp_path, lines, message):
     assert str(raised.value) == message.format(file=file)
 
 
+@pytest.mark.parametrize("task", ["RTE", "STS-B"])
+def test_labels_of_a_test_set_that_are_all_empty_are_missing(tmp_path, task):
+    """As pandas writes a column of none."""
+    header = f"index\tsentence1\tsentence2\t{GLUE[task].label}"
+    for split in ("dev", "test"):
+        write(tmp_path / f"{task}/{split}.tsv", header, "0\ta\tb\t", "1\tc\td\t")
+    assert [example.label for example in tables.read(GLUE[task], tmp_path, "test")] == [None, None]
+    with pytest.raises(DatasetError, match=f"line 2, column '{GLUE[task].label}': '' is not a "):
+        tables.read(GLUE[task], tmp_path, "dev")
+    write(tmp_path / f"{task}/test.tsv", header, "0\ta\tb\t", f"1\tc\td\t{(*GLUE[task].labels, '5')[0]}")
+    with pytest.raises(DatasetError, match=f"line 2, column '{GLUE[task].label}': '' is not a "):
+        tables.read(GLUE[task], tmp_path, "test")
+
+
 @pytest.mark.parametrize("figure", ["5.001", "-0.1", "nan", "good", ""])
 def test_figures_off_the_scale(tmp_path, figure):
     file = write(tmp_path / "STS-B/dev.tsv", "index\tsentence1\tsentence2\tscore", f"0\ta\tb\t{figure}")

@@ -18,6 +18,16 @@ def test_nsmc(tmp_path):
     assert tables.read(KOREAN["NSMC"], tmp_path, "train") == [TextExample("7", "좋다", None, 1)]
 
 
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [("id\tdocument\n7\t굳\n", "line 1: no column 'label'"), ("id\tdocument\tlabel\n7\t굳\t\n", "'' is not a label")],
+)
+def test_nsmc_is_judged_by_its_test_set_which_has_labels(tmp_path, content, problem):
+    (tmp_path / "ratings_test.txt").write_text(content, encoding="utf-8")
+    with pytest.raises(DatasetError, match=problem):
+        tables.read(KOREAN["NSMC"], tmp_path, "test")
+
+
 @pytest.mark.parametrize("place", ["KorNLI", "korean/KorNLI"])
 def test_kornli_trains_on_two_files(tmp_path, place):
     folder = tmp_path / place

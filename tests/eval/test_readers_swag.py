@@ -25,8 +25,16 @@ def test_swag(tmp_path, place):
     assert read(tmp_path, "dev") == read(file, "dev") == [EXAMPLE]
 
 
+def test_empty_lines_are_passed_over(tmp_path):
+    """As some programs leave them at the end."""
+    file = write(tmp_path / "val.csv", HEADER, ROW, "", "")
+    assert read(file, "dev") == [EXAMPLE]
+
+
 def test_a_test_set_has_no_labels(tmp_path):
     write(tmp_path / "test.csv", HEADER.removesuffix(",label"), ROW.removesuffix(",1"))
+    assert [example.label for example in read(tmp_path, "test")] == [None]
+    write(tmp_path / "test.csv", HEADER, ROW.removesuffix("1"))
     assert [example.label for example in read(tmp_path, "test")] == [None]
 
 
@@ -38,6 +46,14 @@ def test_a_test_set_has_no_labels(tmp_path):
         ([HEADER, ROW, "18,a,b"], "line 4: 3 cells instead of 12; mend the line"),
         ([HEADER, ROW.removesuffix("1") + "4"], "line 3, column 'label': '4' is not the number of an ending, 0 to 3"),
         ([HEADER, ROW.removesuffix("1")], "line 3, column 'label': '' is not the number of an ending, 0 to 3"),
+        (
+            [HEADER, ROW.replace("17", '"1\t7"')],
+            "line 3, column '': '1\\t7' holds a tab or a line's end, which no id may; mend the line",
+        ),
+        (
+            [HEADER, ROW.replace("17", '"1\n7"')],
+            "line 4, column '': '1\\n7' holds a tab or a line's end, which no id may; mend the line",
+        ),
         ([HEADER, ROW.replace('"c', 'c"')], "line 2: 10 cells instead of 12; mend the line"),
         ([HEADER, ROW.replace('d"', "d")], "line 3: not CSV (unexpected end of data); mend the line"),
         ([HEADER], "no rows; give a file with examples"),
