@@ -103,16 +103,21 @@ def _word_and_tag(path: Path, number: int, cells: list[str], columns: TagColumns
         raise DatasetError(f"{path}: line {number}: {count}; expected a word and, {place}, its tag")
     tag = cells[columns.tag]
     named = f"{tag}-{NAMELESS}" if tag in _PREFIXES else tag
-    if named != _OUTSIDE and not _is_of(named, columns.types):
+    if not is_tag(named, columns.types):
         place = f"{path}: line {number}, column {range(len(cells))[columns.tag] + 1}"
         raise DatasetError(f"{place}: {tag!r} is not a tag; expected {_expected(columns.types)}{columns.advice}")
     return cells[0], named
 
 
-def _is_of(tag: str, types: Sequence[str]) -> bool:
-    """Whether a tag is that of an entity of one of some types, or of any where there are none."""
-    prefix, _, of = tag.partition("-")
-    return prefix in _PREFIXES and bool(of) and (not types or of in types)
+def is_word(text: str) -> bool:
+    """Whether a text could be a word in a column of a file."""
+    return bool(_COLUMN.fullmatch(text)) and "\n" not in text
+
+
+def is_tag(text: str, types: Sequence[str]) -> bool:
+    """Whether a text is the tag of no entity, or of one of some types, or of any where there are none."""
+    prefix, _, of = text.partition("-")
+    return text == _OUTSIDE or (prefix in _PREFIXES and bool(of) and (not types or of in types))
 
 
 def _expected(types: Sequence[str]) -> str:

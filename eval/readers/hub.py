@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import pydantic
+
+from eval.readers import squad
+from eval.readers.conll import ENTITY_TYPES, is_tag, is_word
 from eval.readers.examples import (
     Answer,
     ChoiceExample,
@@ -17,15 +22,17 @@ from eval.readers.examples import (
     QuestionExample,
     TaggedSentence,
     TextExample,
+    is_id,
 )
 from eval.readers.glue import GLUE
 from eval.readers.imdb import LABELS
 from eval.readers.korean import KOREAN
 
 Example = TextExample | ChoiceExample | QuestionExample | TaggedSentence
-Rows = Iterable[Mapping[str, Any]]
-Convert = Callable[[Rows, Sequence[str]], Sequence[Example]]
-_UNLABELLED = -1  # what the hub writes where a test split has no label
+Row = Mapping[str, Any]
+Convert = Callable[[Iterable[Row], Sequence[str], str], Sequence[Example]]
+_UNLABELLED = (-1, None)  # what the hub has where a test split has no label
+_TEST = ("test",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,7 @@ class HubSource:
         path: repository.
         splits: our name of a split -> the hub's, (configuration, split), one after the other. The configuration is
             None where a repository has one only.
-        convert: rows, and the words of their labels in the order of their indices, to examples.
+        convert: rows, the words of their labels in the order of their indices, and our name of the split to examples.
         words: column whose feature names these words; None where there are none.
         revision: branch. The hub keeps its Parquet copies of data sets that were once scripts in one of their own.
     """
@@ -57,7 +64,7 @@ def read_hub(name: str, split: str) -> Sequence[Example]:
 
     Raises:
         DatasetError: `datasets` is not installed, there is no such data set or split, it can't be had, it lacks a
-            column, a label is impossible, or it is empty.
+            column, it is empty, or a row is not as the readers of files want theirs.
     """
     if name not in HUB:
         raise DatasetError(f"unknown data set {name!r}; known on the hub: {', '.join(HUB)}")
@@ -66,7 +73,7 @@ def read_hub(name: str, split: str) -> Sequence[Example]:
         raise DatasetError(f"{source.path}: no split {split!r}; known here: {', '.join(source.splits)}")
     rows = _load(source, split)
     try:
-        examples = source.convert(rows, _words(rows, source.words))
+        examples = source.convert(rows, _words(rows, source.words), split)
     except KeyError as error:
         raise DatasetError(f"{source.path}: no column {error}; it has changed: use the files with --data") from error
     except DatasetError as error:
@@ -113,18 +120,27 @@ def _texts(
     b: str | None = None,
     id_column: str = "idx",
     label: str = "label",
+    without_labels: Sequence[str] = _TEST,
 ) -> Convert:
-    """Rows with texts in columns ``a`` and ``b``, and a label; they are numbered where there is no column of ids."""
+    """Rows with texts in columns ``a`` and ``b``, and a label; they are numbered where there is no column of ids.
 
-    def convert(rows: Rows, words: Sequence[str]) -> list[TextExample]:
+    In the splits ``without_labels`` labels may be missing.
+    """
+
+    def convert(rows: Iterable[Row], words: Sequence[str], split: str) -> list[TextExample]:
         # The hub's words are ours (then their order may differ), or prose for our 0 and 1.
         indices = [labels.index(word) for word in words] if set(words) == set(labels) else list(range(len(labels)))
+        may_lack = split in without_labels
+
+        def known(given: Any, number: int) -> int | float:
+            return _figure(given, scale, number) if scale else indices[_index(given, len(indices), number)]
+
         return [
             TextExample(
-                id=str(row.get(id_column, number)),
-                a=row[a],
-                b=row[b] if b else None,
-                label=_figure(row[label], scale, number) if scale else _index(row[label], indices, number),
+                id=_id(row.get(id_column, number), number),
+                a=_text(row, a, number),
+                b=_text(row, b, number) if b else None,
+                label=None if _is_unlabelled(row[label], number, may_lack) else known(row[label], number),
             )
             for number, row in enumerate(rows)
         ]
@@ -132,55 +148,101 @@ def _texts(
     return convert
 
 
-def _index(label: int, indices: Sequence[int], number: int) -> int | None:
-    if label == _UNLABELLED:
-        return None
-    if not 0 <= label < len(indices):
-        raise DatasetError(f"row {number}: label {label} is not from 0 to {len(indices) - 1}")
-    return indices[label]
+def _id(given: Any, number: int) -> str:
+    if not isinstance(given, int | str) or not is_id(str(given)):
+        raise DatasetError(f"row {number}: {given!r} is no id")
+    return str(given)
 
 
-def _figure(label: float, scale: tuple[float, float], number: int) -> float | None:
-    if label == _UNLABELLED:
-        return None
-    if not scale[0] <= label <= scale[1]:
+def _text(row: Row, column: str, number: int) -> str:
+    text = row[column]
+    if not isinstance(text, str):
+        raise DatasetError(f"row {number}, column {column!r}: {text!r} is no text")
+    return text
+
+
+def _is_unlabelled(label: Any, number: int, may_be: bool) -> bool:
+    if label in _UNLABELLED and not may_be:
+        raise DatasetError(f"row {number}: no label")
+    return label in _UNLABELLED
+
+
+def _index(label: Any, count: int, number: int) -> int:
+    if label not in range(count):
+        raise DatasetError(f"row {number}: label {label} is not from 0 to {count - 1}")
+    return int(label)
+
+
+def _figure(label: Any, scale: tuple[float, float], number: int) -> float:
+    if not isinstance(label, int | float) or not scale[0] <= label <= scale[1]:
         raise DatasetError(f"row {number}: label {label} is not from {scale[0]:g} to {scale[1]:g}")
     return label
 
 
-def _choices(rows: Rows, _: Sequence[str]) -> list[ChoiceExample]:
+def _choices(rows: Iterable[Row], _: Sequence[str], split: str) -> list[ChoiceExample]:
     return [
         ChoiceExample(
             id=str(number),
-            context=row["sent1"],
-            start=row["sent2"],
-            endings=tuple(row[f"ending{i}"] for i in range(4)),
-            label=_index(row["label"], range(4), number),
+            context=_text(row, "sent1", number),
+            start=_text(row, "sent2", number),
+            endings=tuple(_text(row, f"ending{i}", number) for i in range(4)),
+            label=None if _is_unlabelled(row["label"], number, split in _TEST) else _index(row["label"], 4, number),
         )
         for number, row in enumerate(rows)
     ]
 
 
-def _questions(rows: Rows, _: Sequence[str]) -> list[QuestionExample]:
-    return [QuestionExample(row["id"], row["question"], row["context"], _answers(row["answers"])) for row in rows]
+def _questions(
+    rows: Iterable[Row], _: Sequence[str], split: str, *, path: str, may_be_impossible: bool
+) -> list[QuestionExample]:
+    questions = [
+        QuestionExample(
+            id=_text(row, "id", number),
+            question=_text(row, "question", number),
+            context=_text(row, "context", number),
+            answers=_answers(row["answers"], number),
+        )
+        for number, row in enumerate(rows)
+    ]
+    impossible = {question.id for question in questions if not question.answers}  # the hub has no other mark
+    if flaw := squad.find_flaw(questions, split, impossible if may_be_impossible else None):
+        raise DatasetError(flaw.problem)
+    return squad.in_place(questions, path)
 
 
-def _answers(given: Mapping[str, Any]) -> tuple[Answer, ...]:
-    return tuple(Answer(*answer) for answer in zip(given["text"], given["answer_start"], strict=True))
+class _Answers(pydantic.BaseModel):
+    text: list[str]
+    answer_start: list[int]
 
 
-def _tagged(rows: Rows, words: Sequence[str]) -> list[TaggedSentence]:
+def _answers(given: Any, number: int) -> tuple[Answer, ...]:
+    try:
+        found = _Answers.model_validate(given)
+        return tuple(Answer(*answer) for answer in zip(found.text, found.answer_start, strict=True))
+    except ValueError as error:  # which pydantic's are, too
+        raise DatasetError(f"row {number}: {given!r} are no answers with their places") from error
+
+
+def _tagged(rows: Iterable[Row], words: Sequence[str], _: str) -> list[TaggedSentence]:
     if not words:
         raise DatasetError("its tags have no names")
-    return [
-        TaggedSentence(
-            id=f"{number}-0",
-            words=tuple(row["tokens"]),
-            tags=tuple(words[tag] for tag in row["ner_tags"]),
-            document=number,
-        )
-        for number, row in enumerate(rows)
-    ]
+    if unknown := [word for word in words if not is_tag(word, ENTITY_TYPES)]:
+        raise DatasetError(f"{unknown[0]!r} is not a tag")
+    return [_sentence(row["tokens"] or (), row["ner_tags"] or (), words, number) for number, row in enumerate(rows)]
+
+
+def _sentence(tokens: Sequence[Any], tags: Sequence[Any], words: Sequence[str], number: int) -> TaggedSentence:
+    for token in tokens:
+        if not isinstance(token, str) or not is_word(token):
+            raise DatasetError(f"row {number}: {token!r} is no word")
+    if not tokens or len(tags) != len(tokens):
+        raise DatasetError(f"row {number}: {len(tokens)} words and {len(tags)} tags")
+    return TaggedSentence(
+        id=f"{number}-0",
+        words=tuple(tokens),
+        tags=tuple(words[_index(tag, len(words), number)] for tag in tags),
+        document=number,
+    )
 
 
 _THREE = {"train": "train", "dev": "validation", "test": "test"}
@@ -202,6 +264,11 @@ def _mnli(task: str, genres: str) -> HubSource:
     return _glue(task, "mnli", "premise", "hypothesis", names)
 
 
+def _squad(path: str, may_be_impossible: bool = False) -> HubSource:
+    convert = partial(_questions, path=path, may_be_impossible=may_be_impossible)
+    return HubSource(path, _splits(_TRAIN_AND_DEV), convert)
+
+
 HUB = {
     "CoLA": _glue("CoLA", "cola", "sentence"),
     "SST-2": _glue("SST-2", "sst2", "sentence"),
@@ -214,16 +281,16 @@ HUB = {
     "RTE": _glue("RTE", "rte", "sentence1", "sentence2"),
     "WNLI": _glue("WNLI", "wnli", "sentence1", "sentence2"),
     "AX": _glue("AX", "ax", "premise", "hypothesis", {"test": "test"}),
-    "SQuAD v1.1": HubSource("rajpurkar/squad", _splits(_TRAIN_AND_DEV), _questions),
-    "SQuAD v2.0": HubSource("rajpurkar/squad_v2", _splits(_TRAIN_AND_DEV), _questions),
-    "KorQuAD": HubSource("KorQuAD/squad_kor_v1", _splits(_TRAIN_AND_DEV), _questions),
+    "SQuAD v1.1": _squad("rajpurkar/squad"),
+    "SQuAD v2.0": _squad("rajpurkar/squad_v2", may_be_impossible=True),
+    "KorQuAD": _squad("KorQuAD/squad_kor_v1"),
     "SWAG": HubSource("allenai/swag", _splits(config="regular"), _choices),
     "CoNLL-2003": HubSource("lhoestq/conll2003", _splits(), _tagged, words="ner_tags"),
-    "IMDB": HubSource("stanfordnlp/imdb", _splits(_TRAIN_AND_TEST), _texts(LABELS, None, "text")),
+    "IMDB": HubSource("stanfordnlp/imdb", _splits(_TRAIN_AND_TEST), _texts(LABELS, None, "text", without_labels=())),
     "NSMC": HubSource(
         "e9t/nsmc",
         _splits(_TRAIN_AND_TEST),
-        _texts(KOREAN["NSMC"].labels, None, "document", id_column="id"),
+        _texts(KOREAN["NSMC"].labels, None, "document", id_column="id", without_labels=()),
         revision=_PARQUET,
     ),
     "KorNLI": HubSource(

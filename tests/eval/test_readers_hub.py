@@ -40,6 +40,10 @@ QUESTION = {
 }  # fmt: skip
 
 
+def twice(rows):
+    return datasets.concatenate_datasets([rows, rows])
+
+
 def classes(*names):
     return ClassLabel(names=list(names))
 
@@ -183,6 +187,67 @@ def test_mistakes(hub):
     assert message("CoNLL-2003", "test") == (
         "lhoestq/conll2003: its tags have no names; it has changed: use the files with --data"
     )
+
+
+SEOUL = (SPAN, {"text": ["Seoul"], "answer_start": [3]})
+NOT_IN_PLACE = (SPAN, {"text": ["Seoul"], "answer_start": [0]})
+NONE = (SPAN, {"text": [], "answer_start": []})
+ENDINGS = {f"ending{i}": (TEXT, "c") for i in range(4)}
+SWAG = {"sent1": (TEXT, "a"), "sent2": (TEXT, "b"), **ENDINGS, "label": (classes("0", "1", "2", "3"), 2)}
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "rows", "problem"),
+    [
+        ("RTE", "dev", copy(**PAIR | {"sentence2": (TEXT, None)}, label=(ENTAILMENT, 0)),
+         "row 0, column 'sentence2': None is no text"),
+        ("RTE", "train", copy(**PAIR, label=(ENTAILMENT, -1)), "row 0: no label"),
+        ("RTE", "dev", copy(**PAIR, label=(ENTAILMENT, None)), "row 0: no label"),
+        ("RTE", "dev", copy(**PAIR, label=(TEXT, "entailment")), "row 0: label entailment is not from 0 to 1"),
+        ("STS-B", "dev", copy(**PAIR, label=(Value("float32"), -1.0)), "row 0: no label"),
+        ("STS-B", "dev", copy(**PAIR, label=(TEXT, "3")), "row 0: label 3 is not from 0 to 5"),
+        ("IMDB", "test", copy(text=(TEXT, "a"), label=(classes("neg", "pos"), -1)), "row 0: no label"),
+        ("NSMC", "test", copy(id=(TEXT, "1\t"), document=(TEXT, "a"), label=(INDEX, 1)), "row 0: '1\\t' is no id"),
+        ("NSMC", "test", copy(id=(TEXT, None), document=(TEXT, "a"), label=(INDEX, 1)), "row 0: None is no id"),
+        ("SWAG", "dev", copy(**SWAG | {"ending3": (TEXT, None)}), "row 0, column 'ending3': None is no text"),
+        ("SWAG", "dev", copy(**SWAG | {"label": (INDEX, -1)}), "row 0: no label"),
+        ("SQuAD v1.1", "dev", copy(**QUESTION, answers=NOT_IN_PLACE),
+         "question q1: the context has no 'Seoul' at character 0"),
+        ("SQuAD v1.1", "train", copy(**QUESTION, answers=NOT_IN_PLACE),
+         "question q1: the context has no 'Seoul' at character 0"),
+        ("SQuAD v1.1", "train", copy(**QUESTION, answers=NONE), "question q1: no answers"),
+        ("KorQuAD", "dev", copy(**QUESTION, answers=NONE), "question q1: no answers"),
+        ("SQuAD v2.0", "dev", twice(copy(**QUESTION, answers=SEOUL)), "question q1: there 2 times"),
+        ("SQuAD v2.0", "dev", copy(**QUESTION | {"id": (TEXT, None)}, answers=NONE),
+         "row 0, column 'id': None is no text"),
+        ("SQuAD v2.0", "dev", copy(**QUESTION, answers=(SPAN, None)), "row 0: None are no answers with their places"),
+        ("SQuAD v2.0", "dev", copy(**QUESTION, answers=(SPAN, {"text": ["Seoul"], "answer_start": []})),
+         "row 0: {'text': ['Seoul'], 'answer_start': []} are no answers with their places"),
+        ("CoNLL-2003", "dev", copy(tokens=(List(TEXT), ["He is"]), ner_tags=(List(NER), [0])),
+         "row 0: 'He is' is no word"),
+        ("CoNLL-2003", "dev", copy(tokens=(List(TEXT), []), ner_tags=(List(NER), [])), "row 0: 0 words and 0 tags"),
+        ("CoNLL-2003", "dev", copy(tokens=(List(TEXT), ["He"]), ner_tags=(List(NER), [0, 0])),
+         "row 0: 1 words and 2 tags"),
+        ("CoNLL-2003", "dev", copy(tokens=(List(TEXT), ["He"]), ner_tags=(List(NER), [None])),
+         "row 0: label None is not from 0 to 8"),
+        ("CoNLL-2003", "dev", copy(tokens=(List(TEXT), ["He"]), ner_tags=(List(classes("O", "B-GPE")), [0])),
+         "'B-GPE' is not a tag"),
+    ],
+)  # fmt: skip
+def test_rows_are_as_the_readers_of_files_want_theirs(monkeypatch, name, split, rows, problem):
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows)
+    assert message(name, split) == f"{HUB[name].path}: {problem}; it has changed: use the files with --data"
+
+
+def test_misplaced_answers_are_no_training_questions(monkeypatch, caplog):
+    rows = [
+        copy(**QUESTION | {"id": (TEXT, key)}, answers=answers) for key, answers in (("a", NOT_IN_PLACE), ("b", SEOUL))
+    ]
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.concatenate_datasets(rows))
+    assert [example.id for example in read_hub("SQuAD v1.1", "train")] == ["b"]
+    assert caplog.messages == [
+        "rajpurkar/squad: left out 1 questions whose answer isn't at its answer_start, such as a"
+    ]
 
 
 def test_an_empty_split(monkeypatch):
