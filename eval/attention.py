@@ -171,16 +171,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         page = render(shown, f"Attention of {arguments.export.resolve().name}")
         for layer, head in arguments.png:
             _check_head(shown, layer, head)
-        output = _replaceable(arguments.output)
+        named = [arguments.output.with_name(f"{arguments.output.stem}-{x}.{y}.png") for x, y in arguments.png]
+        output, *files = map(_replaceable, (arguments.output, *named))
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output, page)
         show(str(arguments.output))
-        for layer, head in arguments.png:
-            file = arguments.output.with_name(f"{arguments.output.stem}-{layer}.{head}.png")
+        for (layer, head), file, name in zip(arguments.png, files, named, strict=True):
             save_picture(draw_head(shown, layer, head), file)
-            show(str(file))
-    except (CheckpointError, UsageError, OSError) as error:
+            show(str(name))
+    except (CheckpointError, UsageError) as error:
         tell_error(error)
+        return 2
+    except OSError as error:
+        tell_error(f"{error.filename or arguments.output}: {error.strerror}; mend that, or choose another --output")
         return 2
     return 0
 
@@ -229,7 +232,7 @@ def _file(text: str) -> Path:
 
 
 def _head(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)\.(\d+)", text, re.ASCII)
+    match = re.fullmatch(r"(\d{1,9})\.(\d{1,9})", text, re.ASCII)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form LAYER.HEAD, such as 5.3")
     return int(match[1]), int(match[2])

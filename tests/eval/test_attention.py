@@ -243,6 +243,26 @@ def test_only_a_file_is_replaced(export: Path, capsys: pytest.CaptureFixture[str
     assert Path("/dev/null").is_char_device()
 
 
+def test_a_picture_replaces_only_a_file_too_and_then_there_is_no_page(
+    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "page-1.2.png"
+    taken.mkdir()
+    assert main([str(export), "w10", "--output", str(tmp_path / "page.html"), "--png", "1.1", "--png", "1.2"]) == 2
+    assert capsys.readouterr().err == f"error: {taken}: there, and no file; give the page another name\n"
+    assert list(tmp_path.glob("page*")) == [taken]
+
+
+def test_what_can_not_be_written_is_told_with_what_to_do(
+    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main([str(export), "w10", "--output", str(tmp_path / "file" / "page.html")]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {tmp_path}/file")
+    assert told.endswith("; mend that, or choose another --output\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -287,10 +307,11 @@ def test_an_export_whose_parts_do_not_fit(export: Path, tmp_path: Path, capsys: 
     assert not output.exists()
 
 
-@pytest.mark.parametrize("text", ["5", "5.", "a.b", "5.3.1", "-1.2"])
-def test_what_is_no_head(text: str) -> None:
+@pytest.mark.parametrize("text", ["5", "5.", "a.b", "5.3.1", "-1.2", f"1.{'1' * 5000}"])
+def test_what_is_no_head(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["export", "w10", "--png", text])
+    assert f"{text!r} is not of the form LAYER.HEAD, such as 5.3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", ".", "/"])
