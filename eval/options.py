@@ -27,6 +27,7 @@ from trainer.run_directory import RunDirectory
 SUBMISSION = "glue_submission.zip"
 EFFECTS_TOLD = "--effects-told"
 _LONGEST = 128  # bytes of a folder's name that are told; file systems take 255
+_MOST_DIGITS = 100  # of a whole number; Python reads no more than 4,300
 T = TypeVar("T", int, float)
 
 
@@ -41,6 +42,8 @@ def parse(argv: Sequence[str], program: str = "python -m eval.run") -> argparse.
     arguments = parser.parse_args(argv)
     # Once: a link such as exports/latest may lead to another export before the end.
     arguments.checkpoint = Path(os.path.realpath(arguments.checkpoint))
+    if not (arguments.output or arguments.checkpoint.name):
+        parser.error(f"--checkpoint {arguments.checkpoint}: results have no place beside it; give one by --output")
     arguments.output = arguments.output or default_output(arguments.checkpoint, arguments.tasks)
     if not 0 <= arguments.grid_index < arguments.grid_count:
         parser.error(f"--grid-index {arguments.grid_index} is not from 0 to {arguments.grid_count - 1}")
@@ -152,7 +155,7 @@ class _OneDirectory(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         """Keep the folder."""
-        if len(values) > 1:
+        if len(values) > 1 or getattr(namespace, self.dest) is not None:
             told = "an evaluation reads one directory; run python -m eval.run for each, with an --output of its own"
             parser.error(f"{option}: {told}")
         setattr(namespace, self.dest, values[0])
@@ -257,10 +260,12 @@ def _rate(text: str) -> float:
 
 def whole_number(least: int, most: int, text: str) -> int:
     """An argparse type, the bounds given: a whole number between them, both included."""
-    if not text.isdecimal() or int(text) < least:
+    is_long = len(text) > _MOST_DIGITS
+    if not text.isdecimal() or (not is_long and int(text) < least):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
-    if int(text) > most:
-        raise argparse.ArgumentTypeError(f"{text} is more than {most}, the most that is taken here")
+    if is_long or int(text) > most:
+        told = f"a number of {len(text):,} digits" if is_long else text
+        raise argparse.ArgumentTypeError(f"{told} is more than {most}, the most that is taken here")
     return int(text)
 
 

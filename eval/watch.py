@@ -54,6 +54,7 @@ with needs("eval"):
 CHEAP = ("mlm", "nsp", "fill_mask")
 _NOTE = ".weights.json"  # beside results: the checksum of the export's weights, see eval.stamps
 _REFUSED = 2  # the exit code of an evaluation that can't be as it was asked for
+_LONGEST_POLL = 1_000_000  # seconds; no operating system waits for as long as a float can say
 _ROOM = 1 << 20  # bytes: less than this an evaluation need not be begun with
 
 _log = logging.getLogger("eval")
@@ -391,8 +392,10 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a positive number of seconds, not {text!r}")
+    if not 0 < seconds <= _LONGEST_POLL:
+        raise argparse.ArgumentTypeError(
+            f"must be a positive number of seconds, {_LONGEST_POLL:,} at the most, not {text!r}"
+        )
     return seconds
 
 

@@ -21,6 +21,7 @@ from transformers import AutoTokenizer
 from eval import inputs, probe
 from eval import run as evaluation
 from eval.inputs import choose_length
+from eval.options import parse
 from eval.plan import Plan
 from eval.run import main
 from preprocessing.schema import ShardDirectory, checksum
@@ -529,11 +530,29 @@ def test_values_that_cannot_be(export: Path, tmp_path: Path, option: list[str]) 
 def test_several_directories_of_shards_are_told_how_they_are_evaluated_on(
     export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        run(export, tmp_path / "results", shards, "--shards", str(shards), "more")
     told = "an evaluation reads one directory; run python -m eval.run for each, with an --output of its own"
-    assert capsys.readouterr().err == f"python -m eval.run: error: --shards: {told}; see --help\n"
-    assert not (tmp_path / "results").exists()
+    for words in (["--shards", str(shards), "more"], ["--shards", str(shards), "--shards", "more"]):
+        with pytest.raises(SystemExit, match="2"):
+            run(export, tmp_path / "results", None, *words)
+        assert capsys.readouterr().err == f"python -m eval.run: error: --shards: {told}; see --help\n"
+        assert not (tmp_path / "results").exists()
+
+
+def test_a_number_of_more_digits_than_python_reads(
+    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(export, tmp_path, None, "--seeds", "9" * 5000)
+    told = "a number of 5,000 digits is more than 10000, the most that is taken here"
+    assert capsys.readouterr().err == f"python -m eval.run: error: argument --seeds: {told}; see --help\n"
+
+
+def test_an_export_beside_which_nothing_lies(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse(["--checkpoint", "/", "--tasks", "mrpc"])
+    told = "--checkpoint /: results have no place beside it; give one by --output"
+    assert capsys.readouterr().err == f"python -m eval.run: error: {told}; see --help\n"
+    assert parse(["--checkpoint", "/", "--tasks", "mrpc", "--output", "out"]).output == Path("out")
 
 
 @pytest.fixture

@@ -796,7 +796,15 @@ def test_several_directories_of_shards_are_told_in_a_line(
 
 @pytest.mark.parametrize(
     "words",
-    [["--poll", "0"], ["--poll", "inf"], ["--poll", "x"], ["--sample", "9"], ["--task", "nsp"], ["--samples", "-1"]],
+    [
+        ["--poll", "0"],
+        ["--poll", "inf"],
+        ["--poll", "1e300"],
+        ["--poll", "x"],
+        ["--sample", "9"],
+        ["--task", "nsp"],
+        ["--samples", "-1"],
+    ],
 )
 def test_words_that_are_no_options(run: RunDirectory, words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
