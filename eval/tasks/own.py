@@ -23,7 +23,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,8 +33,10 @@ from eval.kinds import Kind, Questions, Tags, Texts
 from eval.readers import conll, squad, tables
 from eval.readers.conll import TagColumns
 from eval.readers.examples import DatasetError, QuestionExample, TaggedSentence, TextExample
+from eval.readers.files import find
 from eval.readers.squad import QuestionFiles
 from eval.readers.tables import TextTable
+from eval.stamps import stamp
 from eval.tasks.finetuned import FINE_TUNED, FineTuned
 from trainer.settings import ConfigError, parse, read_toml
 
@@ -110,6 +112,10 @@ class OwnTask(ABC):
         Raises:
             DatasetError: a file is missing, or not as it should be.
         """
+
+    def state(self, name: str, split: str, data: Path) -> tuple[int, ...]:
+        """What changes whenever the file of a split is written anew; arguments and errors as of examples."""
+        return tuple(stamp(find(data, (Path(name).stem, "."), self.files[split], self.files.values())) or ())
 
     def settle(self, name: str, kind: Kind, data: Path) -> Kind:  # noqa: ARG002
         """How the task is learned and judged, with what its files decide; arguments and errors as of examples."""
@@ -226,11 +232,12 @@ class OwnTags(OwnTask):
 
     def examples(self, name: str, split: str, data: Path) -> list[TaggedSentence]:
         """Sentences with tags of known types; the training file's are all known where none are named."""
-        if split == "train" or self.types:
-            advice = f"; mend the line, or add its type to types in {name}" if self.types else ""
-            return self._read(name, split, data, self.types, advice)
-        advice = f", as {self.train} has no others; add some there, or name all types by types = [...] in {name}"
-        return self._read(name, split, data, self._found(name, data), advice)
+        types, advice = self.types, f"; mend the line, or add its type to types in {name}" if self.types else ""
+        if split != "train" and not types:
+            types = self._found(name, data)
+            advice = f", as {self.train} has no others; add some there, or name all types by types = [...] in {name}"
+        tag = -1 if self.tag is None else self.tag - 1
+        return conll.read(data, split, TagColumns((Path(name).stem, "."), self.files, types, tag, advice))
 
     def settle(self, name: str, kind: Kind, data: Path) -> Kind:
         """With the types that there are."""
@@ -238,14 +245,16 @@ class OwnTags(OwnTask):
 
     def _found(self, name: str, data: Path) -> tuple[str, ...]:
         """The types in the training file."""
-        types = conll.entity_types(self._read(name, "train", data, (), ""))
+        types = _entity_types(self, name, data, self.state(name, "train", data))
         if not types:
             raise DatasetError(f"{name}: every tag in {self.train} is O; say by tag = N which column has the tags")
         return types
 
-    def _read(self, name: str, split: str, data: Path, types: tuple[str, ...], advice: str) -> list[TaggedSentence]:
-        tag = -1 if self.tag is None else self.tag - 1
-        return conll.read(data, split, TagColumns((Path(name).stem, "."), self.files, types, tag, advice))
+
+@lru_cache(maxsize=1)  # it is asked for with each split that is read
+def _entity_types(own: OwnTags, name: str, data: Path, state: tuple[int, ...]) -> tuple[str, ...]:  # noqa: ARG001
+    """Those that the training file has in a state."""
+    return conll.entity_types(own.examples(name, "train", data))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,7 +299,13 @@ class OwnQuestions(OwnTask):
 
     def _are_all_answered(self, name: str, data: Path) -> bool:
         """Whether each question of the dev set has an answer."""
-        return all(question.answers for question in self.examples(name, "dev", data))
+        return _are_answered(self, name, data, self.state(name, "dev", data))
+
+
+@lru_cache(maxsize=1)  # it is asked for with each split that is read
+def _are_answered(own: OwnQuestions, name: str, data: Path, state: tuple[int, ...]) -> bool:  # noqa: ARG001
+    """Whether all questions are that the dev set has in a state."""
+    return all(question.answers for question in own.examples(name, "dev", data))
 
 
 _KINDS: dict[str, type[OwnTask]] = {"texts": OwnTexts, "tags": OwnTags, "questions": OwnQuestions}

@@ -109,7 +109,7 @@ def test_a_test_set_with_answers_has_figures(export: Path, tmp_path: Path) -> No
 def test_the_dev_set_decides_the_version(tmp_path: Path) -> None:
     task, data = read_task(write_task(tmp_path, LAW)), write_law(tmp_path / "data", "v2.0")
     assert task.on(data).kind == Questions("v2.0")
-    write_law(data, "v1.1")
+    write_law(data, "v1.1")  # another state of the same file
     assert task.on(data).kind == Questions("v1.1")
     assert [len(task.read("tickets.toml", split, data)) for split in ("train", "dev", "test")] == [12, 6, 6]
 

@@ -15,6 +15,7 @@ from eval import significance
 from eval.asked import Asked
 from eval.kinds import Tags
 from eval.options import parse
+from eval.parts import read_parts
 from eval.readers import conll
 from eval.readers.examples import DatasetError
 from eval.results import read_results
@@ -105,6 +106,18 @@ def test_types_are_those_of_the_whole_training_file_or_as_named(tmp_path: Path) 
     assert named.on(data).kind == named.kind == Tags(("Gene", "Cell", "Drug"))
     write(data / "dev.txt", [[("word1", "B-Cell")]])
     assert [sentence.tags for sentence in named.read("tickets.toml", "dev", data)] == [("B-Cell",)]
+
+
+def test_the_training_file_is_read_for_its_types_once_unless_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, task, read = write_genes(tmp_path / "data"), read_task(write_task(tmp_path, GENES)), []
+    lines = conll.read_lines
+    monkeypatch.setattr(conll, "read_lines", lambda path: read.append(path.stem) or lines(path))
+    read_parts(task.on(data), data, with_test=True, limit=None)
+    assert sorted(read) == ["dev", "test", "train", "train"]  # for its types, and for its sentences
+    write(data / "train.txt", [[("word1", "B-Cell")]])
+    assert task.on(data).kind == Tags(("Cell",))
 
 
 def test_a_few_examples_are_of_all_types(export: Path, tmp_path: Path) -> None:
