@@ -6,6 +6,7 @@ A task (eval.tasks) has a kind with its settings; the loop (eval.finetune) knows
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -358,9 +359,18 @@ def _labelled(
 
 
 def read_predictions(path: Path, words: Sequence[str]) -> list[tuple[str, float]]:
-    """(id, label) of each example, from the table that a task of texts leaves; ``words`` are those of its labels."""
+    """(id, label) of each example, from the table that a task of texts leaves; ``words`` are those of its labels.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: a prediction is not one of these words or, without any, no finite figure.
+        IndexError: a line has none.
+    """
     rows = [line.split("\t") for line in path.read_bytes().decode().split("\n")[1:-1]]
-    return [(row[0], words.index(row[1]) if words else float(row[1])) for row in rows]
+    found = [(row[0], words.index(row[1]) if words else float(row[1])) for row in rows]
+    if infinite := [label for _, label in found if not math.isfinite(label)]:
+        raise ValueError(f"{infinite[0]} is not a finite number")
+    return found
 
 
 def _confusion(labels: Sequence[float], predicted: Sequence[float], words: Sequence[str]) -> str:

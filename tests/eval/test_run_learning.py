@@ -272,6 +272,10 @@ def test_damaged_predictions_of_another_task_cost_no_results(
         with zipfile.ZipFile(out / "glue_submission.zip") as archive:
             assert archive.namelist() == ["STS-B.tsv"]
         assert "stsb" in results_of(out)["tasks"]
+    table = out / "predictions" / "stsb" / "test_predictions.tsv"
+    table.write_text("id\tprediction\n0\tnan\n")
+    assert run(export, data, out, "mrpc", "--test") == 0
+    assert f"glue_submission.zip goes without STS-B: {table} is damaged (nan is not" in capsys.readouterr().err
 
 
 def test_test_sets_that_are_asked_for_later_cost_the_best_point_alone(

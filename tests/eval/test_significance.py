@@ -257,7 +257,7 @@ def test_one_example_tells_nothing(
         ("mrpc", "dev_predictions.tsv", lambda text: text.replace("\t1\t", "\t"), "damaged; evaluate mrpc again"),
         ("mrpc", "dev_predictions.tsv", lambda _: "id\tprediction\n0\n", "damaged; evaluate mrpc again"),
         ("mrpc", "dev_predictions.tsv", lambda text: text.replace("\n0\t", "\n99\t"), "are not of the examples"),
-        ("stsb", "dev_predictions.tsv", lambda _: "id\tprediction\n0\tnan\n", "are not of the examples"),
+        ("stsb", "dev_predictions.tsv", lambda _: "id\tprediction\n0\tnan\n", "damaged; evaluate stsb again"),
         ("codah", "dev_predictions.tsv", lambda _: "\udcff", "damaged"),
         ("squad_v1", "dev_predictions.json", lambda text: text[:9], "evaluate squad_v1 again"),
         ("squad_v2", "dev_predictions.json", lambda _: "{}", "are not of the examples"),
