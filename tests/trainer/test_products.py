@@ -1,4 +1,4 @@
-"""Products in bfloat16 on processors without instructions for them, which this one is taken for."""
+"""Products in 16 bits on processors without instructions for them, which this one is taken for."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from trainer.products import Linear, baddbmm, linear, matmul
 
 @pytest.fixture(autouse=True)
 def slow(monkeypatch):
-    monkeypatch.setattr(products, "HAS_KERNELS", False)
+    monkeypatch.setattr(products, "LACKING", {torch.bfloat16, torch.float16})
 
 
 @pytest.fixture
@@ -23,9 +23,10 @@ def error(found, exact):
     return float((found.double() - exact.double()).norm() / exact.double().norm())
 
 
-def test_a_linear_layer_is_rounded_once(draw):
-    x, weight, bias = draw(24, 96), draw(40, 96), draw(40)
-    assert torch.equal(linear(x, weight, bias), F.linear(x.float(), weight.float(), bias.float()).bfloat16())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_linear_layer_is_rounded_once(draw, dtype):
+    x, weight, bias = (draw(*shape, dtype=dtype) for shape in ((24, 96), (40, 96), (40,)))
+    assert torch.equal(linear(x, weight, bias), F.linear(x.float(), weight.float(), bias.float()).to(dtype))
 
 
 @pytest.mark.parametrize("shape", [(24, 96), (3, 8, 96), (96,)])
