@@ -40,19 +40,27 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """As torch.matmul of matrices of one dtype, but without gradients."""
-    if _asked_of(a) is None:
+    """As torch.matmul of batches of matrices, but without gradients."""
+    dtype = _asked_of(a)
+    if dtype is None:
         return a @ b
     with torch.autocast("cpu", enabled=False):
-        return (a.float() @ b.float()).to(a.dtype)
+        return (_rounded(a, dtype) @ _rounded(b, dtype)).to(dtype)
 
 
 def baddbmm(bias: Tensor, a: Tensor, b: Tensor, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
-    """As torch.baddbmm of matrices of one dtype, but without gradients."""
-    if _asked_of(a) is None:
+    """As torch.baddbmm, but without gradients."""
+    dtype = _asked_of(a)
+    if dtype is None:
         return torch.baddbmm(bias, a, b, beta=beta, alpha=alpha)
     with torch.autocast("cpu", enabled=False):
-        return torch.baddbmm(bias.float(), a.float(), b.float(), beta=beta, alpha=alpha).to(a.dtype)
+        bias, a, b = (_rounded(x, dtype) for x in (bias, a, b))
+        return torch.baddbmm(bias, a, b, beta=beta, alpha=alpha).to(dtype)
+
+
+def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The float32 of what ``x`` is in a dtype, in which it mostly is already."""
+    return x.to(dtype).float()
 
 
 def _asked_of(x: Tensor) -> torch.dtype | None:

@@ -67,5 +67,6 @@ def test_batches_of_products_are_rounded_once(draw, region):
     exact = a.float() @ b.float()
     with torch.autocast("cpu", torch.bfloat16, enabled=region):
         assert torch.equal(matmul(a, b), exact.bfloat16())
+        assert torch.equal(matmul(a.float(), b.float()), exact.bfloat16() if region else exact)
         assert torch.equal(baddbmm(bias, a, b, alpha=0.5), (bias.float() + exact * 0.5).bfloat16())
         assert torch.equal(baddbmm(bias, a, b, beta=0.0, alpha=0.5), (exact * 0.5).bfloat16())
