@@ -62,6 +62,7 @@ def _check_run(program: Program, recipe: Recipe) -> None:
     run = RunDirectory(program.output)
     try:
         run.check()
+        has_checkpoint = run.step > 0
     except CheckpointError as error:
         raise ConfigError(f"{program.name}: {error}") from error
     except OSError:  # a folder that the nodes' user may enter and this one may not
@@ -70,7 +71,7 @@ def _check_run(program: Program, recipe: Recipe) -> None:
     if changed := differences(begun, recipe):
         raise ConfigError(
             f"{program.name}: {run.path}: the run was started with other settings ({'; '.join(changed)}); "
-            f"{advice_on(changed, run.step > 0)}"
+            f"{advice_on(changed, has_checkpoint)}"
         )
 
 

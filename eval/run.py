@@ -319,7 +319,8 @@ def _publish(
             told = f"{MODELS}/{experiment.task.name} is of another point than {RESULTS} has; --save-models replaces it"
             print(f"note: {told}", file=sys.stderr)
     published = [f"{PREDICTED}/{name}" for name in names]
-    return [*published, SUBMISSION] if _submit(output, there, names) else published
+    outdated = {experiment.task.name for experiment in experiments} - {*names}
+    return [*published, SUBMISSION] if _submit(output, {*there} - outdated, names) else published
 
 
 def _submit(output: Path, there: Collection[str], names: Sequence[str]) -> bool:

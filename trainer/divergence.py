@@ -85,15 +85,19 @@ class Divergence:
 def check_not_diverged(run: RunDirectory, recipe: Recipe, step: int) -> None:
     """See that a run has not ended as diverged after the step that it would go on from; what ended it comes again.
 
+    A run that is done stays so, and where a phase ends, the next one judges whether its losses compare.
+
     Args:
         run: the run.
         recipe: of this start, which may allow more.
         step: of the checkpoint, or 0.
 
     Raises:
+        CheckpointError: the checkpoint can't be read.
         DivergedError: it has.
     """
-    if not step:
+    begins = {begin for begin, _, _ in recipe.phase_ranges() if begin < recipe.last_step}
+    if not step or step in begins or run.ending == "done":
         return
     divergence = Divergence(recipe, run)
     divergence.trend = read_run_state(run.checkpoint(step)).trend

@@ -48,11 +48,6 @@ class MaskingConfig:
             raise ValueError(
                 f"masking.mask is {self.mask}, masking.random {self.random}; shares must add up to 1 at most"
             )
-        standard = (MaskingConfig.span_probability, MaskingConfig.longest_span)
-        if self.unit != "span" and (self.span_probability, self.longest_span) != standard:
-            raise ValueError(
-                "masking.span_probability and masking.longest_span are for masking.unit=span; leave them out"
-            )
         if not (0 < self.span_probability < 1 and 0 < self.longest_span < 2**31):
             raise ValueError(
                 "masking.span_probability must lie between 0 and 1, masking.longest_span be 1 or more and below 2^31"

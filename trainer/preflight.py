@@ -19,6 +19,7 @@ from trainer.data import validation_stream
 from trainer.engine import check_deepspeed, device_kind, fp16_is_supported
 from trainer.fp8 import why_not_fp8
 from trainer.initial_model import find_given, initial_model
+from trainer.masking import STANDARD
 from trainer.model import BertConfig
 from trainer.run_directory import RunDirectory
 from trainer.settings import ConfigError
@@ -142,7 +143,13 @@ def why_not_fused(device: torch.device) -> str:
 
 def warn_of_settings(recipe: Recipe) -> None:
     """Say so where one setting takes away what another one asks for, as may be where a recipe was changed."""
-    _warn_of_the_warmup(recipe)
+    _warn_of_schedules(recipe)
+    spans = (recipe.masking.span_probability, recipe.masking.longest_span)
+    if recipe.masking.unit != "span" and spans != (STANDARD.span_probability, STANDARD.longest_span):
+        _log.warning(
+            "masking.span_probability and masking.longest_span have no effect: masking.unit is %s, not span",
+            recipe.masking.unit,
+        )
     for number, phase in enumerate(recipe.phases):
         if recipe.model.is_decoder and phase.max_predictions:
             _log.warning("phases.%d.max_predictions limits nothing: a left-to-right model predicts every token", number)
@@ -155,8 +162,8 @@ def warn_of_settings(recipe: Recipe) -> None:
             )  # fmt: skip
 
 
-def _warn_of_the_warmup(recipe: Recipe) -> None:
-    """A schedule may end before its peak, as that of a recipe that was shortened."""
+def _warn_of_schedules(recipe: Recipe) -> None:
+    """A schedule may end before its peak, as that of a recipe that was shortened, or have a floor and never fall."""
     schedules = [(phase.schedule, phase.steps) for phase in recipe.phases if phase.schedule]
     if recipe.has_common_schedule:
         schedules.append((recipe.schedule, recipe.total_steps))
@@ -166,3 +173,5 @@ def _warn_of_the_warmup(recipe: Recipe) -> None:
                 "the learning rate never reaches its peak: schedule.warmup_steps is %d, and there are %d steps",
                 schedule.warmup_steps, steps,
             )  # fmt: skip
+        if schedule.floor and not schedule.power:
+            _log.warning("schedule.floor has no effect: schedule.power=0 holds the peak")

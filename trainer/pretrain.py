@@ -186,7 +186,7 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
     _on_first(world, lambda: take_over(run, start.held))
     start.has_run = True
     step = _on_first(world, lambda: find_beginning(run, recipe, shards, arguments.init_from))
-    check_not_diverged(run, recipe, step)
+    _on_first(world, lambda: check_not_diverged(run, recipe, step))
     owed = _on_first(world, lambda: step > 0 and owes_validation(run, recipe, step))
     if step >= recipe.last_step and not owed:
         if world.is_first:
@@ -218,7 +218,7 @@ def _on_first(world: World, work: Callable[[], _Result]) -> _Result:
     if world.is_first:
         try:
             result = work()
-        except (OSError, ValueError, RunInUseError) as found:
+        except (OSError, ValueError, RunInUseError, DivergedError) as found:
             error = found
     gathered: list[tuple[_Result, Exception | None]] = world.gather((result, error))
     result, error = gathered[0]

@@ -67,7 +67,8 @@ def _asked_of(x: Tensor) -> torch.dtype | None:
     """The dtype of a product with ``x``, where it is to be computed in float32; else None."""
     if not (LACKING and x.is_cpu):
         return None
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+    is_cast = torch.is_autocast_enabled("cpu") and x.dtype != torch.float64
+    dtype = torch.get_autocast_dtype("cpu") if is_cast else x.dtype
     return dtype if dtype in LACKING else None
 
 

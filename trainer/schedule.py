@@ -38,8 +38,6 @@ class ScheduleConfig:
             )
         if not 0 <= self.floor <= 1:
             raise ValueError("schedule.floor is a share of the peak and must be 0 to 1")
-        if self.power == 0 and self.floor:
-            raise ValueError("schedule.power=0 holds the peak; leave schedule.floor out, or choose another power")
         if self.shape == "cosine" and self.power != 1:
             raise ValueError("schedule.power is the degree of a polynomial; leave it out with schedule.shape=cosine")
 

@@ -36,6 +36,7 @@ from eval.options import default_output, parse, without_effect
 from eval.parts import read_parts
 from eval.readers.examples import DatasetError
 from eval.run import main
+from eval.submission import tables_in
 from eval.tasks import TASKS, select
 from eval.tasks.datasets import READERS
 from eval.workers import describe, run_side_by_side, share, worker_words
@@ -799,6 +800,7 @@ def test_predictions_that_can_not_be_written_lose_no_results(
     export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_mrpc(write_stsb(data))
+    assert run(export, data, tmp_path / "out", "mrpc,stsb", "--test") == 0
     publish = experiment.Experiment.publish
 
     def deny(published: experiment.Experiment, folder: Path) -> None:
@@ -807,9 +809,11 @@ def test_predictions_that_can_not_be_written_lose_no_results(
         publish(published, folder)
 
     monkeypatch.setattr(experiment.Experiment, "publish", deny)
-    assert run(export, data, tmp_path / "out", "mrpc,stsb") == 1
+    assert run(export, data, tmp_path / "out", "mrpc,stsb", "--test") == 1
     results = results_of(tmp_path / "out")
-    assert (list(results["tasks"]), results["files"]) == (["mrpc", "stsb"], ["predictions/stsb"])
+    assert list(results["tasks"]) == ["mrpc", "stsb"]
+    assert results["files"] == ["predictions/stsb", "glue_submission.zip"]
+    assert tables_in(tmp_path / "out" / "glue_submission.zip") == ["STS-B.tsv"]  # and none that may be another point's
     told = f"without its predictions: [Errno 13] Permission denied: '{tmp_path}/out/predictions/mrpc'"
     assert results["failed"] == {"mrpc": told}
     assert f"failed: mrpc: {told}\n" in capsys.readouterr().err

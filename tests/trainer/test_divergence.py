@@ -106,6 +106,10 @@ def test_a_run_that_would_go_on_from_where_it_had_diverged_does_not(recipe, tmp_
         check_not_diverged(run, load_recipe(recipe), 6)
     check_not_diverged(run, load_recipe(recipe, ["train.divergence=3"]), 6)
     check_not_diverged(run, load_recipe(recipe), 0)
+    next_phase = in_phases(recipe, tmp_path, {"sequence_length": 16})
+    check_not_diverged(run, load_recipe(next_phase, ["phases.0.steps=6"]), 6)
+    run.set_outcome("done")
+    check_not_diverged(run, load_recipe(recipe), 6)
 
 
 def test_a_run_that_may_diverge_keeps_no_trend(recipe, tmp_path):

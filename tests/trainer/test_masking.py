@@ -163,8 +163,6 @@ def test_other_shares(shares):
         {"span_probability": 0.0},
         {"span_probability": 1.0},
         {"longest_span": 0},
-        {"unit": "token", "span_probability": 0.9},
-        {"unit": "word", "longest_span": 3},
         {"longest_span": 10**400},
         {"probability": 0.0},
         {"probability": 1.0},

@@ -187,6 +187,16 @@ def test_a_limit_that_takes_predictions_from_the_masking_is_told(recipe, caplog)
     ]
 
 
+@pytest.mark.parametrize(("settings", "told"), [
+    (["masking.longest_span=3"], "masking.span_probability and masking.longest_span have no effect: masking.unit is "
+     "token, not span"),
+    (["schedule.power=0", "schedule.floor=0.1"], "schedule.floor has no effect: schedule.power=0 holds the peak"),
+])  # fmt: skip
+def test_a_setting_without_effect_is_told(recipe, caplog, settings, told):
+    warn_of_settings(load_recipe(recipe, ["masking.probability=0.1", *settings]))
+    assert [record.getMessage() for record in caplog.records] == [told]
+
+
 def test_a_limit_that_takes_nothing_from_a_left_to_right_model_is_told(recipe, caplog):
     left_to_right = ["model.is_decoder=true", "train.next_sentence=false", "schedule.warmup_steps=0"]
     warn_of_settings(load_recipe(recipe, left_to_right))

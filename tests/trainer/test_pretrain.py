@@ -856,13 +856,15 @@ def test_nodes_with_other_code_or_libraries_are_told_apart(call, tmp_path, of_th
 def test_nodes_with_run_directories_of_their_own_are_told_so(call, tmp_path):
     """As on a disk of each node."""
     apart = functools.partial(run_pretrain_on_nodes_that_differ, option="--output", of_the_last=tmp_path / "other")
-    assert call(world=2, task=apart)[0] == [2, 2]
-    ending, reason = RunDirectory(tmp_path / "run").outcome
-    assert ending == "failed"
-    assert reason == (
+    told = (
         f"{tmp_path / 'run'}: {socket.gethostname()} can't read what the first rank wrote there; take an --output on "
         "a file system that all nodes share"
     )
+    assert call(world=2, task=apart)[0] == [2, 2]
+    assert RunDirectory(tmp_path / "run").outcome == ("failed", told)
+    assert call("train.max_steps=2", world=2)[0] == [0, 0]
+    assert call(world=2, task=apart)[0] == [2, 2], "a run that has a checkpoint, too"
+    assert RunDirectory(tmp_path / "run").outcome == ("failed", told)
     assert not (tmp_path / "other").exists()
 
 

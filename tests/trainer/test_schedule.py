@@ -68,7 +68,6 @@ def test_a_polynomial_may_end_at_a_floor():
         {"floor": 1.1},
         {"floor": math.nan},
         {"shape": "cosine", "power": 2.0},
-        {"power": 0.0, "floor": 0.1},
         {"peak": 0},
         {"warmup_steps": -1},
         {"power": -1},

@@ -106,13 +106,17 @@ def test_times_are_those_of_the_steps(run: RunDirectory, store: str) -> None:
     assert [entry.timestamp for entry in entries] == [int(metrics(step)["time"] * 1000) for step in (1, 2, 3)]
 
 
-def test_a_copy_that_goes_on_beside_the_original_has_a_run_of_its_own(run: RunDirectory, store: str) -> None:
+def test_a_copy_that_goes_on_beside_the_original_has_a_run_of_its_own(
+    run: RunDirectory, store: str, caplog: pytest.LogCaptureFixture
+) -> None:
     main(["sync", str(run.path)])
     first = only_run(store).info.run_id
     copy = RunDirectory(Path(shutil.copytree(run.path, run.path.with_name("copy"))))
     add_lines(copy.metrics, 4, 5)
-    second = sync(copy)
+    with caplog.at_level(logging.INFO, "trainer.tracking"):
+        second = sync(copy)
     assert second != first
+    assert caplog.messages == [f"MLflow: a copy of {run.path}, which has a run there; this one begins another"]
     assert_complete(copy, store, second)
     assert MlflowClient(store).get_run(second).data.tags["run_directory"] == str(copy.path)
     assert sync(run) == first
@@ -123,6 +127,7 @@ def test_a_copy_that_goes_on_beside_the_original_has_a_run_of_its_own(run: RunDi
 def test_a_run_that_is_renamed_goes_on_in_its_own(run: RunDirectory, store: str) -> None:
     main(["sync", str(run.path)])
     renamed = RunDirectory(run.path.rename(run.path.with_name("renamed")))
+    run.path.symlink_to(renamed.path)  # as people leave where they have moved one to a larger disk
     add_lines(renamed.metrics, 4, 5)
     assert sync(renamed) == only_run(store).info.run_id
     assert_complete(renamed, store, only_run(store).info.run_id)

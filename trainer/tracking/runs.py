@@ -223,7 +223,8 @@ def _destination(run: RunDirectory) -> Cursor:
         ) from error
     if cursor.run_id and _is_of_another(cursor, run):
         _log.info("MLflow: a copy of %s, which has a run there; this one begins another", cursor.directory)
-        cursor = Cursor(cursor.tracking_uri, cursor.experiment, "", {})
+        cursor = Cursor(cursor.tracking_uri, cursor.experiment, "", {}, directory=_place(run))
+        write_cursor(run, cursor)
     cursor.directory = _place(run)
     if not cursor.run_id:
         # Nothing lies anywhere yet, so another store may be chosen, such as a server for a run without network.
@@ -236,11 +237,12 @@ def _place(run: RunDirectory) -> str:
 
 
 def _is_of_another(cursor: Cursor, run: RunDirectory) -> bool:
-    """Whether the directory that a cursor is about has not been renamed, but copied."""
-    if cursor.directory in ("", _place(run)):
+    """Whether the directory that a cursor is about has not been renamed, or found by another path, but copied."""
+    if not cursor.directory:
         return False
     with contextlib.suppress(OSError, ValueError):
-        return read_cursor(RunDirectory(Path(cursor.directory))).run_id == cursor.run_id
+        before = RunDirectory(Path(cursor.directory))
+        return not run.path.samefile(before.path) and read_cursor(before).run_id == cursor.run_id
     return False
 
 
