@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -22,6 +23,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # No time is asserted, on machines that others use too; and every run of the tests is of the same examples.
 settings.register_profile("ours", deadline=None, derandomize=True)
 settings.load_profile("ours")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what has been imported out of all collections of garbage, which would look through millions of objects."""
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """At the exit of the process, libraries look for what they have left."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
