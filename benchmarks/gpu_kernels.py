@@ -347,6 +347,7 @@ def write_layer(hidden_dropout: float) -> Writer:
     with (
         # As they would be there; functions, which Dynamo can trace.
         mock.patch("trainer.attention._fastest", lambda *_: "varlen"),  # noqa: PT008
+        mock.patch("trainer.products.LACKING", frozenset()),
         mock.patch("trainer.model.dropout", lambda x, p: torch.ops.aten.native_dropout(x, p, True)[0] if p else x),
     ):
         with torch.device("meta"):
