@@ -24,22 +24,23 @@ def compare(export: Path, shards: Path, tmp_path: Path) -> Compare:
     """Evaluate a task, and ask for it again with options that are added, or with the results changed."""
 
     def evaluate_and_compare(
-        task: str, *added: str, first: tuple[str, ...] = (), forget: tuple[str, ...] = (), config: str | None = None,
-        **changed: object,
+        task: str, *added: str, first: tuple[str, ...] = (), held_out: Path = shards, forget: tuple[str, ...] = (),
+        config: str | None = None, **changed: object,
     ) -> Difference | None:  # fmt: skip
         data = tmp_path / "data"
         if not data.exists():
             write_mrpc(data)
         words = ["--checkpoint", str(export), "--tasks", task, "--output", str(tmp_path / "out"), "--no-tracking"]
-        words += ["--shards", str(shards), "--data", str(data), *ONE_POINT]
-        assert main([*words, *first]) == 0
+        words += ["--data", str(data), *ONE_POINT]
+        assert main([*words, "--shards", str(shards), *first]) == 0
         results = read_results(tmp_path / "out" / "results.json")
         results["tasks"][task] |= changed
         for name in forget:
             del results["tasks"][task]["details"][name]
         if config is not None:
             (export / "config.json").write_text(config)
-        return Asked(parse([*words, *added]), select([task])).difference(task, results, export)
+        again = parse([*words, "--shards", str(held_out), *added])
+        return Asked(again, select([task])).difference(task, results, export)
 
     return evaluate_and_compare
 
@@ -98,7 +99,7 @@ def test_other_data(compare: Compare, tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", ["mlm", "nsp"])
 def test_other_held_out_samples(compare: Compare, tmp_path: Path, task: str) -> None:
     other = write_shards(tmp_path / "shards", sequence_lengths=(32, 40, 64), validation=(6, 6))
-    assert compare(task, "--shards", str(other)) == Difference("with other shards")
+    assert compare(task, held_out=other) == Difference("with other shards")
     assert compare(task, "--sequence-length", "32") == Difference("with --sequence-length 40")
     assert compare(task, "--sequence-length", "40") is None
     assert compare(task, first=("--sequence-length", "32")) == Difference("with --sequence-length 32")
@@ -106,7 +107,7 @@ def test_other_held_out_samples(compare: Compare, tmp_path: Path, task: str) -> 
 
 
 def test_samples_of_shards_that_can_not_be_read_are_not_judged(compare: Compare, tmp_path: Path) -> None:
-    assert compare("mlm", "--shards", str(tmp_path)) is None
+    assert compare("mlm", held_out=tmp_path) is None
 
 
 @pytest.mark.parametrize("config", ["{", "[]", "[" * 100_000, '{"max_position_embeddings": "48"}'])
