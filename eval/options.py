@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -19,7 +18,7 @@ from eval.results import MODELS, RESULTS
 from eval.tasks import Task, list_all
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Intrinsic
-from preprocessing.command_line import OneLineParser
+from preprocessing.command_line import OneLineParser, whole_number
 from preprocessing.tokenization import MASK
 from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
@@ -27,7 +26,6 @@ from trainer.run_directory import RunDirectory
 SUBMISSION = "glue_submission.zip"
 EFFECTS_TOLD = "--effects-told"
 _LONGEST = 128  # bytes of a folder's name that are told; file systems take 255
-_MOST_DIGITS = 100  # of a whole number; Python reads no more than 4,300
 T = TypeVar("T", int, float)
 
 
@@ -258,17 +256,6 @@ def _rate(text: str) -> float:
     return rate
 
 
-def whole_number(least: int, most: int, text: str) -> int:
-    """An argparse type, the bounds given: a whole number between them, both included."""
-    is_long = len(text) > _MOST_DIGITS
-    if not text.isdecimal() or (not is_long and int(text) < least):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
-    if is_long or int(text) > most:
-        told = f"a number of {len(text):,} digits" if is_long else text
-        raise argparse.ArgumentTypeError(f"{told} is more than {most}, the most that is taken here")
-    return int(text)
-
-
-_index, _positive, _fewest = (partial(whole_number, least, 2**31 - 1) for least in (0, 1, FEWEST))
-_threads = _workers = partial(whole_number, 1, 1024)  # with many more threads, torch crashes
-_seeds = partial(whole_number, 1, 10_000)  # each is a point of the grid, which is kept in memory
+_index, _positive, _fewest = (whole_number(least, 2**31 - 1) for least in (0, 1, FEWEST))
+_threads = _workers = whole_number(1, 1024)  # with many more threads, torch crashes
+_seeds = whole_number(1, 10_000)  # each is a point of the grid, which is kept in memory

@@ -14,7 +14,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +25,7 @@ with needs("eval"):
     from eval.features import FeatureTags
     from eval.kinds import PREDICTIONS, Choices, Kind, Questions, Tags, Texts, read_predictions
     from eval.metrics import entity_counts, read_answers
-    from eval.options import split_words, whole_number
+    from eval.options import split_words
     from eval.paired import Difference, Pairs, compare, holm, of_counts, of_labels, of_scores, welch
     from eval.parts import read_dev
     from eval.readers.conll import convert_tags
@@ -37,7 +36,7 @@ with needs("eval"):
     from eval.tasks import select
     from eval.tasks.finetuned import FINE_TUNED, FineTuned
     from eval.tasks.own import SUFFIX
-    from preprocessing.command_line import OneLineParser
+    from preprocessing.command_line import OneLineParser, whole_number
     from preprocessing.markdown import markdown_table
     from preprocessing.terminal import show, tell_error
     from trainer.paths import parse_path
@@ -418,14 +417,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     source.add_argument("--hub", action="store_true", help="take the data sets from the Hugging Face hub")
     parser.add_argument(
         "--resamples",
-        type=partial(whole_number, _FEWEST, 1_000_000),
+        type=whole_number(_FEWEST, 1_000_000),
         default=10_000,
         metavar="N",
         help="(default: %(default)s)",
     )
     parser.add_argument(
         "--seed",
-        type=partial(whole_number, 0, (1 << 64) - 1),
+        type=whole_number(0, (1 << 64) - 1),
         default=0,
         metavar="N",
         help="of the resamples (default: %(default)s)",

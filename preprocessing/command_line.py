@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import takewhile
 from typing import Any, NoReturn
 
 from preprocessing.terminal import tell_error
 
+_MOST_DIGITS = 100  # of a whole number; Python reads no more than 4,300
 TYPO = 0.8  # how alike, by difflib, an unknown option is to the one that was meant; of Beam's to ours none reaches 0.71
 
 
@@ -86,6 +87,22 @@ class OneLineParser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction):
                 for command in action.choices.values():
                     yield from command._arguments()
+
+
+def whole_number(least: int, most: int = 2**63) -> Callable[[str], int]:
+    """An argparse type: a whole number between two, both included."""
+
+    def parse(text: str) -> int:
+        is_long = len(text) > _MOST_DIGITS
+        if not text.isdecimal() or (not is_long and int(text) < least):
+            told = f"{text[:_MOST_DIGITS]!r}..." if is_long else repr(text)
+            raise argparse.ArgumentTypeError(f"{told} is not a whole number of {least} or more")
+        if is_long or int(text) > most:
+            told = f"a number of {len(text):,} digits" if is_long else text
+            raise argparse.ArgumentTypeError(f"{told} is more than {most}, the most that is taken here")
+        return int(text)
+
+    return parse
 
 
 def _option(word: str) -> str:

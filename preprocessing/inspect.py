@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from preprocessing.command_line import OneLineParser
+from preprocessing.command_line import OneLineParser, whole_number
 from preprocessing.extras import needs
 from preprocessing.markdown import markdown_table
 from preprocessing.schema import MANIFEST, Manifest, Pairs, Shard, ShardDirectory, ShardError, Split, UnavailableError
@@ -174,13 +174,6 @@ def tell_pairs(pairs: Iterable[Sampled], tokenizer: Any) -> Iterator[str]:
 # --- The command ---
 
 
-def _count(text: str) -> int:
-    """An argparse type: a whole number, 0 or more."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
-    return int(text)
-
-
 def _folder(text: str) -> Path:
     """An argparse type: a path, `~` being the home folder; a shell makes nothing of a variable that is not set."""
     if not text:
@@ -200,14 +193,14 @@ def parser() -> OneLineParser:
     )
     parser.add_argument(
         "--sample",
-        type=_count,
+        type=whole_number(0),
         default=0,
         metavar="N",
         help="show N pairs of each sequence length as text",
     )
     parser.add_argument("--split", choices=["train", "validation"], help="which pairs --sample shows (default: train)")
     parser.add_argument(
-        "--seed", type=_count, metavar="N", help="another one draws other pairs for --sample (default: 0)"
+        "--seed", type=whole_number(0), metavar="N", help="another one draws other pairs for --sample (default: 0)"
     )
     parser.add_argument(
         "--histograms",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from preprocessing.beam_options import check_beam_options
-from preprocessing.command_line import OneLineParser
+from preprocessing.command_line import OneLineParser, whole_number
 from preprocessing.encoder import Engine
 from preprocessing.fingerprints import RepeatRule
 from preprocessing.schema import MAX_SEQUENCE_LENGTH, MIN_SEQUENCE_LENGTH
@@ -119,22 +119,7 @@ class Arguments:
     beam: list[str]  # options for Beam, the runner among them
 
 
-def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
-    """An argparse type: a whole number in a range."""
-
-    def parse(text: str) -> int:
-        number = int(text)
-        if number < low or (high is not None and number > high):
-            raise argparse.ArgumentTypeError(f"{number} is not {low} or more" + (f", up to {high}" if high else ""))
-        return number
-
-    parse.__name__ = "whole number"  # argparse names it in its message
-    return parse
-
-
-seed_number = whole_number(0, 2**63)
-
-
+seed_number = whole_number(0)
 _length = whole_number(MIN_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH)
 
 
@@ -143,7 +128,6 @@ def _lengths(text: str) -> list[int]:
     return [_length(part) for part in text.removesuffix(",").split(",")]
 
 
-_lengths.__name__ = _length.__name__
 _REPETITIONS = ("documents", "lines", "none")
 
 

@@ -26,7 +26,7 @@ if __name__ == "__main__":  # before Beam is imported, which warns of Google's c
     logging.getLogger().setLevel(logging.ERROR)
 with needs("preprocess"):
     from preprocessing import files
-    from preprocessing.command_line import OneLineParser
+    from preprocessing.command_line import OneLineParser, whole_number
     from preprocessing.inputs import find_inputs, located, units_of
     from preprocessing.interruption import end_when_interrupted
     from preprocessing.options import (
@@ -39,7 +39,6 @@ with needs("preprocess"):
         read_options,
         refuse_empty,
         seed_number,
-        whole_number,
     )
     from preprocessing.reading import read_inputs
     from preprocessing.sampling import sample_texts

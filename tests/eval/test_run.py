@@ -538,15 +538,6 @@ def test_several_directories_of_shards_are_told_how_they_are_evaluated_on(
         assert not (tmp_path / "results").exists()
 
 
-def test_a_number_of_more_digits_than_python_reads(
-    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        run(export, tmp_path, None, "--seeds", "9" * 5000)
-    told = "a number of 5,000 digits is more than 10000, the most that is taken here"
-    assert capsys.readouterr().err == f"python -m eval.run: error: argument --seeds: {told}; see --help\n"
-
-
 def test_an_export_beside_which_nothing_lies(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         parse(["--checkpoint", "/", "--tasks", "mrpc"])

@@ -1,14 +1,16 @@
 """Every command tells a mistake in its options in a line, and a word that it does not know first."""
 
 import ast
+import re
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from preprocessing.command_line import OneLineParser
+from preprocessing.command_line import OneLineParser, whole_number
 from tests.conftest import ROOT
 
 
@@ -77,6 +79,28 @@ def test_the_rest_of_a_line_that_is_another_program_s_is_left_to_that() -> None:
     run.add_argument("--limit", type=int)
     run.add_argument("rest", nargs="...")
     assert ours.parse_args(["run", "program", "--limt", "3"]).rest == ["program", "--limt", "3"]
+
+
+@pytest.mark.parametrize(("text", "number"), [("1", 1), ("10", 10), ("007", 7)])
+def test_whole_numbers(text: str, number: int) -> None:
+    assert whole_number(1, 10)(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("0", "'0' is not a whole number of 1 or more"),
+        ("-3", "'-3' is not a whole number of 1 or more"),
+        ("1.5", "'1.5' is not a whole number of 1 or more"),
+        ("", "'' is not a whole number of 1 or more"),
+        ("x" * 5000, f"'{'x' * 100}'... is not a whole number of 1 or more"),
+        ("11", "11 is more than 10, the most that is taken here"),
+        ("9" * 5000, "a number of 5,000 digits is more than 10, the most that is taken here"),  # Python reads no such
+    ],
+)
+def test_what_is_no_whole_number_between_two(text: str, reason: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=f"^{re.escape(reason)}$"):
+        whole_number(1, 10)(text)
 
 
 def makes_parsers(file: Path) -> bool:

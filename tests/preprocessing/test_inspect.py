@@ -173,8 +173,8 @@ def test_verify_names_a_tokenizer_that_was_changed(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--sample", -1), "'-1' is not a whole number, 0 or more"),
-        (("--seed", -1), "'-1' is not a whole number, 0 or more"),
+        (("--sample", -1), "'-1' is not a whole number of 0 or more"),
+        (("--seed", -1), "'-1' is not a whole number of 0 or more"),
         (("--seed", 0), "--split and --seed say which pairs --sample decodes; give --sample N too, or leave them out"),
         (("--split", "train"), "--split and --seed say which pairs --sample decodes"),
         (("--histograms", __file__), "can't write there (File exists); name a folder"),
