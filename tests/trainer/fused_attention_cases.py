@@ -16,8 +16,8 @@ from trainer.packing import PackedTokens
 
 DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
 triton_interpreter.mend()
-HEADS = 3
-SHORT, LONG = (9, 128, 1, 70), (5, 131, 64, 200)  # a block has the first as a whole, of others there are several
+HEADS = 2
+SHORT, LONG = (9, 128, 1, 70), (5, 131, 64, 90)  # a block has the first as a whole, of others there are several
 
 
 @pytest.fixture(autouse=True)
@@ -81,9 +81,10 @@ def seed(value: int) -> Tensor:
 
 
 @pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["short", "long"])
-@pytest.mark.parametrize("width", [8, 64], ids=["narrow heads", "heads of 64"])
-@pytest.mark.parametrize("who", ["all", "some", "causal"])
-def test_result_and_gradients_are_the_formula_s(lengths, width, who):
+@pytest.mark.parametrize(
+    ("who", "width"), [("all", 64), ("some", 64), ("causal", 64), ("some", 8)], ids=lambda value: str(value)
+)
+def test_result_and_gradients_are_the_formula_s(lengths, who, width):
     tokens = packed(lengths)
     queries = some_of(tokens) if who == "some" else tokens
     how = How(queries, tokens, HEADS, who == "causal", 0.0, None)
@@ -152,7 +153,7 @@ def test_sums_are_what_a_bias_gets(lengths, dtype):
     how = How(tokens, tokens, HEADS, False, 0.1, seed(1))
     *given, upstream = inputs_of(len(tokens.input_ids), len(tokens.input_ids), 16, dtype)
     given = [x.detach() for x in given]
-    gradients = torch.full((len(tokens.input_ids), 9 * 16), torch.nan, dtype=dtype, device=DEVICE)
+    gradients = torch.full((len(tokens.input_ids), 3 * HEADS * 16), torch.nan, dtype=dtype, device=DEVICE)
     sums = attend_backward(upstream, (*given, *attend(*given, how)), gradients.chunk(3, dim=-1), how, sums=True)
     assert gradients.isfinite().all()
     torch.testing.assert_close(sums.double(), gradients.double().sum(dim=0), rtol=1e-5, atol=1e-3)
