@@ -9,7 +9,9 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from preprocessing.locks import try_lock
 
 
 class DamagedFileError(ValueError):
@@ -22,11 +24,33 @@ def incomplete(path: Path) -> Path:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file, text as UTF-8, so that a reader sees the old one or the whole new one."""
+    """Write a file, text as UTF-8, so that a reader sees the old one or the whole new one, whoever else writes it."""
     temporary = incomplete(path)
-    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-    sync(temporary)
-    temporary.replace(path)
+    with _alone(temporary) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        sync(temporary)
+        temporary.replace(path)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[BinaryIO]:
+    """A file that no other process writes meanwhile, emptied: what a process left that was killed is of no use."""
+    while True:
+        with path.open("ab") as file:
+            try_lock(file.fileno(), wait=True)
+            if not _is_at(path, file):  # who held it has given it another name
+                continue
+            file.truncate(0)
+            yield file
+            return
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def sync(path: Path) -> None:

@@ -1,9 +1,11 @@
 """Files that are whole or not there, and lines that are."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from tests.limits import room_for
-from trainer.files import DamagedFileError, append_line, read_lines, write_atomically
+from trainer.files import DamagedFileError, append_line, incomplete, read_lines, write_atomically
 
 DAMAGED_LINES = [b"{", b'{"step": \xff}', b"\0" * 13, b"", b"[" * 100_000, b"9" * 5000]
 
@@ -29,6 +31,26 @@ def test_an_atomic_write_leaves_the_old_text_or_the_new(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
+
+
+def test_a_file_that_several_write_is_whole_for_who_reads_it(tmp_path):
+    """As the report of a run that a user and a cron job write at once."""
+    path, texts = tmp_path / "file", [f"{i}" * 200_000 for i in range(4)]
+    write_atomically(path, texts[0])
+    with ThreadPoolExecutor() as pool:  # whose files are locked against each other as those of processes are
+        writers = [pool.submit(lambda text: [write_atomically(path, text) for _ in range(30)], text) for text in texts]
+        while not all(writer.done() for writer in writers):
+            assert path.read_text() in texts
+        for writer in writers:
+            writer.result()
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_a_killed_process_left_is_written_over(tmp_path):
+    path = tmp_path / "file"
+    incomplete(path).write_text("longer than what is written now")
+    write_atomically(path, "new")
+    assert path.read_text() == "new"
 
 
 def test_a_line_that_finds_no_room_leaves_none_of_itself(tmp_path):
