@@ -29,6 +29,18 @@ def check_printable(paths: Iterable[Path]) -> None:
             raise ConfigError(f"{str(path)!r}: the name holds characters that can't be printed; take another one")
 
 
+def check_folder(folder: Path) -> None:
+    """See that jobs will find the code in their folder.
+
+    Raises:
+        ConfigError: PYTHONPATH would end within its path.
+    """
+    if ":" in str(folder):
+        raise ConfigError(
+            f"{folder}: a colon ends a path in PYTHONPATH, where jobs look for their code; take a name without"
+        )
+
+
 @contextmanager
 def writing(advice: str) -> Iterator[None]:
     """Say in a line what can't be written, and what to do.
@@ -45,17 +57,34 @@ def writing(advice: str) -> Iterator[None]:
 
 
 def check_outputs(programs: Iterable[Program]) -> None:
-    """See that trainer and evaluation will take what their outputs hold, as far as that can be seen from here.
+    """See that programs will take what their outputs hold, as far as that can be seen from here.
 
     Raises:
-        ConfigError: a run directory holds something that is not a run, or a run of other settings; or an evaluation of
-            an export that is still to be made finds results of something else.
+        ConfigError: the folder of shards holds something else, a run directory something that is not a run, or a run of
+            other settings; or an evaluation of an export that is still to be made finds results of something else.
     """
     for program in programs:
+        if program.name == "preprocess":
+            _check_shards(program)
         if program.recipe:
             _check_run(program, program.recipe)
         if program.name == "eval":
             _check_results(program)
+
+
+def _check_shards(program: Program) -> None:
+    try:
+        from preprocessing.output import JobError, check_ours
+    except ModuleNotFoundError:  # which _check_preprocessing tells
+        return
+    if program.output.is_file():
+        raise ConfigError(f"{program.name}: {program.output}: a file; choose another --output")
+    try:
+        check_ours(str(program.output))
+    except JobError as error:
+        raise ConfigError(f"{program.name}: {error}") from error
+    except OSError:  # a folder that the nodes' user may enter and this one may not
+        return
 
 
 def _check_run(program: Program, recipe: Recipe) -> None:

@@ -34,6 +34,17 @@ def check_environment(variables: Mapping[str, str], ours: re.Pattern[str]) -> No
             raise ValueError(f"environment: {name!r} is not the name of a variable, or one that the job sets itself")
         if "\0" in value:
             raise ValueError(f"environment: {name} holds a NUL character, which no variable can")
+        if not is_utf8(value):
+            raise ValueError(f"environment: {name} holds {value!r}, which is not UTF-8")
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text can be written to a file: a command line may have other bytes in it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_ranks(setting: str, ranks: int, gpus: int) -> None:

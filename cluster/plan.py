@@ -26,7 +26,7 @@ from cluster.planning.hardware import GPUS, Gpu, change_node, find_gpu
 from cluster.planning.plans import Assumptions, Cluster
 from cluster.planning.report import calibration, report
 from cluster.planning.sharding import Sharding, read_sharding
-from preprocessing.command_line import OneLineParser
+from preprocessing.command_line import OneLineParser, whole_number
 from preprocessing.terminal import show, tell_error
 from trainer.config import Recipe, load_recipe
 from trainer.deepspeed_config import resolve_deepspeed
@@ -34,6 +34,7 @@ from trainer.initial_model import given_model
 from trainer.paths import parse_path
 from trainer.settings import ConfigError
 
+_MOST = 2**31 - 1  # of GPUs, and of sequences of a micro-batch
 EFFICIENCY, EFFICIENCY_SOURCE = 0.45, "assumed; NVIDIA's on an A100, see --calibration"
 
 
@@ -94,7 +95,7 @@ def _recipe_path(name: str) -> Path:
 
 
 def _gpu(arguments: argparse.Namespace) -> Gpu:
-    for name in ("gpus_per_node", "bus_gbs", "network_gbps", "up_to"):
+    for name in ("bus_gbs", "network_gbps"):
         value = getattr(arguments, name)
         if value is not None and not 0 < value < math.inf:
             raise ConfigError(f"--{name.replace('_', '-')} {value:g}: give a positive number")
@@ -119,10 +120,7 @@ def _assumptions(arguments: argparse.Namespace) -> Assumptions:
 
 
 def _numbers(text: str) -> list[int]:
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number, or numbers with commas between") from None
+    return list(map(whole_number(1, _MOST), text.split(",")))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -131,7 +129,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--recipe", metavar="NAME", help="a recipe's name or file")
     add("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)}")
-    add("--gpus", type=int, metavar="N", help="how many")
+    add("--gpus", type=whole_number(1, _MOST), metavar="N", help="how many")
     add(
         "--init-from",
         type=parse_path,
@@ -173,7 +171,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="SHARE",
         help="of memory that stays free (default %(default)s)",
     )
-    add("--gpus-per-node", type=int, metavar="N", help="(default: as the GPU usually comes)")
+    add("--gpus-per-node", type=whole_number(1, _MOST), metavar="N", help="(default: as the GPU usually comes)")
     add("--bus-gbs", type=float, metavar="GB/s", help="through each GPU within a node (default: likewise)")
     add(
         "--network-gbps", type=float, metavar="Gb/s", help="line rate of a node's adapters together (default: likewise)"
@@ -193,7 +191,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="of the shared file system (default %(default)g)",
     )
     add("--price-per-gpu-hour", type=float, metavar="PRICE", help="adds costs")
-    add("--up-to", type=int, default=4096, metavar="N", help="GPUs in the table of other numbers (default %(default)s)")
+    add(
+        "--up-to",
+        type=whole_number(1, _MOST),
+        default=4096,
+        metavar="N",
+        help="GPUs in the table of other numbers (default %(default)s)",
+    )
     add("--plot", type=parse_path, metavar="PNG", help="draw time against the number of GPUs")
     add("--json", action="store_true", help="print all figures as JSON")
     add("--calibration", action="store_true", help="print published runs beside what this model says of them, and stop")

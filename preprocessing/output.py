@@ -73,6 +73,17 @@ def inspect(output: str, description: dict[str, Any], vocabulary: str | None = N
     return "finished" if finished else "interrupted"
 
 
+def check_ours(output: str) -> None:
+    """See that a directory holds nothing but what a job of this program left; whether it is the same one, inspect says.
+
+    Raises:
+        JobError: it holds something else.
+    """
+    present = _present(output)
+    if not all(map(is_work_file, present)) and not _own_names(output, present):
+        raise JobError(_foreign(output, present))
+
+
 def _foreign(output: str, present: Iterable[str]) -> str:
     return f"{output}: contains files that are not from this program, such as {min(present)!r}; use another directory"
 

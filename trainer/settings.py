@@ -169,21 +169,23 @@ def _parse(text: str) -> Any:
 
 
 def _reject(raw: Any, kind: Any, prefix: str) -> None:
-    """Raise for the first key that no section knows, with the nearest known one, or truth in a number's place."""
+    """Raise for the first key that no section knows, with the nearest known one, or that has what is no such number."""
     if get_origin(kind) in (list, tuple) and isinstance(raw, list):
         for i, item in enumerate(raw):
             _reject(item, get_args(kind)[0], f"{prefix}{i}.")
     kind = _section(kind)
+    key = prefix.removesuffix(".")
     if isinstance(raw, bool) and kind in (int, float):  # pydantic takes true for 1
-        key = prefix.removesuffix(".")
         raise _BadKeyError(key, f"{key} is {str(raw).lower()}; give a number")
+    if isinstance(raw, int) and kind in (int, float) and abs(raw) > 1 << 63:
+        raise _BadKeyError(key, f"{key} is out of range; give a number of 64 bits")
     if not dataclasses.is_dataclass(kind) or not isinstance(raw, dict):
         return
     hints = get_type_hints(kind)
-    for key, value in raw.items():
-        if key not in hints:
-            raise _BadKeyError(f"{prefix}{key}", f"unknown setting {prefix}{key}; {_advice(key, hints, prefix)}")
-        _reject(value, hints[key], f"{prefix}{key}.")
+    for name, value in raw.items():
+        if name not in hints:
+            raise _BadKeyError(f"{prefix}{name}", f"unknown setting {prefix}{name}; {_advice(name, hints, prefix)}")
+        _reject(value, hints[name], f"{prefix}{name}.")
 
 
 def _advice(key: str, hints: dict[str, Any], prefix: str) -> str:

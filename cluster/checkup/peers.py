@@ -113,9 +113,10 @@ def check_names(launch: Mapping[str, str]) -> Iterator[Finding]:
     began = time.monotonic()
     try:
         places = sorted({str(info[4][0]) for info in socket.getaddrinfo(address, int(launch["MASTER_PORT"]))})
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the second of what can't be a name
+        why = error.strerror if isinstance(error, OSError) else error
         yield Finding(
-            "names", "wrong", f"MASTER_ADDR {address} does not resolve here ({error.strerror})",
+            "names", "wrong", f"MASTER_ADDR {address} does not resolve here ({why})",
             "Give an address, or a name that DNS or /etc/hosts knows on every node.",
         )  # fmt: skip
         return

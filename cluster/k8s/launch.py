@@ -68,18 +68,19 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
         for file, text in files.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / file, text)
-    if not dry_run and snapshot and (pretraining := pretraining_of(programs)):
-        _forget_ending(pretraining)
     _warn_of_images(programs, settings)
     _warn_of_taints(programs, settings)
+    pretraining = pretraining_of(programs) if snapshot else None
+    old = _old_ending(pretraining) if pretraining else None
     command = ["kubectl", "apply", "-k", str(folder)]
     if not dry_run and shutil.which("kubectl"):
         once_more = shlex.join(["kubectl", "replace", "--force", "-k", str(folder)])
-        _apply(command, once_more)
+        _submit(command, once_more, name, old)
         print(f"pods      kubectl get pods --namespace={settings.namespace} --selector={NAME_LABEL}={name} --watch")
         print(f"once more: {once_more}")
     else:
-        print(f"to submit: {shlex.join(command)}")
+        first = f"{shlex.join(['rm', '-f', str(old)])} && " if old else ""
+        print(f"to submit: {first}{shlex.join(command)}")
 
 
 def _caches(programs: Sequence[Program], settings: KubernetesSettings) -> list[Path]:
@@ -195,8 +196,8 @@ def _pods_may(do: int, path: Path) -> bool:
     return bool(found.st_mode & bits)
 
 
-def _forget_ending(pretraining: Program) -> None:
-    """Remove what an earlier start left, lest the evaluation, which looks at once, take it for this one's.
+def _old_ending(pretraining: Program) -> Path | None:
+    """The outcome that an earlier start left and the evaluation, which looks at once, would take for the new one's.
 
     That the run is done stays true unless it is to be longer now: where nothing is left to do no Pod may say it again.
 
@@ -206,33 +207,58 @@ def _forget_ending(pretraining: Program) -> None:
     run, recipe = RunDirectory(pretraining.output), pretraining.recipe
     assert recipe
     try:
-        if run.ending == "failed" or (run.ending == "done" and run.step < recipe.last_step):
-            run.set_outcome(None)
+        is_old = run.ending == "failed" or (run.ending == "done" and run.step < recipe.last_step)
     except CheckpointError as error:
         raise ConfigError(f"{pretraining.name}: {error}") from error
+    return run.outcome_file if is_old else None
 
 
 def _object_name(output: Path) -> str:
     """What the objects of an output are called after: its name, as far as Kubernetes takes it, and a hash of its path.
 
-    Runs of one name in different folders have different objects, and a run has the same ones at every launch. It is a
-    host name with -pretrain-node-0-N, and of 45 letters at most with -flink.
+    Runs of one name in different folders have different objects, and a run has the same ones at every launch. Of 10,000
+    nodes each has a host name with -pretrain-node-0-N; JobSet wants -abcde behind it to be within 63 letters too.
     """
     readable = re.sub(r"[^a-z0-9]+", "-", output.name.lower()).strip("-")
     if not readable[:1].isalpha():
         readable = f"run-{readable}"
-    return f"{readable[:30].strip('-')}-{fingerprint(output)}"
+    return f"{readable[:27].strip('-')}-{fingerprint(output)}"
 
 
-def _apply(command: list[str], once_more: str) -> None:
-    """Submit; jobs that are there already and the same are left alone, whether they run or have ended.
+def _submit(command: list[str], once_more: str, name: str, old: Path | None) -> None:
+    """Submit, with an old outcome out of the way; it stays where no training begins: refused, or there and the same.
+
+    Args:
+        command: of kubectl.
+        once_more: the one that deletes what is there.
+        name: what the objects are called after.
+        old: the outcome.
 
     Raises:
         ConfigError: the cluster refused, such as another job of a name that is there.
+    """
+    content = old.read_bytes() if old else b""
+    begun = False
+    try:
+        if old:
+            old.unlink()
+        said = _apply(command, once_more)
+        begun = f"/{name}-pretrain unchanged" not in said
+    finally:
+        if old and not begun and not old.exists():
+            write_atomically(old, content)
+    print(said, end="")
+
+
+def _apply(command: list[str], once_more: str) -> str:
+    """What kubectl says; jobs that are there already and the same are left alone, whether they run or have ended.
+
+    Raises:
+        ConfigError: the cluster refused.
     """
     done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603  our own words
     if done.returncode:
         said = done.stderr.strip()
         advice = f"; to delete what is there, even if it runs, and make it anew: {once_more}"
         raise ConfigError(f"{shlex.join(command)}: {said}{advice if 'field is immutable' in said else ''}")
-    print(done.stdout, end="")
+    return done.stdout

@@ -9,12 +9,19 @@ from typing import Literal
 
 from cluster.places import Text, check_environment, check_ranks
 
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # names of namespaces, queues, claims, secrets
-_KEY = re.compile(r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
+_LABEL = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
+# Setting -> the form of its name, and how many characters it may have: a queue's is the value of a label.
+_NAMES = {"namespace": (_LABEL, 63), "queue": (_SUBDOMAIN, 63)} | dict.fromkeys(
+    ("claim", "mlflow_secret", "data_secret"), (_SUBDOMAIN, 253)
+)
+_KEY = re.compile(rf"((?=[^/]{{1,253}}/){_SUBDOMAIN}/)?[A-Za-z0-9]([-\w.]{{0,61}}[A-Za-z0-9])?", re.ASCII)
 _VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 _MEMORY = re.compile(r"[1-9]\d*(Ki|Mi|Gi|Ti)")
 _REPOSITORY = re.compile(r"[a-z0-9][-a-z0-9._:/]*")
 _TAG = re.compile(r"\w[-\w.]{0,127}", re.ASCII)
+_UNREADABLE = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")  # in YAML, for kustomize
+_MOST = 2**31 - 1  # of what is counted
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _OURS = re.compile(
     "RUN|SHARDS|PODS|RECIPE|DEEPSPEED_CONFIG|CPUS|HOME|JOB|JOBSET|JOB_COMPLETION_INDEX|PET_.*"
@@ -62,6 +69,9 @@ class Pods:
     def __post_init__(self) -> None:
         if self.cpu <= 0 or self.gpus < 0:
             raise ValueError("cpu must be positive, gpus 0 or more")
+        for name, value in vars(self).items():
+            if type(value) is int and value > _MOST:
+                raise ValueError(f"{name} is more than {_MOST}, the most that Kubernetes takes")
         _check_memory("memory", self.memory)
         for key, value in self.node_selector.items():
             if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
@@ -183,12 +193,12 @@ class KubernetesSettings:
     eval: EvalPods = field(default_factory=EvalPods)
 
     def __post_init__(self) -> None:
-        for name in ("namespace", "claim", "queue", "mlflow_secret", "data_secret"):
+        for name, (form, most) in _NAMES.items():
             value = getattr(self, name)
-            if not _LABEL.fullmatch(value) and (value or name in ("namespace", "claim")):
-                raise ValueError(
-                    f"{name} {value!r} is not a name that Kubernetes accepts: up to 63 of a-z, 0-9 and inner -"
-                )
+            is_one = re.fullmatch(form, value) and len(value) <= most
+            if not is_one and (value or name in ("namespace", "claim")):
+                letters = "a-z, 0-9 and inner -" + ("" if form == _LABEL else " and .")
+                raise ValueError(f"{name} {value!r} is not a name that Kubernetes accepts: up to {most} of {letters}")
         _check_image(self.image)
         if not _KEY.fullmatch(self.gpu) or "/" not in self.gpu:
             raise ValueError(f"gpu {self.gpu!r} is not a resource such as nvidia.com/gpu")
@@ -197,6 +207,9 @@ class KubernetesSettings:
         if (first := PurePosixPath(self.mount_path).parts[1]) in _TAKEN:
             raise ValueError(f"mount_path {self.mount_path!r} lies in the image's /{first}; choose one such as /shared")
         check_environment(self.environment, _OURS)
+        for name, value in self.environment.items():
+            if _UNREADABLE.search(value):
+                raise ValueError(f"environment: {name} holds {value!r}, whose control characters kubectl does not read")
 
 
 def is_clean(path: str) -> bool:

@@ -27,6 +27,7 @@ def launch(programs: Sequence[Program], settings: LocalSettings, folder: Path, d
     checks.check_ranks(programs, settings.processes, "local.gpus and local.ranks")
     checks.check_outputs(programs)
     checks.check_printable(program.output for program in programs)
+    checks.check_folder(folder)
     with checks.writing("choose another --output"):
         file = write(programs, settings, folder, take_snapshot(folder, pretraining_of(programs)))
     print(f"{'to run' if dry_run else 'once more'}: {shlex.join(['bash', str(file)])}", flush=True)

@@ -115,8 +115,11 @@ def read_sharding(config: dict[str, Any]) -> Sharding:
 def _elements(zero: dict[str, Any], name: str, default: int, least: int = 0) -> int:
     """A number of elements; JSON may have it as 5e8."""
     found = zero.get(name, default)
-    if type(found) not in (int, float) or found < least or found != found // 1:
-        raise ConfigError(f"zero_optimization.{name} is {found!r}; a plan wants a whole number, {least} or more")
+    if type(found) not in (int, float) or not least <= found < 2**63 or found != found // 1:
+        shown = repr(found)[:40]
+        raise ConfigError(
+            f"zero_optimization.{name} is {shown}; a plan wants a whole number, {least} or more, below 2**63"
+        )
     return int(found)
 
 

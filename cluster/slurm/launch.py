@@ -8,10 +8,19 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cluster.checks import check_outputs, check_printable, check_programs, check_ranks, check_reads, writing
+from cluster.checks import (
+    check_folder,
+    check_outputs,
+    check_printable,
+    check_programs,
+    check_ranks,
+    check_reads,
+    writing,
+)
 from cluster.paths import current_folder, fingerprint, whole
 from cluster.programs import NAMES, Name, Program, pretraining_of
 from cluster.slurm.partitions import check_fit, read_partitions
@@ -29,14 +38,15 @@ _OF_EVERY_FILE = tuple(
     f"SBATCH_{name}"
     for name in ("ARRAY_INX", "JOB_NAME", "NO_REQUEUE", "OPEN_MODE", "OUTPUT", "REQUEUE", "SIGNAL", "TIMELIMIT")
 )
+_GPUS = ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "SBATCH_GRES")
 _OF_OPTIONS = {
-    "partition": "SBATCH_PARTITION",
-    "account": "SBATCH_ACCOUNT",
-    "qos": "SBATCH_QOS",
-    "constraint": "SBATCH_CONSTRAINT",
-    "gpus-per-node": "SBATCH_GPUS_PER_NODE",
-    "gres": "SBATCH_GRES",
-    "mem": "SBATCH_MEM_PER_NODE",
+    "partition": ("SBATCH_PARTITION",),
+    "account": ("SBATCH_ACCOUNT",),
+    "qos": ("SBATCH_QOS",),
+    "constraint": ("SBATCH_CONSTRAINT",),
+    "gpus-per-node": _GPUS,
+    "gres": _GPUS,
+    "mem": ("SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"),
 }
 _CONFIGURATION = ("SLURM_CONF", "SLURM_JWT")  # where SLURM is, and who asks
 
@@ -47,6 +57,7 @@ def launch(programs: Sequence[Program], settings: SlurmSettings, folder: Path, d
     Raises:
         ConfigError: the cluster can't run them.
     """
+    settings = replace(settings, container=_with_whole_paths(settings.container))
     check(programs, settings, folder, dry_run)
     with writing("choose another --output"):
         file = write(programs, settings, folder, take_snapshot(folder, pretraining_of(programs)))
@@ -57,6 +68,20 @@ def launch(programs: Sequence[Program], settings: SlurmSettings, folder: Path, d
             members = "_*" if _array(settings.of_job(name)) else ""
             print(_where_to_look(name, number, f"{name}-{number}{members}.log", folder / LOGS, outputs[name]))
     print(f"{'to submit' if dry_run else 'once more'}: {shlex.join(command)}")
+
+
+def _with_whole_paths(container: Container) -> Container:
+    """A container whose image and mounts are found from everywhere.
+
+    Raises:
+        ConfigError: a path is none that a shell would have found, or has characters that can't be told to a container.
+    """
+    image = str(whole(container.image_file)) if container.image_file else container.image
+    mounts = [whole(mount) for mount in container.mounts]
+    try:
+        return replace(container, image=image, mounts=mounts)
+    except ValueError as error:
+        raise ConfigError(f"slurm.container: {error}") from error
 
 
 def check(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dry_run: bool) -> None:
@@ -71,6 +96,7 @@ def check(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dr
     check_outputs(programs)
     paths = [current_folder(), *(path for program in programs for path in program.paths), folder]
     check_printable(paths)
+    check_folder(folder)
     for path in paths:
         if "\\" in str(path):
             raise ConfigError(f"{path}: sbatch drops backslashes from the names of logs; take a name without")
@@ -138,9 +164,13 @@ def submit(command: list[str], name: Name, overruling: Collection[str]) -> Itera
     if done.returncode:
         raise ConfigError(f"{shlex.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
     if command[0] == "sbatch":
-        return [(name, done.stdout.partition(";")[0].strip())]
-    numbers = dict(line.split() for line in done.stdout.splitlines())
-    return [(name, numbers[name]) for name in NAMES]
+        numbers = re.findall(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE)  # a site's own sbatch may say more
+        if not numbers:
+            said = (done.stdout + done.stderr).strip()
+            raise ConfigError(f"{shlex.join(command)}: no number of a job, but {said!r}")
+        return [(name, numbers[-1])]
+    of_jobs = dict(line.split() for line in done.stdout.splitlines())
+    return [(name, of_jobs[name]) for name in NAMES]
 
 
 def _of_a_job_around() -> list[str]:
@@ -153,7 +183,8 @@ def _overruling(programs: Sequence[Program], settings: SlurmSettings) -> list[st
     """Variables by which sbatch would not do what a job file says: they count for more than the lines in it."""
     jobs = [settings.of_job(program.name) for program in programs]
     said = {option for job in jobs for option, value in _options(job, settings.gres).items() if value}
-    return [*_OF_EVERY_FILE, *(variable for option, variable in _OF_OPTIONS.items() if option in said)]
+    of_options = [variable for option, variables in _OF_OPTIONS.items() if option in said for variable in variables]
+    return [*_OF_EVERY_FILE, *dict.fromkeys(of_options)]
 
 
 def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: Path) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def judge(run: RunDirectory, job: str, exit_code: int, allowed: int) -> tuple[Ve
     run.job.mkdir(exist_ok=True)
     crashes = run.job / "crashes.jsonl"
     append_line(crashes, {"job": job, "time": time.time(), "step": run.step, "exit_code": exit_code})
-    same = sum(1 for crash in read_lines(crashes) if (crash["job"], crash["step"]) == (job, run.step))
+    same = sum(1 for crash in read_lines(crashes) if (crash.get("job"), crash.get("step")) == (job, run.step))
     if same > allowed:
         return Verdict.GIVE_UP, f"it crashed {same} times since the checkpoint of step {run.step}"
     return Verdict.REQUEUE, f"crash {same} since step {run.step} (exit code {exit_code})"

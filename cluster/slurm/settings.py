@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from cluster.places import Text, check_environment, check_ranks
+from cluster.places import Text, check_environment, check_ranks, is_utf8
 
 # sbatch's forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes and with seconds.
-_TIME = re.compile(r"(?:(?P<days>\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
-_MEMORY = re.compile(r"\d+[KMGT]?")
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
+_MEMORY = re.compile(r"\d+[KMGT]?", re.ASCII)
 # What cluster.slurm.rank sets, and where programs and modules are found; setup may add to a PATH.
 _OURS = re.compile("RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|PATH|PYTHONPATH|PYTHONHOME|PYTHONSAFEPATH")
 # Options of sbatch that ask for GPUs; others, such as --gpu-bind and --gres=nvme:1, don't.
@@ -65,11 +65,10 @@ class Common:
                     f"options: {option!r} asks for GPUs that the programs would not know of; say it by gpus_per_node "
                     "and gpu_type of the job, and by slurm.gres=true where the cluster wants --gres"
                 )
-            name = re.split("[= ]", option.removeprefix("--"), maxsplit=1)[0]
-            if name in _OF_THE_FILE:
-                raise ValueError(f"options: {option!r} is not one to add; {_OF_THE_FILE[name]}")
+            if of_the_file := _of_the_file(re.split("[= ]", option.removeprefix("--"), maxsplit=1)[0]):
+                raise ValueError(f"options: {option!r} is not one to add; {_OF_THE_FILE[of_the_file]}")
         for line in self.setup:
-            if "\0" in line or "\r" in line:
+            if "\0" in line or "\r" in line or not is_utf8(line):
                 raise ValueError(f"setup: {line!r} holds a character that no shell reads")
         check_environment(self.environment, _OURS)
 
@@ -177,7 +176,8 @@ class Container:
         if not self.image.isprintable():
             raise ValueError("image holds characters that can't be printed")
         for mount in self.mounts:
-            if not mount.is_absolute() or re.search(r"[,:\s]", str(mount)):
+            is_whole = mount.is_absolute() or str(mount).startswith("~")
+            if not is_whole or re.search(r"[,:\s]", str(mount)) or not str(mount).isprintable():
                 raise ValueError(f"mounts: {str(mount)!r} must be a whole path without commas, colons and spaces")
 
     @property
@@ -211,8 +211,9 @@ class SlurmSettings(Common):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.python.isprintable():
-            raise ValueError("python holds characters that can't be printed")
+        for name, paths in (("python", [self.python]), ("shared", self.shared)):
+            if not all(str(path).isprintable() for path in paths):
+                raise ValueError(f"{name} holds characters that can't be printed")
         if not 0 < self.notice <= 65535 or self.crashes < 0:
             raise ValueError("notice must be from 1 to 65535 seconds, crashes 0 or more")
         for name, job in (("preprocess", self.preprocess), ("pretrain", self.pretrain), ("eval", self.eval)):
@@ -253,6 +254,11 @@ def seconds_of(time: str) -> int:
         numbers = [0, *numbers]
     hours, minutes, seconds = (*numbers, 0, 0)[:3]
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _of_the_file(name: str) -> str | None:
+    """The option of a job file that a name is or, as sbatch takes beginnings too, begins."""
+    return name if name in _OF_THE_FILE else next((option for option in _OF_THE_FILE if option.startswith(name)), None)
 
 
 def _check_names(settings: object, *fields: str) -> None:

@@ -419,9 +419,10 @@ def test_a_file_system_that_shows_the_old_file_after_a_rename(tmp_path, monkeypa
 def test_names():
     (found,) = check_names({"MASTER_ADDR": "localhost", "MASTER_PORT": "1234"})
     assert found.state == "ok"
-    (found,) = check_names({"MASTER_ADDR": "no-such-node.invalid", "MASTER_PORT": "1234"})
-    assert found.state == "wrong"
-    assert "does not resolve" in found.found
+    for address in ("no-such-node.invalid", "a..b", "x" * 70):  # the last two are no names
+        (found,) = check_names({"MASTER_ADDR": address, "MASTER_PORT": "1234"})
+        assert found.state == "wrong"
+        assert "does not resolve" in found.found
 
 
 def test_a_name_that_takes_long_to_look_up(monkeypatch):

@@ -372,7 +372,11 @@ def test_paths_of_arguments_are_checked_by_whom_knows_them():
         (lambda: KubernetesSettings(namespace="a b"), "namespace 'a b' is not a name"),
         (lambda: KubernetesSettings(claim=""), "claim '' is not a name"),
         (lambda: KubernetesSettings(claim="a_"), "claim 'a_' is not a name"),
-        (lambda: KubernetesSettings(claim="a" * 64), "claim 'a{64}' is not a name"),
+        (lambda: KubernetesSettings(namespace="a" * 64), "namespace 'a{64}' is not a name"),
+        (lambda: KubernetesSettings(namespace="a.b"), "up to 63 of a-z, 0-9 and inner -$"),
+        (lambda: KubernetesSettings(claim="a..b"), "up to 253 of a-z, 0-9 and inner - and .$"),
+        (lambda: KubernetesSettings(claim="a." * 126 + "bc"), "claim 'a.* is not a name"),
+        (lambda: KubernetesSettings(queue="a." * 31 + "bc"), "queue 'a.* is not a name .*: up to 63"),
         (lambda: KubernetesSettings(queue="x\ny: z"), "queue"),
         (lambda: KubernetesSettings(mlflow_secret="A"), "mlflow_secret 'A'"),
         (lambda: KubernetesSettings(image="bert"), "needs a tag, and not latest"),
@@ -388,6 +392,7 @@ def test_paths_of_arguments_are_checked_by_whom_knows_them():
         (lambda: KubernetesSettings(gpu="gpu"), "gpu 'gpu' is not a resource"),
         (lambda: EvalPods(wait_minutes=0), "wait_minutes must be positive"),
         (lambda: KubernetesSettings(environment={"A-B": "1"}), "environment: 'A-B'"),
+        (lambda: KubernetesSettings(environment={"A": "a\x7fb"}), "whose control characters kubectl does not read"),
         (lambda: KubernetesSettings(environment={"PET_NNODES": "1"}), "one that the job sets itself"),
         (lambda: KubernetesSettings(environment={"RUN": "1"}), "one that the job sets itself"),
         (lambda: KubernetesSettings(data_secret="A"), "data_secret 'A'"),
@@ -408,6 +413,8 @@ def test_paths_of_arguments_are_checked_by_whom_knows_them():
         (lambda: PretrainPods(wait_minutes=0), "nodes, grace_seconds and wait_minutes must be positive"),
         (lambda: PretrainPods(gpus=8, processes=4), "4 ranks on 8 GPUs"),
         (lambda: PretrainPods(node_selector={"a b": "c"}), "node_selector 'a b'='c'"),
+        (lambda: PretrainPods(node_selector={"a..b/c": "d"}), "node_selector 'a..b/c'='d'"),
+        (lambda: PretrainPods(node_selector={"a." * 126 + "bc/d": "e"}), "node_selector"),
         (lambda: PretrainPods(node_selector={"a": "b c"}), "node_selector 'a'='b c'"),
         (lambda: PretrainPods(cpu=0), "cpu must be positive"),
         (lambda: PretrainPods(gpus=-1), "gpus 0 or more"),
@@ -415,6 +422,7 @@ def test_paths_of_arguments_are_checked_by_whom_knows_them():
         (lambda: PreprocessPods(gpus=1), "no use for GPUs"),
         (lambda: PreprocessPods(task_managers=0), "task_managers must be positive"),
         (lambda: EvalPods(pods=0), "pods and wait_minutes must be positive"),
+        (lambda: EvalPods(pods=99999999999), "pods is more than 2147483647, the most that Kubernetes takes"),
         (lambda: Toleration("a", value="b"), "a value needs operator Equal"),
         (lambda: Toleration("a b"), "toleration 'a b'='' is not a valid taint"),
         (lambda: Toleration("a", "Equal", "b c"), "toleration 'a'='b c' is not a valid taint"),
@@ -429,6 +437,8 @@ def test_settings_that_clusters_take():
     digest = "sha256:" + "0" * 64
     for image in ("registry:5000/bert:1", f"registry:5000/bert@{digest}", f"registry:5000/bert:latest@{digest}"):
         KubernetesSettings(image=image, namespace="a" * 63, gpu="amd.com/gpu", mount_path="/data/shared")
+    KubernetesSettings(claim="data.nfs", queue="user.queue", mlflow_secret="a." * 126 + "b")
+    KubernetesSettings(environment={"A": "line\n\t서울 ~"})
     PretrainPods(memory="1Ti", node_selector={"gpu.example.com/kind": "H100_80.GB", "a": ""})
     Toleration("a", "Equal", "b", "NoExecute")
 

@@ -85,6 +85,12 @@ def test_a_damaged_list_of_crashes_ends_the_job_in_a_line(run, capsys):
     assert "crashes.jsonl: line 1 is damaged" in capsys.readouterr().err
 
 
+def test_a_line_of_something_else_among_the_crashes_is_no_crash(run):
+    run.job.mkdir()
+    (run.job / "crashes.jsonl").write_text('{"old": 1}\n')
+    assert main(["after", str(run.path), "--job", "7", "--exit-code", "1", "--crashes", "1"]) == 10
+
+
 def test_a_crash_that_can_not_be_written_down_ends_the_job_in_a_line(run, capsys):
     """As on a full disk, of which it may have crashed."""
     run.job.mkdir()
