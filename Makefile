@@ -74,17 +74,18 @@ lint: $(VENV)/.dev
 	mypy
 	lint-imports
 
-# Two tests at a time, or WORKERS: one alone leaves half of two cores idle. Each may take 2 GB of memory.
-test: lint
-	pytest -n $(or $(WORKERS),2) --dist loadfile -m "not (slow or flink or slurm or kubernetes)"
+# Two tests at a time, or WORKERS: one alone leaves half of two cores idle. Each may take 2 GB of memory. The longest files
+# begin first.
+LONGEST := $(addprefix tests/,cluster/test_slurm.py integration/test_flink.py integration/test_kill.py \
+	integration/test_whole_path.py trainer/test_fused.py)
+PYTEST := pytest -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder --durations=15 \
+	$(LONGEST) $(filter-out $(LONGEST),$(sort $(shell find tests -name 'test_*.py')))
 
-# The longest begin first.
-LONGEST := tests/cluster/test_slurm.py tests/integration/test_flink.py tests/integration/test_kill.py
+test: lint
+	$(PYTEST) -m "not (slow or flink or slurm or kubernetes)"
 
 test-cluster: $(VENV)/.dev
-	pytest -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder --durations=15 \
-		-m "slow or flink or slurm or kubernetes" \
-		$(LONGEST) $(filter-out $(LONGEST),$(sort $(shell find tests -name 'test_*.py')))
+	$(PYTEST) -m "slow or flink or slurm or kubernetes"
 
 # The quick form of each; their own --help tells the long ones. benchmarks/make_shards.py wants books of yours.
 bench: $(VENV)/.dev $(DEMO)/shards/manifest.json

@@ -457,6 +457,7 @@ def test_tags_of_html_are_told_and_stripped_as_the_documentation_shows(
         (["--sequence-lengths", "64,4"], "'4' is not a whole number of 8 or more"),
         (["--sequence-lengths", "64,,128"], "'' is not a whole number of 8 or more"),
         (["--duplicates", "40000"], "40000 is more than 32767, the most that is taken here"),
+        (["--train-vocab", "10000001"], "10000001 is more than 10000000, the most that is taken here"),
         (["--validation-fraction", "1"], "'1' is not a share"),
         (["--validation-fraction", "abc"], "'abc' is not a share: a number from 0 to less than 1"),
         (["--seed", "abc"], "'abc' is not a whole number of 0 or more"),
