@@ -523,6 +523,35 @@ def test_a_store_given_by_a_path_stays_where_it_is_wherever_commands_start(
     assert json.loads(run.tracking.read_text())["tracking_uri"] == f"sqlite:///{tmp_path / 'here.db'}"
 
 
+@pytest.mark.parametrize("name", ["w?x", "a%20b", "50 % ñ", "a#b@c"])
+def test_a_store_lies_beside_its_run_whatever_the_folder_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    run = RunDirectory(write_run(tmp_path / name / "demo"))
+    empty_store(run.path.parent / "mlflow.db")
+    run.set_outcome("done")
+    assert main(["sync", str(run.path)]) == 0
+    shown = re.search(r" at (.*) has steps", capsys.readouterr().out)[1]
+    assert_complete(run, shown, only_run(shown).info.run_id)
+    assert {path.name for path in run.path.parent.iterdir()} == {"demo", "mlflow.db", "mlflow.db.lock", "mlartifacts"}
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{shown}?timeout=30")
+    assert evaluation_store([tmp_path], tmp_path).tracking_uri == f"{shown}?timeout=30"
+
+
+def test_a_store_is_made_at_the_path_of_a_uri_with_a_query(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///a%3Fb.db?timeout=30")
+    prepare(run, "tests")
+    uri = json.loads(run.tracking.read_text())["tracking_uri"]
+    assert uri.endswith("%2Fa%3Fb.db?timeout=30")
+    assert_complete(run, uri, sync(run))
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"a?b.db", "a?b.db.lock"}
+
+
 def test_a_store_is_there_whole_or_not_at_all(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote, unquote
 
 import pydantic
 
@@ -77,14 +78,17 @@ def write_cursor(run: RunDirectory, cursor: Cursor) -> None:
 
 def default_tracking_uri(run: Path) -> str:
     """The one that was chosen, or an SQLite store beside the run directory."""
-    return chosen_tracking_uri() or f"sqlite:///{run.resolve().parent / 'mlflow.db'}"
+    return chosen_tracking_uri() or _uri_of(run.resolve().parent / "mlflow.db")
 
 
 def chosen_tracking_uri() -> str | None:
     """MLFLOW_TRACKING_URI; an SQLite store's path is made whole, since a run stays in it wherever commands start."""
     given = os.environ.get("MLFLOW_TRACKING_URI") or None
     database = database_of(given) if given else None
-    return f"sqlite:///{database.resolve()}" if database else given
+    if given is None or database is None:
+        return given
+    _, mark, query = given.partition("?")
+    return f"{_uri_of(database.resolve())}{mark}{query}"
 
 
 def tell_of_another_store(run: RunDirectory, cursor: Cursor) -> None:
@@ -121,7 +125,16 @@ def experiment_id(client: MlflowClient, name: str, tracking_uri: str) -> str:
 def database_of(tracking_uri: str) -> Path | None:
     """The file of an SQLite store; None for another kind."""
     path = tracking_uri.removeprefix("sqlite:///")
-    return Path(path) if path != tracking_uri else None
+    return Path(unquote(path.partition("?")[0])) if path != tracking_uri else None
+
+
+def _uri_of(database: Path) -> str:
+    """The URI of an SQLite store. SQLAlchemy reads the path in it up to a ``?``, and ``%25`` as ``%``.
+
+    Of a path with such marks the slashes are quoted too, or MLflow would make the folders that the URI seems to name.
+    """
+    path = str(database.absolute())
+    return f"sqlite:////{quote(path[1:], safe='') if {'%', '?'} & set(path) else path[1:]}"
 
 
 def is_refusal(error: MlflowException) -> bool:
@@ -164,7 +177,7 @@ def _create(database: Path) -> None:
     # Emptied, not deleted: after a try that found the disk full MLflow keeps its connection to that very file, and
     # would not see another. Of one that was killed SQLite removes the journal.
     unfinished.write_bytes(b"")
-    MlflowClient(f"sqlite:///{unfinished}").search_experiments(max_results=1)
+    MlflowClient(_uri_of(unfinished)).search_experiments(max_results=1)
     unfinished.replace(database)
 
 
