@@ -1,5 +1,6 @@
 """What a run directory says is in MLflow, once, whatever came between; and MLflow never holds up a training."""
 
+import errno
 import json
 import logging
 import re
@@ -597,13 +598,28 @@ def test_mistakes_end_with_one_line(
     assert main(["sync", str(long)]) == 2
     assert capsys.readouterr().err == f"error: {long / 'config.toml'}: File name too long\n"
     with room_for(0):
-        assert main(["sync", str(run.path)]) == 2
-    assert capsys.readouterr().err == f"error: {run.path}: File too large\n"
+        assert main(["sync", str(run.path)]) == 1
+    told = f"error: {run.tracking}: can't be read or written (File too large); try again later\n"
+    assert capsys.readouterr().err == told
     monkeypatch.setenv("MLFLOW_TRACKING_URI", NOBODY)
     assert main(["sync", str(run.path)]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"error: {NOBODY}: ")
     assert error.count("\n") == 1
+
+
+def test_a_run_is_a_run_when_another_process_is_in_the_way(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as one that writes mlflow.json at the same moment."""
+
+    def write(*_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(runs, "write_cursor", write)
+    assert main(["sync", str(run.path)]) == 1
+    told = f"error: {run.tracking}: can't be read or written (No such file or directory); try again later\n"
+    assert capsys.readouterr().err == told
 
 
 CURSOR = {"tracking_uri": NOBODY, "experiment": "tests", "run_id": "0" * 32, "steps": {}}

@@ -25,16 +25,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = RunDirectory(arguments.run)
     try:
         experiment = tomllib.loads(run.config.read_text(encoding="utf-8"))["tracking"]["experiment"]
-        prepare(run, experiment)  # for a run that trained with tracking.enabled=false
     except (FileNotFoundError, NotADirectoryError):
         tell_error(f"{run.path}: not a run directory (no {run.config.name})")
         return 2
     except OSError as error:
-        tell_error(f"{error.filename or run.path}: {error.strerror}")
+        tell_error(f"{run.config}: {error.strerror}")
         return 2
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         tell_error(f"{run.config}: damaged ({error})")
         return 2
+    try:
+        prepare(run, experiment)  # for a run that trained with tracking.enabled=false
+    except OSError as error:
+        tell_error(f"{run.tracking}: can't be read or written ({error.strerror}); try again later")
+        return 1
     before = 0
     with contextlib.suppress(ValueError):  # damaged, as sync tells
         before = _steps(run)
