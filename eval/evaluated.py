@@ -105,12 +105,12 @@ def find_results(folders: Iterable[Path]) -> Iterator[Path]:
     return iter(dict.fromkeys(found))
 
 
-def read_evaluations(files: Iterable[Path], known: Mapping[Path, str] | None = None) -> list[Evaluated]:
+def read_evaluations(files: Iterable[Path], others: Iterable[Path] = ()) -> list[Evaluated]:
     """Read results, sorted by run and step.
 
     Args:
         files: each a results.json.
-        known: runs that have a name already, by their directories.
+        others: directories of runs, as resolved, from which those of the results are to be told too.
 
     Raises:
         UsageError: one is damaged or of another version, or the recipe of its run is damaged.
@@ -118,7 +118,7 @@ def read_evaluations(files: Iterable[Path], known: Mapping[Path, str] | None = N
     found = {file: read_results(file) for file in files}
     runs = {file: run_directory(results["checkpoint"], file) for file, results in found.items()}
     settings = {run: settings_of(run) for run in set(runs.values())}
-    names = {**tell_apart(runs.values()), **(known or {})}
+    names = tell_apart([*others, *runs.values()])
     evaluations = [
         Evaluated(file, _as_trained(of_command, settings[run]), run, names[run], file.stat().st_mtime_ns)
         for (file, results), run in zip(found.items(), runs.values(), strict=True)
@@ -143,10 +143,11 @@ def _as_trained(results: dict[str, Any], settings: Mapping[str, Any]) -> dict[st
 
 
 def run_directory(checkpoint: Mapping[str, Any], file: Path) -> Path:
-    """The run that an evaluation is of, wherever it lies now; the export where another program wrote it.
+    """The run that an evaluation is of, wherever it lies now, resolved; the export where another program wrote it.
 
-    It is the run in which the results lie, or else the export: another one may have been begun under its old name,
-    which is what the export's lineage has.
+    It is the run among whose evaluations the results lie, or in which the export does: another one may have been begun
+    under its old name, which is what the export's lineage has. Where that one is gone, it is the run that the results
+    lie in elsewhere.
 
     Args:
         checkpoint: of results.
@@ -157,8 +158,11 @@ def run_directory(checkpoint: Mapping[str, Any], file: Path) -> Path:
         return file.parents[2]
     around = RunDirectory(export.parent.parent)
     if export.parent == around.exports and around.config.is_file():
-        return around.path
-    return Path(trained_in or export)
+        return around.path.resolve()
+    if trained_in and not Path(trained_in).is_dir():
+        moved = (folder for folder in (file.parent, file.parent.parent) if RunDirectory(folder).config.is_file())
+        return next(moved, Path(trained_in).resolve())
+    return Path(trained_in or export).resolve()
 
 
 def tracked_run(checkpoint: Mapping[str, Any], file: Path) -> Path:

@@ -36,7 +36,6 @@ from mlflow.types.schema import Array, ColSpec, DataType, Object, ParamSchema, P
 from eval.embeddings import K1, B, TermStatistics, count_terms, save_terms
 from eval.errors import UsageError
 from eval.evaluated import (
-    Evaluated,
     best_evaluation,
     enumerate_few,
     find_results,
@@ -163,7 +162,8 @@ def choose(run: RunDirectory, task: str, metric: str) -> Choice:
     """
     if not run.path.is_dir():
         raise UsageError(f"{run.path}: no such directory; give a run directory")
-    ours = [evaluated for evaluated in read_evaluations(find_results([run.path])) if _is_of(run, evaluated)]
+    found = read_evaluations(find_results([run.path]))
+    ours = [evaluated for evaluated in found if evaluated.directory == run.path.resolve()]  # others' may lie among them
     best, only_tried = best_evaluation(of_present_weights(ours)[0], task, metric)
     export = run.exports / best.export.name
     if not (export / WEIGHTS).is_file():
@@ -176,13 +176,6 @@ def choose(run: RunDirectory, task: str, metric: str) -> Choice:
     code = checkpoint["lineage"].get("code", {})  # which trained
     tags = tags_of(checkpoint, code_version=code.get("version"), code_commit=code.get("commit"))
     return Choice(export, tags | {"metric": f"{task}.{metric}", "figure": repr(figure)}, only_tried)
-
-
-def _is_of(run: RunDirectory, evaluated: Evaluated) -> bool:
-    """Whether an evaluation is of a run, whose results may lie among those of others; a run that is gone was moved."""
-    trained_in = evaluated.directory
-    moved = evaluated.results["checkpoint"]["lineage"].get("run") and not trained_in.is_dir()
-    return bool(moved) or trained_in.resolve() == run.path.resolve()
 
 
 def _with_source(store: Store, tags: dict[str, str]) -> Store:

@@ -20,6 +20,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ with needs("eval"):
     from preprocessing.terminal import show, tell_error
     from trainer.files import write_atomically
     from trainer.metrics import of_directory
+    from trainer.naming import tell_apart
     from trainer.paths import parse_path
 
 CURVES, SCORES, REPORT, PAGE = "curves.png", "scores.png", "report.md", "report.html"
@@ -73,8 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         runs = [history.run.path for history in histories]
         output = arguments.output or (runs or [arguments.results[0].parent])[0] / "report"
         check_output(output)
-        named = {history.run.path.resolve(): history.name for history in histories}
-        found = read_evaluations(arguments.results or find_results([output, *runs]), named)
+        directories = [run.resolve() for run in runs]
+        found = read_evaluations(arguments.results or find_results([output, *runs]), directories)
+        names = tell_apart([*directories, *(evaluated.directory for evaluated in found)])
+        histories = [replace(history, name=names[run]) for history, run in zip(histories, directories, strict=True)]
         evaluations, outdated = of_present_weights(found)
         exports = exports_of(evaluations)
     except (UsageError, OSError) as error:

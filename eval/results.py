@@ -51,6 +51,9 @@ FINAL = "final"  # in the place of a task, in the name of a folder: the tasks af
 _OF_A_COMMAND = ("shards", "data", "settings", "fine_tuning", "tasks", "code")
 
 
+_PathText = Annotated[str, pydantic.StringConstraints(pattern="^[^\0]*$")]  # which no path may have
+
+
 class _Finite(pydantic.BaseModel):
     """Python's JSON has NaN and infinity, which no figure is."""
 
@@ -118,7 +121,7 @@ class _TrainedBy(pydantic.BaseModel):
 class Lineage(pydantic.BaseModel):
     """What is relied on of an export's lineage; nothing is known where another program wrote it."""
 
-    run: str | None = None
+    run: _PathText | None = None
     step: Annotated[int, pydantic.Field(ge=0, lt=1 << 63)] | None = None  # as MLflow has room for
     manifest_blake2b: str | None = None
     shards_blake2b: list[str] | None = None
@@ -130,12 +133,12 @@ class Lineage(pydantic.BaseModel):
 class _Pretrained(pydantic.BaseModel):
     """What a task's model was learned from, see eval.models."""
 
-    path: str
+    path: _PathText
     lineage: Lineage
 
 
 class _Checkpoint(pydantic.BaseModel):
-    path: str
+    path: _PathText
     weights_blake2b: str
     lineage: Lineage
 

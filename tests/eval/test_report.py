@@ -90,8 +90,8 @@ def trained_by_nothing() -> dict[str, Any]:
     return RESULTS | {"checkpoint": checkpoint | {"lineage": checkpoint["lineage"] | {"code": 7}}}
 
 
-def of_weights(blake2b: str) -> dict[str, Any]:
-    return RESULTS | {"checkpoint": RESULTS["checkpoint"] | {"weights_blake2b": blake2b}}
+def of_export(**facts: str) -> dict[str, Any]:
+    return RESULTS | {"checkpoint": RESULTS["checkpoint"] | facts}
 
 
 def judged_by(metric: str | None) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def rows_of(text: str) -> dict[str, list[str]]:
 
 
 def test_report(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_results(tmp_path / "results.json", RESULTS)
+    write_results(tmp_path / "results.json", results(run, 60, INTRINSIC) | {"shards": SHARDS})
     write_evaluation(run, 60, rte=learned("accuracy", {}, accuracy=60.0))  # which was not asked for
     output = tmp_path / "new" / "report"
     assert main([str(run), "--output", str(output), "--results", str(tmp_path / "results.json")]) == 0
@@ -154,7 +154,7 @@ def test_report(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 )
 def test_results_are_found(run: Path, tmp_path: Path, place: str) -> None:
     (tmp_path / place).parent.mkdir(parents=True)
-    write_results(tmp_path / place, RESULTS)
+    write_results(tmp_path / place, RESULTS if run in (tmp_path / place).parents else results(run, 60, INTRINSIC))
     assert main([str(run), "--output", str(tmp_path / "output")]) == 0
     assert "Evaluation of demo" in (tmp_path / "output" / "report.md").read_text()
 
@@ -467,7 +467,8 @@ def test_curves_of_a_long_run_are_drawn_from_few_points_and_smoothed_over_all_st
         ("results.json", json.dumps(trained_by_nothing()), "checkpoint.lineage.code: Input should be"),
         ("results.json", json.dumps(valued(math.nan)), "tasks.nsp.metrics.accuracy.value: Input should be a finite"),
         ("results.json", json.dumps(valued(-math.inf)), "tasks.nsp.metrics.accuracy.value: Input should be a finite"),
-        ("results.json", json.dumps(of_weights("\ud800")), "results.json: not the results of an evaluation"),
+        ("results.json", json.dumps(of_export(weights_blake2b="\ud800")), "json: not the results of an evaluation"),
+        ("results.json", json.dumps(of_export(path="a\0b")), "checkpoint.path: String should match"),
         ("results.json", json.dumps(RESULTS | {"failed": {"\ud800": "x"}}), "json: not the results of an evaluation"),
         ("results.json", '{"format_version": 1, "shards": []}', "results.json: not the results of an evaluation"),
         ("results.json", json.dumps(judged_by("f1")), "selected by 'f1', which is none of its metrics"),
@@ -1039,7 +1040,10 @@ def test_evaluations_of_a_renamed_run_stay_its_own(run: Path, tmp_path: Path) ->
 
 
 def test_the_run_of_an_evaluation(tmp_path: Path) -> None:
-    """That of the results, of the export, of the lineage, in this order; a model of another program has none."""
+    """That of the results, of the export, of the lineage, in this order; a model of another program has none.
+
+    Results that lie elsewhere in a run are of that where the one that the lineage has is gone.
+    """
     run, other = write_run(tmp_path / "run"), write_run(tmp_path / "other")
     trained = {"path": str(run / "exports" / "step-7"), "lineage": {"run": "/gone"}}
     copied, foreign = trained | {"path": "/model"}, {"path": "/model", "lineage": {}}
@@ -1047,6 +1051,8 @@ def test_the_run_of_an_evaluation(tmp_path: Path) -> None:
     assert run_directory(trained, inside) == other
     assert run_directory(trained, outside) == run
     assert run_directory(copied, outside) == Path("/gone")
+    assert run_directory(copied, other / "results.json") == run_directory(copied, other / "tried" / "x.json") == other
+    assert run_directory(copied | {"lineage": {"run": str(run)}}, other / "results.json") == run
     assert run_directory(foreign, outside) == run_directory(foreign, inside) == Path("/model")
 
 
@@ -1091,6 +1097,33 @@ def test_a_run_has_one_name_in_curves_and_tables(tmp_path: Path, monkeypatch: py
     assert main([*runs, "--output", "output"]) == 0
     text = (tmp_path / "output" / "report.md").read_text()
     assert rows_after(text, "GLUE")["MRPC"]["seed1/large 60"] == "70.0"
+
+
+def test_a_run_is_told_from_others_of_its_name_that_only_results_are_of(tmp_path: Path) -> None:
+    run, other = write_run(tmp_path / "a" / "large", steps=60), write_run(tmp_path / "b" / "large", steps=60)
+    of_other = write_evaluation(other, 60, mrpc=learned("f1", {}, f1=70.0))
+    of_foreign = write_evaluation(tmp_path / "foreign", 60, mrpc=learned("f1", {}, f1=50.0))
+    foreign = {"path": str(tmp_path / "c" / "large"), "weights_blake2b": "c0de", "lineage": {}}
+    write_results(of_foreign, {**read_results(of_foreign), "checkpoint": foreign})
+    output = tmp_path / "output"
+    given = ["--results", str(of_other), "--results", str(of_foreign)]
+    assert main([str(run), *given, "--output", str(output)]) == 0
+    text = (output / "report.md").read_text()
+    assert text.startswith("# a/large\n")
+    assert rows_of(text)["a/large"][-1] == str(run)  # its origin
+    figures = rows_after(text, "GLUE")["MRPC"]
+    assert (figures["b/large 60"], figures["c/large"]) == ("70.0", "50.0")
+    assert not any(name.startswith("a/large") for name in figures)
+
+
+def test_a_run_behind_a_link_is_one_run(run: Path, tmp_path: Path) -> None:
+    """Of which the lineage has the path as it was when it was trained."""
+    (tmp_path / "link").symlink_to(run.parent)
+    output = tmp_path / "output"
+    output.mkdir()
+    write_results(output / "results.json", results(tmp_path / "link" / run.name, 60, {"mlm": INTRINSIC["mlm"]}))
+    assert main([str(run), "--output", str(output)]) == 0
+    assert f"## Evaluation of {run.name} step-000060\n" in (output / "report.md").read_text()
 
 
 def test_results_are_found_once_whatever_leads_to_them(run: Path, tmp_path: Path) -> None:
