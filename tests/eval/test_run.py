@@ -558,7 +558,7 @@ def tracked(export: Path) -> str:
     directory = RunDirectory(export.parent.parent)
     directory.set_outcome("done")
     tracking.prepare(directory, "tests")
-    return tracking.sync(directory, ended="FINISHED")
+    return tracking.sync(directory, status="FINISHED")
 
 
 def only_other(store: str, experiment: str, *known: str):
@@ -627,7 +627,7 @@ def test_while_the_run_trains_its_own_writer_takes_the_evaluation(
     directory.set_outcome(None)
     assert run(export, tmp_path / "results", None, tasks="fill_mask", track=True) == 0
     assert "by the training's own writer: it waits in " in capsys.readouterr().out
-    assert tracking.sync(directory, ended="FINISHED") == parent
+    assert tracking.sync(directory, status="FINISHED") == parent
     assert only_other(store, "tests", parent).info.run_name == f"eval step-{STEP:06d}"
 
 

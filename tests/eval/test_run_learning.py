@@ -1130,7 +1130,7 @@ def test_what_is_learned_on_from_a_task_s_model_belongs_to_the_run(
     trained = RunDirectory(export.parents[1])
     trained.set_outcome("done")
     tracking.prepare(trained, "tests")
-    parent = tracking.sync(trained, ended="FINISHED")
+    parent = tracking.sync(trained, status="FINISHED")
     write_mrpc(write_stsb(data))
 
     def evaluate(checkpoint: Path, task: str) -> Path:

@@ -472,7 +472,7 @@ def test_an_evaluation_that_waits_is_told_of_once_and_costs_a_training_nothing(
     with Tracker(run, "tests", system_metrics=True):
         wait_for(lambda: len(asked) > 4)
     assert begun == ["id"]
-    assert [running for _, _, running in asked[:4]] == [True, False, False, False]
+    assert [status for _, status in asked[:4]] == ["RUNNING", None, None, None]
     assert caplog.messages[0] == "MLflow: 1.json waits: no permission; will try again"
     assert len(caplog.messages) == 2
     assert "MLflow has not received everything" in caplog.messages[1]
@@ -620,6 +620,21 @@ def test_a_run_is_a_run_when_another_process_is_in_the_way(
     assert main(["sync", str(run.path)]) == 1
     told = f"error: {run.tracking}: can't be read or written (No such file or directory); try again later\n"
     assert capsys.readouterr().err == told
+
+
+def test_a_line_that_mlflow_refuses_is_told_with_its_file(
+    run: RunDirectory, store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append_line(run.metrics, metrics(4) | {"a+b": 1.0})
+    assert main(["sync", str(run.path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {run.metrics}: of steps 1 to 4 MLflow refuses a line (")
+    assert "a+b" in error
+    assert error.endswith("); mend or delete it\n")
+    assert error.count("\n") == 1
+    MlflowClient(store).delete_run(only_run(store).info.run_id)
+    assert main(["sync", str(run.path)]) == 2
+    assert "was deleted there" in capsys.readouterr().err
 
 
 CURSOR = {"tracking_uri": NOBODY, "experiment": "tests", "run_id": "0" * 32, "steps": {}}
@@ -898,6 +913,9 @@ def test_a_training_that_runs_is_running_whoever_carries_it_over(run: RunDirecto
         assert only_run(store).info.status == "RUNNING"
     assert main(["sync", str(run.path)]) == 0  # it was killed
     assert only_run(store).info.status == "FAILED"
+    with hold_run(run):  # and goes on
+        assert main(["sync", str(run.path)]) == 0
+        assert only_run(store).info.status == "RUNNING"
 
 
 def test_a_training_that_fails_has_failed_in_mlflow(run: RunDirectory, store: str) -> None:

@@ -13,10 +13,10 @@ Without MLFLOW_TRACKING_URI the store is an SQLite file beside the run directory
 """
 
 from trainer.tracking.evaluations import Store, WaitingError, evaluation_store, log_evaluation
-from trainer.tracking.runs import Tracker, prepare, status_of, sync
+from trainer.tracking.runs import RefusedError, Tracker, prepare, status_of, sync
 from trainer.tracking.store import LostRunError
 
 __all__ = [
-    "LostRunError", "Store", "Tracker", "WaitingError", "evaluation_store", "log_evaluation", "prepare", "status_of",
-    "sync",
+    "LostRunError", "RefusedError", "Store", "Tracker", "WaitingError", "evaluation_store", "log_evaluation", "prepare",
+    "status_of", "sync",
 ]  # fmt: skip

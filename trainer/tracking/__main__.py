@@ -12,8 +12,8 @@ from preprocessing.terminal import tell_error
 from trainer.credentials import without_credentials
 from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
-from trainer.tracking import LostRunError, WaitingError, prepare, status_of, sync
-from trainer.tracking.store import first_line, read_cursor
+from trainer.tracking import LostRunError, RefusedError, WaitingError, prepare, status_of, sync
+from trainer.tracking.store import read_cursor, what_failed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,16 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         before = _steps(run)
     try:
         run_id = sync(run, status_of(run))
-    except LostRunError as error:
+    except (LostRunError, RefusedError) as error:
         tell_error(error)
         return 2
     except WaitingError as error:
         tell_error(f"{error}; try again later")
         return 1
     except Exception as error:  # MLflow raises its own, its database's and its HTTP client's
-        store = without_credentials(read_cursor(run).tracking_uri)
-        tell_error(f"{store}: {first_line(error)}; try again later")
-        return 1
+        told, code = what_failed(error, read_cursor(run).tracking_uri)
+        tell_error(told)
+        return code
     now = _steps(run)
     added = f", up to {before} as before" if 0 < before < now else " as before" if before == now else ""
     steps = f"steps up to {now}{added}" if now else "no steps yet"

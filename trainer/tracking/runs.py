@@ -34,6 +34,7 @@ from trainer.tracking.store import (
     experiment_id,
     first_line,
     is_lost,
+    is_refusal,
     one_writer,
     read_cursor,
     tell_of_another_store,
@@ -46,43 +47,47 @@ _LONGEST_VALUE = 6000  # characters that a parameter may have in MLflow
 _INTERVAL = 5.0  # seconds between two looks at metrics.jsonl
 _PATIENCE = 60.0  # seconds that a finished training waits for its tracker
 
-Ended = Literal["FINISHED", "FAILED"]
+Status = Literal["RUNNING", "FINISHED", "FAILED"]
 
 _log = logging.getLogger(__name__)
 
 
-def sync(run: RunDirectory, ended: Ended | None = None, running: bool = False) -> str:
+class RefusedError(RuntimeError):
+    """MLflow does not take what a file of the run has. The message names it; trying again is in vain."""
+
+
+def sync(run: RunDirectory, status: Status | None = None) -> str:
     """Carry over to MLflow what it does not have yet: the steps, and evaluations that wait.
 
     Args:
         run: the run directory.
-        ended: close the MLflow run, with this status.
-        running: open it again, for the training goes on.
+        status: of the MLflow run from now on: "RUNNING" opens it again, the others close it; None leaves it as it is.
 
     Returns:
         The id of the MLflow run.
 
     Raises:
         LostRunError: the run was deleted there, or the file that names it is damaged. Trying again is in vain.
+        RefusedError: the store is there, and does not take a line of metrics.
         WaitingError: an evaluation goes on waiting; everything else is there.
     """
     with one_writer(_destination(run).tracking_uri, run.path):
         try:
             cursor = _open(run)
             client = MlflowClient(cursor.tracking_uri)
-            if running:
-                client.update_run(cursor.run_id, "RUNNING")
+            if status == "RUNNING":
+                client.update_run(cursor.run_id, status)
             _carry_over_steps(run, cursor, client)
-            if ended:
-                _close(run, cursor, client, ended)
+            if status in ("FINISHED", "FAILED"):
+                _close(run, cursor, client, status)
             carry_over_pending(run, cursor)  # last: whatever is in the way of one, the training is there
-        except MlflowException as error:
+        except (MlflowException, RefusedError) as error:
             _raise_if_lost(run, error)
             raise
     return cursor.run_id
 
 
-def _raise_if_lost(run: RunDirectory, error: MlflowException) -> None:
+def _raise_if_lost(run: RunDirectory, error: Exception) -> None:
     """Tell an error that will come again, for the run is gone, from a store that is away."""
     cursor = read_cursor(run)
     if not cursor.run_id:
@@ -94,10 +99,10 @@ def _raise_if_lost(run: RunDirectory, error: MlflowException) -> None:
         ) from error
 
 
-def status_of(run: RunDirectory) -> Ended | None:
-    """How MLflow says that a training has ended, by crashing where it left no outcome; None while it runs."""
+def status_of(run: RunDirectory) -> Status:
+    """How MLflow says that a training is; it crashed where it left no outcome and no trainer holds its directory."""
     if run.ending is None:
-        return None if is_held(run) else "FAILED"
+        return "RUNNING" if is_held(run) else "FAILED"
     return "FAILED" if run.ending == "failed" else "FINISHED"
 
 
@@ -106,17 +111,27 @@ def _carry_over_steps(run: RunDirectory, cursor: Cursor, client: MlflowClient) -
     for path, prefix, every_nth in ((run.metrics, "", every), (run.validation_metrics, "validation_", 1)):
         for lines, last in _chunks(path, cursor.steps.get(path.name, 0), every_nth):
             if lines:
-                client.log_batch(cursor.run_id, metrics=_metrics(lines, prefix))
+                _log_lines(path, lines, prefix, cursor, client)
             cursor.steps[path.name] = last
             write_cursor(run, cursor)
 
 
-def _close(run: RunDirectory, cursor: Cursor, client: MlflowClient, ended: Ended) -> None:
+def _log_lines(path: Path, lines: Sequence[_Line], prefix: str, cursor: Cursor, client: MlflowClient) -> None:
+    try:
+        client.log_batch(cursor.run_id, metrics=_metrics(lines, prefix))
+    except MlflowException as error:
+        if not is_refusal(error):
+            raise
+        where = f"{path}: of steps {lines[0].step} to {lines[-1].step}"
+        raise RefusedError(f"{where} MLflow refuses a line ({first_line(error)}); mend or delete it") from error
+
+
+def _close(run: RunDirectory, cursor: Cursor, client: MlflowClient, status: Status) -> None:
     files = (run.config, run.deepspeed_config, run.manifest, run.code, run.code_changes, run.initial_weights)
     for file in files:
         if file.exists():
             client.log_artifact(cursor.run_id, str(file), "run")
-    client.set_terminated(cursor.run_id, ended)
+    client.set_terminated(cursor.run_id, status)
 
 
 class Tracker:
@@ -135,7 +150,7 @@ class Tracker:
         self._patience = patience
         self._system_metrics = system_metrics
         self._done = threading.Event()
-        self._ended: Ended | None = None
+        self._ended: Status | None = None
         self._finished = False
         self._lost = False
         self._problem = ""  # the last try's
@@ -164,7 +179,7 @@ class Tracker:
         monitor = None
         told = False  # MLflow, that the training goes on
         while not self._done.wait(_INTERVAL) and not self._lost:
-            run_id = self._try_sync(running=not told)
+            run_id = self._try_sync(None if told else "RUNNING")
             told = told or run_id is not None
             if run_id and monitor is None and self._system_metrics:
                 monitor = self._try_monitor(run_id)
@@ -173,10 +188,10 @@ class Tracker:
             monitor.finish()
         self._finished = not self._lost and self._try_sync(self._ended) is not None and not self._problem
 
-    def _try_sync(self, ended: Ended | None = None, running: bool = False) -> str | None:
+    def _try_sync(self, status: Status | None) -> str | None:
         run_id, problem = None, ""
         try:
-            run_id = sync(self._run, ended, running)
+            run_id = sync(self._run, status)
         except LostRunError as error:
             self._lost = True
             _log.warning("MLflow: %s", error)

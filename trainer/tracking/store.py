@@ -186,3 +186,13 @@ def first_line(error: Exception) -> str:
     if isinstance(error, pydantic.ValidationError):
         return first_problem(error)
     return without_credentials(str(error).splitlines()[0]) if str(error) else type(error).__name__
+
+
+def what_failed(error: Exception, tracking_uri: str) -> tuple[str, int]:
+    """What to tell of an error of a store, in a line, and a command's exit code: 1 where to try again helps, or 2."""
+    told = f"{without_credentials(tracking_uri)}: {first_line(error)}"
+    if isinstance(error, ImportError):  # of its database
+        return f"{told}; install that, or choose another MLFLOW_TRACKING_URI", 2
+    if isinstance(error, MlflowException) and is_refusal(error):
+        return told, 2
+    return f"{told}; try again later", 1
