@@ -23,13 +23,11 @@ from typing import Any, NamedTuple
 
 from preprocessing.command_line import OneLineParser
 from trainer.tracking import Store, evaluation_store
-from trainer.tracking.store import experiment_id, first_line, one_writer
+from trainer.tracking.store import experiment_id, one_writer, what_failed
 
 # isort: split
 import mlflow  # after trainer.tracking, which says how patient it is and that it reports to nobody
-from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
-from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, ErrorCode
 from mlflow.tracking import MlflowClient
 from mlflow.types.schema import Array, ColSpec, DataType, Object, ParamSchema, ParamSpec, Property, Schema
 
@@ -209,6 +207,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             names, figure = enumerate_few([export.name for export in chosen.only_tried]), chosen.tags["metric"]
             print(f"note: left out, with {figure} of trials alone (--limit, fewer samples): {names}", file=sys.stderr)
         store = evaluation_store([run.path], run.path)
+    except (UsageError, OSError) as error:
+        tell_error(error)
+        return 2
+    try:
         with hold_export(chosen.export):
             pretrained = load_pretrained(chosen.export)
             terms = None
@@ -217,16 +219,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             with one_writer(store.tracking_uri, run.path):
                 store = _with_source(store, chosen.tags)
                 version = register(store, chosen.export, pretrained, arguments.name, chosen.tags, terms)
-    except MlflowException as error:
-        if error.error_code == ErrorCode.Name(INVALID_PARAMETER_VALUE):
-            tell_error(first_line(error))
-            return 2
-        where = without_credentials(store.tracking_uri)
-        tell_error(f"{where}: {first_line(error)}; try again later")
-        return 1
     except (CheckpointError, UsageError, OSError) as error:
         tell_error(error)
         return 2
+    except Exception as error:  # MLflow raises its own, its database's and its HTTP client's
+        told, code = what_failed(error, store.tracking_uri)
+        tell_error(told)
+        return code
     uri = without_credentials(store.tracking_uri)
     show(
         f"{chosen.export} is version {version} of {arguments.name} in {uri}; to serve it:\n"

@@ -373,9 +373,10 @@ def test_mistakes_end_with_one_line(run: RunDirectory, tmp_path: Path, capsys: p
     [
         ("http://127.0.0.1:1", 1, "http://127.0.0.1:1: "),
         ("http://user:pass@word@127.0.0.1:1", 1, "http://127.0.0.1:1: "),
+        ("postgresql://user:pass@word@host/name", 2, "postgresql://host/name: No module named 'psycopg"),
         ("postgresql://user:pass@word@host:port/name", 2, "MLFLOW_TRACKING_URI is not the address of a store ("),
     ],
-    ids=["a server that is away", "with credentials", "no address"],
+    ids=["a server that is away", "with credentials", "a database without its driver", "no address"],
 )
 def test_a_store_that_is_not_reached(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
@@ -388,6 +389,15 @@ def test_a_store_that_is_not_reached(
     assert error.startswith(f"error: {told}")
     assert error.count("\n") == 1
     assert not any(secret in error for secret in ("user", "pass", "word@"))
+
+
+def test_a_store_that_is_damaged(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    (run.path.parent / "mlflow.db").write_bytes(b"no database" * 1000)
+    assert main([str(run.path), "--metric", "mrpc.f1"]) == 1
+    error = capsys.readouterr().err
+    assert "file is not a database" in error
+    assert error.endswith("; try again later\n")
+    assert error.count("\n") == 1
 
 
 def free_port() -> int:
