@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from preprocessing.terminal import in_line
+
 # What would be an escape, code, emphasis, a link or picture, HTML or an address, or an entity.
 _MARKS = re.compile(
     r"""\\(?=[!-/:-@\[-`{-~])|`|\*(?=\S)|(?<=\S)\*|(?<![^\W_])_(?=\S)|(?<=\S)_(?![^\W_])|(?<=\])\("""
@@ -13,8 +15,8 @@ _MARKS = re.compile(
 
 
 def plain(text: str) -> str:
-    """Markdown, of a line, that shows a text as it is: a backslash goes before what would be read as a mark."""
-    return _MARKS.sub(r"\\\g<0>", text)
+    """Markdown that shows a text as it is, in a line: a backslash goes before what would be read as a mark."""
+    return _MARKS.sub(r"\\\g<0>", in_line(text))
 
 
 def markdown_table(rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:

@@ -1273,7 +1273,8 @@ def test_texts_show_as_they_are(shown: str) -> None:
 def test_names_and_texts_from_outside_are_no_markdown(tmp_path: Path) -> None:
     run = write_run(tmp_path / "runs" / "*b*", steps=60)
     picture = {"sentence": "![q](http://x/y.png) [MASK]", "masks": [[{"token": "`", "probability": 0.5}]]}
-    write_evaluation(run, 60, fill_mask=task({"sentences": [picture]}))
+    file = write_evaluation(run, 60, fill_mask=task({"sentences": [picture]}))
+    write_results(file, read_results(file) | {"failed": {"rte": "no file\n\n# A heading"}})
     assert main([str(run), "--output", str(tmp_path / "output")]) == 0
     page = (tmp_path / "output" / "report.html").read_text(encoding="utf-8")
     assert "<title>*b*</title>" in page
@@ -1282,6 +1283,8 @@ def test_names_and_texts_from_outside_are_no_markdown(tmp_path: Path) -> None:
     assert "<td>![q](http://x/y.png) [MASK]</td>" in page
     assert "<td>` 50</td>" in page
     assert page.count("<img") == 1  # the curves
+    assert page.count("<h1") == 1
+    assert "Failed: rte: no file\\n\\n# A heading</p>" in page
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ def test_a_table() -> None:
         ("</b> <!-- <? &#60;", "\\</b> \\<!-- \\<? \\&#60;"),
         ("a\\*", "a\\\\\\*"),
         ("a\\~", "a\\\\~"),
+        ("a\n\n# b\x1b[2J", "a\\n\\n# b\\x1b[2J"),
     ],
 )
 def test_what_would_be_read_as_a_mark_is_escaped(text: str, markdown: str) -> None:
