@@ -6,7 +6,7 @@
 
 Alone it checks one node. As ranks, of torchrun, SLURM or anything that sets RANK, WORLD_SIZE, MASTER_ADDR and
 MASTER_PORT, it checks each node and what is between them, and the first rank prints it all. Exit code: 0, 1 where
-something is wrong, 2 for a mistake in how this was called.
+something is wrong, 2 for a mistake in how this was called, or where its findings can't be printed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cluster.checkup.peers import UsageError, check_names, check_peers, collect,
 from cluster.checkup.speed import judge_speeds, measure_speeds
 from cluster.checkup.storage import check_space, check_writing
 from preprocessing.command_line import OneLineParser
-from preprocessing.terminal import show, tell_error
+from preprocessing.terminal import print_result, tell_error
 from trainer.paths import parse_path
 
 NEED_GB = 50.0  # of a run, where nothing is said
@@ -44,9 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     prints = launch is None or launch["LOCAL_RANK"] == "0"
     if launch is not None and not any(finding.check == "names" and finding.state == "wrong" for finding in found):
         placed, prints = _check_together(arguments, launch, found)
-    if prints:
-        _print(placed, arguments.json)
-    return int(any(finding.state == "wrong" for _, finding in placed))
+    lost = _print(placed, arguments.json) if prints else 0
+    return lost or int(any(finding.state == "wrong" for _, finding in placed))
 
 
 def _check_alone(arguments: argparse.Namespace, launch: Mapping[str, str] | None) -> Iterator[Finding]:
@@ -81,13 +80,12 @@ def _check_together(
         return [(socket.gethostname(), finding) for finding in found], launch["LOCAL_RANK"] == "0"
 
 
-def _print(placed: Sequence[Placed], as_json: bool) -> None:
+def _print(placed: Sequence[Placed], as_json: bool) -> int:
     if as_json:
         rows = [{"host": host, **dataclasses.asdict(finding)} for host, finding in placed]
-        show(json.dumps(rows, indent=2))
-        return
+        return print_result(json.dumps(rows, indent=2))
     well = {finding.state for _, finding in placed} == {"ok"}
-    show("\n".join([*table(placed), *(["All is well."] if well else [])]))
+    return print_result("\n".join([*table(placed), *(["All is well."] if well else [])]))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -27,7 +27,7 @@ from cluster.planning.plans import Assumptions, Cluster
 from cluster.planning.report import calibration, report
 from cluster.planning.sharding import Sharding, read_sharding
 from preprocessing.command_line import OneLineParser, whole_number
-from preprocessing.terminal import show, tell_error
+from preprocessing.terminal import print_result, tell_error
 from trainer.config import Recipe, load_recipe
 from trainer.deepspeed_config import resolve_deepspeed
 from trainer.initial_model import given_model
@@ -39,20 +39,17 @@ EFFICIENCY, EFFICIENCY_SOURCE = 0.45, "assumed; NVIDIA's on an A100, see --calib
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a plan; the exit code is 2 for a mistake in what was asked for."""
+    """Print a plan; the exit code is 0, or 2 for a mistake in what was asked for."""
     arguments = _parse(argv)
     try:
-        if arguments.calibration:
-            show("\n".join(calibration()))
-        else:
-            _plan(arguments)
+        text = "\n".join(calibration()) if arguments.calibration else _plan(arguments)
     except ConfigError as error:
         tell_error(error)
         return 2
-    return 0
+    return print_result(text)
 
 
-def _plan(arguments: argparse.Namespace) -> None:
+def _plan(arguments: argparse.Namespace) -> str:
     path = _recipe_path(arguments.recipe)
     model = given_model(arguments.init_from) if arguments.init_from else None
     recipe = load_recipe(path, arguments.settings, model)
@@ -71,10 +68,9 @@ def _plan(arguments: argparse.Namespace) -> None:
     if arguments.json:
         whole = {"recipe": path.stem, "hours": plan.hours, "gpu_hours": plan.gpu_hours, "cost": plan.cost}
         phases = [{**dataclasses.asdict(phase), "rate": phase.rate, "hours": phase.hours} for phase in plan.phases]
-        show(json.dumps({**whole, **dataclasses.asdict(plan), "phases": phases, "scaling": others}, indent=2))
-    else:
-        source = EFFICIENCY_SOURCE if arguments.efficiency is None else "as given"
-        show("\n".join(report(path.stem, plan, source, others)))
+        return json.dumps({**whole, **dataclasses.asdict(plan), "phases": phases, "scaling": others}, indent=2)
+    source = EFFICIENCY_SOURCE if arguments.efficiency is None else "as given"
+    return "\n".join(report(path.stem, plan, source, others))
 
 
 def _recipe_path(name: str) -> Path:

@@ -15,7 +15,6 @@ import argparse
 import itertools
 import json
 import math
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +37,7 @@ from eval.readers.glue import GLUE
 from eval.readers.tables import TextTable
 from eval.squad_metrics import Scores, korquad, squad_v1, squad_v2
 from preprocessing.command_line import OneLineParser
-from preprocessing.terminal import tell_error
+from preprocessing.terminal import print_result, tell_error
 from trainer.paths import parse_path
 
 Scheme = Literal["conlleval", "IOB1", "IOB2"]
@@ -166,19 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, OSError) as error:
         tell_error(error)
         return 2
-    return _print(json.dumps(scores, indent=2))
-
-
-def _print(text: str) -> int:
-    """Print what is the program's whole work; the exit code is 2 where it is lost, but not where nobody reads on."""
-    try:
-        print(text, flush=True)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails once more at its end
-        if not isinstance(error, BrokenPipeError):
-            tell_error(f"standard output: {error.strerror}; send it elsewhere")
-            return 2
-    return 0
+    return print_result(json.dumps(scores, indent=2))
 
 
 def _score_answers(arguments: argparse.Namespace) -> Scores:

@@ -38,7 +38,7 @@ with needs("eval"):
     from eval.tasks.own import SUFFIX
     from preprocessing.command_line import OneLineParser, whole_number
     from preprocessing.markdown import markdown_table
-    from preprocessing.terminal import show, tell_error
+    from preprocessing.terminal import print_result, tell_error
     from trainer.paths import parse_path
 
 _FEWEST = 100  # resamples
@@ -135,8 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if own and wanted is None:
         are = "are" if len(own) > 1 else "is"
         print(f"note: {', '.join(own)} {are} in both and left out; {_by_file(own, pairs)}", file=sys.stderr)
-    show(_json(rows, arguments) if arguments.json else "\n".join(_report(rows, arguments)))
-    return 0
+    return print_result(_json(rows, arguments) if arguments.json else "\n".join(_report(rows, arguments)))
 
 
 def _tasks(wanted: Sequence[str] | None, own: Sequence[str]) -> list[FineTuned]:

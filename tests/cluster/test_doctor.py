@@ -648,6 +648,12 @@ def test_only_what_is_wrong_fails_and_all_is_well_where_all_is(monkeypatch, caps
     assert bool(found[0].advice) == (state != "ok")
 
 
+def test_findings_that_find_no_room_are_a_failure(monkeypatch):
+    monkeypatch.setattr("cluster.doctor.check_node", lambda _: [])
+    monkeypatch.setattr("cluster.doctor.print_result", lambda _: 2)
+    assert main([]) == main(["--json"]) == 2
+
+
 def test_equal_findings_of_several_hosts_are_one_row():
     fine, bad = Finding("stack", "ok", "8 MiB"), Finding("stack", "wrong", "1 MiB", "Set more.")
     placed = [*((f"node{i}", fine) for i in range(6)), ("node6", bad), ("node6", bad)]

@@ -1,6 +1,8 @@
 """python -m cluster.plan: what it prints, and what it refuses."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -220,6 +222,12 @@ def test_checkpointing_takes_longer_and_holds_more():
     launching = [plan(recipe, gpu="a100-40", launch=1.0, stage=1).phases[0] for recipe in (LAMB, again)]
     seconds = [phase.step.compute / phase.accumulation for phase in launching]
     assert 1.3 * seconds[0] < seconds[1] < 1.4 * seconds[0]  # all but the embeddings and heads
+
+
+def test_a_plan_that_finds_no_room_is_a_failure():
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "cluster.plan", "--calibration"]
+        assert subprocess.run(command, stdout=full, stderr=subprocess.DEVNULL).returncode == 2
 
 
 def test_report(capsys, tmp_path):

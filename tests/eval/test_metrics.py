@@ -2,10 +2,10 @@
 
 import json
 import math
-import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -656,23 +656,11 @@ def test_two_predictions_of_one_example(tmp_path, capsys):
     assert refusal(capsys, "glue", "RTE", data, twice) == f"{twice}: index 3 has 2 predictions; give one"
 
 
-@pytest.mark.parametrize(
-    ("reader", "code", "told"),
-    [("full", 2, "error: standard output: No space left on device; send it elsewhere\n"), ("gone", 0, "")],
-)
-def test_scores_that_nobody_gets(tmp_path, reader, code, told):
-    """A full disk is a failure; a pipe whose reader has gone, as of `| true`, is none."""
+def test_scores_that_find_no_room_are_a_failure(tmp_path):
     data = squad_file(tmp_path / "dev.json", a=["x"])
     command = [sys.executable, "-m", "eval.metrics", "squad_v1", data, json_file(tmp_path / "right.json", {"a": "x"})]
-    if reader == "full":
-        out = os.open("/dev/full", os.O_WRONLY)
-    else:
-        gone, out = os.pipe()
-        os.close(gone)
-    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, env=buffered)
-    os.close(out)
-    assert (done.returncode, done.stderr) == (code, told)
+    with Path("/dev/full").open("w") as full:
+        assert subprocess.run(command, stdout=full, stderr=subprocess.DEVNULL).returncode == 2
 
 
 def test_the_command(tmp_path):

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import shutil
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,6 +141,13 @@ def test_the_table_has_a_row_for_each_and_says_what_it_can_not_tell(
     assert "say nothing of what another seed would" in told
     assert "Holm" in told
     assert [_p(p) for p in (0.25, 0.005, 0.001, 0.00042)] == ["0.250", "0.005", "0.001", "4.2e-04"]
+
+
+def test_a_comparison_that_finds_no_room_is_a_failure(evaluated: tuple[Path, Path]) -> None:
+    command = [sys.executable, "-m", "eval.significance", *map(str, evaluated), "--tasks", "mrpc", *FEW]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: standard output: No space left on device; send it elsewhere\n")
 
 
 def test_a_task_of_the_user_s_own_is_compared_where_its_file_is_given(

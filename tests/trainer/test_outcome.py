@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,15 @@ def test_the_command_s_exit_code_is_that_of_the_word(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout) == (10, "requeue\n")
     assert done.stderr == f"{tmp_path}: asked to stop after step 7\n"
+
+
+def test_a_word_that_finds_no_room_is_none(tmp_path):
+    """A script may go by what it finds there."""
+    RunDirectory(tmp_path).set_outcome("done")
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "trainer.outcome", str(tmp_path)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (2, "error: standard output: No space left on device; send it elsewhere\n")
 
 
 @pytest.mark.parametrize("text", ["", "fine\n", "don"])
