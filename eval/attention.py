@@ -37,7 +37,7 @@ with needs("eval"):
     from eval.pretrained import load_pretrained, pack
     from preprocessing.command_line import OneLineParser
     from preprocessing.figures import FONTS
-    from preprocessing.terminal import show, tell_error
+    from preprocessing.terminal import in_line, show, tell_error
     from trainer.files import write_atomically
     from trainer.leases import hold_export
     from trainer.model import BertModel, Layer
@@ -175,10 +175,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         output, *files = map(_replaceable, (arguments.output, *named))
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output, page)
-        show(str(arguments.output))
+        show(in_line(str(arguments.output)))
         for (layer, head), file, name in zip(arguments.png, files, named, strict=True):
             save_picture(draw_head(shown, layer, head), file)
-            show(str(name))
+            show(in_line(str(name)))
     except (CheckpointError, UsageError) as error:
         tell_error(error)
         return 2

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from preprocessing.terminal import in_line
 from trainer.files import write_atomically
 
 _DPI = 150
@@ -24,7 +25,7 @@ def save_picture(figure: Figure, path: Path) -> None:
     write_atomically(path, content.getvalue())
     if characters := {int(found[1]) for each in told if (found := re.match(r"Glyph (\d+)", str(each.message)))}:
         print(
-            f"note: {path}: no font here has {len(characters)} of its characters, such as {chr(min(characters))!r}; "
-            "install the script's, such as Noto Sans CJK",
+            f"note: {in_line(str(path))}: no font here has {len(characters)} of its characters, such as "
+            f"{chr(min(characters))!r}; install the script's, such as Noto Sans CJK",
             file=sys.stderr,
         )

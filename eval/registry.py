@@ -45,7 +45,7 @@ from eval.readers.files import read_lines
 from eval.results import tags_of
 from eval.serving import EXPORT, TERMS
 from preprocessing.schema import checksum
-from preprocessing.terminal import show, tell_error
+from preprocessing.terminal import in_line, show, tell_error
 from trainer.credentials import without_credentials
 from trainer.hugging_face import WEIGHTS
 from trainer.leases import hold_export
@@ -205,7 +205,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = choose(run, *arguments.metric)
         if chosen.only_tried:
             names, figure = enumerate_few([export.name for export in chosen.only_tried]), chosen.tags["metric"]
-            print(f"note: left out, with {figure} of trials alone (--limit, fewer samples): {names}", file=sys.stderr)
+            note = f"note: left out, with {figure} of trials alone (--limit, fewer samples): {names}"
+            print(in_line(note), file=sys.stderr)
         store = evaluation_store([run.path], run.path)
     except (UsageError, OSError) as error:
         tell_error(error)
@@ -227,11 +228,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell_error(told)
         return code
     uri = without_credentials(store.tracking_uri)
-    show(
-        f"{chosen.export} is version {version} of {arguments.name} in {uri}; to serve it:\n"
-        f"MLFLOW_TRACKING_URI={shlex.quote(uri)} mlflow models serve --env-manager local \\\n"
-        f"    --model-uri {shlex.quote(f'models:/{arguments.name}/{version}')}"
-    )
+    shown = [
+        f"{chosen.export} is version {version} of {arguments.name} in {uri}; to serve it:",
+        f"MLFLOW_TRACKING_URI={shlex.quote(uri)} mlflow models serve --env-manager local \\",
+        f"    --model-uri {shlex.quote(f'models:/{arguments.name}/{version}')}",
+    ]
+    show("\n".join(map(in_line, shown)))
     return 0
 
 

@@ -50,7 +50,7 @@ with needs("eval"):
     from preprocessing.command_line import OneLineParser
     from preprocessing.markdown import markdown_table, plain
     from preprocessing.schema import checksum
-    from preprocessing.terminal import show, tell_error
+    from preprocessing.terminal import in_line, show, tell_error
     from trainer.files import write_atomically
     from trainer.metrics import of_directory
     from trainer.naming import tell_apart
@@ -93,13 +93,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         tell_error(f"the report can't be written: {error}")
         return 2
-    show("\n".join(map(str, written)))
+    show("\n".join(in_line(str(path)) for path in written))
     return 0
 
 
 def _tell_left_out(paths: Sequence[Path], why: str) -> None:
     for path in paths[:_NAMED]:
-        print(f"note: {path} is left out: {why}", file=sys.stderr)
+        print(in_line(f"note: {path} is left out: {why}"), file=sys.stderr)
     if more := len(paths[_NAMED:]):
         print(f"note: {more:,} more {'is' if more == 1 else 'are'} left out for the same reason", file=sys.stderr)
 

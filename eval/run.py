@@ -70,7 +70,7 @@ with needs("eval"):
     from eval.workers import describe, going_on, left_undone, run_points, run_side_by_side, share
     from preprocessing.interruption import end_when_interrupted
     from preprocessing.schema import checksum_of
-    from preprocessing.terminal import show, tell_error
+    from preprocessing.terminal import in_line, show, tell_error
     from trainer.credentials import without_credentials
     from trainer.determinism import use_deterministic_kernels
     from trainer.files import is_full
@@ -256,7 +256,7 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
         print(f"note: {note}", file=sys.stderr)
     tracked = _track(output / RESULTS, results) if arguments.tracking else None
     places = [f"results: {output / RESULTS}", *([f"models: {output / MODELS}"] if (output / MODELS).is_dir() else [])]
-    show("\n".join([*_shown(whole), "", *places, *([tracked] if tracked else [])]))
+    show("\n".join([*_shown(whole), "", *map(in_line, [*places, *([tracked] if tracked else [])])]))
 
 
 def _content(task: Task, result: Result) -> dict[str, Any]:
@@ -389,7 +389,7 @@ def _data(arguments: argparse.Namespace) -> dict[str, Any]:
 def _shown(results: dict[str, Any]) -> Iterator[str]:
     """The results for a reader at a terminal."""
     lineage, shards = results["checkpoint"]["lineage"], results["shards"]
-    yield f"{results['checkpoint']['path']}, evaluated in {results['seconds']:.1f} s"
+    yield in_line(f"{results['checkpoint']['path']}, evaluated in {results['seconds']:.1f} s")
     if shards:
         size = f"{shards['samples']:,} held-out samples of {shards['sequence_length']} tokens"
         yield f"{size}; ± is half of the 95 % interval"

@@ -38,7 +38,7 @@ with needs("eval"):
     from eval.tasks.own import SUFFIX
     from preprocessing.command_line import OneLineParser, whole_number
     from preprocessing.markdown import markdown_table
-    from preprocessing.terminal import print_result, tell_error
+    from preprocessing.terminal import in_line, print_result, tell_error
     from trainer.paths import parse_path
 
 _FEWEST = 100  # resamples
@@ -134,7 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if own and wanted is None:
         are = "are" if len(own) > 1 else "is"
-        print(f"note: {', '.join(own)} {are} in both and left out; {_by_file(own, pairs)}", file=sys.stderr)
+        note = f"note: {', '.join(own)} {are} in both and left out; {_by_file(own, pairs)}"
+        print(in_line(note), file=sys.stderr)
     return print_result(_json(rows, arguments) if arguments.json else "\n".join(_report(rows, arguments)))
 
 
@@ -355,7 +356,11 @@ def _report(rows: Sequence[Row], arguments: argparse.Namespace) -> list[str]:
     header = ["task", "metric", "A", "B", "B - A", "interval", "p", "p of all", "units", "test"]
     table = [[row.task, row.metric, *_cells(row.difference, p)] for row, p in zip(rows, _adjusted(rows), strict=True)]
     seeds = [[row.task, row.metric, *_seed_cells(*row.seeds)] for row in rows if min(map(len, row.seeds)) > 1]
-    told = [f"A: {a}\nB: {b}\n", markdown_table([header, *table], numbers=range(2, 9)), *(f"{n}\n" for n in _NOTES)]
+    told = [
+        f"{in_line(f'A: {a}')}\n{in_line(f'B: {b}')}\n",
+        markdown_table([header, *table], numbers=range(2, 9)),
+        *(f"{n}\n" for n in _NOTES),
+    ]
     if seeds:
         header = ["task", "metric", "A, seeds", "B, seeds", "B - A", "p"]
         told += [markdown_table([header, *seeds], numbers=range(2, 6)), _NOTE_ON_SEEDS]

@@ -46,7 +46,7 @@ with needs("eval"):
     from eval.tasks.intrinsic import Intrinsic
     from preprocessing.command_line import OneLineParser
     from preprocessing.interruption import end_when_interrupted
-    from preprocessing.terminal import tell_error
+    from preprocessing.terminal import in_line, tell_error
     from trainer.hugging_face import WEIGHTS
     from trainer.paths import parse_path
     from trainer.run_directory import Ending, RunDirectory, step_folders
@@ -319,9 +319,10 @@ def _conclude(run: RunDirectory, failed: set[Path]) -> int:
     if outcome and any(run.pending_evaluations.glob("*.json")):
         _carry_over(run)
     for output in sorted(failed):
-        print(f"failed: {output}", file=sys.stderr)
+        print(in_line(f"failed: {output}"), file=sys.stderr)
     if outcome and outcome.ending == "failed":
-        print(f"failed: the training of {run.path}: {outcome.reason or 'see its log'}", file=sys.stderr)
+        why = outcome.reason or "see its log"
+        print(in_line(f"failed: the training of {run.path}: {why}"), file=sys.stderr)
         return 1
     return 1 if failed else 0
 

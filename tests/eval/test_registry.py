@@ -140,8 +140,8 @@ def test_a_loaded_version_fills_masks(run: RunDirectory) -> None:
 
 @pytest.mark.parametrize(("metric", "step"), [("mrpc.f1", 7), ("mrpc.accuracy", 9), ("mlm.perplexity", 9)])
 def test_the_best_is_registered(run: RunDirectory, metric: str, step: int, capsys: pytest.CaptureFixture[str]) -> None:
-    register(run, "--metric", metric)
-    assert f"{run.export(step)} is version 1 of bert-test" in capsys.readouterr().out
+    register(run, "--metric", metric, "--name", "bert\x1b[31m")
+    assert f"{run.export(step)} is version 1 of bert\\x1b[31m in" in capsys.readouterr().out
 
 
 def test_another_run_s_model_is_not_registered_as_this_one_s(

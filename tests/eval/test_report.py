@@ -533,6 +533,16 @@ def test_what_else_lies_in_a_folder_of_runs_is_left_out(
     assert "typo: no such directory" in capsys.readouterr().err
 
 
+def test_no_name_commands_the_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    named = run.rename(run.with_name("de\x1b[31mmo"))
+    (run.parent / "another\n").mkdir()
+    assert main([str(named), str(run.parent / "another\n")]) == 0
+    told = capsys.readouterr()
+    assert told.out.splitlines()[-1] == f"{run.parent}/de\\x1b[31mmo/report/report.html"
+    assert told.err.startswith(f"note: {run.parent}/another\\n is left out: no run that has begun to train\n")
+    assert "\x1b" not in told.out + told.err
+
+
 def test_a_folder_of_runs_is_told_from_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run.parent)]) == 2
     assert capsys.readouterr().err.endswith(f"whose training has begun, such as those of {run.parent}/*\n")

@@ -124,8 +124,10 @@ def test_the_table_has_a_row_for_each_and_says_what_it_can_not_tell(
     results["tasks"]["mrpc"]["details"]["seeds"]["f1"] = [60.0]  # which has no spread
     (copies[1] / "results.json").write_text(json.dumps(results))
     found = compared(capsys, *copies, "--tasks", "stsb,mrpc")["rows"]
-    assert main([*map(str, copies), "--tasks", "stsb,mrpc", *FEW]) == 0
+    named = copies[1].rename(copies[1].with_name("b\x1b[31m"))
+    assert main([str(copies[0]), str(named), "--tasks", "stsb,mrpc", *FEW]) == 0
     told = capsys.readouterr().out
+    assert f"B: {named.parent}/b\\x1b[31m\n" in told  # and commands no terminal
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in told.splitlines() if line.startswith("|")]
     names = [["stsb", "pearson"], ["stsb", "spearman"], ["mrpc", "accuracy"], ["mrpc", "f1"]]
     of_examples, of_seeds = ([row for row in rows if len(row) == n and row[:2] in names] for n in (10, 6))
