@@ -49,7 +49,7 @@ with needs("eval"):
     from preprocessing.terminal import in_line, tell_error
     from trainer.hugging_face import WEIGHTS
     from trainer.paths import parse_path
-    from trainer.run_directory import Ending, RunDirectory, step_folders
+    from trainer.run_directory import Ending, Outcome, RunDirectory, step_folders
 
 CHEAP = ("mlm", "nsp", "fill_mask")
 _NOTE = ".weights.json"  # beside results: the checksum of the export's weights, see eval.stamps
@@ -102,13 +102,20 @@ class Watch:
         self._asked = Asked(self._arguments, wanted)
         self._settled: dict[Path, tuple[Any, Any]] = {}  # folder -> stamps of its results and weights when it was so
 
-    def follow(self, poll: float) -> None:
-        """Evaluate until nothing more is to come; look every ``poll`` seconds."""
+    def follow(self, poll: float) -> Outcome:
+        """Evaluate until nothing more is to come; look every ``poll`` seconds. Returns how the run ended."""
+        problem = ""  # the last look's
         while True:
-            ending = self._run.ending
-            busy = self.evaluate(ending)
-            if ending in ("done", "failed") and not busy:
-                return
+            try:
+                outcome = self._run.outcome
+                busy = self.evaluate(outcome.ending if outcome else None)
+                problem = ""
+                if outcome and outcome.ending in ("done", "failed") and not busy:
+                    return outcome
+            except OSError as error:  # such as of a network's file system that is away for a while
+                if problem != str(error):
+                    _log.warning("%s: can't be read (%s); it is tried again at every look", self._run.path, error)
+                problem = str(error)
             time.sleep(poll)
 
     def evaluate(self, ending: Ending | None) -> bool:
@@ -301,11 +308,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _log.warning("%s: no run is there yet; waiting for one", run.path)
     for note in watch.notes:
         _log.warning(note)
-    if arguments.once:
-        watch.evaluate(run.ending)
-    else:
-        watch.follow(arguments.poll)
-    return _conclude(run, watch.failed | watch.hindered.keys())
+    try:
+        if arguments.once:
+            watch.evaluate(run.ending)
+        outcome = run.outcome if arguments.once else watch.follow(arguments.poll)
+    except OSError as error:
+        tell_error(f"{run.path}: can't be read ({error}); mend that and look again")
+        return 2
+    return _conclude(run, outcome, watch.failed | watch.hindered.keys())
 
 
 def _is_there(run: RunDirectory) -> bool:
@@ -313,9 +323,8 @@ def _is_there(run: RunDirectory) -> bool:
     return run.config.is_file() or run.exports.is_dir()
 
 
-def _conclude(run: RunDirectory, failed: set[Path]) -> int:
+def _conclude(run: RunDirectory, outcome: Outcome | None, failed: set[Path]) -> int:
     """Carry over to MLflow what still waits, and say what went wrong."""
-    outcome = run.outcome
     if outcome and any(run.pending_evaluations.glob("*.json")):
         _carry_over(run)
     for output in sorted(failed):

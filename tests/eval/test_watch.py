@@ -356,6 +356,24 @@ def test_a_full_disk_is_waited_for_as_long_as_the_run_goes_on(
     assert f"failed: {folder.with_name('step-000012')}\n" in capsys.readouterr().err
 
 
+def test_a_run_that_can_not_be_read_is_looked_at_again_and_told_of_once(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def end() -> None:
+        run.outcome_file.rmdir()
+        run.set_outcome("done")
+
+    run.outcome_file.mkdir()
+    told = f"{run.path}: can't be read ([Errno 21] Is a directory: '{run.outcome_file}'); "
+    assert follow("--once") == 2
+    assert capsys.readouterr().err == f"error: {told}mend that and look again\n"
+    assert follow(events=[lambda: None, end]) == 0
+    again = f"{told}it is tried again at every look"
+    assert [message for message in caplog.messages if "can't be read" in message] == [again]
+    assert evaluated == ["step-000007", "step-000009"]
+
+
 def test_an_evaluation_that_finds_the_disk_full_is_made_when_there_is_room_again(
     run: RunDirectory, follow: Callable[..., int], evaluated: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
