@@ -60,10 +60,25 @@ class _Finite(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(allow_inf_nan=False)
 
 
+def _within(limit: float) -> pydantic.AfterValidator:
+    """See that a figure is not so large that a sum of some would be infinite."""
+
+    def check(figure: float) -> float:
+        if abs(figure) > limit:
+            raise ValueError(f"{figure:g} is beyond {limit:g}")
+        return figure
+
+    return pydantic.AfterValidator(check)
+
+
+_Figure = Annotated[float, _within(1e307)]  # which the perplexity of no loss is, see trainer.metrics
+_OfSeed = Annotated[float, _within(1e30)]  # of a learned task, such as in per cent; squares are summed too
+
+
 class _Measured(_Finite):
-    value: float
-    half_width: float | None
-    baseline: float | None
+    value: _Figure
+    half_width: Annotated[_Figure, pydantic.Field(ge=0)] | None
+    baseline: _Figure | None
     unit: str
 
 
@@ -97,7 +112,7 @@ class _Details(_Finite):
     best_point: _Point | None = None
     examples: dict[str, int] = {}
     points: list[_Tried] = []
-    seeds: dict[str, list[float]] = {}
+    seeds: dict[str, list[_OfSeed]] = {}
     sentences: list[_Sentence] = []
 
 

@@ -98,10 +98,14 @@ def judged_by(metric: str | None) -> dict[str, Any]:
     return RESULTS | {"tasks": {"mrpc": task({"selected_by": metric}, accuracy=0.5)}}
 
 
-def valued(figure: float) -> dict[str, Any]:
+def valued(figure: float, name: str = "value") -> dict[str, Any]:
     spoilt = json.loads(json.dumps(RESULTS))
-    spoilt["tasks"]["nsp"]["metrics"]["accuracy"]["value"] = figure
+    spoilt["tasks"]["nsp"]["metrics"]["accuracy"][name] = figure
     return dict(spoilt)
+
+
+def of_seeds(*figures: float) -> dict[str, Any]:
+    return RESULTS | {"tasks": {"mrpc": task({"seeds": {"f1": list(figures)}}, f1=50.0)}}
 
 
 def rows_of(text: str) -> dict[str, list[str]]:
@@ -467,6 +471,17 @@ def test_curves_of_a_long_run_are_drawn_from_few_points_and_smoothed_over_all_st
         ("results.json", json.dumps(trained_by_nothing()), "checkpoint.lineage.code: Input should be"),
         ("results.json", json.dumps(valued(math.nan)), "tasks.nsp.metrics.accuracy.value: Input should be a finite"),
         ("results.json", json.dumps(valued(-math.inf)), "tasks.nsp.metrics.accuracy.value: Input should be a finite"),
+        ("results.json", json.dumps(valued(1e308)), "accuracy.value: Value error, 1e+308 is beyond 1e+307"),
+        (
+            "results.json",
+            json.dumps(valued(-1, "half_width")),
+            "half_width: Input should be greater than or equal to 0",
+        ),
+        (
+            "results.json",
+            json.dumps(of_seeds(1e308, -1e308)),
+            "seeds.f1.0: Value error, 1e+308 is beyond 1e+30",
+        ),
         ("results.json", json.dumps(of_export(weights_blake2b="\ud800")), "json: not the results of an evaluation"),
         ("results.json", json.dumps(of_export(path="a\0b")), "checkpoint.path: String should match"),
         ("results.json", json.dumps(RESULTS | {"failed": {"\ud800": "x"}}), "json: not the results of an evaluation"),
