@@ -10,7 +10,6 @@ failed    11          failed: REASON       what will come again: wrong settings,
 crashed   12          none                 killed, out of memory, a node or a rank was lost,   starts it again, a few times
                                            or asked to end without room for a checkpoint
 none      2           no such folder       a mistyped RUN, or no start has made it yet         tells a person; or makes RUN first
-                      any                  the word found no room where it was to be printed   tells a person
 """  # noqa: E501  a table
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from preprocessing.command_line import OneLineParser
-from preprocessing.terminal import in_line, print_result, tell_error
+from preprocessing.terminal import in_line, show, tell_error
 from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
 
@@ -43,10 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell_error(f"{run}: not a run directory ({error.strerror})")
         return MISTAKE
     word, reason = outcome or ("crashed", "it left no word of how it ended")
-    lost = print_result(word)
+    show(word)  # or not, as on a full disk: the exit code tells it too
     if reason:
         print(in_line(f"{run}: {reason}"), file=sys.stderr)
-    return lost or EXIT_CODES[word]
+    return EXIT_CODES[word]
 
 
 if __name__ == "__main__":
