@@ -237,11 +237,12 @@ def _submit(command: list[str], once_more: str, name: str, old: Path | None) -> 
     Raises:
         ConfigError: the cluster refused, such as another job of a name that is there.
     """
-    content = old.read_bytes() if old else b""
-    begun = False
-    try:
-        if old:
+    content, begun = b"", False
+    if old:
+        with checks.writing("remove it, for it tells of an earlier start"):
+            content = old.read_bytes()
             old.unlink()
+    try:
         said = _apply(command, once_more)
         begun = f"/{name}-pretrain unchanged" not in said
     finally:
