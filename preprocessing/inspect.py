@@ -231,7 +231,7 @@ def run(argv: Sequence[str]) -> None:
         _verify_tokenizer(shards)
     try:
         told = "\n\n".join(describe(shards.manifest))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ShardError(
             f"{shards.path / MANIFEST}: its statistics are not those of a job ({error!r}); make the shards again"
         ) from error

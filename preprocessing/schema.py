@@ -21,6 +21,7 @@ import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -199,6 +200,8 @@ def _read_manifest(raw: dict[str, Any], where: str) -> Manifest:
     lengths, shards = raw["sequence_lengths"], raw["shards"]
     if not isinstance(lengths, list) or not all(map(_is_count, lengths)) or not isinstance(shards, list):
         raise ShardError(f"{where}: its sequence lengths are not whole numbers, or its shards are no list; {_AGAIN}")
+    if len(set(lengths)) < len(lengths):
+        raise ShardError(f"{where}: it has a sequence length twice; {_AGAIN}")
     manifest = Manifest(
         seed=int(raw["seed"]),
         sequence_lengths=lengths,
@@ -211,9 +214,13 @@ def _read_manifest(raw: dict[str, Any], where: str) -> Manifest:
     size, name, lowercase = dataclasses.astuple(manifest.vocabulary)
     if not _is_count(size) or not size or not isinstance(name, str) or not isinstance(lowercase, bool):
         raise ShardError(f"{where}: its vocabulary is not a size, a checksum and a yes or no; {_AGAIN}")
+    names = set()
     for entry in manifest.shards:
         if not _is_file_name(entry.file):
             raise ShardError(f"{where}: the shard name {entry.file!r} is not a plain file name")
+        if entry.file in names:  # whose samples an epoch, or training and validation, would have twice
+            raise ShardError(f"{where}: it has {entry.file} twice; {_AGAIN}")
+        names.add(entry.file)
         if entry.split not in ("train", "validation"):
             raise ShardError(f"{where}: {entry.file} belongs to an unknown split {entry.split!r}")
         counts = [entry.rows, entry.tokens, *entry.pairs.values()]
@@ -494,9 +501,11 @@ class ShardDirectory:
         self.manifest_blake2b = checksum_of(content)
         for entry in self.manifest.shards:
             file = self.path / entry.file
-            size = file.stat().st_size  # once: of thousands of files on a network, for every rank
-            if size != entry.bytes:
-                raise ShardError(f"{file}: {size} bytes where the manifest says {entry.bytes}; {_AGAIN}")
+            status = file.stat()  # once: of thousands of files on a network, for every rank
+            if not stat.S_ISREG(status.st_mode):
+                raise ShardError(f"{file}: not a file; {_AGAIN}")
+            if status.st_size != entry.bytes:
+                raise ShardError(f"{file}: {status.st_size} bytes where the manifest says {entry.bytes}; {_AGAIN}")
         vocabulary = self.tokenizer / "vocab.txt"
         if not vocabulary.is_file():
             raise ShardError(f"{vocabulary}: the tokenizer's vocabulary is missing; {_AGAIN}")

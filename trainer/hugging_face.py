@@ -304,7 +304,7 @@ def _check_count(state: Mapping[str, Tensor], config: BertConfig) -> None:
 
 def _check_finite(state: Mapping[str, Tensor]) -> None:
     for name, tensor in state.items():
-        if not torch.isfinite(tensor).all():
+        if not torch.isfinite(tensor.float()).all():  # as they are computed with: float64 holds larger ones
             raise ValueError(f"{name} contains NaN or infinity; take weights from before that")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from preprocessing.command_line import OneLineParser
+from preprocessing.command_line import OneLineParser, whole_number
 from preprocessing.schema import MAX_SEQUENCE_LENGTH
 from preprocessing.terminal import tell_error
 from preprocessing.tokenization import check_files
@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m trainer.new_positions", description="Give a pretrained model more positions, or fewer."
     )
     parser.add_argument("model", type=parse_path, help="a Hugging Face BERT directory, such as an export")
-    parser.add_argument("positions", type=int, help="how many tokens a text may have then")
+    parser.add_argument(
+        "positions", type=whole_number(1, MAX_SEQUENCE_LENGTH), help="how many tokens a text may have then"
+    )
     parser.add_argument("output", type=parse_path, help="a new directory")
     arguments = parser.parse_args(argv)
     try:
@@ -55,8 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _change(model: Path, positions: int, output: Path) -> int:
     """Write the changed model; returns how many positions there were."""
-    if not 1 <= positions <= MAX_SEQUENCE_LENGTH:
-        raise ValueError(f"{positions} positions; ask for 1 to {MAX_SEQUENCE_LENGTH}, as many as shards can need")
     export = open_original(model, output)
     old = export.config.max_position_embeddings
     if positions == old:

@@ -204,13 +204,17 @@ def test_a_path_is_not_empty_and_may_begin_with_the_users_home(
     assert (tmp_path / "figures" / PAIRS).is_file()
 
 
-@pytest.mark.parametrize("statistics", [{}, {"sentences": "many"}])
+@pytest.mark.parametrize(
+    "damage", [lambda _: {}, lambda _: {"sentences": "many"}, lambda told: told | {"tokens": 10**400}]
+)
 def test_damaged_statistics_are_told_in_a_line(
-    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], statistics: dict[str, object]
-) -> None:
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    damage: Callable[[dict[str, object]], dict[str, object]],
+) -> None:  # fmt: skip
     shutil.copytree(shards, tmp_path / "copy")
     manifest = tmp_path / "copy" / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"statistics": statistics}))
+    found = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(found | {"statistics": damage(found["statistics"])}))
     with pytest.raises(SystemExit) as caught:
         inspect.main([str(tmp_path / "copy")])
     assert caught.value.code == 2

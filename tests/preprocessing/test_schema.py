@@ -112,6 +112,11 @@ def cut_the_shard(directory: Path) -> None:
     (directory / FILE).write_bytes((directory / FILE).read_bytes()[:-8])
 
 
+def put_a_folder_in_place_of_the_shard(directory: Path) -> None:
+    (directory / FILE).unlink()
+    (directory / FILE).mkdir()
+
+
 def damage_the_shard(directory: Path) -> None:
     content = bytearray((directory / FILE).read_bytes())
     content[-1] ^= 1
@@ -136,6 +141,12 @@ BREAKAGES: list[tuple[Callable[[Path], object], str]] = [
     (lambda d: rewrite_manifest(d, shards=[entry_of(d) | {"pairs": {"016": 2}}]), "other sequence lengths"),
     (lambda d: rewrite_manifest(d, shards={}), "its shards are no list"),
     (lambda d: rewrite_manifest(d, sequence_lengths=[-16]), "its sequence lengths are not whole numbers"),
+    (lambda d: rewrite_manifest(d, sequence_lengths=[16, 16]), "it has a sequence length twice"),
+    (
+        lambda d: rewrite_manifest(d, shards=[entry_of(d), entry_of(d) | {"split": "validation"}]),
+        f"it has {FILE} twice",
+    ),
+    (put_a_folder_in_place_of_the_shard, "not a file"),
     (lambda d: rewrite_manifest(d, format_version=True), "format version True"),
     (
         lambda d: rewrite_manifest(d, vocabulary={"size": "9", "blake2b": "", "lowercase": True}),

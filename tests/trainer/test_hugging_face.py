@@ -375,6 +375,13 @@ class TestDamage:
         with pytest.raises(ValueError, match=r"model\.safetensors: mlm\.bias contains NaN or infinity; take weights"):
             load_export(export)
 
+    def test_weights_that_are_numbers_of_64_bits_alone(self, export):
+        weights = {name: tensor.double() for name, tensor in load_file(export / "model.safetensors").items()}
+        weights["cls.predictions.bias"][7] = 1e300
+        save_file(weights, export / "model.safetensors")
+        with pytest.raises(ValueError, match=r"mlm\.bias contains NaN or infinity; take weights"):
+            load_export(export)
+
     def test_torn_weights(self, export):
         content = (export / "model.safetensors").read_bytes()
         (export / "model.safetensors").write_bytes(content[: len(content) // 2])
