@@ -119,7 +119,6 @@ class Arguments:
     beam: list[str]  # options for Beam, the runner among them
 
 
-seed_number = whole_number(0)
 _length = whole_number(MIN_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH)
 
 
@@ -419,7 +418,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         help="share of the documents held out, at least two of four or more; 0 for none (default: %(default)s)",
     )
     output.add_argument(
-        "--seed", type=seed_number, default=1, metavar="N", help="of every random choice (default: %(default)s)"
+        "--seed", type=whole_number(0), default=1, metavar="N", help="of every random choice (default: %(default)s)"
     )
     output.add_argument(
         "--num-shards",

@@ -38,7 +38,6 @@ with needs("preprocess"):
         path,
         read_options,
         refuse_empty,
-        seed_number,
     )
     from preprocessing.reading import read_inputs
     from preprocessing.sampling import sample_texts
@@ -89,7 +88,7 @@ def parser() -> OneLineParser:
     options.add_argument("--cased", action="store_true", help="keep case and accents (default: lower case, no accents)")
     add_sample_bytes(options, "--sample-bytes")
     options.add_argument(
-        "--seed", type=seed_number, default=1, metavar="N", help="of the sample (default: %(default)s)"
+        "--seed", type=whole_number(0), default=1, metavar="N", help="of the sample (default: %(default)s)"
     )
     options.add_argument(
         "--overwrite", action="store_true", help="replace a FILE that is there and holds something else"
