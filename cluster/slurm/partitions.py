@@ -12,6 +12,7 @@ from cluster.slurm.settings import Job, seconds_of
 from trainer.settings import ConfigError
 
 _FORMAT = "%P|%l|%D|%G"  # name, with * at the default one; time limit; nodes; generic resources
+_ROW = re.compile(r"([^|]+)\|([^|]*)\|(\d+)\|(.*)", re.ASCII)
 _GPUS = re.compile(r"\bgpu:(?:(?P<kind>[^:(,]+):)?(?P<count>\d+)")
 
 
@@ -50,17 +51,20 @@ def read_partitions() -> list[NodeGroup]:
 
 
 def parse_partitions(text: str) -> list[NodeGroup]:
-    """What sinfo printed in our format."""
-    rows = [line.split("|", maxsplit=3) for line in text.splitlines() if line.count("|") >= 3]
+    """What sinfo printed in our format; lines of another form are the site's own words."""
+    rows = [match.groups() for match in map(_ROW.fullmatch, text.splitlines()) if match]
     return [
-        NodeGroup(
-            partition=name.rstrip("*"),
-            seconds=float("inf") if limit.strip() in ("infinite", "n/a") else seconds_of(limit.strip()),
-            nodes=int(nodes),
-            gpus=_gpus(resources),
-        )
+        NodeGroup(partition=name.rstrip("*"), seconds=_limit(limit.strip()), nodes=int(nodes), gpus=_gpus(resources))
         for name, limit, nodes, resources in rows
     ]
+
+
+def _limit(told: str) -> float:
+    """In seconds; without end for "infinite", "n/a" and whatever else is no time, of which SLURM itself is to judge."""
+    try:
+        return seconds_of(told)
+    except ValueError:
+        return float("inf")
 
 
 def _amount(count: int, what: str) -> str:

@@ -14,7 +14,9 @@ gpu*|2-00:00:00|2|gpu:a100:4(S:0)
 cpu|infinite|10|(null)
 old|30:00|1|gpu:2
 plain|n/a|3|gpu:a100:2(S:0),gpu:a100:2(S:1)
+odd|UNKNOWN|1|(null)
 sinfo: a word of the site's
+maintenance | on Friday | from 8 | to 12
 """
 
 
@@ -30,6 +32,7 @@ def test_what_sinfo_prints(groups):
         NodeGroup("cpu", math.inf, 10, {}),
         NodeGroup("old", 1800, 1, {"": 2}),
         NodeGroup("plain", math.inf, 3, {"a100": 4, "": 4}),
+        NodeGroup("odd", math.inf, 1, {}),
     ]
 
 
@@ -60,7 +63,7 @@ def test_fits(groups, names, job, nodes):
         ("gpu", Job(time="2-00:00:01"), 1, "48 h at most; gpu has 2 nodes with 4 a100 GPUs, 48 h at most"),
         ("cpu", Job(gpus_per_node=1), 1, "but cpu has 10 nodes with no GPUs, without limit"),
         ("old", Job(gpus_per_node=2), 1, "but old has 1 node with 2 GPUs, 0.5 h at most"),
-        ("gpu,gqu", Job(), 1, "pretrain: there is no partition 'gqu'; this cluster has cpu, gpu, old, plain"),
+        ("gpu,gqu", Job(), 1, "pretrain: there is no partition 'gqu'; this cluster has cpu, gpu, odd, old, plain"),
     ],
 )
 def test_does_not_fit(groups, names, job, nodes, message):
