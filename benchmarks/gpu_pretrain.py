@@ -295,8 +295,7 @@ def _by_operations(model: BertForPreTraining, batch: Batch) -> dict[str, Found]:
 
 
 def _compiled(model: BertForPreTraining, batch: Batch) -> dict[str, Found]:
-    for layer in model.bert.layers:
-        layer.compile()
+    model.bert.compile_layers()
     objective = Objective(model, batch.lengths.device, torch.compile(pretraining_losses))
     return {"packed sequences, compiled": _loss_and_gradients(model, batch, objective)}
 

@@ -71,8 +71,6 @@ def _fastest(query: Tensor, dropout_probability: float) -> Implementation:
     return fastest_on_gpu(query.element_size(), dropout_probability, query.shape[-1], is_modern(query.device))
 
 
-# No question for torch.compile's graph, the comparison included: torch 2.11 can't order tuples in one.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_modern(device: torch.device) -> bool:
     """Whether kernels for packed sequences run there: CUDA from Ampere on, or tensors that only know their shape."""
     if device.type != "cuda" or not torch.cuda.is_available():
@@ -344,7 +342,17 @@ _IMPLEMENTATIONS: dict[
     Implementation, Callable[[Tensor, Tensor, Tensor, PackedTokens, _Queries, float, bool], Tensor]
 ] = {
     "reference": _reference,
-    "grouped": torch.compiler.disable(_grouped),  # which groups there are is known from the data alone
+    "grouped": _grouped,
     "sdpa": _sdpa,
     "varlen": _varlen,
 }
+
+
+def expect_compiler() -> None:
+    """Keep out of torch.compile's graphs what has no place there; to be called before it is.
+
+    Not at import: this imports the compiler, which takes as long as the rest of torch.
+    """
+    # The comparison included: torch 2.11 can't order tuples in a graph.
+    torch.compiler.assume_constant_result(is_modern)  # type: ignore[no-untyped-call]
+    _IMPLEMENTATIONS["grouped"] = torch.compiler.disable(_grouped)  # which groups there are is known from data alone

@@ -524,8 +524,7 @@ def _speed_up(model: BertForPreTraining, train: TrainConfig, device: torch.devic
 
         fuse(model.bert.layers, model.config)
     elif train.compile:
-        for layer in model.bert.layers:
-            layer.compile()
+        model.bert.compile_layers()
     objective = Objective(model, device, torch.compile(pretraining_losses) if train.compile else pretraining_losses)
     return InGraphs(objective) if train.cuda_graphs else objective
 

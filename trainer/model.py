@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from trainer.attention import attention, dropout
+from trainer.attention import attention, dropout, expect_compiler
 from trainer.packing import PackedTokens, Selection
 from trainer.products import Linear, linear
 
@@ -237,6 +237,12 @@ class BertModel(nn.Module):
             One [T, D] more than layers: the embeddings, then what each layer gives; ``forward`` returns the last.
         """
         return list(self._states(tokens, None))
+
+    def compile_layers(self, **options: Any) -> None:
+        """Have torch.compile make the code of the layers: one graph for all of them. Its options are ``options``."""
+        expect_compiler()
+        for layer in self.layers:
+            layer.compile(**options)
 
     def _states(self, tokens: PackedTokens, selected: Selection | None) -> Iterator[Tensor]:
         hidden = self.embeddings(tokens)

@@ -174,6 +174,7 @@ def test_which_kernel_is_known_while_a_graph_is_made(monkeypatch):
         time.sleep(0)  # no graph can hold it, as the look at a GPU
         return (7, 5)
 
+    attention_module.expect_compiler()
     cuda = SimpleNamespace(is_available=lambda: True, get_device_capability=ask)
     monkeypatch.setattr(attention_module, "torch", SimpleNamespace(cuda=cuda))  # torch.compile looks at the real one
 
