@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import json
+import math
 import os
-import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from common import GPU_LOST, ROOT, run_programs, seconds_since_start
+from common import GPU_LOST, Parts, missing, run_programs, seconds_since_start
 from tests.ranks import is_there
 
 ENDLESS = """
@@ -45,28 +49,30 @@ def test_a_program_that_fails_is_named_with_its_last_words(tmp_path: Path, capfd
     assert "before\nno such thing" in capfd.readouterr().err
 
 
-PARTS = """
-import os, sys
-from pathlib import Path
-from unittest import mock
+def measure_parts(output: Path, how: str, go_on: bool) -> int:
+    """Three parts, of which the second ends the process; returns the exit code of a benchmark."""
+    parts = Parts(output / "found", {}, lambda records: str(missing(records)), math.inf, go_on)
 
-import common
+    def breaks() -> None:
+        if how == "dies":
+            faulthandler.disable()  # of pytest, which would print where this happens
+            os.abort()  # as NCCL does, where it sees a kernel's error first
+        lost = RuntimeError("CUDA error: an illegal memory access")
+        mock.patch("common.release", side_effect=lost).start()
+        raise lost
 
-output, how, go_on = sys.argv[1:]
-parts = common.Parts(Path(output) / "found", {}, lambda records: str(common.missing(records)), 1e9, bool(go_on))
+    for name, measure in (("first", lambda: 1), ("breaks", breaks), ("last", lambda: 3)):
+        parts.run("row", name, measure)
+    return int(not parts.complete)
 
 
-def breaks():
-    if how == "dies":
-        os.abort()  # as NCCL does, where it sees a kernel's error first
-    mock.patch("common.release", side_effect=RuntimeError("CUDA error: an illegal memory access")).start()
-    raise RuntimeError("CUDA error: an illegal memory access")
-
-
-for name, measure in (("first", lambda: 1), ("breaks", breaks), ("last", lambda: 3)):
-    parts.run("row", name, measure)
-sys.exit(not parts.complete)
-"""
+def exit_code(function: Callable[..., int], *arguments: object) -> int:
+    """That of a process which calls a function; a fork, which has imported everything."""
+    if not (process := os.fork()):
+        with contextlib.suppress(BaseException):
+            os._exit(function(*arguments))
+        os._exit(70)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
 @pytest.mark.parametrize(("how", "codes", "why"), [
@@ -76,10 +82,8 @@ sys.exit(not parts.complete)
 def test_a_part_that_ends_the_process_is_named_and_left_out_by_the_next_one(
     how: str, codes: tuple[int, int], why: str, tmp_path: Path
 ):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])}
-    for code, go_on, found in ((codes[0], "", {"first": 1}), (codes[1], "yes", {"first": 1, "last": 3})):
-        done = subprocess.run([sys.executable, "-c", PARTS, tmp_path, how, go_on], env=environment, cwd=ROOT)
-        assert done.returncode == code
+    for code, go_on, found in ((codes[0], False, {"first": 1}), (codes[1], True, {"first": 1, "last": 3})):
+        assert exit_code(measure_parts, tmp_path, how, go_on) == code
         records = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["parts"]
         assert {record["name"]: record["found"] for record in records if "found" in record} == found
         assert str(["row", "breaks", why]) in (tmp_path / "found.md").read_text(encoding="utf-8")
