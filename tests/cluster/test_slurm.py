@@ -36,9 +36,9 @@ pytestmark = [
     pytest.mark.timeout(1200),
 ]
 
-# Long enough for SLURM to notice a new time limit, which takes it up to 30 s.
+STEPS = 400
 RECIPE = (
-    TINY.replace("steps = 8", "steps = 1500")
+    TINY.replace("steps = 8", f"steps = {STEPS}")
     .replace("validate_every = 4", "validate_every = 0")
     .replace("\nevery = 4", "\nevery = 20")
     .replace("\nevery = 2\n", "\nevery = 100\n")
@@ -61,6 +61,23 @@ time = "30"
 [slurm.eval]
 gpus_per_node = 0
 cpus_per_task = 1
+"""
+# For a training that lasts until SLURM has acted, which takes it up to a minute, however fast the machine is: Python
+# imports sitecustomize.py by itself, and the rank that writes the metrics is slow at each step.
+SLOW = """
+import json
+import time
+
+plain = json.dumps
+
+
+def dumps(values, **options):
+    if isinstance(values, dict) and "grad_norm" in values:
+        time.sleep(0.2)
+    return plain(values, **options)
+
+
+json.dumps = dumps
 """
 # A partition whose jobs may be preempted, and one whose jobs preempt them.
 PREEMPTION = """
@@ -105,7 +122,15 @@ def site(cluster, tmp_path_factory) -> Path:
     (folder / "recipe.toml").write_text(RECIPE)
     (folder / "ds_config.json").write_text((ROOT / "ds_config.json").read_text())
     (folder / "cluster.toml").write_text(SETTINGS.replace("HERE", str(folder)))
+    (folder / "slow").mkdir()
+    (folder / "slow" / "sitecustomize.py").write_text(SLOW)
     return folder
+
+
+@pytest.fixture
+def slow(site) -> str:
+    """A line of slurm.setup with which each step takes a fifth of a second longer."""
+    return f"export PYTHONPATH={site}/slow:$PYTHONPATH"
 
 
 class Job:
@@ -197,7 +222,7 @@ def curve(run: Path) -> list[tuple]:
 
 
 def weights(run: Path) -> bytes:
-    return (run / "exports" / "step-001500" / "model.safetensors").read_bytes()
+    return (run / "exports" / f"step-{STEPS:06d}" / "model.safetensors").read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +232,7 @@ def whole(site, cluster) -> Path:
     job = Job(re.search(r"pretrain: job (\d+)", told)[1], site / "runs" / "whole")
     assert job.wait_for_end() == "COMPLETED", str(job)
     assert job.restarts == 0
-    assert [step for step, *_ in curve(job.run)] == list(range(1, 1501))
+    assert [step for step, *_ in curve(job.run)] == list(range(1, STEPS + 1))
     return job.run
 
 
@@ -221,15 +246,15 @@ def test_a_node_is_lost_and_the_job_goes_on_when_it_returns(launch, whole):
     finally:
         lab("slurm-up", "node2")
     assert job.wait_for_end() == "COMPLETED", str(job)
-    assert 100 <= cut_at < 1500
+    assert 100 <= cut_at < STEPS
     assert job.restarts >= 1
     assert re.search(r"resumed after step \d+", job.log)
     assert curve(job.run) == curve(whole)
     assert weights(job.run) == weights(whole)
 
 
-def test_the_ranks_write_a_checkpoint_ahead_of_the_time_limit_and_the_job_goes_on(launch, whole):
-    job = launch("limit")
+def test_the_ranks_write_a_checkpoint_ahead_of_the_time_limit_and_the_job_goes_on(launch, whole, slow):
+    job = launch("limit", settings=[f"slurm.setup={json.dumps([slow])}"])
     job.wait_for_steps(20)
     minutes = int(re.search(r"RunTime=00:(\d+):", slurm("scontrol", "show", "job", job.number))[1])
     job.limit(minutes + 2)  # closer than the notice of 90 s, which SLURM takes for 90 to 120
@@ -237,7 +262,7 @@ def test_the_ranks_write_a_checkpoint_ahead_of_the_time_limit_and_the_job_goes_o
     assert (job.run / "outcome").read_text().startswith("requeue")
     stopped_at = job.steps
     job.limit(30)
-    assert 20 <= stopped_at < 1500
+    assert 20 <= stopped_at < STEPS
     assert (job.run / "checkpoints" / "latest").read_text().strip() == f"step-{stopped_at:06d}"
     assert job.wait_for_end() == "COMPLETED", str(job)
     assert f"resumed after step {stopped_at} " in job.log
@@ -245,9 +270,10 @@ def test_the_ranks_write_a_checkpoint_ahead_of_the_time_limit_and_the_job_goes_o
     assert weights(job.run) == weights(whole)
 
 
-def test_a_job_that_misses_the_notice_goes_on_after_its_time_limit_too(launch):
+def test_a_job_that_misses_the_notice_goes_on_after_its_time_limit_too(launch, slow):
     """It comes while the setup runs, so that the ranks hear of the limit no sooner than it is there."""
-    job = launch("unheard", settings=['slurm.setup=["sleep 20"]', "slurm.notice=59", "slurm.pretrain.time=1"])
+    setup = f"slurm.setup={json.dumps([slow, 'sleep 20'])}"
+    job = launch("unheard", settings=[setup, "slurm.notice=59", "slurm.pretrain.time=1"])
     job.wait_for(lambda: job.state in {"PENDING", *ENDED} and job.steps, 300)
     assert job.state == "PENDING", str(job)
     assert (job.run / "outcome").read_text().startswith("requeue")
@@ -256,8 +282,9 @@ def test_a_job_that_misses_the_notice_goes_on_after_its_time_limit_too(launch):
     assert job.wait_for_end() == "CANCELLED", str(job)
 
 
-def test_a_preempted_job_makes_room_with_a_checkpoint_and_comes_back(launch, whole):
-    job = launch("preempted", settings=["slurm.partition=low", 'slurm.options=["--exclusive"]'])
+def test_a_preempted_job_makes_room_with_a_checkpoint_and_comes_back(launch, whole, slow):
+    setup = f"slurm.setup={json.dumps([slow])}"
+    job = launch("preempted", settings=[setup, "slurm.partition=low", 'slurm.options=["--exclusive"]'])
     job.wait_for_steps(30)
     urgent = ["--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
     number = slurm("sbatch", "--parsable", *urgent)
