@@ -77,7 +77,7 @@ lint: $(VENV)/.dev
 # Two tests at a time, or WORKERS: one alone leaves half of two cores idle. Each may take 2 GB of memory. The longest files
 # begin first. Flink comes last: it takes both cores to itself, and a training on SLURM beside it takes three times as long.
 FIRST := $(addprefix tests/,cluster/test_slurm.py integration/test_kill.py integration/test_whole_path.py \
-	trainer/test_fused.py trainer/test_engine.py cluster/test_kubernetes.py)
+	trainer/test_fused.py trainer/test_engine.py trainer/test_pretrain.py cluster/test_kubernetes.py)
 LAST := tests/integration/test_flink.py
 PYTEST := pytest -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder --durations=15 \
 	$(FIRST) $(filter-out $(FIRST) $(LAST),$(sort $(shell find tests -name 'test_*.py'))) $(LAST)
