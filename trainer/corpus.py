@@ -19,6 +19,7 @@ from preprocessing.schema import (
     checksum_of,
 )
 from trainer.config import Phase, Recipe
+from trainer.credentials import without_credentials
 from trainer.data import SampleStream
 from trainer.loading import LoaderError
 from trainer.naming import name_some, tell_apart
@@ -32,7 +33,7 @@ class Corpus:
 
     Attributes:
         directories: in the order in which they were named.
-        sources: what they were named by, paths or URLs; with a cache the directories lie elsewhere.
+        sources: what they were named by, paths or URLs without credentials; with a cache the directories lie elsewhere.
         manifest: a single directory's manifest.json as it lies; of several, JSON with every one of them in order.
         manifest_blake2b: the checksum of ``manifest``, which names every shard's checksum: the identity of the data.
     """
@@ -99,6 +100,7 @@ def open_corpus(sources: Sequence[str], cache: Path | None = None, verify: bool 
         ShardError: a directory can't be opened or copied, has another vocabulary than the first, or is named twice.
     """
     directories = [_open(source, cache, verify) for source in sources]
+    sources = [*map(without_credentials, sources)]  # from here on they are for people's eyes
     checksums = [directory.manifest_blake2b for directory in directories]
     for i, (source, directory) in enumerate(zip(sources, directories, strict=True)):
         if checksums[i] in checksums[:i]:

@@ -15,17 +15,19 @@ import contextlib
 import errno
 import hashlib
 import logging
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
 from string import Template
 from typing import TypeVar
 
 from fsspec.core import url_to_fs
 
-from preprocessing.locks import try_lock
+from preprocessing.locks import wait_and_lock
 from preprocessing.schema import (
     MANIFEST,
     TOKENIZER,
@@ -38,6 +40,7 @@ from preprocessing.schema import (
     checksum_of,
 )
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
+from trainer.credentials import without_credentials
 from trainer.files import sync, write_atomically
 from trainer.paths import parse_path
 from trainer.settings import ConfigError
@@ -45,7 +48,8 @@ from trainer.settings import ConfigError
 THREADS = 4  # files that are copied or hashed at a time
 _BLOCK = 8 << 20  # bytes read at a time
 _PART = ".part"  # ends the names of files that are not whole yet
-_LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)  # of a source: a wrong name
+_LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, ImportError, ValueError)
+_PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 _log = logging.getLogger("pretrain")
 _T = TypeVar("_T")
 
@@ -95,7 +99,7 @@ def cached(source: str, cache: Path, verify: bool) -> ShardDirectory:
     """
     remote = _Source(source)
     text = remote.read(MANIFEST)
-    manifest = Manifest.from_json(text.decode(errors="replace"), where=f"{source}/{MANIFEST}")
+    manifest = Manifest.from_json(text.decode(errors="replace"), where=f"{remote.url}/{MANIFEST}")
     directory = cache / checksum_of(text)
     try:
         with _locked(directory.with_suffix(".lock")):
@@ -108,12 +112,16 @@ def cached(source: str, cache: Path, verify: bool) -> ShardDirectory:
 
 
 class _Source:
-    """A shard directory somewhere; whatever its file system raises becomes a ShardError or an UnavailableError."""
+    """A shard directory somewhere; whatever its file system raises becomes a ShardError or an UnavailableError.
+
+    Attributes:
+        url: for people's eyes, without user and password.
+    """
 
     def __init__(self, url: str):
-        self.url = url.rstrip("/")
+        self.url = without_credentials(url.rstrip("/"))
         with self._errors(self.url):
-            self._files, self._root = url_to_fs(self.url)
+            self._files, self._root = url_to_fs(url.rstrip("/"))
 
     def read(self, name: str) -> bytes:
         with self._errors(f"{self.url}/{name}"):
@@ -130,10 +138,24 @@ class _Source:
         try:
             yield
         except Exception as error:  # each file system has exceptions of its own
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            if isinstance(error, OSError) and not isinstance(error, _LASTING):
-                raise UnavailableError(f"{url}: can't be read now ({reason}); give the same command again") from error
-            raise ShardError(f"{url}: can't be read ({reason})") from error
+            reason = without_credentials(str(error).partition("\n")[0]) or type(error).__name__
+            if _is_lasting(error):
+                raise ShardError(f"{url}: can't be read ({reason})") from error
+            raise UnavailableError(f"{url}: can't be read now ({reason}); give the same command again") from error
+
+
+def _is_lasting(error: Exception) -> bool:
+    """Whether the same error is to be expected at the next try: a wrong name, no permission, a library that lacks."""
+    # Of HTTP, as libraries for it call it; fsspec makes a file that is not found of whatever a server answers.
+    status = _status(error.__cause__ if isinstance(error, FileNotFoundError) else error)
+    if status:
+        return 400 <= status < 500 and status not in _PASSING
+    return isinstance(error, _LASTING)
+
+
+def _status(error: BaseException | None) -> int | None:
+    status = getattr(error, "status", getattr(error, "code", None))
+    return status if isinstance(status, int) else None
 
 
 def _complete(directory: Path, remote: _Source, manifest: Manifest, verify: bool) -> None:
@@ -190,11 +212,8 @@ def _write(path: Path, content: bytes) -> None:
 def _locked(path: Path) -> Iterator[None]:
     """Hold a lock that ends with its process, however that ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        held = try_lock(lock.fileno())
-        if held is False:
-            _log.info("%s: another process of this node copies shards; waiting for it", path)
-            held = try_lock(lock.fileno(), wait=True)
+    with path.open("a+", encoding="utf-8", errors="replace") as lock:
+        held = wait_and_lock(lock, math.inf, lambda who: _log.info("%s: %s copies shards; waiting for it", path, who))
         if held is None:  # two that write into one file would damage it
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
         yield

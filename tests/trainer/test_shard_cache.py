@@ -1,14 +1,18 @@
 """A node's copy of the shards: made once, recognised by checksums, never half, whatever happens to who makes it."""
 
+import base64
 import errno
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import namedtuple
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
@@ -186,7 +190,7 @@ def test_two_processes_at_once_copy_once(shards, cache, tmp_path):
     first = start(shards, cache, tmp_path)
     wait_for(tmp_path / "begun")
     second = start(shards, cache, tmp_path)
-    assert "another process of this node copies shards; waiting for it" in second.stderr.readline()
+    assert f"process {first.pid} on {socket.gethostname()} copies shards; waiting for it" in second.stderr.readline()
     (tmp_path / "go").touch()
     told = [process.communicate(timeout=60) for process in (first, second)]
     assert first.returncode == second.returncode == 0
@@ -275,6 +279,49 @@ def test_a_source_that_fails_for_a_while_is_no_mistake_and_read_by_the_next_star
         with pytest.raises(UnavailableError, match=rf"/{failing}: can't be read now \(.*Input/output error"):
             cached(str(shards), cache, verify=True)
     assert same(cached(str(shards), cache, verify=True).path, shards)
+
+
+class Shelf(BaseHTTPRequestHandler):
+    """Files of a folder by HTTP, or an error."""
+
+    def do_GET(self):
+        content = (self.server.folder / self.path.lstrip("/")).read_bytes()
+        self.server.asked.append(self.headers["Authorization"])
+        is_shard = self.path.endswith(".arrow")
+        self.send_response(self.server.status if is_shard else 200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[:100] if is_shard and self.server.cuts else content)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def shelf(shards):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Shelf) as server:
+        server.folder, server.status, server.cuts, server.asked = shards, 200, False, []
+        server.url = f"http://ada:hunter2@127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.mark.parametrize(("status", "cuts", "error"), [
+    (503, False, UnavailableError), (429, False, UnavailableError), (200, True, UnavailableError),
+    (403, False, ShardError), (410, False, ShardError),
+])  # fmt: skip
+def test_what_passes_on_a_network_is_told_from_what_lasts(shelf, cache, shards, status, cuts, error):
+    """And who asks gives a password, which nobody reads."""
+    shelf.status, shelf.cuts = status, cuts
+    with pytest.raises(error, match=r"^http://127\.0\.0\.1:\d+/(validation-)?shard-\S+: can't be read") as caught:
+        cached(shelf.url, cache, verify=True)
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" in base64.b64decode(shelf.asked[0].removeprefix("Basic ")).decode()
+    shelf.status, shelf.cuts = 200, False
+    assert same(cached(shelf.url, cache, verify=True).path, shards)
 
 
 def test_a_folder_where_a_shard_belongs_is_named(shards, cache):
