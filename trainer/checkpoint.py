@@ -109,7 +109,7 @@ def set_aside(run: RunDirectory, step: int) -> Path | None:
     for path in newer:
         place = aside / path.parent.name / path.name
         place.parent.mkdir(exist_ok=True)
-        path.rename(place)
+        shutil.move(path, place)  # to another file system too, where checkpoints/ is a link to one
     return aside
 
 

@@ -136,6 +136,9 @@ _WITHIN = {
     ),
 }
 
+# What decides which numbers are computed, to rounding and beyond it.
+_OF_NUMBERS = ("bf16.enabled", "fp16.enabled", "data_types.grad_accum_dtype", "zero_optimization.stage")
+
 _LEAVE_ON = "leave it on: without it a gradient that is NaN or infinite would reach the weights"
 _FLOAT32 = "leave it off: weights and moments are kept in float32, which checkpoints rely on"
 _UNKNOWN_TENSORS = "remove it: it keeps weights or moments where checkpoints can't find them"
@@ -269,6 +272,13 @@ def _refuse(raw: dict[str, Any], path: Path | str) -> None:
         raise ConfigError(
             f"{path}: mixed precision needs zero_optimization.stage 1, 2 or 3; use one or train in float32"
         )
+
+
+def other_numbers(old: str, new: str) -> list[str]:
+    """The settings by which two files of DeepSpeed's configuration compute other numbers, as "key: old -> new"."""
+    before, after = json.loads(old), json.loads(new)
+    values = [(key, _look_up(before, key) or None, _look_up(after, key) or None) for key in _OF_NUMBERS]
+    return [f"{key}: {ours} -> {theirs}" for key, ours, theirs in values if ours != theirs]
 
 
 def _look_up(raw: Any, key: str) -> Any:

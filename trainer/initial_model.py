@@ -214,7 +214,7 @@ class GivenCheckpoint(Given):
         """Of those that it has of its files."""
         try:
             told = [checksum(self.directory / RUN_STATE), *stored_checksums(self.directory)]
-        except StateError as error:
+        except (OSError, StateError) as error:
             raise _damaged(error) from error
         return checksum_of("\n".join(told).encode())
 

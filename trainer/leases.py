@@ -46,7 +46,12 @@ def hold_run(run: RunDirectory, patience: float = _PATIENCE) -> Iterator[None]:
             raise RunInUseError(f"{run.path}: in use by {holder(file)}; end that trainer, or choose another --output")
         if held is None:
             _log.warning("%s: this file system has no locks; start no other trainer in this run directory", run.path)
-        yield
+        try:
+            yield
+        finally:
+            if held:  # people signal the process that it names, whose number may soon be another's
+                with contextlib.suppress(OSError):
+                    file.truncate(0)
 
 
 def is_held(run: RunDirectory) -> bool:

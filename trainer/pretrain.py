@@ -39,13 +39,13 @@ from trainer.loading import DamagedShardError, LoaderError
 from trainer.non_finite import NonFiniteError
 from trainer.outcome import MISTAKE
 from trainer.preflight import check, check_output, warn_of_settings
-from trainer.run_directory import CheckpointError, RunDirectory, one_line
+from trainer.run_directory import CheckpointError, Ending, RunDirectory, one_line
 from trainer.saving import Saver, UnsavedError, export_if_missing
 from trainer.session import Session, owes_validation
 from trainer.settings import ConfigError
 from trainer.shard_cache import cache_folder
 from trainer.sharded_state import StateError
-from trainer.start import find_beginning, take_over, write_run
+from trainer.start import find_beginning, reopen, take_over, write_run
 from trainer.stopping import StopRequests, end_at_once, wait_for_first
 from trainer.world import NoDeviceError, RanksApartError, World, check_launcher, has_joined, leave_world
 
@@ -191,10 +191,11 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
     if step >= recipe.last_step and not owed:
         if world.is_first:
             export_if_missing(run, step, recipe.model)
-        _on_first(world, lambda: run.set_outcome("done"))
+        _on_first(world, lambda: _end(run, "done"))
         _log.info("%s: done already, %d steps", run.path, step)
         leave_world()
         return
+    _on_first(world, lambda: reopen(run))
     weights = check_initial_weights(world, arguments.init_from) if arguments.init_from and not step else None
     if recipe.data.verify and not cache:  # a cache has compared them already
         shards.verify(world)
@@ -205,10 +206,29 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
     session = Session(configs, arguments.init_from, recipe, shards, run, world, stop, saver, owed)
     if world.is_first:
         start.held.enter_context(_start_tracking(run, recipe))
-    ending, reason = session.train(step)
+    try:
+        ending, reason = session.train(step)
+    except DamagedShardError as error:
+        if cache and recipe.data.verify:
+            raise LoaderError(f"{error}; it is a copy in data.cache_dir: the same command makes it anew") from error
+        raise
     # All wait for it: to a launcher whose other ranks have ended, the first one's last export may take too long.
-    _on_first(world, lambda: run.set_outcome(ending, reason))
+    _on_first(world, lambda: _end(run, ending, reason))
     leave_world()  # only where all ranks do: with one that failed, NCCL's good order could wait for ever
+
+
+def _end(run: RunDirectory, ending: Ending, reason: str = "") -> None:
+    """Write down how a run ended.
+
+    Raises:
+        UnsavedError: there is no room for it.
+    """
+    try:
+        run.set_outcome(ending, reason)
+    except OSError as error:
+        raise UnsavedError(
+            f"{run.path}: can't be written ({error.strerror}); make room, and give the same command"
+        ) from error
 
 
 def _on_first(world: World, work: Callable[[], _Result]) -> _Result:

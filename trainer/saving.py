@@ -27,7 +27,7 @@ _log = logging.getLogger("pretrain")
 
 
 class UnsavedError(RuntimeError):
-    """What was trained last is lost: no checkpoint of it could be written before an end that something asked for."""
+    """What is asked for is done, but can't be written down: the last steps' checkpoint, or how the run ended."""
 
 
 class Saver:

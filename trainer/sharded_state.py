@@ -140,7 +140,7 @@ def verify_state(directory: Path) -> None:
     """Read every file of a checkpoint once and compare its checksum.
 
     Raises:
-        StateError: a file is missing or not what was written.
+        StateError: a file is missing, can't be read or is not what was written.
     """
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(_verify_file, _paths(directory)))
@@ -164,7 +164,11 @@ def _stored_checksum(path: Path) -> str:
 
 def _verify_file(path: Path) -> None:
     expected = _stored_checksum(path)
-    if not path.is_file() or checksum(path) != expected:
+    try:
+        found = checksum(path) if path.is_file() else None
+    except OSError as error:
+        raise StateError(f"{path}: can't be read ({error.strerror})") from error
+    if found != expected:
         raise StateError(f"{path}: not the bytes that were written")
 
 

@@ -12,6 +12,7 @@ from preprocessing.schema import checksum
 from trainer.checkpoint import RunState, read_run_state, remove_leftovers, set_aside
 from trainer.config import Recipe, advice_on, differences, load_recipe, other_draws, to_toml
 from trainer.corpus import Corpus, directory_checksums
+from trainer.deepspeed_config import other_numbers
 from trainer.files import is_full, write_atomically
 from trainer.initial_model import find_given
 from trainer.leases import hold_run
@@ -19,8 +20,9 @@ from trainer.lineage import code_version, uncommitted_changes
 from trainer.metrics_log import cut_metrics
 from trainer.model import parameter_shapes
 from trainer.naming import name_some
-from trainer.run_directory import CheckpointError, RunDirectory, step_number
+from trainer.run_directory import CheckpointError, RunDirectory, one_line, step_number
 from trainer.sharded_state import StateError, StateReader, verify_state
+from trainer.skipping import skip_setting
 
 _log = logging.getLogger("pretrain")
 
@@ -34,6 +36,14 @@ def take_over(run: RunDirectory, held: contextlib.ExitStack) -> None:
         held.enter_context(hold_run(run))
         if run.ending != "done":
             run.set_outcome(None)
+    except OSError as error:
+        raise _unwritable(run, error) from None
+
+
+def reopen(run: RunDirectory) -> None:
+    """Take back that a run is done: there is more to train."""
+    try:
+        run.set_outcome(None)
     except OSError as error:
         raise _unwritable(run, error) from None
 
@@ -68,18 +78,15 @@ def write_run(
         CheckpointError: the directory can't be written.
     """
     try:
-        run.set_outcome(None)
         aside = set_aside(run, step)
         cut_metrics(run, step)
-        draws = other_draws(load_recipe(run.config), recipe) if run.config.is_file() else []
+        warnings = _warnings(run, recipe, deepspeed_config, step) if step else []
         _write_settings(run, recipe, shards, deepspeed_config, weights, step)
         written = checksum(run.config)
     except OSError as error:
         raise _unwritable(run, error) from None
-    if draws:
-        _log.warning(
-            "%s: from here on the same samples and masks as without this change, but other dropout", "; ".join(draws)
-        )
+    for warning in warnings:
+        _log.warning(warning)
     if aside:
         _log.warning(
             "resuming from step %d: newer checkpoints and exports are now in %s, with a copy of the metrics; delete "
@@ -87,6 +94,24 @@ def write_run(
             step, aside,
         )  # fmt: skip
     return written
+
+
+def _warnings(run: RunDirectory, recipe: Recipe, deepspeed_config: Path, step: int) -> list[str]:
+    """What to say of settings that are not those of the last start, where a run goes on with them after a step."""
+    found, before = [], load_recipe(run.config)
+    if draws := other_draws(before, recipe):
+        found.append(f"{'; '.join(draws)}: from here on the same samples and masks as without this change, but other "
+                     "dropout")  # fmt: skip
+    if numbers := other_numbers(run.deepspeed_config.read_text(encoding="utf-8"), deepspeed_config.read_text("utf-8")):
+        found.append(f"DeepSpeed's configuration is another than at the last start ({'; '.join(numbers)}): samples and "
+                     "masks are the same, but losses will differ")  # fmt: skip
+    again = [span for span in before.data.skip if span not in recipe.data.skip and span[1] > recipe.samples(step)]
+    if again:
+        skip = skip_setting([*recipe.data.skip, *again])
+        found.append(
+            f"the last start passed over samples that this one trains: give {skip}, if they are to be left out"
+        )
+    return found
 
 
 def check_run(run: RunDirectory, recipe: Recipe, shards: Corpus) -> None:
@@ -145,7 +170,7 @@ def _newest_good_step(run: RunDirectory, recipe: Recipe, shards: Corpus) -> int:
             verify_state(checkpoint)
             StateReader(checkpoint, parameter_shapes(recipe.model))
         except (CheckpointError, StateError) as error:
-            _log.warning("skipped a checkpoint: %s", error)
+            _log.warning("skipped a checkpoint: %s", one_line(str(error)))
         else:
             return step_number(checkpoint)
     if candidates:

@@ -1,6 +1,8 @@
 import contextlib
 import dataclasses
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -175,6 +177,20 @@ def test_what_is_set_aside_again_lies_beside_the_first(run):
     assert set_aside(run, 4) is None
 
 
+def test_what_lies_on_another_disk_is_set_aside_too(run, monkeypatch):
+    """Where checkpoints/ is a link or a volume; a rename does not get from one to the other."""
+    for step in (4, 8):
+        commit(run, step)
+
+    def rename(path, target):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path, None, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    aside = set_aside(run, 4)
+    assert (aside / "checkpoints" / "step-000008" / "weights").read_text() == "weights of 8"
+    assert run.candidates() == [run.checkpoint(4)]
+
+
 @pytest.mark.parametrize("cut", [1, 2, 3])
 @pytest.mark.parametrize("step", [0, 4])
 def test_setting_aside_may_be_cut_short(run, monkeypatch, step, cut):
@@ -183,14 +199,14 @@ def test_setting_aside_may_be_cut_short(run, monkeypatch, step, cut):
         commit(run, committed)
     renames = []
 
-    def rename_or_die(path, target, rename=Path.rename):
+    def rename_or_die(path, target, rename=os.rename):
         renames.append(path)
         if len(renames) == cut:
             raise KeyboardInterrupt
         return rename(path, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", rename_or_die)
+        patch.setattr(os, "rename", rename_or_die)
         with contextlib.suppress(KeyboardInterrupt):
             set_aside(run, step)
     run.candidates()

@@ -205,6 +205,17 @@ def test_a_run_s_folder_is_made_with_all_above_it(tmp_path):
         assert names(tmp_path / "runs" / "large") == ["trainer.lock"]
 
 
+def test_who_has_ended_is_not_named_any_more(tmp_path):
+    """Its number may soon be that of another process, which nobody is to signal."""
+    run = RunDirectory(tmp_path)
+    with hold_run(run):
+        assert str(os.getpid()) in run.lock.read_text()
+        with pytest.raises(RunInUseError), hold_run(run, patience=0):
+            pass
+        assert str(os.getpid()) in run.lock.read_text()
+    assert run.lock.read_text() == ""
+
+
 def test_a_run_is_free_when_its_trainer_has_ended(tmp_path, trainer):
     threading.Timer(0.3, trainer.kill).start()
     with hold_run(RunDirectory(tmp_path / "run")):

@@ -57,6 +57,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_with_another_numpy,
     run_pretrain_with_slow_validation,
     run_pretrain_without_patience,
+    run_pretrain_without_room_for_its_outcome,
     run_pretrain_without_streams,
 )
 from tests.trainer.shard_factory import write_shards
@@ -673,6 +674,40 @@ def test_a_run_that_can_not_be_taken_over_is_told(call, tmp_path):
     codes, log = call(world=2)
     assert codes == [2, 2]
     assert len(re.findall(f"^error: {run.path}: can't be written ", log, re.MULTILINE)) == 1
+
+
+def test_a_run_that_is_to_be_trained_for_longer_is_not_done_any_more(call, tmp_path):
+    """Or a job script would take one that fails, or is killed, before its next step for done."""
+    shards = write_shards(tmp_path / "own")
+    assert call("train.max_steps=4", shards=shards)[0] == [0]
+    run, shard = RunDirectory(tmp_path / "run"), shards / "shard-00000-of-00003.arrow"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-9] + b"x" + content[-8:])
+    assert call("train.max_steps=4", shards=shards)[0] == [0]
+    assert run.outcome == ("done", ""), "nothing more is asked for"
+    assert call("train.max_steps=6", shards=shards)[0] == [2]
+    assert run.ending == "failed"
+    shard.write_bytes(content)
+    assert call("train.max_steps=6", shards=shards, task=run_pretrain_without_room_for_its_outcome)[0] == [1]
+    assert run.ending is None
+    codes, log = call("train.max_steps=6", shards=shards, task=run_pretrain_without_room_for_its_outcome)
+    assert codes == [1]
+    assert log.endswith(f"error: {run.path}: can't be written (No space left on device); make room, and give the same "
+                        "command\n")  # fmt: skip
+    assert call("train.max_steps=6", shards=shards)[0] == [0]
+    assert run.outcome == ("done", "")
+
+
+def test_a_copy_that_is_damaged_is_made_anew_by_the_same_command(call, tmp_path):
+    """So a job that is restarted goes on: its shards are as good as they were."""
+    cache = f"data.cache_dir={tmp_path / 'cache'}"
+    codes, log = call(cache, world=2, task=run_pretrain_on_broken_data)
+    assert codes == [1, 1]
+    assert "shard-x: a broken pair; it is a copy in data.cache_dir: the same command makes it anew\n" in log
+    run = RunDirectory(tmp_path / "run")
+    assert run.outcome is None
+    assert call(cache, world=2)[0] == [0, 0]
+    assert run.outcome == ("done", "")
 
 
 def test_a_crash_leaves_no_word(call, tmp_path):

@@ -184,6 +184,14 @@ def test_a_link_to_what_is_no_longer_there_is_a_damaged_file(tmp_path):
         StateReader(tmp_path, SHAPES)
 
 
+def test_a_file_that_a_disk_can_not_read_is_a_damaged_one(tmp_path):
+    path = write(tmp_path, "one rank") / file_name(0, 1)
+    path.unlink()
+    path.symlink_to("/proc/self/mem")  # whose first bytes nobody can read: an error of input and output
+    with pytest.raises(StateError, match=rf"{path.name}: can't be read \(Input/output error\)"):
+        verify_state(tmp_path)
+
+
 def test_a_checksum_whose_bits_have_changed_is_no_checksum(tmp_path):
     """A resume passes over such a checkpoint, to the one before: any other error would end it, time and again."""
     path = write(tmp_path, "one rank") / file_name(0, 1)

@@ -244,6 +244,20 @@ def test_a_run_directory_that_can_not_be_written_is_told_with_what_helps(
         write_run(run, settings, None, deepspeed_config(), None, step=0)
 
 
+def test_settings_that_change_what_is_computed_are_told(begun, recipe, deepspeed_config, caplog):
+    settings, run = load_recipe(recipe, ["data.skip=[[8,16],[40,48]]"]), begun.run
+
+    def start(settings, *, step=4, **changes):
+        caplog.clear()
+        write_run(run, settings, begun.shards, deepspeed_config(**changes), None, step=step)
+        return caplog.text
+
+    assert start(settings, step=0) == start(settings) == ""
+    told = start(load_recipe(recipe, ["data.skip=[[50,56]]"]), zero_optimization={"stage": 3}, bf16=None)
+    assert "(bf16.enabled: True -> None; zero_optimization.stage: 2 -> 3): samples and masks are the same" in told
+    assert "passed over samples that this one trains: give data.skip=[[40,48],[50,56]], if they" in told
+
+
 def test_metrics_that_are_no_file_are_told_before_anything_is_trained(call, tmp_path):
     run = RunDirectory(tmp_path / "run")
     assert call("train.max_steps=2")[0] == [0]
