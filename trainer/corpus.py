@@ -150,7 +150,8 @@ def _open(source: str, cache: Path | None, verify: bool) -> ShardDirectory:
     if cache:
         return cached(source, cache, verify)
     if "://" in source:
-        raise ShardError(f"{source}: not a local directory; set data.cache_dir to one where it is copied to")
+        told = without_credentials(source)
+        raise ShardError(f"{told}: not a local directory; set data.cache_dir to one where it is copied to")
     return ShardDirectory(source)
 
 

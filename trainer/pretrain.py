@@ -221,14 +221,13 @@ def _end(run: RunDirectory, ending: Ending, reason: str = "") -> None:
     """Write down how a run ended.
 
     Raises:
-        UnsavedError: there is no room for it.
+        UnsavedError: it can't be written.
     """
     try:
         run.set_outcome(ending, reason)
     except OSError as error:
-        raise UnsavedError(
-            f"{run.path}: can't be written ({error.strerror}); make room, and give the same command"
-        ) from error
+        told = f"{run.path}: can't be written ({error.strerror}); mend that, and give the same command: no step is lost"
+        raise UnsavedError(told) from error
 
 
 def _on_first(world: World, work: Callable[[], _Result]) -> _Result:

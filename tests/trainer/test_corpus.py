@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -60,7 +61,13 @@ def test_directories_that_do_not_go_together(shards, books, tmp_path):
     with pytest.raises(ShardError, match=r"shards and \S*again are the same shards; name them once"):
         open_corpus([str(shards), str(again)])
     with pytest.raises(ShardError, match=r"^s3://bucket/shards: not a local directory; set data\.cache_dir"):
-        open_corpus(["s3://bucket/shards"])
+        open_corpus(["s3://ada:hunter2@bucket/shards"])
+
+
+def test_a_password_within_a_url_is_no_part_of_a_name(shards, tmp_path):
+    fsspec.filesystem("memory").put(str(shards), "/ada:hunter2@bucket/shards", recursive=True)
+    corpus = open_corpus(["memory://ada:hunter2@bucket/shards"], cache=tmp_path)
+    assert (corpus.name, corpus.short_name(corpus.directories[0])) == ("memory://bucket/shards", "shards")
 
 
 class _Met(Exception):

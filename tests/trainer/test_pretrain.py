@@ -692,8 +692,8 @@ def test_a_run_that_is_to_be_trained_for_longer_is_not_done_any_more(call, tmp_p
     assert run.ending is None
     codes, log = call("train.max_steps=6", shards=shards, task=run_pretrain_without_room_for_its_outcome)
     assert codes == [1]
-    assert log.endswith(f"error: {run.path}: can't be written (No space left on device); make room, and give the same "
-                        "command\n")  # fmt: skip
+    assert log.endswith(f"error: {run.path}: can't be written (No space left on device); mend that, and give the same "
+                        "command: no step is lost\n")  # fmt: skip
     assert call("train.max_steps=6", shards=shards)[0] == [0]
     assert run.outcome == ("done", "")
 
