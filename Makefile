@@ -79,14 +79,15 @@ lint: $(VENV)/.dev
 FIRST := $(addprefix tests/,cluster/test_slurm.py integration/test_kill.py integration/test_whole_path.py \
 	trainer/test_fused.py trainer/test_engine.py trainer/test_pretrain.py cluster/test_kubernetes.py)
 LAST := tests/integration/test_flink.py
-PYTEST := pytest -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder --durations=15 \
-	$(FIRST) $(filter-out $(FIRST) $(LAST),$(sort $(shell find tests -name 'test_*.py'))) $(LAST)
+in_order = $(filter $(1),$(FIRST)) $(filter-out $(FIRST) $(LAST),$(sort $(1))) $(filter $(1),$(LAST))
+PYTEST := pytest -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder --durations=15
 
 test: lint
-	$(PYTEST) -m "not (slow or flink or slurm or kubernetes)"
+	$(PYTEST) -m "not (slow or flink or slurm or kubernetes)" $(call in_order,$(shell find tests -name 'test_*.py'))
 
 test-cluster: $(VENV)/.dev
-	$(PYTEST) -m "slow or flink or slurm or kubernetes"
+	$(PYTEST) -m "slow or flink or slurm or kubernetes" \
+		$(call in_order,$(shell grep -rlE --include='test_*.py' 'mark\.(slow|flink|slurm|kubernetes)' tests))
 
 # The quick form of each; their own --help tells the long ones. benchmarks/make_shards.py wants books of yours.
 bench: $(VENV)/.dev $(DEMO)/shards/manifest.json

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,22 +55,32 @@ def test_ten_kills_at_random_moments_leave_the_curve_of_a_run_that_was_never_kil
     assert not leftovers or all("step-" in name for name in leftovers)
 
 
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> Callable[[str], Launched]:
+    """Launch a training of so many steps, into a run directory of a name."""
+    folder = tmp_path_factory.mktemp("launched")
+    return lambda name: launch("deepspeed", folder, folder / name, STEPS)
+
+
+@pytest.fixture(scope="module")
+def whole(start) -> Path:
+    """A run that nobody killed."""
+    launched = start("whole")
+    assert launched.process.wait(240) == 0
+    return launched.run
+
+
 @pytest.mark.parametrize("rank", [0, 1])
-def test_kill_9_of_a_rank_and_the_same_command_again(tmp_path, rank):
-    def start(run: Path) -> Launched:
-        return launch("deepspeed", tmp_path, run, STEPS)
-
-    whole, run = tmp_path / "whole", tmp_path / "killed"
-    assert start(whole).process.wait(240) == 0
-
-    launched = start(run)
+def test_kill_9_of_a_rank_and_the_same_command_again(start, whole, rank):
+    launched = start(f"killed-{rank}")
+    run = launched.run
     launched.wait_for_lines(35)
     launched.ranks()[rank].kill()
     assert launched.process.wait(60) != 0
     assert len(lines(run)) < STEPS
     assert RunDirectory(run).outcome is None
 
-    assert start(run).process.wait(240) == 0
+    assert start(run.name).process.wait(240) == 0
     assert curve(run) == curve(whole)
     assert RunDirectory(run).outcome == ("done", "")
     exports = [(path / "exports" / f"step-{STEPS:06d}" / "model.safetensors").read_bytes() for path in (run, whole)]
