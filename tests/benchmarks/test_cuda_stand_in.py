@@ -162,7 +162,7 @@ ROWS = [LADDER[0], LADDER[2], LADDER[3], BEST_IN_GRAPHS]
 
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("chosen", "parts"), [
-    (["--kinds", "dropout", "attention", "profile", "error"], {"dropout": 1, "attention": 1, "profile": 2, "error": 5}),
+    (["--kinds", "dropout", "attention", "error"], {"dropout": 1, "attention": 1, "error": 5}),
     (["--rows", *(row.name for row in ROWS)], {"row": len(ROWS)}),
 ], ids=["other parts", "rows"])  # fmt: skip
 def test_parts_of_the_benchmark_are_measured(
