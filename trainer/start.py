@@ -22,7 +22,7 @@ from trainer.model import parameter_shapes
 from trainer.naming import name_some
 from trainer.run_directory import CheckpointError, RunDirectory, one_line, step_number
 from trainer.sharded_state import StateError, StateReader, verify_state
-from trainer.skipping import skip_setting
+from trainer.skipping import count_skipped, skip_setting
 
 _log = logging.getLogger("pretrain")
 
@@ -80,7 +80,7 @@ def write_run(
     try:
         aside = set_aside(run, step)
         cut_metrics(run, step)
-        warnings = _warnings(run, recipe, deepspeed_config, step) if step else []
+        warnings = _warnings(run, recipe, deepspeed_config) if step else []
         _write_settings(run, recipe, shards, deepspeed_config, weights, step)
         written = checksum(run.config)
     except OSError as error:
@@ -96,8 +96,8 @@ def write_run(
     return written
 
 
-def _warnings(run: RunDirectory, recipe: Recipe, deepspeed_config: Path, step: int) -> list[str]:
-    """What to say of settings that are not those of the last start, where a run goes on with them after a step."""
+def _warnings(run: RunDirectory, recipe: Recipe, deepspeed_config: Path) -> list[str]:
+    """What to say of settings that are not those of the last start, where a run goes on with them."""
     found, before = [], load_recipe(run.config)
     if draws := other_draws(before, recipe):
         found.append(f"{'; '.join(draws)}: from here on the same samples and masks as without this change, but other "
@@ -105,12 +105,10 @@ def _warnings(run: RunDirectory, recipe: Recipe, deepspeed_config: Path, step: i
     if numbers := other_numbers(run.deepspeed_config.read_text(encoding="utf-8"), deepspeed_config.read_text("utf-8")):
         found.append(f"DeepSpeed's configuration is another than at the last start ({'; '.join(numbers)}): samples and "
                      "masks are the same, but losses will differ")  # fmt: skip
-    again = [span for span in before.data.skip if span not in recipe.data.skip and span[1] > recipe.samples(step)]
-    if again:
-        skip = skip_setting([*recipe.data.skip, *again])
-        found.append(
-            f"the last start passed over samples that this one trains: give {skip}, if they are to be left out"
-        )
+    skip = recipe.data.skip
+    if again := [span for span in before.data.skip if count_skipped(skip, *span) < span[1] - span[0]]:
+        found.append("the last start passed over samples that this one does not: give "
+                     f"{skip_setting([*skip, *again])}, if they are to be left out where they come")  # fmt: skip
     return found
 
 

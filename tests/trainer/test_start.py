@@ -255,7 +255,8 @@ def test_settings_that_change_what_is_computed_are_told(begun, recipe, deepspeed
     assert start(settings, step=0) == start(settings) == ""
     told = start(load_recipe(recipe, ["data.skip=[[50,56]]"]), zero_optimization={"stage": 3}, bf16=None)
     assert "(bf16.enabled: True -> None; zero_optimization.stage: 2 -> 3): samples and masks are the same" in told
-    assert "passed over samples that this one trains: give data.skip=[[40,48],[50,56]], if they" in told
+    assert "passed over samples that this one does not: give data.skip=[[8,16],[40,48],[50,56]], if they" in told
+    assert start(load_recipe(recipe, ["data.skip=[[44,60]]"])).count("give data.skip=") == 0
 
 
 def test_metrics_that_are_no_file_are_told_before_anything_is_trained(call, tmp_path):
