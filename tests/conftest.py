@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,3 +53,17 @@ def _logging_as_it_was() -> Iterator[None]:
     yield
     root.setLevel(level)
     root.handlers[:] = handlers
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_they_were() -> Iterator[None]:
+    """What a process holds back or ignores, all programs of later tests would inherit."""
+    before = _unheard()
+    yield
+    assert _unheard() == before
+
+
+def _unheard() -> set[int]:
+    """The signals that don't reach this process's programs."""
+    held_back = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    return {number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN} | held_back

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import subprocess
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
@@ -117,7 +118,6 @@ def test_all_commands_have_this_parser() -> None:
 @pytest.mark.parametrize(
     ("command", "typo", "meant"),
     [
-        ("preprocessing.beam_cli run preprocessing/make_shards.py", "--train_vocab", "--train-vocab"),
         ("preprocessing.inspect", "--histogram", "--histograms"),
         ("trainer.pretrain", "--ouput", "--output"),
         ("eval.run", "--learning-rate", "--learning-rates"),
@@ -131,9 +131,27 @@ def test_a_misspelt_option_is_told_with_what_was_meant(
     command: str, typo: str, meant: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Though what the command needs is not given."""
-    name, *words = command.split()
     with pytest.raises(SystemExit, match="2"):
-        sys.exit(importlib.import_module(name).main([*words, typo, "3"]))
-    said = capfd.readouterr().err
+        sys.exit(importlib.import_module(command).main([typo, "3"]))
+    assert_told(capfd.readouterr().err, typo, meant)
+
+
+def test_a_misspelt_option_is_told_by_a_job_on_beam_too() -> None:
+    """In a process of its own: beam runs the job as a script, and a script changes how its process takes signals."""
+    words = [
+        sys.executable,
+        "-m",
+        "preprocessing.beam_cli",
+        "run",
+        "preprocessing/make_shards.py",
+        "--train_vocab",
+        "3",
+    ]
+    run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert run.returncode == 2
+    assert_told(run.stderr, "--train_vocab", "--train-vocab")
+
+
+def assert_told(said: str, typo: str, meant: str) -> None:
     assert said.endswith(f"error: unknown option {typo!r}: did you mean {meant!r}?; see --help\n")
     assert said.count("\n") == 1
