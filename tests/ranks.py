@@ -140,6 +140,7 @@ def _rank(
     arguments: tuple[Any, ...],
 ) -> None:
     os.environ.update(launched(rank, world, port), OMP_NUM_THREADS="1")
+    _hasten()
     gc.freeze()  # a trainer's collections, where an engine ends, would look through all that was imported
     with Path(log or os.devnull).open("ab") as sink:
         os.dup2(sink.fileno(), 1)  # below Python: compilers and launchers that DeepSpeed calls print there too
@@ -150,3 +151,13 @@ def _rank(
     except BaseException:  # SystemExit too: the caller must hear of it
         outcome = (traceback.format_exc(), None)
     pipe.send(outcome)
+
+
+def _hasten() -> None:
+    """Leave out what takes most of a training of a second: a large product's speed, oneDNN's code for each small one."""
+    import torch  # as the fork server has, and whoever only asks for a port has not
+
+    from trainer import metrics
+
+    metrics._SIZE["cpu"], metrics._SECONDS["cpu"] = 64, 0.0
+    torch.backends.mkldnn.set_flags(False)

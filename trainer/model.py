@@ -4,10 +4,11 @@ B sequences, T tokens of all of them laid end to end, R of them selected, D mode
 F feed-forward, V vocabulary, P predictions.
 """
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -418,10 +419,20 @@ def _truncated_normal(shape: torch.Size, std: float, generator: torch.Generator)
 
 
 def parameter_shapes(config: BertConfig) -> dict[str, torch.Size]:
-    """Name -> shape of every parameter of BertForPreTraining, without memory for them."""
+    """Name -> shape of every parameter of BertForPreTraining in its order, without memory for them.
+
+    One layer is built, as all are like it: a plan asks for shapes hundreds of times.
+    """
     with torch.device("meta"):
-        model = BertForPreTraining(config, seed=None)
-    return {name: parameter.shape for name, parameter in model.named_parameters()}
+        model = BertForPreTraining(replace(config, num_hidden_layers=1), seed=None)
+    shapes: dict[str, torch.Size] = {}
+    first = "bert.layers.0."
+    named = ((name, parameter.shape) for name, parameter in model.named_parameters())
+    for of_layer, group in itertools.groupby(named, key=lambda item: item[0].startswith(first)):
+        parameters = list(group)
+        for index in range(config.num_hidden_layers if of_layer else 1):
+            shapes |= {name.replace(first, f"bert.layers.{index}."): shape for name, shape in parameters}
+    return shapes
 
 
 def joined_sizes(shapes: Mapping[str, torch.Size]) -> dict[str, list[int]]:

@@ -64,6 +64,12 @@ def run_pretrain(arguments: list[str]) -> int:
     return pretrain.main(arguments)
 
 
+def run_pretrain_with_onednn(arguments: list[str]) -> int:
+    """The trainer's main with the products that users have on a CPU."""
+    torch.backends.mkldnn.set_flags(True)
+    return pretrain.main(arguments)
+
+
 def run_pretrain_where_held_out_storage_fails_for_rank_1(arguments: list[str]) -> int:
     """The trainer's main; one rank can't open held-out shards."""
     open_shard = pyarrow.memory_map

@@ -32,6 +32,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_in_emulated_graphs,
     run_pretrain_where_new_memory_holds_nan,
     run_pretrain_with_a_quick_compiler,
+    run_pretrain_with_onednn,
     run_pretrain_with_the_attention_of_a_gpu,
     train_into_what_is_no_number,
 )
@@ -110,7 +111,7 @@ def plain_loop(request, recipe, shards):
     return overrides, losses, norms
 
 
-@pytest.mark.parametrize(("stage", "world"), [(0, 2), (1, 2), (2, 2), (2, 4), (3, 1), (3, 2)])
+@pytest.mark.parametrize(("stage", "world"), [(0, 2), (1, 2), (2, 4), (3, 2)])
 def test_every_zero_stage_in_float32_is_the_plain_loop(train, plain_loop, deepspeed_config, tmp_path, stage, world):
     settings, losses, norms = plain_loop
     config = deepspeed_config(**FLOAT32, zero_optimization={"stage": stage})
@@ -129,9 +130,8 @@ def test_a_rank_takes_the_device_of_its_place_on_the_node():
 WAYS = {
     **{f"offload, ZeRO {stage}": (
         {**FLOAT32, "zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"}}}, [], 1e-5
-    ) for stage in (1, 2, 3)},
+    ) for stage in (2, 3)},
     "offload, ZeRO 2, bf16": ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, [], 2e-3),
-    "checkpointed activations": (FLOAT32, ["model.activation_checkpointing=true"], 1e-5),
     "checkpointed activations, ZeRO 3": (
         {**FLOAT32, "zero_optimization": {"stage": 3}}, ["model.activation_checkpointing=true"], 1e-5
     ),
@@ -156,8 +156,9 @@ def test_every_way_to_train_is_the_plain_loop_and_goes_on_bit_for_bit(
     """20 steps of two ranks, two micro-batches accumulated."""
     settings, losses, _ = plain_loop
     changes, more, tolerance = WAYS[way]
-    task = run_pretrain_with_a_quick_compiler if "compiled" in way else run_pretrain
-    train = functools.partial(train, task=run_pretrain_in_emulated_graphs if "graphs" in way else task)
+    tasks = {"graphs": run_pretrain_in_emulated_graphs, "compiled": run_pretrain_with_a_quick_compiler}
+    task = next((task for word, task in tasks.items() if word in way), run_pretrain_with_onednn)
+    train = functools.partial(train, task=task)
     config, settings = deepspeed_config(**changes), [*settings, *more, "log.validate_every=0", "checkpoint.every=20"]
     whole = train(tmp_path / "whole", config, 2, *settings)
     np.testing.assert_allclose(curve(whole), losses, rtol=tolerance)

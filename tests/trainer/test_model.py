@@ -16,7 +16,15 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import trainer.model as model_module
-from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, BertModel, initialize, parameter_count
+from trainer.model import (
+    EMPTY_SLOT,
+    BertConfig,
+    BertForPreTraining,
+    BertModel,
+    initialize,
+    parameter_count,
+    parameter_shapes,
+)
 from trainer.model import pretraining_losses as losses_of
 from trainer.packing import PackedTokens
 
@@ -99,8 +107,10 @@ class TestConfig:
         assert sum(p.numel() for p in model.parameters()) == count
 
     @pytest.mark.parametrize("config", [TINY, tiny(pre_layer_norm=True), tiny(type_vocab_size=5, num_hidden_layers=1)])
-    def test_parameter_count_of_any_size(self, config):
-        assert parameter_count(config) == sum(p.numel() for p in BertForPreTraining(config).parameters())
+    def test_shapes_and_count_of_any_size(self, config):
+        shapes = [(name, p.shape) for name, p in BertForPreTraining(config).named_parameters()]
+        assert list(parameter_shapes(config).items()) == shapes
+        assert parameter_count(config) == sum(shape.numel() for _, shape in shapes)
 
 
 class TestInitialization:
