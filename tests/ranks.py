@@ -59,10 +59,13 @@ def run_ranks(world: int, task: Callable[..., Any], *arguments: Any, log: Path |
         AssertionError: a rank raised, died or hung; the message has what it printed.
     """
     ranks = _start(world, task, arguments, log)
+    patience = 0.0
     try:
-        return [_result(rank, pipe) for rank, (_, pipe) in enumerate(ranks)]
+        results = [_result(rank, pipe) for rank, (_, pipe) in enumerate(ranks)]
+        patience = 5.0  # seconds, for what a rank does after its task
     finally:
-        _end(ranks)
+        _end(ranks, patience)
+    return results
 
 
 def run_ranks_and_kill(
@@ -114,9 +117,9 @@ def _start(
     return ranks
 
 
-def _end(ranks: list[tuple[ForkServerProcess, Connection]]) -> None:
+def _end(ranks: list[tuple[ForkServerProcess, Connection]], patience: float) -> None:
     for process, _ in ranks:
-        process.join(5)
+        process.join(patience)
         process.kill()
 
 
@@ -154,7 +157,7 @@ def _rank(
 
 
 def _hasten() -> None:
-    """Leave out what takes most of a training of a second: a large product's speed, oneDNN's code for each small one."""
+    """Leave out what a training of a second mostly does: time large products, have oneDNN write code for small ones."""
     import torch  # as the fork server has, and whoever only asks for a port has not
 
     from trainer import metrics

@@ -31,7 +31,7 @@ time.sleep(600)
 def test_at_the_end_a_program_is_killed_with_all_that_it_started(tmp_path: Path):
     told = tmp_path / "pid"
     with pytest.raises(RuntimeError, match="endless was not done"):
-        run_programs({"endless": [sys.executable, "-c", ENDLESS, told]}, tmp_path, seconds_since_start() + 12)
+        run_programs({"endless": [sys.executable, "-c", ENDLESS, told]}, tmp_path, seconds_since_start() + 5)
     child = int(told.read_text())
     for _ in range(300):  # the kernel takes its time
         if not is_there(child):

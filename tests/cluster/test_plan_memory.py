@@ -1,5 +1,6 @@
 """The plan's bytes against those that PyTorch and DeepSpeed really allocate."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -30,6 +31,7 @@ SHAPES = {
     "wide": (WIDE, MicroBatch(4, 64, 40)),
 }
 WIDTHS = {torch.float32: 4, torch.bfloat16: 2}
+WAYS = [*itertools.product(("small", "wide"), WIDTHS, (False, True)), ("relu", torch.bfloat16, False)]
 
 
 def losses(config, batch, dtype):
@@ -69,9 +71,7 @@ class Kept:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("dtype", WIDTHS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "dtype", "checkpointing"), WAYS, ids=str)
 def test_activations_are_what_autograd_keeps(shape, dtype, checkpointing, dropout):
     config, batch = SHAPES[shape]
     config = replace(
@@ -147,9 +147,7 @@ def test_activations_of_kernels_of_our_own(length, checkpointing, dropout, dtype
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")  # torch's, where it is told to leave oneDNN out
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("dtype", WIDTHS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "dtype", "checkpointing"), WAYS, ids=str)
 def test_the_peak_is_that_of_the_allocator(shape, dtype, checkpointing, monkeypatch):
     monkeypatch.setattr(products, "LACKING", set())  # as on a GPU, whatever this processor lacks
     config, batch = SHAPES[shape]

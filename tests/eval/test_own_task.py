@@ -101,6 +101,7 @@ def test_it_goes_with_glue_in_one_command_from_one_folder(export: Path, tmp_path
     assert {name: of["details"]["examples"]["train"] for name, of in found.items()} == {"tickets": 24, "mrpc": 48}
 
 
+@pytest.mark.slow
 def test_processes_share_it(export: Path, tmp_path: Path) -> None:
     task, data = write_task(tmp_path / "mine", TICKETS), write_tickets(tmp_path / "data")
     assert evaluate(export, task, data, tmp_path / "out", "--workers", "2") == 0

@@ -639,7 +639,9 @@ def test_a_run_of_its_own(export: Path, tmp_path: Path, store: str, capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("stdout", "encoding"), [("/dev/full", "utf-8"), ("letters", "ascii")], ids=["nobody reads", "letters that lack"]
+    ("stdout", "encoding"),
+    [("/dev/full", "utf-8"), pytest.param("letters", "ascii", marks=pytest.mark.slow)],
+    ids=["nobody reads", "letters that lack"],
 )
 def test_what_cannot_be_shown_is_not_lost(export: Path, tmp_path: Path, store: str, stdout: str, encoding: str) -> None:
     command = [sys.executable, "-m", "eval.run", "--checkpoint", export, "--tasks", "fill_mask", "--output", "runs/new"]

@@ -64,6 +64,7 @@ def test_vocabulary_shards_training_evaluation_report(dump: str, tmp_path: Path)
     assert list((tmp_path / "report").glob("*.png"))
 
 
+@pytest.mark.slow
 def test_the_short_way_from_a_folder_of_texts_to_a_small_model(tmp_path: Path):
     """What docs/preprocessing.md says, with fewer layers and steps."""
     page = (ROOT / "docs" / "preprocessing.md").read_text(encoding="utf-8")
@@ -88,7 +89,6 @@ def test_the_short_way_from_a_folder_of_texts_to_a_small_model(tmp_path: Path):
     ("command", "words"),
     [
         (["beam", "run", "preprocessing/make_shards.py", "--help"], ["--wikipedia", "--duplicates", "example:"]),
-        (["python", "preprocessing/make_shards.py", "--help"], ["--wikipedia", "--train-vocab"]),
         (["python", "trainer/pretrain.py", "--help"], ["--config", "--shards", "section.key=value", "goes on"]),
         (["python", "-m", "eval.run", "--help"], ["--checkpoint", "--tasks", "--shards"]),
     ],
@@ -99,7 +99,7 @@ def test_help_reads_like_a_good_tool_s(command: list[str], words: list[str]):
     assert "Traceback" not in text
 
 
-@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize("slow", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_user_s_mistake_comes_through_the_launcher_as_exit_code_2(slow: int, tmp_path: Path, monkeypatch):
     """Told once, also where the first rank is still at its imports when another has found the mistake."""
     (tmp_path / "sitecustomize.py").write_text(

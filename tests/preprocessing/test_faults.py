@@ -380,7 +380,7 @@ def command(*arguments: object, environment: dict[str, str] | None = None, limit
     )
 
 
-@pytest.mark.parametrize("mode", [(), TWO_PROCESSES])
+@pytest.mark.parametrize("mode", [(), pytest.param(TWO_PROCESSES, marks=pytest.mark.slow)])
 def test_a_limit_on_files_is_like_a_full_disk(
     books: Path, vocabulary_file: Path, tmp_path: Path, mode: tuple[str, ...]
 ) -> None:
@@ -411,7 +411,7 @@ preprocessing.text.clean = clean
 """
 
 
-@pytest.mark.parametrize("mode", [(), TWO_PROCESSES])
+@pytest.mark.parametrize("mode", [(), pytest.param(TWO_PROCESSES, marks=pytest.mark.slow)])
 def test_a_document_that_takes_for_ever_ends_the_job_and_is_named(
     books: Path, vocabulary_file: Path, tmp_path: Path, mode: tuple[str, ...]
 ) -> None:

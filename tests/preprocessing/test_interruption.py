@@ -115,7 +115,12 @@ def start(*command: object, ignored: bool = False) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize(
-    ("workers", "moment"), [(1, "preprocessing.watchdog"), (2, "sdk_worker_main"), (2, "preprocessing.watchdog")]
+    ("workers", "moment"),
+    [
+        (1, "preprocessing.watchdog"),
+        (2, "sdk_worker_main"),
+        pytest.param(2, "preprocessing.watchdog", marks=pytest.mark.slow),
+    ],
 )
 def test_a_job_ends_at_once_whatever_it_is_at(
     books: Path, vocabulary_file: Path, tmp_path: Path, workers: int, moment: str
@@ -146,6 +151,7 @@ def test_sigterm_ends_workers_that_have_hardly_begun(books: Path, vocabulary_fil
     assert process.returncode == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_started_meanwhile_ends_too(books: Path, vocabulary_file: Path, tmp_path: Path) -> None:
     """It would wait for minutes for the job that started it."""
     options = ("--vocab", vocabulary_file, "--output", tmp_path / "out", "--direct_num_workers=2")

@@ -37,6 +37,7 @@ def command(books: Path, vocabulary_file: Path, tmp_path: Path) -> list[str]:
     return ["beam", "run", "preprocessing/make_shards.py", "--books", str(books / "*.txt"), *options]
 
 
+@pytest.mark.slow
 def test_a_proxy_is_not_asked_for_the_way_to_this_machine(command: list[str], tmp_path: Path) -> None:
     """As clusters set it: gRPC would ask it for localhost too, and workers wait for ever."""
     environment = {**os.environ, "http_proxy": "http://127.0.0.1:1", "https_proxy": "http://127.0.0.1:1"}
@@ -44,6 +45,7 @@ def test_a_proxy_is_not_asked_for_the_way_to_this_machine(command: list[str], tm
     assert ShardDirectory(tmp_path / "out").manifest.statistics["documents"]["in_shards"] == 12
 
 
+@pytest.mark.slow
 def test_workers_that_die_before_anyone_knows_them_end_the_job(command: list[str], tmp_path: Path) -> None:
     """Beam would wait for ever for what they say."""
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)

@@ -47,7 +47,13 @@ def sampled(books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tup
 
 @pytest.mark.parametrize(
     ("bytes_", "case", "mode"),
-    [(20_000, (), ()), (20_000, (), TWO_PROCESSES), (1, (), ()), (10**8, (), ()), (20_000, ("--cased",), ())],
+    [
+        (20_000, (), ()),
+        pytest.param(20_000, (), TWO_PROCESSES, marks=pytest.mark.slow),
+        (1, (), ()),
+        (10**8, (), ()),
+        (20_000, ("--cased",), ()),
+    ],
     ids=["some", "two", "one", "all", "cased"],
 )
 def test_the_vocabulary_of_the_command_and_its_shards(

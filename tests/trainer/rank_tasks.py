@@ -193,12 +193,12 @@ def run_pretrain_and_die_before_the_run_has_begun(arguments: list[str]) -> int:
 
 
 def run_pretrain_with_slow_validation(arguments: list[str]) -> int:
-    """The trainer's main; a batch of the validation takes three seconds."""
+    """The trainer's main; a batch of the validation takes 1.6 seconds."""
     losses = Engine._losses
 
     def slow_losses(self: Engine, batch: Batch) -> Losses:
         if not self._engine.module.training:
-            time.sleep(3)
+            time.sleep(1.6)
         return losses(self, batch)
 
     Engine._losses = slow_losses  # type: ignore[method-assign]

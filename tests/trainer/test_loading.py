@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from preprocessing.schema import ShardDirectory
 from tests.limits import too_many_open_files
@@ -20,6 +21,12 @@ from tests.trainer.shard_factory import write_shards
 from trainer.data import DataConfig, SampleStream
 from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps, _end, _start
 from trainer.masking import MaskingConfig
+
+
+@pytest.fixture(autouse=True)
+def _looked_after_often(monkeypatch):
+    """torch looks every five seconds whether a process that says nothing is still there."""
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))
 
 
 def steps_of(path, **data):

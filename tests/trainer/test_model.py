@@ -461,7 +461,7 @@ class TestWithoutData:
         added = [{name: count for name, count in each.items() if name != "index_select"} for each in counts]
         assert added[0] == added[1] == {"index_add": 3}  # what is predicted, once a step: of a row one is not zero
 
-    @pytest.mark.parametrize("attention_dropout", [0.0, 0.1])
+    @pytest.mark.parametrize("attention_dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
     def test_a_compiled_layer_is_one_graph_for_all_layers_and_batches(self, attention_dropout):
         """One with all tokens and one with those that are read, each for the first size and for any."""
         graphs = []

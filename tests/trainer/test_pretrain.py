@@ -415,9 +415,9 @@ def test_a_signal_on_a_full_disk_costs_the_steps_since_the_checkpoint_before(cal
 def test_a_rank_that_hangs_is_noticed_by_the_others(call, tmp_path, task, where):
     """The last rank stops dead (SIGSTOP), within a step or after the last; the other says where it waits, and ends."""
     with pytest.raises(AssertionError, match="rank 0 died"):
-        call("train.hang_seconds=15", world=2, task=task)
+        call("train.hang_seconds=8", world=2, task=task)
     log = (tmp_path / "log").read_text()
-    assert "Timeout (0:00:15)!" in log
+    assert "Timeout (0:00:08)!" in log
     assert all(re.search(words, log) for words in where)
 
 
@@ -748,8 +748,8 @@ def test_no_rank_ends_before_the_outcome_is_written(call, tmp_path):
 
 
 def test_a_validation_that_takes_longer_than_a_hang_is_none(call, tmp_path):
-    """Six batches of 3 s each."""
-    codes, _ = call("train.max_steps=4", "train.hang_seconds=15", task=run_pretrain_with_slow_validation)
+    """Six batches of 1.6 s each."""
+    codes, _ = call("train.max_steps=4", "train.hang_seconds=8", task=run_pretrain_with_slow_validation)
     assert codes == [0]
     assert [line["step"] for line in read_lines(tmp_path / "run" / "validation.jsonl")] == [4]
 
