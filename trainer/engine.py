@@ -17,12 +17,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import deepspeed
 import pydantic
 import torch
 import torch.distributed
-from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from torch import Tensor, nn
 
 from trainer.allocator import bound_kernel_caches, keep_freed_memory
@@ -33,6 +30,7 @@ from trainer.determinism import use_deterministic_kernels
 from trainer.fp8 import to_fp8
 from trainer.gradients import add_up_at_once, scale_down, take_norm_once, total_norm
 from trainer.graphs import InGraphs
+from trainer.lean_imports import without
 from trainer.loss_scale import LossScale, is_exhausted, put_loss_scale, scale_after_updates, take_loss_scale
 from trainer.metrics import Laps, training_flops
 from trainer.model import EMPTY_SLOT, BertForPreTraining, Losses, joined_sizes, parameter_shapes, pretraining_losses
@@ -44,6 +42,11 @@ from trainer.philox import derive_seed
 from trainer.settings import ConfigError, first_problem
 from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, StateReader
 from trainer.world import NoDeviceError, RanksApartError, World
+
+with without("mlflow"):  # which its autotuner has every rank import: a third of a start
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 
 _log = logging.getLogger("pretrain")
 
