@@ -54,6 +54,7 @@ class RunState:
     code: dict[str, Any] = field(default_factory=dict)  # that trains; see trainer.lineage.code_version
     trend: LossTrend | None = None  # of the losses so far
     learner: Learner | None = None  # None where an earlier version wrote it
+    arithmetic: str | None = None  # of the first rank's device; see trainer.determinism.arithmetic_of
 
 
 _RUN_STATE = pydantic.TypeAdapter(RunState)

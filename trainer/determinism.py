@@ -7,6 +7,13 @@ import torch
 _CUBLAS_MEMORY = "CUBLAS_WORKSPACE_CONFIG"
 
 
+def arithmetic_of(device: torch.device) -> str:
+    """By what it computes, on which last bits depend: a GPU's name, or the widest vectors that torch has on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"a CPU with {torch.backends.cpu.get_cpu_capability()}"
+
+
 def use_deterministic_kernels(wanted: bool, device: torch.device) -> None:
     """Have torch take, for all of this process, kernels that give the same bits at every run; or whatever is fastest.
 

@@ -19,6 +19,7 @@ from trainer.checkpoint import Learner, RunState, read_run_state
 from trainer.config import Phase, Recipe
 from trainer.corpus import Corpus, train_stream
 from trainer.data import Batch
+from trainer.determinism import arithmetic_of
 from trainer.divergence import Divergence
 from trainer.engine import Engine, GlobalCounts
 from trainer.initial_model import GivenCheckpoint, GivenExport, find_given
@@ -322,6 +323,7 @@ class Session:
             learner=Learner(
                 asdict(recipe.model), self.shards.vocabulary.blake2b, recipe.optimizer.name, recipe.train.seed
             ),
+            arithmetic=arithmetic_of(self.world.device),
         )
 
 
@@ -357,6 +359,12 @@ def _warn_of_other_bits(state: RunState, world: World, code: Mapping[str, Any]) 
             "losses may differ in the last bits",
             "; ".join(apart),
         )
+    if state.arithmetic not in (None, here := arithmetic_of(world.device)):
+        _log.warning(
+            "checkpoint was written on %s, resuming on %s: samples, masks and dropout are the same, but losses may "
+            "differ in the last bits",
+            state.arithmetic, here,
+        )  # fmt: skip
     if (state.world_size, state.threads) != (world.size, torch.get_num_threads()):
         _log.warning(
             "checkpoint was written with %d rank(s) x %d thread(s), resuming with %d x %d: samples, masks and dropout "

@@ -12,6 +12,7 @@ from tests.trainer.shard_factory import write_shards
 from trainer.checkpoint import RunState
 from trainer.config import load_recipe
 from trainer.corpus import open_corpus
+from trainer.determinism import arithmetic_of
 from trainer.engine import GlobalCounts
 from trainer.files import append_line, read_lines
 from trainer.lineage import code_version
@@ -240,6 +241,15 @@ def test_a_resume_by_other_libraries_that_compute_may_differ_in_the_last_bits(ca
     now = {"libraries": {"torch": "2.12.0", "mlflow": "3.18"}}
     _warn_of_other_bits(state, World(0, 1, torch.device("cpu")), now)
     assert [re.search(r"\((.*)\)", message)[1] for message in caplog.messages] == told
+
+
+@pytest.mark.parametrize("then", [None, "as here", "NVIDIA H200"])
+def test_a_resume_on_another_device_may_differ_in_the_last_bits(caplog, then):
+    here = arithmetic_of(torch.device("cpu"))
+    state = RunState(4, 32, 1, torch.get_num_threads(), "m", "c", arithmetic=here if then == "as here" else then)
+    _warn_of_other_bits(state, World(0, 1, torch.device("cpu")), {"libraries": {}})
+    told = f"written on NVIDIA H200, resuming on {here}: samples, masks and dropout are the same, but losses may differ"
+    assert [told in message for message in caplog.messages] == [True] * (then == "NVIDIA H200")
 
 
 def test_rates_are_of_the_time_that_a_step_waits_and_computes():
