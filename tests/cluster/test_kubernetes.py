@@ -34,7 +34,7 @@ from tests.cluster.k8s.kustomize import needs_kubectl, write
 from tests.conftest import LAB, ROOT
 from tests.ranks import run_ranks
 from tests.trainer.conftest import TINY
-from tests.trainer.rank_tasks import run_pretrain
+from tests.trainer.rank_tasks import run_pretrain_with_onednn
 from tests.trainer.shard_factory import SPECIAL, write_shards
 from trainer.config import load_recipe
 
@@ -200,7 +200,7 @@ def uninterrupted(tmp_path_factory) -> list[tuple]:
     (folder / "recipe.toml").write_text(RECIPE)
     arguments = ["--config", folder / "recipe.toml", "--deepspeed_config", ROOT / "ds_config.json",
                  "--shards", folder / "shards", "--output", folder / "run"]  # fmt: skip
-    assert run_ranks(2, run_pretrain, list(map(str, arguments))) == [0, 0]
+    assert run_ranks(2, run_pretrain_with_onednn, list(map(str, arguments))) == [0, 0]
     return curve(folder / "run")
 
 
