@@ -66,6 +66,7 @@ CASES = {
     ),
     "CoNLL": Case(Tags(context=False), "classifier", lambda data: conll.read(data, "dev")),
 }
+ALIKE = ("RTE", "SST-2")  # are of the kinds of MRPC and CoLA
 
 
 def samples_of(case: Case, data: Path) -> list[Sample]:
@@ -106,8 +107,8 @@ def trimmed(samples: Sequence[Sample], layers: int, directory: Path) -> tuple[li
 @pytest.mark.parametrize(
     ("name", "layers"),
     [
-        *((name, 2) for name in CASES if name not in ("RTE", "SST-2")),  # which are of the kinds of MRPC and CoLA
-        *(pytest.param(name, 6, marks=pytest.mark.slow) for name in CASES),
+        *((name, 2) for name in CASES if name not in ALIKE),
+        *(pytest.param(name, 6, marks=pytest.mark.slow) for name in (*ALIKE, "STS-B", "CODAH", "SQuAD", "CoNLL")),
     ],
 )
 def test_the_same_losses_for_fifty_steps(name: str, layers: int, real_data: Path, tmp_path: Path) -> None:
