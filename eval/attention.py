@@ -34,7 +34,7 @@ with needs("eval"):
     from eval.errors import UsageError
     from eval.pages import render_page
     from eval.pictures import save_picture
-    from eval.pretrained import load_pretrained, pack
+    from eval.pretrained import check_finite, load_pretrained, pack
     from preprocessing.command_line import OneLineParser
     from preprocessing.figures import FONTS
     from preprocessing.terminal import in_line, show, tell_error
@@ -113,6 +113,7 @@ def picture(export: Path, a: str, b: str | None = None) -> Picture:
     if len(encoding.ids) > positions:
         raise UsageError(f"{len(encoding.ids)} tokens, but the model has {positions} positions; give shorter texts")
     weights = attention_weights(model.bert, pack([encoding]))[0]
+    check_finite(weights)
     return Picture(list(encoding.tokens), weights.numpy())
 
 

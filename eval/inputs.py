@@ -138,6 +138,9 @@ def _check_tokenizer(path: Path, tokenizer: Tokenizer, config: BertConfig) -> No
             f"{file}: has the id {largest}, but the model's vocabulary {config.vocab_size} entries; "
             "take tokenizer and weights of one model"
         )
+    unknown = json.loads(tokenizer.to_str())["model"].get("unk_token")
+    if unknown is not None and unknown not in vocabulary:
+        raise UsageError(f"{file}: has the unk_token {unknown!r}, which its vocabulary lacks; set it to [UNK] there")
     number, count = Counter(vocabulary.values()).most_common(1)[0]
     if count > 1:
         one, other, *_ = sorted(token for token, i in vocabulary.items() if i == number)

@@ -102,7 +102,7 @@ def without_effect(arguments: argparse.Namespace, tasks: Sequence[Task]) -> Iter
             yield f"{shown}: for {what} only, without effect on {names}"
     learned = [task for task in tasks if isinstance(task, FineTuned)]
     if arguments.test and (untested := [task.name for task in learned if not task.test]):
-        yield f"--test: without effect on {', '.join(untested)}, which have no test set besides what they are judged on"
+        yield f"--test: without effect on {', '.join(untested)}: no test set besides what is judged on"
 
 
 _HEEDED: tuple[tuple[str, tuple[str, ...], Callable[[Task], bool]], ...] = (

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 import torch
 from tokenizers import Encoding, Tokenizer
+from torch import Tensor
 
+from eval.errors import UsageError
 from eval.inputs import open_checkpoint
 from trainer.hugging_face import Export
 from trainer.model import BertForPreTraining
@@ -40,6 +42,16 @@ def build(export: Export) -> BertForPreTraining:
     model = BertForPreTraining(export.config, seed=None)
     model.load_state_dict(export.state)
     return model.float().eval()
+
+
+def check_finite(*computed: Tensor) -> None:
+    """See that what a model computes are numbers: products of finite weights may have none.
+
+    Raises:
+        UsageError: they are not.
+    """
+    if not all(bool(values.isfinite().all()) for values in computed):
+        raise UsageError("the model computes NaN or infinity, for its weights are too large; take another export")
 
 
 def pack(encodings: Sequence[Encoding], device: torch.device | None = None) -> PackedTokens:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eval.encoding import mask_places
+from eval.pretrained import check_finite
 from preprocessing.schema import ShardDirectory
 from trainer.data import Batch
 from trainer.metrics import perplexity
@@ -139,6 +140,7 @@ def score(model: BertForPreTraining, batches: Iterable[Batch]) -> Outcomes:
 def _score_batch(model: BertForPreTraining, batch: Batch) -> Outcomes:
     sent = batch.to(_device(model))
     word_logits, nsp_logits = model(sent.tokens, sent.positions)
+    check_finite(word_logits, nsp_logits)
     words = _losses_and_hits(word_logits, sent.mlm_labels).cpu()  # [P, V] -> [3, P]
     by_sample = words.new_zeros(3, len(batch.nsp_labels)).index_add_(1, batch.sequences, words)  # [3, P] -> [3, B]
     sentences = _losses_and_hits(nsp_logits, sent.nsp_labels).cpu()  # [B, 2] -> [3, B]
@@ -247,6 +249,7 @@ def _fill(model: BertForPreTraining, tokenizer: Tokenizer, sentence: str, top: i
     positions = torch.tensor(mask_places(tokenizer, encoding)).to(device)
     # From left to right the token before says what comes next; the first one is [CLS].
     logits, _ = model(tokens, positions - 1 if model.config.is_decoder else positions)
+    check_finite(logits)
     words = logits[:, : tokenizer.get_vocab_size()]  # a model may have more rows than the vocabulary has tokens
     best = words.float().softmax(dim=-1).topk(min(top, words.shape[1]))
     masks = zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -42,7 +42,9 @@ from trainer.files import write_atomically
 
 RESULTS = "results.json"
 FORMAT_VERSION = 2
-NEXT_WORDS, UNTRAINED = "next words", "an untrained head"  # what figures of mlm and nsp are of instead
+# What figures of mlm and nsp are of instead; what lies in WITHOUT_MEANING is in no report and not in MLflow.
+NEXT_WORDS, UNTRAINED, ONE_SEGMENT = "next words", "an untrained head", "samples of one segment"
+WITHOUT_MEANING = (UNTRAINED, ONE_SEGMENT)
 
 # Folders beside it: the best points' predictions and models, and what frozen encoders compute meanwhile. All others
 # are named like tasks.

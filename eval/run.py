@@ -44,7 +44,7 @@ with needs("eval"):
         PREDICTED,
         RESULTS,
         STATES,
-        UNTRAINED,
+        WITHOUT_MEANING,
         beside_earlier,
         best_points,
         by_command,
@@ -431,7 +431,7 @@ def tracked_metrics(results: dict[str, Any]) -> dict[str, float]:
     return {
         f"{name}_{metric}": measured["value"]
         for name, task in results["tasks"].items()
-        if task["details"].get("instead") != UNTRAINED
+        if task["details"].get("instead") not in WITHOUT_MEANING
         for metric, measured in task["metrics"].items()
     }
 

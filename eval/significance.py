@@ -403,13 +403,19 @@ def _json(rows: Sequence[Row], arguments: argparse.Namespace) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False)
 
 
+def _folder(text: str) -> Path:
+    """The one of an evaluation, whose results.json may be given in its place, as eval.run tells it."""
+    path = parse_path(text)
+    return path.parent if path.name == RESULTS and path.is_file() else path
+
+
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = OneLineParser(
         prog="python -m eval.significance",
         description="Compare two evaluations by their predictions of the same dev sets.",
     )
     parser.add_argument(
-        "evaluations", nargs=2, type=parse_path, metavar="EVALUATION", help="folders with results.json and predictions/"
+        "evaluations", nargs=2, type=_folder, metavar="EVALUATION", help="folders with results.json and predictions/"
     )
     parser.add_argument(
         "--tasks", type=split_words, metavar="NAME[,NAME...]",

@@ -41,13 +41,16 @@ def try_lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bo
     return True
 
 
-def wait_and_lock(file: TextIO, patience: float, tell: Callable[[str], None]) -> bool | None:
+def wait_and_lock(
+    file: TextIO, patience: float, tell: Callable[[str], None], stop: Callable[[], bool] = lambda: False
+) -> bool | None:
     """Lock a file alone and write into it who holds it; a holder that is there already gets time to let go.
 
     Args:
         file: opened for appending and reading ("a+").
         patience: seconds to wait for it.
         tell: gets the holder's name, once, before it is waited for.
+        stop: says, while it is waited for, that it is not to be any more.
 
     Returns:
         As try_lock.
@@ -59,7 +62,7 @@ def wait_and_lock(file: TextIO, patience: float, tell: Callable[[str], None]) ->
     if held is False and patience:
         tell(holder(file))
     deadline = time.monotonic() + patience
-    while held is False and time.monotonic() < deadline:
+    while held is False and time.monotonic() < deadline and not stop():
         time.sleep(_INTERVAL)
         held = try_lock(file.fileno())
     if held is not False:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from trainer.data import DataConfig
+from trainer.data import MAX_WEIGHTS, DataConfig
 from trainer.masking import STANDARD, MaskingConfig, count_predictions
 from trainer.model import BertConfig
 from trainer.optim import OptimizerConfig
@@ -54,8 +54,10 @@ class Phase:
             value = getattr(self, name)
             if value is not None and not 0 < value < 2**31:
                 raise ValueError(f"{name} must be positive and below 2^31")
-        if self.weights and not (min(self.weights) >= 0 and 0 < sum(self.weights) < math.inf):
-            raise ValueError("weights must be numbers of 0 or more, and not all of them 0")
+        if self.weights and not (min(self.weights) >= 0 and 0 < sum(self.weights) < MAX_WEIGHTS):
+            raise ValueError(
+                f"weights must be numbers of 0 or more, not all of them 0, and less than {MAX_WEIGHTS:g} together"
+            )
 
     @property
     def samples(self) -> int:

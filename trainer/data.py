@@ -28,6 +28,7 @@ from trainer.sources import open_sources
 
 _NO_WORDS = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))  # segments of a sample that is skipped
 MAX_TOKEN_MULTIPLE = 1 << 16  # what fills up is computed on
+MAX_WEIGHTS = 1e100  # whose products with numbers of samples and bytes are finite
 VALIDATION_SEED = 0  # of its own, so that perplexities compare between runs of other seeds
 
 
@@ -64,9 +65,10 @@ class DataConfig:
             raise ValueError("data.workers must be -1 to 1024 and data.shuffle_bytes positive and below 2^63")
         if not 1 <= self.token_multiple <= MAX_TOKEN_MULTIPLE:
             raise ValueError(f"data.token_multiple must be 1 to {MAX_TOKEN_MULTIPLE:,}")
-        if not (all(weight > 0 for weight in self.weights) and math.isfinite(sum(self.weights))):
+        if not (all(weight > 0 for weight in self.weights) and sum(self.weights) < MAX_WEIGHTS):
             raise ValueError(
-                "data.weights must be positive numbers; leave a directory that is not wanted out of --shards"
+                f"data.weights must be positive numbers, and less than {MAX_WEIGHTS:g} together; leave a directory "
+                "that is not wanted out of --shards"
             )
         if not all(0 <= first < end < 2**63 for first, end in self.skip):
             raise ValueError("data.skip must be pairs [first, end] of sample indices with 0 <= first < end < 2^63")

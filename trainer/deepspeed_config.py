@@ -7,24 +7,25 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.config import Phase, Recipe
 from trainer.settings import ConfigError
 
 
-def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int) -> dict[str, Any]:
-    """DeepSpeed's configuration with what the recipe rules filled in.
+class DeepSpeedFile(NamedTuple):
+    """A file of DeepSpeed's own knobs, read once: it may be a pipe, or edited before it is written down."""
 
-    Args:
-        path: JSON file of DeepSpeed's own knobs; batch sizes and clipping are "auto" or absent there.
-        recipe: the run's recipe.
-        phase: the phase that is to be trained.
-        world: number of ranks.
+    path: Path | str
+    text: str
+    settings: dict[str, Any]
+
+
+def read_deepspeed(path: Path | str) -> DeepSpeedFile:
+    """Read a JSON file of DeepSpeed's own knobs.
 
     Raises:
-        ConfigError: no such file, not JSON, a key that has no effect here or would do harm, or a value that the recipe
-            contradicts.
+        ConfigError: no such file, or not JSON.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin with a mark
@@ -37,6 +38,27 @@ def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int
         raise ConfigError(f"{path}: not a JSON file ({error})") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: the DeepSpeed configuration must be a JSON object")
+    return DeepSpeedFile(path, text, raw)
+
+
+def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int) -> dict[str, Any]:
+    """Read a file and resolve it; see read_deepspeed and resolve."""
+    return resolve(read_deepspeed(path), recipe, phase, world)
+
+
+def resolve(file: DeepSpeedFile, recipe: Recipe, phase: Phase, world: int) -> dict[str, Any]:
+    """DeepSpeed's configuration with what the recipe rules filled in.
+
+    Args:
+        file: batch sizes and clipping are "auto" or absent there.
+        recipe: the run's recipe.
+        phase: the phase that is to be trained.
+        world: number of ranks.
+
+    Raises:
+        ConfigError: a key that has no effect here or would do harm, or a value that the recipe contradicts.
+    """
+    path, raw = file.path, file.settings
     _refuse(raw, path)
     for name in ("compile", "cuda_graphs", "fused", "fp8"):
         if getattr(recipe.train, name) and _look_up(raw, "zero_optimization.stage") == 3:
@@ -137,7 +159,10 @@ _WITHIN = {
 }
 
 # What decides which numbers are computed, to rounding and beyond it.
-_OF_NUMBERS = ("bf16.enabled", "fp16.enabled", "data_types.grad_accum_dtype", "zero_optimization.stage")
+_OF_NUMBERS = (
+    *("bf16.enabled", "fp16.enabled", "data_types.grad_accum_dtype", "communication_data_type"),
+    *("zero_optimization.stage", "zero_optimization.offload_optimizer.device"),
+)
 
 _LEAVE_ON = "leave it on: without it a gradient that is NaN or infinite would reach the weights"
 _FLOAT32 = "leave it off: weights and moments are kept in float32, which checkpoints rely on"
@@ -274,9 +299,8 @@ def _refuse(raw: dict[str, Any], path: Path | str) -> None:
         )
 
 
-def other_numbers(old: str, new: str) -> list[str]:
+def other_numbers(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """The settings by which two files of DeepSpeed's configuration compute other numbers, as "key: old -> new"."""
-    before, after = json.loads(old), json.loads(new)
     values = [(key, _look_up(before, key) or None, _look_up(after, key) or None) for key in _OF_NUMBERS]
     return [f"{key}: {ours} -> {theirs}" for key, ours, theirs in values if ours != theirs]
 

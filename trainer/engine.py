@@ -67,7 +67,7 @@ def join_world(threads: int) -> World:
         NoDeviceError: CUDA does not start, or there are fewer GPUs than ranks.
         RanksApartError: not all ranks came, or another program on this machine has the port of the process group.
     """
-    if missing := [name for name in _FROM_LAUNCHER if name not in os.environ]:
+    if missing := [name for name in _FROM_LAUNCHER if not os.environ.get(name)]:
         raise ConfigError(
             f"{missing[0]} is not set, as a launcher would: give `deepspeed --num_accelerators RANKS` or `torchrun "
             "--nproc-per-node RANKS` in place of `python`"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -227,7 +228,7 @@ def load_export(directory: Path, seed: int = 0) -> Export:
     """
     config, weights_file = load_config(directory), directory / WEIGHTS
     try:
-        state = _canonical(_read_weights(weights_file))
+        state = _canonical(_read_weights(directory))
         _check_count(state, config)
         initialized = _add_missing_heads(state, config, seed)
         joined = _joined(state, config)
@@ -380,16 +381,23 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
+def _read_weights(directory: Path) -> dict[str, Tensor]:
+    if not (directory / WEIGHTS).is_file():
         raise ValueError(
             "missing; weights in another format become this one by transformers: "
-            "AutoModelForPreTraining.from_pretrained(X).save_pretrained(X), where X is the folder"
+            f"{_class_of(directory)}.from_pretrained(X).save_pretrained(X), where X is the folder"
         )
     try:
-        return dict(load_file(path))
+        return dict(load_file(directory / WEIGHTS))
     except SafetensorError as error:
         raise ValueError(f"damaged ({error}); copy the folder anew") from error
+
+
+def _class_of(directory: Path) -> str:
+    """The class that weights are of: another would draw the heads that they lack, and those would pass for theirs."""
+    architectures = _read_json(directory / CONFIG).get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    return next((name for name in map(str, names) if re.fullmatch("[A-Z][A-Za-z]{,60}", name)), "AutoModel")
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

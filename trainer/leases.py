@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from preprocessing.locks import holder, try_lock, wait_and_lock
@@ -27,12 +27,15 @@ class RunInUseError(RuntimeError):
 
 
 @contextlib.contextmanager
-def hold_run(run: RunDirectory, patience: float = _PATIENCE) -> Iterator[None]:
+def hold_run(
+    run: RunDirectory, patience: float = _PATIENCE, stop: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
     """Be the only trainer in a run directory, which is made where there is none; an earlier one gets time to end.
 
     Args:
         run: the run directory.
         patience: seconds to wait for another trainer to end.
+        stop: says that it is not to be waited for any more.
 
     Raises:
         RunInUseError: it did not.
@@ -41,7 +44,7 @@ def hold_run(run: RunDirectory, patience: float = _PATIENCE) -> Iterator[None]:
     run.path.mkdir(parents=True, exist_ok=True)
     with run.lock.open("a+", encoding="utf-8", errors="replace") as file:
         waiting = "%s: in use by %s; waiting up to %.0f s for it to end"
-        held = wait_and_lock(file, patience, lambda who: _log.warning(waiting, run.path, who, patience))
+        held = wait_and_lock(file, patience, lambda who: _log.warning(waiting, run.path, who, patience), stop)
         if held is False:
             raise RunInUseError(f"{run.path}: in use by {holder(file)}; end that trainer, or choose another --output")
         if held is None:

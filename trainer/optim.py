@@ -13,6 +13,8 @@ import torch
 from trainer.ownership import Owned
 from trainer.sharded_state import MOMENTS, Fragment
 
+_LEAST_EPS = 1.2e-38  # in float32 a smaller number may be 0, and what never had a gradient 0 / 0
+
 _OF_LAMB = ("bias_correction", "min_trust_ratio", "max_trust_ratio", "adapt_undecayed")
 
 
@@ -46,8 +48,10 @@ class OptimizerConfig:
     adapt_undecayed: bool = False
 
     def __post_init__(self) -> None:
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and 0 < self.eps < math.inf):
-            raise ValueError("optimizer.beta1 and beta2 must lie in [0, 1) and optimizer.eps be positive and finite")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and _LEAST_EPS <= self.eps < math.inf):
+            raise ValueError(
+                f"optimizer.beta1 and beta2 must lie in [0, 1) and optimizer.eps be {_LEAST_EPS} or more, and finite"
+            )
         if not (0 <= self.weight_decay < math.inf and 0 <= self.max_gradient_norm < math.inf):
             raise ValueError("optimizer.weight_decay and optimizer.max_gradient_norm must be 0 or more and finite")
         if not 0 <= self.min_trust_ratio <= self.max_trust_ratio or self.min_trust_ratio == math.inf:

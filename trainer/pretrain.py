@@ -30,7 +30,7 @@ from trainer.agreement import check_agreement, check_initial_weights, check_is_s
 from trainer.arguments import output_of, parse
 from trainer.config import Recipe, load_recipe
 from trainer.corpus import open_corpus
-from trainer.deepspeed_config import resolve_deepspeed
+from trainer.deepspeed_config import read_deepspeed, resolve
 from trainer.divergence import DivergedError, check_not_diverged
 from trainer.engine import join_world
 from trainer.initial_model import initial_model
@@ -138,7 +138,7 @@ def _write_failure(run: RunDirectory | None, start: _Start, reason: str) -> bool
     if has_joined():  # what ranks that have met are refused for, all of them are
         first = os.environ.get("RANK", "0") == "0"
     else:  # a node's disk may have trouble of its own, and so may a rank
-        first = os.environ.get("LOCAL_RANK", "0") == "0" or not wait_for_first(_HEAD_START)
+        first = "0" in (os.environ.get("RANK"), os.environ.get("LOCAL_RANK", "0")) or not wait_for_first(_HEAD_START)
     if run is None or not _is_run(run):
         return first
     try:
@@ -175,7 +175,8 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
     run = RunDirectory(arguments.output)
     recipe = load_recipe(arguments.config, arguments.settings, initial_model(arguments.init_from, run))
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    configs = [resolve_deepspeed(arguments.deepspeed_config, recipe, phase, ranks) for phase in recipe.phases]
+    deepspeed = read_deepspeed(arguments.deepspeed_config)
+    configs = [resolve(deepspeed, recipe, phase, ranks) for phase in recipe.phases]
     cache = cache_folder(recipe.data.cache_dir)
     check_output(run, cache)
     shards = open_corpus(arguments.shards, cache, recipe.data.verify)
@@ -183,7 +184,7 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
 
     world = join_world(recipe.train.threads)
     check_agreement(world, recipe, configs, shards)
-    _on_first(world, lambda: take_over(run, start.held))
+    _on_first(world, lambda: take_over(run, start.held, lambda: stop.received))
     start.has_run = True
     step = _on_first(world, lambda: find_beginning(run, recipe, shards, arguments.init_from))
     _on_first(world, lambda: check_not_diverged(run, recipe, step))
@@ -199,7 +200,7 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
     weights = check_initial_weights(world, arguments.init_from) if arguments.init_from and not step else None
     if recipe.data.verify and not cache:  # a cache has compared them already
         shards.verify(world)
-    written = _on_first(world, lambda: write_run(run, recipe, shards, arguments.deepspeed_config, weights, step))
+    written = _on_first(world, lambda: write_run(run, recipe, shards, deepspeed, weights, step))
     check_is_shared(run, written, world)
     warn_of_settings(recipe)
     saver = Saver(run, world, recipe.model, recipe.checkpoint)

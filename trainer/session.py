@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from preprocessing.schema import checksum
+from preprocessing.terminal import in_line
 from trainer.bottlenecks import Bottlenecks
 from trainer.checkpoint import Learner, RunState, read_run_state
 from trainer.config import Phase, Recipe
@@ -353,7 +354,8 @@ def _tell_of_branch(branch: GivenCheckpoint, updates: int, recipe: Recipe, shard
 
 def _warn_of_other_bits(state: RunState, world: World, code: Mapping[str, Any]) -> None:
     """Say so where a run goes on in a way that makes the last bits differ."""
-    if apart := other_versions(code["libraries"], state.code.get("libraries", {})):
+    then = state.code.get("libraries")
+    if apart := other_versions(code["libraries"], then if isinstance(then, dict) else {}):
         _log.warning(
             "checkpoint was written with other libraries than resume it (%s): samples and masks are the same, but "
             "losses may differ in the last bits",
@@ -363,7 +365,7 @@ def _warn_of_other_bits(state: RunState, world: World, code: Mapping[str, Any]) 
         _log.warning(
             "checkpoint was written on %s, resuming on %s: samples, masks and dropout are the same, but losses may "
             "differ in the last bits",
-            state.arithmetic, here,
+            in_line(state.arithmetic), here,
         )  # fmt: skip
     if (state.world_size, state.threads) != (world.size, torch.get_num_threads()):
         _log.warning(

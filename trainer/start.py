@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from preprocessing.schema import checksum
 from trainer.checkpoint import RunState, read_run_state, remove_leftovers, set_aside
 from trainer.config import Recipe, advice_on, differences, load_recipe, other_draws, to_toml
 from trainer.corpus import Corpus, directory_checksums
-from trainer.deepspeed_config import other_numbers
+from trainer.deepspeed_config import DeepSpeedFile, other_numbers, read_deepspeed
 from trainer.files import is_full, write_atomically
 from trainer.initial_model import find_given
 from trainer.leases import hold_run
@@ -21,19 +21,22 @@ from trainer.metrics_log import cut_metrics
 from trainer.model import parameter_shapes
 from trainer.naming import name_some
 from trainer.run_directory import CheckpointError, RunDirectory, one_line, step_number
+from trainer.settings import ConfigError
 from trainer.sharded_state import StateError, StateReader, verify_state
 from trainer.skipping import count_skipped, skip_setting
 
 _log = logging.getLogger("pretrain")
 
 
-def take_over(run: RunDirectory, held: contextlib.ExitStack) -> None:
+def take_over(run: RunDirectory, held: contextlib.ExitStack, stop: Callable[[], bool] = lambda: False) -> None:
     """Make the run directory this trainer's alone, for as long as ``held`` holds it.
+
+    ``stop`` says that nobody waits any more for another trainer to end.
 
     How it ended is open again, but for what is done: it stays so until there is more to train.
     """
     try:
-        held.enter_context(hold_run(run))
+        held.enter_context(hold_run(run, stop=stop))
         if run.ending != "done":
             run.set_outcome(None)
     except OSError as error:
@@ -59,7 +62,12 @@ def find_beginning(run: RunDirectory, recipe: Recipe, shards: Corpus, init_from:
 
 
 def write_run(
-    run: RunDirectory, recipe: Recipe, shards: Corpus, deepspeed_config: Path, weights: dict[str, str] | None, step: int
+    run: RunDirectory,
+    recipe: Recipe,
+    shards: Corpus,
+    deepspeed: DeepSpeedFile,
+    weights: dict[str, str] | None,
+    step: int,
 ) -> str:
     """Write down what this start of the run is made of, and make way for it.
 
@@ -67,7 +75,7 @@ def write_run(
         run: the run, taken over.
         recipe: of the run.
         shards: that it is trained on.
-        deepspeed_config: the file.
+        deepspeed: the file of its configuration.
         weights: what check_initial_weights returned; None where the run goes on, or begins with new ones.
         step: to go on from.
 
@@ -80,8 +88,8 @@ def write_run(
     try:
         aside = set_aside(run, step)
         cut_metrics(run, step)
-        warnings = _warnings(run, recipe, deepspeed_config) if step else []
-        _write_settings(run, recipe, shards, deepspeed_config, weights, step)
+        warnings = _warnings(run, recipe, deepspeed) if step else []
+        _write_settings(run, recipe, shards, deepspeed, weights, step)
         written = checksum(run.config)
     except OSError as error:
         raise _unwritable(run, error) from None
@@ -96,13 +104,19 @@ def write_run(
     return written
 
 
-def _warnings(run: RunDirectory, recipe: Recipe, deepspeed_config: Path) -> list[str]:
+def _warnings(run: RunDirectory, recipe: Recipe, deepspeed: DeepSpeedFile) -> list[str]:
     """What to say of settings that are not those of the last start, where a run goes on with them."""
     found, before = [], load_recipe(run.config)
     if draws := other_draws(before, recipe):
         found.append(f"{'; '.join(draws)}: from here on the same samples and masks as without this change, but other "
                      "dropout")  # fmt: skip
-    if numbers := other_numbers(run.deepspeed_config.read_text(encoding="utf-8"), deepspeed_config.read_text("utf-8")):
+    try:
+        numbers = other_numbers(read_deepspeed(run.deepspeed_config).settings, deepspeed.settings)
+    except ConfigError:  # nobody needs it but for this
+        found.append(f"{run.deepspeed_config} is missing or damaged: whether DeepSpeed's configuration is another than "
+                     "at the last start can't be told")  # fmt: skip
+        numbers = []
+    if numbers:
         found.append(f"DeepSpeed's configuration is another than at the last start ({'; '.join(numbers)}): samples and "
                      "masks are the same, but losses will differ")  # fmt: skip
     skip = recipe.data.skip
@@ -192,13 +206,18 @@ def _check_state(checkpoint: Path, state: RunState, recipe: Recipe, shards: Corp
 
 
 def _write_settings(
-    run: RunDirectory, recipe: Recipe, shards: Corpus, deepspeed_config: Path, weights: dict[str, str] | None, step: int
+    run: RunDirectory,
+    recipe: Recipe,
+    shards: Corpus,
+    deepspeed: DeepSpeedFile,
+    weights: dict[str, str] | None,
+    step: int,
 ) -> None:
     run.tokenizer.mkdir(exist_ok=True)
     for file in filter(Path.is_file, shards.tokenizer.iterdir()):
         write_atomically(run.tokenizer / file.name, file.read_bytes())
     write_atomically(run.manifest, shards.manifest)
-    write_atomically(run.deepspeed_config, deepspeed_config.read_text(encoding="utf-8"))
+    write_atomically(run.deepspeed_config, deepspeed.text)
     write_atomically(run.code, json.dumps(code_version(), indent=2) + "\n")
     write_atomically(run.code_changes, uncommitted_changes())
     if weights:

@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from eval import probe
-from eval.results import NEXT_WORDS, UNTRAINED
+from eval.results import NEXT_WORDS, ONE_SEGMENT, UNTRAINED
 from eval.tasks.result import Measurement, Result, Unit
 from preprocessing.tokenization import SEP
 from trainer.data import SampleStream, evaluation_batches
@@ -100,13 +100,16 @@ def _evaluate_mlm(subject: Subject) -> Result:
 def _evaluate_nsp(subject: Subject) -> Result:
     model, baseline = probe.next_sentence(subject.outcomes), probe.majority(subject.outcomes.nsp_labels)
     label = ("next", "random")[baseline.most_probable]
+    instead = "" if subject.judges_sentences else UNTRAINED
+    if not subject.held_out.directory.manifest.next_sentence:
+        instead = ONE_SEGMENT
     return Result(
         metrics={
             "accuracy": _measure(model.accuracy, baseline.accuracy, "share"),
             "loss": _measure(model.loss, baseline.loss),
         },
         baselines={"accuracy": f"always {label!r}, the larger class", "loss": "shares of the classes"},
-        details={"samples": subject.samples, **({} if subject.judges_sentences else {"instead": UNTRAINED})},
+        details={"samples": subject.samples, **({"instead": instead} if instead else {})},
     )
 
 

@@ -157,6 +157,43 @@ def test_texts_are_framed_as_bert_does_it_whatever_the_tokenizer_s_file_says(
     assert results_of(tmp_path / "damaged")["tasks"] == results_of(tmp_path / "as it was")["tasks"]
 
 
+def test_a_tokenizer_without_the_word_that_it_has_for_unknown_ones(
+    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would fail at the first unknown one."""
+    content = json.loads((export / "tokenizer.json").read_text())
+    content["model"]["unk_token"] = "zzz"
+    (export / "tokenizer.json").write_text(json.dumps(content))
+    code = run(export, tmp_path / "results", None, tasks="fill_mask")
+    told = f"{export}/tokenizer.json: has the unk_token 'zzz', which its vocabulary lacks; set it to [UNK] there"
+    assert_refused(code, capsys, tmp_path / "results", told)
+
+
+def test_weights_whose_products_are_no_numbers(
+    export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = load_file(export / "model.safetensors")
+    state["cls.predictions.transform.LayerNorm.weight"] *= 1e38
+    save_file(state, export / "model.safetensors")
+    assert run(export, tmp_path / "results", shards, tasks="mlm,nsp,fill_mask") == 1
+    assert capsys.readouterr().err.count("the model computes NaN or infinity, for its weights are too large") == 3
+
+
+@pytest.mark.parametrize(
+    ("architectures", "named"),
+    [(["BertForMaskedLM"], "BertForMaskedLM"), (None, "AutoModel"), (["x(); y"], "AutoModel"), ({}, "AutoModel")],
+)
+def test_weights_in_another_format_become_ours_by_their_own_class(
+    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], architectures: object, named: str
+) -> None:
+    """Another one would draw heads that they lack, and these would then be evaluated."""
+    (export / "model.safetensors").rename(export / "pytorch_model.bin")
+    content = json.loads((export / "config.json").read_text())
+    (export / "config.json").write_text(json.dumps(content | {"architectures": architectures}))
+    code = run(export, tmp_path / "results", None, tasks="fill_mask")
+    assert_refused(code, capsys, tmp_path / "results", f"transformers: {named}.from_pretrained(X).save_pretrained(X)")
+
+
 def test_two_words_of_one_id(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads((export / "tokenizer.json").read_text())
     content["model"]["vocab"]["word1"] = content["model"]["vocab"]["word2"]
@@ -208,6 +245,21 @@ def test_a_model_that_learned_something_else_says_what(
     masked = results_of(tmp_path / "masked")["tasks"]["mlm"]["details"]
     assert "instead" not in masked
     assert tasks["mlm"]["details"]["words"] > 3 * masked["words"]  # all of the text, and not 15 in 100
+
+
+def test_next_sentences_of_shards_that_have_none_are_no_figures(
+    export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `make_shards --no-nsp` makes them: every label would be the same."""
+    shutil.copytree(shards, alone := tmp_path / "alone")
+    manifest = json.loads((alone / "manifest.json").read_text())
+    manifest["options"]["pairs"] = {"next_sentence": False}
+    (alone / "manifest.json").write_text(json.dumps(manifest))
+    assert run(export, tmp_path / "results", alone, tasks="nsp") == 0
+    results = results_of(tmp_path / "results")
+    assert results["tasks"]["nsp"]["details"]["instead"] == "samples of one segment"
+    assert "nsp accuracy, samples of one segment" in capsys.readouterr().out
+    assert evaluation.tracked_metrics(results) == {}
 
 
 def test_an_export_that_is_replaced_while_it_is_read_is_evaluated_as_it_is_then(

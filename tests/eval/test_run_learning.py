@@ -1048,7 +1048,7 @@ LEARNED = "--test, --seeds: for tasks that the model learns only, without effect
         (
             "glue,codah,imdb",
             "--test",
-            "--test: without effect on codah, imdb, which have no test set besides what they are judged on",
+            "--test: without effect on codah, imdb: no test set besides what is judged on",
         ),
         ("glue,mlm", "--batch-size 16 --samples 9 --seeds 3 --test --long-text tail", ""),
         ("mlm", "--data data --device cpu --threads 1 --seeds 1 --workers 1", ""),  # of all evaluations, or as it is
@@ -1525,7 +1525,7 @@ def test_a_tokenizer_that_is_no_berts(
             "model.safetensors",
             None,
             "missing; weights in another format become this one by transformers: "
-            "AutoModelForPreTraining.from_pretrained(X).save_pretrained(X), where X is the folder",
+            "BertForPreTraining.from_pretrained(X).save_pretrained(X), where X is the folder",
         ),
         # Which the results alone would need, when all is learned.
         ("lineage.json", "x", "not JSON (Expecting value: line 1 column 1 (char 0)); copy the export anew"),

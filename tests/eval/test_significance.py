@@ -112,7 +112,7 @@ def test_every_metric_of_all_tasks_is_compared_and_its_figures_are_those_of_the_
         assert 0 < row["p"] <= row["p_of_all"] <= 1
         assert list(row["seeds"].values()) == [of["details"]["seeds"][row["metric"]] for of in known]
     assert {row["test"] for row in found["rows"] if row["metric"].endswith("accuracy")} == {"McNemar"}
-    assert found == compared(capsys, *evaluated)
+    assert found == compared(capsys, *(folder / "results.json" for folder in evaluated)), "as eval.run names them"
     largest = compared(capsys, *evaluated, "--tasks", "mrpc", "--seed", (1 << 64) - 1)
     assert [row["a"] for row in largest["rows"]] == [row["a"] for row in found["rows"] if row["task"] == "mrpc"]
 

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,6 +62,23 @@ from trainer.world import World, has_joined, leave_world
 
 def run_pretrain(arguments: list[str]) -> int:
     """The trainer's main, as a launcher would start it."""
+    return pretrain.main(arguments)
+
+
+def run_pretrain_with(arguments: list[str], variables: dict[str, str]) -> int:
+    """The trainer's main, where a launcher has set other variables."""
+    os.environ.update(variables)
+    return pretrain.main(arguments)
+
+
+def run_pretrain_and_signal_while_it_waits(arguments: list[str]) -> int:
+    """The trainer's main; it gets SIGTERM a second after it has begun to wait for another trainer's end."""
+
+    def hold_and_be_asked(*given: Any, **named: Any) -> Any:
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return hold_run(*given, **named)
+
+    start.hold_run = hold_and_be_asked
     return pretrain.main(arguments)
 
 

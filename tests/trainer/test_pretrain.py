@@ -10,6 +10,8 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
+import time
 from importlib.metadata import version
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -35,6 +37,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_and_signal,
     run_pretrain_and_signal_in_validation_and_count_commits,
     run_pretrain_and_signal_on_a_full_disk,
+    run_pretrain_and_signal_while_it_waits,
     run_pretrain_and_stop,
     run_pretrain_and_stop_at_its_end,
     run_pretrain_and_tell_who_exports,
@@ -50,6 +53,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_where_another_rank_is_missing,
     run_pretrain_where_only_the_small_files_find_no_room,
     run_pretrain_where_the_port_is_taken,
+    run_pretrain_with,
     run_pretrain_with_a_bad_sample,
     run_pretrain_with_a_bad_sample_on_a_slow_disk,
     run_pretrain_with_a_slow_export,
@@ -528,6 +532,45 @@ def test_a_checkpoint_that_is_complete_is_not_written_again_for_data_that_can_no
     codes, log = call("checkpoint.every=3", world=2, task=run_pretrain_on_broken_data_and_count_commits)
     assert codes == [1, 1]
     assert "committed" not in log, "nor by a start that comes no further"
+
+
+def test_a_configuration_of_deepspeed_is_read_once(call, deepspeed_config, tmp_path):
+    """What is checked is what is written down: of a pipe, and of a file that begins with an editor's mark."""
+    text = deepspeed_config().read_text()
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=(text,))
+    writer.start()
+    assert call("train.max_steps=2", deepspeed_config=tmp_path / "pipe")[0] == [0]
+    writer.join()
+    run = RunDirectory(tmp_path / "run")
+    assert run.deepspeed_config.read_text() == text
+    (tmp_path / "marked.json").write_text(text, encoding="utf-8-sig")
+    for steps in (4, 6):
+        assert call(f"train.max_steps={steps}", deepspeed_config=tmp_path / "marked.json")[0] == [0]
+        assert run.deepspeed_config.read_text() == text
+
+
+def test_a_trainer_that_waits_for_another_one_ends_where_it_is_asked_to(call, tmp_path):
+    assert call("train.max_steps=2")[0] == [0]
+    run = RunDirectory(tmp_path / "run")
+    with hold_run(run):
+        run.set_outcome(None)
+        began = time.monotonic()
+        codes, log = call("train.max_steps=4", task=run_pretrain_and_signal_while_it_waits)
+        assert time.monotonic() - began < 60, "its patience is 90 s"
+    assert codes == [1]
+    assert "waiting up to 90 s for it to end" in log
+    assert f"error: {run.path}: in use by process {os.getpid()} on " in log
+    assert run.outcome is None
+
+
+@pytest.mark.parametrize(("name", "value"), [("LOCAL_RANK", "x"), ("LOCAL_RANK", "1"), ("MASTER_ADDR", "")])
+def test_what_is_wrong_with_a_launcher_s_variables_is_told_by_somebody(call, name, value):
+    codes, log = call("train.max_stepz=1" if value == "1" else "train.max_steps=1",
+                      task=functools.partial(run_pretrain_with, variables={name: value}))  # fmt: skip
+    assert codes == [2]
+    (error,) = re.findall("^error: (.*)", log, re.MULTILINE)
+    assert error.startswith("train.max_stepz=1: unknown setting" if value == "1" else name)
 
 
 def test_a_port_that_another_training_has_is_told_in_a_line(call, tmp_path):

@@ -243,6 +243,13 @@ def test_a_resume_by_other_libraries_that_compute_may_differ_in_the_last_bits(ca
     assert [re.search(r"\((.*)\)", message)[1] for message in caplog.messages] == told
 
 
+def test_a_checkpoint_s_words_command_no_terminal_and_libraries_that_are_none_are_passed_over(caplog):
+    state = RunState(4, 32, 1, torch.get_num_threads(), "m", "c", code={"libraries": None}, arithmetic="\x1b[31mX\nY")
+    _warn_of_other_bits(state, World(0, 1, torch.device("cpu")), {"libraries": {"torch": "2.12.0"}})
+    (message,) = caplog.messages
+    assert message.startswith("checkpoint was written on \\x1b[31mX\\nY, resuming on ")
+
+
 @pytest.mark.parametrize("then", [None, "as here", "NVIDIA H200"])
 def test_a_resume_on_another_device_may_differ_in_the_last_bits(caplog, then):
     here = arithmetic_of(torch.device("cpu"))

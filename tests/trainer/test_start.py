@@ -22,6 +22,7 @@ from tests.trainer.shard_factory import write_shards
 from trainer.checkpoint import RunState, begin_checkpoint, commit_checkpoint
 from trainer.config import load_recipe, to_toml
 from trainer.corpus import open_corpus
+from trainer.deepspeed_config import read_deepspeed
 from trainer.model import parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, Fragment, write_state
@@ -231,7 +232,7 @@ def test_a_run_without_a_checkpoint_begins_again_with_the_same_weights(call, tmp
 def test_a_run_directory_that_can_not_be_written_is_told_with_what_helps(
     recipe, deepspeed_config, tmp_path, monkeypatch, number, advice
 ):
-    def fail(*_):
+    def fail(*_, **__):
         raise OSError(number, os.strerror(number))
 
     run, settings = RunDirectory(tmp_path / "run"), load_recipe(recipe)
@@ -241,7 +242,7 @@ def test_a_run_directory_that_can_not_be_written_is_told_with_what_helps(
     with pytest.raises(CheckpointError, match=message):
         take_over(run, contextlib.ExitStack())
     with pytest.raises(CheckpointError, match=message):
-        write_run(run, settings, None, deepspeed_config(), None, step=0)
+        write_run(run, settings, None, read_deepspeed(deepspeed_config()), None, step=0)
 
 
 def test_settings_that_change_what_is_computed_are_told(begun, recipe, deepspeed_config, caplog):
@@ -249,7 +250,7 @@ def test_settings_that_change_what_is_computed_are_told(begun, recipe, deepspeed
 
     def start(settings, *, step=4, **changes):
         caplog.clear()
-        write_run(run, settings, begun.shards, deepspeed_config(**changes), None, step=step)
+        write_run(run, settings, begun.shards, read_deepspeed(deepspeed_config(**changes)), None, step=step)
         return caplog.text
 
     assert start(settings, step=0) == start(settings) == ""
@@ -257,6 +258,20 @@ def test_settings_that_change_what_is_computed_are_told(begun, recipe, deepspeed
     assert "(bf16.enabled: True -> None; zero_optimization.stage: 2 -> 3): samples and masks are the same" in told
     assert "passed over samples that this one does not: give data.skip=[[8,16],[40,48],[50,56]], if they" in told
     assert start(load_recipe(recipe, ["data.skip=[[44,60]]"])).count("give data.skip=") == 0
+
+
+@pytest.mark.parametrize("left", [b"{", b"\xff\xfe", None])
+def test_a_run_goes_on_though_the_configuration_of_its_last_start_is_damaged(
+    begun, recipe, deepspeed_config, caplog, left
+):
+    """It is there to be read by people, and to be compared."""
+    settings, run, given = load_recipe(recipe), begun.run, read_deepspeed(deepspeed_config())
+    write_run(run, settings, begun.shards, given, None, step=4)
+    caplog.clear()
+    run.deepspeed_config.unlink() if left is None else run.deepspeed_config.write_bytes(left)
+    write_run(run, settings, begun.shards, given, None, step=4)
+    assert caplog.text.count("ds_config.json is missing or damaged: ") == 1
+    assert run.deepspeed_config.read_text() == given.text
 
 
 def test_metrics_that_are_no_file_are_told_before_anything_is_trained(call, tmp_path):

@@ -1,11 +1,14 @@
 """What a run directory says is in MLflow, once, whatever came between; and MLflow never holds up a training."""
 
+import dataclasses
 import errno
 import json
 import logging
+import os
 import re
 import shutil
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +20,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import OperationalError
 
+from preprocessing.locks import wait_and_lock
 from tests.limits import room_for
 from tests.trainer.mlflow_store import CONFIG, add_lines, empty_store, metrics, write_run
 from trainer.files import append_line, read_lines
@@ -36,7 +40,7 @@ from trainer.tracking import (
 )
 from trainer.tracking import store as store_module
 from trainer.tracking.__main__ import main
-from trainer.tracking.store import one_writer
+from trainer.tracking.store import database_of, one_writer, read_cursor, write_cursor
 
 NOBODY = "http://127.0.0.1:1"
 
@@ -54,11 +58,14 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return empty_store(tmp_path / "runs" / "mlflow.db")
 
 
-def only_run(store: str, experiment: str = "tests") -> Run:
+def all_runs(store: str, experiment: str = "tests") -> list[Run]:
     client = MlflowClient(store)
-    found = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
-    assert len(found) == 1
-    return found[0]
+    return list(client.search_runs([client.get_experiment_by_name(experiment).experiment_id]))
+
+
+def only_run(store: str, experiment: str = "tests") -> Run:
+    (found,) = all_runs(store, experiment)
+    return found
 
 
 def history(store: str, run_id: str, metric: str) -> list[tuple[int, float]]:
@@ -181,7 +188,8 @@ def test_a_store_that_refuses_a_new_run_has_not_lost_one(
 
     monkeypatch.setattr(MlflowClient, "create_run", refuse)
     assert main(["sync", str(run.path)]) == 1
-    assert capsys.readouterr().err == f"error: {store}: read only; try again later\n"
+    elsewhere = "or name another store by MLFLOW_TRACKING_URI: it is in none yet"
+    assert capsys.readouterr().err == f"error: {store}: read only; try again later, {elsewhere}\n"
 
 
 def test_no_message_has_the_credentials_of_a_store(
@@ -704,11 +712,94 @@ def test_an_evaluation_is_a_child_of_the_training(run: RunDirectory, store: str,
     prepare(run, "tests")
     parent = sync(run)
     where = evaluation_store([tmp_path / "elsewhere", run.path], tmp_path / "results")
-    assert where == Store(store, "tests", parent)
+    assert where == Store(store, "tests", parent, run.pending_evaluations)
     child = log_evaluation(where, *EVALUATION, write_files(tmp_path / "results"))
     (found,) = children(store, parent)
     assert found.info.run_id == child
     assert_evaluation(store, found)
+
+
+@pytest.mark.parametrize("fails", ["create_run", "log_batch", "log_artifact", "set_terminated"])
+def test_an_evaluation_whose_store_fails_midway_waits_and_becomes_one_run(
+    run: RunDirectory, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    run.set_outcome("done")
+    prepare(run, "tests")
+    parent = sync(run)
+    files = write_files(tmp_path / "results")
+
+    def fail(*_: object, **__: object) -> None:
+        raise MlflowException("too many 503 error responses")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, fails, fail)
+        assert log_evaluation(evaluation_store([run.path], tmp_path), *EVALUATION, files) is None
+    sync(run)
+    (found,) = children(store, parent)
+    assert_evaluation(store, found)
+    assert found.info.status == "FINISHED"
+    assert list(run.pending_evaluations.iterdir()) == []
+
+
+def test_what_a_server_made_without_an_answer_is_found_again_or_deleted(
+    run: RunDirectory, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that takes longer than it is waited for is made again; the server may carry out both."""
+    create, of_training = MlflowClient.create_run, run.path.name
+
+    def create_unheard(*arguments: object, **named: object) -> None:
+        create(*arguments, **named)  # type: ignore[arg-type]
+        raise TimeoutError("Read timed out")
+
+    prepare(run, "tests")
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "create_run", create_unheard)
+        with pytest.raises(TimeoutError):
+            sync(run)
+    (begun,) = all_runs(store)
+    cursor = read_cursor(run)
+    late = create(MlflowClient(store), begun.info.experiment_id, run_name=of_training, tags={"run_key": cursor.key})
+    run.set_outcome("done")
+    parent = sync(run, "FINISHED")
+    assert [found.info.run_id for found in all_runs(store)] == [parent]
+    assert parent in (begun.info.run_id, late.info.run_id)
+
+    where, files = evaluation_store([run.path], tmp_path), write_files(tmp_path / "results")
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "create_run", create_unheard)
+        assert log_evaluation(where, *EVALUATION, files) is None
+    (unheard,) = children(store, parent)
+    named = {"run_name": unheard.info.run_name, "tags": unheard.data.tags}
+    create(MlflowClient(store), begun.info.experiment_id, **named)
+    sync(run)
+    (found,) = children(store, parent)
+    assert_evaluation(store, found)
+
+
+def test_a_copy_of_a_run_that_mlflow_has_not_heard_of_is_another_run(run: RunDirectory, store: str) -> None:
+    prepare(run, "tests")
+    write_cursor(run, dataclasses.replace(read_cursor(run), key="of the first"))
+    copy = RunDirectory(run.path.with_name("copy"))
+    shutil.copytree(run.path, copy.path)
+    assert sync(copy) != sync(run)
+    assert read_cursor(copy).key not in ("", "of the first")
+
+
+def test_a_writer_that_others_wait_for_long_is_named(
+    run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trainer.tracking.store._SOON", 0.2)
+    prepare(run, "tests")
+    lock = Path(f"{database_of(store)}.lock")
+    with lock.open("a+") as file:
+        assert wait_and_lock(file, 0, print)
+        waits = threading.Thread(target=sync, args=(run,))
+        waits.start()
+        wait_for(lambda: any("waiting for that" in message for message in caplog.messages))
+    waits.join(60)
+    (told,) = caplog.messages
+    assert told.startswith(f"{lock}: process {os.getpid()} on ")
+    assert len(all_runs(store)) == 1
 
 
 def test_while_a_run_trains_its_own_writer_carries_evaluations_over(
@@ -1025,7 +1116,7 @@ def test_evaluations_with_another_name_metric_or_tag_are_others(
     run: RunDirectory, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though they wait since the same millisecond."""
-    where = Store(store, "tests", None, pending=run.pending_evaluations)
+    where = Store(store, "tests", None, run.pending_evaluations, at_once=False)
     name, metrics_, tags = EVALUATION
     others = [("other", metrics_, tags), (name, {"mlm_perplexity": 1.0}, tags), (name, metrics_, {"step": "8"})]
     files = write_files(tmp_path / "results")
@@ -1044,7 +1135,7 @@ def test_an_evaluation_that_waits_has_its_files_wherever_commands_start(
 ) -> None:
     files = write_files(tmp_path / "results")
     monkeypatch.chdir(tmp_path / "results")
-    where = Store(store, "tests", None, pending=run.pending_evaluations)
+    where = Store(store, "tests", None, run.pending_evaluations, at_once=False)
     log_evaluation(where, *EVALUATION, [Path(file.name) for file in files])
     monkeypatch.chdir(tmp_path)
     prepare(run, "tests")
@@ -1059,7 +1150,7 @@ def test_a_server_takes_evaluations_at_once_while_a_run_trains(
     monkeypatch.setattr("trainer.tracking.evaluations.is_lost", lambda *_: False)
     cursor = {"tracking_uri": NOBODY, "experiment": "tests", "run_id": "0" * 32, "steps": {}}
     run.tracking.write_text(json.dumps(cursor))
-    assert evaluation_store([run.path], tmp_path) == Store(NOBODY, "tests", "0" * 32)
+    assert evaluation_store([run.path], tmp_path) == Store(NOBODY, "tests", "0" * 32, run.pending_evaluations)
 
 
 def test_an_evaluation_waits_for_who_writes_into_its_store(run: RunDirectory, store: str, tmp_path: Path) -> None:

@@ -51,8 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell_error(f"{error}; try again later")
         return 1
     except Exception as error:  # MLflow raises its own, its database's and its HTTP client's
-        told, code = what_failed(error, read_cursor(run).tracking_uri)
-        tell_error(told)
+        cursor = read_cursor(run)
+        told, code = what_failed(error, cursor.tracking_uri)
+        other = ", or name another store by MLFLOW_TRACKING_URI: it is in none yet"
+        tell_error(told if cursor.run_id or code == 2 else told + other)
         return code
     now = _steps(run)
     added = f", up to {before} as before" if 0 < before < now else " as before" if before == now else ""

@@ -51,13 +51,15 @@ class Store:
         tracking_uri: of the store.
         experiment: its name.
         parent: id of the training run there; None where there is none, or none yet.
-        pending: the folder where it waits for the training's own writer; None where it is written at once.
+        pending: the folder where it may wait for the training's own writer; None where there is no training.
+        at_once: whether it is written there and then, and waits only where that fails.
     """
 
     tracking_uri: str
     experiment: str
     parent: str | None
     pending: Path | None = None
+    at_once: bool = True
 
 
 _Figure = Annotated[int, pydantic.Field(gt=-(1 << 53), lt=1 << 53)] | float  # a whole one stays whole: see identity
@@ -118,8 +120,8 @@ def _store_of(run: RunDirectory) -> Store | None:
         _log.warning("%s is damaged: %s", run.tracking, first_line(error))
         return None
     tell_of_another_store(run, cursor)
-    store = Store(cursor.tracking_uri, cursor.experiment, cursor.run_id or None)
-    pending = replace(store, pending=run.pending_evaluations)
+    store = Store(cursor.tracking_uri, cursor.experiment, cursor.run_id or None, run.pending_evaluations)
+    pending = replace(store, at_once=False)
     database = database_of(cursor.tracking_uri)
     if not cursor.run_id:
         return pending
@@ -154,13 +156,19 @@ def log_evaluation(
     """
     absolute = [str(file.resolve()) for file in files]
     evaluation = _Evaluation(name, dict(metrics), dict(tags), absolute, int(time.time() * 1000))
-    if store.pending is not None:
-        store.pending.mkdir(exist_ok=True)
-        text = json.dumps(asdict(evaluation), indent=2) + "\n"
-        write_atomically(store.pending / f"{evaluation.milliseconds}-{evaluation.identity}.json", text)
-        return None
-    with one_writer(store.tracking_uri, Path(absolute[0]).parent):
-        return _carry_over(store, evaluation)
+    if store.at_once:
+        try:
+            with one_writer(store.tracking_uri, Path(absolute[0]).parent):
+                return _carry_over(store, evaluation)
+        except (OSError, MlflowException) as error:  # an HTTP client's are OSErrors
+            if store.pending is None or (isinstance(error, MlflowException) and is_refusal(error)):
+                raise
+            _log.warning("MLflow: %s; the evaluation waits", first_line(error))
+    assert store.pending is not None
+    store.pending.mkdir(exist_ok=True)
+    text = json.dumps(asdict(evaluation), indent=2) + "\n"
+    write_atomically(store.pending / f"{evaluation.milliseconds}-{evaluation.identity}.json", text)
+    return None
 
 
 class WaitingError(RuntimeError):
@@ -218,7 +226,10 @@ def _carry_over(store: Store, evaluation: _Evaluation) -> str:
     same = f"tags.{_IDENTITY} = '{evaluation.identity}'"
     if store.parent:  # and not a child of one that was deleted
         same += f" and tags.`mlflow.parentRunId` = '{store.parent}'"
-    begun = client.search_runs([experiment], same, max_results=1)
+    begun = sorted(client.search_runs([experiment], same), key=lambda run: run.info.status != _WHOLE)
+    for twin in begun[1:]:  # that a server made late, of a request that was given up and made again
+        if twin.info.status != _WHOLE:
+            client.delete_run(twin.info.run_id)
     run = begun[0] if begun else _create(client, experiment, store.parent, evaluation)
     run_id = str(run.info.run_id)
     if run.info.status == _WHOLE:

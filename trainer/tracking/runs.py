@@ -9,6 +9,7 @@ import logging
 import re
 import threading
 import tomllib
+import uuid
 from collections.abc import Iterator, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
@@ -44,6 +45,7 @@ from trainer.tracking.store import (
 _LINES = 50  # of a file of metrics that are sent at once: how far MLflow has got is noted after each
 _LONGEST_DIRECTORY = 150  # characters of a shard directory in a metric's name, which may have 250 in MLflow
 _LONGEST_VALUE = 6000  # characters that a parameter may have in MLflow
+_KEY = "run_key"
 _INTERVAL = 5.0  # seconds between two looks at metrics.jsonl
 _PATIENCE = 60.0  # seconds that a finished training waits for its tracker
 
@@ -131,6 +133,7 @@ def _close(run: RunDirectory, cursor: Cursor, client: MlflowClient, status: Stat
     for file in files:
         if file.exists():
             client.log_artifact(cursor.run_id, str(file), "run")
+    _delete_twins(cursor, client)
     client.set_terminated(cursor.run_id, status)
 
 
@@ -240,6 +243,8 @@ def _destination(run: RunDirectory) -> Cursor:
         _log.info("MLflow: a copy of %s, which has a run there; this one begins another", cursor.directory)
         cursor = Cursor(cursor.tracking_uri, cursor.experiment, "", {}, directory=_place(run))
         write_cursor(run, cursor)
+    if not cursor.run_id and cursor.directory != _place(run):
+        cursor.key = ""  # it may be a copy's
     cursor.directory = _place(run)
     if not cursor.run_id:
         # Nothing lies anywhere yet, so another store may be chosen, such as a server for a run without network.
@@ -267,13 +272,34 @@ def _open(run: RunDirectory) -> Cursor:
     if not cursor.run_id:
         client = MlflowClient(cursor.tracking_uri)
         experiment = experiment_id(client, cursor.experiment, cursor.tracking_uri)
-        cursor.run_id = client.create_run(experiment, run_name=run.path.name).info.run_id
-        write_cursor(run, cursor)  # at once: a second try must not make a second run
+        cursor.run_id = _find_or_create(run, cursor, client, experiment)
+        write_cursor(run, cursor)
     if not cursor.described:
         _describe(run, cursor)
         cursor.described = True
         write_cursor(run, cursor)
     return cursor
+
+
+def _find_or_create(run: RunDirectory, cursor: Cursor, client: MlflowClient, experiment: str) -> str:
+    """The id of the MLflow run: a second try, where the first one heard no answer, must not make a second run."""
+    if cursor.key and (begun := _with_key(cursor, client, experiment)):
+        return begun[0]
+    cursor.key = cursor.key or uuid.uuid4().hex
+    write_cursor(run, cursor)
+    return str(client.create_run(experiment, run_name=run.path.name, tags={_KEY: cursor.key}).info.run_id)
+
+
+def _delete_twins(cursor: Cursor, client: MlflowClient) -> None:
+    """Delete the empty runs that a server has made late, of requests that were given up and made again."""
+    if cursor.key:
+        experiment = client.get_run(cursor.run_id).info.experiment_id
+        for run_id in set(_with_key(cursor, client, experiment)) - {cursor.run_id}:
+            client.delete_run(run_id)
+
+
+def _with_key(cursor: Cursor, client: MlflowClient, experiment: str) -> list[str]:
+    return [str(run.info.run_id) for run in client.search_runs([experiment], f"tags.{_KEY} = '{cursor.key}'")]
 
 
 def _describe(run: RunDirectory, cursor: Cursor) -> None:

@@ -16,6 +16,7 @@ import pydantic
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a training reports to its user and to nobody else
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # among the lines of a training
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # with the password that it may have
 # MLflow's own patience with a server that is away is minutes for each request. Nothing is lost by less: what did not
 # arrive is sent again.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
@@ -26,7 +27,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
-from preprocessing.locks import try_lock
+from preprocessing.locks import holder, try_lock, wait_and_lock
 from trainer.credentials import without_credentials
 from trainer.files import write_atomically
 from trainer.run_directory import RunDirectory
@@ -36,6 +37,7 @@ _log = logging.getLogger(__name__)
 
 Whole = Annotated[int, pydantic.Field(ge=0, lt=1 << 63)]  # a step, or a time: as the tables of MLflow have room for
 
+_SOON = 10.0  # seconds that another writer is waited for without a word
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's page opens on trainings, not on chats
 
 for _noisy in ("mlflow", "alembic"):  # what a new store's tables are called, and that a monitor has begun
@@ -57,6 +59,7 @@ class Cursor:
     steps: dict[str, int]  # file -> last step carried over
     described: bool = False  # whether the parameters are there
     directory: str = ""  # of the run, as it was found last
+    key: str = ""  # a tag of the MLflow run, by which one is found again whose creation was never confirmed
 
 
 _CURSOR = pydantic.TypeAdapter(Cursor)
@@ -164,8 +167,10 @@ def one_writer(tracking_uri: str, run: Path) -> Iterator[None]:
     """
     database = database_of(tracking_uri)
     path = run / "mlflow.lock" if database is None else database.with_name(f"{database.name}.lock")
-    with path.open("a") as file:
-        try_lock(file.fileno(), wait=True)
+    with path.open("a+") as file:
+        if wait_and_lock(file, _SOON, lambda _: None) is False:
+            _log.warning("%s: %s has held it for %d s; waiting for that", path, holder(file), _SOON)
+            try_lock(file.fileno(), wait=True)
         if database is not None and not database.exists():
             _create(database)
         yield
