@@ -72,11 +72,11 @@ def run_pretrain_with(arguments: list[str], variables: dict[str, str]) -> int:
 
 
 def run_pretrain_and_signal_while_it_waits(arguments: list[str]) -> int:
-    """The trainer's main; it gets SIGTERM a second after it has begun to wait for another trainer's end."""
+    """The trainer's main; it gets SIGTERM a second after it has begun to wait, for a day, for another trainer's end."""
 
     def hold_and_be_asked(*given: Any, **named: Any) -> Any:
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        return hold_run(*given, **named)
+        return hold_run(*given, **named, patience=86400.0)
 
     start.hold_run = hold_and_be_asked
     return pretrain.main(arguments)

@@ -11,7 +11,6 @@ import statistics
 import subprocess
 import sys
 import threading
-import time
 from importlib.metadata import version
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -555,11 +554,9 @@ def test_a_trainer_that_waits_for_another_one_ends_where_it_is_asked_to(call, tm
     run = RunDirectory(tmp_path / "run")
     with hold_run(run):
         run.set_outcome(None)
-        began = time.monotonic()
         codes, log = call("train.max_steps=4", task=run_pretrain_and_signal_while_it_waits)
-        assert time.monotonic() - began < 60, "its patience is 90 s"
     assert codes == [1]
-    assert "waiting up to 90 s for it to end" in log
+    assert "waiting up to 86400 s for it to end" in log
     assert f"error: {run.path}: in use by process {os.getpid()} on " in log
     assert run.outcome is None
 
