@@ -45,7 +45,7 @@ def build(export: Export) -> BertForPreTraining:
 
 
 def check_finite(*computed: Tensor) -> None:
-    """See that what a model computes are numbers: products of finite weights may have none.
+    """See that what a model has computed, and a CPU has by now, are numbers: of finite weights they need not be.
 
     Raises:
         UsageError: they are not.

@@ -140,10 +140,10 @@ def score(model: BertForPreTraining, batches: Iterable[Batch]) -> Outcomes:
 def _score_batch(model: BertForPreTraining, batch: Batch) -> Outcomes:
     sent = batch.to(_device(model))
     word_logits, nsp_logits = model(sent.tokens, sent.positions)
-    check_finite(word_logits, nsp_logits)
     words = _losses_and_hits(word_logits, sent.mlm_labels).cpu()  # [P, V] -> [3, P]
     by_sample = words.new_zeros(3, len(batch.nsp_labels)).index_add_(1, batch.sequences, words)  # [3, P] -> [3, B]
     sentences = _losses_and_hits(nsp_logits, sent.nsp_labels).cpu()  # [B, 2] -> [3, B]
+    check_finite(words, sentences)
     samples = batch.nsp_labels != EMPTY_SLOT
     columns = torch.cat([by_sample, sentences[1:]])[:, samples]  # [5, real samples]
     labels = batch.mlm_labels[batch.mlm_labels != EMPTY_SLOT]
@@ -249,10 +249,11 @@ def _fill(model: BertForPreTraining, tokenizer: Tokenizer, sentence: str, top: i
     positions = torch.tensor(mask_places(tokenizer, encoding)).to(device)
     # From left to right the token before says what comes next; the first one is [CLS].
     logits, _ = model(tokens, positions - 1 if model.config.is_decoder else positions)
-    check_finite(logits)
     words = logits[:, : tokenizer.get_vocab_size()]  # a model may have more rows than the vocabulary has tokens
     best = words.float().softmax(dim=-1).topk(min(top, words.shape[1]))
-    masks = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    probabilities = best.values.cpu()
+    check_finite(probabilities)
+    masks = zip(best.indices.tolist(), probabilities.tolist(), strict=True)
     return FilledSentence(sentence, [_candidates(tokenizer, *mask) for mask in masks])
 
 
