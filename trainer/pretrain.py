@@ -9,6 +9,7 @@ The same command again goes on where the run stopped. One rank per GPU, or per -
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import logging
 import os
@@ -257,5 +258,7 @@ def _start_tracking(run: RunDirectory, recipe: Recipe) -> contextlib.AbstractCon
 
 if __name__ == "__main__":
     code = main()
-    if code:
-        end_at_once(code)
+    if not code:
+        atexit._run_exitfuncs()  # what libraries have left to do, as monitors may
+    # Python's own end would destroy what threads of libraries still use, and C++ then aborts a run that is done.
+    end_at_once(code)
