@@ -115,10 +115,10 @@ def _warnings(run: RunDirectory, recipe: Recipe, deepspeed: DeepSpeedFile) -> li
     except ConfigError:  # nobody needs it but for this
         found.append(f"{run.deepspeed_config} is missing or damaged: whether DeepSpeed's configuration is another than "
                      "at the last start can't be told")  # fmt: skip
-        numbers = []
-    if numbers:
-        found.append(f"DeepSpeed's configuration is another than at the last start ({'; '.join(numbers)}): samples and "
-                     "masks are the same, but losses will differ")  # fmt: skip
+    else:
+        if numbers:
+            found.append(f"DeepSpeed's configuration is another than at the last start ({'; '.join(numbers)}): samples "
+                         "and masks are the same, but losses will differ")  # fmt: skip
     skip = recipe.data.skip
     if again := [span for span in before.data.skip if count_skipped(skip, *span) < span[1] - span[0]]:
         found.append("the last start passed over samples that this one does not: give "
