@@ -19,7 +19,6 @@ if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
 
 import argparse
 import os
-import signal
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -30,7 +29,7 @@ from preprocessing.command_line import OneLineParser, whole_number
 from preprocessing.extras import needs
 from preprocessing.markdown import markdown_table
 from preprocessing.schema import MANIFEST, Manifest, Pairs, Shard, ShardDirectory, ShardError, Split, UnavailableError
-from preprocessing.terminal import in_line, tell_error
+from preprocessing.terminal import in_line, print_result, tell_error
 from preprocessing.tokenization import (
     VOCABULARY_FILE,
     VocabularyError,
@@ -252,13 +251,9 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _show(*lines: str) -> None:
-    """Print, or tell that it can't be, such as to a file on a full disk; exit code 1."""
-    try:
-        print(*lines, sep="\n", flush=True)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails once more at its end
-        tell_error(f"can't write to where this goes ({error.strerror})", "inspect")
-        raise SystemExit(1) from error
+    """Print, or end with exit code 2 where it is lost, such as on a full disk."""
+    if code := print_result("\n".join(lines)):
+        raise SystemExit(code)
 
 
 def _verify_tokenizer(shards: ShardDirectory) -> None:
@@ -286,6 +281,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads may have seen enough, as `head` has
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a letter that a terminal lacks
     main()
