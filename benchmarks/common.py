@@ -244,16 +244,18 @@ def deepspeed_config(recipe: Recipe, world: World) -> dict[str, Any]:
 
 def copy_bandwidth(device: torch.device) -> float:
     """Bytes a second read and written by a large copy."""
-    source = torch.zeros((1 << 30) if device.type == "cuda" else (1 << 26), dtype=torch.uint8, device=device)
+    size, copies = (1 << 30, 10) if device.type == "cuda" else (1 << 26, 1)  # asked for before a GPU is waited for
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = []
     for _ in range(8):
         wait_for(device)
         began = time.perf_counter()
-        target.copy_(source)
+        for _ in range(copies):
+            target.copy_(source)
         wait_for(device)
         seconds.append(time.perf_counter() - began)
-    return 2 * source.numel() / min(seconds)
+    return 2 * size * copies / min(seconds)
 
 
 def wait_for(device: torch.device) -> None:

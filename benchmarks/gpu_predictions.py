@@ -43,9 +43,10 @@ EIGHT_BITS = 48.0  # to find each tensor's largest value and write it in 8 bits,
 PADDED = 18.0  # attention's rows copied out of and into packed order
 # Bytes for each score of the vocabulary: 16 bits, to 32, softmax, gradient and back; torch.compile keeps 32 to itself.
 HEAD, HEAD_COMPILED = 26, 10
-# Bytes a parameter: the gradient added to its sum in 32 bits and that cleared 14, its norm 4, clipped 8, weight and two
-# moments 28, the weight in 16 bits 6.
-UPDATE = 60
+# Bytes a parameter: the gradient made its sum in 32 bits 6, its norm 4, clipped 8, weight and two moments 28, weight
+# in 16 bits 6. DeepSpeed clears the sum twice 8, widens the gradient 6, adds it 12, clears it 2 and, for one rank too,
+# copies all sums together and back 16.
+UPDATE, PEERS_UPDATE = 52, 90
 GRAPHS = 8  # a graph's gradients are copied to one place and, for they change at the next micro-batch, from there
 
 
@@ -136,7 +137,7 @@ def predict(
         "attention": _own_attention(config, row, lengths, length, bandwidth) if row.fused else by_operations,
         "elementwise": (2 * moved * d * layers * tokens + head_moves * scored * config.vocab_size) / bandwidth
         + computing * d * layers * tokens,
-        "optimizer": (UPDATE + (GRAPHS if row.graphs else 0)) * parameter_count(config) / bandwidth,
+        "optimizer": (PEERS_UPDATE if row.peer else UPDATE + GRAPHS * row.graphs) * parameter_count(config) / bandwidth,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,9 +17,15 @@ from trainer.loading import Steps
 from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining
 
 
+@cache
+def initial_weights(config: BertConfig, seed: int) -> dict[str, Tensor]:
+    """Those that ours has from the seed: to draw BERT-LARGE's takes seconds, for which a GPU would wait in each row."""
+    return BertForPreTraining(config, seed).state_dict()
+
+
 def build(config: BertConfig, seed: int) -> Any:
-    """Transformers' model with SDPA, with the weights that ours has from the seed."""
-    settings, weights = to_hugging_face(BertForPreTraining(config, seed).state_dict(), config)
+    """Transformers' model with SDPA and the initial weights."""
+    settings, weights = to_hugging_face(initial_weights(config, seed), config)
     with no_init_weights():  # which takes longer than all else
         model = transformers.BertForPreTraining._from_config(
             transformers.BertConfig(**settings), attn_implementation="sdpa"

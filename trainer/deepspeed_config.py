@@ -115,8 +115,7 @@ def without_communication(config: Mapping[str, Any]) -> dict[str, Any]:
     DeepSpeed 0.19 does it all the same, which costs a GPU time: to overlap it waits for the device after every
     micro-batch; to scatter gradients, in another type, it reads and writes each of them twice more; and under ZeRO 2
     Python looks after every gradient of every backward pass (zero/stage_1_and_2.py). So bf16 summed in float32 is left
-    to ZeRO 1, which for one rank keeps and computes the same. There the type stays: what is reduced are the sums of all
-    micro-batches, and without it they would be rounded to that of the weights.
+    to ZeRO 1, which for one rank keeps and computes the same.
     """
     if "zero_optimization" not in config:
         return dict(config)

@@ -28,7 +28,7 @@ from trainer.data import Batch
 from trainer.deepspeed_config import without_communication
 from trainer.determinism import use_deterministic_kernels
 from trainer.fp8 import to_fp8
-from trainer.gradients import add_up_at_once, scale_down, take_norm_once, total_norm
+from trainer.gradients import add_up_at_once, leave_out_sum_over_ranks, scale_down, take_norm_once, total_norm
 from trainer.graphs import InGraphs
 from trainer.lean_imports import without
 from trainer.loss_scale import LossScale, is_exhausted, put_loss_scale, scale_after_updates, take_loss_scale
@@ -81,8 +81,9 @@ def join_world(threads: int) -> World:
         keep_freed_memory()
         bound_kernel_caches()
     _backend.build_shm_op = lambda: None  # compiled at the first start, for inference alone
-    # For bf16 under ZeRO 1, where its own go through gradients one by one, and on CPUs are 2e-4 off.
-    _bf16_optimizer.get_global_norm_of_tensors = lambda input_tensors, **_: total_norm(input_tensors)
+    # For bf16 under ZeRO 1, where its own go through gradients one by one, and on CPUs are 2e-4 off. The norm is looked
+    # at several times, on the CPU, so that a GPU is waited for once.
+    _bf16_optimizer.get_global_norm_of_tensors = lambda input_tensors, **_: total_norm(input_tensors).cpu()
     _bf16_optimizer.clip_tensors_by_global_norm = lambda input_tensors, max_norm, global_norm, **_: scale_down(
         input_tensors, max_norm, global_norm
     )
@@ -193,6 +194,7 @@ class Engine:
         self._config = recipe.model
         self._seed = train.seed
         self._world = world
+        self._laps: Laps | None = None  # of the last step, on a GPU
         self._next_sentence = float(train.next_sentence)  # whether its loss counts; metrics have it in any case
         self._skipped = recipe.data.skip
         self._max_gradient_norm = recipe.optimizer.max_gradient_norm
@@ -253,10 +255,11 @@ class Engine:
                 wait for the backward pass.
 
         Returns:
-            Losses, accuracies and the gradient norm of the global batch, and seconds of the parts of the step, on a GPU
-            under ZeRO 0 to 2 also host_share, what its host took of the first forward pass to ask for it; in fp16
-            also loss_scale and skipped_updates, 1 where this one was left out, which then has no gradient norm. A step
-            with nothing to predict, as where data.skip leaves out all of it, has no losses and accuracies of that.
+            Losses, accuracies and the gradient norm of the global batch, and seconds of the parts of the step; on a GPU
+            those of the step before, none after the first, and under ZeRO 0 to 2 also host_share, what its host took of
+            that one's first forward pass to ask for it. In fp16 also loss_scale and skipped_updates, 1 where this one
+            was left out, which then has no gradient norm. A step with nothing to predict, as where data.skip leaves out
+            all of it, has no losses and accuracies of that.
 
         Raises:
             NonFiniteError: on every rank, before the update.
@@ -264,25 +267,26 @@ class Engine:
         if not self._engine.module.training:  # it takes a walk through all modules, for which a GPU waits
             self._engine.train()
         laps = Laps(self._world.device)
-        sums = []
+        sums: list[Tensor] = []
         predictions, samples = max(1, totals.predictions), max(1, totals.samples)
         for place, batch in batches:
             _seed_dropout(derive_seed(self._seed, "dropout", step, place), self._world.device)
             losses = self._losses(batch)
+            sums.append(torch.stack([value.detach().double() for value in losses]))
             laps.lap("forward_seconds")
             is_last = place + self._world.size >= totals.micro_batches
             if is_last:
+                take_losses = _brought(torch.stack(sums))
                 meanwhile()
             # Times 0 and not left out: every parameter gets a gradient, as ZeRO expects.
             next_sentence = self._next_sentence * losses.nsp_loss / samples
             loss = losses.mlm_loss / predictions + next_sentence
             # DeepSpeed averages the gradients over the ranks; our losses are shares of a sum.
             self._engine.backward(loss * self._world.size, scale_wrt_gas=False)
-            sums.append(torch.stack([value.detach().double() for value in losses]))
             if not is_last:
                 self._engine.step()  # not a boundary: counts the micro-batch, updates nothing
             laps.lap("backward_seconds")
-        of_micro_batches = torch.stack(sums)
+        of_micro_batches = take_losses()
         all_sums = self._world.sum(of_micro_batches.sum(dim=0).tolist())
         metrics = self._means(all_sums, totals.predictions, totals.samples)
         if not math.isfinite(bad := sum(metrics.values())):
@@ -291,10 +295,7 @@ class Engine:
         metrics["learning_rate"] = learning_rate
         metrics |= self._update(step, batches, learning_rate)
         laps.lap("update_seconds")
-        metrics |= laps.seconds()
-        if self._world.device.type == "cuda" and self.zero_stage < 3:  # where the host waits for weights too
-            metrics["host_share"] = laps.host_share()
-        return metrics
+        return metrics | self._seconds(laps)
 
     @torch.no_grad()
     def evaluate(
@@ -478,7 +479,7 @@ class Engine:
             finite, norm = not self._engine.optimizer.overflow, self._engine.get_global_grad_norm()
         else:
             gradients = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
-            norm = total_norm(gradients)
+            norm = total_norm(gradients).cpu()
             finite = bool(torch.isfinite(norm))
             if finite:
                 if self._max_gradient_norm:
@@ -490,6 +491,16 @@ class Engine:
             raise bad_gradient(step + 1, samples, scale.scale if scale else None)
         report = {} if scale is None else {"loss_scale": scale.scale, "skipped_updates": float(not finite)}
         return {**report, "grad_norm": float(norm)} if finite else report
+
+    def _seconds(self, laps: Laps) -> dict[str, float]:
+        """Of a step's parts; on a GPU of those of the step before, if any, so that nobody waits for this update."""
+        if self._world.device.type != "cuda":
+            return laps.seconds()
+        done, self._laps = self._laps, laps
+        if done is None:
+            return {}
+        share = {"host_share": done.host_share()} if self.zero_stage < 3 else {}  # under 3 it waits for weights too
+        return done.seconds() | share
 
     def _find_suspects(self, losses: Tensor, batches: Sequence[tuple[int, Batch]]) -> list[Suspect]:
         """The micro-batches of all ranks whose losses are NaN or infinite.
@@ -543,7 +554,10 @@ def _initialize(
     if world.size == 1:
         config = without_communication(config)
     with _mistakes():
-        return deepspeed.initialize(model=objective, optimizer=optimizer, config=config)[0]
+        engine: deepspeed.DeepSpeedEngine = deepspeed.initialize(model=objective, optimizer=optimizer, config=config)[0]
+    if world.size == 1:
+        leave_out_sum_over_ranks(engine)
+    return engine
 
 
 def check_deepspeed(config: Mapping[str, Any]) -> None:
@@ -569,6 +583,21 @@ def _mistakes() -> Iterator[None]:
     except _REFUSALS as error:
         why = str(error).replace("\n", " ") or type(error).__name__
         raise ConfigError(f"DeepSpeed's configuration: {why}") from error
+
+
+def _brought(values: Tensor) -> Callable[[], Tensor]:
+    """What gives values on the CPU, once they are there; what a GPU is asked for next is not waited for."""
+    copy = values.to("cpu", non_blocking=True)
+    if not values.is_cuda:
+        return lambda: copy
+    done = torch.cuda.Event()
+    done.record()
+
+    def wait() -> Tensor:
+        done.synchronize()
+        return copy
+
+    return wait
 
 
 def _seed_dropout(seed: int, device: torch.device) -> None:

@@ -51,7 +51,7 @@ def measure_ceiling(device: torch.device, dtype: torch.dtype) -> float:
 class Laps:
     """Seconds of the named parts of a step, measured where the work is done: on a GPU by events in its stream.
 
-    Events cost the GPU nothing, and the host waits for them once, in `seconds`.
+    Events cost the GPU nothing. The host waits for the last one in `seconds`, which is best asked for a step later.
     """
 
     def __init__(self, device: torch.device):
@@ -81,7 +81,8 @@ class Laps:
     def host_share(self) -> float:
         """What the host of a GPU took to ask for the first lap, as a share of it; to be called after ``seconds``.
 
-        The GPU had nothing to do before. In later ones the host may wait until there is room for more to ask for.
+        The GPU had an update to do before at most. In later laps the host may wait until there is room for more to ask
+        for.
         """
         took = self._marks[0].elapsed_time(self._marks[1]) / 1000
         return (self._times[1] - self._times[0]) / took if took > 0 else 0.0

@@ -33,8 +33,8 @@ class Counts(NamedTuple):
 
     Attributes:
         launches: of kernels, products of cuBLAS among them.
-        waits: for all that was asked before.
-        idle: seconds from the end of a wait, when there is nothing left to do, to the next launch.
+        waits: of the host, for all that was asked before, or for some of it.
+        idle: seconds from the end of a wait that leaves nothing to do, to the next launch.
     """
 
     launches: int

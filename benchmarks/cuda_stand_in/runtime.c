@@ -52,20 +52,27 @@ void stand_in_launched(void)
     pthread_mutex_unlock(&lock);
 }
 
-static cudaError_t waited(void)
+static cudaError_t waited_for(long launches)
 {
     if (captured)
         return cudaErrorStreamCaptureUnsupported;
     pthread_mutex_lock(&lock);
     counts.waits++;
-    if (!idle_since)
+    if (!idle_since && launches == counts.launches)
         idle_since = seconds();
     pthread_mutex_unlock(&lock);
     return cudaSuccess;
 }
 
+static cudaError_t waited(void) { return waited_for(counts.launches); }
+
+typedef struct {
+    double at;
+    long launches; /* before it; what came after is still to be done when the event has been waited for */
+} Event;
+
 cudaError_t cudaDeviceSynchronize(void) { return waited(); }
-cudaError_t cudaEventSynchronize(cudaEvent_t event) { return waited(); }
+cudaError_t cudaEventSynchronize(cudaEvent_t event) { return waited_for(((Event *)event)->launches); }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
@@ -303,7 +310,7 @@ cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority)
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
 {
-    *event = calloc(1, sizeof(double));
+    *event = calloc(1, sizeof(Event));
     return cudaSuccess;
 }
 
@@ -317,7 +324,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
-    *(double *)event = seconds();
+    *(Event *)event = (Event){seconds(), counts.launches};
     return cudaSuccess;
 }
 
@@ -328,7 +335,7 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
 
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end)
 {
-    double from = *(double *)begin, to = *(double *)end;
+    double from = ((Event *)begin)->at, to = ((Event *)end)->at;
     *milliseconds = 1e3 * (to - from);
     return from && to ? cudaSuccess : cudaErrorInvalidResourceHandle;
 }

@@ -84,6 +84,28 @@ def test_what_is_put_into_a_graph_is_launched_with_it(environment: dict[str, str
     assert (done.stdout, done.returncode) == ("0\n1\n", 0), done.stderr
 
 
+@pytest.mark.parametrize(("asked_meanwhile", "idle"), [("", True), ("a @ a", False)])
+def test_a_device_stands_idle_after_a_wait_that_leaves_it_nothing_to_do(
+    asked_meanwhile: str, idle: bool, environment: dict[str, str]
+):
+    program = f"""if True:
+        import torch
+        from benchmarks.cuda_stand_in import counts
+
+        a, event = torch.ones(8, 8, device="cuda"), torch.cuda.Event()
+        a @ a
+        before = counts()
+        event.record()
+        {asked_meanwhile}
+        event.synchronize()
+        a @ a
+        found = counts().since(before)
+        print(found.waits, found.idle > 0)
+    """
+    done = run(environment, "-c", program)
+    assert (done.stdout, done.returncode) == (f"1 {idle}\n", 0), done.stderr
+
+
 @pytest.mark.parametrize("asked", ["a.sum().item()", "torch.cuda.synchronize()"])
 def test_what_needs_the_host_can_not_be_put_into_a_graph(asked: str, environment: dict[str, str]):
     program = f"import torch; a = torch.ones(8, device='cuda')\nwith torch.cuda.graph(torch.cuda.CUDAGraph()): {asked}"
@@ -112,8 +134,9 @@ def test_a_run_trains_stops_goes_on_and_is_exported(
     directory = RunDirectory(tmp_path / "run")
     lines = list(read_lines(directory.metrics))
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
-    measured = "peak_memory_gb", "update_seconds", "host_share"
-    assert all(line[figure] > 0 for line in lines for figure in measured)
+    assert all(line["peak_memory_gb"] > 0 for line in lines)
+    of_the_step_before = [{"update_seconds", "host_share"} <= set(line) for line in lines]
+    assert of_the_step_before == [False, True, False, True], "each start has a first one"
     assert (directory.export(4) / "model.safetensors").is_file()
 
 
@@ -186,8 +209,10 @@ def test_in_graphs_the_host_has_less_to_launch(environment: dict[str, str], tmp_
     done = run(environment, "benchmarks/host_time.py", "--shards", shards, "--size", "demo", "--rows", *rows)
     assert done.returncode == 0, done.stderr[-4000:]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()]
-    launches = {line[0]: int(line[4].replace(",", "")) for line in cells if line and line[0] in rows}
-    assert launches[rows[1]] < launches[rows[0]] - 100
+    found = {line[0]: [int(cell.replace(",", "")) for cell in line[4:]] for line in cells if line and line[0] in rows}
+    (by_kernels, waits), (in_graphs, waits_in_graphs) = (found[row] for row in rows)
+    assert in_graphs < by_kernels - 100
+    assert waits == waits_in_graphs == 3, "for losses, for the gradient's norm, and for the end of the step before"
 
 
 def test_activations_take_what_the_plan_says(environment: dict[str, str]):

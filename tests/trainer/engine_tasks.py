@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from contextlib import nullcontext, redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -150,22 +150,27 @@ class _BytesMoved(TorchDispatchMode):
         made = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
         is_view = not written and any(x.untyped_storage().data_ptr() in memory for x in made)
         if not is_view and func not in (torch.ops.c10d.allreduce_.default, torch.ops.aten.empty.memory_format):
-            read = args[1:] if func == torch.ops.aten.copy_.default else args
+            read = args[1:] if func in _COPIES else args
             tensors = [x for x in tree_leaves([read, written or made]) if isinstance(x, torch.Tensor)]
             self.count += sum(x.numel() * x.element_size() for x in tensors)
         return result
+
+
+_COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._foreach_copy_.default)
 
 
 def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-# What DeepSpeed calls for a gradient or for all of them: two under ZeRO 2, the last for bf16 under ZeRO 1.
-_AFTER_BACKWARD = ("process_gradients", "independent_gradient_partition_epilogue", "update_hp_grads")
+# What DeepSpeed calls for a gradient or for all of them: two under ZeRO 2, two for bf16 under ZeRO 1, and of its engine
+# what sums gradients up over ranks and, after an update, clears them.
+_AFTER_BACKWARD = ("process_gradients", "independent_gradient_partition_epilogue", "update_hp_grads", "clear_hp_grads")
+_OF_THE_ENGINE = ("buffered_allreduce_fallback",)
 
 
 def bytes_of_one_rank(recipe: Path, shards: Path, deepspeed_config: Path, communicates: bool) -> float:
-    """Bytes a parameter that DeepSpeed moves after a backward pass under ZeRO 1 or 2, before the update.
+    """Bytes a parameter that DeepSpeed moves for an update after two backward passes under ZeRO 1 or 2, besides it.
 
     Args:
         recipe: for Lesson.
@@ -183,11 +188,12 @@ def bytes_of_one_rank(recipe: Path, shards: Path, deepspeed_config: Path, commun
 
         return call
 
-    for name in _AFTER_BACKWARD:
-        if hasattr(zero, name):
-            setattr(zero, name, within_count(getattr(zero, name)))
+    for owner, names in (zero, _AFTER_BACKWARD), (lesson.engine._engine, _OF_THE_ENGINE):
+        for name in names:
+            if hasattr(owner, name):
+                setattr(owner, name, within_count(getattr(owner, name)))
     lesson.train()
-    return moved.count / parameter_count(lesson.recipe.model) / 2
+    return moved.count / parameter_count(lesson.recipe.model)
 
 
 def state_of_one_rank(recipe: Path, shards: Path, deepspeed_config: Path, communicates: bool) -> list[np.ndarray]:
@@ -225,5 +231,8 @@ def norm_that_adam_gets_without_zero(recipe: Path, deepspeed_config: Path, gradi
 
 
 def _lesson_of_one_rank(recipe: Path, shards: Path, deepspeed_config: Path, communicates: bool) -> Lesson:
-    with mock.patch("trainer.engine.without_communication", dict) if communicates else nullcontext():
+    with ExitStack() as changes:
+        if communicates:
+            changes.enter_context(mock.patch("trainer.engine.without_communication", dict))
+            changes.enter_context(mock.patch("trainer.engine.leave_out_sum_over_ranks"))
         return Lesson(join_world(1), load_recipe(recipe, _TWO_MICRO_BATCHES), shards, deepspeed_config)

@@ -103,6 +103,7 @@ def test_deepspeed_still_calls_what_is_replaced():
     calls = inspect.unwrap(BF16_Optimizer.step).__code__.co_names
     assert {"get_global_norm_of_tensors", "clip_tensors_by_global_norm"} <= set(calls)
     assert "update_hp_grads" in BF16_Optimizer.backward_epilogue.__code__.co_names
+    assert "clear_hp_grads" in calls
     assert BF16_Optimizer.backward_prologue.__code__.co_names == ("clear_lp_grads",)
 
 
@@ -117,22 +118,29 @@ def test_gradients_are_clipped_as_deepspeed_does(size, max_norm):
     assert float(total_norm(ours)) == pytest.approx(min(max_norm, float(norm)), rel=1e-5, abs=1e-7)
 
 
-def test_gradients_that_are_there_are_added_to_their_sums_and_then_forgotten():
+def test_gradients_take_the_place_of_the_last_step_s_sums_and_the_next_ones_are_added():
     """tests/trainer/test_engine.py shows that DeepSpeed's own way gives the same, and moves more bytes."""
-    with_one, without = (torch.zeros(2, 3, dtype=torch.bfloat16) for _ in range(2))
-    with_one.grad = torch.full_like(with_one, 2**-9)  # which 1 in 16 bits has no room for
-    sums, cleared = [torch.ones(6), torch.ones(6)], []
+    parameters = [torch.zeros(2, 3, dtype=torch.bfloat16) for _ in range(3)]
+    always, later, _ = parameters
+    of_last_step, cleared = [torch.full((6,), 7.0) for _ in parameters], []
     optimizer = SimpleNamespace(
-        update_hp_grads=pytest.fail, immediate_grad_update=False, bf16_groups=[[with_one, without]],
-        fp32_groups_gradients=[sums], fp32_groups_has_gradients=[[False, False]],
-        clear_lp_grads=lambda **how: cleared.append(how),
+        update_hp_grads=pytest.fail, clear_hp_grads=pytest.fail, immediate_grad_update=False,
+        bf16_groups=[parameters], fp32_groups_gradients=[of_last_step],
+        fp32_groups_has_gradients=[[False, False, False]], clear_lp_grads=lambda **how: cleared.append(how),
     )  # fmt: skip
     add_up_at_once(optimizer)
+    always.grad = torch.ones_like(always)
     optimizer.update_hp_grads(clear_lp_grads=False)
-    assert [set(of.tolist()) for of in sums] == [{1 + 2**-9}, {1.0}]
-    assert optimizer.fp32_groups_has_gradients == [[True, False]]
+    assert [set(of.tolist()) for of in of_last_step] == [{1.0}, {0.0}, {0.0}]
+    assert optimizer.fp32_groups_has_gradients == [[True, False, False]]
     optimizer.backward_prologue()
     assert cleared == [{"set_to_none": True}], "or the next ones would be added to zeros"
+    always.grad, later.grad = (torch.full_like(always, 2**-9) for _ in range(2))  # for which 1 in 16 bits has no room
+    optimizer.update_hp_grads()
+    assert [set(of.tolist()) for of in of_last_step] == [{1 + 2**-9}, {2**-9}, {0.0}]
+    assert optimizer.fp32_groups_has_gradients == [[True, True, False]]
+    optimizer.clear_hp_grads()
+    assert optimizer.fp32_groups_has_gradients == [[False, False, False]]
 
 
 @pytest.mark.parametrize("other", [SimpleNamespace(), SimpleNamespace(update_hp_grads=1, immediate_grad_update=True)])
