@@ -132,14 +132,15 @@ def check_gpus() -> Iterator[Finding]:
 
 def _check_gpus(gpus: list[dict[str, str]], visible: int) -> Iterator[Finding]:
     names = sorted({f"{gpu['name']}, {_number(gpu['memory.total']) / 1024:.0f} GiB" for gpu in gpus})
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") is not None
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    expected = len(gpus) if chosen is None else min(len(gpus), len(chosen.split(",")))
     yield judge(
         "gpus",
         f"{len(gpus)} x {' and '.join(names)}" + ("" if visible == len(gpus) else f", PyTorch sees {visible}"),
         "PyTorch and the driver do not fit together, or the job was not given GPUs: ask for them (--gres), and install "
         "a PyTorch for this driver's CUDA.",
         wrong=not visible,
-        warning=len(names) > 1 or (visible != len(gpus) and not hidden),
+        warning=len(names) > 1 or visible < expected,
     )
     driver = gpus[0]["driver_version"] if gpus else "none"
     nccl: tuple[int, ...] | None = torch.cuda.nccl.version() if visible else None  # type: ignore[no-untyped-call]
@@ -295,7 +296,9 @@ def _ask(command: list[str]) -> str:
         OSError: it can't be started.
         SubprocessError: it fails, or takes too long.
     """
-    return subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=True).stdout  # noqa: S603
+    return subprocess.run(  # noqa: S603
+        command, capture_output=True, encoding="utf-8", errors="replace", timeout=_PATIENCE, check=True
+    ).stdout
 
 
 def _reason(error: Exception) -> str:

@@ -99,7 +99,9 @@ def _first_node(environment: Mapping[str, str]) -> str:
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     command = ["scontrol", "show", "hostnames", nodes]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout  # noqa: S603
+        told = subprocess.run(  # noqa: S603
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=30, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise UsageError(f"scontrol doesn't say which nodes {nodes!r} are ({error}); set MASTER_ADDR") from error
     if not (names := told.split()):
@@ -150,10 +152,15 @@ def joined(launch: Mapping[str, str], patience: float) -> Iterator[Peers]:
 
 def check_peers(peers: Peers, shared: Path | None, clock: Callable[[], float] = time.time) -> Iterator[Finding]:
     """All checks that take every rank; each yields what it has found itself."""
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    lacking = {host for host, has in zip(peers.hosts, peers.gather(torch.cuda.is_available()), strict=True) if not has}
     yield from check_environments(peers)
-    yield from check_speed(peers)
-    yield from check_bandwidth(peers, backend)
+    if lacking and lacking != {*peers.hosts}:  # their ranks would wait for one another in different collectives
+        if peers.rank == 0:
+            found = f"no CUDA on {', '.join(sorted(lacking))}, but on other nodes"
+            yield Finding("same devices", "wrong", found, "See `gpus` of these nodes; no speed was measured.")
+    else:
+        yield from check_speed(peers)
+        yield from check_bandwidth(peers, "gloo" if lacking else "nccl")
     yield from check_clocks(peers, clock)
     if shared is not None and (finding := check_visibility(peers, shared)):
         yield finding

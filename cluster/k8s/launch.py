@@ -24,6 +24,8 @@ from trainer.settings import ConfigError
 
 POD_USER = POD_GROUP = 1000  # runAsUser and fsGroup of the base
 STAGING = "flink-staging"  # on the volume, where Beam's job server of the base hands files to the TaskManagers
+# What trains, as kubectl calls each kind.
+_OBJECTS = {"job": "job.batch", "jobset": "jobset.jobset.x-k8s.io", "trainjob": "trainjob.trainer.kubeflow.org"}
 _OWN = ("/tmp", "/dev/shm")  # noqa: S108  folders of a Pod that are not read-only
 
 
@@ -73,13 +75,13 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     pretraining = pretraining_of(programs) if snapshot else None
     old = _old_ending(pretraining) if pretraining else None
     command = ["kubectl", "apply", "-k", str(folder)]
+    first = f"{shlex.join(['rm', '-f', str(old)])} && " if old else ""
+    once_more = shlex.join(["kubectl", "replace", "--force", "-k", str(folder)])
     if not dry_run and shutil.which("kubectl"):
-        once_more = shlex.join(["kubectl", "replace", "--force", "-k", str(folder)])
-        _submit(command, once_more, name, old)
+        _submit(command, first + once_more, f"{_OBJECTS[settings.pretrain.kind]}/{name}-pretrain", old)
         print(f"pods      kubectl get pods --namespace={settings.namespace} --selector={NAME_LABEL}={name} --watch")
         print(f"once more: {once_more}")
     else:
-        first = f"{shlex.join(['rm', '-f', str(old)])} && " if old else ""
         print(f"to submit: {first}{shlex.join(command)}")
 
 
@@ -225,13 +227,13 @@ def _object_name(output: Path) -> str:
     return f"{readable[:27].strip('-')}-{fingerprint(output)}"
 
 
-def _submit(command: list[str], once_more: str, name: str, old: Path | None) -> None:
+def _submit(command: list[str], once_more: str, training: str, old: Path | None) -> None:
     """Submit, with an old outcome out of the way; it stays where no training begins: refused, or there and the same.
 
     Args:
         command: of kubectl.
         once_more: the one that deletes what is there.
-        name: what the objects are called after.
+        training: the object that trains, as kubectl calls it; others may have its name, and stay when it is deleted.
         old: the outcome.
 
     Raises:
@@ -244,7 +246,7 @@ def _submit(command: list[str], once_more: str, name: str, old: Path | None) -> 
             old.unlink()
     try:
         said = _apply(command, once_more)
-        begun = f"/{name}-pretrain unchanged" not in said
+        begun = f"{training} unchanged" not in said
     finally:
         if old and not begun and not old.exists():
             write_atomically(old, content)
@@ -257,7 +259,7 @@ def _apply(command: list[str], once_more: str) -> str:
     Raises:
         ConfigError: the cluster refused.
     """
-    done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603  our own words
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")  # noqa: S603  our own words
     if done.returncode:
         said = done.stderr.strip()
         advice = f"; to delete what is there, even if it runs, and make it anew: {once_more}"

@@ -36,7 +36,7 @@ LOGS = "logs"
 # Variables of sbatch for what every job file says, and for what it says where the settings do.
 _OF_EVERY_FILE = tuple(
     f"SBATCH_{name}"
-    for name in ("ARRAY_INX", "JOB_NAME", "NO_REQUEUE", "OPEN_MODE", "OUTPUT", "REQUEUE", "SIGNAL", "TIMELIMIT")
+    for name in ("ARRAY_INX", "JOB_NAME", "NO_REQUEUE", "OPEN_MODE", "OUTPUT", "REQUEUE", "SIGNAL", "TIMELIMIT", "WAIT")
 )
 _GPUS = ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "SBATCH_GRES")
 _OF_OPTIONS = {
@@ -48,6 +48,7 @@ _OF_OPTIONS = {
     "gres": _GPUS,
     "mem": ("SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"),
 }
+_GRES = "--gres="
 _CONFIGURATION = ("SLURM_CONF", "SLURM_JWT")  # where SLURM is, and who asks
 
 
@@ -160,7 +161,9 @@ def submit(command: list[str], name: Name, overruling: Collection[str]) -> Itera
     left_out = {*dropped, *_of_a_job_around()}
     environment = {variable: value for variable, value in os.environ.items() if variable not in left_out}
     command = ["sbatch", "--parsable", *command[1:]] if command[0] == "sbatch" else command
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)  # noqa: S603  our own job files
+    done = subprocess.run(  # noqa: S603  our own job files
+        command, capture_output=True, encoding="utf-8", errors="replace", env=environment
+    )
     if done.returncode:
         raise ConfigError(f"{shlex.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
     if command[0] == "sbatch":
@@ -202,6 +205,7 @@ def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: P
         "job": job,
         "slurm": settings,
         "options": _options(job, settings.gres),
+        "other_options": [option for option in job.options if not option.startswith(_GRES)],
         "array": array,
         "bin": Path(python).parent if python.startswith("/") else "",
         "threads": job.cpus_per_task,
@@ -230,7 +234,8 @@ def _title(program: Program) -> str:
 
 
 def _options(job: Job, gres: bool) -> dict[str, str]:
-    """Options of sbatch by their names; empty ones are left out."""
+    """Options of sbatch by their names; empty ones are left out. Of several --gres it would take the last alone."""
+    others = [option.removeprefix(_GRES) for option in job.options if option.startswith(_GRES)]
     gpus = ":".join(filter(None, (job.gpu_type, str(job.gpus_per_node)))) if job.gpus_per_node else ""
     return {
         "partition": job.partition,
@@ -238,7 +243,7 @@ def _options(job: Job, gres: bool) -> dict[str, str]:
         "qos": job.qos,
         "constraint": job.constraint,
         "gpus-per-node": "" if gres else gpus,
-        "gres": f"gpu:{gpus}" if gres and gpus else "",
+        "gres": ",".join([*([f"gpu:{gpus}"] if gres and gpus else []), *others]),
         "mem": job.memory,
     }
 

@@ -43,7 +43,7 @@ def read_partitions() -> list[NodeGroup]:
     if not shutil.which("sinfo"):
         raise ConfigError("sinfo: not found; launch on a login node of the cluster, or take --on local")
     command = ["sinfo", "--all", "--noheader", f"--format={_FORMAT}"]  # hidden partitions too
-    done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603  fixed words
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")  # noqa: S603  fixed words
     if done.returncode:
         said = done.stderr.strip().rpartition("\n")[2].removeprefix("sinfo: ")
         raise ConfigError(f"sinfo: {said or 'failed'}; is this a login node of the cluster?")

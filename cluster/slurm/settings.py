@@ -26,8 +26,9 @@ _OF_THE_FILE = {
     **dict.fromkeys(("time", "partition", "account", "qos", "constraint"), "say it by the setting of that name"),
     "mem": "say it by memory",
     "nodes": "say it by slurm.pretrain.nodes",
-    **dict.fromkeys(("ntasks", "ntasks-per-node"), "say it by slurm.pretrain.tasks_per_node"),
+    **dict.fromkeys(("ntasks", "ntasks-per-node", "tasks-per-node"), "say it by slurm.pretrain.tasks_per_node"),
     "cpus-per-task": "say it by cpus_per_task",
+    "wait": "a launch waits for no job; squeue --job=NUMBER tells of it",
 }
 # Names that SLURM's administrators give, with what selects several: commas, and | & [] () * for constraints.
 _NAME = re.compile(r"[\w.,:+=/@|&\[\]()*-]*", re.ASCII)

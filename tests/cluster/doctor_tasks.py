@@ -8,8 +8,10 @@ import io
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import distributed
@@ -62,6 +64,19 @@ def run_doctor_on_nodes_with_gpus(arguments: list[str], gpus: list[str]) -> tupl
     os.environ["LOCAL_RANK"] = "0"
     socket.gethostname = lambda: f"node{rank + 1}"
     doctor.check_node = lambda _: [Finding("gpus", "ok", gpus[rank])]
+    return run_doctor(arguments)
+
+
+def run_doctor_where_one_node_has_cuda(arguments: list[str]) -> tuple[int, str]:
+    """The first one, once the ranks have met; each rank believes itself on another host."""
+    rank, check = int(os.environ["RANK"]), peers.check_peers
+    socket.gethostname = lambda: f"node{rank + 1}"
+
+    def check_with_cuda(*given: Any) -> Iterator[Finding]:
+        torch.cuda.is_available = lambda: rank == 0
+        return check(*given)
+
+    doctor.check_peers = check_with_cuda
     return run_doctor(arguments)
 
 

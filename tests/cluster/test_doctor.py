@@ -32,6 +32,7 @@ from tests.cluster.doctor_tasks import (
     run_doctor_on_nodes_with_gpus,
     run_doctor_on_other_files,
     run_doctor_where_files_open_slowly,
+    run_doctor_where_one_node_has_cuda,
     run_doctor_with_a_clock_ahead,
     run_doctor_with_a_wrong_sum,
     run_doctor_with_another_torch,
@@ -297,6 +298,7 @@ H100 = "NVIDIA H100, 570.86.15, 81559, 0, 0, Not Active, 31"
         ([H200, H200], 2, None, "ok", "2 x NVIDIA H200, 140 GiB"),
         ([H200, H200], 1, None, "warning", "2 x NVIDIA H200, 140 GiB, PyTorch sees 1"),
         ([H200, H200], 1, "0", "ok", "2 x NVIDIA H200, 140 GiB, PyTorch sees 1"),
+        ([H200, H200], 1, "0,1", "warning", "2 x NVIDIA H200, 140 GiB, PyTorch sees 1"),  # as SLURM sets it
         ([H200, H100], 2, None, "warning", "2 x NVIDIA H100, 80 GiB and NVIDIA H200, 140 GiB"),
         ([], 1, None, "ok", "1 by PyTorch, no nvidia-smi"),
         ([], 0, None, "warning", "none"),
@@ -560,6 +562,13 @@ def test_libraries_that_differ(tmp_path):
     (code, printed), _ = run_ranks(2, run_doctor_with_another_torch, [], log=tmp_path / "log")
     assert code == 1
     assert re.search(r"^wrong, same versions: \S+: torch 2\.10\.0, not 2\.\d+", printed, re.MULTILINE)
+
+
+def test_a_node_whose_cuda_is_broken_is_named_and_no_rank_waits_for_it(tmp_path):
+    (code, printed), _ = run_ranks(2, run_doctor_where_one_node_has_cuda, [], log=tmp_path / "log")
+    assert code == 1
+    assert re.search("^wrong, same devices: no CUDA on node2, but on other nodes", printed, re.MULTILINE)
+    assert "all-reduce" not in printed
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(5, "warning"), (-90, "wrong")])

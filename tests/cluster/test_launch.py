@@ -175,8 +175,13 @@ def test_the_run_directory_holds_all_that_the_job_needs_and_sbatch_gets_it(here,
 
 
 @pytest.mark.parametrize(
-    ("gpus", "asked"), [(["gpus_per_node=4", "gpu_type=h100"], ["--gres=gpu:h100:4"]), (["gpus_per_node=0"], [])]
-)
+    ("gpus", "asked"),
+    [
+        (["gpus_per_node=4", "gpu_type=h100"], ["--gres=gpu:h100:4"]), (["gpus_per_node=0"], []),
+        (["gpus_per_node=4", 'options=["--gres nvme:1"]'], ["--gres=gpu:4,nvme:1"]),  # of two sbatch takes the last
+        (["gpus_per_node=0", 'options=["--gres=nvme:1", "--gres=lic"]'], ["--gres=nvme:1,lic"]),
+    ],
+)  # fmt: skip
 def test_gpus_are_asked_for_by_gres_where_the_cluster_wants_that(here, slurm, gpus, asked):
     assert launch("--dry-run", "slurm.gres=true", *(f"slurm.pretrain.{setting}" for setting in gpus)) == 0
     words = directives(here / "runs" / "tiny" / "job" / "pretrain.sbatch")
@@ -209,6 +214,7 @@ def test_gpus_that_the_ranks_would_not_know_of_are_refused(option, asks):
         ("--array 0-3", "slurm.eval.array"), ("--time=5", "by the setting of that name"),
         ("--dependency=afterok:7", "sbatch --dependency=...,singleton FILE"), ("--signal=TERM@5", "slurm.notice"),
         ("--depend=afterok:7", "sbatch --dependency=...,singleton FILE"), ("--arr 0-3", "slurm.eval.array"),
+        ("--wait", "waits for no job"), ("--tasks-per-node=2", "slurm.pretrain.tasks_per_node"),
     ],
 )  # fmt: skip
 def test_what_a_job_file_says_itself_is_no_option_to_add(option, advice):
@@ -222,7 +228,8 @@ def test_what_a_job_file_says_itself_is_no_option_to_add(option, advice):
 
 
 _OF_SBATCH = {"SBATCH_NO_REQUEUE": "1", "SBATCH_JOB_NAME": "x", "SBATCH_ARRAY_INX": "0-1", "SBATCH_TIMELIMIT": "3",
-              "SBATCH_SIGNAL": "TERM@9", "SBATCH_ACCOUNT": "mine", "SBATCH_PARTITION": "nosuch"}  # fmt: skip
+              "SBATCH_SIGNAL": "TERM@9", "SBATCH_WAIT": "1", "SBATCH_ACCOUNT": "mine",
+              "SBATCH_PARTITION": "nosuch"}  # fmt: skip
 _SHOW_SBATCH = (
     f"json.dump({{name: value for name, value in os.environ.items() if name in {[*_OF_SBATCH]}}}, open('seen', 'a'))"
     "\nprint(41)"
@@ -433,6 +440,27 @@ def test_a_job_file_outlives_the_signal_that_ends_its_ranks(here, slurm, signall
     slurm.stand_in("srun", f"import signal; os.kill(os.getppid(), signal.{signalled}); {ends}")
     assert run_job(run / "job" / "pretrain.sbatch").returncode == 0
     assert slurm.calls()[-1][:2] == ["scontrol", ["requeue", "12"]]
+
+
+def test_a_signal_leaves_the_verdict_on_a_run_alone(here, slurm):
+    """It may come while the verdict is made, of whose program the signal's own code would be taken for that."""
+    python = here / "python"
+    signalled = "[ $3 != after ] || { kill -TERM $$; kill -USR1 $$; }"
+    python.write_text(f'#!/bin/sh\n{signalled}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    launch("--dry-run", f"slurm.python={python}")
+    run = here / "runs" / "tiny"
+    slurm.stand_in("srun", f"open({str(run / 'outcome')!r}, 'w').write('requeue')")
+    assert run_job(run / "job" / "pretrain.sbatch").returncode == 0
+    assert slurm.calls()[-1][:2] == ["scontrol", ["requeue", "12"]]
+
+
+def test_filters_of_the_shell_do_not_hide_a_job_from_its_restart(here, slurm):
+    """sbatch gives a job the shell's variables, and by SQUEUE_PARTITION squeue leaves out what it is asked for."""
+    slurm.stand_in("squeue", "print('' if {'SQUEUE_PARTITION', 'SLURM_CLUSTERS'} & {*os.environ} else 'RUNNING None')")
+    slurm.stand_in("srun", "sys.exit(143)")
+    done = run_job(evaluation('slurm.setup=["export SQUEUE_PARTITION=gpu"]'), SLURM_CLUSTERS="here")
+    assert (done.returncode, slurm.calls()[-1][:2]) == (0, ["scontrol", ["requeue", "12"]])
 
 
 def test_an_evaluation_s_job_file_outlives_a_preemption_s_signal(here, slurm):
@@ -1167,18 +1195,41 @@ def test_on_kubernetes_evaluation_does_not_take_an_old_ending_for_the_new_traini
     assert bool(run.outcome) == stays
 
 
-@pytest.mark.parametrize(
-    ("answer", "code"), [("exit 1", 2), ("echo jobset.x-k8s.io/$(basename $(dirname $3))-pretrain unchanged", 0)]
-)
-def test_on_kubernetes_an_old_ending_stays_where_no_training_begins(here, pods, monkeypatch, answer, code):
+@pytest.mark.parametrize(("kind", "answer", "code", "stays"), [
+    ("jobset", "exit 1", 2, True),
+    ("jobset", "echo jobset.jobset.x-k8s.io/NAME unchanged", 0, True),
+    ("job", "echo service/NAME unchanged; echo job.batch/NAME unchanged", 0, True),
+    ("job", "echo service/NAME unchanged; echo job.batch/NAME created", 0, False),
+    ("trainjob", "echo trainingruntime.trainer.kubeflow.org/NAME unchanged; echo trainjob.trainer.kubeflow.org/NAME "
+     "created", 0, False),
+])  # fmt: skip
+def test_on_kubernetes_an_old_ending_stays_where_no_training_begins(here, pods, monkeypatch, kind, answer, code, stays):
     run = RunDirectory(here / "runs" / "tiny")
     run.path.mkdir(parents=True)
     shutil.copyfile(here / "tiny.toml", run.config)
     run.set_outcome("failed", "the loss is nan")
-    name = _object_name(run.path)
-    kubectl(here, answer.replace("$(basename $(dirname $3))", name), monkeypatch)
-    assert pretrain_on_kubernetes(here) == code
-    assert run.outcome == ("failed", "the loss is nan")
+    kubectl(here, answer.replace("NAME", f"{_object_name(run.path)}-pretrain"), monkeypatch)
+    assert pretrain_on_kubernetes(here, f'kubernetes.pretrain.kind="{kind}"') == code
+    assert run.outcome == (("failed", "the loss is nan") if stays else None)
+
+
+def test_on_kubernetes_what_begins_a_failed_run_anew_takes_its_ending_away(here, pods, monkeypatch, capsys):
+    """Or the evaluation, which looks at once, would take it for the new one's."""
+    run = RunDirectory(here / "runs" / "tiny")
+    run.path.mkdir(parents=True)
+    shutil.copyfile(here / "tiny.toml", run.config)
+    run.set_outcome("failed", "the loss is nan")
+    kubectl(here, "echo spec.template: Invalid value: field is immutable >&2; exit 1", monkeypatch)
+    assert pretrain_on_kubernetes(here) == 2
+    replace = f"rm -f {run.outcome_file} && kubectl replace --force -k {run.path}/job"
+    assert capsys.readouterr().err.endswith(f"make it anew: {replace}\n")
+    assert run.ending == "failed"
+
+
+def test_what_a_site_s_sbatch_says_may_be_in_another_encoding(here, slurm, capsys):
+    slurm.stand_in("sbatch", "sys.stdout.buffer.write(b'Ihr Projekt l\\xe4uft ab\\n41\\n')")
+    assert launch() == 0
+    assert "pretrain: job 41\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("place", ["slurm", "kubernetes"])
