@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ours.error(f"{file}: not a Python file (.py)")
     # Beam warns at its import that Google's client libraries are missing, whether or not they are wanted.
     logging.getLogger().setLevel(logging.ERROR)
-    sys.argv = [str(file), *found.arguments]
+    sys.argv, sys.path[0] = [str(file), *found.arguments], str(file.resolve().parent)
     runpy.run_path(str(file), run_name="__main__")
 
 

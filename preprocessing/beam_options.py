@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+import shlex
+import sys
+
+from apache_beam.options.pipeline_options import (
+    FlinkRunnerOptions,
+    JobServerOptions,
+    PipelineOptions,
+    PortableOptions,
+    PrismRunnerOptions,
+    SparkRunnerOptions,
+    StandardOptions,
+)
 
 from preprocessing.command_line import OneLineParser
 
+_OF_CLUSTERS = (FlinkRunnerOptions, SparkRunnerOptions, PrismRunnerOptions, PortableOptions, JobServerOptions)
 # The runners that work inside this process (and its worker processes).
 EMBEDDED_RUNNERS = ("FnApiRunner", "DirectRunner", "BundleBasedDirectRunner", "SwitchingDirectRunner")
 
@@ -37,6 +49,8 @@ def check_beam_options(ours: OneLineParser, rest: list[str]) -> list[str]:
         )
     if not embedded:
         return rest
+    if elsewhere := [option for word in rest if (option := word.partition("=")[0]) in _options_of_clusters()]:
+        ours.error(f"{elsewhere[0]} is for another engine, and none is asked for: add its --runner, or leave it out")
     if known.num_workers is not None or known.max_num_workers is not None:
         ours.error("--num_workers is Dataflow's, and does nothing on one machine; there it is --direct_num_workers")
     for name in ("dry_run", "update", "streaming"):
@@ -51,11 +65,24 @@ def check_beam_options(ours: OneLineParser, rest: list[str]) -> list[str]:
     if (known.profile_cpu or known.profile_memory) and not (known.profile_cpu and known.profile_location):
         ours.error("--profile_cpu needs --profile_location DIR, and --profile_memory needs both")
     several = known.direct_num_workers != 1
+    if several and shlex.quote(sys.executable) != sys.executable:
+        ours.error(
+            f"--direct_num_workers: Beam can't start workers by {sys.executable}, whose path a shell would cut; take a "
+            "virtual environment whose path has no blanks, or one worker"
+        )
     if several and known.direct_running_mode == "in_memory":
         ours.error("--direct_running_mode=in_memory is one process; use multi_processing with --direct_num_workers")
     # Beam itself would run several workers as threads of this process, which share a core.
     mode = ["--direct_running_mode=multi_processing"] if several and known.direct_running_mode is None else []
     return [*rest, *mode, "--runner=FnApiRunner"]
+
+
+def _options_of_clusters() -> set[str]:
+    """What Beam takes for engines that run elsewhere."""
+    theirs = OneLineParser(add_help=False)
+    for group in _OF_CLUSTERS:
+        group._add_argparse_args(theirs)
+    return {*theirs._option_string_actions}
 
 
 def _runner(ours: OneLineParser, name: str) -> str:

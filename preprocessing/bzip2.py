@@ -14,13 +14,18 @@ from typing import BinaryIO
 
 from preprocessing.sources import SourceError
 
-MAGIC = b"BZh"
+_MAGIC = re.compile(rb"BZh[1-9]")
 # A stream's header with that of its first block. Compressed data may look like it (once in 10^13 files of 20 GB).
 _START = re.compile(rb"BZh[1-9]1AY&SY")
 _START_BYTES = 10
 _READ = 1 << 18  # bytes of the file
 _PIECE = 1 << 16  # bytes of what comes out
 _BLOCK = 900_000  # that a block of text holds, at whose end is its checksum; one of long repetitions holds more
+
+
+def is_bzip2(beginning: bytes) -> bool:
+    """Whether a file is compressed so, by its first four bytes or more."""
+    return bool(_MAGIC.match(beginning))
 
 
 def decompress(file: BinaryIO, begin: int, name: str) -> Iterator[tuple[int, bytes]]:

@@ -49,7 +49,7 @@ def decompressed(raw: BinaryIO, path: str) -> BinaryIO:
         pieces = _intact(_xz_streams(raw), raw, path)
     elif _ZSTANDARD.match(start):
         pieces = _intact(_pieces_of(pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")), raw, path)
-    elif start.startswith(bzip2.MAGIC):
+    elif bzip2.is_bzip2(start):
         pieces = (piece for _, piece in bzip2.decompress(raw, 0, path))
     else:
         return raw
@@ -62,7 +62,7 @@ def is_plain(raw: BinaryIO) -> bool:
     """Whether a file is read as it lies: neither compressed nor an archive. It is at its beginning before and after."""
     beginning = raw.read(_BEGINNING)
     raw.seek(0)
-    packed = beginning.startswith((_ZIP, _GZIP, _XZ, bzip2.MAGIC)) or _ZSTANDARD.match(beginning)
+    packed = beginning.startswith((_ZIP, _GZIP, _XZ)) or _ZSTANDARD.match(beginning) or bzip2.is_bzip2(beginning)
     return not (packed or beginning.startswith(_TAR, _TAR_AT))
 
 

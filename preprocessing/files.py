@@ -199,11 +199,13 @@ def _sync(path: str) -> None:
 def _rename(unfinished: str, path: str) -> None:
     if not is_remote(path):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(unfinished).replace(path)
+        return
     try:
         FileSystems.rename([unfinished], [path])
     except BeamIOError:
         # Some file systems refuse to replace a file; another attempt was first then, with the same bytes.
-        if not (FileSystems.exists(path) if is_remote(path) else Path(path).is_file()):
+        if not FileSystems.exists(path):
             raise
         _remove(unfinished)
 

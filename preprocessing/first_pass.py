@@ -139,7 +139,7 @@ def _blocks(documents: Iterable[SplitDocument]) -> Iterator[list[SplitDocument]]
     for document in documents:
         block.append(document)
         waiting += len(document.text)
-        if waiting >= ENCODED_AT_ONCE:
+        if waiting >= ENCODED_AT_ONCE or len(block) >= BATCH_DOCUMENTS:
             yield block
             block, waiting = [], 0
     if block:

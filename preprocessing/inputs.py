@@ -17,6 +17,8 @@ from preprocessing.sources.registry import SOURCES, Source
 from preprocessing.terminal import counted
 
 UNIT_BYTES = 4 << 20  # inputs this small are read together, so that a thousand books are not a thousand tasks
+# Units of a large corpus are larger: in the end each has two files mapped, and Linux lets a process map 65,530.
+MOST_UNITS = 1 << 13  # or about twice as many, where neighbours don't fit together
 PART_BYTES = 32 << 20  # of a file, as it lies, that can be read in parts
 LARGE_BYTES = 1 << 30  # that one process reads in a while, of which is told
 # What a job writes, which a glob may match; the rest of a path is its shard directory.
@@ -241,11 +243,11 @@ def large_and_whole(units: Iterable[Unit], options: ReadOptions) -> list[Input]:
 def group_units(inputs: Sequence[Input]) -> list[Unit]:
     """Neighbouring small inputs of a source together, every other one alone."""
     groups: list[list[Input]] = []
-    room = 0.0
+    size, room = max(UNIT_BYTES, sum(map(text_bytes, inputs)) / MOST_UNITS), 0.0
     for file in inputs:
         if not groups or file.source != groups[-1][0].source or text_bytes(file) > room:
             groups.append([])
-            room = UNIT_BYTES
+            room = size
         groups[-1].append(file)
         room -= text_bytes(file)
     return [Unit(number, tuple(group)) for number, group in enumerate(groups)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import NoReturn
@@ -45,6 +46,9 @@ def end_when_interrupted(message: str) -> None:
     processes, so that no worker answers to it by itself. Where it is ignored, as in what a shell's script runs in the
     background, it stays so.
     """
+    if sys.stderr is None:  # closed by whoever started this, such as a daemon
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
+        os.dup2(sys.stderr.fileno(), 2)
     # Python runs a handler in the main thread, when that comes round to it; these bytes come from whichever thread the
     # signal has hit, a library's that was there before among them, at once.
     signals, hears = os.pipe()

@@ -145,7 +145,7 @@ def begin(
         if benchmark is not None:
             place_benchmark(job, benchmark)
     except OSError as error:
-        raise JobError(f"{job.output}: can't write there ({error.strerror}); use another directory") from error
+        raise JobError(f"{job.output}: can't write there ({error.strerror or error}); use another directory") from error
     _remove_work(job, *_STALE)
     return state
 

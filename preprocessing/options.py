@@ -176,6 +176,11 @@ def _output(text: str) -> str:
             f"{text!r}: Beam reads from HDFS, but shards can't be made there; "
             "name a folder that all workers see or an object store, and copy them"
         )
+    return _utf8(text)
+
+
+def _utf8(text: str) -> str:
+    """An argparse type: what can be written down."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -219,6 +224,7 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         for content in ("text", "title") if its.named else ():
             inputs.add_argument(
                 f"--{source}-{content}-{its.named}",
+                type=_utf8,
                 metavar="NAME",
                 help=f"the {its.named} that holds a document's {content} (default: {content})",
             )

@@ -9,6 +9,7 @@ from preprocessing.inputs import Input
 from preprocessing.sources import (
     DEFAULTS,
     MAX_DOCUMENT,
+    MAX_LINES,
     MAX_TITLE,
     Damaged,
     Document,
@@ -73,7 +74,7 @@ def _settled(item: Item, options: ReadOptions) -> Document | Skipped:
         if options.on_error == "fail":
             raise SourceError(f"{item.message}; mend it, or use --on-error skip")
         return Skipped(item.doc_id, item.source, "damaged")
-    if isinstance(item, Document) and len(item.text) > MAX_DOCUMENT:
+    if isinstance(item, Document) and (len(item.text) > MAX_DOCUMENT or item.text.count("\n") >= MAX_LINES):
         return Skipped(item.doc_id, item.source, "too_large")
     if isinstance(item, Document) and item.title and len(item.title) > MAX_TITLE:
         return item._replace(title=item.title[:MAX_TITLE])

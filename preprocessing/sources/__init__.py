@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Literal, NamedTuple
 
 MAX_DOCUMENT = 1 << 25  # characters, of any source; MediaWiki itself stores no more than 2 MiB a page
+MAX_LINES = 1 << 20  # of a document: each is an object of its own while it is read
 MAX_TITLE = 1 << 10  # characters, to which a longer one is cut: MediaWiki's have 255 bytes
 
 

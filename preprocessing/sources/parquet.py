@@ -30,6 +30,7 @@ SOURCE = "parquet"
 _MAGIC = b"PAR1"
 _ROWS = 256  # held at once, or fewer of
 _HELD = 1 << 24  # bytes, by the mean of a group of rows
+_LONGEST = 4 * MAX_DOCUMENT + 1  # bytes: more than MAX_DOCUMENT characters
 _BUFFER = 1 << 20  # bytes of a column that are read ahead; by itself pyarrow reads a whole group of rows
 
 
@@ -98,12 +99,17 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def _raw(column: pa.Array) -> Iterator[bytes | None]:
-    """Strings as bytes: a file's need not be UTF-8, and then can't be turned into Python's. One at a time is copied."""
+    """Strings as bytes: a file's need not be UTF-8, and then can't be turned into Python's. One at a time is copied.
+
+    Of one that is longer than any document as much is as shows that: what packs well may take more than memory has.
+    """
     plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    if pa.types.is_timestamp(plain.type):
+        plain = plain.cast(pa.timestamp(plain.type.unit))  # in UTC: what is where in another zone, machines disagree on
     if not _is_text(plain.type):
         plain = plain.cast(pa.large_string())
     for value in pc.cast(plain, pa.large_binary()):
-        yield value.as_py()
+        yield value.as_buffer()[:_LONGEST].to_pybytes() if value.is_valid else None
 
 
 def _offset(group: pq.RowGroupMetaData) -> int:

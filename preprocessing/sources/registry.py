@@ -112,4 +112,4 @@ SOURCES = {
 
 def _has_streams(file: BinaryIO) -> bool:
     """Whether a file, at its beginning, is of several bzip2 streams."""
-    return file.read(len(bzip2.MAGIC)) == bzip2.MAGIC and bzip2.first_start(file, 1, _LOOKED_AT) is not None
+    return bzip2.is_bzip2(file.read(4)) and bzip2.first_start(file, 1, _LOOKED_AT) is not None

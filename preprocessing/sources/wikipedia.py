@@ -25,7 +25,7 @@ from typing import BinaryIO, NamedTuple
 
 from lxml import etree
 
-from preprocessing.bzip2 import MAGIC, decompress, first_start
+from preprocessing.bzip2 import decompress, first_start, is_bzip2
 from preprocessing.sources import (
     DEFAULTS,
     MAX_DOCUMENT,
@@ -95,7 +95,7 @@ def read_part(
         SourceError: As read; also a bzip2 stream that is damaged, and of every part a dump whose first page is too far.
     """
     where = f"{name}, bytes {part.begin:,} to {part.end:,}"
-    if file.read(len(MAGIC)) == MAGIC:
+    if is_bzip2(file.read(4)):
         start = first_start(file, part.begin, part.end)
         if start is None:
             return

@@ -46,6 +46,15 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "beam run preprocessing/make_shards.py" in capsys.readouterr().out
 
 
+def test_a_file_finds_modules_beside_it_as_under_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["beam"])
+    monkeypatch.setattr(sys, "path", ["/where/beam/is", *sys.path[1:]])
+    (tmp_path / "beside_a_pipeline.py").write_text("CODE = 7\n")
+    (tmp_path / "script.py").write_text("import sys, beside_a_pipeline\nsys.exit(beside_a_pipeline.CODE)\n")
+    with pytest.raises(SystemExit, match="7"):
+        main(["run", str(tmp_path / "script.py")])
+
+
 def test_a_file_gets_its_arguments_and_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["beam"])
     script = tmp_path / "script.py"

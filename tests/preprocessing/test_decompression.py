@@ -25,6 +25,10 @@ def read(data: bytes) -> bytes:
         return stream.read()
 
 
+def test_a_text_may_begin_as_bzip2_does() -> None:
+    assert read(b"BZhang was a poet.") == b"BZhang was a poet."
+
+
 def test_streams_of_xz_that_follow_each_other_are_all_read_or_told() -> None:
     first, second = (lzma.compress(part) for part in (b"one\n", b"two\n"))
     for between, after in ((b"", b""), (b"\0" * 8, b"\0" * 4), (b"", b"\0" * (1 << 19))):

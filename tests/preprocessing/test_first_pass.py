@@ -62,6 +62,14 @@ def test_documents_are_encoded_in_blocks_of_about_as_much_text(begun: Begun, mon
     assert [what for what in happened if "or one of" in what] == told
 
 
+def test_blocks_of_documents_without_text_are_bounded_too(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+    monkeypatch.setattr(first_pass, "watching", noting(happened))
+    monkeypatch.setattr(first_pass, "BATCH_DOCUMENTS", 2)
+    tokenize_unit(*begun(["\u00ad"] * 5))
+    assert len([what for what in happened if "or one of" in what]) == 3
+
+
 @pytest.mark.parametrize(("limit", "most"), [("BATCH_DOCUMENTS", 2), ("BATCH_TOKENS", 4)])
 def test_what_is_held_at_once_is_bounded_in_documents_and_in_tokens(
     begun: Begun, monkeypatch: pytest.MonkeyPatch, limit: str, most: int

@@ -382,6 +382,13 @@ def test_small_inputs_are_read_together() -> None:
     assert [unit.number for unit in units] == [0, 1, 2, 3]
 
 
+def test_of_a_large_corpus_units_are_larger_for_all_of_them_are_open_at_once() -> None:
+    inputs = [Input("books", f"{number}.txt", 5 << 20, "/x") for number in range(20_000)]
+    assert 8192 <= len(group_units(inputs)) <= 2 * 8192
+    parts = [inputs[0]._replace(part=Part(begin, begin + (32 << 20))) for begin in range(0, 1 << 40, 32 << 20)]
+    assert 8192 <= len(group_units(parts)) <= 2 * 8192
+
+
 def test_a_file_system_has_its_options_before_anything_is_looked_for(
     make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

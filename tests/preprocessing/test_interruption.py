@@ -233,6 +233,15 @@ def test_nobody_need_be_there_to_read_it() -> None:
     assert process.wait(timeout=60) == 128 + signal.SIGINT
 
 
+def test_nor_need_there_ever_have_been_anybody() -> None:
+    """As under a daemon that has closed what it does not use: Python then has no stderr at all."""
+    process = start("sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-c", IN_C)
+    assert process.stdout
+    assert process.stdout.readline() == "begun\n"
+    process.terminate()
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+
+
 def test_a_job_in_the_background_of_a_script_is_not_interrupted() -> None:
     process = start(sys.executable, "-c", IN_C.replace("2**31 - 1", "2**20"), ignored=True)
     assert process.stdout

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import tracemalloc
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -150,6 +152,17 @@ def test_too_large_documents_are_counted(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [getattr(item, "reason", "read") for item in found] == ["too_large", "read"]
 
 
+def test_of_a_too_large_document_no_more_is_copied_than_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("preprocessing.sources.parquet._LONGEST", 401)
+    monkeypatch.setattr("preprocessing.sources.parquet.MAX_DOCUMENT", 100)
+    file, most = parquet(pa.table({"text": ["é" * 10_000_000, "a" * 100], "title": ["b", "c" * 402]})), 1 << 20
+    tracemalloc.start()
+    found = documents(file)
+    assert tracemalloc.get_traced_memory()[1] < most
+    tracemalloc.stop()
+    assert found[0] == Skipped("w/0.parquet#0", "parquet", "too_large")
+
+
 def test_only_what_is_wanted_is_read() -> None:
     data = parquet(WIKIPEDIA)
     found = read(io.BytesIO(data), "f", Part(0, len(data)), wanted=lambda doc_id: doc_id in ("f#1", "f#999"))
@@ -199,8 +212,12 @@ def test_pages_are_compared_with_their_checksums() -> None:
         documents(bytes(data))
 
 
-@pytest.mark.parametrize(("titles", "read"), [([None, None], [None, None]), ([7, None], ["7", None])])
-def test_a_title_need_not_be_a_string(titles: list[int | None], read: list[str | None]) -> None:
+@pytest.mark.parametrize(("titles", "read"), [
+    ([None, None], [None, None]), ([7, None], ["7", None]),
+    (pa.array([0, None], pa.timestamp("s", "Europe/Berlin")), ["1970-01-01 00:00:00.000", None]),  # in UTC everywhere
+    (pa.array([0, None], pa.timestamp("s", "Nowhere/Land")), ["1970-01-01 00:00:00.000", None]),
+])  # fmt: skip
+def test_a_title_need_not_be_a_string(titles: Sequence[int | None], read: list[str | None]) -> None:
     found = documents(parquet(pa.table({"text": ["A", "B"], "title": titles})))
     assert [item.title for item in found if isinstance(item, Document)] == read
 

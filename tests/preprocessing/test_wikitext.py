@@ -234,7 +234,10 @@ CASES = {
     "indented table": ("a dog\n:{|\n| a\n|}", ["a dog"]),
     "table unclosed": ("{|\n| a\n|-\nA dog", ["A dog"]),
     "table unopened": ("a dog\n|}\nbarks\n! x\nbites", ["a dog", "barks", "bites"]),
-    "magic words": ("__NOTOC__\n__БЕЗСЪДЪРЖАНИЕ__a dog's __init__", ["a dog's __init__"]),
+    "magic words": (
+        "__NOTOC__\n__БЕЗСЪДЪРЖАНИЕ__a __KEIN_INHALTSVERZEICHNIS__dog's __init__",
+        ["a dog's __init__"],
+    ),
     "language variants": ("-{zh-hans:狗; zh-hant:犬}-叫 -{A|x}- -{T|y}- -{H|z}- -{12:30}-", ["狗叫 x 12:30"]),
     "a colon in a language variant": ("-{zh-hans:狗 (dog: x)}-", ["狗 (dog: x)"]),
 }
