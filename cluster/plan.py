@@ -29,13 +29,16 @@ from cluster.planning.sharding import Sharding, read_sharding
 from preprocessing.command_line import OneLineParser, whole_number
 from preprocessing.terminal import print_result, tell_error
 from trainer.config import Recipe, load_recipe
-from trainer.deepspeed_config import resolve_deepspeed
+from trainer.deepspeed_config import read_deepspeed, resolve
 from trainer.initial_model import given_model
 from trainer.paths import parse_path
 from trainer.settings import ConfigError
 
 _MOST = 2**31 - 1  # of GPUs, and of sequences of a micro-batch
 EFFICIENCY, EFFICIENCY_SOURCE = 0.45, "assumed; NVIDIA's on an A100, see --calibration"
+
+
+_OF_MICRO_BATCHES = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,9 +102,10 @@ def _gpu(arguments: argparse.Namespace) -> Gpu:
 
 
 def _sharding(path: Path, recipe: Recipe, gpus: int) -> Sharding:
-    """What the trainer would make of DeepSpeed's configuration; micro-batches are chosen later."""
-    smallest = dataclasses.replace(recipe.phases[0], micro_batch_size=1)
-    return read_sharding(resolve_deepspeed(path, recipe, smallest, gpus))
+    """What the trainer would make of DeepSpeed's configuration, but for micro-batches, which the plan chooses."""
+    smallest, file = dataclasses.replace(recipe.phases[0], micro_batch_size=1), read_deepspeed(path)
+    settings = {name: value for name, value in file.settings.items() if name not in _OF_MICRO_BATCHES}
+    return read_sharding(resolve(file._replace(settings=settings), recipe, smallest, gpus))
 
 
 def _assumptions(arguments: argparse.Namespace) -> Assumptions:

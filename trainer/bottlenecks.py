@@ -125,6 +125,6 @@ def _tell_of_starving(paces: Sequence[Pace]) -> str:
 def _tell_of_hurrying(paces: Sequence[Pace]) -> str:
     return (
         f"the GPU waits for its host, which takes {_median(paces).asking:.0%} of a forward pass to ask for it; "
-        "train.cuda_graphs=true with data.token_multiple=1024 asks for all of it at once, and a larger "
-        "phases.N.micro_batch_size asks less often (docs/training.md)"
+        "train.cuda_graphs=true asks for all of it at once, with a data.token_multiple of some 1/32 of a micro-batch's "
+        "tokens, and a larger phases.N.micro_batch_size asks less often (docs/training.md)"
     )

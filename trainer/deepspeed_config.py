@@ -60,8 +60,8 @@ def resolve(file: DeepSpeedFile, recipe: Recipe, phase: Phase, world: int) -> di
     """
     path, raw = file.path, file.settings
     _refuse(raw, path)
-    for name in ("compile", "cuda_graphs", "fused", "fp8"):
-        if getattr(recipe.train, name) and _look_up(raw, "zero_optimization.stage") == 3:
+    for name in wants_whole_parameters(recipe):
+        if _look_up(raw, "zero_optimization.stage") == 3:
             raise ConfigError(
                 f"{path}: train.{name} needs zero_optimization.stage 0, 1 or 2: under 3 a layer's parameters "
                 f"come and go while it is computed; use one of these, or train.{name}=false"
@@ -88,6 +88,11 @@ def resolve(file: DeepSpeedFile, recipe: Recipe, phase: Phase, world: int) -> di
     # Our optimizers are plain torch optimizers, which DeepSpeed has not tested, and which it must not replace.
     ours = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
     return {**quiet, **log, **raw, **ruled, **ours}
+
+
+def wants_whole_parameters(recipe: Recipe) -> list[str]:
+    """What [train] asks for that ZeRO 3 can't do, under which a layer's parameters come and go."""
+    return [name for name in ("compile", "cuda_graphs", "fused", "fp8") if getattr(recipe.train, name)]
 
 
 def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class PackedTokens:
         Args:
             multiple: 2 or more.
         """
-        added = -(-(multiple - 1) // (self.longest - 1))
+        added = filling_sequences(multiple, self.longest)
         missing = added + -(len(self.input_ids) + added) % multiple
         lengths = torch.full((added,), missing // added)
         lengths[: missing % added] += 1
@@ -180,6 +180,11 @@ class Selection:
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy to a device while it computes: from memory that may be paged out, the copy would wait until it is idle."""
     return (tensor.pin_memory() if device.type == "cuda" and tensor.is_cpu else tensor).to(device, non_blocking=True)
+
+
+def filling_sequences(multiple: int, longest: int) -> int:
+    """How many sequences of up to ``longest`` tokens PackedTokens.round_up adds."""
+    return -(-(multiple - 1) // (longest - 1))
 
 
 def put(place: Tensor, tensor: Tensor) -> None:

@@ -16,8 +16,10 @@ from cluster.planning.sharding import STAGES, States, model_states
 from cluster.planning.throughput import Speed, Work, step_time
 from preprocessing.schema import PAIR, token_type
 from trainer.config import Phase, Recipe
+from trainer.deepspeed_config import wants_whole_parameters
 from trainer.metrics import training_flops
 from trainer.model import BertConfig, parameter_count, parameter_shapes
+from trainer.packing import filling_sequences
 from trainer.settings import ConfigError
 
 # Bytes that are read and written to update a parameter: by trainer.optim, Adam in one pass and LAMB by many operations;
@@ -33,6 +35,9 @@ _RECOMPUTED_OPERATIONS = 1.4  # times as many, under checkpointing
 # The same for a gradient, in the time of operations (docs/results/gpu.md). Where the rest is in CUDA graphs, it is
 # handed out and added up; from ZeRO 2 on DeepSpeed's Python looks after it in every backward pass.
 _GRADIENT_IN_GRAPHS, _GRADIENT_LOOKED_AFTER = 2, 12
+# data.token_multiple for CUDA graphs: the largest that is such a share of a micro-batch's tokens. Some 2 % of the work
+# fills it up then, and there are few numbers of tokens, for each of which graphs are recorded.
+_MULTIPLES, _SHARE_OF_TOKENS = (64, 128, 256, 512, 1024), 1 / 32
 BUCKET = 50_000_000  # elements of gradients sent at a time, of which a large model has several
 _STATE_BYTES = 12  # of a parameter in a checkpoint: float32 weight and two moments
 _PAIR_BYTES = sum(field.type.bit_width for field in PAIR) / 8  # that the loader reads
@@ -59,6 +64,7 @@ def make_plan(
     parameters = parameter_count(recipe.model)
     phases = plan_phases(recipe, cluster, assumptions, micro_batches)
     token_bytes = token_type(recipe.model.vocab_size).bit_width / 8
+    multiple = _multiple_in_graphs(recipe, phases, assumptions)
     fastest = max(plan.rate * (plan.length * assumptions.fill * token_bytes + _PAIR_BYTES) for plan in phases)
     return Plan(
         cluster=cluster,
@@ -67,24 +73,39 @@ def make_plan(
         states=_states(recipe, cluster),
         usable=_usable(cluster, assumptions),
         phases=phases,
+        unreached=_of_unreached(recipe, len(phases), cluster.gpus),
         stages=[_plan_stage(recipe, cluster, assumptions, stage, micro_batches) for stage in STAGES],
         checkpoint=parameters * _STATE_BYTES,
         checkpoint_every=recipe.checkpoint.every,
         read_rate=fastest,
         hours_in_buckets=_hours_in_buckets(recipe, cluster, assumptions, micro_batches),
-        hours_in_graphs=_hours_in_graphs(recipe, cluster, assumptions, micro_batches),
+        hours_in_graphs=_hours_in_graphs(recipe, multiple, cluster, assumptions, micro_batches),
+        multiple_in_graphs=multiple,
     )
 
 
+def _of_unreached(recipe: Recipe, reached: int, gpus: int) -> dict[int, int]:
+    sizes = _at_most(recipe, gpus, [phase.micro_batch_size for phase in recipe.phases]) or []
+    pairs = list(enumerate(zip(sizes, recipe.phases, strict=True)))[reached:]
+    return {i: size for i, (size, phase) in pairs if size != phase.micro_batch_size}
+
+
+def _multiple_in_graphs(recipe: Recipe, phases: Sequence[PhasePlan], assumptions: Assumptions) -> int:
+    if recipe.data.token_multiple > 1:
+        return recipe.data.token_multiple
+    fewest = min(phase.micro_batch * phase.length for phase in phases) * assumptions.fill
+    return max((size for size in _MULTIPLES if size <= fewest * _SHARE_OF_TOKENS), default=_MULTIPLES[0])
+
+
 def _hours_in_graphs(
-    recipe: Recipe, cluster: Cluster, assumptions: Assumptions, micro_batches: Sequence[int] | None
+    recipe: Recipe, multiple: int, cluster: Cluster, assumptions: Assumptions, micro_batches: Sequence[int] | None
 ) -> float | None:
     if recipe.model.activation_checkpointing:  # which has none, see trainer.config.Recipe
         return None
     in_graphs = replace(
         recipe,
         train=replace(recipe.train, cuda_graphs=True),
-        data=replace(recipe.data, token_multiple=max(1024, recipe.data.token_multiple)),
+        data=replace(recipe.data, token_multiple=multiple),
     )
     return _hours(in_graphs, replace(cluster, sharding=replace(cluster.sharding, stage=1)), assumptions, micro_batches)
 
@@ -185,6 +206,7 @@ def _plan_phase(
         operations=_operations(recipe, kernel, sharding.stage),
         recompute=config.activation_checkpointing,
         all_at_once=recipe.train.cuda_graphs,
+        filled=1 + _filling(recipe, phase) / (micro_batch * length),
     )
     return PhasePlan(
         length=phase.sequence_length,
@@ -206,13 +228,18 @@ def _plan_stage(
     other = replace(cluster, sharding=replace(cluster.sharding, stage=stage))
     states = _states(recipe, other)
     largest = [_largest(recipe, phase, other, assumptions) for _, phase in _phases(recipe)]
-    refused = ""  # see trainer.deepspeed_config.resolve_deepspeed
-    if stage == 0 and cluster.sharding.precision != "float32":
-        refused = "not in 16 bits"
-    if stage == 3 and recipe.train.cuda_graphs:
-        refused = "not in CUDA graphs"
+    refused = _why_refused(recipe, cluster, stage)
     hours = None if refused else _hours(recipe, other, assumptions, micro_batches)
     return StagePlan(stage, refused, states, largest, hours)
+
+
+def _why_refused(recipe: Recipe, cluster: Cluster, stage: int) -> str:
+    """Why the trainer does not take a stage, or ''; see trainer.deepspeed_config.resolve_deepspeed."""
+    if stage == 0 and cluster.sharding.precision != "float32":
+        return "not in 16 bits"
+    if stage == 3 and (settings := wants_whole_parameters(recipe)):
+        return f"not with train.{settings[0]}"
+    return ""
 
 
 def _hours(
@@ -255,7 +282,16 @@ def _largest(recipe: Recipe, phase: Phase, cluster: Cluster, assumptions: Assump
     # CUDA graphs keep the memory of their activations during the update too.
     room = usable - (max(states.working, states.updating) if recipe.train.cuda_graphs else states.working)
     kernel = fastest_kernel(recipe.model, sharding.width, recipe.train.fused)
-    return largest_micro_batch(recipe.model, _sequence(recipe, phase), sharding.width, kernel, room)
+    most = largest_micro_batch(recipe.model, _sequence(recipe, phase), sharding.width, kernel, room)
+    return max(0, most - math.ceil(_filling(recipe, phase, share=1.0) / phase.sequence_length))
+
+
+def _filling(recipe: Recipe, phase: Phase, share: float = 0.5) -> float:
+    """Tokens that fill a micro-batch up, see PackedTokens.round_up: on average, or with a share of 1 at the most."""
+    multiple = recipe.data.token_multiple
+    if multiple == 1:
+        return 0.0
+    return filling_sequences(multiple, phase.sequence_length) + share * (multiple - 1)
 
 
 def _sequence(recipe: Recipe, phase: Phase) -> MicroBatch:
@@ -284,7 +320,8 @@ def _operations(recipe: Recipe, kernel: Kernel, stage: int) -> float:
 def _too_small(recipe: Recipe, phase: Phase, cluster: Cluster, assumptions: Assumptions) -> str:
     """Why nothing fits, and what would."""
     states = _states(recipe, cluster)
-    would = [f"ZeRO {stage}" for stage in STAGES[1:] if _fits(recipe, phase, cluster, assumptions, stage=stage)]
+    stages = [stage for stage in STAGES[1:] if not _why_refused(recipe, cluster, stage)]
+    would = [f"ZeRO {stage}" for stage in stages if _fits(recipe, phase, cluster, assumptions, stage=stage)]
     if not recipe.train.cuda_graphs and _fits(recipe, phase, cluster, assumptions, checkpointing=True):
         would.append("model.activation_checkpointing=true")
     larger = sorted((gpu for gpu in GPUS.values() if gpu.memory > cluster.gpu.memory), key=lambda gpu: gpu.memory)

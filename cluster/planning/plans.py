@@ -116,6 +116,8 @@ class Plan:
         states: bytes on each GPU.
         usable: bytes of a GPU's memory.
         phases: of the recipe.
+        unreached: micro-batches, by number, of phases that the run does not come to, where those of the recipe can't be
+            shared by all GPUs: the trainer looks at these too.
         stages: all stages of ZeRO side by side.
         checkpoint: bytes of one.
         checkpoint_every: steps.
@@ -123,6 +125,7 @@ class Plan:
         hours_in_buckets: hours if gradients were sent in buckets of BUCKET elements; None where they are already, or
             where DeepSpeed sends them at the end in any case.
         hours_in_graphs: hours under ZeRO 1 with train.cuda_graphs; None where there can be no graphs, or nothing fits.
+        multiple_in_graphs: the data.token_multiple of these.
     """
 
     cluster: Cluster
@@ -131,12 +134,14 @@ class Plan:
     states: States
     usable: float
     phases: list[PhasePlan]
+    unreached: dict[int, int]
     stages: list[StagePlan]
     checkpoint: float
     checkpoint_every: int
     read_rate: float
     hours_in_buckets: float | None
     hours_in_graphs: float | None
+    multiple_in_graphs: int
 
     @property
     def hours(self) -> float:

@@ -92,7 +92,8 @@ def _hours(hours: float) -> str:
 
 def _advice(plan: Plan) -> Iterator[str]:
     """What to set, and what holds the training up."""
-    settings = " ".join(f"phases.{i}.micro_batch_size={phase.micro_batch}" for i, phase in enumerate(plan.phases))
+    micro_batches = {i: phase.micro_batch for i, phase in enumerate(plan.phases)} | plan.unreached
+    settings = " ".join(f"phases.{i}.micro_batch_size={size}" for i, size in micro_batches.items())
     yield f"Give the trainer `{settings}`.\n"
     waiting = {i: phase.micro_batch for i, phase in enumerate(plan.phases) if phase.step.launch_bound}
     if waiting:
@@ -104,8 +105,8 @@ def _advice(plan: Plan) -> Iterator[str]:
         )
     if waiting and plan.hours_in_graphs is not None and plan.hours_in_graphs < (1 - _WORTH_A_WORD) * plan.hours:
         yield (
-            "With `train.cuda_graphs=true data.token_multiple=1024`, and zero_optimization.stage 1, it would be "
-            f"{_hours(plan.hours_in_graphs)} hours.\n"
+            f"With `train.cuda_graphs=true data.token_multiple={plan.multiple_in_graphs}`, and zero_optimization.stage "
+            f"1, it would be {_hours(plan.hours_in_graphs)} hours.\n"
         )
     if plan.hours_in_buckets is not None and plan.hours_in_buckets < (1 - _WORTH_A_WORD) * plan.hours:
         yield (

@@ -35,6 +35,7 @@ class Work:
         operations: launched for a micro-batch.
         recompute: whether the forward pass of every layer is done twice.
         all_at_once: whether there is no gradient before a backward pass has ended, as in a CUDA graph.
+        filled: tokens that are computed for each of text.
     """
 
     flops: float
@@ -45,6 +46,7 @@ class Work:
     operations: float = 0
     recompute: bool = False
     all_at_once: bool = False
+    filled: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def step_time(work: Work, speed: Speed, sharding: Sharding, ranks: int) -> StepT
         ranks: GPUs.
     """
     products = work.micro_batch * work.flops / (speed.efficiency * speed.gpu.peak_in(sharding.precision))
-    products *= _RECOMPUTED if work.recompute else 1.0
+    products *= work.filled * (_RECOMPUTED if work.recompute else 1.0)
     launches = work.operations * speed.launch
     micro_batch = max(products, launches)
     share = work.parameters / ranks if sharding.stage else work.parameters

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from preprocessing.schema import PAIR
 from trainer.config import load_recipe
 from trainer.deepspeed_config import without_communication
 from trainer.model import parameter_count
+from trainer.settings import ConfigError
 
 ROOT = Path(__file__).parents[2]
 CONFIG = str(ROOT / "ds_config.json")
@@ -162,20 +164,62 @@ def test_small_micro_batches_are_advised_to_be_in_graphs_under_zero_1():
     """Where the CPU can't ask for operations as fast as eight H200 do those of 32 sequences."""
     large = load_recipe(ROOT / "trainer/recipes/bert_large.toml")
     in_graphs = load_recipe(
-        ROOT / "trainer/recipes/bert_large.toml", ["train.cuda_graphs=true", "data.token_multiple=1024"]
+        ROOT / "trainer/recipes/bert_large.toml", ["train.cuda_graphs=true", "data.token_multiple=128"]
     )
     made, then = plan(large, gpus=8), plan(in_graphs, gpus=8, stage=1)
     assert made.phases[0].step.launch_bound
     assert not then.phases[0].step.launch_bound
+    assert made.multiple_in_graphs == 128, "a 32nd of 32 x 128"
     assert made.hours_in_graphs == then.hours < made.stages[1].hours < made.hours
-    assert [stage.refused for stage in then.stages] == ["not in 16 bits", "", "", "not in CUDA graphs"]
+    assert [stage.refused for stage in then.stages] == ["not in 16 bits", "", "", "not with train.cuda_graphs"]
     recomputed = load_recipe(ROOT / "trainer/recipes/bert_large.toml", ["model.activation_checkpointing=true"])
     assert plan(recomputed, gpus=8).hours_in_graphs is None
 
 
+def test_tokens_that_fill_a_micro_batch_up_take_time_and_memory():
+    """Half of a multiple on average, and a token for each sequence that they make, see PackedTokens.round_up."""
+    settings = ["train.cuda_graphs=true"]
+    few, many = (
+        plan(
+            load_recipe(ROOT / "trainer/recipes/bert_large.toml", [*settings, f"data.token_multiple={multiple}"]),
+            gpus=1,
+        )
+        for multiple in (2, 8192)
+    )
+    one, filled = (made.phases[0] for made in (few, many))
+    assert (one.micro_batch, one.length) == (256, 128)
+    assert filled.step.compute / one.step.compute == pytest.approx((256 * 128 + 65 + 8191 / 2) / (256 * 128 + 1.5))
+    assert filled.flops == one.flops
+    assert one.largest - filled.largest == 64, "sequences of 128 tokens, of which 8,191 and 65 may be missing"
+
+
+def test_phases_that_are_not_reached_can_be_shared_by_all_gpus_too():
+    """The trainer looks at them at its start."""
+    recipe = load_recipe(ROOT / "trainer/recipes/bert_large.toml", ["train.max_steps=1000"])
+    assert [plan(recipe, gpus=gpus).unreached for gpus in (8, 64)] == [{}, {1: 4}]
+
+
+def test_what_the_trainer_refuses_under_zero_3_is_not_planned():
+    recipe = load_recipe(ROOT / "trainer/recipes/bert_large.toml", ["train.fused=true", "data.token_multiple=1024"])
+    made = plan(recipe, gpus=8)
+    assert (made.stages[3].refused, made.stages[3].hours) == ("not with train.fused", None)
+    wide = replace(recipe, model=replace(recipe.model, hidden_size=6144, intermediate_size=24576))
+    with pytest.raises(ConfigError, match="not even one sequence") as refused:
+        plan(wide, gpu="a100-40", gpus=8)
+    assert "ZeRO 3" not in str(refused.value)
+
+
+def test_a_configuration_with_a_micro_batch_is_planned_by_the_plan_s_own(tmp_path, capsys):
+    config = json.loads((ROOT / "ds_config.json").read_text()) | {"train_micro_batch_size_per_gpu": 8}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    command = ["--recipe", "demo", "--gpu", "h200", "--gpus", "2", "--deepspeed_config", str(tmp_path / "ds.json")]
+    assert main(command) == 0
+    assert "phases.0.micro_batch_size=8" in capsys.readouterr().out
+
+
 def test_kernels_of_our_own_leave_room_for_more_sequences():
     """They pad nothing for dropout of attention's weights, and keep no masks."""
-    given = "train.fused=true", "data.token_multiple=1024"
+    given = "train.fused=true", "data.token_multiple=2"
     usual, own = (
         plan(load_recipe(ROOT / "trainer/recipes/bert_large.toml", settings), gpus=1) for settings in ((), given)
     )
@@ -187,7 +231,7 @@ def test_kernels_of_our_own_leave_room_for_more_sequences():
 
 def test_graphs_keep_the_memory_of_activations_during_an_update():
     """LAMB's needs as much as five float32 copies of a GPU's weights for a moment."""
-    given = "train.cuda_graphs=true", "data.token_multiple=1024"
+    given = "train.cuda_graphs=true", "data.token_multiple=2"
     recipes = [load_recipe(ROOT / "trainer/recipes/lamb_64k.toml", settings) for settings in ((), given)]
     usual, in_graphs = (plan(recipe, gpus=1, stage=1) for recipe in recipes)
     assert usual.states.updating > usual.states.working
