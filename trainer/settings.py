@@ -160,12 +160,15 @@ def _item(node: Any, part: str, path: str) -> Any:
 
 
 def _parse(text: str) -> Any:
-    """A value as TOML would read it; what is no TOML value, and what TOML takes for a time of day, is a string."""
+    """A value as TOML would read it; a string where it is none, a time of day, or a whole number in another form.
+
+    Accounts are called 2024_01, and whoever means a number writes 202401.
+    """
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         return text
-    return text if isinstance(value, date | time) else value
+    return text if isinstance(value, date | time) or (type(value) is int and str(value) != text.strip()) else value
 
 
 def _reject(raw: Any, kind: Any, prefix: str) -> None:

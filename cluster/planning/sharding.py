@@ -135,10 +135,10 @@ class States:
     """Bytes on each GPU that do not depend on the batch.
 
     Attributes:
-        weights: in the precision of the products; under stage 3 with those that are gathered at a time.
+        weights: in the precision of the products; under stage 3 with those that are gathered.
         gradients: accumulated ones, and under stages 0 and 1 all of a backward pass.
         optimizer: moments, and float32 weights wherever ZeRO keeps its own.
-        buffers: for gradients on their way, and those of CUDA graphs.
+        buffers: for gradients on their way, or under stage 3 weights, and those of CUDA graphs.
         updating: all that is held during the optimizer's update, when there are no activations.
     """
 
@@ -175,17 +175,12 @@ def model_states(
     copied = written if sharding.stage >= 2 else 0  # of the others all of a backward pass's are counted
     update += share * temporary + written
     return States(
-        weights=weights + (_gathered(parameters, sharding) if sharding.stage == 3 else 0),
+        weights=weights + (min(parameters, sharding.live) * sharding.width if sharding.stage == 3 else 0),
         gradients=gradients,
         optimizer=optimizer,
         buffers=_buffers(parameters, sharding) + written + copied,
         updating=weights + optimizer + update,
     )
-
-
-def _gathered(parameters: int, sharding: Sharding) -> float:
-    """Weights that are there whole, and the stretch that is just being put together."""
-    return (min(parameters, sharding.live) + min(parameters, sharding.prefetch)) * sharding.width
 
 
 def _gradients(parameters: int, share: float, sharding: Sharding) -> tuple[float, float]:
@@ -218,11 +213,12 @@ def _buffers(parameters: int, sharding: Sharding) -> float:
         return min(ENGINE_BUCKET, parameters) * sent
     if sharding.accumulates_everything:
         return 0 if sent == sharding.accumulation else parameters * sent
-    if sharding.stage == 3:
-        return sharding.bucket * sent
+    converted = contents * sent if sent != sharding.width else 0
+    if sharding.stage == 3:  # where either weights are put together at the moment, or a bucket's contents are sent
+        packed = contents * sharding.width
+        return sharding.bucket * sent + max(min(parameters, sharding.prefetch) * sharding.width, packed + converted)
     reserved = sharding.bucket * sharding.width * (2 if sharding.overlap else 1)
     if sharding.accumulates_apart:
         return reserved + contents * (sharding.width + sent)
-    converted = contents * sent if sent != sharding.width else 0
     packed = contents * sharding.width if sharding.stage == 1 and not sharding.overlap else 0
     return reserved + converted + packed

@@ -442,6 +442,12 @@ def test_a_job_file_outlives_the_signal_that_ends_its_ranks(here, slurm, signall
     assert slurm.calls()[-1][:2] == ["scontrol", ["requeue", "12"]]
 
 
+def test_names_that_look_like_numbers_stay_as_they_are_written():
+    words = ["account=2024_01", "qos=7", "environment.A=+5", "environment.B=0x10"]
+    settings = load_settings(None, [f"slurm.{word}" for word in words]).slurm
+    assert (settings.account, settings.qos, settings.environment) == ("2024_01", "7", {"A": "+5", "B": "0x10"})
+
+
 def test_a_signal_leaves_the_verdict_on_a_run_alone(here, slurm):
     """It may come while the verdict is made, of whose program the signal's own code would be taken for that."""
     python = here / "python"

@@ -208,22 +208,24 @@ MIXED = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}, 
 NARROW = {"bf16": {"enabled": True}}  # gradients are added up and sent in bf16
 FLOAT32 = {}
 CASES = [
-    (MIXED, 2, True),  # the project's own ds_config.json
+    (MIXED, 2, True, 4),  # the project's own ds_config.json
     *(
-        pytest.param(precision, stage, overlap, marks=pytest.mark.slow)
+        pytest.param(precision, stage, overlap, 4, marks=pytest.mark.slow)
         for precision, stages in ((MIXED, (1, 3)), (FLOAT32, (0, 1, 2, 3)), (NARROW, (1, 2, 3)))
         for stage in stages
         for overlap in ((False, True) if stage else (False,))
     ),
+    # Of all gradients at once, as DeepSpeed has it by default.
+    *(pytest.param(precision, 3, True, 1, marks=pytest.mark.slow) for precision in (MIXED, FLOAT32, NARROW)),
 ]
 
 
-@pytest.mark.parametrize(("precision", "stage", "overlap"), CASES)
-def test_model_states_are_what_two_deepspeed_ranks_hold(precision, stage, overlap, tmp_path):
+@pytest.mark.parametrize(("precision", "stage", "overlap", "buckets"), CASES)
+def test_model_states_are_what_two_deepspeed_ranks_hold(precision, stage, overlap, buckets, tmp_path):
     config = {
         "train_batch_size": 4, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2,
         "gradient_clipping": 1.0, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": {"stage": stage, "overlap_comm": overlap, "reduce_bucket_size": PARAMETERS // 4,
+        "zero_optimization": {"stage": stage, "overlap_comm": overlap, "reduce_bucket_size": PARAMETERS // buckets,
                               "stage3_param_persistence_threshold": 0},
         **precision,
     }  # fmt: skip
