@@ -520,11 +520,11 @@ def profile(row: Row, length: int, bench: Bench) -> dict[str, Any]:
             milliseconds.append(1e3 * (time.perf_counter() - began))
         # The first profiled step pays for the profiler's own start, and does not count.
         with torch.profiler.profile(schedule=torch.profiler.schedule(wait=0, warmup=1, active=1)) as profiler:
-            for number in range(2):
-                trainer.step(2 * len(batches) + number, batches[-1], _nothing)
-                wait_for(device)
-                if not number:
-                    profiler.step()
+            trainer.step(2 * len(batches), batches[-1], _nothing)
+            wait_for(device)
+            profiler.step()
+            trainer.step(2 * len(batches) + 1, batches[-1], _nothing)
+            wait_for(device)
         kernels = kernels_of(profiler.key_averages())
     return {
         "row": row.name, "length": length, "step": statistics.median(milliseconds[len(batches) :]),

@@ -36,8 +36,7 @@ from trainer.settings import ConfigError
 
 _MOST = 2**31 - 1  # of GPUs, and of sequences of a micro-batch
 EFFICIENCY, EFFICIENCY_SOURCE = 0.45, "assumed; NVIDIA's on an A100, see --calibration"
-
-
+# What DeepSpeed's configuration may say of micro-batches.
 _OF_MICRO_BATCHES = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 

@@ -49,8 +49,10 @@ def check_beam_options(ours: OneLineParser, rest: list[str]) -> list[str]:
         )
     if not embedded:
         return rest
-    if elsewhere := [option for word in rest if (option := word.partition("=")[0]) in _options_of_clusters()]:
-        ours.error(f"{elsewhere[0]} is for another engine, and none is asked for: add its --runner, or leave it out")
+    of_clusters = _options_of_clusters()
+    for option in (word.partition("=")[0] for word in rest):
+        if option in of_clusters:
+            ours.error(f"{option} is for another engine, and none is asked for: add its --runner, or leave it out")
     if known.num_workers is not None or known.max_num_workers is not None:
         ours.error("--num_workers is Dataflow's, and does nothing on one machine; there it is --direct_num_workers")
     for name in ("dry_run", "update", "streaming"):

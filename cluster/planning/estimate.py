@@ -85,9 +85,9 @@ def make_plan(
 
 
 def _of_unreached(recipe: Recipe, reached: int, gpus: int) -> dict[int, int]:
-    sizes = _at_most(recipe, gpus, [phase.micro_batch_size for phase in recipe.phases]) or []
-    pairs = list(enumerate(zip(sizes, recipe.phases, strict=True)))[reached:]
-    return {i: size for i, (size, phase) in pairs if size != phase.micro_batch_size}
+    own = [phase.micro_batch_size for phase in recipe.phases]
+    fitting = _at_most(recipe, gpus, own)
+    return {i: fitting[i] for i in range(reached, len(own)) if fitting[i] != own[i]}
 
 
 def _multiple_in_graphs(recipe: Recipe, phases: Sequence[PhasePlan], assumptions: Assumptions) -> int:
@@ -169,16 +169,15 @@ def scaling(
     """
     gpus = 1
     while gpus <= most and not any(phase.global_batch_size % gpus for phase in recipe.phases):
-        hours = _hours(recipe, replace(cluster, gpus=gpus), assumptions, _at_most(recipe, gpus, micro_batches))
+        fitting = _at_most(recipe, gpus, micro_batches) if micro_batches else None
+        hours = _hours(recipe, replace(cluster, gpus=gpus), assumptions, fitting)
         if hours is not None:
             yield gpus, hours
         gpus *= 2
 
 
-def _at_most(recipe: Recipe, gpus: int, micro_batches: Sequence[int] | None) -> list[int] | None:
+def _at_most(recipe: Recipe, gpus: int, micro_batches: Sequence[int]) -> list[int]:
     """Of each phase the largest micro-batch that divides a GPU's share and is no larger than the one that was given."""
-    if micro_batches is None:
-        return None
     return [
         max((d for d in _divisors(phase.global_batch_size // gpus) if d <= wanted), default=1)
         for phase, wanted in zip(recipe.phases, itertools.cycle(micro_batches), strict=False)

@@ -163,8 +163,8 @@ def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-# What DeepSpeed calls for a gradient or for all of them: two under ZeRO 2, two for bf16 under ZeRO 1, and of its engine
-# what sums gradients up over ranks and, after an update, clears them.
+# What DeepSpeed calls for a gradient or for all of them: two under ZeRO 2, and two for bf16 under ZeRO 1, of which one
+# clears the sums after an update. And what its engine calls to sum them up over ranks.
 _AFTER_BACKWARD = ("process_gradients", "independent_gradient_partition_epilogue", "update_hp_grads", "clear_hp_grads")
 _OF_THE_ENGINE = ("buffered_allreduce_fallback",)
 
