@@ -13,7 +13,7 @@ from pathlib import Path
 from cluster.paths import current_folder
 from cluster.programs import Program, pretraining_of
 from trainer.config import Recipe, advice_on, differences, load_recipe
-from trainer.deepspeed_config import accumulation_steps, resolve_deepspeed
+from trainer.deepspeed_config import accumulation_steps, resolve
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.settings import ConfigError
 
@@ -136,7 +136,10 @@ def check_reads(programs: Iterable[Program]) -> None:
     for program in programs:
         for path in program.reads:
             if not os.access(path, os.F_OK):  # exists() raises where a folder on the way can't be entered
-                raise ConfigError(f"{program.name}: {path}: not there; make it first, or start all jobs by `all`")
+                raise ConfigError(
+                    f"{program.name}: {path}: not there; make it first, or start all jobs by `all`, which makes shards "
+                    "and a run's last export"
+                )
         for pattern in program.corpus:
             if not os.access(pattern, os.F_OK) and not any(glob.iglob(pattern, recursive=True)):  # noqa: PTH207
                 raise ConfigError(f"{program.name}: {pattern}: nothing is there; check the path, and quote a glob")
@@ -182,7 +185,7 @@ def check_ranks(programs: Sequence[Program], ranks: int, set_by: str) -> None:
             accumulation_steps(phase, ranks)
         except ConfigError as error:
             raise ConfigError(f"{program.name}: {error}, which {set_by} set") from error
-        resolve_deepspeed(program.deepspeed_config, program.recipe, phase, ranks)
+        resolve(program.deepspeed_config, program.recipe, phase, ranks)
 
 
 def _check_preprocessing(program: Program, cores: int | None) -> None:

@@ -20,6 +20,7 @@ from preprocessing.command_line import OneLineParser
 from preprocessing.schema import MANIFEST
 from trainer.arguments import parse
 from trainer.config import Recipe, load_recipe
+from trainer.deepspeed_config import DeepSpeedFile, read_deepspeed
 from trainer.initial_model import initial_model, tells_its_model
 from trainer.run_directory import RunDirectory
 from trainer.settings import ConfigError
@@ -52,7 +53,7 @@ class Program:
     reads: tuple[Path, ...] = ()
     corpus: tuple[str, ...] = ()
     recipe: Recipe | None = None
-    deepspeed_config: Path | None = None
+    deepspeed_config: DeepSpeedFile | None = None
     tasks: tuple[str, ...] = ()
 
     @property
@@ -152,7 +153,7 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
         (*initial, "--shards", *found.shards, "--output", str(found.output)),
         reads=(*(path / MANIFEST for path in shards), *map(Path, initial[1:])),
         recipe=load_recipe(found.config, found.settings, model),
-        deepspeed_config=found.deepspeed_config,
+        deepspeed_config=read_deepspeed(found.deepspeed_config),
     )
 
 

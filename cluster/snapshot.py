@@ -52,7 +52,7 @@ def _fill(copy: Path, pretraining: Program | None) -> None:
         assert pretraining.recipe
         assert pretraining.deepspeed_config
         (copy / CONFIG).write_text(to_toml(pretraining.recipe), encoding="utf-8")
-        shutil.copyfile(pretraining.deepspeed_config, copy / DEEPSPEED_CONFIG)
+        (copy / DEEPSPEED_CONFIG).write_text(pretraining.deepspeed_config.text, encoding="utf-8")
 
 
 def _fingerprint(folder: Path) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import re
 import tomllib
@@ -160,15 +161,17 @@ def _item(node: Any, part: str, path: str) -> Any:
 
 
 def _parse(text: str) -> Any:
-    """A value as TOML would read it; a string where it is none, a time of day, or a whole number in another form.
+    """A value as TOML would read it; a string where it is none, a time of day, infinite, or a number in another form.
 
-    Accounts are called 2024_01, and whoever means a number writes 202401.
+    Accounts are called 2024_01 and partitions inf, and whoever means a number writes 202401.
     """
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         return text
-    return text if isinstance(value, date | time) or (type(value) is int and str(value) != text.strip()) else value
+    if isinstance(value, date | time) or (type(value) is int and str(value) != text.strip()):
+        return text
+    return text if type(value) is float and not math.isfinite(value) else value
 
 
 def _reject(raw: Any, kind: Any, prefix: str) -> None:

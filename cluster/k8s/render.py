@@ -141,7 +141,7 @@ def _pretrain(settings: KubernetesSettings, work: Work) -> dict[str, str]:
     pods, program = settings.pretrain, work.programs["pretrain"]
     assert program.recipe
     assert program.deepspeed_config
-    files = {CONFIG: to_toml(program.recipe), DEEPSPEED_CONFIG: program.deepspeed_config.read_text(encoding="utf-8")}
+    files = {CONFIG: to_toml(program.recipe), DEEPSPEED_CONFIG: program.deepspeed_config.text}
     variables: dict[str, str | int] = {
         "RUN": str(program.output),
         "PET_NNODES": pods.nodes,

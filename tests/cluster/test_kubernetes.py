@@ -37,6 +37,7 @@ from tests.trainer.conftest import TINY
 from tests.trainer.rank_tasks import run_pretrain_with_onednn
 from tests.trainer.shard_factory import SPECIAL, write_shards
 from trainer.config import load_recipe
+from trainer.deepspeed_config import read_deepspeed
 
 CHECK, RUN = LAB / "cluster" / "k8s-check", LAB / "cluster" / "pods-run"
 K8S = ROOT / "cluster" / "k8s"
@@ -178,7 +179,7 @@ def training(folder: Path) -> Program:
         OUTPUT,
         ("--shards", "/shared/shards", "--output", str(OUTPUT)),
         recipe=load_recipe(folder / "recipe.toml"),
-        deepspeed_config=ROOT / "ds_config.json",
+        deepspeed_config=read_deepspeed(ROOT / "ds_config.json"),
     )
 
 

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Sequence
@@ -404,6 +405,21 @@ def test_a_job_whose_folder_a_node_lacks_starts_nothing_elsewhere(here, slurm, m
     assert "srun" not in [name for name, *_ in slurm.calls()]
 
 
+@pytest.mark.parametrize("place", ["slurm", "kubernetes"])
+def test_deepspeed_s_configuration_is_read_once(here, slurm, pods, place):
+    """A shell's <(...) is a pipe, of which nothing is left for the second phase, nor for the copy."""
+    text = (here / "ds_config.json").read_text()
+    os.mkfifo(here / "pipe")
+    writer = threading.Thread(target=(here / "pipe").write_text, args=(text,), daemon=True)
+    writer.start()
+    more = ["--config", "tiny.toml", "--deepspeed_config", "pipe", "--shards", "shards", "--output", "run"]
+    settings = ["--settings", "cluster.toml", f"kubernetes.mount_path={here}", "kubernetes.pretrain.gpus=0"]
+    assert main(["pretrain", "--on", place, "--dry-run", *settings, "--", *more]) == 0
+    writer.join()
+    (copy,) = (here / "run" / "job").glob("snapshot-*/ds_config.json")
+    assert copy.read_text() == text
+
+
 def test_a_restarted_job_takes_another_port(here, slurm):
     """At the old one a rank of the last start may still listen."""
     launch("--dry-run")
@@ -443,9 +459,10 @@ def test_a_job_file_outlives_the_signal_that_ends_its_ranks(here, slurm, signall
 
 
 def test_names_that_look_like_numbers_stay_as_they_are_written():
-    words = ["account=2024_01", "qos=7", "environment.A=+5", "environment.B=0x10"]
+    words = ["account=2024_01", "qos=7", "environment.A=+5", "environment.B=0x10", "partition=inf"]
     settings = load_settings(None, [f"slurm.{word}" for word in words]).slurm
     assert (settings.account, settings.qos, settings.environment) == ("2024_01", "7", {"A": "+5", "B": "0x10"})
+    assert settings.partition == "inf"
 
 
 def test_a_signal_leaves_the_verdict_on_a_run_alone(here, slurm):
@@ -1777,6 +1794,15 @@ def test_what_a_chain_lacks_is_named_in_the_order_of_the_step(here):
     (here / "later").mkdir()
     (here / "later" / "manifest.json").touch()
     with pytest.raises(ConfigError, match=r"^pretrain: .*/books/manifest\.json: not there"):
+        check_reads(chain)
+
+
+def test_an_export_of_a_chain_that_may_not_stay_is_told_from_its_last_one(here):
+    chain = read_chain(
+        {"preprocess": ["--output", "made"], "pretrain": ["--config", "tiny.toml", "--output", "run"],
+         "eval": [*MLM, "--checkpoint", "run/exports/step-000002", "--output", "results"]}
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"step-000002: not there; .*, which makes shards and a run's last export$"):
         check_reads(chain)
 
 

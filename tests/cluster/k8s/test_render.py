@@ -16,6 +16,7 @@ from cluster.programs import Program
 from tests.cluster.k8s.kustomize import build, containers, needs_kubectl, only, pod_templates, pods, variables, write
 from tests.conftest import ROOT
 from trainer.config import load_recipe
+from trainer.deepspeed_config import read_deepspeed
 from trainer.settings import ConfigError, parse
 
 SETTINGS = KubernetesSettings(
@@ -41,7 +42,7 @@ PRETRAIN = Program(
     Path("/lustre/runs/large"),
     ("--shards", "/lustre/shards", "--output", "/lustre/runs/large"),
     recipe=load_recipe(ROOT / "trainer" / "recipes" / "demo.toml"),
-    deepspeed_config=ROOT / "ds_config.json",
+    deepspeed_config=read_deepspeed(ROOT / "ds_config.json"),
 )
 EVAL = Program(
     "eval",
