@@ -6,7 +6,6 @@ Apache Beam has no command of its own; `beam run FILE ARGS` is `python FILE ARGS
 from __future__ import annotations
 
 import argparse
-import logging
 import runpy
 import sys
 from collections.abc import Sequence
@@ -48,8 +47,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         ours.error(f"{file}: no such file; run this from the root of the repository or give the whole path")
     if file.suffix != ".py":
         ours.error(f"{file}: not a Python file (.py)")
-    # Beam warns at its import that Google's client libraries are missing, whether or not they are wanted.
-    logging.getLogger().setLevel(logging.ERROR)
     sys.argv, sys.path[0] = [str(file), *found.arguments], str(file.resolve().parent)
     runpy.run_path(str(file), run_name="__main__")
 

@@ -87,6 +87,7 @@ def find_inputs(
 
     Raises:
         SourceError: a pattern matches nothing of use, or the documents of two files would have the same ids.
+        StorageError: it can't be told whether a file is of shards.
     """
     below = files.resolved(output).rstrip("/") + "/" if output else None
     found: list[Input] = []
@@ -144,9 +145,21 @@ def _why_unwanted(place: str, file: Found, source: str, below: str | None) -> _U
 
 
 def _is_of_shards(path: str) -> bool:
-    """Whether a job has written a file: it is called so, and the folder has a manifest of ours."""
+    """Whether a job has written a file: it is called so, and the folder has a manifest of ours.
+
+    Raises:
+        StorageError: that manifest can't be read.
+    """
     named = _MADE.fullmatch(path)
-    manifest = files.read_json(files.join(named[1], MANIFEST)) if named else None
+    if named is None:
+        return False
+    place = files.join(named[1], MANIFEST)
+    try:
+        manifest = files.read_json(place)
+    except OSError as error:
+        raise StorageError(
+            f"{place}: can't be read ({error.strerror or error}), and so it can't be told whether {path} is of shards"
+        ) from error
     return isinstance(manifest, dict) and {"format_version", "shards", "vocabulary"} <= manifest.keys()
 
 

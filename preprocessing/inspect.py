@@ -28,7 +28,17 @@ import numpy as np
 from preprocessing.command_line import OneLineParser, whole_number
 from preprocessing.extras import needs
 from preprocessing.markdown import markdown_table
-from preprocessing.schema import MANIFEST, Manifest, Pairs, Shard, ShardDirectory, ShardError, Split, UnavailableError
+from preprocessing.schema import (
+    MANIFEST,
+    Manifest,
+    Pairs,
+    Shard,
+    ShardDirectory,
+    ShardError,
+    Split,
+    UnavailableError,
+    reading,
+)
 from preprocessing.terminal import in_line, print_result, tell_error
 from preprocessing.tokenization import (
     VOCABULARY_FILE,
@@ -260,14 +270,16 @@ def _verify_tokenizer(shards: ShardDirectory) -> None:
     """Compare the tokenizer's files with what its vocabulary makes by the library that made them.
 
     Raises:
-        ShardError: one differs.
+        ShardError, UnavailableError: one differs, or can't be read.
     """
     if shards.manifest.created_by.get("tokenizers") != version("tokenizers"):
         return
     words = load_vocabulary(shards.tokenizer / VOCABULARY_FILE)
     for name, content in tokenizer_files(words, shards.manifest.vocabulary.lowercase).items():
         path = shards.tokenizer / name
-        if not path.is_file() or path.read_bytes() != content:
+        with reading(path):
+            same = path.is_file() and path.read_bytes() == content
+        if not same:
             raise ShardError(f"{path}: not what the shards were made with; make the shards again")
 
 

@@ -24,7 +24,7 @@ from preprocessing.inputs import (
 )
 from preprocessing.job import Job, choose_layout, describe
 from preprocessing.options import Arguments
-from preprocessing.output import JOB, JobError, State, clear, clear_work, inspect
+from preprocessing.output import JOB, JobError, State, check_free, clear, clear_work, inspect
 from preprocessing.runner import run_pipeline
 from preprocessing.sampling import draw_sample
 from preprocessing.schema import MANIFEST, Manifest, ShardDirectory, Vocabulary, checksum_of
@@ -124,9 +124,10 @@ def begin(
         ShardError: a finished job whose files have been lost since.
     """
     description = describe(job, inputs)
+    names = job.layout.names("train") + job.layout.names("validation")
     try:
+        check_free(job.output, names)
         if arguments.overwrite:
-            names = job.layout.names("train") + job.layout.names("validation")
             clear(job.output, names, needed=arguments.vocabulary)
             state: State = "new"
         else:

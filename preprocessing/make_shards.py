@@ -7,6 +7,7 @@ What happens is in preprocessing.transforms; this file is run as a script, so no
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
 
 from preprocessing.extras import needs
 
+if __name__ == "__main__":  # before Beam is imported, which warns of Google's client libraries, wanted or not
+    logging.getLogger().setLevel(logging.ERROR)
 with needs("preprocess"):
     from preprocessing import files, launch, options
     from preprocessing.encoder import EncoderError

@@ -13,6 +13,7 @@ In it lie, in the order in which they are written:
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -86,6 +87,19 @@ def check_ours(output: str) -> None:
 
 def _foreign(output: str, present: Iterable[str]) -> str:
     return f"{output}: contains files that are not from this program, such as {min(present)!r}; use another directory"
+
+
+def check_free(output: str, wanted: Iterable[str]) -> None:
+    """See that no folder has a name that a job will write as a file: what lies in folders, _present tells, not they.
+
+    Raises:
+        JobError: one has.
+    """
+    if files.is_remote(output):
+        return  # where folders are beginnings of names, and none is in the way of a file
+    folders = {entry.name for entry in os.scandir(output) if entry.is_dir()} if files.exists(output) else set()
+    if in_the_way := sorted(folders & {JOB, MANIFEST, *wanted}):
+        raise JobError(f"{output}: {in_the_way[0]!r} is a folder; remove it, or use another directory")
 
 
 def clear(output: str, wanted: Iterable[str] = (), needed: str | None = None) -> None:

@@ -286,7 +286,7 @@ class Shard:
             UnavailableError: it can't be opened or mapped now.
         """
         self.path = path
-        with _reading(path):
+        with reading(path):
             mapped = pa.memory_map(str(path))
         try:
             with mapped as source:
@@ -422,7 +422,7 @@ def _parts(array: pa.Array) -> Iterator[pa.Array]:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Around a look at a shard directory or a file of one: what keeps it from being read, as whose matter it is.
 
     Raises:
@@ -481,7 +481,7 @@ class ShardDirectory:
             UnavailableError: it can't be read now.
         """
         self.path = Path(path)
-        with _reading(self.path):
+        with reading(self.path):
             self._open()
 
     def _open(self) -> None:
@@ -549,7 +549,7 @@ class ShardDirectory:
     def verify_shard(self, entry: ShardEntry) -> None:
         """Read one shard and compare its checksum with the manifest; raises what verify does."""
         file = self.path / entry.file
-        with _reading(file):
+        with reading(file):
             found = checksum(file)
         if found != entry.blake2b:
             raise ShardError(f"{file}: checksum differs from the manifest; {_AGAIN}")

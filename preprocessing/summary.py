@@ -10,7 +10,7 @@ from typing import Any
 from preprocessing.inputs import Input
 from preprocessing.layout import SEVERAL, Counts
 from preprocessing.schema import Manifest
-from preprocessing.sources import MAX_DOCUMENT, Columns
+from preprocessing.sources import MAX_DOCUMENT, MAX_LINES, Columns
 from preprocessing.sources.registry import SOURCES
 from preprocessing.terminal import counted, in_line
 
@@ -143,7 +143,10 @@ def _tell_passed_over(manifest: Manifest) -> Iterator[str]:
     if skipped:
         yield f"  skipped    {', '.join(f'{count:,} {reason}' for reason, count in sorted(skipped.items()))}"
     if too_large := skipped["too_large"]:
-        yield f"  too large  {too_large:,} of more than {MAX_DOCUMENT:,} characters are not in the shards; {SEVERAL}"
+        yield (
+            f"  too large  {too_large:,} of more than {MAX_DOCUMENT:,} characters or {MAX_LINES:,} lines are not in "
+            f"the shards; {SEVERAL}"
+        )
 
 
 def _tell_texts(manifest: Manifest) -> Iterator[str]:

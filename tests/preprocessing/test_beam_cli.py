@@ -12,20 +12,22 @@ ROOT = Path(__file__).parents[2]
 BEAM = Path(sys.executable).with_name("beam")
 
 
-def beam(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([BEAM, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=120)
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
 def test_the_command_as_users_type_it(books: Path, vocabulary_file: Path, tmp_path: Path) -> None:
     script = "preprocessing/make_shards.py"
     shared = ("--vocab", vocabulary_file, "--sequence-lengths", 32, "--duplicates", 1, "--output", tmp_path / "out")
-    done = beam("run", script, "--books", books / "*.txt", *shared)
+    done = run(BEAM, "run", script, "--books", books / "*.txt", *shared)
     assert (done.returncode, done.stderr) == (0, "")
     assert "documents  12" in done.stdout
-    refused = beam("run", script, "--books", tmp_path / "*.none", *shared)
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("make_shards: error: ")
-    assert refused.stderr.count("\n") == 1
+    by_beam, by_python = [BEAM, "run"], [sys.executable]  # of which Beam, once imported, would say more
+    for program in (by_beam, by_python):
+        refused = run(*program, script, "--books", tmp_path / "*.none", *shared)
+        assert refused.returncode == 2
+        assert refused.stderr.startswith("make_shards: error: ")
+        assert refused.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

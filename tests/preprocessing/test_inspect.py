@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -167,6 +168,22 @@ def test_verify_names_a_tokenizer_that_was_changed(
     with pytest.raises(SystemExit, match="2"):
         inspect.main([str(copy), "--verify"])
     assert f"tokenizer/{file}: not what the shards were made with" in capsys.readouterr().err
+
+
+def test_verify_names_a_tokenizer_that_this_user_may_not_read(
+    shards: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    may = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path.name == "tokenizer.json":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return may(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(SystemExit, match="2"):
+        inspect.main([str(shards), "--verify"])
+    assert "tokenizer/tokenizer.json: this user may not read it; ask its owner for that" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

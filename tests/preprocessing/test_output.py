@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import tracemalloc
 import uuid
@@ -233,6 +235,36 @@ def test_a_foreign_tokenizer_is_never_written_over(make: Maker, books: Path, tmp
     said = make.error(tmp_path / "out", "--books", books / "*.txt", "--overwrite")
     assert "'tokenizer/vocab.txt' was not written by a job of this program" in said
     assert mine.read_text() == "mine"
+
+
+def test_a_folder_in_the_way_of_a_file_is_told_before_anything_is_removed(
+    make: Maker, books: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    make(output, "--books", books / "*.txt")
+    (output / "manifest.json").unlink()
+    (output / "manifest.json").mkdir()
+    made = sorted(output.rglob("*"))
+    for asked in ((), ("--overwrite",)):
+        said = make.error(output, "--books", books / "*.txt", *asked)
+        assert said.endswith(f"{output}: 'manifest.json' is a folder; remove it, or use another directory")
+        assert [path for path in sorted(output.rglob("*")) if ".work" not in path.parts] == made
+
+
+def test_whether_a_file_is_of_shards_whose_manifest_can_not_be_read_is_not_guessed(
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "first", "--books", books / "*.txt")
+    read_text = files.read_text
+
+    def unreadable(path: str) -> str | None:
+        if path == f"{tmp_path}/first/manifest.json":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return read_text(path)
+
+    monkeypatch.setattr(files, "read_text", unreadable)
+    said = make.error(tmp_path / "second", "--books", tmp_path / "first" / "**")
+    assert f"{tmp_path}/first/manifest.json: can't be read (Permission denied)" in said
 
 
 def test_a_vocabulary_among_what_would_be_removed_is_kept(make: Maker, books: Path, tmp_path: Path) -> None:

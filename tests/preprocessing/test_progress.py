@@ -80,6 +80,8 @@ def test_what_a_large_part_has_read_so_far_is_told(tmp_path: Path) -> None:
     for damaged in ('{"characters/books": 5', "7", '["characters/books"]'):
         reading.write_text(damaged)
         assert "read 1/3 parts, 5 documents (0 skipped)" in progress.line(10)
+    Path(job.path(WorkFile.UNIT_NOTE, unit=1)).write_text("7")
+    assert "read 1/3 parts, 5 documents (0 skipped)" in progress.line(10)
     write_note(job, 1, characters=50_000_000, kept=120)
     assert "read 2/3 parts, 125 documents (0 skipped), 5.00 M" in progress.line(10)
 

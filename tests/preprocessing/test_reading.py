@@ -51,11 +51,11 @@ def test_what_is_named_by_its_path_already_is_so_once_though_that_begins_as_the_
 def test_a_document_of_too_many_lines_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A word list of any length would take a hundred times its memory."""
     monkeypatch.setattr("preprocessing.reading.MAX_LINES", 3)
-    lines = [json.dumps({"text": text}) for text in ("a\nb\nc", "a\nb\nc\nd")]
+    lines = [json.dumps({"text": text}) for text in ("a\nb\r\nc", "a\nb\nc\nd", "a\rb\rc\rd")]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     (unit,) = units_of(find_inputs({"jsonl": [str(tmp_path / "a.jsonl")]}, print))
     found = list(read_inputs(unit.inputs))
-    assert [getattr(item, "reason", "read") for item in found] == ["read", "too_large"]
+    assert [getattr(item, "reason", "read") for item in found] == ["read", "too_large", "too_large"]
 
 
 def test_a_title_is_cut_where_no_title_is_as_long(tmp_path: Path) -> None:
