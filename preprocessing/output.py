@@ -65,7 +65,11 @@ def inspect(output: str, description: dict[str, Any], vocabulary: str | None = N
     if finished:
         # A later version of a library does not unmake a finished job.
         description = description | {"versions": old.get("versions")}
-    differs = other_vocabulary(old, description, vocabulary) or difference(old, description)
+    differs = (
+        other_vocabulary(old, description, vocabulary)
+        or other_benchmark(old, description)
+        or difference(old, description)
+    )
     if cut_elsewhere:
         differs = differs or "its inputs were cut in other places, as another version of this program does"
     if differs:
@@ -187,6 +191,21 @@ def other_vocabulary(old: dict[str, Any], new: dict[str, Any], given: str | None
         return None
     there = "another vocabulary" if was.get("blake2b") else "one that it trained"
     return f"made with {there}, not with {given or 'one that is trained'}"
+
+
+def other_benchmark(old: dict[str, Any], new: dict[str, Any]) -> str | None:
+    """How what two descriptions look for in the corpus differs, in words; None when it is the same.
+
+    Args:
+        old: of the job that is there.
+        new: of the one that is asked for.
+    """
+    was, now = (description.get("benchmark") or "" for description in (old, new))
+    if was == now:
+        return None
+    if was and now:
+        return "made with other texts in the folder of --contamination"
+    return "made with --contamination" if was else "made without --contamination"
 
 
 def difference(old: dict[str, Any], new: dict[str, Any], at: str = "") -> str | None:

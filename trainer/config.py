@@ -213,8 +213,9 @@ class Recipe:
             )
         if self.train.cuda_graphs and (self.model.activation_checkpointing or self.data.token_multiple == 1):
             raise ValueError(
-                "train.cuda_graphs needs data.token_multiple=1024 or so, as graphs are recorded for each number of "
-                "tokens, and no model.activation_checkpointing"
+                "train.cuda_graphs needs a data.token_multiple of some 1/32 of a micro-batch's tokens, 128 for 32 "
+                "sequences of 128, as graphs are recorded for each number of tokens, and no "
+                "model.activation_checkpointing"
             )
         if self.train.fp8 and (self.model.hidden_size % 16 or self.model.intermediate_size % 16):
             raise ValueError(

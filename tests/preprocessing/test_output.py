@@ -134,6 +134,20 @@ def test_a_foreign_manifest_need_not_even_be_text(make: Maker, books: Path, tmp_
     assert (output / "manifest.json").read_bytes() == b"caf\xe9"
 
 
+def test_another_benchmark_is_told_in_words(make: Maker, books: Path, tmp_path: Path) -> None:
+    output, folder = tmp_path / "out", tmp_path / "benchmark"
+    asked, beside = ("--books", books / "*.txt"), ("--contamination", folder)
+    folder.mkdir()
+    text = folder / "dev.txt"
+    text.write_text("One line of more than eight words that are not in any of the books\n")
+    make(output, *asked)
+    assert "another job's output: made without --contamination; " in make.error(output, *asked, *beside)
+    make(output, *asked, *beside, "--overwrite")
+    assert "another job's output: made with --contamination; " in make.error(output, *asked)
+    text.write_text("Another line of more than eight words that are not in any of the books\n")
+    assert "made with other texts in the folder of --contamination; " in make.error(output, *asked, *beside)
+
+
 def test_a_later_version_of_a_library_does_not_unmake_a_finished_job(make: Maker, books: Path, tmp_path: Path) -> None:
     """One that is not finished would go on with shards of which some are as the earlier version made them."""
     output = tmp_path / "out"

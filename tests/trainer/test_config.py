@@ -267,7 +267,7 @@ def test_a_mistake_on_the_command_line_is_told_from_one_in_the_file(tmp_path, in
         *(
             (
                 ["train.cuda_graphs=true", *others],
-                r"cuda_graphs needs data.token_multiple=1024 .*and no model.activation_checkpointing",
+                r"cuda_graphs needs a data.token_multiple of some 1/32 .*and no model.activation_checkpointing",
             )
             for others in ([], ["data.token_multiple=64", "model.activation_checkpointing=true"])
         ),
