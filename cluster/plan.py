@@ -30,7 +30,7 @@ from preprocessing.command_line import OneLineParser, whole_number
 from preprocessing.terminal import print_result, tell_error
 from trainer.config import Recipe, load_recipe
 from trainer.deepspeed_config import read_deepspeed, resolve
-from trainer.initial_model import given_model
+from trainer.initial_model import find_given, given_model
 from trainer.paths import parse_path
 from trainer.settings import ConfigError
 
@@ -55,6 +55,8 @@ def _plan(arguments: argparse.Namespace) -> str:
     path = _recipe_path(arguments.recipe)
     model = given_model(arguments.init_from) if arguments.init_from else None
     recipe = load_recipe(path, arguments.settings, model)
+    if model:
+        find_given(arguments.init_from).check_sizes(model, recipe)
     gpu = _gpu(arguments)
     check_shares(recipe, arguments.gpus)
     cluster = Cluster(gpu, arguments.gpus, _sharding(arguments.deepspeed_config, recipe, arguments.gpus))

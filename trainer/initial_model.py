@@ -105,7 +105,8 @@ class Given(ABC):
         """Read once all that a run begins with; returns what RunDirectory.read_initial_weights tells of it later."""
         return {"directory": str(self.directory.resolve()), "blake2b": self.checksum()}
 
-    def _check_sizes(self, model: BertConfig, recipe: Recipe) -> None:
+    def check_sizes(self, model: BertConfig, recipe: Recipe) -> None:
+        """See that a recipe's model is the one that the weights are of, but for dropout."""
         values = {name: (getattr(model, name), getattr(recipe.model, name)) for name in _SIZES}
         if differing := {name: (found, wanted) for name, (found, wanted) in values.items() if found != wanted}:
             told = "; ".join(f"{name} {found}, the recipe {wanted}" for name, (found, wanted) in differing.items())
@@ -137,7 +138,7 @@ class GivenExport(Given):
             export = load_export(self.directory, recipe.train.seed)
         except (OSError, ValueError) as error:
             raise ConfigError(f"--init-from: {error}") from error
-        self._check_sizes(export.config, recipe)
+        self.check_sizes(export.config, recipe)
         return export
 
     @override
@@ -195,7 +196,7 @@ class GivenCheckpoint(Given):
 
     @override
     def check(self, recipe: Recipe) -> None:
-        self._check_sizes(self.model, recipe)
+        self.check_sizes(self.model, recipe)
         try:
             StateReader(self.directory, parameter_shapes(recipe.model))
         except StateError as error:

@@ -446,6 +446,14 @@ def test_what_a_recipe_leaves_open_of_its_model_is_that_of_given_weights(tmp_pat
     assert "name by --init-from its folder" in capsys.readouterr().err
 
 
+def test_a_recipe_whose_model_is_not_that_of_given_weights_is_refused_as_by_the_trainer(tmp_path, capsys):
+    BertConfig(num_hidden_layers=3, vocab_size=30522).save_pretrained(tmp_path)
+    asked = ["--recipe", "bert_base", "--gpu", "h200", "--gpus", "1", "--init-from", str(tmp_path)]
+    assert run(*asked) == 2
+    assert "has num_hidden_layers 3, the recipe 12; set model.num_hidden_layers=3" in capsys.readouterr().err
+    assert run(*asked, "model.num_hidden_layers=3") == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
