@@ -53,7 +53,7 @@ class _Table(pydantic.BaseModel):
     """What a state file says of itself, as safetensors keeps it: in strings."""
 
     fragments: pydantic.Json[list[list[Fragment]]]  # of each flat tensor
-    optimizer_step: Annotated[int, pydantic.Field(ge=0, lt=1 << 24)]  # counted in float32, which goes so far
+    optimizer_step: Annotated[int, pydantic.Field(ge=0, le=1 << 24)]  # counted in float32, which stays there
 
 
 @dataclass(frozen=True)

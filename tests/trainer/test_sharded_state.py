@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from trainer import files, tensor_files
+from trainer.optim import OptimizerConfig, build_optimizer, state_of
 from trainer.sharded_state import (
     MOMENTS,
     WEIGHTS,
@@ -239,7 +240,7 @@ WHOLE = '[[[0, 3, "bias", 0]]]'
     {"table": '[[[0, 3, "bias"]]]'}, {"table": '[[[-1, 3, "bias", 0]]]'}, {"table": '[[["x", 3, "bias", 0]]]'},
     {"table": '[[[0, -3, "bias", 0]]]'}, {"table": "[" * 100_000}, {"table": "no JSON"},
     {"table": WHOLE, "optimizer_step": None}, {"table": WHOLE, "optimizer_step": "x"},
-    {"table": WHOLE, "optimizer_step": "-1"}, {"table": WHOLE, "optimizer_step": str(10**30)},
+    {"table": WHOLE, "optimizer_step": "-1"}, {"table": WHOLE, "optimizer_step": str((1 << 24) + 1)},
 ], ids=str)  # fmt: skip
 def test_what_is_no_table_of_stretches_is_a_damaged_file(tmp_path, file):
     write_file(tmp_path, **file)
@@ -261,6 +262,18 @@ def test_a_table_that_the_tensors_do_not_bear_out_is_a_damaged_file(tmp_path, ta
     write_file(tmp_path, table, changed)
     with pytest.raises(StateError, match=re.escape(f"{file_name(0, 1)}: {message}")):
         StateReader(tmp_path, {"bias": torch.Size([3])})
+
+
+def test_the_last_step_that_an_optimizer_counts_is_read(tmp_path):
+    """In float32, where one more than it is no more: a run of more updates has it in all its checkpoints."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = build_optimizer([{"params": [weight], "weight_decay": 0.0}], OptimizerConfig(name="adamw"))
+    step = state_of(optimizer, weight)["step"].fill_((1 << 24) - 1)
+    for _ in range(2):
+        weight.grad = torch.ones(3)
+        optimizer.step()
+    write_state(tmp_path, 0, 1, [flat([("words", 0, 20), ("bias", 0, 3)])], optimizer_step=int(step))
+    assert StateReader(tmp_path, SHAPES).optimizer_step == 1 << 24
 
 
 def test_files_of_two_steps_are_no_checkpoint(tmp_path):
