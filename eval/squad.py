@@ -147,7 +147,7 @@ def _with_marks(characters: np.ndarray, text: str) -> np.ndarray:
         characters: [n, 2] int32, where each token begins and ends.
         text: theirs.
     """
-    if text.isascii():
+    if text.isascii() or not len(characters):  # of zero-width characters alone no token is left
         return characters
     found, nexts = characters.copy(), [*characters[1:, 0].tolist(), len(text)]
     for token, (end, limit) in enumerate(zip(characters[:, 1].tolist(), nexts, strict=True)):

@@ -252,9 +252,10 @@ def test_answers_are_cut_from_the_text_as_it_was_written() -> None:
     assert found.text == "Ä Ö"
 
 
-def test_a_text_without_tokens() -> None:
-    [shown] = windows([question("", None)], Encoder(TOKENIZER, 80))
-    [found] = candidates([question("", None)], [shown], [np.ones((shown.size, 2))])
+@pytest.mark.parametrize("text", ["", " ", "\u200b", "\ufffd"], ids=["none", "blank", "zero width", "lost"])
+def test_a_text_without_tokens(text: str) -> None:
+    [shown] = windows([question(text, None)], Encoder(TOKENIZER, 80))
+    [found] = candidates([question(text, None)], [shown], [np.ones((shown.size, 2))])
     assert (found.text, found.spans, found.odds) == ("", [], 2.0)
     assert n_best(found, may_be_nothing=False) == [
         {"text": "", "probability": 1.0, "start_logit": 1.0, "end_logit": 1.0}
