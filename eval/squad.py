@@ -107,24 +107,25 @@ def windows(examples: Sequence[QuestionExample], encoder: Encoder) -> list[Windo
 
 
 class _Text(NamedTuple):
-    """A text of n tokens: int32 [n], and the characters that they stand for, int32 [n, 2]."""
+    """A text of n tokens: int32 [n]; where each begins and ends, int32 [n, 2]; and the same with the marks behind."""
 
     ids: np.ndarray
+    offsets: np.ndarray
     characters: np.ndarray
 
 
 def _text(context: str, encoding: Encoding) -> _Text:
     offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
-    return _Text(np.array(encoding.ids, dtype=np.int32), _with_marks(offsets, context))
+    return _Text(np.array(encoding.ids, dtype=np.int32), offsets, _with_marks(offsets, context))
 
 
 def _windows(
     number: int, example: QuestionExample, question: np.ndarray, text: _Text, encoder: Encoder
 ) -> Iterator[Window]:
-    ids, characters = text
+    ids, offsets, characters = text
     places = _places(len(ids), _room(encoder.max_length, len(question)))
     widest = _widest(len(ids), places)
-    answer = _answer_tokens(example, characters)
+    answer = _answer_tokens(example, offsets)  # a mark that an answer begins with is of none before it
     for window, (begin, end) in enumerate(places):
         sequence = encoder.pair(question, ids[begin:end])
         yield Window(
@@ -197,13 +198,13 @@ def _widest(length: int, places: Sequence[tuple[int, int]]) -> np.ndarray:
     return widest
 
 
-def _answer_tokens(example: QuestionExample, characters: np.ndarray) -> tuple[int, int] | None:
+def _answer_tokens(example: QuestionExample, offsets: np.ndarray) -> tuple[int, int] | None:
     """First and last token of the first answer; None where there is none, or no token stands for it."""
     if not example.answers:
         return None
     begin = example.answers[0].start
     end = begin + len(example.answers[0].text)
-    inside = np.flatnonzero((characters[:, 1] > begin) & (characters[:, 0] < end))
+    inside = np.flatnonzero((offsets[:, 1] > begin) & (offsets[:, 0] < end))
     return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
 

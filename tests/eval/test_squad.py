@@ -127,11 +127,17 @@ def test_an_answer_is_where_the_data_set_says_and_not_where_its_text_comes_first
     assert shown.targets == (3 + 2, 3 + 2)
 
 
-@pytest.mark.parametrize(("context", "answer", "pieces"), [("(a,x", "a", (1, 1)), ("(a,bc", "(a,b", (0, 3))])
+@pytest.mark.parametrize(
+    ("context", "answer", "pieces"),
+    [("(a,x", "a", (1, 1)), ("(a,bc", "(a,b", (0, 3)), ("(\u200fa,x", "\u200fa", (1, 1))],
+)
 def test_an_answer_has_the_pieces_that_it_shares_a_character_with(
     context: str, answer: str, pieces: tuple[int, int]
 ) -> None:
-    """None that only touch it, and the whole of one that it ends in, as "Japan" does in "Japanese"."""
+    """None that only touch it, and the whole of one that it ends in, as "Japan" does in "Japanese".
+
+    Nor one before it, where it begins with a mark that a tokenizer leaves out, as those from right to left may.
+    """
     tokenizer = build_tokenizer([*SPECIAL_TOKENS, "a", "bc", "x", ",", "("], lowercase=False)
     [shown] = windows([question(context, answer)], Encoder(tokenizer, 80))
     assert shown.targets == (shown.offset + pieces[0], shown.offset + pieces[1])
