@@ -17,7 +17,7 @@ from typing import Any
 import pydantic
 
 from preprocessing.schema import checksum_of
-from trainer.files import sync, write_atomically
+from trainer.files import discard, sync, write_atomically
 from trainer.loss_scale import LossScale
 from trainer.loss_trend import LossTrend
 from trainer.run_directory import CheckpointError, RunDirectory, step_folders, step_name, step_number
@@ -118,7 +118,7 @@ def remove_leftovers(run: RunDirectory) -> None:
     """Delete what an earlier trainer was writing or deleting when it was killed. Only who holds the run may."""
     for folder in (run.checkpoints, run.exports):
         for left in folder.glob(".step-*"):
-            shutil.rmtree(left, ignore_errors=True)
+            discard(left)
 
 
 def read_run_state(checkpoint: Path) -> RunState:
@@ -151,9 +151,9 @@ def _take_checksum(values: dict[str, Any]) -> None:
 def remove_folder(path: Path) -> None:
     """Delete a folder; to others it is whole or not there, also where this is cut short."""
     hidden = path.with_name(f".{path.name}.removed")
-    shutil.rmtree(hidden, ignore_errors=True)
+    discard(hidden)
     path.rename(hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
+    discard(hidden)
 
 
 def keep_newest(
@@ -171,7 +171,7 @@ def keep_newest(
         remove: deletes a folder, or leaves it for the next time.
     """
     for left in folder.glob(".step-*.removed"):
-        shutil.rmtree(left, ignore_errors=True)
+        discard(left)
     complete = step_folders(folder)
     good = [path for path in complete if step_number(path) <= good_step][-1:]
     for old in complete[:-keep] if keep else []:

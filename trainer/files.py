@@ -67,12 +67,23 @@ def publish(staging: Path, directory: Path) -> None:
     for path in (*staging.iterdir(), staging):
         sync(path)
     replaced = directory.with_name(f".{directory.name}.replaced")
-    shutil.rmtree(replaced, ignore_errors=True)
+    discard(replaced)
     if directory.exists():
         directory.rename(replaced)
     staging.rename(directory)
     sync(directory.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    discard(replaced)
+
+
+def discard(path: Path) -> None:
+    """Delete a folder if there is one; of a link to one, as to another disk, the link, in whose way a folder would be.
+
+    What can't be deleted stays.
+    """
+    if path.is_symlink():
+        with contextlib.suppress(OSError):
+            path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def is_full(error: OSError) -> bool:

@@ -313,3 +313,16 @@ def test_what_can_not_be_deleted_takes_nothing_from_the_new_checkpoint(run, monk
     commit(run, 12, keep=1)
     assert run.candidates() == [run.checkpoint(12), run.checkpoint(4)]
     assert caplog.messages == [f"{run.checkpoint(4)}: can't be deleted (No such file or directory)"]
+
+
+def test_of_a_checkpoint_that_lies_elsewhere_the_link_goes_and_is_in_the_way_of_none(run, tmp_path):
+    """A run that was set back comes to its step again."""
+    (tmp_path / "disk").mkdir()
+    for _ in range(2):
+        run.checkpoint(4).parent.mkdir(parents=True, exist_ok=True)
+        run.checkpoint(4).symlink_to(tmp_path / "disk")
+        remove_folder(run.checkpoint(4))
+    commit(run, 4)
+    remove_folder(run.checkpoint(4))
+    assert [path.name for path in run.checkpoints.iterdir()] == ["latest"]
+    assert (tmp_path / "disk").is_dir()

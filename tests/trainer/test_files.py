@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.limits import room_for
-from trainer.files import DamagedFileError, append_line, incomplete, read_lines, write_atomically
+from trainer.files import DamagedFileError, append_line, incomplete, publish, read_lines, write_atomically
 
 DAMAGED_LINES = [b"{", b'{"step": \xff}', b"\0" * 13, b"", b"[" * 100_000, b"9" * 5000]
 
@@ -74,3 +74,18 @@ def test_a_missing_file_has_no_lines_and_one_cut_by_a_crash_is_left_out(tmp_path
     assert list(read_lines(path)) == []
     path.write_text('{"step": 1}\n{"step": 2}')
     assert list(read_lines(path)) == [{"step": 1}]
+
+
+def test_a_link_to_a_folder_is_replaced_as_often_as_a_folder(tmp_path):
+    """As where somebody has moved it to another disk, on which it stays."""
+    (tmp_path / "disk").mkdir()
+    place = tmp_path / "models" / "mrpc"
+    place.parent.mkdir()
+    place.symlink_to(tmp_path / "disk")
+    for text in ("first", "second", "third"):
+        incomplete(place).mkdir()
+        (incomplete(place) / "file").write_text(text)
+        publish(incomplete(place), place)
+        assert (place / "file").read_text() == text
+    assert [path.name for path in place.parent.iterdir()] == ["mrpc"]
+    assert (tmp_path / "disk").is_dir()
