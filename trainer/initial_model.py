@@ -17,10 +17,10 @@ from trainer.checkpoint import RUN_STATE, Learner, RunState, read_run_state
 from trainer.config import Recipe, load_recipe
 from trainer.corpus import Corpus
 from trainer.hugging_face import CONFIG, WEIGHTS, Export, load_config, load_export
-from trainer.model import BertConfig, parameter_shapes
+from trainer.model import BertConfig, parameter_count, parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory, newest_checkpoint_around, newest_export_around
 from trainer.settings import ConfigError, parse
-from trainer.sharded_state import StateError, StateReader, stored_checksums, verify_state
+from trainer.sharded_state import StateError, StateReader, check_count, stored_checksums, verify_state
 
 # What a recipe's model must have in common with the weights, for else they are another one's.
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
@@ -198,8 +198,9 @@ class GivenCheckpoint(Given):
     def check(self, recipe: Recipe) -> None:
         self.check_sizes(self.model, recipe)
         try:
+            check_count(self.directory, parameter_count(recipe.model))
             StateReader(self.directory, parameter_shapes(recipe.model))
-        except StateError as error:
+        except (OSError, StateError) as error:
             raise _damaged(error) from error
 
     @override

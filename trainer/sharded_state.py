@@ -146,6 +146,21 @@ def verify_state(directory: Path) -> None:
         list(pool.map(_verify_file, _paths(directory)))
 
 
+def check_count(directory: Path, parameters: int) -> None:
+    """See that the files of a checkpoint have room for so many parameters, before a table of all is made.
+
+    Raises:
+        StateError: they have not, or a file is missing or damaged.
+        OSError: one can't be looked at.
+    """
+    paths = _paths(directory)
+    for path in paths:
+        _open(path)  # one that was cut is told by its name
+    numbers = sum(path.stat().st_size for path in paths) // torch.float32.itemsize
+    if numbers < parameters * (1 + len(MOMENTS)):
+        raise StateError(f"{directory}: too small for a model of {parameters:,} parameters, as it says that it is of")
+
+
 def stored_checksums(directory: Path) -> list[str]:
     """What verify_state compares: of each rank's file the checksum that was written beside it.
 

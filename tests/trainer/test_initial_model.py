@@ -23,7 +23,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_in_fp16,
     run_pretrain_on_nodes_that_differ,
 )
-from trainer import session
+from trainer import initial_model, session
 from trainer.checkpoint import RUN_STATE, begin_checkpoint, commit_checkpoint, read_run_state
 from trainer.config import load_recipe
 from trainer.corpus import open_corpus
@@ -283,6 +283,18 @@ def test_a_checkpoint_of_another_model_is_refused(checkpoint, recipe, name, valu
     """Of the heads its tensors tell nothing."""
     with pytest.raises(ConfigError, match=rf"has {name} .*, the recipe {value}; set model.{name}="):
         find_given(checkpoint).check(load_recipe(recipe, [f"model.{name}={json.dumps(value)}"]))
+
+
+def test_a_checkpoint_that_tells_of_a_model_without_end_is_refused_at_once(run, monkeypatch):
+    """A table of 200 million parameters would take all memory of each rank."""
+    state = read_run_state(run.checkpoint(4))
+    told = {**state.learner.model, "num_hidden_layers": 1 << 24, "max_position_embeddings": 128}
+    run.checkpoint(4).rename(run.staging(5))
+    commit_checkpoint(run, dataclasses.replace(state, step=5, learner=dataclasses.replace(state.learner, model=told)))
+    monkeypatch.setattr(initial_model, "parameter_shapes", None)
+    recipe = load_recipe(ROOT / "trainer/recipes/continued.toml", model=given_model(run.checkpoint(5)))
+    with pytest.raises(ConfigError, match=r"step-000005: too small for a model of [\d,]{14,} parameters, .*; copy it"):
+        find_given(run.checkpoint(5)).check(recipe)
 
 
 def test_a_checkpoint_of_another_vocabulary_is_refused(checkpoint, shards, tmp_path):
