@@ -10,6 +10,7 @@ import shutil
 import socket
 import threading
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -365,6 +366,17 @@ def test_a_store_of_files_has_room_for_them_beside_those_of_all(
     assert found["validation_perplexity"] == metrics(5)["perplexity"]
     names = [name for name in found if name.startswith("validation_by_directory/perplexity/wiki")]
     assert [found[name] for name in names] == [1.5, 1.5]
+
+
+def test_lines_that_are_left_out_take_no_memory(run: RunDirectory) -> None:
+    """A million of them would take gigabytes, beside a training."""
+    add_lines(run.metrics, 4, 5000)
+    tracemalloc.start()
+    chunks = list(runs._chunks(run.metrics, 0, every=2500))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [([line.step for line in lines], last) for lines, last in chunks] == [([2500, 5000], 5000)]
+    assert peak < 1 << 20
 
 
 def test_another_every_holds_for_the_steps_that_come_then(run: RunDirectory, store: str) -> None:

@@ -345,9 +345,16 @@ class _Line(pydantic.BaseModel, extra="allow", strict=True):
 
 def _chunks(path: Path, after: int, every: int) -> Iterator[tuple[list[_Line], int]]:
     """Lines of steps after ``after`` that are multiples of ``every``, a few at a time, and the last step looked at."""
-    lines = _lines_after(path, after)
-    while chunk := list(islice(lines, _LINES * every)):
-        yield [line for line in chunk if line.step % every == 0], chunk[-1].step
+    lines, last = _lines_after(path, after), after
+    while True:
+        kept, begin = list[_Line](), last
+        for line in islice(lines, _LINES * every):  # one by one: there may be more than memory holds
+            last = line.step
+            if last % every == 0:
+                kept.append(line)
+        if last == begin:
+            return
+        yield kept, last
 
 
 def _lines_after(path: Path, after: int) -> Iterator[_Line]:
