@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from preprocessing.command_line import OneLineParser
-from preprocessing.terminal import tell_error
+from preprocessing.terminal import in_line, show, tell_error
 from preprocessing.tokenization import check_files
 from trainer.checkpoint import RunState, read_run_state
 from trainer.config import load_recipe
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         tell_error(refusal(error))
         return 2
-    print(f"{arguments.output}: the weights of step {state.step}")
+    show(in_line(f"{arguments.output}: the weights of step {state.step}"))
     return 0
 
 

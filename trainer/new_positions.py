@@ -17,7 +17,7 @@ import torch
 
 from preprocessing.command_line import OneLineParser, whole_number
 from preprocessing.schema import MAX_SEQUENCE_LENGTH
-from preprocessing.terminal import tell_error
+from preprocessing.terminal import in_line, show, tell_error
 from preprocessing.tokenization import check_files
 from trainer.derived import open_original, save_derived
 from trainer.hugging_face import Export, refusal
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell_error(refusal(error))
         return 2
     kept = min(old, arguments.positions)
-    print(f"{arguments.output}: {arguments.positions:,} positions, {kept:,} of them as they were")
+    show(in_line(f"{arguments.output}: {arguments.positions:,} positions, {kept:,} of them as they were"))
     return 0
 
 

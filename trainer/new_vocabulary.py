@@ -22,7 +22,7 @@ from torch import Tensor
 
 from preprocessing.command_line import OneLineParser
 from preprocessing.schema import TOKENIZER
-from preprocessing.terminal import tell_error
+from preprocessing.terminal import in_line, show, tell_error
 from preprocessing.tokenization import PAD, VOCABULARY_FILE, check_files, cut, load_words
 from trainer.derived import open_original, save_derived
 from trainer.hugging_face import Export, refusal
@@ -91,10 +91,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         tell_error(refusal(error))
         return 2
-    print(
+    told = (
         f"{arguments.output}: {changed.config.vocab_size:,} words, {changed.kept:,} of them as they were, "
         f"{changed.from_pieces:,} from their pieces, {changed.new:,} new"
     )
+    show(in_line(told))
     return 0
 
 

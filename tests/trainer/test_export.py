@@ -1,5 +1,6 @@
 """`python -m trainer.export`: any checkpoint, by any number of ranks, becomes what transformers loads."""
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -42,6 +43,12 @@ def test_a_sharded_checkpoint_becomes_the_export_that_the_run_made_itself(run, t
     assert (lineage["samples"], lineage["run"]) == (64, str(run.resolve()))
     model = TheirBert.from_pretrained(tmp_path / "out")
     assert torch.isfinite(model.bert.embeddings.word_embeddings.weight).all()
+
+
+def test_who_lacks_a_letter_of_its_name_is_told_of_it_without(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown := io.BytesIO(), encoding="ascii"))
+    assert main([str(run), str(tmp_path / "größe")]) == 0
+    assert shown.getvalue().endswith(b"/gr??e: the weights of step 8\n")
 
 
 @pytest.mark.parametrize("name", [".", "checkpoints/latest"])

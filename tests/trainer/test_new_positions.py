@@ -1,5 +1,6 @@
 """`python -m trainer.new_positions`: old positions keep what they had, new ones begin as copies, the rest stays."""
 
+import io
 import json
 import shutil
 
@@ -42,6 +43,12 @@ def export(folder, **settings):
 @pytest.fixture
 def model(tmp_path):
     return export(tmp_path)
+
+
+def test_who_lacks_a_letter_of_its_name_is_told_of_it_without(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown := io.BytesIO(), encoding="ascii"))
+    assert main([str(model), "24", str(tmp_path / "größer")]) == 0
+    assert shown.getvalue().endswith(b"/gr??er: 24 positions, 12 of them as they were\n")
 
 
 @pytest.mark.parametrize("positions", [5, 13, 24, 31])

@@ -1,5 +1,6 @@
 """`python -m trainer.new_vocabulary`: words keep what they had, new ones begin with their pieces, the rest stays."""
 
+import io
 import json
 import re
 import shutil
@@ -73,6 +74,12 @@ def test_where_rows_come_from(model, tokenizer, tmp_path, state, capsys, caplog,
     told = json.loads((out / "lineage.json").read_text())
     assert told["initial_weights"] == {"directory": str(model), "blake2b": checksum(model / "model.safetensors")}
     assert told["code"] == code_version()
+
+
+def test_who_lacks_a_letter_of_its_name_is_told_of_it_without(model, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown := io.BytesIO(), encoding="ascii"))
+    assert main([str(model), str(tokenizer), str(tmp_path / "größer")]) == 0
+    assert b"/gr??er: 15 words, 11 of them" in shown.getvalue()
 
 
 def test_capitals_and_accents_that_a_model_does_not_know_are_what_it_took_them_for(state):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import io
 import json
 import logging
 import os
@@ -366,6 +367,16 @@ def test_a_store_of_files_has_room_for_them_beside_those_of_all(
     assert found["validation_perplexity"] == metrics(5)["perplexity"]
     names = [name for name in found if name.startswith("validation_by_directory/perplexity/wiki")]
     assert [found[name] for name in names] == [1.5, 1.5]
+
+
+def test_who_lacks_a_letter_of_a_store_s_path_is_told_of_it_without(tmp_path, monkeypatch) -> None:
+    """For it is there: trying again, as another exit code would have it, adds nothing."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    empty_store(tmp_path / "Läufe" / "mlflow.db")
+    run = write_run(tmp_path / "Läufe" / "demo")
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown := io.BytesIO(), encoding="ascii"))
+    assert main(["sync", str(run)]) == 0
+    assert shown.getvalue().endswith(b"/L?ufe/mlflow.db has steps up to 3\n")
 
 
 def test_lines_that_are_left_out_take_no_memory(run: RunDirectory) -> None:

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Sequence
 
 from preprocessing.command_line import OneLineParser
-from preprocessing.terminal import tell_error
+from preprocessing.terminal import in_line, show, tell_error
 from trainer.credentials import without_credentials
 from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     now = _steps(run)
     added = f", up to {before} as before" if 0 < before < now else " as before" if before == now else ""
     steps = f"steps up to {now}{added}" if now else "no steps yet"
-    print(f"MLflow run {run_id} at {without_credentials(read_cursor(run).tracking_uri)} has {steps}")
+    show(in_line(f"MLflow run {run_id} at {without_credentials(read_cursor(run).tracking_uri)} has {steps}"))
     return 0
 
 
