@@ -52,6 +52,8 @@ def _correlation(function: Callable[..., Any], labels: Sequence[float], predicti
     return float(function(labels, predictions).statistic)
 
 
+_LARGEST = 1e150  # whose square is finite, and the sum of many
+
 # Name -> function of labels and predictions, 1 at best.
 LABEL_METRICS: dict[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
     "accuracy": sklearn.metrics.accuracy_score,
@@ -86,12 +88,16 @@ def score_labels(metrics: Sequence[str], labels: Sequence[float], predictions: S
         predictions: as many of the same kind.
 
     Raises:
-        UsageError: there are none, they are not of one length, or a figure is not finite.
+        UsageError: there are none, they are not of one length, or a figure is not finite or too large to be squared.
     """
     if len(labels) != len(predictions) or not labels:
         raise UsageError(f"{len(labels)} labels and {len(predictions)} predictions: give as many, and one at least")
     if not all(map(math.isfinite, predictions)):
         raise UsageError("a prediction is not a finite number; train again with a lower learning rate")
+    if max(map(abs, (*labels, *predictions))) > _LARGEST:
+        raise UsageError(
+            f"a label or prediction is beyond {_LARGEST:g}, too large to be correlated; bring all to another scale"
+        )
     return {metric: 100.0 * float(LABEL_METRICS[metric](labels, predictions)) for metric in metrics}
 
 

@@ -341,6 +341,9 @@ def test_glue():
     assert by_accuracy == {"SST-2", "MNLI", "MNLI-mm", "QNLI", "RTE", "WNLI"}
 
 
+TOO_LARGE = "a label or prediction is beyond 1e+150, too large to be correlated; bring all to another scale"
+
+
 @pytest.mark.parametrize(
     ("labels", "predictions", "message"),
     [
@@ -348,6 +351,8 @@ def test_glue():
         ([1, 0], [1], "2 labels and 1 predictions: give as many, and one at least"),
         ([1.0, 0.5], [1.0, math.nan], "a prediction is not a finite number; train again with a lower learning rate"),
         ([1.0, 0.5], [-math.inf, 1.0], "a prediction is not a finite number; train again with a lower learning rate"),
+        ([1.0, 0.5], [-1e308, 1e308], TOO_LARGE),
+        ([1e200, 0.5], [1.0, 2.0], TOO_LARGE),
     ],
 )
 def test_predictions_that_do_not_fit(labels, predictions, message):
