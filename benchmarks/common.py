@@ -25,7 +25,7 @@ import torch
 from preprocessing.schema import ShardDirectory, ShardError
 from trainer.config import Recipe, load_recipe
 from trainer.data import SampleStream
-from trainer.deepspeed_config import resolve_deepspeed, without_communication
+from trainer.deepspeed_config import read_deepspeed, resolve, without_communication
 from trainer.engine import device_kind
 from trainer.files import write_atomically
 from trainer.loading import Steps
@@ -238,7 +238,7 @@ def steps_of(recipe: Recipe, shards: ShardDirectory, padded: bool = False) -> St
 
 def deepspeed_config(recipe: Recipe, world: World) -> dict[str, Any]:
     """DeepSpeed's configuration, for ours and for the peer."""
-    config = resolve_deepspeed(ROOT / "ds_config.json", recipe, recipe.phases[0], world.size)
+    config = resolve(read_deepspeed(ROOT / "ds_config.json"), recipe, recipe.phases[0], world.size)
     return without_communication(config) if world.size == 1 else config
 
 

@@ -158,7 +158,8 @@ def _is_of_shards(path: str) -> bool:
         manifest = files.read_json(place)
     except OSError as error:
         raise StorageError(
-            f"{place}: can't be read ({error.strerror or error}), and so it can't be told whether {path} is of shards"
+            f"{place}: can't be read ({error.strerror or error}), so it can't be told whether {path} is of shards; "
+            "once it can, the same command goes on"
         ) from error
     return isinstance(manifest, dict) and {"format_version", "shards", "vocabulary"} <= manifest.keys()
 

@@ -13,9 +13,9 @@ In it lie, in the order in which they are written:
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal
 
 from preprocessing import files
@@ -96,14 +96,23 @@ def _foreign(output: str, present: Iterable[str]) -> str:
 def check_free(output: str, wanted: Iterable[str]) -> None:
     """See that no folder has a name that a job will write as a file: what lies in folders, _present tells, not they.
 
+    Args:
+        output: the directory.
+        wanted: the shards that the job will write.
+
     Raises:
         JobError: one has.
     """
     if files.is_remote(output):
         return  # where folders are beginnings of names, and none is in the way of a file
-    folders = {entry.name for entry in os.scandir(output) if entry.is_dir()} if files.exists(output) else set()
-    if in_the_way := sorted(folders & {JOB, MANIFEST, *wanted}):
-        raise JobError(f"{output}: {in_the_way[0]!r} is a folder; remove it, or use another directory")
+    for name in sorted(_written(wanted)):
+        if Path(output, name).is_dir():
+            raise JobError(f"{output}: {name!r} is a folder; remove it, or use another directory")
+
+
+def _written(shards: Iterable[str]) -> set[str]:
+    """What a job that makes these shards leaves in its directory."""
+    return {JOB, MANIFEST, *_TOKENIZER_FILES, *shards}
 
 
 def clear(output: str, wanted: Iterable[str] = (), needed: str | None = None) -> None:
@@ -123,7 +132,7 @@ def clear(output: str, wanted: Iterable[str] = (), needed: str | None = None) ->
     """
     present = _present(output)
     own = _own_names(output, present)
-    in_the_way = sorted({JOB, MANIFEST, *_TOKENIZER_FILES, *wanted} & (present.keys() - own))
+    in_the_way = sorted(_written(wanted) & (present.keys() - own))
     if in_the_way:
         raise JobError(f"{output}: {in_the_way[0]!r} was not written by a job of this program; use another directory")
     if not own and not all(map(is_work_file, present)):
@@ -145,7 +154,7 @@ def _own_names(output: str, present: dict[str, int]) -> set[str]:
     old = _read_job(output) if JOB in present else None
     if old:
         shards = {name for name in present if _is_shard(name, old["shards"])}
-        own |= {JOB, MANIFEST, *_TOKENIZER_FILES, *shards}
+        own |= _written(shards)
     try:
         manifest = Manifest.from_json(files.read_text(files.join(output, MANIFEST)) or "")
         own |= {MANIFEST, *_TOKENIZER_FILES, *(entry.file for entry in manifest.shards)}

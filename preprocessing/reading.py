@@ -69,9 +69,11 @@ def _with_path(message: str, file: Input) -> str:
     return file.path + message.removeprefix(file.name) if message.startswith(file.name) else message
 
 
-def _line_ends(text: str) -> int:
-    """Of whichever system, as text.clean takes them."""
-    return text.count("\n") + text.count("\r") - text.count("\r\n")
+def _has_too_many_lines(text: str) -> bool:
+    """Lines end as they do in any system, which is how text.clean takes them."""
+    if len(text) < MAX_LINES:  # as nearly all: nothing to count
+        return False
+    return text.count("\n") + text.count("\r") - text.count("\r\n") >= MAX_LINES
 
 
 def _settled(item: Item, options: ReadOptions) -> Document | Skipped:
@@ -79,7 +81,7 @@ def _settled(item: Item, options: ReadOptions) -> Document | Skipped:
         if options.on_error == "fail":
             raise SourceError(f"{item.message}; mend it, or use --on-error skip")
         return Skipped(item.doc_id, item.source, "damaged")
-    if isinstance(item, Document) and (len(item.text) > MAX_DOCUMENT or _line_ends(item.text) >= MAX_LINES):
+    if isinstance(item, Document) and (len(item.text) > MAX_DOCUMENT or _has_too_many_lines(item.text)):
         return Skipped(item.doc_id, item.source, "too_large")
     if isinstance(item, Document) and item.title and len(item.title) > MAX_TITLE:
         return item._replace(title=item.title[:MAX_TITLE])

@@ -75,7 +75,7 @@ def commit_checkpoint(run: RunDirectory, state: RunState) -> None:
     for file in filter(Path.exists, (run.metrics, run.validation_metrics)):
         sync(file)  # or a power cut could take lines of steps that no resume will train again
     sync(staging)
-    shutil.rmtree(final, ignore_errors=True)
+    discard(final)
     staging.rename(final)
     sync(run.checkpoints)
     write_atomically(run.latest, final.name + "\n")

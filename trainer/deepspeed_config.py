@@ -41,11 +41,6 @@ def read_deepspeed(path: Path | str) -> DeepSpeedFile:
     return DeepSpeedFile(path, text, raw)
 
 
-def resolve_deepspeed(path: Path | str, recipe: Recipe, phase: Phase, world: int) -> dict[str, Any]:
-    """Read a file and resolve it; see read_deepspeed and resolve."""
-    return resolve(read_deepspeed(path), recipe, phase, world)
-
-
 def resolve(file: DeepSpeedFile, recipe: Recipe, phase: Phase, world: int) -> dict[str, Any]:
     """DeepSpeed's configuration with what the recipe rules filled in.
 

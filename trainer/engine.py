@@ -177,7 +177,7 @@ class Engine:
 
         Args:
             recipe: of the run: its model, optimizer, and what [train] says of seed, tasks and kernels.
-            deepspeed_config: resolved, see trainer.deepspeed_config.resolve_deepspeed.
+            deepspeed_config: resolved, see trainer.deepspeed_config.resolve.
             world: this rank's place.
             checkpoint: written by write_state, by any number of ranks under any ZeRO stage.
             weights: float32, to begin with where there is no checkpoint.
@@ -466,9 +466,9 @@ class Engine:
     def _update(self, step: int, batches: Sequence[tuple[int, Batch]], learning_rate: float) -> dict[str, float]:
         """Clip, step and clear, unless a gradient is not finite; what there is to report of it.
 
-        DeepSpeed's ZeRO looks at the norm over all ranks before it calls our optimizer (resolve_deepspeed refuses what
-        would turn that off). Without ZeRO the gradients are whole on every rank; DeepSpeed would clip them by a norm of
-        its own, which on a CPU is 8e-4 off, and tell none.
+        DeepSpeed's ZeRO looks at the norm over all ranks before it calls our optimizer (resolve of deepspeed_config
+        refuses what would turn that off). Without ZeRO the gradients are whole on every rank; DeepSpeed would clip them
+        by a norm of its own, which on a CPU is 8e-4 off, and tell none.
         """
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate

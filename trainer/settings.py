@@ -161,7 +161,7 @@ def _item(node: Any, part: str, path: str) -> Any:
 
 
 def _parse(text: str) -> Any:
-    """A value as TOML would read it; a string where it is none, a time of day, infinite, or a number in another form.
+    """A value as TOML would read it; a string where it is none, a time, infinite, or a whole number in another form.
 
     Accounts are called 2024_01 and partitions inf, and whoever means a number writes 202401.
     """
@@ -169,9 +169,9 @@ def _parse(text: str) -> Any:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         return text
-    if isinstance(value, date | time) or (type(value) is int and str(value) != text.strip()):
-        return text
-    return text if type(value) is float and not math.isfinite(value) else value
+    is_of_another_form = type(value) is int and str(value) != text.strip()
+    is_infinite = type(value) is float and not math.isfinite(value)
+    return text if is_of_another_form or is_infinite or isinstance(value, date | time) else value
 
 
 def _reject(raw: Any, kind: Any, prefix: str) -> None:

@@ -233,7 +233,7 @@ def _plan_stage(
 
 
 def _why_refused(recipe: Recipe, cluster: Cluster, stage: int) -> str:
-    """Why the trainer does not take a stage, or ''; see trainer.deepspeed_config.resolve_deepspeed."""
+    """Why the trainer does not take a stage, or ''; see trainer.deepspeed_config.resolve."""
     if stage == 0 and cluster.sharding.precision != "float32":
         return "not in 16 bits"
     if stage == 3 and (settings := wants_whole_parameters(recipe)):

@@ -84,7 +84,7 @@ def read_sharding(config: dict[str, Any]) -> Sharding:
     """Take what matters from DeepSpeed's configuration.
 
     Args:
-        config: as trainer.deepspeed_config.resolve_deepspeed returns it.
+        config: as trainer.deepspeed_config.resolve returns it.
 
     Raises:
         ConfigError: offloading, which this plan knows nothing of, or a size that it can't count with.

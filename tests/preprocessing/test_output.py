@@ -251,17 +251,18 @@ def test_a_foreign_tokenizer_is_never_written_over(make: Maker, books: Path, tmp
     assert mine.read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "tokenizer/vocab.txt"])
 def test_a_folder_in_the_way_of_a_file_is_told_before_anything_is_removed(
-    make: Maker, books: Path, tmp_path: Path
+    make: Maker, books: Path, tmp_path: Path, name: str
 ) -> None:
     output = tmp_path / "out"
     make(output, "--books", books / "*.txt")
-    (output / "manifest.json").unlink()
-    (output / "manifest.json").mkdir()
+    (output / name).unlink()
+    (output / name).mkdir()
     made = sorted(output.rglob("*"))
     for asked in ((), ("--overwrite",)):
         said = make.error(output, "--books", books / "*.txt", *asked)
-        assert said.endswith(f"{output}: 'manifest.json' is a folder; remove it, or use another directory")
+        assert said.endswith(f"{output}: {name!r} is a folder; remove it, or use another directory")
         assert [path for path in sorted(output.rglob("*")) if ".work" not in path.parts] == made
 
 

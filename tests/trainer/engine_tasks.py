@@ -22,7 +22,7 @@ from tests.trainer.emulated_graphs import EmulatedRecorder
 from tests.trainer.rank_tasks import Lesson
 from trainer.config import load_recipe
 from trainer.data import evaluation_batches, validation_stream
-from trainer.deepspeed_config import resolve_deepspeed
+from trainer.deepspeed_config import read_deepspeed, resolve
 from trainer.engine import Engine, join_world
 from trainer.model import parameter_count
 from trainer.settings import ConfigError
@@ -33,7 +33,7 @@ _TWO_MICRO_BATCHES = ["phases.0.global_batch_size=4"]  # for one rank
 def start_engine_with(recipe: Path, deepspeed_config: Path, changes: dict[str, Any]) -> str:
     """What an engine says of changes to zero_optimization that no configuration is allowed to make."""
     world, settings = join_world(1), load_recipe(recipe)
-    config = resolve_deepspeed(deepspeed_config, settings, settings.phases[0], world.size)
+    config = resolve(read_deepspeed(deepspeed_config), settings, settings.phases[0], world.size)
     config["zero_optimization"] |= changes
     try:
         Engine(settings, config, world)
@@ -222,7 +222,7 @@ def norm_that_adam_gets_without_zero(recipe: Path, deepspeed_config: Path, gradi
     heads = f"model.num_attention_heads={width // 64}"
     settings = load_recipe(recipe, [f"model.vocab_size={size}", f"model.hidden_size={width}", heads])
     world = join_world(1)
-    engine = Engine(settings, resolve_deepspeed(deepspeed_config, settings, settings.phases[0], 1), world)
+    engine = Engine(settings, resolve(read_deepspeed(deepspeed_config), settings, settings.phases[0], 1), world)
     engine._engine.module.model.bert.embeddings.word.weight.grad = torch.from_numpy(gradient)
     engine._engine.set_gradient_accumulation_boundary(True)
     with mock.patch.object(torch, "_fused_adamw_") as update:

@@ -48,7 +48,7 @@ from trainer import (
 from trainer.checkpoint import RunState
 from trainer.config import Recipe, load_recipe
 from trainer.data import Batch, SampleStream
-from trainer.deepspeed_config import resolve_deepspeed
+from trainer.deepspeed_config import read_deepspeed, resolve
 from trainer.engine import Engine, GlobalCounts, join_world
 from trainer.leases import hold_run
 from trainer.loading import StepReader, Steps
@@ -565,7 +565,7 @@ class Lesson:
     def __init__(self, world: World, recipe: Recipe, shards: Path, deepspeed_config: Path, **engine: Any):
         phase = recipe.phases[0]
         self.recipe, self.world, self.step = recipe, world, 0
-        config = resolve_deepspeed(deepspeed_config, recipe, phase, world.size)
+        config = resolve(read_deepspeed(deepspeed_config), recipe, phase, world.size)
         self.engine = Engine(recipe, config, world, **engine)
         self._stream = SampleStream(
             ShardDirectory(shards), "train", phase.sequence_length, seed=1, max_predictions=phase.max_predictions,

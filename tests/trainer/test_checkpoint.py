@@ -322,6 +322,7 @@ def test_of_a_checkpoint_that_lies_elsewhere_the_link_goes_and_is_in_the_way_of_
         run.checkpoint(4).parent.mkdir(parents=True, exist_ok=True)
         run.checkpoint(4).symlink_to(tmp_path / "disk")
         remove_folder(run.checkpoint(4))
+    run.checkpoint(4).symlink_to(tmp_path / "disk")
     commit(run, 4)
     remove_folder(run.checkpoint(4))
     assert [path.name for path in run.checkpoints.iterdir()] == ["latest"]

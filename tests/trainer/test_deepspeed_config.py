@@ -10,7 +10,8 @@ from trainer.deepspeed_config import (
     _SECTIONS,
     _VALUES,
     accumulation_steps,
-    resolve_deepspeed,
+    read_deepspeed,
+    resolve,
     without_communication,
 )
 from trainer.settings import ConfigError
@@ -21,8 +22,8 @@ def test_whatever_makes_a_layer_fast_needs_its_parameters_to_stay(recipe, deepsp
     settings = load_recipe(recipe, [f"train.{name}=true", "data.token_multiple=64"])
     config = deepspeed_config(zero_optimization={"stage": 3})
     with pytest.raises(ConfigError, match=rf"train\.{name} needs zero_optimization\.stage 0, 1 or 2"):
-        resolve_deepspeed(config, settings, settings.phases[0], world=2)
-    assert resolve_deepspeed(deepspeed_config(), settings, settings.phases[0], world=2)
+        resolve(read_deepspeed(config), settings, settings.phases[0], world=2)
+    assert resolve(read_deepspeed(deepspeed_config()), settings, settings.phases[0], world=2)
 
 
 @pytest.mark.parametrize("name", ["compile", "cuda_graphs"])
@@ -31,21 +32,21 @@ def test_what_torch_compiles_or_a_graph_holds_is_not_profiled_by_deepspeed(recip
     settings = load_recipe(recipe, [f"train.{name}=true", "data.token_multiple=64"])
     config = deepspeed_config(flops_profiler={"enabled": True})
     with pytest.raises(ConfigError, match=rf"flops_profiler\.enabled: DeepSpeed 0\.19 fails.* train\.{name}=false"):
-        resolve_deepspeed(config, settings, settings.phases[0], world=2)
+        resolve(read_deepspeed(config), settings, settings.phases[0], world=2)
     plain = load_recipe(recipe)
-    assert resolve_deepspeed(config, plain, plain.phases[0], world=2)["flops_profiler"] == {"enabled": True}
+    assert resolve(read_deepspeed(config), plain, plain.phases[0], world=2)["flops_profiler"] == {"enabled": True}
 
 
 def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
     settings = load_recipe(recipe)
-    resolved = resolve_deepspeed(deepspeed_config(), settings, settings.phases[0], world=2)
+    resolved = resolve(read_deepspeed(deepspeed_config()), settings, settings.phases[0], world=2)
     assert resolved["train_batch_size"] == 8
     assert resolved["train_micro_batch_size_per_gpu"] == 2
     assert resolved["gradient_accumulation_steps"] == 2
     assert not resolved["zero_force_ds_cpu_optimizer"]  # absent, it would refuse our optimizers beside offloading
     assert resolved["gradient_clipping"] == 1.0  # absent, DeepSpeed would clip at 1.0 whatever the recipe says
     unclipped = dataclasses.replace(settings, optimizer=dataclasses.replace(settings.optimizer, max_gradient_norm=0.0))
-    assert resolve_deepspeed(deepspeed_config(), unclipped, settings.phases[0], 2)["gradient_clipping"] == 0.0
+    assert resolve(read_deepspeed(deepspeed_config()), unclipped, settings.phases[0], 2)["gradient_clipping"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
 def test_a_deepspeed_configuration_that_disagrees(recipe, deepspeed_config, changes, message):
     settings = load_recipe(recipe)
     with pytest.raises(ConfigError, match=message):
-        resolve_deepspeed(deepspeed_config(**changes), settings, settings.phases[0], world=2)
+        resolve(read_deepspeed(deepspeed_config(**changes)), settings, settings.phases[0], world=2)
 
 
 def test_sections_of_deepspeeds_configuration_are_objects(recipe, tmp_path):
@@ -162,7 +163,7 @@ def test_sections_of_deepspeeds_configuration_are_objects(recipe, tmp_path):
     settings = load_recipe(recipe)
     (tmp_path / "ds.json").write_text('{"fp16": null}', encoding="utf-8")
     with pytest.raises(ConfigError, match="fp16 is null; it must be an object"):
-        resolve_deepspeed(tmp_path / "ds.json", settings, settings.phases[0], world=1)
+        resolve(read_deepspeed(tmp_path / "ds.json"), settings, settings.phases[0], world=1)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_sections_of_deepspeeds_configuration_are_objects(recipe, tmp_path):
 )
 def test_what_deepspeed_is_asked_to_print_is_printed(recipe, deepspeed_config, changes, level):
     settings = load_recipe(recipe)
-    resolved = resolve_deepspeed(deepspeed_config(**changes), settings, settings.phases[0], world=2)
+    resolved = resolve(read_deepspeed(deepspeed_config(**changes)), settings, settings.phases[0], world=2)
     assert resolved.get("log_level") == level
 
 
@@ -237,7 +238,9 @@ def test_one_rank_leaves_float32_sums_of_bf16_to_zero_1(stage, sums, device, lef
 
 def test_equal_values_are_no_disagreement(recipe, deepspeed_config):
     settings = load_recipe(recipe)
-    resolve_deepspeed(deepspeed_config(gradient_clipping=1.0, train_batch_size=8), settings, settings.phases[0], 2)
+    resolve(
+        read_deepspeed(deepspeed_config(gradient_clipping=1.0, train_batch_size=8)), settings, settings.phases[0], 2
+    )
 
 
 def test_a_deepspeed_configuration_that_can_t_be_read(recipe, tmp_path):
@@ -250,11 +253,11 @@ def test_a_deepspeed_configuration_that_can_t_be_read(recipe, tmp_path):
     ):
         (tmp_path / "ds.json").write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match=message):
-            resolve_deepspeed(tmp_path / "ds.json", settings, settings.phases[0], 1)
+            resolve(read_deepspeed(tmp_path / "ds.json"), settings, settings.phases[0], 1)
     (tmp_path / "ds.json").write_text("{}", encoding="utf-8-sig")  # as some editors do
-    resolve_deepspeed(tmp_path / "ds.json", settings, settings.phases[0], 1)
+    resolve(read_deepspeed(tmp_path / "ds.json"), settings, settings.phases[0], 1)
     with pytest.raises(ConfigError, match=r"nowhere\.json: can't read"):
-        resolve_deepspeed(tmp_path / "nowhere.json", settings, settings.phases[0], 1)
+        resolve(read_deepspeed(tmp_path / "nowhere.json"), settings, settings.phases[0], 1)
 
 
 def test_a_global_batch_that_the_ranks_can_t_divide(recipe):
@@ -268,4 +271,4 @@ def test_the_file_at_the_root_is_for_bert_large():
     large = load_recipe(ROOT / "trainer" / "recipes" / "bert_large.toml")
     for world in (1, 2, 8):
         for phase in large.phases:
-            assert resolve_deepspeed(ROOT / "ds_config.json", large, phase, world)["bf16"]["enabled"]
+            assert resolve(read_deepspeed(ROOT / "ds_config.json"), large, phase, world)["bf16"]["enabled"]
