@@ -21,7 +21,7 @@ from preprocessing.schema import MANIFEST
 from trainer.arguments import parse
 from trainer.config import Recipe, load_recipe
 from trainer.deepspeed_config import DeepSpeedFile, read_deepspeed
-from trainer.initial_model import initial_model, tells_its_model
+from trainer.initial_model import find_given, initial_model, tells_its_model
 from trainer.run_directory import RunDirectory
 from trainer.settings import ConfigError
 
@@ -130,8 +130,8 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
     """The trainer.
 
     Raises:
-        ConfigError: an argument that lacks or is unknown, a recipe that can't be used, or shards in the run directory
-            or around it.
+        ConfigError: an argument that lacks or is unknown, a recipe that can't be used or is of another model than
+            --init-from has, or shards in the run directory or around it.
     """
     try:
         found = parse(arguments, path=_path, place=_place)
@@ -140,7 +140,11 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
     initial = ["--init-from", str(found.init_from)] if found.init_from else []
     shards = [Path(source) for source in found.shards if "://" not in source]
     seen = found.init_from and tells_its_model(found.init_from)  # else check_reads or the job tells
-    model = initial_model(found.init_from if seen else None, RunDirectory(found.output))
+    run = RunDirectory(found.output)
+    model = initial_model(found.init_from if seen else None, run)
+    recipe = load_recipe(found.config, found.settings, model)
+    if model and seen and not os.access(run.config, os.F_OK):  # a run that has begun keeps its own
+        find_given(found.init_from).check_sizes(model, recipe)
     place = found.output.resolve()
     for path in shards:
         if path.resolve().is_relative_to(place) or place.is_relative_to(path.resolve()):
@@ -152,7 +156,7 @@ def read_pretrain(arguments: Sequence[str]) -> Program:
         found.output,
         (*initial, "--shards", *found.shards, "--output", str(found.output)),
         reads=(*(path / MANIFEST for path in shards), *map(Path, initial[1:])),
-        recipe=load_recipe(found.config, found.settings, model),
+        recipe=recipe,
         deepspeed_config=read_deepspeed(found.deepspeed_config),
     )
 

@@ -1343,6 +1343,12 @@ def test_what_a_recipe_leaves_open_of_the_model_is_that_of_the_weights(here):
     commit_checkpoint(run, RunState(4, 32, 1, 1, "m", "c", learner=learner))
     given[-1] = "other/checkpoints/step-000004"
     assert READERS["pretrain"](given).recipe.model == model
+    given[1] = "tiny.toml"
+    with pytest.raises(ConfigError, match=r"step-000004 has max_position_embeddings 512, the recipe 32; "):
+        READERS["pretrain"](given)
+    (here / "run").mkdir()
+    RunDirectory(here / "run").config.write_text(TINY)  # a run that has begun keeps to its own model
+    READERS["pretrain"](given)
 
 
 @pytest.mark.parametrize(
