@@ -21,8 +21,9 @@ SHORT, LONG = (9, 128, 1, 70), (5, 131, 64, 90)  # a block has the first as a wh
 
 
 @pytest.fixture(autouse=True)
-def _float32_is_float32():
+def _strict():
     torch.backends.cuda.matmul.allow_tf32 = False
+    torch.use_deterministic_algorithms(True, warn_only=True)  # which fills what nothing has written yet with NaN
 
 
 def packed(lengths: tuple[int, ...]) -> PackedTokens:

@@ -34,8 +34,9 @@ TOKENS = sum(LENGTHS)
 
 
 @pytest.fixture(autouse=True)
-def _float32_is_float32():
+def _strict():
     torch.backends.cuda.matmul.allow_tf32 = False
+    torch.use_deterministic_algorithms(True, warn_only=True)  # which fills what nothing has written yet with NaN
 
 
 def config(**options: object) -> BertConfig:
