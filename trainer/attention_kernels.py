@@ -181,7 +181,7 @@ def _weights(
 @triton.jit(do_not_specialize=["count"])
 def attend_backward(
     query, key, value, logs, bits, upstream, to_query, to_key, to_value, sums, query_bounds, key_bounds,
-    query_stride, key_stride, to_query_stride, to_key_stride, count, group_count, to_exponent, to_score, kept,
+    query_stride, key_stride, to_stride, count, group_count, to_exponent, to_score, kept,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
@@ -202,13 +202,13 @@ def attend_backward(
     )
     used = used.to(to_output.dtype)
     to_values = tl.dot(tl.trans(used), to_output, input_precision="ieee").to(to_output.dtype)
-    _store(to_value, to_values, keys, key_end, to_key_stride, head, WIDTH, BLOCK)
+    _store(to_value, to_values, keys, key_end, to_stride, head, WIDTH, BLOCK)
     to_scores = weights * (to_weights - tl.sum(weights * to_weights, axis=1)[:, None])
     to_scores = to_scores.to(to_output.dtype)
     to_queries = (tl.dot(to_scores, asked, input_precision="ieee") * to_score).to(to_output.dtype)
-    _store(to_query, to_queries, rows, end, to_query_stride, head, WIDTH, BLOCK)
+    _store(to_query, to_queries, rows, end, to_stride, head, WIDTH, BLOCK)
     to_keys = (tl.dot(tl.trans(to_scores), asking, input_precision="ieee") * to_score).to(to_output.dtype)
-    _store(to_key, to_keys, keys, key_end, to_key_stride, head, WIDTH, BLOCK)
+    _store(to_key, to_keys, keys, key_end, to_stride, head, WIDTH, BLOCK)
     if sums is not None:
         _sum_rows(sums, to_queries, 0, head, HEADS, WIDTH, BLOCK)
         _sum_rows(sums, to_keys, 1, head, HEADS, WIDTH, BLOCK)
@@ -218,7 +218,7 @@ def attend_backward(
 @triton.jit(do_not_specialize=["count"])
 def attend_backward_queries(
     query, key, value, gathered, logs, bits, upstream, deltas, to_query, sums, query_bounds, key_bounds,
-    query_stride, key_stride, to_query_stride, count, group_count, to_exponent, to_score, kept,
+    query_stride, key_stride, to_stride, count, group_count, to_exponent, to_score, kept,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
@@ -253,7 +253,7 @@ def attend_backward_queries(
             to_scores = weights * (to_weights - delta[:, None])
             result = tl.dot(to_scores.to(asked.dtype), asked, result, input_precision="ieee")
     to_queries = (result * to_score).to(to_query.dtype.element_ty)
-    _store(to_query, to_queries, rows, end, to_query_stride, head, WIDTH, BLOCK)
+    _store(to_query, to_queries, rows, end, to_stride, head, WIDTH, BLOCK)
     if sums is not None:
         _sum_rows(sums, to_queries, 0, head, HEADS, WIDTH, BLOCK)
 
@@ -261,7 +261,7 @@ def attend_backward_queries(
 @triton.jit(do_not_specialize=["count"])
 def attend_backward_keys(
     query, key, value, logs, bits, upstream, deltas, to_key, to_value, sums, query_bounds, key_bounds,
-    query_stride, key_stride, to_key_stride, count, group_count, to_exponent, to_score, kept,
+    query_stride, key_stride, to_stride, count, group_count, to_exponent, to_score, kept,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
@@ -294,8 +294,8 @@ def attend_backward_keys(
             to_keys = tl.dot(tl.trans(to_scores), asking, to_keys, input_precision="ieee")
     to_keys = (to_keys * to_score).to(to_key.dtype.element_ty)
     to_values = to_values.to(to_value.dtype.element_ty)
-    _store(to_key, to_keys, keys, key_end, to_key_stride, head, WIDTH, BLOCK)
-    _store(to_value, to_values, keys, key_end, to_key_stride, head, WIDTH, BLOCK)
+    _store(to_key, to_keys, keys, key_end, to_stride, head, WIDTH, BLOCK)
+    _store(to_value, to_values, keys, key_end, to_stride, head, WIDTH, BLOCK)
     if sums is not None:
         _sum_rows(sums, to_keys, 1, head, HEADS, WIDTH, BLOCK)
         _sum_rows(sums, to_values, 2, head, HEADS, WIDTH, BLOCK)

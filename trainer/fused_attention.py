@@ -104,9 +104,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, how: How) -> tuple[Tensor,
 def attend_backward(
     upstream: Tensor, saved: Sequence[Tensor], gradients: Sequence[Tensor], how: How, sums: bool = False
 ) -> Tensor | None:
-    """Write gradients of attend's inputs, whose rows may be apart; with ``sums`` what a bias in them gets, [3D].
+    """Write gradients of attend's inputs; with ``sums`` returns what a bias in them gets, [3D].
 
-    ``saved`` are its inputs and results; ``upstream`` is contiguous.
+    ``saved`` are its inputs and results; ``upstream`` is contiguous; rows of all gradients are as far apart.
     """
     query, key, value, gathered, logs, bits = saved
     to_query, to_key, to_value = gradients
@@ -118,7 +118,7 @@ def attend_backward(
     if sums:
         blocks, _, sequences = how.grid(rows)
         parts = query.new_empty(sequences * blocks, 3 * width, dtype=torch.float32)
-    strides = query.stride(0), key.stride(0), to_query.stride(0), to_key.stride(0)
+    strides = query.stride(0), key.stride(0), to_key.stride(0)
     numbers, constants = (count, groups, *how.scales(query)), how.constants(query, rows)
     if how.is_whole(query):
         attention_kernels.attend_backward[how.grid(rows)](
@@ -128,12 +128,12 @@ def attend_backward(
     else:
         deltas = torch.empty_like(logs)
         attention_kernels.attend_backward_queries[how.grid(rows)](
-            query, key, value, gathered, logs, bits, upstream, deltas, to_query, parts, *bounds, *strides[:3],
+            query, key, value, gathered, logs, bits, upstream, deltas, to_query, parts, *bounds, *strides,
             *numbers, **constants,
         )  # fmt: skip
         attention_kernels.attend_backward_keys[how.grid(rows)](
-            query, key, value, logs, bits, upstream, deltas, to_key, to_value, parts, *bounds, *strides[:2],
-            strides[3], *numbers, **constants,
+            query, key, value, logs, bits, upstream, deltas, to_key, to_value, parts, *bounds, *strides,
+            *numbers, **constants,
         )  # fmt: skip
     return None if parts is None else parts.sum(dim=0)
 

@@ -3,6 +3,7 @@
 tests/trainer/test_fused.py runs this in a process of its own: whether kernels are interpreted is decided at import.
 """
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -13,6 +14,7 @@ from trainer import fused_attention
 from trainer.attention import attention, dropped_of_65536, scale_of_kept
 from trainer.fused_attention import Attention, How, attend, attend_backward
 from trainer.packing import PackedTokens
+from trainer.philox import philox4x32
 
 DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
 triton_interpreter.mend()
@@ -144,6 +146,33 @@ def test_dropout_drops_the_share_asked_for_and_every_weight_by_itself(probabilit
     for name, rows in views.items():
         found = torch.corrcoef(rows) - torch.eye(len(rows), device=DEVICE)
         assert found.abs().max() < 5 / rows.shape[1] ** 0.5, name
+
+
+def test_dropout_keeps_what_philox_s_numbers_say():
+    """Eight of 16 bits by the number of eight keys, and that of a query's head."""
+    tokens, number = packed(LONG), 2**62 + 3  # of which one is the least that is kept
+    how = How(tokens, tokens, HEADS, False, 0.1, seed(number))
+    x = torch.zeros(sum(LONG), HEADS * 16, device=DEVICE)
+    kept = drawn(how, attend(x, x, x, how)[2]).cpu().numpy()  # [R, N, S]
+    row = np.arange(kept.shape[0] * HEADS, dtype=np.uint64)[:, None]
+    group = np.arange(-(-kept.shape[2] // 8), dtype=np.uint64)[None, :]
+    words = philox4x32((number & 0xFFFFFFFF, number >> 32), (group, row, np.uint64(0), np.uint64(0)))
+    numbers = words.astype("<u4").view("<u2").reshape(*kept.shape[:2], -1)
+    for b, length in enumerate(LONG):
+        rows = slice(*tokens.bounds[b : b + 2].tolist())
+        assert np.array_equal(kept[rows, :, :length], (numbers >= dropped_of_65536(0.1))[rows, :, :length])
+
+
+def test_scores_may_be_far_from_zero():
+    """Of some queries all scores are -1,000 and less, of others all are 1,000 and more."""
+    tokens = packed(LONG)
+    how = How(tokens, tokens, HEADS, False, 0.0, None)
+    inputs = inputs_of(sum(LONG), sum(LONG), 16, torch.float32)
+    with torch.no_grad():
+        inputs[0].copy_(torch.where(torch.arange(sum(LONG), device=DEVICE) % 2 == 0, 40.0, -40.0)[:, None])
+        inputs[1].add_(10.0)
+    for one, other in zip(ours(inputs, how), formula(inputs, how), strict=True):
+        assert (one - other).norm() < 1e-3 * other.norm()
 
 
 @pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["short", "long"])

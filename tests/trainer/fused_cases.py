@@ -25,6 +25,7 @@ from tests.trainer.conftest import ROOT
 from trainer.fused import _AddNorm, _Up, fuse
 from trainer.model import BertConfig, BertForPreTraining, Layer, initialize, pretraining_losses
 from trainer.packing import PackedTokens, Selection
+from trainer.philox import philox4x32
 
 BERT_LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
 DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
@@ -172,6 +173,16 @@ class TestDropout:
         assert rows.abs().max() < 0.5  # 96 numbers each
         columns = torch.corrcoef(self.holes(2**62, 0.5, rows=400).double().T) - torch.eye(self.WIDTH, device=DEVICE)
         assert columns.abs().max() < 0.25  # five standard deviations: the four of a draw too are independent
+
+    def test_keeps_what_philox_s_numbers_say(self):
+        """Four of 32 bits by the number of four elements, of which a row has a power of two."""
+        number, rows = 2**62 + 3, 5
+        quarters = np.arange(rows * 32, dtype=np.uint64)
+        words = philox4x32((number & 0xFFFFFFFF, number >> 32), (quarters, *[np.uint64(0)] * 3))
+        signed = words[:, [0, 2, 1, 3]].view(np.int32).astype(np.int64)
+        uniform = np.where(signed < 0, -signed - 1, signed) / 2**31  # as tl.rand makes them, but for the last bits
+        dropped = uniform.reshape(rows, 128)[:, : self.WIDTH] < 0.1
+        assert np.array_equal(self.holes(number, 0.1, rows).cpu().numpy(), dropped)
 
     def test_the_backward_pass_has_the_holes_of_the_forward_pass(self):
         seed, probability, rows = 2**62 + 7, 0.3, 37
