@@ -19,7 +19,7 @@ from trainer.philox import philox4x32
 DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
 triton_interpreter.mend()
 HEADS = 2
-SHORT, LONG = (9, 128, 1, 70), (5, 131, 64, 90)  # a block has the first as a whole, of others there are several
+SHORT, LONG = (9, 128, 1, 70), (5, 129, 64, 90)  # a block has the first as a whole, of others there are several
 
 
 @pytest.fixture(autouse=True)
@@ -161,6 +161,16 @@ def test_dropout_keeps_what_philox_s_numbers_say():
     for b, length in enumerate(LONG):
         rows = slice(*tokens.bounds[b : b + 2].tolist())
         assert np.array_equal(kept[rows, :, :length], (numbers >= dropped_of_65536(0.1))[rows, :, :length])
+
+
+def test_what_flows_back_may_lie_in_memory_as_it_likes():
+    """A sum's gradient is one number for all."""
+    tokens = packed(SHORT)
+    how = How(tokens, tokens, HEADS, False, 0.0, None)
+    *given, upstream = inputs_of(sum(SHORT), sum(SHORT), 16, torch.float32)
+    apart = [*given, torch.ones(1, 1, device=DEVICE).expand_as(upstream)]
+    for one, other in zip(ours(apart, how), formula(apart, how), strict=True):
+        assert (one - other).norm() < 2e-6 * other.norm()
 
 
 def test_scores_may_be_far_from_zero():

@@ -2,12 +2,11 @@
 
 It multiplies bfloat16 as integers, has no constants of it in 3.6, and seeks its words at each call. And it runs the
 programs of a kernel one after another, on whatever memory their pointers lead to. Here each element that they read or
-write must be one of an argument's, and none that one program writes may be read or written by another, whichever comes
-first.
+write must be one of an argument's, and one that is written is so once in a launch, and read in another: so that it does
+not count which program, or which thread of it, comes first.
 """
 
 import inspect
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -17,14 +16,11 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle
 
-_NONE, _SEVERAL = -1, -2  # programs
-
 
 def mend() -> None:
     """Have products of bfloat16 computed in float32, where they are exact, as a GPU does, and words looked for once.
 
-    From now on kernels whose programs go beyond their arguments, or get in each other's way, end in an
-    InterpreterError.
+    From now on kernels that go beyond their arguments, or where it counts who comes first, end in an InterpreterError.
     """
     multiply, begin = InterpreterBuilder.create_dot, GridExecutor._init_args_hst
     load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
@@ -42,17 +38,17 @@ def mend() -> None:
 
     def init_args(executor: GridExecutor, args: Any, kwargs: Any) -> Any:
         found = begin(executor, args, kwargs)
-        interpreter.interpreter_builder.memory = _Memory.of([*found[0], *found[1].values()])
+        interpreter.interpreter_builder.memory = _Memory([*found[0], *found[1].values()])
         return found
 
     def create_masked_load(builder: Any, pointers: TensorHandle, mask: TensorHandle, *others: Any) -> TensorHandle:
-        builder.memory.read(pointers.data[mask.data], builder.grid_idx)
+        builder.memory.read(pointers.data[mask.data])
         return load(builder, pointers, mask, *others)
 
     def create_masked_store(
         builder: Any, pointers: TensorHandle, value: TensorHandle, mask: TensorHandle, *others: Any
     ) -> None:
-        builder.memory.write(pointers.data[mask.data], builder.grid_idx)
+        builder.memory.write(pointers.data[mask.data])
         store(builder, pointers, value, mask, *others)
 
     InterpreterBuilder.get_bf16 = get_bf16
@@ -63,74 +59,57 @@ def mend() -> None:
     interpreter._patch_builtin = patch_builtin
 
 
-@dataclass
 class _Block:
-    """The memory that some arguments of a launch share; of each byte, whether it is theirs, and who has had it."""
+    """Memory that some arguments of a launch share: of each byte, whether it is theirs, and was read or written."""
 
-    begin: int
-    theirs: np.ndarray
-    writer: np.ndarray = field(init=False)
-    reader: np.ndarray = field(init=False)
+    def __init__(self, storage: torch.UntypedStorage):
+        self.begin = storage.data_ptr()
+        self.theirs, self.read, self.written = np.zeros((3, storage.nbytes()), bool)
 
-    def __post_init__(self) -> None:
-        self.writer, self.reader = (np.full(len(self.theirs), _NONE) for _ in range(2))
+    def add(self, x: torch.Tensor) -> None:
+        """An argument's elements."""
+        places = torch.arange(len(self.theirs) // x.itemsize).as_strided(x.shape, x.stride(), x.storage_offset())
+        self.theirs.reshape(-1, x.itemsize)[places.flatten().numpy()] = True
+
+    def find(self, addresses: np.ndarray) -> np.ndarray:
+        """Which of them are elements of an argument."""
+        places = addresses.astype(np.int64) - self.begin
+        inside = (places >= 0) & (places < len(self.theirs))
+        return inside & self.theirs[np.where(inside, places, 0)]
 
 
-@dataclass
 class _Memory:
     """What the programs of a launch may reach."""
 
-    blocks: list[_Block]
-
-    @classmethod
-    def of(cls, arguments: list[Any]) -> "_Memory":
-        """That of the tensors among a kernel's arguments."""
-        blocks: dict[int, _Block] = {}
+    def __init__(self, arguments: list[Any]):
+        self._blocks: dict[int, _Block] = {}
         for x in arguments:
-            if isinstance(x, torch.Tensor):
+            if isinstance(x, torch.Tensor) and x.numel():
                 storage = x.untyped_storage()
-                block = blocks.setdefault(
-                    storage.data_ptr(), _Block(storage.data_ptr(), np.zeros(storage.nbytes(), bool))
-                )
-                elements = torch.arange(storage.nbytes() // x.itemsize)
-                places = elements.as_strided(x.shape, x.stride(), x.storage_offset())
-                block.theirs.reshape(-1, x.itemsize)[places.flatten().numpy()] = True
-        return cls(list(blocks.values()))
+                self._blocks.setdefault(storage.data_ptr(), _Block(storage)).add(x)
 
-    def read(self, addresses: np.ndarray, program: tuple[int, ...]) -> None:
-        """See that elements are an argument's and no other program's."""
-        for block, places, number in self._found(addresses, program):
-            _refuse(~np.isin(block.writer[places], (_NONE, number)), program, "reads what another one writes")
-            others = ~np.isin(block.reader[places], (_NONE, number))
-            block.reader[places] = np.where(others, _SEVERAL, number)
+    def read(self, addresses: np.ndarray) -> None:
+        """See that elements are an argument's, and nobody has written them."""
+        for block, places in self._found(addresses):
+            _refuse(block.written[places], "is read and written")
+            block.read[places] = True
 
-    def write(self, addresses: np.ndarray, program: tuple[int, ...]) -> None:
-        """See that elements are an argument's, each once, and no other program's."""
-        for block, places, number in self._found(addresses, program):
-            _refuse(len(np.unique(places)) < len(places), program, "writes an element twice at once")
-            _refuse(~np.isin(block.writer[places], (_NONE, number)), program, "writes what another one writes")
-            _refuse(~np.isin(block.reader[places], (_NONE, number)), program, "writes what another one reads")
-            block.writer[places] = number
+    def write(self, addresses: np.ndarray) -> None:
+        """See that elements are an argument's, and nobody has read or written them, nor writes them twice now."""
+        for block, places in self._found(addresses):
+            _refuse(block.read[places], "is read and written")
+            _refuse(block.written[places] | (len(np.unique(places)) < len(places)), "is written twice")
+            block.written[places] = True
 
-    def _found(self, addresses: np.ndarray, program: tuple[int, ...]) -> list[tuple[_Block, np.ndarray, int]]:
-        x, y, z = program
-        number = (x << 40) + (y << 20) + z
-        missing = np.ones(addresses.shape, bool)
-        found = []
-        for block in self.blocks:
-            places = addresses.astype(np.int64) - block.begin
-            inside = (places >= 0) & (places < len(block.theirs))
-            inside[inside] = block.theirs[places[inside]]
-            if inside.any():
-                found.append((block, places[inside], number))
-            missing &= ~inside
-        _refuse(missing, program, "reaches beyond what it was given")
-        return found
+    def _found(self, addresses: np.ndarray) -> list[tuple[_Block, np.ndarray]]:
+        of_blocks = {block: block.find(addresses) for block in self._blocks.values()}
+        _refuse(~np.logical_or.reduce([*of_blocks.values(), np.zeros(addresses.shape, bool)]), "is none of an argument")
+        return [(block, (addresses[inside] - block.begin).astype(np.int64)) for block, inside in of_blocks.items()]
 
 
-def _refuse(wrong: Any, program: tuple[int, ...], what: str) -> None:
-    if np.any(wrong):
-        raise MemoryError(f"program {program} {what}")
+def _refuse(wrong: np.ndarray, what: str) -> None:
+    if wrong.any():
+        raise MemoryError(f"an element {what}")
 
 
 @cache
