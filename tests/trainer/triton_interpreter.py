@@ -17,6 +17,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle
 
 
+@cache
 def mend() -> None:
     """Have products of bfloat16 computed in float32, where they are exact, as a GPU does, and words looked for once.
 
