@@ -41,12 +41,14 @@ def some_of(tokens: PackedTokens):
 
 
 def inputs_of(queries: int, tokens: int, width: int, dtype: torch.dtype) -> list[Tensor]:
-    """Queries, keys and values of one joint product, and what flows back; scores are sharp."""
+    """Queries, keys and values, of one joint product where all tokens ask, and what flows back; scores are sharp."""
     generator = torch.Generator().manual_seed(1)
     joint = torch.randn(tokens, 3 * HEADS * width, generator=generator).to(DEVICE, dtype) * 1.5
     query, key, value = (x.detach().requires_grad_() for x in joint.chunk(3, dim=-1))
     upstream = torch.randn(queries, HEADS * width, generator=generator).to(DEVICE, dtype)
-    return [query if queries == tokens else query[:queries].detach().requires_grad_(), key, value, upstream]
+    if queries < tokens:  # some tokens ask by a product of their own
+        query = query[:queries].detach().clone().requires_grad_()
+    return [query, key, value, upstream]
 
 
 def formula(inputs: list[Tensor], how: How, kept: Tensor | None = None) -> list[Tensor]:
