@@ -273,6 +273,11 @@ def _refuse(raw: dict[str, Any], path: Path | str) -> None:
             near = difflib.get_close_matches(key, (*_SECTIONS, *_VALUES), n=1)
             advice = f"did you mean {near[0]}?" if near else "remove it: it has no effect on this trainer"
             raise ConfigError(f"{path}: unknown key {key}; {advice}")
+    if _look_up(raw, "comet.api_key"):  # which no message may show
+        raise ConfigError(
+            f"{path}: comet.api_key would be read by all who see the copies of this file in the run directory and in "
+            "MLflow; remove it, and set the variable COMET_API_KEY"
+        )
     for section, known in _WITHIN.items():
         if unknown := [key for key in raw.get(section, {}) if key not in known]:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""DeepSpeed behind a small door: a training step, an evaluation, a snapshot. The only importer of deepspeed."""
+"""DeepSpeed behind a small door: a training step, an evaluation, a snapshot. Nothing else but monitors imports it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +33,7 @@ from trainer.lean_imports import without
 from trainer.loss_scale import LossScale, is_exhausted, put_loss_scale, scale_after_updates, take_loss_scale
 from trainer.metrics import Laps, training_flops
 from trainer.model import EMPTY_SLOT, BertForPreTraining, Losses, joined_sizes, parameter_shapes, pretraining_losses
+from trainer.monitors import Monitors, without_monitors
 from trainer.non_finite import Suspect, bad_gradient, bad_loss
 from trainer.objective import Objective
 from trainer.optim import Lamb, build_optimizer, parameter_groups, state_of
@@ -138,10 +138,8 @@ def _take_device(local_rank: int) -> None:
 # How DeepSpeed says that it does not take its configuration.
 _REFUSALS = (
     *(DeepSpeedConfigError, ValueError, TypeError, KeyError, AssertionError, NotImplementedError),
-    *(ImportError, OSError),  # of what it can report to
+    *(ImportError, OSError),  # of what it compiles
 )
-# What it can report to, and the modules that it needs for that.
-_MONITORS = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
 
 
 class GlobalCounts(NamedTuple):
@@ -170,6 +168,7 @@ class Engine:
         checkpoint: Path | None = None,
         weights: Mapping[str, Tensor] | None = None,
         loss_scale: LossScale | None = None,
+        monitors: Monitors | None = None,
         step: int = 0,
         samples: int = 0,
     ):
@@ -182,6 +181,7 @@ class Engine:
             checkpoint: written by write_state, by any number of ranks under any ZeRO stage.
             weights: float32, to begin with where there is no checkpoint.
             loss_scale: to begin with in fp16; without it DeepSpeed's settings say.
+            monitors: that DeepSpeed reports to.
             step: finished updates of the run, by which DeepSpeed knows when to report.
             samples: that they have seen, over which it reports.
 
@@ -210,7 +210,8 @@ class Engine:
         groups = parameter_groups(model, recipe.optimizer.weight_decay, untrained)
         self._optimizer = build_optimizer(groups, recipe.optimizer)
         objective = _speed_up(model, train, world.device)
-        self._engine = _initialize(objective, self._optimizer, deepspeed_config, world)
+        self._engine = _initialize(objective, self._optimizer, without_monitors(deepspeed_config), world)
+        self._engine.monitor = monitors or Monitors()
         self._engine.global_steps, self._engine.global_samples = step, samples
         take_norm_once(self._engine.optimizer)
         add_up_at_once(self._engine.optimizer)
@@ -346,14 +347,6 @@ class Engine:
             predicted, judged, len(batches), int(lengths.sum()), slots, flops, stop, writing, unreadable
         )
         return GlobalCounts(*self._world.sum(mine))
-
-    def report(self, samples: int, figures: Mapping[str, float], group: str) -> None:
-        """Give figures, over the samples seen by then, to what DeepSpeed's configuration has it report to, if any.
-
-        Of the ranks the first one reports; the names are ``group``/figure, such as Train/loss.
-        """
-        if self._engine.monitor.enabled:
-            self._engine.monitor.write_events([(f"{group}/{name}", figures[name], samples) for name in figures])
 
     def snapshot(self) -> list[Flat]:
         """Copies in CPU memory of the weights and moments that this rank owns and the first one does not have too.
@@ -561,14 +554,11 @@ def _initialize(
 
 
 def check_deepspeed(config: Mapping[str, Any]) -> None:
-    """See that DeepSpeed can read its configuration, as far as it looks at it without a model, and has what it needs.
+    """See that DeepSpeed can read its configuration, as far as it looks at it without a model.
 
     Raises:
-        ConfigError: it can't, or has not.
+        ConfigError: it can't.
     """
-    for section, module in _MONITORS.items():
-        if config.get(section, {}).get("enabled") and not find_spec(module):
-            raise ConfigError(f"DeepSpeed's configuration: {section} needs {module}, which is not installed here")
     with _mistakes():  # the batch is that of all ranks, and this one has not met them yet
         DeepSpeedConfig({name: value for name, value in config.items() if name != "train_batch_size"})
 

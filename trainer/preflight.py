@@ -21,6 +21,7 @@ from trainer.fp8 import why_not_fp8
 from trainer.initial_model import find_given, initial_model
 from trainer.masking import STANDARD
 from trainer.model import BertConfig
+from trainer.monitors import check_installed
 from trainer.run_directory import RunDirectory
 from trainer.settings import ConfigError
 from trainer.sources import check_weights
@@ -57,12 +58,13 @@ def check(
     """
     for config in configs:
         check_deepspeed(config)
+    check_installed(configs[0])  # which is the same in all phases
     if run.is_new:  # though each phase may have its own; one that has begun must keep them
         check_weights(recipe.data.weights, shards.directories)
     for phase in recipe.phases:
         train_stream(recipe, phase, shards)
         _check_validation(recipe, phase, shards)
-    _check_precision(recipe, configs[0])  # which is the same in all phases
+    _check_precision(recipe, configs[0])
     _check_vocabulary(recipe, shards, initial_model(init_from, run) if run.is_new else None)
     check_files(shards.tokenizer)  # which every export will have
     if run.is_new:

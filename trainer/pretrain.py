@@ -37,6 +37,7 @@ from trainer.engine import join_world
 from trainer.initial_model import initial_model
 from trainer.leases import RunInUseError, hold_run
 from trainer.loading import DamagedShardError, LoaderError
+from trainer.monitors import Monitors
 from trainer.non_finite import NonFiniteError
 from trainer.outcome import MISTAKE
 from trainer.preflight import check, check_output, warn_of_settings
@@ -204,8 +205,10 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
     written = _on_first(world, lambda: write_run(run, recipe, shards, deepspeed, weights, step))
     check_is_shared(run, written, world)
     warn_of_settings(recipe)
+    monitors = Monitors()
+    _on_first(world, lambda: monitors.start(deepspeed.settings, is_new=not step))
     saver = Saver(run, world, recipe.model, recipe.checkpoint)
-    session = Session(configs, arguments.init_from, recipe, shards, run, world, stop, saver, owed)
+    session = Session(configs, arguments.init_from, recipe, shards, run, world, stop, saver, monitors, owed)
     if world.is_first:
         start.held.enter_context(_start_tracking(run, recipe))
     try:

@@ -29,6 +29,7 @@ from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps
 from trainer.metrics import Laps, measure_ceiling, memory_share, peak_memory, roomiest_micro_batch
 from trainer.metrics_log import MetricsLog, has_line, lines_after
 from trainer.model import parameter_count
+from trainer.monitors import Monitors
 from trainer.non_finite import NonFiniteError
 from trainer.progress import Progress
 from trainer.run_directory import CheckpointError, Ending, RunDirectory, step_folders, step_number
@@ -55,6 +56,7 @@ class Session:
     world: World
     stop: StopRequests
     saver: Saver
+    monitors: Monitors  # of the first rank
     owes_validation: bool  # whether the last step was to be validated, and is not yet
     _unreadable: _Unreadable | None = field(init=False, default=None)  # held out; all ranks stop, once all is saved
     _divergence: Divergence = field(init=False)
@@ -156,7 +158,7 @@ class Session:
             spent = {part: spent.get(part, 0.0) + seconds.get(part, 0.0) for part in {**spent, **seconds}}
             if step > first + 1:  # the first one also waits for loader processes to start, and for kernels
                 _warn_of(bottlenecks, batches, metrics | seconds)
-            self._report(engine, step, metrics | _throughput(totals, seconds, ceiling), progress)
+            self._report(step, metrics | _throughput(totals, seconds, ceiling), progress)
             if self._divergence.is_seen:
                 self.saver.finish()
                 raise self._divergence.error(step, phase)
@@ -255,7 +257,8 @@ class Session:
         state = read_run_state(checkpoint) if checkpoint else None
         engine = Engine(
             recipe, config, world, checkpoint=checkpoint, weights=export.state if export else None,
-            loss_scale=state.loss_scale if state else None, step=step, samples=recipe.samples(step),
+            loss_scale=state.loss_scale if state else None, monitors=self.monitors, step=step,
+            samples=recipe.samples(step),
         )  # fmt: skip
         _log.info("model: %s parameters, ZeRO stage %d", f"{parameter_count(recipe.model):,}", engine.zero_stage)
         _log.info(
@@ -284,14 +287,14 @@ class Session:
         _log.info("data: %s%s", "; ".join(reads), without)
         return Steps(stream, phase.global_batch_size, phase.micro_batch_size, self.world.rank, self.world.size, first)
 
-    def _report(self, engine: Engine, step: int, metrics: dict[str, float], progress: Progress) -> None:
+    def _report(self, step: int, metrics: dict[str, float], progress: Progress) -> None:
         metrics["peak_memory_gb"] = peak_memory(self.world.device) / 1e9
         if self.world.is_first:
             samples = self.recipe.samples(step)
             line = {"step": step, "time": time.time(), "samples": samples, **metrics}
             self._metrics.add(self.run.metrics, line)
             progress.show(line)
-            engine.report(samples, metrics, "Train")
+            self.monitors.report(samples, metrics, "Train")
 
     def _validate(self, validation: Validation | None, engine: Engine, step: int) -> None:
         """Validate; owed still is what a rank does not come to, asked to stop or without its part of the data."""
@@ -305,7 +308,7 @@ class Session:
         self.owes_validation = False
         if self.world.is_first:
             self._metrics.add(self.run.validation_metrics, {"step": step, "time": time.time(), **figures})
-            engine.report(self.recipe.samples(step), figures, "Validation")
+            self.monitors.report(self.recipe.samples(step), figures, "Validation")
             for told in describe(figures, self.recipe.train.next_sentence):
                 _log.info("step %d, %s", step, told)
 

@@ -236,6 +236,14 @@ def test_one_rank_leaves_float32_sums_of_bf16_to_zero_1(stage, sums, device, lef
     assert ("communication_data_type" in alone) == (left_to != 2)
 
 
+def test_a_key_is_no_part_of_a_file_that_is_copied_and_is_not_told(recipe, deepspeed_config):
+    settings = load_recipe(recipe)
+    path = deepspeed_config(comet={"enabled": True, "api_key": "SeCrEt"})
+    with pytest.raises(ConfigError, match=r"comet\.api_key .* set the variable COMET_API_KEY") as refused:
+        resolve(read_deepspeed(path), settings, settings.phases[0], 2)
+    assert "SeCrEt" not in str(refused.value)
+
+
 def test_equal_values_are_no_disagreement(recipe, deepspeed_config):
     settings = load_recipe(recipe)
     resolve(

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from importlib.metadata import version
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -280,50 +279,6 @@ def test_what_deepspeed_refuses_is_a_mistake_of_the_user(call, deepspeed_config,
     assert errors[0].startswith("error: DeepSpeed's configuration: ")
     assert words in errors[0]
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("world", [1, 2])
-@pytest.mark.skipif(find_spec("wandb") is not None, reason="wandb is installed")
-def test_what_deepspeed_is_to_report_to_is_looked_for_by_all_ranks(call, deepspeed_config, tmp_path, world):
-    codes, log = call(world=world, deepspeed_config=deepspeed_config(wandb={"enabled": True}))
-    assert codes == [2] * world
-    (error,) = [line for line in log.splitlines() if line.startswith("error: ")]
-    assert error == "error: DeepSpeed's configuration: wandb needs wandb, which is not installed here"
-    assert not (tmp_path / "run").exists()
-
-
-def test_what_deepspeed_reports_goes_on_where_the_run_does(call, deepspeed_config, tmp_path):
-    config = deepspeed_config(csv_monitor={"enabled": True, "output_path": str(tmp_path / "csv"), "job_name": "job"})
-    for steps in (4, 8):
-        assert call(f"train.max_steps={steps}", deepspeed_config=config)[0] == [0]
-
-    def told(name):
-        (file,) = (tmp_path / "csv").rglob(f"{name}.csv")
-        rows = [line.split(",") for line in file.read_text().splitlines()]
-        return [(int(samples), float(value)) for samples, value in rows if samples.isdigit()]
-
-    assert [samples for samples, _ in told("Train_Samples_lr")] == [8 * step for step in range(1, 9)]
-    run = RunDirectory(tmp_path / "run")
-    for name in ("loss", "mlm_accuracy", "grad_norm", "learning_rate"):
-        assert told(f"Train_{name}") == [(line["samples"], line[name]) for line in read_lines(run.metrics)]
-    lines = list(read_lines(run.validation_metrics))
-    assert told("Validation_perplexity") == [(8 * line["step"], line["perplexity"]) for line in lines]
-    assert len(lines) > 1
-
-
-def test_what_deepspeed_refuses_when_it_has_a_model_is_one_too(call, deepspeed_config, tmp_path):
-    """And what was written before that is no riddle to the next start."""
-    (tmp_path / "file").touch()
-    monitor = {"enabled": True, "output_path": str(tmp_path / "file" / "folder"), "job_name": "job"}
-    codes, log = call(deepspeed_config=deepspeed_config(csv_monitor=monitor))
-    assert codes == [2]
-    (error,) = [line for line in log.splitlines() if line.startswith("error: ")]
-    assert error.startswith("error: DeepSpeed's configuration: ")
-    assert "Not a directory" in error
-    assert RunDirectory(tmp_path / "run").ending == "failed"
-    codes, log = call("schedule.peak=0.5")
-    assert codes == [2]
-    assert "choose another --output, or remove this one, in which nothing has been trained" in log
 
 
 def test_a_run_that_runs_out_of_memory_may_go_on_with_less_of_it(call, deepspeed_config, tmp_path):

@@ -30,7 +30,8 @@ def of_session(recipe, shards, folder, *settings):
     run.config.write_text("")
     run.code.write_text("{}")
     world, rest = World(0, 1, torch.device("cpu")), SimpleNamespace()
-    return Session([], None, load_recipe(recipe, settings), open_corpus([str(shards)]), run, world, rest, rest, False)
+    corpus = open_corpus([str(shards)])
+    return Session([], None, load_recipe(recipe, settings), corpus, run, world, rest, rest, rest, False)
 
 
 def end_and_take_time(session):
