@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -62,14 +62,14 @@ class Monitors:
         """Whether there is one, as DeepSpeed asks."""
         return bool(self._monitors)
 
-    def write_events(self, events: Iterable[tuple[str, float, int]]) -> None:
+    def write_events(self, events: Sequence[tuple[str, float, int]]) -> None:
         """Report, as DeepSpeed does: each a name, a value and the samples seen by then.
 
         To what fails nothing is reported any more: what is lacking then, metrics.jsonl has.
         """
         for name, monitor in list(self._monitors.items()):
             try:
-                monitor.write_events(list(events))
+                monitor.write_events(events)
             except Exception as error:
                 del self._monitors[name]
                 _log.warning("%s takes no figures (%s): this start reports no more to it", name, _reason(error))
