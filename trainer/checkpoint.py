@@ -170,9 +170,13 @@ def keep_newest(
         good_step: the newest folder that is not from after it stays too.
         remove: deletes a folder, or leaves it for the next time.
     """
-    for left in folder.glob(".step-*.removed"):
-        discard(left)
-    complete = step_folders(folder)
+    try:
+        for left in folder.glob(".step-*.removed"):
+            discard(left)
+        complete = step_folders(folder)
+    except OSError as error:
+        _log.warning("%s: can't be looked through for what is to be deleted (%s)", folder, error.strerror)
+        return
     good = [path for path in complete if step_number(path) <= good_step][-1:]
     for old in complete[:-keep] if keep else []:
         if old not in good and (not keep_every or step_number(old) % keep_every):

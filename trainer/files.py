@@ -9,9 +9,11 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 from preprocessing.locks import try_lock
+
+_STRETCH = 1 << 16  # bytes that are read at once, where the end of a file's last line is looked for
 
 
 class DamagedFileError(ValueError):
@@ -70,7 +72,12 @@ def publish(staging: Path, directory: Path) -> None:
     discard(replaced)
     if directory.exists():
         directory.rename(replaced)
-    staging.rename(directory)
+    try:
+        staging.rename(directory)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(directory)
+        raise
     sync(directory.parent)
     discard(replaced)
 
@@ -91,16 +98,49 @@ def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+# What a disk or a network answers that may be well again in a moment, unlike a full disk or a missing permission.
+_PASSING = frozenset({
+    *(errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNREFUSED),
+    *(errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
+})  # fmt: skip
+
+
+def is_passing(error: BaseException | None) -> TypeGuard[OSError]:
+    """Whether storage failed in a way that is nobody's mistake, and may have passed when it is tried again."""
+    return isinstance(error, OSError) and error.errno in _PASSING
+
+
 def append_line(path: Path, values: dict[str, Any]) -> None:
-    """Add an object to a file of JSON lines, floats in full precision: all of it or, with an OSError, nothing."""
-    size = path.stat().st_size if path.exists() else 0
+    """Add an object to a file of JSON lines, floats in full precision: all of it or, with an OSError, nothing.
+
+    What storage that failed has left of a line before, and did not let be taken back, is taken back first.
+    """
+    end = _end_of_lines(path)
     try:
         with path.open("a", encoding="utf-8") as file:
+            if file.tell() > end:
+                file.truncate(end)
             file.write(json.dumps(values) + "\n")
     except OSError:
         with contextlib.suppress(OSError):
-            os.truncate(path, size)
+            os.truncate(path, end)
         raise
+
+
+def _end_of_lines(path: Path) -> int:
+    """Where the last line that has an end ends, in bytes from the file's beginning; 0 for a missing file."""
+    try:  # exists() would say no where storage fails, from Python 3.14 on, and all lines would go
+        file = path.open("rb")
+    except FileNotFoundError:
+        return 0
+    with file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            begin = file.seek(max(0, end - _STRETCH))
+            if length := file.read(end - begin).rfind(b"\n") + 1:
+                return begin + length
+            end = begin
+    return 0
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

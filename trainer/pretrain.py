@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +35,7 @@ from trainer.corpus import open_corpus
 from trainer.deepspeed_config import read_deepspeed, resolve
 from trainer.divergence import DivergedError, check_not_diverged
 from trainer.engine import join_world
+from trainer.files import is_passing
 from trainer.initial_model import initial_model
 from trainer.leases import RunInUseError, hold_run
 from trainer.loading import DamagedShardError, LoaderError
@@ -62,6 +64,10 @@ _COMES_AGAIN = (ConfigError, ShardError, VocabularyError, CheckpointError, State
 _HEAD_START = 30.0
 
 
+class _StorageError(RuntimeError):
+    """Storage that fails while a run is looked at or written down. The message says what to do."""
+
+
 @dataclass
 class _Start:
     """How far a start of the trainer has come.
@@ -88,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         start = _Start(held)
         try:
             pretrain(_parse(words), start)
-        except (LoaderError, RunInUseError, UnsavedError) as error:  # of all ranks, and nothing that must come again
+        except (LoaderError, RunInUseError, UnsavedError, _StorageError) as error:  # of all ranks, and may pass
             if first:
                 _tell(error)
             return 1
@@ -103,8 +109,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             if _write_failure(_run_of(words), start, str(error)):
                 _tell(error)
             return 1 if isinstance(error, NonFiniteError | DivergedError | DamagedShardError) else MISTAKE
-        except Exception:  # maybe of this rank alone, while the others wait for it: told at once, before anything waits
-            traceback.print_exc()
+        except Exception as error:  # maybe of this rank alone, while others wait for it: told before anything waits
+            run = _run_of(words)
+            if run and isinstance(error, OSError) and _is_of_storage(error, run):
+                _tell(_StorageError(_of_storage(error, run)))
+            else:
+                traceback.print_exc()
             return 1
     return 0
 
@@ -186,29 +196,30 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
 
     world = join_world(recipe.train.threads)
     check_agreement(world, recipe, configs, shards)
-    _on_first(world, lambda: take_over(run, start.held, lambda: stop.received))
+    on_first = partial(_on_first, world, run)
+    on_first(lambda: take_over(run, start.held, lambda: stop.received))
     start.has_run = True
-    step = _on_first(world, lambda: find_beginning(run, recipe, shards, arguments.init_from))
-    _on_first(world, lambda: check_not_diverged(run, recipe, step))
-    owed = _on_first(world, lambda: step > 0 and owes_validation(run, recipe, step))
+    step = on_first(lambda: find_beginning(run, recipe, shards, arguments.init_from))
+    on_first(lambda: check_not_diverged(run, recipe, step))
+    owed = on_first(lambda: step > 0 and owes_validation(run, recipe, step))
     if step >= recipe.last_step and not owed:
         if world.is_first:
             export_if_missing(run, step, recipe.model)
-        _on_first(world, lambda: _end(run, "done"))
+        on_first(lambda: _end(run, "done"))
         _log.info("%s: done already, %d steps", run.path, step)
         leave_world()
         return
-    _on_first(world, lambda: reopen(run))
+    on_first(lambda: reopen(run))
     weights = check_initial_weights(world, arguments.init_from) if arguments.init_from and not step else None
     if recipe.data.verify and not cache:  # a cache has compared them already
         shards.verify(world)
-    written = _on_first(world, lambda: write_run(run, recipe, shards, deepspeed, weights, step))
-    check_is_shared(run, written, world)
+    written = on_first(lambda: write_run(run, recipe, shards, deepspeed, weights, step))
+    check_is_shared(run, written.config_blake2b, world)
     warn_of_settings(recipe)
     monitors = Monitors()
-    _on_first(world, lambda: monitors.start(deepspeed.settings, is_new=not step))
-    saver = Saver(run, world, recipe.model, recipe.checkpoint)
-    session = Session(configs, arguments.init_from, recipe, shards, run, world, stop, saver, monitors, owed)
+    on_first(lambda: monitors.start(deepspeed.settings, is_new=not step))
+    saver = Saver(run, world, recipe.model, recipe.checkpoint, step)
+    session = Session(configs, arguments.init_from, recipe, shards, run, written, world, stop, saver, monitors, owed)
     if world.is_first:
         start.held.enter_context(_start_tracking(run, recipe))
     try:
@@ -218,7 +229,7 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
             raise LoaderError(f"{error}; it is a copy in data.cache_dir: the same command makes it anew") from error
         raise
     # All wait for it: to a launcher whose other ranks have ended, the first one's last export may take too long.
-    _on_first(world, lambda: _end(run, ending, reason))
+    on_first(lambda: _end(run, ending, reason))
     leave_world()  # only where all ranks do: with one that failed, NCCL's good order could wait for ever
 
 
@@ -235,14 +246,28 @@ def _end(run: RunDirectory, ending: Ending, reason: str = "") -> None:
         raise UnsavedError(told) from error
 
 
-def _on_first(world: World, work: Callable[[], _Result]) -> _Result:
+def _is_of_storage(error: OSError, run: RunDirectory) -> bool:
+    """Whether it is no mistake of a program's, but what a disk or a network answered about a run."""
+    return is_passing(error) or (isinstance(error.filename, str) and Path(error.filename).is_relative_to(run.path))
+
+
+def _of_storage(error: OSError, run: RunDirectory) -> str:
+    where, why = error.filename or run.path, error.strerror or error
+    return f"{where}: can't be read or written now ({why}); give the same command again"
+
+
+def _on_first(world: World, run: RunDirectory, work: Callable[[], _Result]) -> _Result:
     """What the first rank's work returns or raises, on all ranks: so they leave together."""
     result: _Result | None = None
     error: Exception | None = None
     if world.is_first:
         try:
             result = work()
-        except (OSError, ValueError, RunInUseError, DivergedError) as found:
+        except OSError as found:
+            error = _StorageError(_of_storage(found, run))
+        except UnavailableError as found:
+            error = _StorageError(str(found))
+        except (ValueError, RunInUseError, DivergedError, UnsavedError) as found:
             error = found
     gathered: list[tuple[_Result, Exception | None]] = world.gather((result, error))
     result, error = gathered[0]

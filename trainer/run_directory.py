@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
 
 from preprocessing.terminal import in_line
-from trainer.files import incomplete, write_atomically
+from trainer.files import incomplete, is_passing, write_atomically
 
 Ending = Literal["done", "requeue", "failed"]
 
@@ -68,9 +68,10 @@ class RunDirectory:
 
         A start takes the lock first and writes config.toml last; one that is refused leaves the outcome.
         """
-        if not self.path.exists():
+        try:
+            found = set(self.path.iterdir()) - {self.job}
+        except FileNotFoundError:
             return True
-        found = set(self.path.iterdir()) - {self.job}
         early = {self.lock, self.tokenizer, self.manifest, self.deepspeed_config, self.code, self.code_changes,
                  self.initial_weights, self.outcome_file}  # fmt: skip
         return not found or (self.lock in found and found <= early | set(map(incomplete, early | {self.config})))
@@ -80,6 +81,7 @@ class RunDirectory:
 
         Raises:
             CheckpointError: something else is, or it can't be looked at.
+            OSError: its storage fails, maybe for a moment only.
         """
         try:
             if self.path.exists() and not self.path.is_dir():
@@ -87,6 +89,8 @@ class RunDirectory:
             if not self.is_new and not self.config.is_file():
                 raise CheckpointError(f"{self.path}: holds something that is not a run; choose another --output")
         except OSError as error:
+            if is_passing(error):
+                raise
             raise CheckpointError(f"{self.path}: can't be read ({error.strerror}); choose another --output") from error
 
     def checkpoint(self, step: int) -> Path:
@@ -159,9 +163,10 @@ class RunDirectory:
         """
         found = step_folders(self.checkpoints)[::-1]
         pointer = self.latest
-        if not pointer.is_file():
+        try:
+            name = pointer.read_text(encoding="utf-8", errors="replace").strip()
+        except (FileNotFoundError, IsADirectoryError):
             return found
-        name = pointer.read_text(encoding="utf-8", errors="replace").strip()
         if name not in [path.name for path in found]:
             raise CheckpointError(
                 f"{pointer}: names {name!r}, which is not there; write the name of a checkpoint into it"
@@ -186,8 +191,11 @@ def step_name(step: int) -> str:
 
 def step_folders(folder: Path) -> list[Path]:
     """Those that are named after a step, the earliest first; what people leave beside them is passed over."""
-    numbered = (path for path in folder.glob("step-*") if re.fullmatch(r"step-[0-9]{6,18}", path.name))
-    return sorted((path for path in numbered if path.name == step_name(step_number(path))), key=step_number)
+    try:  # glob would pass over storage that fails, from Python 3.13 on, and a run would begin again
+        found = [path for path in folder.iterdir() if re.fullmatch(r"step-[0-9]{6,18}", path.name)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted((path for path in found if path.name == step_name(step_number(path))), key=step_number)
 
 
 def newest_export_around(path: Path) -> Path | None:

@@ -34,13 +34,21 @@ class Saver:
     """Writes one checkpoint at a time. All ranks call the same methods in the same order.
 
     Attributes:
-        last: step of the newest checkpoint that was committed by this saver; 0 before the first.
+        last: step of the newest good checkpoint: the last that was committed, or the one that the run goes on from.
         problem: why the one after it could not be written; None where it could.
     """
 
-    def __init__(self, run: RunDirectory, world: World, model: BertConfig, settings: CheckpointConfig):
-        """Prepare; nothing is written yet."""
-        self.last = 0
+    def __init__(self, run: RunDirectory, world: World, model: BertConfig, settings: CheckpointConfig, step: int):
+        """Prepare; nothing is written yet.
+
+        Args:
+            run: whose checkpoints these are.
+            world: this rank's place.
+            model: of the exports.
+            settings: how many are kept.
+            step: that the run goes on from; 0 where there is no checkpoint.
+        """
+        self.last = step
         self.problem: str | None = None
         self._run = run
         self._world = world
@@ -115,7 +123,7 @@ class Saver:
         if self._world.is_first:
             shutil.rmtree(self._run.staging(state.step), ignore_errors=True)
             _log.error("step %d: the checkpoint can't be written (%s)", state.step, problem)
-            _log.warning("the newest good checkpoint is that of step %d", self._run.step)
+            _log.warning("the newest good checkpoint is that of step %d", self.last)
 
 
 def export_if_missing(run: RunDirectory, step: int, model: BertConfig) -> None:

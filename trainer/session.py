@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 
-from preprocessing.schema import checksum
 from preprocessing.terminal import in_line
 from trainer.bottlenecks import Bottlenecks
 from trainer.checkpoint import Learner, RunState, read_run_state
@@ -35,6 +33,7 @@ from trainer.progress import Progress
 from trainer.run_directory import CheckpointError, Ending, RunDirectory, step_folders, step_number
 from trainer.saving import Saver, UnsavedError, export_if_missing
 from trainer.skipping import count_skipped
+from trainer.start import Written
 from trainer.stopping import StopRequests, watch
 from trainer.validation import Validation, describe, lowest_before_a_rise
 from trainer.world import World
@@ -53,6 +52,7 @@ class Session:
     recipe: Recipe
     shards: Corpus
     run: RunDirectory
+    written: Written
     world: World
     stop: StopRequests
     saver: Saver
@@ -61,13 +61,9 @@ class Session:
     _unreadable: _Unreadable | None = field(init=False, default=None)  # held out; all ranks stop, once all is saved
     _divergence: Divergence = field(init=False)
     _metrics: MetricsLog = field(init=False, default_factory=MetricsLog)
-    _config_blake2b: str = field(init=False)  # of the file as this start has written it, whatever becomes of that
-    _code: dict[str, Any] = field(init=False)  # likewise: a checkout may be another before the run has ended
 
     def __post_init__(self) -> None:
         self._divergence = Divergence(self.recipe, self.run)
-        self._config_blake2b = checksum(self.run.config)
-        self._code = json.loads(self.run.code.read_text(encoding="utf-8"))
 
     def train(self, step: int) -> tuple[Ending, str]:
         """Train the phases that are left after ``step``; "requeue" and why where something asked for an end earlier.
@@ -92,14 +88,14 @@ class Session:
                     if why := self.saver.problem:
                         raise UnsavedError(
                             f"asked to stop after step {step}, whose checkpoint can't be written ({why}); make room: "
-                            f"the same command goes on after step {self.run.step}"
+                            f"the same command goes on after step {self.saver.last}"
                         )
                     _log.info("stopped on request after step %d; run the same command to resume", step)
                     return "requeue", f"asked to stop after step {step}"
-        export = self.run.export(step)
-        _log.info("done: %d steps%s", step, f"; the newest export is {export}" if export.is_dir() else "")
         if self.world.is_first:
             with contextlib.suppress(OSError):  # what is done stays so, whatever can't be read of it just now
+                export = self.run.export(step)
+                _log.info("done: %d steps%s", step, f"; the newest export is {export}" if export.is_dir() else "")
                 self._tell_of_a_rise()
         return "done", ""
 
@@ -174,7 +170,10 @@ class Session:
         engine.close()
         is_complete = step == end and not self.owes_validation and not (stopped and step < self.recipe.last_step)
         if is_complete and self.saver.problem:
-            raise CheckpointError(f"{self.run.path}: no checkpoint of step {step} ({self.saver.problem})")
+            raise CheckpointError(
+                f"{self.run.path}: no checkpoint of step {step} ({self.saver.problem}); mend that, and give the same "
+                f"command: it goes on after step {self.saver.last}"
+            )
         return step, is_complete
 
     def _tell_of_room(self, phase: Phase, accumulated: int, totals: GlobalCounts) -> None:
@@ -274,7 +273,7 @@ class Session:
         elif state:
             self._divergence.trend = state.trend
             _log.info("resumed after step %d from %s", step, checkpoint)
-            _warn_of_other_bits(state, world, self._code)
+            _warn_of_other_bits(state, world, self.written.code)
         return engine
 
     def _steps(self, phase: Phase, begin: int) -> Steps:
@@ -320,8 +319,8 @@ class Session:
             world_size=self.world.size,
             threads=torch.get_num_threads(),
             manifest_blake2b=self.shards.manifest_blake2b,
-            config_blake2b=self._config_blake2b,
-            code=self._code,
+            config_blake2b=self.written.config_blake2b,
+            code=self.written.code,
             trend=self._divergence.trend,
             loss_scale=engine.loss_scale,
             learner=Learner(

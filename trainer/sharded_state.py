@@ -189,7 +189,11 @@ def _verify_file(path: Path) -> None:
 
 def _paths(directory: Path) -> list[Path]:
     """The files of all ranks, in their order; what people leave beside them is passed over."""
-    matches = [match for path in sorted(directory.glob("state-*")) if (match := _FILE.fullmatch(path.name))]
+    try:
+        names = sorted(path.name for path in directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        names = []
+    matches = [match for name in names if (match := _FILE.fullmatch(name))]
     found, world = [match[0] for match in matches], int(matches[0][1]) if matches else 1
     for name, expected in zip_longest(found, (file_name(rank, world) for rank in range(world))):
         if expected and expected not in found:

@@ -7,13 +7,14 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from preprocessing.schema import checksum
+from preprocessing.schema import UnavailableError, checksum
 from trainer.checkpoint import RunState, read_run_state, remove_leftovers, set_aside
 from trainer.config import Recipe, advice_on, differences, load_recipe, other_draws, to_toml
 from trainer.corpus import Corpus, directory_checksums
 from trainer.deepspeed_config import DeepSpeedFile, other_numbers, read_deepspeed
-from trainer.files import is_full, write_atomically
+from trainer.files import is_full, is_passing, write_atomically
 from trainer.initial_model import find_given
 from trainer.leases import hold_run
 from trainer.lineage import code_version, uncommitted_changes
@@ -26,6 +27,13 @@ from trainer.sharded_state import StateError, StateReader, verify_state
 from trainer.skipping import count_skipped, skip_setting
 
 _log = logging.getLogger("pretrain")
+
+
+class Written(NamedTuple):
+    """What a start has written down, whatever becomes of these files, and of the checkout, before the run has ended."""
+
+    config_blake2b: str  # the checksum of config.toml
+    code: dict[str, Any]  # see trainer.lineage.code_version
 
 
 def take_over(run: RunDirectory, held: contextlib.ExitStack, stop: Callable[[], bool] = lambda: False) -> None:
@@ -68,7 +76,7 @@ def write_run(
     deepspeed: DeepSpeedFile,
     weights: dict[str, str] | None,
     step: int,
-) -> str:
+) -> Written:
     """Write down what this start of the run is made of, and make way for it.
 
     Args:
@@ -79,18 +87,17 @@ def write_run(
         weights: what check_initial_weights returned; None where the run goes on, or begins with new ones.
         step: to go on from.
 
-    Returns:
-        The checksum of config.toml.
-
     Raises:
         CheckpointError: the directory can't be written.
+        OSError: its storage fails, maybe for a moment only.
     """
+    code = code_version()
     try:
         aside = set_aside(run, step)
         cut_metrics(run, step)
         warnings = _warnings(run, recipe, deepspeed) if step else []
-        _write_settings(run, recipe, shards, deepspeed, weights, step)
-        written = checksum(run.config)
+        _write_settings(run, recipe, shards, deepspeed, code, weights, step)
+        written = Written(checksum(run.config), code)
     except OSError as error:
         raise _unwritable(run, error) from None
     for warning in warnings:
@@ -131,7 +138,7 @@ def check_run(run: RunDirectory, recipe: Recipe, shards: Corpus) -> None:
     run.check()
     if run.is_new:
         return
-    changed = differences(load_recipe(run.config), recipe)
+    changed = differences(_read_config(run), recipe)
     advice = advice_on(changed, run.step > 0)
     if not run.step and not run.metrics.exists():
         advice = "choose another --output, or remove this one, in which nothing has been trained"
@@ -139,6 +146,15 @@ def check_run(run: RunDirectory, recipe: Recipe, shards: Corpus) -> None:
         raise CheckpointError(f"{run.path}: the run was started with other settings ({'; '.join(changed)}); {advice}")
     if run.manifest.is_file() and checksum(run.manifest) != shards.manifest_blake2b:
         raise CheckpointError(f"{run.path}: {_other_shards(directory_checksums(run.manifest), shards)}; {advice}")
+
+
+def _read_config(run: RunDirectory) -> Recipe:
+    try:
+        return load_recipe(run.config)
+    except ConfigError as error:
+        if is_passing(reason := error.__cause__):
+            raise reason from None
+        raise
 
 
 def _other_shards(begun_with: Sequence[str], shards: Corpus) -> str:
@@ -153,7 +169,9 @@ def _other_shards(begun_with: Sequence[str], shards: Corpus) -> str:
     return f"the run was started with {len(begun_with)} shard directories, of which {shards.name} lacks some"
 
 
-def _unwritable(run: RunDirectory, error: OSError) -> CheckpointError:
+def _unwritable(run: RunDirectory, error: OSError) -> CheckpointError | OSError:
+    if is_passing(error):
+        return error
     advice = "make room, and give the same command" if is_full(error) else "choose another --output"
     return CheckpointError(f"{run.path}: can't be written ({error.strerror}); {advice}")
 
@@ -174,6 +192,7 @@ def _newest_good_step(run: RunDirectory, recipe: Recipe, shards: Corpus) -> int:
 
     Raises:
         CheckpointError: none is. To begin anew is not for this program to decide.
+        UnavailableError: its storage fails, maybe for a moment only. To go on from an older one would set it aside.
     """
     candidates = run.candidates()
     for checkpoint in candidates:
@@ -182,6 +201,11 @@ def _newest_good_step(run: RunDirectory, recipe: Recipe, shards: Corpus) -> int:
             verify_state(checkpoint)
             StateReader(checkpoint, parameter_shapes(recipe.model))
         except (CheckpointError, StateError) as error:
+            if is_passing(error.__cause__):
+                raise UnavailableError(
+                    f"{error}; give the same command again, or, if that doesn't help, write the name of an older "
+                    f"checkpoint into {run.latest}"
+                ) from error
             _log.warning("skipped a checkpoint: %s", one_line(str(error)))
         else:
             return step_number(checkpoint)
@@ -210,6 +234,7 @@ def _write_settings(
     recipe: Recipe,
     shards: Corpus,
     deepspeed: DeepSpeedFile,
+    code: dict[str, Any],
     weights: dict[str, str] | None,
     step: int,
 ) -> None:
@@ -218,7 +243,7 @@ def _write_settings(
         write_atomically(run.tokenizer / file.name, file.read_bytes())
     write_atomically(run.manifest, shards.manifest)
     write_atomically(run.deepspeed_config, deepspeed.text)
-    write_atomically(run.code, json.dumps(code_version(), indent=2) + "\n")
+    write_atomically(run.code, json.dumps(code, indent=2) + "\n")
     write_atomically(run.code_changes, uncommitted_changes())
     if weights:
         write_atomically(run.initial_weights, json.dumps(weights, indent=2) + "\n")

@@ -1,11 +1,14 @@
 """Files that are whole or not there, and lines that are."""
 
+import errno
+import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from tests.limits import room_for
-from trainer.files import DamagedFileError, append_line, incomplete, publish, read_lines, write_atomically
+from trainer.files import DamagedFileError, append_line, incomplete, is_passing, publish, read_lines, write_atomically
 
 DAMAGED_LINES = [b"{", b'{"step": \xff}', b"\0" * 13, b"", b"[" * 100_000, b"9" * 5000]
 
@@ -69,11 +72,54 @@ def test_a_first_line_that_finds_no_room_leaves_an_empty_file(tmp_path):
     assert path.read_bytes() == b""
 
 
+@pytest.mark.parametrize("length", [1, 100, 200_000])
+def test_half_a_line_that_could_not_be_taken_back_is_no_part_of_the_next(tmp_path, length):
+    """As where storage fails in the midst of a line, and for a moment longer."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' + '"' * length)
+    append_line(path, {"step": 2})
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+    path.write_text("{" * length)
+    append_line(path, {"step": 1})
+    assert path.read_text() == '{"step": 1}\n'
+
+
 def test_a_missing_file_has_no_lines_and_one_cut_by_a_crash_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     assert list(read_lines(path)) == []
     path.write_text('{"step": 1}\n{"step": 2}')
     assert list(read_lines(path)) == [{"step": 1}]
+
+
+def test_a_folder_that_can_not_be_replaced_stays(tmp_path, monkeypatch):
+    place, rename = tmp_path / "point", Path.rename
+    for folder in (place, incomplete(place)):
+        folder.mkdir()
+        (folder / "file").write_text(folder.name)
+
+    def fail(path, target):
+        if path == incomplete(place):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(path, target)
+
+    monkeypatch.setattr("pathlib.Path.rename", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        publish(incomplete(place), place)
+    assert (place / "file").read_text() == "point"
+
+
+@pytest.mark.parametrize(("error", "passes"), [
+    (OSError(errno.EIO, "of a disk, or of a network's"), True),
+    (OSError(errno.ESTALE, "of a network's"), True),
+    (OSError(errno.ENOSPC, "somebody must make room"), False),
+    (PermissionError(errno.EACCES, "somebody must give it"), False),
+    (FileNotFoundError(errno.ENOENT, "it is not there"), False),
+    (OSError("of a library"), False),
+    (ValueError("of no storage"), False),
+    (None, False),
+])  # fmt: skip
+def test_which_failures_of_storage_may_pass_by_themselves(error, passes):
+    assert is_passing(error) is passes
 
 
 def test_a_link_to_a_folder_is_replaced_as_often_as_a_folder(tmp_path):

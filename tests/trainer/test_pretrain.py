@@ -1,5 +1,6 @@
 """The trainer as its users meet it: outcomes, messages and what stands in the run directory."""
 
+import errno
 import functools
 import hashlib
 import json
@@ -50,6 +51,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_where_a_rank_can_reach_a_teraflop,
     run_pretrain_where_another_rank_is_missing,
     run_pretrain_where_only_the_small_files_find_no_room,
+    run_pretrain_where_storage_fails,
     run_pretrain_where_the_port_is_taken,
     run_pretrain_with,
     run_pretrain_with_a_bad_sample,
@@ -691,6 +693,54 @@ def test_a_run_that_is_to_be_trained_for_longer_is_not_done_any_more(call, tmp_p
                         "command: no step is lost\n")  # fmt: skip
     assert call("train.max_steps=6", shards=shards)[0] == [0]
     assert run.outcome == ("done", "")
+
+
+def where_storage_fails(call, name, number):
+    return functools.partial(run_pretrain_where_storage_fails, call=call, name=name, number=number)
+
+
+NOW = "can't be read or written now"
+
+
+@pytest.mark.parametrize(("call_of_path", "name", "number", "message"), [
+    ("unlink", "run/outcome", errno.ESTALE, f"{NOW} (Stale file handle); give the same command again"),
+    ("glob", "run/exports", errno.EACCES, f"{NOW} (Permission denied); give the same command again"),
+    ("open", "run/.code.json.incomplete", errno.EIO, f"{NOW} (Input/output error); give the same command again"),
+    ("open", "run/.outcome.incomplete", errno.ENOSPC, "can't be written (No space left on device); mend that, and"),
+])  # fmt: skip
+def test_storage_that_fails_the_first_rank_is_told_once_and_ends_all(
+    call, tmp_path, call_of_path, name, number, message
+):
+    """For a moment maybe, so that nobody needs to be asked before the same command is given again."""
+    assert call("train.max_steps=2", world=2)[0] == [0, 0]
+    codes, log = call(world=2, task=where_storage_fails(call_of_path, name, number))
+    assert codes == [1, 1]
+    (error,) = [line for line in log.splitlines() if line.startswith("error: ")]
+    assert message in error
+    assert "Traceback" not in log
+    run = RunDirectory(tmp_path / "run")
+    assert run.ending in (None, "done")
+    assert call(world=2)[0] == [0, 0]
+    assert run.outcome == ("done", "")
+
+
+@pytest.mark.parametrize(("call_of_path", "name", "number"), [
+    ("read_text", "checkpoints/latest", errno.ESTALE),  # before the ranks have met
+    ("read_text", "run/config.toml", errno.ESTALE),
+])  # fmt: skip
+def test_storage_that_fails_a_rank_by_itself_is_told_in_a_line(call, tmp_path, call_of_path, name, number):
+    assert call("train.max_steps=2", "checkpoint.every=2")[0] == [0]
+    codes, log = call(task=where_storage_fails(call_of_path, name, number))
+    assert codes == [1]
+    assert re.search(rf"^error: .*{name}: {NOW} \(.*\); give the same command again$", log, re.MULTILINE)
+    assert "Traceback" not in log
+    assert call()[0] == [0]
+
+
+def test_a_run_that_is_done_stays_so_whatever_can_not_be_read_of_it(call, tmp_path):
+    task = where_storage_fails("is_dir", "exports/step-000008", errno.ESTALE)
+    assert call(task=task)[0] == [0]
+    assert RunDirectory(tmp_path / "run").outcome == ("done", "")
 
 
 def test_a_copy_that_is_damaged_is_made_anew_by_the_same_command(call, tmp_path):

@@ -1,6 +1,9 @@
 import dataclasses
+import errno
+import os
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -36,7 +39,7 @@ def saver(run, monkeypatch):
     """Of a rank whose exports are empty folders."""
     monkeypatch.setattr(saving, "export_checkpoint", lambda *rest: rest[3].mkdir(parents=True))
     settings = CheckpointConfig(keep=1, keep_every=3, keep_exports=2)
-    return Saver(run, Alone(0, 1, torch.device("cpu")), BertConfig(vocab_size=64), settings)
+    return Saver(run, Alone(0, 1, torch.device("cpu")), BertConfig(vocab_size=64), settings, step=0)
 
 
 def engine(snapshot=lambda: [flat([("words", 0, 20), ("bias", 0, 3)])]):
@@ -104,7 +107,7 @@ def saver_of_two(saver, run):
                 told[rank] = value
                 return told
 
-        return Saver(run, OfTwo(rank, 2, torch.device("cpu")), BertConfig(vocab_size=64), CheckpointConfig())
+        return Saver(run, OfTwo(rank, 2, torch.device("cpu")), BertConfig(vocab_size=64), CheckpointConfig(), step=3)
 
     return make
 
@@ -112,10 +115,10 @@ def saver_of_two(saver, run):
 def test_what_another_rank_can_not_write_is_given_up_by_all(saver_of_two, run, caplog):
     saver = saver_of_two(0, None, "no room")
     save(saver, 4)
-    assert (saver.last, saver.problem) == (0, "no room")
+    assert (saver.last, saver.problem) == (3, "no room")
     assert not list(run.checkpoints.iterdir())
     assert caplog.messages == ["step 4: the checkpoint can't be written (no room)",
-                               "the newest good checkpoint is that of step 0"]  # fmt: skip
+                               "the newest good checkpoint is that of step 3"]  # fmt: skip
 
 
 @pytest.mark.parametrize("problem", [None, "no room"])
@@ -125,11 +128,43 @@ def test_only_the_first_rank_names_and_exports_what_all_have_written_or_gives_it
     of_first.touch()
     saver = saver_of_two(1, None, None, problem)
     save(saver, 4)
-    assert (saver.last, saver.problem) == (0 if problem else 4, problem)
+    assert (saver.last, saver.problem) == (3 if problem else 4, problem)
     assert [path.name for path in run.checkpoints.iterdir()] == [run.staging(4).name]
     assert {of_first, run.staging(4) / file_name(1, 2)} <= {*run.staging(4).iterdir()}
     assert not run.exports.exists()
     assert caplog.messages == []
+
+
+def test_storage_that_fails_for_a_while_costs_the_checkpoint_and_not_the_run(saver, run, monkeypatch, caplog):
+    """It is looked at no more than it must be."""
+    save(saver, 2)
+
+    def fail(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        for name in ("open", "stat", "glob", "iterdir", "mkdir", "rename"):
+            patch.setattr(f"pathlib.Path.{name}", fail)
+        save(saver, 4)
+    assert caplog.messages == ["step 4: the checkpoint can't be written ([Errno 5] Input/output error)",
+                               "the newest good checkpoint is that of step 2"]  # fmt: skip
+    save(saver, 5)
+    assert run.step == saver.last == 5
+
+
+def test_old_checkpoints_that_can_not_be_listed_cost_no_export(saver, run, monkeypatch, caplog):
+    listed = Path.glob
+
+    def fail(path, pattern):
+        if path == run.checkpoints:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return listed(path, pattern)
+
+    monkeypatch.setattr("pathlib.Path.glob", fail)
+    save(saver, 4)
+    told = f"{run.checkpoints}: can't be looked through for what is to be deleted ({os.strerror(errno.ESTALE)})"
+    assert caplog.messages == [told]
+    assert run.export(4).is_dir()
 
 
 def test_an_export_is_waited_for_at_the_end(saver, run, monkeypatch):

@@ -20,6 +20,7 @@ from trainer.loading import DamagedShardError, LoaderError
 from trainer.metrics import Laps
 from trainer.run_directory import RunDirectory
 from trainer.session import Session, _throughput, _warn_of, _warn_of_other_bits, owes_validation
+from trainer.start import Written
 from trainer.stopping import watch
 from trainer.world import World
 
@@ -27,11 +28,10 @@ from trainer.world import World
 def of_session(recipe, shards, folder, *settings):
     """A session of one rank that trains nothing."""
     run = RunDirectory(folder)
-    run.config.write_text("")
-    run.code.write_text("{}")
     world, rest = World(0, 1, torch.device("cpu")), SimpleNamespace()
     corpus = open_corpus([str(shards)])
-    return Session([], None, load_recipe(recipe, settings), corpus, run, world, rest, rest, rest, False)
+    written = Written("checksum", {})
+    return Session([], None, load_recipe(recipe, settings), corpus, run, written, world, rest, rest, rest, False)
 
 
 def end_and_take_time(session):

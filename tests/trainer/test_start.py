@@ -7,12 +7,13 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from preprocessing.schema import MANIFEST, checksum
+from preprocessing.schema import MANIFEST, UnavailableError, checksum
 from tests.trainer.conftest import losses
 from tests.trainer.rank_tasks import (
     run_pretrain_and_crash,
@@ -26,7 +27,7 @@ from trainer.deepspeed_config import read_deepspeed
 from trainer.model import parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, Fragment, write_state
-from trainer.start import _other_shards, find_beginning, take_over, write_run
+from trainer.start import _other_shards, check_run, find_beginning, take_over, write_run
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,29 @@ def test_a_checkpoint_that_another_run_wrote_is_passed_over_for_the_one_before(b
     (told,) = caplog.messages
     assert told.startswith(f"skipped a checkpoint: {begun.run.checkpoint(4)}")
     assert message in told
+
+
+@pytest.mark.parametrize("name", ["run_state.json", "state-00000-of-00001.safetensors", "state-00000-of-00001.blake2b"])
+@pytest.mark.parametrize("call", ["open", "read_text"])
+def test_a_checkpoint_that_can_not_be_read_for_a_moment_is_not_passed_over(begun, monkeypatch, name, call):
+    """It would be set aside, and its steps trained again."""
+    begun.write_checkpoint(2)
+    begun.write_checkpoint(4)
+    path, does = begun.run.checkpoint(4) / name, getattr(Path, call)
+
+    def fail(found, *arguments, **named):
+        if found == path:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return does(found, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"pathlib.Path.{call}", fail)
+        if call == "read_text" and name.endswith(".safetensors"):
+            assert begun.take_over() == 4, "it is not read so"
+            return
+        with pytest.raises(UnavailableError, match=r"Stale file handle.*; give the same command again, or, if "):
+            begun.take_over()
+    assert begun.take_over() == 4
 
 
 def test_a_checkpoint_under_another_step_s_name_is_not_gone_on_with(begun, caplog):
@@ -243,6 +267,26 @@ def test_a_run_directory_that_can_not_be_written_is_told_with_what_helps(
         take_over(run, contextlib.ExitStack())
     with pytest.raises(CheckpointError, match=message):
         write_run(run, settings, None, read_deepspeed(deepspeed_config()), None, step=0)
+
+
+def test_storage_that_fails_for_a_moment_is_nobody_s_mistake(recipe, tmp_path, monkeypatch):
+    """So the run has not failed: another --output would not help."""
+
+    def fail(*_, **__):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    run, settings = RunDirectory(tmp_path / "run"), load_recipe(recipe)
+    run.path.mkdir()
+    run.config.write_text(to_toml(settings))
+    with monkeypatch.context() as patch:
+        patch.setattr("trainer.start.hold_run", fail)
+        with pytest.raises(OSError, match="Stale file handle"):
+            take_over(run, contextlib.ExitStack())
+    for call in ("read_text", "iterdir"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"pathlib.Path.{call}", fail)
+            with pytest.raises(OSError, match="Stale file handle"):
+                check_run(run, settings, None)
 
 
 def test_settings_that_change_what_is_computed_are_told(begun, recipe, deepspeed_config, caplog):

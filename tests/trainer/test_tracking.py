@@ -42,7 +42,7 @@ from trainer.tracking import (
 )
 from trainer.tracking import store as store_module
 from trainer.tracking.__main__ import main
-from trainer.tracking.store import database_of, one_writer, read_cursor, write_cursor
+from trainer.tracking.store import database_of, first_line, one_writer, read_cursor, write_cursor
 
 NOBODY = "http://127.0.0.1:1"
 
@@ -63,6 +63,12 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def all_runs(store: str, experiment: str = "tests") -> list[Run]:
     client = MlflowClient(store)
     return list(client.search_runs([client.get_experiment_by_name(experiment).experiment_id]))
+
+
+def test_what_a_database_says_is_told_and_not_how_sqlalchemy_came_to_ask_it() -> None:
+    asked = "(raised as a result of Query-invoked autoflush; consider using a session.no_autoflush block)"
+    said = "(sqlite3.OperationalError) database or disk is full"
+    assert first_line(MlflowException(f"{asked}\n{said}\n[SQL: INSERT]")) == said
 
 
 def only_run(store: str, experiment: str = "tests") -> Run:

@@ -190,7 +190,8 @@ def first_line(error: Exception) -> str:
     """What an error says, on one line and without credentials; of a file's problems, the first and its place."""
     if isinstance(error, pydantic.ValidationError):
         return first_problem(error)
-    return without_credentials(str(error).splitlines()[0]) if str(error) else type(error).__name__
+    lines = [line for line in str(error).splitlines() if not line.startswith("(raised as a result of ")]  # SQLAlchemy's
+    return without_credentials(lines[0]) if lines else type(error).__name__
 
 
 def what_failed(error: Exception, tracking_uri: str) -> tuple[str, int]:
