@@ -37,6 +37,7 @@ with needs("eval"):
     from eval.pretrained import check_finite, load_pretrained, pack
     from preprocessing.command_line import OneLineParser
     from preprocessing.figures import FONTS
+    from preprocessing.schema import UnavailableError
     from preprocessing.terminal import in_line, show, tell_error
     from trainer.files import write_atomically
     from trainer.leases import hold_export
@@ -106,6 +107,7 @@ def picture(export: Path, a: str, b: str | None = None) -> Picture:
 
     Raises:
         UsageError: the export is broken, or the texts are longer than the model reads.
+        UnavailableError: it can't be read now.
     """
     model, tokenizer = load_pretrained(export)
     encoding: Encoding = tokenizer.encode(a, b)
@@ -164,7 +166,7 @@ def draw_head(shown: Picture, layer: int, head: int) -> Figure:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the page; the exit code is 0, or 2 for a mistake in what was asked for."""
+    """Write the page; the exit code is 0, 1 if the storage failed, or 2 for a mistake in what was asked for."""
     arguments = _parse(argv)
     try:
         with hold_export(arguments.export):
@@ -183,6 +185,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CheckpointError, UsageError) as error:
         tell_error(error)
         return 2
+    except UnavailableError as error:
+        tell_error(error)
+        return 1
     except OSError as error:
         tell_error(f"{error.filename or arguments.output}: {error.strerror}; mend that, or choose another --output")
         return 2

@@ -114,6 +114,7 @@ def read_evaluations(files: Iterable[Path], others: Iterable[Path] = ()) -> list
 
     Raises:
         UsageError: one is damaged or of another version, or the recipe of its run is damaged.
+        UnavailableError: one can't be read now.
     """
     found = {file: read_results(file) for file in files}
     runs = {file: run_directory(results["checkpoint"], file) for file, results in found.items()}

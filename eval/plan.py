@@ -57,6 +57,7 @@ def prepare(arguments: argparse.Namespace) -> Plan:
 
     Raises:
         UsageError: something is missing, damaged or doesn't fit; the message says what to do.
+        UnavailableError: something can't be read now.
     """
     selected = select(arguments.tasks)
     for note in () if arguments.effects_told else without_effect(arguments, selected):

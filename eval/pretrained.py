@@ -31,7 +31,7 @@ def load_pretrained(path: Path) -> Pretrained:
         path: a directory that trainer.hugging_face.save_export or transformers wrote; heads that it lacks are new.
 
     Raises:
-        UsageError: see eval.inputs.open_checkpoint.
+        UsageError, UnavailableError: see eval.inputs.open_checkpoint.
     """
     checkpoint = open_checkpoint(path)
     return Pretrained(build(checkpoint.export), checkpoint.tokenizer)

@@ -44,7 +44,7 @@ from eval.pretrained import Pretrained, load_pretrained
 from eval.readers.files import read_lines
 from eval.results import tags_of
 from eval.serving import EXPORT, TERMS
-from preprocessing.schema import checksum
+from preprocessing.schema import UnavailableError, checksum
 from preprocessing.terminal import in_line, show, tell_error
 from trainer.credentials import without_credentials
 from trainer.hugging_face import WEIGHTS
@@ -157,6 +157,7 @@ def choose(run: RunDirectory, task: str, metric: str) -> Choice:
 
     Raises:
         UsageError: no such run, nothing evaluated on that, or an export that is gone or not the one that was evaluated.
+        UnavailableError: results can't be read now.
     """
     if not run.path.is_dir():
         raise UsageError(f"{run.path}: no such directory; give a run directory")
@@ -198,7 +199,7 @@ def _with_source(store: Store, tags: dict[str, str]) -> Store:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Register; the exit code is 0, 1 where MLflow did not take it, or 2 for a mistake in what was asked for."""
+    """Register; the exit code is 0, 1 where MLflow did not take it or the storage failed, or 2 for a mistake."""
     arguments = _parse(argv)
     run = RunDirectory(arguments.run)
     try:
@@ -208,6 +209,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             note = f"note: left out, with {figure} of trials alone (--limit, fewer samples): {names}"
             print(in_line(note), file=sys.stderr)
         store = evaluation_store([run.path], run.path)
+    except UnavailableError as error:
+        tell_error(error)
+        return 1
     except (UsageError, OSError) as error:
         tell_error(error)
         return 2
@@ -220,6 +224,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             with one_writer(store.tracking_uri, run.path):
                 store = _with_source(store, chosen.tags)
                 version = register(store, chosen.export, pretrained, arguments.name, chosen.tags, terms)
+    except UnavailableError as error:
+        tell_error(error)
+        return 1
     except (CheckpointError, UsageError, OSError) as error:
         tell_error(error)
         return 2

@@ -49,7 +49,7 @@ with needs("eval"):
     from eval.results import NEXT_WORDS, RESULTS, best_points, check_output, figures_table, filled_table, told_limit
     from preprocessing.command_line import OneLineParser
     from preprocessing.markdown import markdown_table, plain
-    from preprocessing.schema import checksum
+    from preprocessing.schema import UnavailableError, checksum
     from preprocessing.terminal import in_line, show, tell_error
     from trainer.files import write_atomically
     from trainer.metrics import of_directory
@@ -68,33 +68,40 @@ _BARS = "Bars are halves of 95 % intervals, or standard deviations around the me
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the report; the exit code is 0, or 2 for a mistake in what was asked for."""
+    """Write the report; the exit code is 0, 1 if the storage failed, or 2 for a mistake in what was asked for."""
     arguments = _parse(argv)
     try:
-        histories, left_out = read_histories(arguments.runs) if arguments.runs else ([], [])
-        runs = [history.run.path for history in histories]
-        output = arguments.output or (runs or [arguments.results[0].parent])[0] / "report"
-        check_output(output)
-        directories = [run.resolve() for run in runs]
-        found = read_evaluations(arguments.results or find_results([output, *runs]), directories)
-        names = tell_apart([*directories, *(evaluated.directory for evaluated in found)])
-        histories = [replace(history, name=names[run]) for history, run in zip(histories, directories, strict=True)]
-        evaluations, outdated = of_present_weights(found)
-        exports = exports_of(evaluations)
+        written = _make(arguments)
+    except UnavailableError as error:
+        tell_error(error)
+        return 1
     except (UsageError, OSError) as error:
         tell_error(error)
         return 2
+    show("\n".join(in_line(str(path)) for path in written))
+    return 0
+
+
+def _make(arguments: argparse.Namespace) -> list[Path]:
+    """Write the report of what the command names; returns the files."""
+    histories, left_out = read_histories(arguments.runs) if arguments.runs else ([], [])
+    runs = [history.run.path for history in histories]
+    output = arguments.output or (runs or [arguments.results[0].parent])[0] / "report"
+    check_output(output)
+    directories = [run.resolve() for run in runs]
+    found = read_evaluations(arguments.results or find_results([output, *runs]), directories)
+    names = tell_apart([*directories, *(evaluated.directory for evaluated in found)])
+    histories = [replace(history, name=names[run]) for history, run in zip(histories, directories, strict=True)]
+    evaluations, outdated = of_present_weights(found)
+    exports = exports_of(evaluations)
     others = [path for path in left_out if not _OF_MLFLOW.fullmatch(path.name)]
     _tell_left_out(others, "no run that has begun to train")
     _tell_left_out([evaluated.file for evaluated in outdated], "of other weights than that step has now")
     try:
         output.mkdir(parents=True, exist_ok=True)
-        written = write_report(output, histories, evaluations, exports)
+        return write_report(output, histories, evaluations, exports)
     except OSError as error:
-        tell_error(f"the report can't be written: {error}")
-        return 2
-    show("\n".join(in_line(str(path)) for path in written))
-    return 0
+        raise UsageError(f"the report can't be written: {error}") from error
 
 
 def _tell_left_out(paths: Sequence[Path], why: str) -> None:

@@ -37,6 +37,7 @@ from typing import Annotated, Any
 import pydantic
 
 from eval.errors import UsageError, first_problem
+from eval.storage import reading
 from preprocessing.markdown import markdown_table
 from trainer.files import write_atomically
 
@@ -205,6 +206,10 @@ class _ForeignError(UsageError):
     """What lies in the place of results is of another program, or of another version of this one."""
 
 
+class _LackingError(UsageError):
+    """No results are there, or ours are damaged."""
+
+
 def check_output(folder: Path, files: Iterable[Path] = ()) -> None:
     """See that a folder can be made or written to, before work is spent on what it is to hold; nothing is made.
 
@@ -263,19 +268,23 @@ def read_results(path: Path) -> dict[str, Any]:
     """Read what write_results wrote.
 
     Raises:
-        UsageError: not there, or not the results of an evaluation of this version.
+        UsageError: not there, not for this user to read, or not the results of an evaluation of this version.
+        UnavailableError: they can't be read now.
     """
     try:
-        results = json.loads(path.read_text(encoding="utf-8"))
+        with reading(path):
+            content = path.read_bytes()
+    except OSError as error:
+        raise _LackingError(f"{path}: can't read the results ({error.strerror})") from error
+    try:
+        results = json.loads(content.decode())
         version, _ = results["format_version"], results["checkpoint"]  # other files of ours have a version too
         if version == FORMAT_VERSION:
             found = _Results.model_validate(results, strict=True).model_dump()
             json.dumps(found, ensure_ascii=False).encode()  # half a surrogate is in no text that can be shown
-    except OSError as error:
-        raise UsageError(f"{path}: can't read the results ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         wrong = f" ({first_problem(error)})" if isinstance(error, pydantic.ValidationError) else ""
-        kind = _ForeignError if isinstance(error, KeyError | TypeError) else UsageError  # JSON, but not as ours
+        kind = _ForeignError if isinstance(error, KeyError | TypeError) else _LackingError  # JSON, but not as ours
         raise kind(f"{path}: not the results of an evaluation{wrong}; run `python -m eval.run` again") from error
     if version != FORMAT_VERSION:
         raise _ForeignError(f"{path}: format version {version}, this program reads {FORMAT_VERSION}; evaluate again")
@@ -306,13 +315,14 @@ def read_earlier(path: Path) -> dict[str, Any] | None:
     """Results of an earlier command; None where there are none, or ours are damaged.
 
     Raises:
-        UsageError: they are of another program or of another version.
+        UsageError: they are of another program or of another version, or not for this user to read.
+        UnavailableError: they can't be read now, so that nobody knows whether there are some.
     """
     try:
         return read_results(path)
     except _ForeignError as error:
         raise UsageError(f"{error}, with another --output or without that file") from error
-    except UsageError:
+    except _LackingError:
         return None
 
 
@@ -320,7 +330,8 @@ def read_results_of(path: Path, weights_blake2b: str) -> dict[str, Any] | None:
     """Results of these very weights; None where there are none, or ours are damaged.
 
     Raises:
-        UsageError: they are of others, of another program or of another version.
+        UsageError: they are of others, of another program or of another version, or not for this user to read.
+        UnavailableError: they can't be read now.
     """
     results = read_earlier(path)
     if results is None:

@@ -69,7 +69,7 @@ with needs("eval"):
     from eval.tasks.result import Result
     from eval.workers import describe, going_on, left_undone, run_points, run_side_by_side, share
     from preprocessing.interruption import end_when_interrupted
-    from preprocessing.schema import checksum_of
+    from preprocessing.schema import UnavailableError, checksum_of
     from preprocessing.terminal import in_line, show, tell_error
     from trainer.credentials import without_credentials
     from trainer.determinism import use_deterministic_kernels
@@ -81,7 +81,7 @@ _log = logging.getLogger("eval")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Evaluate; the exit code is 0, 1 if a task failed, or 2 for a mistake in what was asked for."""
+    """Evaluate; the exit code is 0, 1 if a task or the storage failed, or 2 for a mistake in what was asked for."""
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = parse(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
@@ -92,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return evaluate(arguments, words)
     except (CheckpointError, UsageError) as error:
         return _end(2, str(error))
+    except UnavailableError as error:
+        return _end(1, str(error))
     except OSError as error:
         if is_full(error):
             return _end(1, f"{arguments.output}: no room left there; make some, and run the same command again")
@@ -116,6 +118,7 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     Raises:
         UsageError: a mistake in what was asked for, the output among it; or a process that evaluates something else has
             written to the same output meanwhile.
+        UnavailableError: something can't be read now.
         OSError: the results can't be written.
     """
     before, collecting = stamp(arguments.output / RESULTS), arguments.output / ".collect.lock"

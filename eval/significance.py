@@ -38,6 +38,7 @@ with needs("eval"):
     from eval.tasks.own import SUFFIX
     from preprocessing.command_line import OneLineParser, whole_number
     from preprocessing.markdown import markdown_table
+    from preprocessing.schema import UnavailableError
     from preprocessing.terminal import in_line, print_result, tell_error
     from trainer.paths import parse_path
 
@@ -119,7 +120,7 @@ class Row:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the comparison; the exit code is 0, or 2 for a mistake in what was asked for."""
+    """Print the comparison; the exit code is 0, 1 if the storage failed, or 2 for a mistake in what was asked for."""
     arguments = _parse(argv)
     folders, wanted = arguments.evaluations, arguments.tasks
     try:
@@ -129,6 +130,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         a, b = (evaluations_of(*of, tasks) for of in zip(folders, (of_a, of_b), strict=True))
         pairs = pair_up(a, b, folders, own if wanted is None else None)
         rows = [row for pair in pairs for row in compare_task(*pair, arguments)]
+    except UnavailableError as error:
+        tell_error(error)
+        return 1
     except (UsageError, OSError) as error:
         tell_error(error)
         return 2
@@ -171,6 +175,7 @@ def read_learned(folder: Path) -> dict[str, dict[str, Any]]:
 
     Raises:
         UsageError: it holds no results.
+        UnavailableError: they can't be read now.
     """
     return {
         name: found

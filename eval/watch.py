@@ -46,6 +46,7 @@ with needs("eval"):
     from eval.tasks.intrinsic import Intrinsic
     from preprocessing.command_line import OneLineParser
     from preprocessing.interruption import end_when_interrupted
+    from preprocessing.schema import UnavailableError
     from preprocessing.terminal import in_line, tell_error
     from trainer.hugging_face import WEIGHTS
     from trainer.paths import parse_path
@@ -193,7 +194,7 @@ class Watch:
             found = {name: part for part in by_command(results) for name in part["tasks"] if name in wanted}
             if not found or checksum(job.export / WEIGHTS, job.output / _NOTE) != _weights_of(results):
                 return {}
-        except (UsageError, OSError):
+        except (UsageError, UnavailableError, OSError):
             return {}
         return found
 
@@ -226,7 +227,7 @@ class Watch:
         job.output.mkdir(exist_ok=True)
         try:
             of: str | None = _weights_of(read_results(job.output / RESULTS))
-        except UsageError:
+        except (UsageError, UnavailableError):
             of = noted_checksum(job.output / _NOTE)
         weights = self._weights(job)
         if weights is not None and of not in (None, weights):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import zipfile
@@ -16,6 +17,7 @@ from eval import experiment
 from eval.evaluated import find_results, read_evaluations
 from eval.results import filled_table
 from eval.run import main
+from tests.eval.failing import REASON, fail_at
 from tests.eval.small_data import write_mrpc, write_stsb
 from trainer.hugging_face import WEIGHTS
 
@@ -101,6 +103,44 @@ def test_results_of_other_weights_are_not_written_over(
     assert error.endswith(f", that lay in {export}; choose another --output, or delete that folder\n")
     assert (out / "results.json").read_bytes() == before
     assert not (out / "mrpc").exists()  # before anything was learned
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["open", "read"])
+@pytest.mark.parametrize("opened", [1, 2], ids=["at the start", "at the end"])
+def test_results_that_can_not_be_read_for_a_moment_are_not_written_over(
+    export: Path,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    opened: int,
+    named: bool,
+) -> None:
+    """Whatever they are of: nobody knows whether they hold figures that would be lost."""
+    assert run(export, out, "fill_mask") == 0
+    file = out / "results.json"
+    before = file.read_bytes()
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        fail_at(patch, file, opened, named=named)
+        assert run(export, out, "fill_mask") == 1
+    told = f"error: {file}: can't be read now ({REASON}); give the same command again\n"
+    assert capsys.readouterr() == ("", told)
+    assert file.read_bytes() == before
+    assert run(export, out, "fill_mask") == 0
+
+
+def test_results_that_are_for_another_user_to_read_are_not_written_over(
+    export: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(export, out, "fill_mask") == 0
+    file = out / "results.json"
+    before = file.read_bytes()
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", mock.Mock(side_effect=PermissionError(errno.EACCES, "no", str(file))))
+        assert run(export, out, "fill_mask") == 2
+    assert capsys.readouterr().err == f"error: {file}: this user may not read it; ask its owner for that\n"
+    assert file.read_bytes() == before
 
 
 def test_the_submission_has_the_test_sets_that_are_predicted_beside_it(export: Path, data: Path, out: Path) -> None:
