@@ -21,7 +21,7 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,7 @@ with needs("eval"):
     )
     from eval.selection import prefix_of
     from eval.stamps import stamp
+    from eval.storage import reading
     from eval.submission import tables_in, write_glue_submission
     from eval.tasks import GROUPS, Task
     from eval.tasks.finetuned import FINE_TUNED, FineTuned
@@ -78,6 +79,7 @@ with needs("eval"):
     from trainer.run_directory import CheckpointError
 
 _log = logging.getLogger("eval")
+_Labels = dict[str, list[tuple[str, float]]]  # data set -> (id, label) of each example
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -323,22 +325,38 @@ def _publish(
             print(f"note: {told}", file=sys.stderr)
     published = [f"{PREDICTED}/{name}" for name in names]
     outdated = {experiment.task.name for experiment in experiments} - {*names}
-    return [*published, SUBMISSION] if _submit(output, {*there} - outdated, names) else published
+    return [*published, SUBMISSION] if _submit(output, there, outdated, names, failed) else published
 
 
-def _submit(output: Path, there: Collection[str], names: Sequence[str]) -> bool:
+def _submit(
+    output: Path, there: Collection[str], outdated: Set[str], names: Sequence[str], failed: dict[str, str]
+) -> bool:
     """Make GLUE's submission of what lies in the output; of what goes from one that was there, a note is told.
+
+    One that is there stays where predictions can't be read, or where none are left but of tasks that are outdated.
 
     Args:
         output: of the evaluation.
         there: tasks that have results.
+        outdated: those of them whose predictions could not be written, so that what lies there may be another point's.
         names: those of them whose predictions are new.
+        failed: tasks that are known to have failed, and why; those are added whose predictions can't be read.
 
     Returns:
         Whether there is something of those in it.
     """
-    file, tests = output / SUBMISSION, _glue_tests(output, there)
+    file, tests = output / SUBMISSION, dict[str, _Labels]()
+    glue = [FINE_TUNED[name] for name in GROUPS["glue"] if name in there]
+    for task in glue:
+        if task.name not in outdated:
+            with going_on(failed, task.name):
+                tests[task.name] = _tests_of(output, task)
     labels = {dataset: labels for of_task in tests.values() for dataset, labels in of_task.items()}
+    lacking = [task.name for task in glue if task.name not in tests]
+    if lacking and not (labels and outdated >= {*lacking}) and file.is_file():
+        told = f"{SUBMISSION} stays as it was: predictions of {', '.join(lacking)} can't be written or read now"
+        print(f"note: {told}; run the same command again", file=sys.stderr)
+        return False
     before, problems = tables_in(file), tuple[str, ...]()
     if labels:
         problems = write_glue_submission(labels, file)
@@ -347,30 +365,32 @@ def _submit(output: Path, there: Collection[str], names: Sequence[str]) -> bool:
     left = tables_in(file)
     if gone := [name for name in before if name not in left]:
         print(f"note: {SUBMISSION} has no {', '.join(gone)} any more; --test brings it back", file=sys.stderr)
-    if tests.keys().isdisjoint(names):
+    if not any(tests.get(name) for name in names):
         return False
     if problems:
         print(f"note: GLUE will reject {SUBMISSION}: {'; '.join(problems)}", file=sys.stderr)
     return True
 
 
-def _glue_tests(output: Path, names: Collection[str]) -> dict[str, dict[str, list[tuple[str, float]]]]:
-    """Task -> data set -> (id, label) of each test example, of those of GLUE's tasks that were predicted.
+def _tests_of(output: Path, task: FineTuned) -> _Labels:
+    """Data set -> (id, label) of each test example, of a task's test sets that were predicted.
 
     A damaged table, of an earlier command perhaps, is told and left out: it is no reason to lose what was measured now.
+
+    Raises:
+        UsageError: a table is not for this user to read.
+        UnavailableError: a table can't be read now.
     """
-    found: dict[str, dict[str, list[tuple[str, float]]]] = {}
-    for task in (FINE_TUNED[name] for name in GROUPS["glue"] if name in names):
-        for part, (dataset, _) in task.test_splits.items():
-            file = output / PREDICTED / task.name / f"{part}_{PREDICTIONS}"
-            if file.is_file():
-                try:
-                    labels = read_predictions(file, task.kind.classes)
-                except (OSError, ValueError, IndexError) as error:
-                    told = f"{SUBMISSION} goes without {dataset}: {file} is damaged ({error})"
-                    print(f"note: {told}; evaluate {task.name} with --test again", file=sys.stderr)
-                else:
-                    found.setdefault(task.name, {})[dataset] = labels
+    found: _Labels = {}
+    for part, (dataset, _) in task.test_splits.items():
+        file = output / PREDICTED / task.name / f"{part}_{PREDICTIONS}"
+        with reading(file):
+            try:
+                if file.is_file():
+                    found[dataset] = read_predictions(file, task.kind.classes)
+            except (ValueError, IndexError) as error:
+                told = f"{SUBMISSION} goes without {dataset}: {file} is damaged ({error})"
+                print(f"note: {told}; evaluate {task.name} with --test again", file=sys.stderr)
     return found
 
 

@@ -160,6 +160,49 @@ def test_the_submission_has_the_test_sets_that_are_predicted_beside_it(export: P
     assert results_of(out)["files"] == ["predictions/stsb", "glue_submission.zip"]
 
 
+def test_predictions_that_can_not_be_read_for_a_moment_cost_no_submission(
+    export: Path, data: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are not damaged, so the submission stays as it was until they can be read."""
+    words = ("mrpc,stsb", "--data", data, *ONE_POINT, "--test")
+    assert run(export, out, *words) == 0
+    submission, table = out / "glue_submission.zip", out / "predictions" / "mrpc" / "test_predictions.tsv"
+    before = submission.read_bytes()
+    for named in (True, False):
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            fail_at(patch, table, named=named)
+            assert run(export, out, *words) == 1
+        stays = "glue_submission.zip stays as it was: predictions of mrpc can't be written or read now"
+        told = f"{table}: can't be read now ({REASON}); give the same command again"
+        assert capsys.readouterr().err == f"note: {stays}; run the same command again\nfailed: mrpc: {told}\n"
+        assert submission.read_bytes() == before
+        results = results_of(out)
+        assert (list(results["tasks"]), results["failed"]) == (["mrpc", "stsb"], {"mrpc": told})
+        assert results["files"] == ["predictions/mrpc", "predictions/stsb"]
+    assert run(export, out, *words) == 0
+    assert submission.read_bytes() == before
+
+
+def test_predictions_that_can_not_be_written_cost_no_submission_that_is_of_them_alone(
+    export: Path, data: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("mrpc,fill_mask", "--data", data, *ONE_POINT, "--test")
+    assert run(export, out, *words) == 0
+    submission = out / "glue_submission.zip"
+    before = submission.read_bytes()
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        fail_at(patch, out / "predictions" / "mrpc" / ".dev_predictions.tsv.incomplete")
+        assert run(export, out, *words) == 1
+    told, *_ = capsys.readouterr().err.splitlines()
+    stays = "glue_submission.zip stays as it was: predictions of mrpc can't be written or read now"
+    assert told == f"note: {stays}; run the same command again"
+    assert submission.read_bytes() == before
+    assert run(export, out, *words) == 0
+    assert submission.read_bytes() == before
+
+
 def test_a_model_of_another_point_than_the_results_is_told(
     export: Path, data: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
