@@ -74,17 +74,16 @@ def hold_export(export: Path) -> Iterator[None]:
         CheckpointError: it was being deleted when it was asked for, or can't be read.
     """
     path = export / _FILE
-    try:
-        opened = path.open("rb") if path.is_file() else None
-    except OSError as error:
-        raise CheckpointError(f"{path}: can't be read ({error.strerror}); get permission, or take another") from error
-    if opened is None:
-        yield
-        return
-    with opened as file:
-        if try_lock(file.fileno(), shared=True) is False:
+    with contextlib.ExitStack() as opened:
+        try:
+            file = opened.enter_context(path.open("rb")) if path.is_file() else None
+            held = try_lock(file.fileno(), shared=True) if file else None
+        except OSError as error:
+            told = f"{path}: can't be read ({error.strerror}); get permission, or take another"
+            raise CheckpointError(told) from error
+        if held is False:
             raise CheckpointError(f"{export}: is being deleted; take a newer one")
-        if not path.exists():
+        if file and not path.exists():
             raise CheckpointError(f"{export}: was just deleted; take a newer one")
         yield
 

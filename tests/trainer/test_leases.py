@@ -148,6 +148,16 @@ def test_an_export_that_goes_before_it_is_locked_is_not_taken_either(exports, mo
         pass
 
 
+def test_a_disk_that_fails_at_the_lock_is_told_like_one_that_fails_at_the_file(exports, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr("preprocessing.locks.fcntl.flock", fail)
+    told = r"config\.json: can't be read \(Stale file handle\)"
+    with pytest.raises(CheckpointError, match=told), hold_export(exports / "step-000001"):
+        pass
+
+
 @pytest.fixture
 def no_locks(monkeypatch):
     """A file system that has none."""
