@@ -26,6 +26,7 @@ import pydantic
 from eval.errors import UsageError
 from eval.finetune import Hyperparameters
 from eval.results import check_output
+from eval.storage import reading
 from eval.tasks.finetuned import FineTuned
 from trainer.files import incomplete, publish, write_atomically
 
@@ -111,13 +112,16 @@ class Points:
         """What a point found; None where it is not finished.
 
         Raises:
-            UsageError: it was made of something else, or is no such result.
+            UsageError: it was made of something else, is no such result, or is not for this user to read.
+            UnavailableError: it can't be read now.
         """
         path = self.path(point) / RESULT
-        if not path.is_file():
-            return None
+        with reading(path):
+            if not path.is_file():
+                return None
+            content = path.read_bytes()
         try:
-            result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            result: dict[str, Any] = json.loads(content.decode())
             _Found.model_validate(result, strict=True)
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}: not the result of a grid point; remove {path.parent}") from error

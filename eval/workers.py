@@ -78,7 +78,8 @@ def going_on(failed: dict[str, str], task: str, without: str = "") -> Iterator[N
     """Note what goes wrong with a task, whatever it is, and go on: the others must not be lost.
 
     Args:
-        failed: task -> why, to which it is added; of what is not the user's mistake, the log has the traceback.
+        failed: task -> why, to which it is added; of what is neither the user's mistake nor a word of the operating
+            system, the log has the traceback.
         task: its name.
         without: what it has to do without then; empty where all of it is lost.
     """
@@ -87,8 +88,16 @@ def going_on(failed: dict[str, str], task: str, without: str = "") -> Iterator[N
     except (UsageError, ShardError, UnavailableError) as error:
         failed[task] = describe(error)
     except Exception as error:
-        failed[task] = f"without {without}: {describe(error)}" if without else describe(error)
-        _log.exception("%s %s", task, f"without {without}" if without else "failed")
+        why = _told_by_the_system(error) if isinstance(error, OSError) and error.errno else ""
+        failed[task] = (f"without {without}: " if without else "") + (why or describe(error))
+        if not why:
+            _log.exception("%s %s", task, f"without {without}" if without else "failed")
+
+
+def _told_by_the_system(error: OSError) -> str:
+    """What files or storage had against it, and what to do; which file, where the error says so."""
+    place = f"{error.filename}: " if error.filename is not None else ""
+    return f"{place}{error.strerror}; mend that, and run the same command again"
 
 
 def describe(error: Exception) -> str:

@@ -43,6 +43,7 @@ from eval.workers import describe, run_side_by_side, share, worker_words
 from preprocessing.tokenization import SPECIAL_TOKENS
 from tests.conftest import ROOT
 from tests.eval.conftest import CONFIG, STEP, random_state
+from tests.eval.failing import REASON, fail_at
 from tests.eval.processes import assert_free, assert_interrupted, wait_for
 from tests.eval.small_data import (
     write_codah,
@@ -434,7 +435,9 @@ def test_models_that_can_not_be_written_cost_no_figures(
     with monkeypatch.context() as patched:
         patched.setattr("trainer.hugging_face.write_tensors", full)
         assert run(export, data, out, "mrpc", *THREE_POINTS, "--save-models", quick=False) == 1
-    assert "failed: mrpc: without its model: [Errno 28] No space left on device" in capsys.readouterr().err
+    model = tmp_path / "out" / "models" / ".mrpc.incomplete" / "model.safetensors"
+    told = f"without its model: {model}: No space left on device; mend that, and run the same command again"
+    assert f"failed: mrpc: {told}\n" in capsys.readouterr().err
     assert len(points_of(out, "mrpc")) == 3
     assert not list((out / "mrpc" / "points").glob(".*.failed"))
     assert not (out / "models" / "mrpc").exists()
@@ -814,7 +817,8 @@ def test_predictions_that_can_not_be_written_lose_no_results(
     assert list(results["tasks"]) == ["mrpc", "stsb"]
     assert results["files"] == ["predictions/stsb", "glue_submission.zip"]
     assert tables_in(tmp_path / "out" / "glue_submission.zip") == ["STS-B.tsv"]  # and none that may be another point's
-    told = f"without its predictions: [Errno 13] Permission denied: '{tmp_path}/out/predictions/mrpc'"
+    refused = f"{tmp_path}/out/predictions/mrpc: Permission denied"
+    told = f"without its predictions: {refused}; mend that, and run the same command again"
     assert results["failed"] == {"mrpc": told}
     assert f"failed: mrpc: {told}\n" in capsys.readouterr().err
 
@@ -946,6 +950,41 @@ def test_a_full_disk_that_takes_no_word_of_a_failure_changes_nothing_about_it(
     assert run(export, data, tmp_path / "out", "mrpc,stsb") == 1
     results = results_of(tmp_path / "out")
     assert (list(results["tasks"]), results["failed"]) == (["stsb"], {"mrpc": "out of memory; lower --max-tokens"})
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_storage_that_fails_costs_its_task_alone_and_is_told_without_a_traceback(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture, named: bool,
+) -> None:  # fmt: skip
+    write_mrpc(data)
+    place = tmp_path / "out" / "mrpc" / "points"
+    error = OSError(errno.EIO, REASON, str(place)) if named else OSError(errno.EIO, REASON)
+    with monkeypatch.context() as patch:
+        patch.setattr("eval.grid.publish", mock.Mock(side_effect=error))
+        assert run(export, data, tmp_path / "out", "mrpc,fill_mask") == 1
+    where = f"{place}: " if named else ""
+    told = f"failed: mrpc: {where}{REASON}; mend that, and run the same command again\n"
+    assert capsys.readouterr().err == told
+    assert not any(record.exc_info for record in caplog.records)
+    assert list(results_of(tmp_path / "out")["tasks"]) == ["fill_mask"]
+    assert run(export, data, tmp_path / "out", "mrpc,fill_mask") == 0
+
+
+def test_a_finished_point_that_can_not_be_read_for_a_moment(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(data)
+    assert run(export, data, tmp_path / "out", "mrpc") == 0
+    [point] = points_of(tmp_path / "out", "mrpc")
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        fail_at(patch, point, named=False)
+        assert run(export, data, tmp_path / "out", "mrpc") == 1
+    told = f"error: {point}: can't be read now ({REASON}); give the same command again\n"
+    assert capsys.readouterr() == ("", told)
+    monkeypatch.setattr(experiment, "learn", None)  # would fail if it were called again
+    assert run(export, data, tmp_path / "out", "mrpc") == 0
 
 
 def test_a_full_disk_loses_nothing_that_was_learned(
