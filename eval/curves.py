@@ -22,6 +22,7 @@ from eval.comparison import MeasuredExport, Score
 from eval.errors import UsageError
 from eval.evaluated import Evaluated, learns_next_sentence, predicts_next_words, settings_of
 from eval.results import NEXT_WORDS, is_learned
+from eval.storage import reading
 from preprocessing.figures import COLOURS, STYLE
 from trainer.files import DamagedFileError, read_lines
 from trainer.metrics import LARGEST_LOSS, directories, of_directory
@@ -90,6 +91,7 @@ def read_histories(paths: Sequence[Path]) -> tuple[list[History], list[Path]]:
     Raises:
         UsageError: there is no such run, nothing at one of the paths, or a run has a line in its metrics that isn't
             one or lacks a figure.
+        UnavailableError: a file of a run can't be read now.
     """
     given: dict[Path, Path] = {}
     for path in paths:
@@ -107,9 +109,11 @@ def _read_history(path: Path, name: str) -> History | None:
     run = RunDirectory(path)
     if not path.exists():
         raise UsageError(f"{path}: no such directory; give that of a run")
-    training = _read_figures(run.metrics, _OF_A_STEP, _OF_PREDICTIONS)
-    of_directories = _figures_of_directories(run.validation_metrics)
-    validation = _read_figures(run.validation_metrics, _OF_A_VALIDATION, of_directories)
+    with reading(run.metrics):
+        training = _read_figures(run.metrics, _OF_A_STEP, _OF_PREDICTIONS)
+    with reading(run.validation_metrics):
+        of_directories = _figures_of_directories(run.validation_metrics)
+        validation = _read_figures(run.validation_metrics, _OF_A_VALIDATION, of_directories)
     if not len(training["step"]):
         return None
     settings = settings_of(path)

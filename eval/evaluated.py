@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from eval.errors import UsageError
 from eval.results import NEXT_WORDS, RESULTS, by_command, is_learned, read_results
+from eval.storage import reading
 from preprocessing.schema import checksum
 from trainer.hugging_face import WEIGHTS
 from trainer.naming import tell_apart
@@ -114,7 +115,7 @@ def read_evaluations(files: Iterable[Path], others: Iterable[Path] = ()) -> list
 
     Raises:
         UsageError: one is damaged or of another version, or the recipe of its run is damaged.
-        UnavailableError: one can't be read now.
+        UnavailableError: one of these can't be read now.
     """
     found = {file: read_results(file) for file in files}
     runs = {file: run_directory(results["checkpoint"], file) for file, results in found.items()}
@@ -182,6 +183,10 @@ def of_present_weights(evaluations: Sequence[Evaluated]) -> tuple[list[Evaluated
     """The evaluations of the weights that each step of a run has, and those of others, before it was trained anew.
 
     Of several weights those of the export count; where it is gone, or has still others, those evaluated last.
+
+    Raises:
+        UsageError: an export's weights are not for this user to read.
+        UnavailableError: they can't be read now.
     """
     by_step: dict[tuple[str, int | None], list[Evaluated]] = {}
     for evaluated in evaluations:
@@ -196,8 +201,9 @@ def _present_weights(group: Sequence[Evaluated]) -> str:
     last = max(group, key=lambda evaluated: (evaluated.written, str(evaluated.file)))
     evaluated = {e.weights_blake2b for e in group}
     weights = last.export / WEIGHTS
-    if len(evaluated) > 1 and weights.is_file() and (found := checksum(weights)) in evaluated:
-        return found
+    with reading(weights):
+        if len(evaluated) > 1 and weights.is_file() and (found := checksum(weights)) in evaluated:
+            return found
     return last.weights_blake2b
 
 
@@ -282,13 +288,16 @@ def settings_of(run: Path) -> dict[str, Any]:
     """What the recipe of a run says, section.key -> value; empty where its config.toml is out of reach.
 
     Raises:
-        UsageError: it is not TOML.
+        UsageError: it is not TOML, or not for this user to read.
+        UnavailableError: it can't be read now.
     """
     config = RunDirectory(run).config
-    if not config.is_file():
-        return {}
+    with reading(config):
+        if not config.is_file():
+            return {}
+        content = config.read_bytes()
     try:
-        sections = tomllib.loads(config.read_text(encoding="utf-8")).items()
+        sections = tomllib.loads(content.decode()).items()
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{config}: not TOML ({error}); mend it, or move it away to do without it") from error
     return {f"{name}.{k}": v for name, section in sections if isinstance(section, dict) for k, v in section.items()}

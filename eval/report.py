@@ -47,6 +47,7 @@ with needs("eval"):
     from eval.paper import TABLES
     from eval.pictures import save_picture
     from eval.results import NEXT_WORDS, RESULTS, best_points, check_output, figures_table, filled_table, told_limit
+    from eval.storage import reading
     from preprocessing.command_line import OneLineParser
     from preprocessing.markdown import markdown_table, plain
     from preprocessing.schema import UnavailableError, checksum
@@ -154,7 +155,7 @@ def report(
         yield "## Last figures\n"
         yield _last_figures_table(histories)
         validated = [history.run.manifest for history in histories if len(history.validation["step"])]
-        if len({checksum(manifest) for manifest in validated if manifest.is_file()}) > 1:
+        if len({_checksum(manifest) for manifest in validated} - {""}) > 1:
             yield "Held-out figures of these runs don't compare: they are of different shards, see under Origin.\n"
     if rows := side_by_side(exports):
         yield "## Side by side\n"
@@ -291,17 +292,25 @@ def _facts(evaluated: Evaluated, tasks: Sequence[str]) -> Iterator[str]:
 def _origin(history: History) -> list[str]:
     """Name, hashes of configuration and data, initial weights, commit and place of a run."""
     run = history.run
-    hashes = [checksum(path) if path.is_file() else "" for path in (run.config, run.manifest)]
-    try:
-        commit = _commit(json.loads(run.code.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # missing or damaged, which costs no figure
-        commit = "unknown"
-    try:
-        given = run.read_initial_weights()
-        began_with = f"{given['directory']}, {given['blake2b']}" if given else "new weights"
-    except (ValueError, OSError):  # as above
-        began_with = "unknown"
+    hashes = [_checksum(path) for path in (run.config, run.manifest)]
+    with reading(run.code):
+        try:
+            commit = _commit(json.loads(run.code.read_text(encoding="utf-8")))
+        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):  # or damaged: it costs no figure
+            commit = "unknown"
+    with reading(run.initial_weights):
+        try:
+            given = run.read_initial_weights()
+            began_with = f"{given['directory']}, {given['blake2b']}" if given else "new weights"
+        except ValueError:  # as above
+            began_with = "unknown"
     return [history.name, *hashes, began_with, commit, str(run.path)]
+
+
+def _checksum(path: Path) -> str:
+    """Of a file of a run; empty where it has none."""
+    with reading(path):
+        return checksum(path) if path.is_file() else ""
 
 
 def _commit(code: dict[str, Any]) -> str:

@@ -41,6 +41,7 @@ from preprocessing.markdown import markdown_table, plain
 from tests.browser import headless_browser
 from tests.conftest import ROOT
 from tests.eval.evaluations import results, task, write_evaluation
+from tests.eval.failing import REASON, fail_at
 from tests.trainer.mlflow_store import metrics, write_run
 from trainer.files import append_line
 from trainer.tracking.store import default_tracking_uri
@@ -521,6 +522,26 @@ def test_a_report_lies_in_the_run_and_needs_no_word_of_the_code(run: Path, damag
     (run / "code.json").write_text(damaged)
     assert main([str(run)]) == 0
     assert "| unknown |" in (run / "report" / "report.md").read_text()
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["open", "read"])
+@pytest.mark.parametrize(
+    "name",
+    ["metrics.jsonl", "validation.jsonl", "config.toml", "manifest.json", "code.json", "initial_weights.json",
+     "results.json"],
+)  # fmt: skip
+def test_a_file_that_can_not_be_read_for_a_moment_is_left_out_by_nobody(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, named: bool
+) -> None:
+    """The report would lack what it says without a word."""
+    for other in ("manifest.json", "initial_weights.json"):
+        (run / other).write_text("{}")
+    write_results(run / "results.json", RESULTS)
+    fail_at(monkeypatch, run / name, named=named)
+    assert main([str(run)]) == 1
+    told = f"error: {run / name}: can't be read now ({REASON}); give the same command again\n"
+    assert capsys.readouterr() == ("", told)
+    assert not (run / "report" / "report.md").exists()
 
 
 def test_what_else_lies_in_a_folder_of_runs_is_left_out(
