@@ -19,7 +19,8 @@ from eval.errors import UsageError
 from eval.readers.files import read_lines
 from eval.results import Lineage
 from eval.stamps import stamp
-from preprocessing.schema import ShardDirectory, checksum, checksum_of
+from eval.storage import reading
+from preprocessing.schema import ShardDirectory, UnavailableError, checksum, checksum_of
 from preprocessing.tokenization import (
     CONFIG_FILE,
     MASK,
@@ -74,7 +75,8 @@ class Checkpoint:
         """Where it comes from; empty for one that another program wrote.
 
         Raises:
-            UsageError: the file that says so is not JSON, or of another kind.
+            UsageError: the file that says so is not JSON, of another kind, or not for this user to read.
+            UnavailableError: it can't be read now.
         """
         return _read_lineage(self.path)
 
@@ -86,10 +88,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
     Raises:
         UsageError: something is missing, damaged or doesn't fit; the message says what to do.
+        UnavailableError: something can't be read now.
     """
     while True:
         before = stamp(path / WEIGHTS)
-        checkpoint = _open(path)
+        with reading(path):
+            checkpoint = _open(path)
         if stamp(path / WEIGHTS) == before:
             return checkpoint
 
@@ -97,7 +101,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def _open(path: Path) -> Checkpoint:
     _check_folder(path)
     with _as_usage_error():
-        export, tokenizer = load_export(path), load_tokenizer(path)
+        export, tokenizer = _load_export(path), load_tokenizer(path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _check_tokenizer(path, tokenizer, export.config)
@@ -105,6 +109,16 @@ def _open(path: Path) -> Checkpoint:
     whole = checksum_of(f"{weights} {export.config} {tokenizer.to_str()}".encode())
     tokenizer.post_processor = frame(tokenizer.get_vocab())
     return Checkpoint(path, export, tokenizer, weights, whole)
+
+
+def _load_export(path: Path) -> Export:
+    weights = path / WEIGHTS
+    try:
+        return load_export(path)
+    except (FileNotFoundError, RuntimeError) as error:  # as safetensors and torch tell whatever keeps them from a file
+        if str(weights) not in str(error):
+            raise
+        raise UnavailableError(f"{weights}: can't be read now ({error}); give the same command again") from error
 
 
 def _check_folder(path: Path) -> None:
@@ -198,10 +212,12 @@ def check_heads(checkpoint: Checkpoint, task: str, heads: tuple[str, ...]) -> No
 
 def _read_lineage(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / LINEAGE
-    if not path.is_file():
-        return {}
+    with reading(path):
+        if not path.is_file():
+            return {}
+        content = path.read_bytes()
     try:
-        lineage = json.loads(path.read_text(encoding="utf-8"))
+        lineage = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not JSON ({error}); copy the export anew") from error
     if not isinstance(lineage, dict):
@@ -226,6 +242,7 @@ def open_stream(shards: Path | None, checkpoint: Checkpoint, asked: int | None) 
     Raises:
         UsageError: no shards, incomplete ones, ones without held-out samples or with damaged ones, of another
             vocabulary or too long.
+        UnavailableError: they can't be read now.
     """
     if shards is None:
         raise UsageError("the tasks read held-out samples; give the shards with --shards")
@@ -234,7 +251,9 @@ def open_stream(shards: Path | None, checkpoint: Checkpoint, asked: int | None) 
     vocabulary = checkpoint.path / VOCABULARY_FILE
     if not vocabulary.is_file():
         raise UsageError(f"{vocabulary}: missing, so whether the shards fit can't be told; copy the export anew")
-    if checksum(vocabulary) != directory.manifest.vocabulary.blake2b:
+    with reading(vocabulary):
+        ours = checksum(vocabulary)
+    if ours != directory.manifest.vocabulary.blake2b:
         raise UsageError(f"{shards}: made with another vocabulary than {vocabulary}; give shards made with that one")
     length = choose_length(asked, directory.manifest.sequence_lengths, checkpoint.positions)
     with _as_usage_error():

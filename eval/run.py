@@ -99,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if is_full(error):
             return _end(1, f"{arguments.output}: no room left there; make some, and run the same command again")
+        if error.errno and error.filename is None:  # of a file that is open, which most likely is one to be written
+            return _end(1, f"{arguments.output}: {error.strerror}; mend that, and run the same command again")
         if not _is_within(arguments.output, error):
             raise
         return _end(2, f"{error.filename}: {error.strerror}; mend that, or choose another --output")

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -28,6 +30,7 @@ from preprocessing.schema import ShardDirectory, checksum
 from preprocessing.tokenization import CLS, load_tokenizer
 from tests.conftest import ROOT
 from tests.eval.conftest import CONFIG, STEP, random_state
+from tests.eval.failing import REASON, fail_at
 from tests.trainer.mlflow_store import empty_store, write_run
 from tests.trainer.shard_factory import write_shards
 from trainer import tracking
@@ -539,6 +542,79 @@ def test_a_training_shard_damaged_inside(export: Path, tmp_path: Path, capsys: p
     results = results_of(tmp_path / "results")
     assert list(results["tasks"]) == ["nsp", "fill_mask"]
     assert list(results["failed"]) == ["mlm"]
+
+
+@pytest.mark.parametrize(
+    ("name", "opened", "named", "place"),
+    [
+        ("config.json", 2, True, "config.json"),  # the first time it is held, see trainer.leases
+        ("config.json", 2, False, "."),
+        ("tokenizer_config.json", 1, True, "tokenizer_config.json"),
+        ("vocab.txt", 2, False, "vocab.txt"),
+        ("model.safetensors", 1, False, "."),  # for its checksum
+        ("lineage.json", 1, False, "lineage.json"),
+    ],
+)
+def test_an_export_that_can_not_be_read_for_a_moment(
+    export: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    name: str, opened: int, named: bool, place: str,
+) -> None:  # fmt: skip
+    with monkeypatch.context() as patch:
+        fail_at(patch, export / name, opened, named=named)
+        assert run(export, tmp_path / "results", shards) == 1
+    told = f"error: {export / place}: can't be read now ({REASON}); give the same command again\n"
+    assert capsys.readouterr() == ("", told)
+    assert run(export, tmp_path / "results", shards) == 0
+
+
+@pytest.mark.parametrize("error", [RuntimeError("unable to open file <{}>: error (5)"), FileNotFoundError("gone: {}")])
+def test_weights_that_libraries_can_not_open_for_a_moment(
+    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    """As torch and safetensors tell it, which know no errors of an open."""
+    weights = export / "model.safetensors"
+    why = str(error).format(weights)
+    monkeypatch.setattr("trainer.hugging_face.load_file", mock.Mock(side_effect=type(error)(why)))
+    assert run(export, tmp_path / "results", None, tasks="fill_mask") == 1
+    told = f"error: {weights}: can't be read now ({why}); give the same command again\n"
+    assert capsys.readouterr() == ("", told)
+    monkeypatch.setattr("trainer.hugging_face.load_file", mock.Mock(side_effect=RuntimeError("a mistake of ours")))
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        run(export, tmp_path / "results", None, tasks="fill_mask")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "tokenizer/vocab.txt", "validation-shard-00000-of-00002.arrow"])
+def test_shards_that_can_not_be_read_for_a_moment(
+    export: Path,
+    shards: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    with monkeypatch.context() as patch:
+        fail_at(patch, shards / name)
+        assert run(export, tmp_path / "results", shards) == 1
+    told = f"error: {shards / name}: can't be read now ({REASON}); give the same command again\n"
+    assert capsys.readouterr() == ("", told)
+    assert run(export, tmp_path / "results", shards) == 0
+
+
+@pytest.mark.parametrize("place", ["trainer.files.try_lock", "trainer.files.os.fsync", "eval.locks.try_lock"])
+def test_an_output_whose_storage_fails_at_an_open_file(
+    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    """Of which the operating system tells no name. What was there before stays."""
+    out = tmp_path / "results"
+    assert run(export, out, None, tasks="fill_mask") == 0
+    before = (out / "results.json").read_bytes()
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(place, mock.Mock(side_effect=OSError(errno.EIO, REASON)))
+        assert run(export, out, None, tasks="fill_mask") == 1
+    assert capsys.readouterr() == ("", f"error: {out}: {REASON}; mend that, and run the same command again\n")
+    assert (out / "results.json").read_bytes() == before
+    assert run(export, out, None, tasks="fill_mask") == 0
 
 
 def test_an_error_of_ours_is_no_mistake_of_the_users(
