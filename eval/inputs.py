@@ -115,8 +115,9 @@ def _load_export(path: Path) -> Export:
     weights = path / WEIGHTS
     try:
         return load_export(path)
-    except (FileNotFoundError, RuntimeError) as error:  # as safetensors and torch tell whatever keeps them from a file
-        if str(weights) not in str(error):
+    except (OSError, RuntimeError) as error:
+        # What keeps them from a file safetensors tells without a number, and torch by a RuntimeError that names it.
+        if error.errno is not None if isinstance(error, OSError) else str(weights) not in str(error):
             raise
         raise UnavailableError(f"{weights}: can't be read now ({error}); give the same command again") from error
 

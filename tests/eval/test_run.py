@@ -567,7 +567,14 @@ def test_an_export_that_can_not_be_read_for_a_moment(
     assert run(export, tmp_path / "results", shards) == 0
 
 
-@pytest.mark.parametrize("error", [RuntimeError("unable to open file <{}>: error (5)"), FileNotFoundError("gone: {}")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("unable to open file <{}>: error (5)"),
+        FileNotFoundError("gone: {}"),
+        OSError("an error (os error 5)"),
+    ],
+)
 def test_weights_that_libraries_can_not_open_for_a_moment(
     export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
