@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cluster.paths import current_folder
 from cluster.programs import Program, pretraining_of
+from preprocessing.schema import UnavailableError
 from trainer.config import Recipe, advice_on, differences, load_recipe
 from trainer.deepspeed_config import accumulation_steps, resolve
 from trainer.run_directory import CheckpointError, RunDirectory
@@ -116,9 +117,11 @@ def _check_results(program: Program) -> None:
     if os.access(checkpoint, os.F_OK):  # the evaluation itself compares its weights, and at once
         return
     file = program.output / RESULTS
+    if not os.access(file, os.R_OK):  # none there, or in a folder that the nodes' user may enter and this one may not
+        return
     try:
         earlier = read_earlier(file)
-    except UsageError as error:
+    except (UsageError, UnavailableError) as error:
         raise ConfigError(f"{program.name}: {error}") from error
     if earlier and Path(earlier["checkpoint"]["path"]).name != checkpoint.name:
         raise ConfigError(

@@ -35,6 +35,7 @@ from eval.results import RESULTS, write_results
 from preprocessing.sources.registry import SOURCES
 from tests.conftest import ROOT
 from tests.eval.evaluations import results
+from tests.eval.failing import REASON, fail_at
 from tests.trainer.conftest import TINY
 from tests.trainer.shard_factory import write_shards
 from trainer.arguments import parse
@@ -1956,6 +1957,15 @@ def test_results_of_an_earlier_step_are_told_before_the_training_of_later_ones(h
     assert not (here / "run").exists()
     assert main([*command, *chain_of(pretrain=["train.max_steps=4"])]) == 0
     assert main([*command, *chain_of(results="others")]) == 0
+
+
+def test_results_that_can_not_be_read_now_are_told(here, capsys, monkeypatch):
+    (here / "results").mkdir()
+    write_results(here / "results" / RESULTS, results(here / "run", 4, {}))
+    fail_at(monkeypatch, here / "results" / RESULTS)
+    assert main(["all", "--on", "local", "--dry-run", *chain_of()]) == 2
+    told = f"error: eval: {here}/results/results.json: can't be read now ({REASON}); give the same command again"
+    assert capsys.readouterr().err.startswith(told)
 
 
 @pytest.mark.parametrize("may_enter", [True, False])
