@@ -63,6 +63,8 @@ _COMES_AGAIN = (ConfigError, ShardError, VocabularyError, CheckpointError, State
 # all ranks with the first that ends, and the others' end must not come before its word.
 _HEAD_START = 30.0
 
+_AGAIN = "give the same command again"
+
 
 class _StorageError(RuntimeError):
     """Storage that fails while a run is looked at or written down. The message says what to do."""
@@ -87,6 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     How a run ended, trainer.outcome tells: of a crash the run directory has no word.
     """
     words = sys.argv[1:] if argv is None else argv
+    run = _run_of(words)
     _open_streams()
     first = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(level=logging.INFO if first else logging.ERROR, format="%(message)s", force=True)
@@ -106,13 +109,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _tell(error)
             return 1
         except _COMES_AGAIN as error:
-            if _write_failure(_run_of(words), start, str(error)):
+            if told := _of_storage(error, run):
+                _tell(told)
+                return 1
+            if _write_failure(run, start, str(error)):
                 _tell(error)
             return 1 if isinstance(error, NonFiniteError | DivergedError | DamagedShardError) else MISTAKE
         except Exception as error:  # maybe of this rank alone, while others wait for it: told before anything waits
-            run = _run_of(words)
-            if run and isinstance(error, OSError) and _is_of_storage(error, run):
-                _tell(_StorageError(_of_storage(error, run)))
+            if told := _of_storage(error, run):
+                _tell(told)
             else:
                 traceback.print_exc()
             return 1
@@ -246,14 +251,24 @@ def _end(run: RunDirectory, ending: Ending, reason: str = "") -> None:
         raise UnsavedError(told) from error
 
 
-def _is_of_storage(error: OSError, run: RunDirectory) -> bool:
-    """Whether it is no mistake of a program's, but what a disk or a network answered about a run."""
-    return is_passing(error) or (isinstance(error.filename, str) and Path(error.filename).is_relative_to(run.path))
+def _of_storage(error: Exception, run: RunDirectory | None) -> _StorageError | None:
+    """As what an error is told that came of storage which fails, maybe for a moment only; None for another one."""
+    if isinstance(error, UnavailableError):
+        return _StorageError(str(error))
+    if is_passing(error.__cause__):
+        return _StorageError(f"{error}; {_AGAIN}")
+    if isinstance(error, OSError) and (is_passing(error) or (run and _lies_in(run, error.filename))):
+        return _storage_error(error, run)
+    return None
 
 
-def _of_storage(error: OSError, run: RunDirectory) -> str:
-    where, why = error.filename or run.path, error.strerror or error
-    return f"{where}: can't be read or written now ({why}); give the same command again"
+def _lies_in(run: RunDirectory, name: object) -> bool:
+    return isinstance(name, str) and Path(name).is_relative_to(run.path)
+
+
+def _storage_error(error: OSError, run: RunDirectory | None) -> _StorageError:
+    place = error.filename or (run.path if run else "storage")
+    return _StorageError(f"{place}: can't be read or written now ({error.strerror or error}); {_AGAIN}")
 
 
 def _on_first(world: World, run: RunDirectory, work: Callable[[], _Result]) -> _Result:
@@ -264,11 +279,9 @@ def _on_first(world: World, run: RunDirectory, work: Callable[[], _Result]) -> _
         try:
             result = work()
         except OSError as found:
-            error = _StorageError(_of_storage(found, run))
-        except UnavailableError as found:
-            error = _StorageError(str(found))
-        except (ValueError, RunInUseError, DivergedError, UnsavedError) as found:
-            error = found
+            error = _storage_error(found, run)
+        except (UnavailableError, ValueError, RunInUseError, DivergedError, UnsavedError) as found:
+            error = _of_storage(found, run) or found
     gathered: list[tuple[_Result, Exception | None]] = world.gather((result, error))
     result, error = gathered[0]
     if error is not None:

@@ -164,6 +164,9 @@ class Session:
         if step > first:
             _log.info("time of %d steps: %s", step - first, _shares(spent))
         self.saver.finish()
+        if self.saver.problem:  # nothing comes any more that would be saved instead, and it may have passed
+            self._save(engine, step, Laps(_HOST))
+            self.saver.finish()
         if self._unreadable:
             raise self._without_checkpoint(self._unreadable)
         self._watch()

@@ -138,7 +138,7 @@ def check_run(run: RunDirectory, recipe: Recipe, shards: Corpus) -> None:
     run.check()
     if run.is_new:
         return
-    changed = differences(_read_config(run), recipe)
+    changed = differences(load_recipe(run.config), recipe)
     advice = advice_on(changed, run.step > 0)
     if not run.step and not run.metrics.exists():
         advice = "choose another --output, or remove this one, in which nothing has been trained"
@@ -146,15 +146,6 @@ def check_run(run: RunDirectory, recipe: Recipe, shards: Corpus) -> None:
         raise CheckpointError(f"{run.path}: the run was started with other settings ({'; '.join(changed)}); {advice}")
     if run.manifest.is_file() and checksum(run.manifest) != shards.manifest_blake2b:
         raise CheckpointError(f"{run.path}: {_other_shards(directory_checksums(run.manifest), shards)}; {advice}")
-
-
-def _read_config(run: RunDirectory) -> Recipe:
-    try:
-        return load_recipe(run.config)
-    except ConfigError as error:
-        if is_passing(reason := error.__cause__):
-            raise reason from None
-        raise
 
 
 def _other_shards(begun_with: Sequence[str], shards: Corpus) -> str:

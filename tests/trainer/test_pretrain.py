@@ -724,17 +724,27 @@ def test_storage_that_fails_the_first_rank_is_told_once_and_ends_all(
     assert run.outcome == ("done", "")
 
 
-@pytest.mark.parametrize(("call_of_path", "name", "number"), [
-    ("read_text", "checkpoints/latest", errno.ESTALE),  # before the ranks have met
-    ("read_text", "run/config.toml", errno.ESTALE),
-])  # fmt: skip
-def test_storage_that_fails_a_rank_by_itself_is_told_in_a_line(call, tmp_path, call_of_path, name, number):
+@pytest.mark.parametrize("name", ["checkpoints/latest", "run/config.toml"])
+def test_storage_that_fails_a_rank_by_itself_is_told_in_a_line(call, tmp_path, name):
+    """Before the ranks have met; no word is left of it, as a job script then gives the command again."""
     assert call("train.max_steps=2", "checkpoint.every=2")[0] == [0]
-    codes, log = call(task=where_storage_fails(call_of_path, name, number))
+    codes, log = call(task=where_storage_fails("read_text", name, errno.ESTALE))
     assert codes == [1]
-    assert re.search(rf"^error: .*{name}: {NOW} \(.*\); give the same command again$", log, re.MULTILINE)
+    assert re.search(
+        rf"^error: .*{name}: can't .* \(Stale file handle\); give the same command again$", log, re.MULTILINE
+    )
     assert "Traceback" not in log
     assert call()[0] == [0]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_last_checkpoint_is_tried_once_more(call, tmp_path, world):
+    """Nothing comes after it that would be saved instead."""
+    codes, log = call(world=world, task=where_storage_fails("mkdir", "/.step-000008.incomplete", errno.EIO))
+    assert codes == [0] * world
+    assert log.count("step 8: the checkpoint can't be written (") == 1
+    run = RunDirectory(tmp_path / "run")
+    assert (run.step, run.ending) == (8, "done")
 
 
 def test_a_run_that_is_done_stays_so_whatever_can_not_be_read_of_it(call, tmp_path):
