@@ -118,8 +118,14 @@ def size(path: str) -> int:
 
 
 def exists(path: str) -> bool:
-    """Whether there is a file or a folder of that name."""
-    return bool(FileSystems.exists(path))
+    """Whether there is a file or a folder of that name.
+
+    Raises:
+        OSError: storage that can't be reached.
+    """
+    if is_remote(path):
+        return bool(FileSystems.exists(path))
+    return _status(Path(path)) is not None  # Beam's own takes every error for an answer
 
 
 def begins_with(path: str, magic: bytes) -> bool:
@@ -228,15 +234,23 @@ def write_text(path: str, text: str, scratch: str) -> None:
 
 
 def read_text(path: str) -> str | None:
-    """A small text file in UTF-8, None when there is no such file."""
-    if not FileSystems.exists(path):
+    """A small text file in UTF-8, None when there is no such file.
+
+    Raises:
+        OSError: storage that can't be reached.
+    """
+    if not exists(path):
         return None
     with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as file:
         return cast(bytes, file.read()).decode()
 
 
 def read_json(path: str) -> Any:
-    """What a small JSON file holds, None when there is no such file or it is not whole."""
+    """What a small JSON file holds, None when there is no such file or it is not whole.
+
+    Raises:
+        OSError: storage that can't be reached.
+    """
     try:
         return json.loads(read_text(path) or "null")
     except (ValueError, RecursionError):
@@ -262,14 +276,22 @@ def names_below(folder: str) -> dict[str, int]:
 
 
 def regular_size(path: Path) -> int | None:
-    """Bytes of a regular file, by a single look at it; None for anything else, or nothing."""
+    """Bytes of a regular file, by a single look at it; None for anything else, or nothing.
+
+    Raises:
+        OSError: storage that can't be reached.
+    """
+    status = _status(path)
+    return status.st_size if status and stat.S_ISREG(status.st_mode) else None
+
+
+def _status(path: Path) -> os.stat_result | None:
     try:
-        status = path.stat()
+        return path.stat()
     except OSError as error:
         if error.errno not in NO_FILE:
             raise
         return None
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def remove(folder: str, names: Iterable[str]) -> None:

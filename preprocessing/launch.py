@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -63,8 +64,10 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[U
         inputs = find_inputs(arguments.inputs, note, options.read, output)
         units = units_of(inputs, options.read)
     except (MissingInputError, StorageError) as error:
-        if files.exists(files.join(output, MANIFEST)):
-            raise type(error)(f"{error}; the shards in {output} are finished, and need their inputs no more") from error
+        with contextlib.suppress(OSError):  # of the output: then the inputs' own is all there is to tell
+            if files.exists(files.join(output, MANIFEST)):
+                finished = f"the shards in {output} are finished, and need their inputs no more"
+                raise type(error)(f"{error}; {finished}") from error
         raise
     job = Job(
         output=output,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from preprocessing.files import names_below
+from preprocessing.files import exists, names_below, read_json, read_text
 
 
 def test_names_below_are_those_of_regular_files(tmp_path: Path) -> None:
@@ -46,3 +48,22 @@ def test_a_file_that_goes_while_a_folder_is_looked_at_is_left_out(
 
     monkeypatch.setattr(Path, "stat", look_and_remove)  # the first look at a file is the only one
     assert names_below(str(tmp_path)) == {"note.json": 2, "shard.json": 2}
+
+
+def test_what_is_not_there_is_told_from_what_can_not_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("3")
+    (tmp_path / "loop").symlink_to("loop")
+    assert (exists(f"{tmp_path}/file"), read_text(f"{tmp_path}/file"), read_json(f"{tmp_path}/file")) == (True, "3", 3)
+    for name in ("none", "file/below", "loop"):
+        assert (exists(f"{tmp_path}/{name}"), read_text(f"{tmp_path}/{name}")) == (False, None)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "stat", fail)
+    looks: list[Callable[[str], Any]] = [exists, read_text, read_json]
+    for look in looks:
+        with pytest.raises(OSError, match="Input/output error"):
+            look(f"{tmp_path}/file")

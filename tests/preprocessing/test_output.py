@@ -217,6 +217,18 @@ def test_finished_shards_whose_inputs_can_not_be_opened_are_told_to_be_finished(
     assert said.endswith(f": can't be read; the shards in {output} are finished, and need their inputs no more")
 
 
+def test_inputs_that_are_gone_are_told_where_nobody_can_tell_whether_shards_are_finished(
+    make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str) -> bool:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    monkeypatch.setattr(files, "exists", fail)
+    said = make.error(tmp_path / "out", "--books", tmp_path / "*.txt")
+    assert f"{tmp_path}/*.txt: no input file matches; " in said
+    assert "the shards in" not in said
+
+
 def test_shards_without_their_job_are_replaced_when_asked(make: Maker, books: Path, tmp_path: Path) -> None:
     """As they are where somebody has copied what a training needs."""
     output = tmp_path / "out"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -152,6 +154,31 @@ def test_no_input_and_no_other_file_is_written_over_unasked(
     assert output.read_text() == vocabulary
     output.write_bytes("\n".join([*SPECIAL_TOKENS, "é"]).encode("latin-1"))
     assert "holds something else" in error(capsys, *arguments, output)
+
+
+def test_a_file_that_can_not_be_looked_at_for_a_moment_is_not_written_over(
+    books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever look at it fails."""
+    output, stat, said = tmp_path / "vocab.txt", os.stat, ""
+    output.write_text("mine")
+    failing, looks = 0, 0
+
+    def fail_once(path: str | Path, **options: Any) -> os.stat_result:
+        nonlocal looks
+        looks += str(path) == str(output)
+        if str(path) == str(output) and looks == failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return stat(path, **options)
+
+    while "holds something else" not in said:
+        failing, looks = failing + 1, 0
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", fail_once)
+            said = error(capsys, "--books", books / "*.txt", "--size", 60, "--output", output)
+        assert "can't be written (Input/output error)" in said or looks < failing
+        assert output.read_text() == "mine"
+    assert failing > 1
 
 
 def test_the_commands_that_the_help_shows_are_taken_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
