@@ -217,6 +217,7 @@ def _rename(unfinished: str, path: str) -> None:
 
 
 FULL = "{}: disk full or quota reached; free some space and run the same command to resume"
+UNAVAILABLE = "{}: can't be written or read ({}); once it can, the same command goes on"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -225,6 +226,11 @@ def is_full(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
     return any(f"[Errno {code}]" in str(error) for code in _FULL)
+
+
+def reason(error: OSError) -> str:
+    """What the operating system says of an error; pyarrow and Beam tell it in words of their own."""
+    return os.strerror(error.errno) if error.errno else str(error)
 
 
 def write_text(path: str, text: str, scratch: str) -> None:
@@ -272,7 +278,7 @@ def names_below(folder: str) -> dict[str, int]:
     try:
         return {path.removeprefix(root): size for path, size in match(root + "**").items()}
     except (BeamIOError, ValueError) as error:  # Beam's own, and of an address that no file system of its knows
-        raise OSError(errno.EIO, why_not_found(folder, error)) from error
+        raise OSError(why_not_found(folder, error)) from error
 
 
 def regular_size(path: Path) -> int | None:
@@ -295,11 +301,18 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def remove(folder: str, names: Iterable[str]) -> None:
-    """Remove files of a folder in order, and the folders this leaves empty; what is not there already is no error."""
+    """Remove files of a folder in order, and the folders this leaves empty; what is not there already is no error.
+
+    Raises:
+        OSError: one can't be removed; it stays, with those after it.
+    """
     names = list(dict.fromkeys(names))
     for name in names:
-        with contextlib.suppress(OSError):
+        try:
             _remove(join(folder, name))
+        except OSError:
+            if exists(join(folder, name)):
+                raise
     for emptied in {Path(name).parent for name in names} - {Path()}:
         with contextlib.suppress(OSError):
             (Path(folder) / emptied).rmdir()

@@ -44,7 +44,7 @@ def _locked(output: Path, note: Callable[[str], None]) -> Iterator[None]:
     with ExitStack() as undo:  # the last first: a file that is still open would keep its folder on NFS
         undo.callback(_remove_empty, path.parent, *([] if output.exists() else [output]))
         undo.enter_context(_lock(path, note))
-        undo.callback(files.remove, str(output), [LOCK])
+        undo.callback(_remove, output)
         yield
 
 
@@ -87,6 +87,11 @@ def _is_open_at(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
+
+
+def _remove(output: Path) -> None:
+    with suppress(OSError):  # one that stays is no lock
+        files.remove(str(output), [LOCK])
 
 
 def _remove_empty(*folders: Path) -> None:

@@ -25,7 +25,7 @@ from preprocessing.inputs import (
 )
 from preprocessing.job import Job, choose_layout, describe
 from preprocessing.options import Arguments
-from preprocessing.output import JOB, JobError, State, check_free, clear, clear_work, inspect
+from preprocessing.output import JOB, JobError, State, check_free, clear, clear_work, inspect, reaching
 from preprocessing.runner import run_pipeline
 from preprocessing.sampling import draw_sample
 from preprocessing.schema import MANIFEST, Manifest, ShardDirectory, Vocabulary, checksum_of
@@ -35,7 +35,7 @@ from preprocessing.terminal import in_line
 from preprocessing.tokenization import VocabularyError, check_case, load_vocabulary, parse_vocabulary, vocabulary_text
 from preprocessing.transforms import build_pipeline
 from preprocessing.vocabulary import train_vocabulary
-from preprocessing.work_files import WorkFile
+from preprocessing.work_files import WORK, WorkFile
 
 _STALE = (WorkFile.ERROR, WorkFile.READING_NOTE, WorkFile.UNFINISHED)  # of an earlier start
 
@@ -123,12 +123,14 @@ def begin(
     Where the job is not finished, what every worker reads is then put there: the vocabulary and the benchmark.
 
     Raises:
-        JobError: the directory holds something else, or the vocabulary that is asked for among what is to be removed.
+        JobError: the directory holds something else, or the vocabulary that is asked for among what is to be removed;
+            or nothing can be written there.
+        JobFailedError: its storage fails.
         ShardError: a finished job whose files have been lost since.
     """
     description = describe(job, inputs)
     names = job.layout.names("train") + job.layout.names("validation")
-    try:
+    with reaching(job.output):
         check_free(job.output, names)
         if arguments.overwrite:
             clear(job.output, names, needed=arguments.vocabulary)
@@ -138,7 +140,7 @@ def begin(
         if state == "finished":
             if not files.is_remote(job.output):
                 ShardDirectory(job.output)
-            clear_work(job.output)
+            _tidy(job.output)
             return state
         if state == "new":
             clear_work(job.output)
@@ -148,10 +150,17 @@ def begin(
             _write_vocabulary(job, vocabulary)
         if benchmark is not None:
             place_benchmark(job, benchmark)
-    except OSError as error:
-        raise JobError(f"{job.output}: can't write there ({error.strerror or error}); use another directory") from error
-    _remove_work(job, *_STALE)
+        _remove_work(job, *_STALE)
     return state
+
+
+def _tidy(output: str) -> None:
+    """Remove the intermediate files of a finished job, as far as that can be done: its shards need them no more."""
+    try:
+        clear_work(output)
+    except OSError as error:
+        later = "the shards are finished, and the same command removes it later"
+        note(f"{output}: {WORK} can't be removed ({files.reason(error)}); {later}")
 
 
 def _remove_work(job: Job, *kinds: WorkFile) -> None:
@@ -190,21 +199,20 @@ def provide_vocabulary(job: Job, units: Sequence[Unit], beam_options: Sequence[s
     if rule is None:
         return job
     path = job.path(WorkFile.VOCABULARY)
-    text = files.read_text(path)
+    with reaching(job.output):
+        text = files.read_text(path)
     if text is None:
         texts = draw_sample(job, units, rule.sample_bytes, beam_options)
         try:
             tokens = train_vocabulary(texts, rule.size, job.options.lowercase)
         except VocabularyError:
-            clear(job.output)
+            with contextlib.suppress(OSError):  # what stays is told by the next command
+                clear(job.output)
             raise
-        try:
+        with reaching(job.output):
             _write_vocabulary(job, tokens)
-        except OSError as error:
-            if files.is_full(error):
-                raise JobError(files.FULL.format(job.output)) from error
-            raise
-        _remove_work(job, WorkFile.SAMPLE)
+        with contextlib.suppress(OSError):  # they go with the other intermediate files then
+            _remove_work(job, WorkFile.SAMPLE)
     else:
         tokens = parse_vocabulary(text, path)
     return replace(job, vocabulary=_identity(tokens, job.options.lowercase))
@@ -218,8 +226,9 @@ def execute(job: Job, units: Sequence[Unit], beam_options: Sequence[str]) -> Man
         SourceError, JobError, JobFailedError: as run_pipeline.
     """
     run_pipeline(job, beam_options, partial(build_pipeline, job=job, units=units))
-    manifest = files.read_text(files.join(job.output, MANIFEST))
+    with reaching(job.output):
+        manifest = files.read_text(files.join(job.output, MANIFEST))
     if manifest is None:
         raise JobError(f"{job.output}: the engine ended without an error and without a {MANIFEST}; see its log")
-    clear_work(job.output)
+    _tidy(job.output)
     return Manifest.from_json(manifest, job.output)

@@ -12,9 +12,11 @@ In it lie, in the order in which they are written:
 
 from __future__ import annotations
 
+import errno
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +30,11 @@ JOB = "job.json"
 FAILED = 1  # exit code of a JobFailedError
 _TOKENIZER_FILES = frozenset(f"{TOKENIZER}/{name}" for name in (VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE))
 _SHARD = re.compile(rf"(?:{VALIDATION_PREFIX})?shard-([0-9]{{5,18}})-of-[0-9]+\.arrow")
+# What an operating system says to a name where nothing can be, or not by this user; Beam's own errors have no number.
+_REFUSED = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EISDIR,
+     errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, None}
+)  # fmt: skip
 State = Literal["new", "interrupted", "finished"]
 
 
@@ -37,6 +44,29 @@ class JobError(ValueError):
 
 class JobFailedError(RuntimeError):
     """A job that can't go on, though nothing is wrong with what was asked for. The message says why."""
+
+
+def is_refused(error: OSError) -> bool:
+    """Whether an output directory can't be what it is asked to be: that does not pass by itself."""
+    return error.errno in _REFUSED
+
+
+@contextmanager
+def reaching(output: str) -> Iterator[None]:
+    """Around what writes or reads an output directory: what keeps it from that, as whose matter it is.
+
+    Raises:
+        JobError: it is full, or nothing can be written there, or not by this user.
+        JobFailedError: anything else, which may pass.
+    """
+    try:
+        yield
+    except OSError as error:
+        if files.is_full(error):
+            raise JobError(files.FULL.format(output)) from error
+        if is_refused(error):
+            raise JobError(f"{output}: can't write there ({files.reason(error)}); use another directory") from error
+        raise JobFailedError(files.UNAVAILABLE.format(output, files.reason(error))) from error
 
 
 def inspect(output: str, description: dict[str, Any], vocabulary: str | None = None) -> State:
@@ -129,6 +159,7 @@ def clear(output: str, wanted: Iterable[str] = (), needed: str | None = None) ->
     Raises:
         JobError: a file that is not ours has a name that the new job will write, or none of several files is ours, or
             the needed file would go.
+        OSError: a file can't be removed; it stays, with those after it.
     """
     present = _present(output)
     own = _own_names(output, present)
@@ -144,7 +175,11 @@ def clear(output: str, wanted: Iterable[str] = (), needed: str | None = None) ->
 
 
 def clear_work(output: str) -> None:
-    """Remove the intermediate files of a finished job."""
+    """Remove the intermediate files of a finished job.
+
+    Raises:
+        OSError: one can't be removed; it stays, with those after it.
+    """
     files.remove(output, list(filter(is_work_file, _present(output))))
 
 

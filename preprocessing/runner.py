@@ -66,7 +66,8 @@ def run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.Pi
                 raise JobError(files.FULL.format(job.output)) from error
             if reason := job.left_error(WorkFile.ERROR):
                 # What is wrong with the inputs or the options changes with them, and so what was made is of no use.
-                clear(job.output)
+                with contextlib.suppress(OSError):  # what stays is told by the next command
+                    clear(job.output)
                 raise SourceError(reason) from error
             if reason := why_a_worker_died():
                 raise JobFailedError(reason) from error

@@ -6,16 +6,18 @@ import gzip
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from preprocessing import launch
+from preprocessing import files, launch
 from preprocessing.contamination import Benchmark
 from preprocessing.inputs import Unit
 from preprocessing.job import Job
 from preprocessing.launch import begin, execute, locate, prepare, provide_vocabulary
+from preprocessing.make_shards import main
 from preprocessing.options import Arguments, parse
-from preprocessing.output import JobError, State
+from preprocessing.output import JobError, JobFailedError, State
 from preprocessing.schema import Vocabulary
 from tests.preprocessing.maker import Maker
 from tests.preprocessing.test_wikipedia import dump, page
@@ -114,6 +116,32 @@ def test_an_engine_that_ends_without_a_manifest_is_told(arguments: list[str], mo
         execute(job, locate(job, units), [])
 
 
+@pytest.mark.parametrize(
+    ("look", "name"), [("names_below", "out"), ("names_below", ".work"), ("read_text", "job.json")]
+)
+def test_storage_that_fails_when_an_output_is_looked_at_is_nobodys_mistake(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    look: str, name: str,
+) -> None:  # fmt: skip
+    assert begun(arguments) == "new"
+    original = getattr(files, look)
+
+    def fail(path: str) -> Any:
+        if path.endswith(f"/{name}"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        return original(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, look, fail)
+        with pytest.raises(SystemExit, match="1"):
+            main(arguments)
+    assert capsys.readouterr().err == (
+        f"make_shards: error: {tmp_path}/out: can't be written or read (Stale file handle); "
+        "once it can, the same command goes on\n"
+    )
+    assert begun(arguments) == "interrupted"
+
+
 def test_a_disk_that_is_full_when_a_benchmark_is_placed_is_told(
     make: Maker, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,17 +151,21 @@ def test_a_disk_that_is_full_when_a_benchmark_is_placed_is_told(
     monkeypatch.setattr(launch, "place_benchmark", fail)
     (tmp_path / "test.txt").write_text("So many words as are looked for in the books, or more.")
     said = make.error(tmp_path / "out", *arguments[:2], "--contamination", tmp_path)
-    assert (
-        said
-        == f"make_shards: error: {tmp_path}/out: can't write there (No space left on device); use another directory"
-    )
+    assert said == f"make_shards: error: {files.FULL.format(tmp_path / 'out')}"
 
 
-def test_a_disk_that_is_full_when_the_vocabulary_is_trained_is_told(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "kind", "told"),
+    [
+        (errno.ENOSPC, JobError, "out: disk full or quota reached"),
+        (errno.EIO, JobFailedError, r"out: can't be written or read \(Input/output error\)"),
+    ],
+)
+def test_a_disk_that_is_full_or_fails_when_the_vocabulary_is_trained_is_told(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception], told: str
 ) -> None:
     def fail(_job: Job, _tokens: Sequence[str]) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(number, os.strerror(number))
 
     def no_sample(_job: Job, _units: Sequence[Unit], _budget: int, _beam: Sequence[str]) -> list[str]:
         return ["the whale and the ship"] * 3
@@ -142,5 +174,5 @@ def test_a_disk_that_is_full_when_the_vocabulary_is_trained_is_told(
     monkeypatch.setattr(launch, "_write_vocabulary", fail)
     parsed: Arguments = parse([*arguments[:2], "--train-vocab", "50", *arguments[4:]])
     job, _, units, _ = prepare(parsed, parsed.output)
-    with pytest.raises(JobError, match="out: disk full or quota reached"):
+    with pytest.raises(kind, match=told):
         provide_vocabulary(job, locate(job, units), [])

@@ -16,6 +16,7 @@ from preprocessing import files, launch
 from preprocessing.inputs import find_inputs
 from preprocessing.job import Job
 from preprocessing.layout import Layout
+from preprocessing.make_shards import main
 from preprocessing.options import parse
 from preprocessing.output import clear, clear_work, difference, other_vocabulary
 from preprocessing.schema import ShardDirectory, Vocabulary
@@ -320,6 +321,66 @@ def test_a_directory_is_cleared_manifest_first_notes_before_their_data_and_job_l
     assert len([name for name in removed if name.startswith(".work/tokens-")]) == 24
     notes = [name.endswith(".json") for name in removed[:-1]]
     assert notes == sorted(notes, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "shard-00000-of-00001.arrow", "job.json"])
+@pytest.mark.parametrize(
+    ("number", "code", "told"),
+    [
+        (errno.EIO, 1, "can't be written or read (Input/output error); once it can, the same command goes on"),
+        (errno.EACCES, 2, "can't write there (Permission denied); use another directory"),
+    ],
+)
+def test_an_old_file_that_can_not_be_removed_is_told_before_anything_new_is_written(
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    name: str, number: int, code: int, told: str,
+) -> None:  # fmt: skip
+    """A manifest that stayed would tell of shards that are gone; what it tells of goes after it."""
+    output, unlink = tmp_path / "out", Path.unlink
+    make(output, "--books", books / "*.txt")
+    before = {path.name: path.read_bytes() for path in output.glob("*.*")}
+
+    def fail(path: Path, missing_ok: bool = False) -> None:
+        if path == output / name:
+            raise OSError(number, os.strerror(number), str(path))
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", fail)
+        with pytest.raises(SystemExit) as caught:
+            make(output, "--books", books / "*.txt", "--seed", 2, "--overwrite")
+    assert caught.value.code == code
+    assert capsys.readouterr().err == f"make_shards: error: {output}: {told}\n"
+    left = {path.name: path.read_bytes() for path in output.glob("*.*")}
+    assert left.items() <= before.items()
+    assert left == before if name == "manifest.json" else "manifest.json" not in left
+    make(output, "--books", books / "*.txt", "--seed", 2, "--overwrite")
+    assert ShardDirectory(output).manifest.seed == 2
+
+
+def test_a_work_folder_that_can_not_be_removed_is_a_note_and_goes_with_the_next_command(
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    arguments = [str(argument) for argument in ("--books", books / "*.txt", "--vocab", make.vocabulary)]
+
+    def fail(path: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    for told in ("done in", "nothing to do"):
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "_remove", fail)
+            main([*arguments, "--output", str(output)])
+        said = capsys.readouterr()
+        assert told in said.out
+        assert said.err == (
+            f"make_shards: {output}: .work can't be removed (Input/output error); "
+            "the shards are finished, and the same command removes it later\n"
+        )
+        assert list(output.glob(".work/*.arrow"))
+    main([*arguments, "--output", str(output)])
+    assert capsys.readouterr().err == ""
+    assert not (output / ".work").exists()
 
 
 def test_all_that_a_job_may_leave_in_its_work_folder_goes_with_it_and_nothing_else(tmp_path: Path) -> None:
