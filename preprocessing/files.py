@@ -15,7 +15,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -219,13 +219,24 @@ def _rename(unfinished: str, path: str) -> None:
 FULL = "{}: disk full or quota reached; free some space and run the same command to resume"
 UNAVAILABLE = "{}: can't be written or read ({}); once it can, the same command goes on"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FAILING = frozenset({errno.EIO, errno.ESTALE, errno.EROFS, errno.ENODEV, errno.ENXIO})  # of files, and of nothing else
 
 
 def is_full(error: BaseException) -> bool:
     """Whether an error, or a worker's that an engine has put into words, is that nothing more can be written."""
-    if isinstance(error, OSError) and error.errno in _FULL:
-        return True
-    return any(f"[Errno {code}]" in str(error) for code in _FULL)
+    return _number(error, _FULL) is not None
+
+
+def why_failing(error: BaseException) -> str | None:
+    """What storage that fails says in an error, or in a worker's that an engine has put into words; None in others."""
+    number = _number(error, _FAILING)
+    return None if number is None else os.strerror(number)
+
+
+def _number(error: BaseException, known: Collection[int]) -> int | None:
+    if isinstance(error, OSError) and error.errno in known:
+        return error.errno
+    return next((number for number in known if f"[Errno {number}]" in str(error)), None)
 
 
 def reason(error: OSError) -> str:
@@ -344,13 +355,27 @@ def publish_arrow(path: str, scratch: str, schema: pa.Schema) -> Iterator[pa.Rec
 
 @contextmanager
 def open_arrow(path: str) -> Iterator[pa.RecordBatchFileReader]:
-    """Open an Arrow file, memory-mapped where it is local."""
+    """Open an Arrow file, memory-mapped where it is local.
+
+    Raises:
+        OSError: it can't be opened.
+        pa.ArrowInvalid: it is not whole.
+    """
     if is_remote(path):
         with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as file:
             yield pa.ipc.open_file(pa.PythonFile(file, mode="r"))
     else:
-        with pa.memory_map(path) as mapped:
+        with _mapped(path) as mapped:
             yield pa.ipc.open_file(mapped)
+
+
+def _mapped(path: str) -> pa.MemoryMappedFile:
+    try:
+        return pa.memory_map(path)
+    except OSError as error:
+        if error.errno:
+            raise
+        raise OSError(errno.EIO, str(error), path) from error  # pyarrow's, where a file is open and can't be mapped
 
 
 def is_arrow(path: str) -> bool:

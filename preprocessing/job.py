@@ -140,7 +140,7 @@ def versions() -> dict[str, str]:
 
 @contextlib.contextmanager
 def reporting(job: Job, place: str) -> Iterator[None]:
-    """Leave an error of the user's where the launcher finds it, whatever the engine makes of exceptions."""
+    """Leave an error of the user's or of storage where the launcher finds it, whatever engines make of exceptions."""
     try:
         yield
     except (EncoderError, SourceError, ShardingError, StorageError) as error:
@@ -149,11 +149,13 @@ def reporting(job: Job, place: str) -> Iterator[None]:
         files.write_text(job.path(kind, place=place), in_line(str(error)), job.work)
         raise
     except OSError as error:
-        if files.is_full(error):
+        if error.errno:  # else it is a library's own, and no fault of storage
+            full = files.is_full(error)
+            kind = WorkFile.STORAGE_ERROR if full else WorkFile.OUTPUT_ERROR
+            told = (files.FULL if full else files.UNAVAILABLE).format(job.output, files.reason(error))
             # What is unfinished is gone by now, so that there may be room for this.
             with contextlib.suppress(OSError):
-                path = job.path(WorkFile.STORAGE_ERROR, place=place)
-                files.write_text(path, files.FULL.format(job.output), job.work)
+                files.write_text(job.path(kind, place=place), in_line(told), job.work)
         raise
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -64,7 +65,8 @@ class Progress:
         self._parts: set[str] = set()
         self._counts: Counter[str] = Counter()  # of whole parts
         self._reading: Counter[str] = Counter()  # of those that are being read
-        self._look()
+        with contextlib.suppress(OSError):  # storage that fails for a moment: the next look will do
+            self._look()
         self._characters_before = self._total("characters")  # an earlier run's, which took none of this one's time
         self._read_after: float | None = None  # seconds, once all parts are read
 

@@ -19,7 +19,7 @@ from apache_beam.runners.portability.fn_api_runner import worker_handlers
 from preprocessing import files
 from preprocessing.interruption import before_end, end
 from preprocessing.job import Job
-from preprocessing.output import FAILED, JobError, JobFailedError, clear
+from preprocessing.output import FAILED, JobError, JobFailedError, clear, reaching
 from preprocessing.progress import show_progress
 from preprocessing.sources import SourceError
 from preprocessing.terminal import tell
@@ -37,7 +37,7 @@ def run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.Pi
     Raises:
         SourceError: an input that can't be read, or a corpus that can't be sharded as asked, wherever that was found.
         JobError: nothing can be written any more, or an input not be read.
-        JobFailedError: a document takes for ever, or a worker process has died.
+        JobFailedError: the output's storage fails, a document takes for ever, or a worker process has died.
     """
     options = PipelineOptions(list(beam_options))
     if options.view_as(DirectOptions).direct_running_mode == "multi_processing":
@@ -58,17 +58,22 @@ def run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.Pi
                 with contextlib.nullcontext() if embedded else before_end(running.cancel):
                     running.wait_until_finish()
         except Exception as error:
-            if reason := job.left_error(WorkFile.STUCK_ERROR):
-                raise JobFailedError(reason) from error
-            if reason := job.left_error(WorkFile.STORAGE_ERROR):
-                raise JobError(reason) from error
-            if files.is_full(error):
-                raise JobError(files.FULL.format(job.output)) from error
-            if reason := job.left_error(WorkFile.ERROR):
-                # What is wrong with the inputs or the options changes with them, and so what was made is of no use.
-                with contextlib.suppress(OSError):  # what stays is told by the next command
-                    clear(job.output)
-                raise SourceError(reason) from error
+            with reaching(job.output):
+                if reason := job.left_error(WorkFile.STUCK_ERROR):
+                    raise JobFailedError(reason) from error
+                if reason := job.left_error(WorkFile.STORAGE_ERROR):
+                    raise JobError(reason) from error
+                if files.is_full(error):
+                    raise JobError(files.FULL.format(job.output)) from error
+                if reason := job.left_error(WorkFile.OUTPUT_ERROR):
+                    raise JobFailedError(reason) from error
+                if reason := job.left_error(WorkFile.ERROR):
+                    # What is wrong with the inputs or the options changes with them, and so what was made is of no use.
+                    with contextlib.suppress(OSError):  # what stays is told by the next command
+                        clear(job.output)
+                    raise SourceError(reason) from error
+            if reason := files.why_failing(error):  # for a worker could not leave it where nothing can be written
+                raise JobFailedError(files.UNAVAILABLE.format(job.output, reason)) from error
             if reason := why_a_worker_died():
                 raise JobFailedError(reason) from error
             raise

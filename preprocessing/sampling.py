@@ -15,6 +15,7 @@ import pyarrow as pa
 from preprocessing import files
 from preprocessing.inputs import Unit, check_unchanged, text_bytes
 from preprocessing.job import Job, reporting
+from preprocessing.output import reaching
 from preprocessing.reading import read_inputs
 from preprocessing.runner import run_pipeline
 from preprocessing.sources import Document, Skipped
@@ -95,14 +96,16 @@ def draw_sample(job: Job, units: Sequence[Unit], budget: int, beam_options: Sequ
     """The texts with the lowest hashes. Where the units hold less than it seemed, they are read a second time.
 
     Raises:
-        SourceError, JobError, JobFailedError: as run_pipeline.
+        SourceError, JobError, JobFailedError: as run_pipeline, and where the samples can't be read.
     """
     numbers = [unit.number for unit in units]
     seeming = sum(text_bytes(file) for unit in units for file in unit.inputs)
     for cutoff in (first_cutoff(budget, seeming), ALL):
         run_pipeline(job, beam_options, partial(build_sampling, job=job, units=units, budget=budget, cutoff=cutoff))
-        sample = lowest(chain.from_iterable(_rows(job, unit) for unit in numbers), budget).taken
-        if cutoff == ALL or len(sample) < sum(_found(job, unit) for unit in numbers):
+        with reaching(job.output):
+            sample = lowest(chain.from_iterable(_rows(job, unit) for unit in numbers), budget).taken
+            found = sum(_found(job, unit) for unit in numbers)
+        if cutoff == ALL or len(sample) < found:
             break
     return [text for _, text in sample]
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from preprocessing import files
 from preprocessing.contamination import shares
 from preprocessing.dedup import LOST, REPEATS, Run, reasons_of, repeats_of, review
-from preprocessing.job import Job, versions
+from preprocessing.job import Job, reporting, versions
 from preprocessing.layout import Counts, Edge, Settlement, Span, split_of
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardEntry
 from preprocessing.shards import Rows, build_shard
@@ -125,11 +125,12 @@ def commit(notes: Iterable[ShardNote], job: Job, settlement: Settlement) -> None
     Raises:
         LostDocumentsError: see make_manifest.
     """
-    manifest = make_manifest(job, notes, settlement)
-    for name, content in tokenizer_files(job.read_vocabulary(), job.vocabulary.lowercase).items():
-        with files.publish(files.join(job.output, TOKENIZER, name), job.work) as sink:
-            sink.write(content)
-    files.write_text(files.join(job.output, MANIFEST), manifest.to_json(), job.work)
+    with reporting(job, "commit"):
+        manifest = make_manifest(job, notes, settlement)
+        for name, content in tokenizer_files(job.read_vocabulary(), job.vocabulary.lowercase).items():
+            with files.publish(files.join(job.output, TOKENIZER, name), job.work) as sink:
+                sink.write(content)
+        files.write_text(files.join(job.output, MANIFEST), manifest.to_json(), job.work)
 
 
 def make_manifest(job: Job, notes: Iterable[ShardNote], settlement: Settlement) -> Manifest:

@@ -86,11 +86,11 @@ def _once(job: Job, place: str, note: str, made: Sequence[str], work: Callable[[
         made: the files that the work makes.
         work: the part.
     """
-    noted = finished(note, *made)
-    if noted is None:
-        with reporting(job, place):
+    with reporting(job, place):
+        noted = finished(note, *made)
+        if noted is None:
             noted = work()
-        files.write_text(note, json.dumps(noted), job.work)
+            files.write_text(note, json.dumps(noted), job.work)
     return noted
 
 

@@ -320,6 +320,86 @@ def test_a_full_disk_is_told_and_the_job_goes_on_later(make: Maker, books: Path,
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+# --- An output whose storage fails for a while ---
+
+
+def told_and_gone_on_with(make: Maker, books: Path, output: Path, owner: Any, function: str, fail: Any) -> None:
+    """See what a job says whose output fails by a function, and that the same command goes on with it later."""
+    asked = ("--books", books / "*.txt", "--num-shards", 2)
+    make(output.parent / "whole", *asked)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, function, fail)
+        with pytest.raises(SystemExit, match="1"):
+            make(output, *asked)
+    assert make.capsys.readouterr().err == (
+        f"make_shards: error: {output}: can't be written or read (Stale file handle); "
+        "once it can, the same command goes on\n"
+    )
+    make(output, *asked)
+    assert contents(output) == contents(output.parent / "whole")
+    assert not (output / ".work").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["job.json", "lines-00000.arrow", "tokens-00000.json", "drops.json", "shard-00000-of-00002.arrow",
+     "tokenizer/vocab.txt", "manifest.json"],
+)  # fmt: skip
+def test_an_output_that_can_not_be_written_for_a_while_is_told(
+    make: Maker, books: Path, tmp_path: Path, name: str
+) -> None:
+    rename = files._rename
+
+    def fail(unfinished: str, path: str) -> None:
+        if path.endswith(f"/{name}"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), unfinished)
+        rename(unfinished, path)
+
+    told_and_gone_on_with(make, books, tmp_path / "out", files, "_rename", fail)
+
+
+@pytest.mark.parametrize("name", [".work/vocab.txt", "manifest.json"])
+def test_a_file_of_an_output_that_can_not_be_read_for_a_while_is_told(
+    make: Maker, books: Path, tmp_path: Path, name: str
+) -> None:
+    read_text = files.read_text
+
+    def fail(path: str) -> str | None:
+        if path.endswith(f"/{name}") and (tmp_path / "out" / name).exists():
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        return read_text(path)
+
+    told_and_gone_on_with(make, books, tmp_path / "out", files, "read_text", fail)
+
+
+@pytest.mark.parametrize("name", ["documents-00000.arrow", "tokens-00000.arrow", "lost.arrow"])
+def test_an_arrow_file_of_an_output_that_can_not_be_opened_for_a_while_is_told(
+    make: Maker, books: Path, tmp_path: Path, name: str
+) -> None:
+    memory_map = files.pa.memory_map
+
+    def fail(path: str) -> Any:
+        if path.endswith(f"/{name}"):
+            raise OSError(errno.ESTALE, f"Failed to open local file '{path}'")
+        return memory_map(path)
+
+    told_and_gone_on_with(make, books, tmp_path / "out", files.pa, "memory_map", fail)
+
+
+def test_an_arrow_file_that_can_not_be_mapped_is_of_storage_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of that pyarrow tells without a number."""
+
+    def fail(_path: str) -> None:
+        raise OSError("Memory mapping file failed: Stale file handle")
+
+    monkeypatch.setattr(files.pa, "memory_map", fail)
+    with pytest.raises(OSError, match="Memory mapping file failed") as caught, files.open_arrow(f"{tmp_path}/a.arrow"):
+        pass
+    assert caught.value.errno == errno.EIO
+
+
 # --- A power failure ---
 
 

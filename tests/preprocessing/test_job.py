@@ -82,11 +82,15 @@ def test_an_error_may_name_a_path_that_is_no_utf8(tmp_path: Path) -> None:
     assert job.left_error(WorkFile.ERROR) == r"/caf\udce9/a.txt: damaged"
 
 
-def test_a_full_disk_is_left_for_the_launcher_and_no_other_failure(tmp_path: Path) -> None:
+def test_storage_that_fails_is_left_for_the_launcher_and_a_full_disk_as_another_kind(tmp_path: Path) -> None:
     job = job_at(tmp_path)
+    with pytest.raises(OSError, match="a library's"), reporting(job, "unit-00000"):
+        raise OSError("a library's own, without a number")
+    assert job.left_error(WorkFile.ERROR) is None
     with pytest.raises(OSError, match="stale"), reporting(job, "unit-00000"):
         raise OSError(errno.ESTALE, "stale")
-    assert job.left_error(WorkFile.ERROR) is None
+    assert job.left_error(WorkFile.OUTPUT_ERROR) == files.UNAVAILABLE.format(job.output, "Stale file handle")
+    assert job.left_error(WorkFile.STORAGE_ERROR) is None
     with pytest.raises(OSError, match="no space"), reporting(job, "unit-00000"):
         raise OSError(errno.ENOSPC, "no space")
     assert job.left_error(WorkFile.STORAGE_ERROR) == files.FULL.format(job.output)

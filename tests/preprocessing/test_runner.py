@@ -156,7 +156,7 @@ def test_of_several_reasons_the_one_that_tells_most_is_told(job: Job) -> None:
         run_thread("run_worker")
         raise OSError(errno.ENOSPC, "what Beam says of it")
 
-    kinds = (WorkFile.STUCK_ERROR, WorkFile.STORAGE_ERROR, WorkFile.ERROR)
+    kinds = (WorkFile.STUCK_ERROR, WorkFile.STORAGE_ERROR, WorkFile.OUTPUT_ERROR, WorkFile.ERROR)
     left = {kind: Path(job.path(kind, place="a")) for kind in kinds}
     for path in left.values():
         path.write_text(f"what is in {path.name}")
@@ -170,6 +170,36 @@ def test_of_several_reasons_the_one_that_tells_most_is_told(job: Job) -> None:
         if kind:
             left[kind].unlink()
     assert left[WorkFile.ERROR].exists(), "for nothing was wrong with the inputs"
+
+
+def test_storage_that_fails_for_a_worker_is_told_before_a_mistake_and_what_was_done_stays(job: Job) -> None:
+    def build(_pipeline: beam.Pipeline) -> NoReturn:
+        raise RuntimeError("what Beam says of it")
+
+    for kind in (WorkFile.OUTPUT_ERROR, WorkFile.ERROR):
+        Path(job.path(kind, place="a")).write_text(f"what is in {kind.beginning}a")
+    with pytest.raises(JobFailedError, match=r"^what is in error-output-a$"):
+        runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+    assert Path(job.path(WorkFile.ERROR, place="a")).exists()
+
+
+def test_storage_where_nothing_can_be_written_or_read_any_more_is_told(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker can't leave a word there: of what it could not write, its error in Beam's words tells."""
+
+    def build(_pipeline: beam.Pipeline) -> NoReturn:
+        raise RuntimeError("OSError: [Errno 5] Input/output error: '/out/.work/tmp-12' [while running 'Build']")
+
+    with pytest.raises(JobFailedError, match=r"out: can't be written or read \(Input/output error\); once it can"):
+        runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+
+    def unreadable(folder: str) -> dict[str, int]:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), folder)
+
+    monkeypatch.setattr(files, "names_below", unreadable)
+    with pytest.raises(JobFailedError, match=r"out: can't be written or read \(Stale file handle\); once it can"):
+        runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
 
 
 def test_a_mistake_of_the_users_leaves_nothing_and_a_dead_worker_what_was_done(job: Job, tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 from hypothesis import example, given, strategies
@@ -18,6 +20,7 @@ from preprocessing.job import BYTES_PER_TOKEN, SHARD_BYTES, Job, choose_layout
 from preprocessing.layout import Layout
 from preprocessing.make_shards import main
 from preprocessing.options import SAMPLE_BYTES, parse
+from preprocessing.output import JobFailedError
 from preprocessing.reading import read_inputs
 from preprocessing.sampling import draw_sample, lowest, sample_texts, sample_unit
 from preprocessing.schema import ShardDirectory, Vocabulary
@@ -260,6 +263,21 @@ def test_a_job_of_many_units_draws_what_the_command_draws(tmp_path: Path, monkey
         documents = list(read_inputs(inputs))
         for budget in range(1, 9000, 400):
             assert draw_sample(job, units, budget, []) == sample_texts(documents, budget, seed)
+
+
+def test_a_sample_that_can_not_be_read_is_of_storage_that_fails(
+    three: tuple[Job, Unit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, unit = three
+
+    def unreadable(path: str) -> NoReturn:
+        raise OSError(errno.ESTALE, f"Failed to open local file '{path}'")
+
+    monkeypatch.setattr(sampling, "run_pipeline", lambda *_: sample_unit(unit, job, 3, sampling.ALL))
+    assert len(draw_sample(job, [unit], 3, [])) == 1
+    monkeypatch.setattr(files.pa, "memory_map", unreadable)
+    with pytest.raises(JobFailedError, match=r"out: can't be written or read \(Stale file handle\); once it can"):
+        draw_sample(job, [unit], 3, [])
 
 
 def test_a_sample_is_of_texts_as_they_are_encoded() -> None:
