@@ -11,7 +11,7 @@ from typing import TextIO
 
 from preprocessing import files
 from preprocessing.locks import holder, wait_and_lock
-from preprocessing.output import JobFailedError
+from preprocessing.output import JobFailedError, is_refused
 from preprocessing.work_files import LOCK
 
 PATIENCE = 90.0  # seconds to wait for another job's end
@@ -22,20 +22,28 @@ _ATTEMPTS = 100  # to make the lock's file
 def alone(output: str, note: Callable[[str], None]) -> Iterator[None]:
     """Hold a directory: two jobs at a time would each take the other's files for its own, and mix their shards.
 
-    Remote ones have no locks. Nor is there one where nothing can be written, which is for others to tell.
+    Remote ones have no locks. Nor is there one where nothing can be written, which is for others to tell, or where the
+    storage fails, of which a note tells.
 
     Args:
         output: the directory, absolute or a URL.
-        note: told what is waited for, and where the file system has no locks.
+        note: told what is waited for, and why there is no lock.
 
     Raises:
         JobFailedError: another job holds it, and did not end.
     """
     with ExitStack() as held:
         if not files.is_remote(output):
-            with suppress(OSError):
+            try:
                 held.enter_context(_locked(Path(output), note))
+            except OSError as error:
+                if not (is_refused(error) or files.is_full(error)):
+                    note(_without(output, error))
         yield
+
+
+def _without(output: Path | str, error: OSError) -> str:
+    return f"{output}: can't be locked ({files.reason(error)}); make sure that no other job works there"
 
 
 @contextmanager
@@ -43,13 +51,18 @@ def _locked(output: Path, note: Callable[[str], None]) -> Iterator[None]:
     path = output / LOCK
     with ExitStack() as undo:  # the last first: a file that is still open would keep its folder on NFS
         undo.callback(_remove_empty, path.parent, *([] if output.exists() else [output]))
-        undo.enter_context(_lock(path, note))
+        undo.callback(_close, _lock(path, note))
         undo.callback(_remove, output)
         yield
 
 
 def _lock(path: Path, note: Callable[[str], None]) -> TextIO:
-    """The open file, which holds the lock; an earlier job gets time to end, or NFS to see that its node has."""
+    """The open file, which holds the lock if it can; an earlier job gets time to end, or NFS to see that its node has.
+
+    Raises:
+        JobFailedError: another job holds it.
+        OSError: it can't be opened.
+    """
     output = path.parent.parent
 
     def in_use(who: str) -> str:
@@ -60,15 +73,21 @@ def _lock(path: Path, note: Callable[[str], None]) -> TextIO:
 
     while True:
         file = _open(path)
-        held = wait_and_lock(file, PATIENCE, wait)
+        try:
+            held = wait_and_lock(file, PATIENCE, wait)
+            is_there = held is not False and _is_open_at(path, file.fileno())
+        except OSError as error:
+            note(_without(output, error))
+            return file
         if held is False:
-            with file:
-                raise JobFailedError(f"{in_use(holder(file))}end that job, or choose another --output")
+            who = holder(file)
+            _close(file)
+            raise JobFailedError(f"{in_use(who)}end that job, or choose another --output")
         if held is None:
             note(f"{output}: the file system has no locks; make sure that no other job works there")
-        if _is_open_at(path, file.fileno()):
+        if is_there:
             return file
-        file.close()  # that of a job that has just ended, and removed it
+        _close(file)  # that of a job that has just ended, and removed it
 
 
 def _open(path: Path) -> TextIO:
@@ -87,6 +106,11 @@ def _is_open_at(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
+
+
+def _close(file: TextIO) -> None:
+    with suppress(OSError):  # NFS tells only then of what it could not write: who holds it, which is for messages
+        file.close()
 
 
 def _remove(output: Path) -> None:

@@ -74,6 +74,9 @@ def wait_and_lock(
 
 
 def holder(file: TextIO) -> str:
-    """Who holds a file, as it stands there."""
-    file.seek(0)
-    return file.read().strip() or "another process"
+    """Who holds a file, as it stands there, if that can be read."""
+    told = ""
+    with contextlib.suppress(OSError):  # for messages only
+        file.seek(0)
+        told = file.read().strip()
+    return told or "another process"

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import io
 import multiprocessing
 import os
 import socket
 import threading
 from pathlib import Path
+from types import ModuleType
+from typing import TextIO
 
 import pytest
 
@@ -67,6 +72,77 @@ def test_of_jobs_that_come_and_go_one_at_a_time_holds_a_directory(tmp_path: Path
         held = pool.starmap(_hold_in_turn, [(str(tmp_path / "out"), str(tmp_path / "held"), 500)] * 4)
     assert min(held) > 0
     assert not list(tmp_path.glob("out/*"))
+
+
+class _Closing(io.TextIOWrapper):
+    """A file that tells when it is closed of what could not be written, as NFS does."""
+
+    def close(self) -> None:
+        super().close()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_what_ends_a_job_is_told_though_the_lock_can_not_be_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(path: Path) -> TextIO:
+        path.parent.mkdir(parents=True)
+        return _Closing(path.open("a+b"), encoding="utf-8")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(job_lock, "_open", opened)
+    with pytest.raises(JobFailedError, match="why it ends"), alone(str(tmp_path / "out"), pytest.fail):
+        raise JobFailedError("why it ends")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+@pytest.mark.parametrize("where", [(fcntl, "flock"), (os, "fstat")], ids=["flock", "fstat"])
+def test_a_lock_that_can_not_be_taken_is_a_note_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, where: tuple[ModuleType, str]
+) -> None:
+    """The user alone can see to it then that no other job works there."""
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    notes: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(*where, fail)
+        context = alone(str(tmp_path / "out"), notes.append)
+        context.__enter__()
+    told = f"can't be locked ({os.strerror(number)}); make sure that no other job works there"
+    assert notes == [f"{tmp_path}/out: {told}"]
+    context.__exit__(None, None, None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_lock_whose_file_can_not_be_made_is_a_note_where_the_job_may_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, **_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    notes: list[str] = []
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with alone(str(tmp_path / "out"), notes.append):
+        pass
+    assert notes == [f"{tmp_path}/out: can't be locked (Input/output error); make sure that no other job works there"]
+
+
+def test_who_holds_a_lock_need_not_be_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second job is refused all the same, and does not take it for a lock that can't be taken."""
+
+    def fail(_file: TextIO, _size: int = -1) -> str:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    class Unreadable(io.TextIOWrapper):
+        read = fail
+
+    monkeypatch.setattr(job_lock, "PATIENCE", 0.1)
+    with alone(str(tmp_path / "out"), pytest.fail):
+        monkeypatch.setattr(job_lock, "_open", lambda path: Unreadable(path.open("a+b"), encoding="utf-8"))
+        with pytest.raises(JobFailedError, match="another job is at work there, another process; end that job"):
+            alone(str(tmp_path / "out"), lambda _told: None).__enter__()
 
 
 @pytest.mark.parametrize("where", ["out", "out/.work", "."])
