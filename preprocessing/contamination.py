@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from preprocessing.fingerprints import word_sequences, words_of
 from preprocessing.globs import files_below
-from preprocessing.sources import SourceError
+from preprocessing.sources import SourceError, StorageError
 from preprocessing.sources.lines import parse_json
 from preprocessing.terminal import counted
 from preprocessing.text import clean
@@ -55,7 +55,8 @@ def read_benchmark(folder: Path, note: Callable[[str], None]) -> Benchmark:
         note: told of files that are passed over.
 
     Raises:
-        SourceError: no such folder, no text in it, or something below it that can't be read or parsed.
+        SourceError: no such folder, no text in it, or something below it that can't be searched or parsed.
+        StorageError: a file can't be read.
     """
     if not os.path.isdir(folder):  # noqa: PTH112 - Path's own is an error for a name that is too long
         raise SourceError(f"{folder}: no such folder; --contamination takes one that holds a benchmark's files")
@@ -86,7 +87,11 @@ def _texts(path: Path, name: str) -> Iterator[str]:
     try:
         name.encode()  # it will be in the manifest
         yield from _READERS[path.suffix.lower()](path.read_text(encoding="utf-8-sig"))
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise StorageError(
+            f"{path}: can't be read ({error.strerror}); once it can, the same command goes on"
+        ) from error
+    except ValueError as error:
         raise SourceError(f"{path}: can't be read as {path.suffix} in UTF-8 ({error}); mend or remove it") from error
 
 

@@ -66,7 +66,12 @@ class Histograms:
 
 
 def count_all(shards: ShardDirectory) -> Histograms:
-    """Read every shard and count."""
+    """Read every shard and count.
+
+    Raises:
+        ShardError, UnavailableError: a shard is damaged, or can't be read now.
+        UnavailableVocabularyError: the vocabulary can't be read now.
+    """
     histograms = Histograms()
     unknown_id = special_ids(load_vocabulary(shards.tokenizer / VOCABULARY_FILE)).unknown
     for entry in shards.manifest.shards:

@@ -97,6 +97,7 @@ def with_benchmark(job: Job, folder: str | None) -> tuple[Job, Benchmark | None]
 
     Raises:
         SourceError: nothing in it can be looked for.
+        StorageError: a file of it can't be read.
     """
     if folder is None:
         return job, None

@@ -32,7 +32,7 @@ with needs("preprocess"):
     from preprocessing.sources import SourceError, StorageError
     from preprocessing.summary import summary
     from preprocessing.terminal import in_line, show, tell_error
-    from preprocessing.tokenization import VocabularyError
+    from preprocessing.tokenization import UnavailableVocabularyError, VocabularyError
 
 
 def run(argv: Sequence[str]) -> None:
@@ -58,15 +58,15 @@ def run(argv: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command: errors of the user's in one line, exit code 2."""
+    """The command: errors in one line, exit code 2 for the user's and 1 for those that may pass."""
     try:
         run(sys.argv[1:] if argv is None else argv)
+    except (JobFailedError, UnavailableError, UnavailableVocabularyError) as error:
+        tell_error(error, "make_shards")
+        raise SystemExit(FAILED) from error
     except (EncoderError, JobError, ShardError, ShardingError, SourceError, StorageError, VocabularyError) as error:
         tell_error(error, "make_shards")
         raise SystemExit(2) from error
-    except (JobFailedError, UnavailableError) as error:
-        tell_error(error, "make_shards")
-        raise SystemExit(FAILED) from error
 
 
 if __name__ == "__main__":

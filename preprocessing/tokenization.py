@@ -7,6 +7,7 @@ split on white space and punctuation, then the longest match first within each w
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -19,11 +20,19 @@ SPECIAL_TOKENS = (PAD, UNKNOWN, CLS, SEP, MASK)
 CONTINUATION = "##"  # begins every piece that does not begin a word
 VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE = "vocab.txt", "tokenizer.json", "tokenizer_config.json"
 LONGEST_WORD = 100  # in characters; WordPiece takes no part of a longer one
+# What is wrong with a path itself, or with this user's rights; other errors of a file that is read may pass.
+_WRONG_PATH = frozenset(
+    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
+)
 CASE_SHARE = 0.01  # of a vocabulary's entries: with as many that hold letters of a case, it knows that case
 
 
 class VocabularyError(ValueError):
     """A vocabulary or tokenizer that can't be used. The message names the file and what is wrong with it."""
+
+
+class UnavailableVocabularyError(VocabularyError):
+    """Storage that fails while a vocabulary or tokenizer is read, which is nobody's mistake: it may be read later."""
 
 
 class SpecialIds(NamedTuple):
@@ -75,14 +84,22 @@ def load_vocabulary(path: Path | str) -> list[str]:
 
     Raises:
         VocabularyError: also when the file is not there or not UTF-8.
+        UnavailableVocabularyError: it can't be read now.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise VocabularyError(f"{path}: can't read the vocabulary ({error.strerror}); give a vocab.txt") from error
+        raise _unread(path, error, "can't read the vocabulary", "give a vocab.txt") from error
     except UnicodeDecodeError as error:
         raise VocabularyError(f"{path}: not a vocab.txt in UTF-8 ({error.reason} at byte {error.start})") from error
     return parse_vocabulary(text, str(path))
+
+
+def _unread(path: Path | str, error: OSError, problem: str, advice: str) -> VocabularyError:
+    """What to raise of a file that can't be read, whose problem and the advice are where it is the user's matter."""
+    if error.errno in _WRONG_PATH:
+        return VocabularyError(f"{path}: {problem} ({error.strerror}); {advice}")
+    return UnavailableVocabularyError(f"{path}: can't be read now ({error.strerror}); give the same command again")
 
 
 def load_words(directory: Path | str) -> list[str]:
@@ -211,13 +228,18 @@ def load_tokenizer(directory: Path | str) -> Tokenizer:
 
     Raises:
         VocabularyError: the directory holds no tokenizer.json, or one that `tokenizers` can't read.
+        UnavailableVocabularyError: it can't be read now.
     """
-    path = Path(directory) / TOKENIZER_FILE
-    if not path.is_file():
-        raise VocabularyError(f"{path}: no such file; give a directory that holds a saved tokenizer")
+    path, advice = Path(directory) / TOKENIZER_FILE, "give a directory that holds a saved tokenizer"
     try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # `tokenizers` raises bare Exception for whatever is wrong with the file
+        if not path.is_file():
+            raise VocabularyError(f"{path}: no such file; {advice}")
+        content = path.read_bytes()
+    except OSError as error:
+        raise _unread(path, error, "can't read the tokenizer", advice) from error
+    try:
+        return Tokenizer.from_str(content.decode())
+    except Exception as error:  # `tokenizers` raises bare Exception for whatever is wrong with the content
         raise VocabularyError(f"{path}: not a tokenizer ({error})") from error
 
 

@@ -45,6 +45,7 @@ with needs("preprocess"):
     from preprocessing.terminal import counted, in_line, show, tell_error
     from preprocessing.tokenization import (
         SPECIAL_TOKENS,
+        UnavailableVocabularyError,
         VocabularyError,
         check_case,
         load_vocabulary,
@@ -173,12 +174,12 @@ def _check_output(ours: OneLineParser, told: str, output: str) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command: errors of the user's in one line, exit code 2."""
+    """The command: errors in one line, exit code 2 for the user's and 1 for a vocabulary that may be read later."""
     try:
         run(sys.argv[1:] if argv is None else argv)
     except (SourceError, StorageError, VocabularyError) as error:
         tell_error(error, "train_vocab")
-        raise SystemExit(2) from error
+        raise SystemExit(1 if isinstance(error, UnavailableVocabularyError) else 2) from error
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -184,6 +185,34 @@ def test_verify_names_a_tokenizer_that_this_user_may_not_read(
     with pytest.raises(SystemExit, match="2"):
         inspect.main([str(shards), "--verify"])
     assert "tokenizer/tokenizer.json: this user may not read it; ask its owner for that" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("asked", "reader", "file"),
+    [
+        (("--sample", "1"), "read_bytes", "tokenizer.json"),
+        (("--histograms", "figures"), "read_text", "vocab.txt"),
+        (("--verify",), "read_text", "vocab.txt"),
+    ],
+    ids=lambda asked: asked[0],
+)
+def test_a_tokenizer_that_can_not_be_read_for_a_while_is_nobodys_mistake(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    asked: tuple[str, ...], reader: str, file: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    read = getattr(Path, reader)
+
+    def fail(path: Path, *arguments: str, **options: str) -> Any:
+        if path.name == file:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return read(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, reader, fail)
+    with pytest.raises(SystemExit, match="1"):
+        inspect.main([str(shards), *asked])
+    told = f"{shards}/tokenizer/{file}: can't be read now (Stale file handle); give the same command again"
+    assert capsys.readouterr().err == f"inspect: error: {told}\n"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@ from __future__ import annotations
 import argparse
 import bz2
 import contextlib
+import errno
 import gzip
 import json
+import os
 import re
 import runpy
 import shlex
@@ -231,6 +233,22 @@ def test_unusable_inputs_are_told_in_a_line(make: Maker, books: Path, tmp_path: 
     assert "nowhere://x: can't write there" in make.error("nowhere://x", "--books", books / "*.txt")
     assert "--direct_num_workers must be 0" in make.error(output, "--books", books / "*.txt", "--direct_num_workers=-1")
     assert not output.exists()
+
+
+@pytest.mark.parametrize(("command", "option"), [(main, "--vocab"), (train_vocab.main, "--extend")])
+def test_a_vocabulary_that_can_not_be_read_for_a_while_is_nobodys_mistake(
+    books: Path, vocabulary_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], command: Callable[[list[str]], None], option: str,
+) -> None:  # fmt: skip
+    def fail(path: Path, **_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(Path, "read_text", fail)
+    with pytest.raises(SystemExit, match="1"):
+        command(["--books", f"{books}/*.txt", option, str(vocabulary_file), "--output", f"{tmp_path}/out"])
+    told = f"error: {vocabulary_file}: can't be read now (Input/output error); give the same command again\n"
+    assert capsys.readouterr().err.endswith(told)
+    assert not list(tmp_path.iterdir())
 
 
 def test_names_that_would_command_a_terminal_are_told_as_python_writes_them(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -19,7 +20,7 @@ from preprocessing.contamination import Search, read_benchmark, shares
 from preprocessing.make_shards import main
 from preprocessing.options import parse
 from preprocessing.schema import ShardDirectory
-from preprocessing.sources import SourceError
+from preprocessing.sources import SourceError, StorageError
 from preprocessing.text import clean
 
 TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
@@ -255,6 +256,20 @@ def test_a_benchmark_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         read_benchmark(tmp_path, print)
     with pytest.raises(SourceError, match=r"xxx: no such folder; --contamination takes one that holds"):
         read_benchmark(tmp_path / ("x" * 300), print)
+
+
+def test_a_file_of_a_benchmark_whose_storage_fails_is_not_called_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, **_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    (tmp_path / "dev.tsv").write_text(" ".join(f"word{number}" for number in range(12)))
+    monkeypatch.setattr(Path, "read_text", fail)
+    with pytest.raises(
+        StorageError, match=r"dev.tsv: can't be read \(Input/output error\); once it can, the same command goes on"
+    ):
+        read_benchmark(tmp_path, print)
 
 
 def test_which_files_of_a_benchmark_are_not_read_is_told(tmp_path: Path) -> None:

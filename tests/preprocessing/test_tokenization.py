@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from transformers import AutoTokenizer, BertTokenizerFast
 from preprocessing.tokenization import (
     SPECIAL_TOKENS,
     SpecialIds,
+    UnavailableVocabularyError,
     VocabularyError,
     build_tokenizer,
     case_of,
@@ -131,6 +135,29 @@ def test_a_directory_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(VocabularyError, match="not a tokenizer"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("load", [load_vocabulary, load_tokenizer])
+@pytest.mark.parametrize(
+    ("number", "kind", "told"),
+    [
+        (errno.ESTALE, UnavailableVocabularyError, r"can't be read now \(Stale file handle\); give the same"),
+        (errno.EACCES, VocabularyError, r"can't read the (vocabulary|tokenizer) \(Permission denied\); give a"),
+    ],
+)
+def test_storage_that_fails_is_told_from_a_file_that_can_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Callable[[Path], object],
+    number: int, kind: type[VocabularyError], told: str,
+) -> None:  # fmt: skip
+    save_tokenizer([*SPECIAL_TOKENS, "word"], True, tmp_path)
+
+    def fail(path: Path, *_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(VocabularyError, match=rf"^{tmp_path}/\S+: {told}") as caught:
+        load(tmp_path / "vocab.txt" if load is load_vocabulary else tmp_path)
+    assert caught.type is kind
 
 
 @pytest.mark.parametrize(
