@@ -27,6 +27,7 @@ from preprocessing.tokenization import (
     SPECIAL_TOKENS,
     TOKENIZER_FILE,
     VOCABULARY_FILE,
+    UnavailableVocabularyError,
     case_of,
     check_files,
     frame,
@@ -140,6 +141,8 @@ def _as_usage_error() -> Iterator[None]:
     """What trainer and preprocessing say of files that are missing, damaged or not theirs."""
     try:
         yield
+    except UnavailableVocabularyError as error:
+        raise UnavailableError(str(error)) from error
     except ValueError as error:
         raise UsageError(str(error)) from error
 

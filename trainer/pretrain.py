@@ -27,7 +27,7 @@ if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
 
 from preprocessing.schema import ShardError, UnavailableError
 from preprocessing.terminal import tell_error
-from preprocessing.tokenization import VocabularyError
+from preprocessing.tokenization import UnavailableVocabularyError, VocabularyError
 from trainer.agreement import check_agreement, check_initial_weights, check_is_shared
 from trainer.arguments import output_of, parse
 from trainer.config import Recipe, load_recipe
@@ -253,7 +253,7 @@ def _end(run: RunDirectory, ending: Ending, reason: str = "") -> None:
 
 def _of_storage(error: Exception, run: RunDirectory | None) -> _StorageError | None:
     """As what an error is told that came of storage which fails, maybe for a moment only; None for another one."""
-    if isinstance(error, UnavailableError):
+    if isinstance(error, UnavailableError | UnavailableVocabularyError):
         return _StorageError(str(error))
     if is_passing(error.__cause__):
         return _StorageError(f"{error}; {_AGAIN}")

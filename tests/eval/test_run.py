@@ -550,6 +550,7 @@ def test_a_training_shard_damaged_inside(export: Path, tmp_path: Path, capsys: p
         ("config.json", 2, True, "config.json"),  # the first time it is held, see trainer.leases
         ("config.json", 2, False, "."),
         ("tokenizer_config.json", 1, True, "tokenizer_config.json"),
+        ("tokenizer.json", 1, False, "tokenizer.json"),
         ("vocab.txt", 2, False, "vocab.txt"),
         ("model.safetensors", 1, False, "."),  # for its checksum
         ("lineage.json", 1, False, "lineage.json"),
