@@ -12,11 +12,13 @@ import logging
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 from trainer.checkpoint import RunState, begin_checkpoint, commit_checkpoint, keep_newest, read_run_state
 from trainer.config import CheckpointConfig
 from trainer.engine import Engine
 from trainer.export import export_checkpoint
+from trainer.files import is_passing
 from trainer.leases import remove_export
 from trainer.model import BertConfig
 from trainer.run_directory import RunDirectory
@@ -28,6 +30,13 @@ _log = logging.getLogger("pretrain")
 
 class UnsavedError(RuntimeError):
     """What is asked for is done, but can't be written down: the last steps' checkpoint, or how the run ended."""
+
+
+class Problem(NamedTuple):
+    """What keeps something from being written."""
+
+    text: str
+    passes: bool  # maybe by itself: see trainer.files.is_passing
 
 
 class Saver:
@@ -49,14 +58,14 @@ class Saver:
             step: that the run goes on from; 0 where there is no checkpoint.
         """
         self.last = step
-        self.problem: str | None = None
+        self.problem: Problem | None = None
         self._run = run
         self._world = world
         self._model = model
         self._settings = settings
         self._state: RunState | None = None  # of the checkpoint that is being written
-        self._writer: Future[str | None] | None = None
-        self._exporter: Future[str | None] | None = None
+        self._writer: Future[Problem | None] | None = None
+        self._exporter: Future[Problem | None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")  # writer and exporter take turns
 
     @property
@@ -102,13 +111,13 @@ class Saver:
             self._exporter = None
             _report_export(problem)
 
-    def _commit(self, state: RunState) -> str | None:
+    def _commit(self, state: RunState) -> Problem | None:
         """Give the checkpoint its name and begin its export; returns what went wrong."""
         try:
             check_files(self._run.staging(state.step), state.world_size)
             commit_checkpoint(self._run, state)
         except (OSError, StateError) as error:
-            return str(error)
+            return Problem(str(error), is_passing(error))
         self._exporter = self._thread.submit(_problem_of, lambda: self._clean_up_and_export(state))
         return None
 
@@ -119,10 +128,10 @@ class Saver:
         export_checkpoint(run, state, run.checkpoint(state.step), run.export(state.step), self._model)
         keep_newest(run.exports, settings.keep_exports, good_step=good_step, remove=remove_export)
 
-    def _give_up(self, state: RunState, problem: str) -> None:
+    def _give_up(self, state: RunState, problem: Problem) -> None:
         if self._world.is_first:
             shutil.rmtree(self._run.staging(state.step), ignore_errors=True)
-            _log.error("step %d: the checkpoint can't be written (%s)", state.step, problem)
+            _log.error("step %d: the checkpoint can't be written (%s)", state.step, problem.text)
             _log.warning("the newest good checkpoint is that of step %d", self.last)
 
 
@@ -135,19 +144,19 @@ def export_if_missing(run: RunDirectory, step: int, model: BertConfig) -> None:
         )
 
 
-def _report_export(problem: str | None) -> None:
+def _report_export(problem: Problem | None) -> None:
     if problem:
-        _log.error("the export can't be written (%s); to make it later, run python -m trainer.export", problem)
+        _log.error("the export can't be written (%s); to make it later, run python -m trainer.export", problem.text)
 
 
-def _problem_of(work: Callable[[], None]) -> str | None:
+def _problem_of(work: Callable[[], None]) -> Problem | None:
     """What went wrong in it, whatever that was, in words: no error may be taken for success."""
     try:
         work()
     except (KeyboardInterrupt, SystemExit):
         raise
     except (OSError, ValueError) as error:
-        return str(error) or repr(error)
+        return Problem(str(error) or repr(error), is_passing(error))
     except BaseException as error:  # nobody has foreseen it, as Rust's panics, so its kind says more than its words
-        return repr(error)
+        return Problem(repr(error), passes=False)
     return None

@@ -87,8 +87,8 @@ class Session:
                 if not is_complete:
                     if why := self.saver.problem:
                         raise UnsavedError(
-                            f"asked to stop after step {step}, whose checkpoint can't be written ({why}); make room: "
-                            f"the same command goes on after step {self.saver.last}"
+                            f"asked to stop after step {step}, whose checkpoint can't be written ({why.text}); make "
+                            f"room: the same command goes on after step {self.saver.last}"
                         )
                     _log.info("stopped on request after step %d; run the same command to resume", step)
                     return "requeue", f"asked to stop after step {step}"
@@ -172,10 +172,10 @@ class Session:
         self._watch()
         engine.close()
         is_complete = step == end and not self.owes_validation and not (stopped and step < self.recipe.last_step)
-        if is_complete and self.saver.problem:
-            raise CheckpointError(
-                f"{self.run.path}: no checkpoint of step {step} ({self.saver.problem}); mend that, and give the same "
-                f"command: it goes on after step {self.saver.last}"
+        if is_complete and (why := self.saver.problem):
+            raise (UnsavedError if why.passes else CheckpointError)(
+                f"{self.run.path}: no checkpoint of step {step} ({why.text}); mend that, and give the same command: "
+                f"it goes on after step {self.saver.last}"
             )
         return step, is_complete
 
@@ -247,7 +247,8 @@ class Session:
 
     def _without_checkpoint(self, error: _Unreadable) -> _Unreadable:
         """The same error, which says so where what was trained before it could not be saved."""
-        return type(error)(f"{error}; no checkpoint of the last step ({why})") if (why := self.saver.problem) else error
+        why = self.saver.problem
+        return type(error)(f"{error}; no checkpoint of the last step ({why.text})") if why else error
 
     def _start_engine(self, phase: Phase, config: dict[str, Any], step: int) -> Engine:
         """The engine of a phase with the weights after ``step``; for 0 new ones, or those that the run begins with."""

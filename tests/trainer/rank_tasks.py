@@ -486,12 +486,12 @@ def run_pretrain_where_only_the_small_files_find_no_room(arguments: list[str]) -
     return pretrain.main(arguments)
 
 
-def run_pretrain_where_storage_fails(arguments: list[str], call: str, name: str, number: int) -> int:
-    """The trainer's main; what a method of Path is asked of a path that ends so, the first time, fails."""
+def run_pretrain_where_storage_fails(arguments: list[str], call: str, name: str, number: int, times: int) -> int:
+    """The trainer's main; what a method of Path is asked of a path that ends so, the first times, fails."""
     does, failed = getattr(Path, call), list[str]()
 
     def fail(path: Path, *given: Any, **named: Any) -> Any:
-        if str(path).endswith(name) and not failed:
+        if str(path).endswith(name) and len(failed) < times:
             failed.append(name)
             raise OSError(number, os.strerror(number), str(path))
         return does(path, *given, **named)

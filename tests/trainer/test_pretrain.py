@@ -695,8 +695,8 @@ def test_a_run_that_is_to_be_trained_for_longer_is_not_done_any_more(call, tmp_p
     assert run.outcome == ("done", "")
 
 
-def where_storage_fails(call, name, number):
-    return functools.partial(run_pretrain_where_storage_fails, call=call, name=name, number=number)
+def where_storage_fails(call, name, number, times=1):
+    return functools.partial(run_pretrain_where_storage_fails, call=call, name=name, number=number, times=times)
 
 
 NOW = "can't be read or written now"
@@ -745,6 +745,17 @@ def test_the_last_checkpoint_is_tried_once_more(call, tmp_path, world):
     assert log.count("step 8: the checkpoint can't be written (") == 1
     run = RunDirectory(tmp_path / "run")
     assert (run.step, run.ending) == (8, "done")
+
+
+def test_storage_that_fails_the_last_checkpoint_is_no_verdict(call, tmp_path):
+    """As that of a full disk is: a job script gives the command again, and only the last steps are trained again."""
+    codes, log = call(task=where_storage_fails("mkdir", "/.step-000008.incomplete", errno.EIO, times=2))
+    assert codes == [1]
+    run = RunDirectory(tmp_path / "run")
+    assert log.endswith(f"[Errno 5] Input/output error: '{run.staging(8)}'); mend that, and give the same command: it "
+                        "goes on after step 4\n")  # fmt: skip
+    assert run.outcome is None
+    assert call()[0] == [0]
 
 
 def test_a_run_that_is_done_stays_so_whatever_can_not_be_read_of_it(call, tmp_path):

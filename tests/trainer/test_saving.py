@@ -15,10 +15,11 @@ from trainer.checkpoint import RunState, begin_checkpoint
 from trainer.config import CheckpointConfig
 from trainer.model import BertConfig
 from trainer.run_directory import RunDirectory, step_folders
-from trainer.saving import Saver, _problem_of, export_if_missing
+from trainer.saving import Problem, Saver, _problem_of, export_if_missing
 from trainer.sharded_state import file_name, verify_state
 from trainer.world import World
 
+NO_ROOM = Problem("no room", passes=False)
 STATE = RunState(step=4, samples=32, world_size=1, threads=1, manifest_blake2b="m", config_blake2b="c")
 
 
@@ -113,15 +114,15 @@ def saver_of_two(saver, run):
 
 
 def test_what_another_rank_can_not_write_is_given_up_by_all(saver_of_two, run, caplog):
-    saver = saver_of_two(0, None, "no room")
+    saver = saver_of_two(0, None, NO_ROOM)
     save(saver, 4)
-    assert (saver.last, saver.problem) == (3, "no room")
+    assert (saver.last, saver.problem) == (3, NO_ROOM)
     assert not list(run.checkpoints.iterdir())
     assert caplog.messages == ["step 4: the checkpoint can't be written (no room)",
                                "the newest good checkpoint is that of step 3"]  # fmt: skip
 
 
-@pytest.mark.parametrize("problem", [None, "no room"])
+@pytest.mark.parametrize("problem", [None, NO_ROOM])
 def test_only_the_first_rank_names_and_exports_what_all_have_written_or_gives_it_up(saver_of_two, run, caplog, problem):
     begin_checkpoint(run, 4)
     of_first = run.staging(4) / file_name(0, 2)
@@ -179,7 +180,7 @@ def test_an_export_is_waited_for_at_the_end(saver, run, monkeypatch):
 def test_a_checkpoint_without_a_rank_s_file_gets_no_name(saver, run, monkeypatch):
     monkeypatch.setattr(saving, "write_state", lambda *_: None)
     save(saver, 4)
-    assert saver.problem.endswith("state-00000-of-00001.safetensors or its checksum was not written")
+    assert saver.problem.text.endswith("state-00000-of-00001.safetensors or its checksum was not written")
     assert saver.last == 0
     assert not list(run.checkpoints.iterdir())
 
@@ -190,7 +191,7 @@ def test_a_checkpoint_that_finds_no_room_for_its_last_bytes_gets_no_name(saver, 
 
     monkeypatch.setattr(saving, "commit_checkpoint", find_no_room)
     save(saver, 4)
-    assert (saver.last, saver.problem) == (0, "no room")
+    assert (saver.last, saver.problem) == (0, NO_ROOM)
     assert not list(run.checkpoints.iterdir())
 
 
@@ -208,7 +209,7 @@ def test_a_checkpoint_whose_folder_can_not_be_made_is_a_problem_until_one_can(sa
     run.path.mkdir()
     run.checkpoints.write_text("in the way")
     save(saver, 4)
-    assert "Not a directory" in saver.problem
+    assert "Not a directory" in saver.problem.text
     assert saver.last == 0
     assert len(caplog.messages) == 2, "the problem, and what is there"
     run.checkpoints.unlink()
@@ -251,7 +252,7 @@ def test_whatever_goes_wrong_is_known(error):
     def work():
         raise error
 
-    assert "no room" in _problem_of(work)
+    assert "no room" in _problem_of(work).text
 
 
 @pytest.mark.parametrize("error", [OddError(), OSError(), ValueError(), MemoryError()])
@@ -259,7 +260,7 @@ def test_an_error_without_words_is_one_too(error):
     def work():
         raise error
 
-    assert type(error).__name__ in _problem_of(work)
+    assert type(error).__name__ in _problem_of(work).text
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])

@@ -19,6 +19,7 @@ from trainer.lineage import code_version
 from trainer.loading import DamagedShardError, LoaderError
 from trainer.metrics import Laps
 from trainer.run_directory import RunDirectory
+from trainer.saving import Problem
 from trainer.session import Session, _throughput, _warn_of, _warn_of_other_bits, owes_validation
 from trainer.start import Written
 from trainer.stopping import watch
@@ -162,7 +163,7 @@ def test_where_what_was_trained_could_not_be_saved_the_error_says_so(recipe, sha
     session = of_session(recipe, shards, tmp_path)
     session.saver, error = SimpleNamespace(problem=None), kind("rank 1: cut")
     assert session._without_checkpoint(error) is error
-    session.saver.problem = "No space left on device"
+    session.saver.problem = Problem("No space left on device", passes=False)
     told = session._without_checkpoint(error)
     assert (type(told), str(told)) == (kind, "rank 1: cut; no checkpoint of the last step (No space left on device)")
 
