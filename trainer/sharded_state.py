@@ -25,7 +25,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from preprocessing.schema import checksum
+from preprocessing.schema import UnavailableError, checksum
 from trainer.files import write_atomically
 from trainer.settings import first_problem
 from trainer.tensor_files import write_tensors
@@ -180,7 +180,9 @@ def _stored_checksum(path: Path) -> str:
 def _verify_file(path: Path) -> None:
     expected = _stored_checksum(path)
     try:
-        found = checksum(path) if path.is_file() else None
+        found = checksum(path)
+    except FileNotFoundError:
+        found = None
     except OSError as error:
         raise StateError(f"{path}: can't be read ({error.strerror})") from error
     if found != expected:
@@ -229,6 +231,7 @@ class StateReader:
 
         Raises:
             StateError: a file is missing or damaged, or the parameters are not those of the model.
+            UnavailableError: a file can't be opened now.
         """
         self._shapes = shapes
         self._directory = directory
@@ -300,9 +303,15 @@ class StateReader:
 
 def _open(path: Path) -> safe_open:
     try:
+        path.open("rb").close()  # safetensors calls a file missing, whatever keeps it from that
+    except OSError as error:
+        raise StateError(f"{path}: not a readable checkpoint file ({error.strerror})") from error
+    try:
         return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
+    except SafetensorError as error:
         raise StateError(f"{path}: not a readable checkpoint file ({error})") from error
+    except (OSError, RuntimeError) as error:  # torch's, where it can't be mapped
+        raise UnavailableError(f"{path}: can't be read now ({error}); give the same command again") from error
 
 
 def _read_table(path: Path, file: safe_open) -> _Table:

@@ -1,0 +1,134 @@
+/* Preloaded into a process, has one of its file operations below a folder fail, or all from there on for a while.
+
+   tests/soak/storage.py builds this, and arms it in the process. What the C library's functions are asked through
+   others of their kind, as fopen's writes, is not seen; Python, safetensors and SQLite don't ask so. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static char below[PATH_MAX], failed[PATH_MAX + 32]; /* the folder; the operation that failed first, and where */
+static long number, met;                            /* of the operation that is to fail; how many there were */
+static int with, armed;                             /* its errno */
+static double lasting, since;                       /* seconds that others fail as well; when the first did */
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec + time.tv_nsec * 1e-9;
+}
+
+void storage_arm(const char *folder, long which, int error, double seconds) {
+    strncpy(below, folder, sizeof below - 1);
+    number = which, with = error, lasting = seconds, met = 0, failed[0] = 0, armed = 1;
+}
+
+long storage_met(void) { return met; }
+
+const char *storage_failed(void) { return failed; }
+
+/* Whether an operation fails; errno says why. */
+static int fails(const char *operation, const char *path) {
+    size_t length = strlen(below);
+    if (!path || strncmp(path, below, length) || (path[length] != '/' && path[length])) return 0;
+    pthread_mutex_lock(&mutex);
+    int is_first = ++met == number;
+    if (is_first) {
+        since = now();
+        snprintf(failed, sizeof failed, "%s %s", operation, path + length);
+    }
+    int fail = is_first || (failed[0] && now() - since < lasting);
+    pthread_mutex_unlock(&mutex);
+    if (fail) errno = with;
+    return fail;
+}
+
+/* The path of an open file, or of one beside it; none of what is no file. */
+static const char *of(int descriptor, char *place) {
+    char link[64];
+    int before = errno;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+    ssize_t length = armed ? readlink(link, place, PATH_MAX - 1) : -1;
+    errno = before;
+    if (length <= 0 || place[0] != '/') return NULL;
+    place[length] = 0;
+    return place;
+}
+
+static const char *at(int folder, const char *path, char *place) {
+    if (!armed || !path) return NULL;
+    if (path[0] == '/') return path;
+    if (folder == AT_FDCWD ? !getcwd(place, PATH_MAX) : !of(folder, place)) return NULL;
+    size_t length = strlen(place);
+    snprintf(place + length, PATH_MAX - length, "/%s", path);
+    return place;
+}
+
+#define NAMED(path) at(AT_FDCWD, path, place)
+#define FAILING(result, name, parameters, arguments, bad, operation, path)       \
+    result name parameters {                                                     \
+        static result(*next) parameters;                                         \
+        char place[PATH_MAX];                                                    \
+        if (!next) next = (result(*) parameters)dlsym(RTLD_NEXT, #name);         \
+        return fails(operation, path) ? bad : next arguments;                    \
+    }
+#define OPENING(name, first, first_argument, folder)                             \
+    int name(first const char *path, int flags, ...) {                           \
+        static int (*next)(first const char *, int, ...);                        \
+        char place[PATH_MAX];                                                    \
+        va_list rest;                                                            \
+        va_start(rest, flags);                                                   \
+        mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;  \
+        va_end(rest);                                                            \
+        if (!next) next = (int (*)(first const char *, int, ...))dlsym(RTLD_NEXT, #name); \
+        return fails("open", at(folder, path, place)) ? -1 : next(first_argument path, flags, mode); \
+    }
+#define NOTHING
+#define FOLDER int folder,
+#define FOLDER_ARGUMENT folder,
+
+OPENING(open, NOTHING, NOTHING, AT_FDCWD)
+OPENING(open64, NOTHING, NOTHING, AT_FDCWD)
+OPENING(openat, FOLDER, FOLDER_ARGUMENT, folder)
+OPENING(openat64, FOLDER, FOLDER_ARGUMENT, folder)
+FAILING(FILE *, fopen, (const char *path, const char *mode), (path, mode), NULL, "open", NAMED(path))
+FAILING(FILE *, fopen64, (const char *path, const char *mode), (path, mode), NULL, "open", NAMED(path))
+FAILING(DIR *, opendir, (const char *path), (path), NULL, "list", NAMED(path))
+FAILING(DIR *, fdopendir, (int file), (file), NULL, "list", of(file, place))
+FAILING(ssize_t, read, (int file, void *to, size_t size), (file, to, size), -1, "read", of(file, place))
+FAILING(ssize_t, write, (int file, const void *from, size_t size), (file, from, size), -1, "write", of(file, place))
+FAILING(int, fsync, (int file), (file), -1, "sync", of(file, place))
+FAILING(int, ftruncate, (int file, off_t size), (file, size), -1, "cut", of(file, place))
+FAILING(int, ftruncate64, (int file, off64_t size), (file, size), -1, "cut", of(file, place))
+FAILING(int, truncate, (const char *path, off_t size), (path, size), -1, "cut", NAMED(path))
+FAILING(int, truncate64, (const char *path, off64_t size), (path, size), -1, "cut", NAMED(path))
+FAILING(int, flock, (int file, int how), (file, how), -1, "lock", of(file, place))
+FAILING(int, rename, (const char *path, const char *to), (path, to), -1, "rename", NAMED(path))
+FAILING(int, renameat, (int a, const char *path, int b, const char *to), (a, path, b, to), -1, "rename", at(a, path, place))
+FAILING(int, mkdir, (const char *path, mode_t mode), (path, mode), -1, "make", NAMED(path))
+FAILING(int, rmdir, (const char *path), (path), -1, "delete", NAMED(path))
+FAILING(int, unlink, (const char *path), (path), -1, "delete", NAMED(path))
+FAILING(int, unlinkat, (int folder, const char *path, int how), (folder, path, how), -1, "delete", at(folder, path, place))
+FAILING(int, stat, (const char *path, struct stat *to), (path, to), -1, "look at", NAMED(path))
+FAILING(int, stat64, (const char *path, struct stat64 *to), (path, to), -1, "look at", NAMED(path))
+FAILING(int, lstat, (const char *path, struct stat *to), (path, to), -1, "look at", NAMED(path))
+FAILING(int, lstat64, (const char *path, struct stat64 *to), (path, to), -1, "look at", NAMED(path))
+FAILING(void *, mmap, (void *to, size_t size, int may, int how, int file, off_t begin), (to, size, may, how, file, begin),
+        MAP_FAILED, "map", file < 0 ? NULL : of(file, place))
+FAILING(void *, mmap64, (void *to, size_t size, int may, int how, int file, off64_t begin), (to, size, may, how, file, begin),
+        MAP_FAILED, "map", file < 0 ? NULL : of(file, place))
+FAILING(ssize_t, sendfile64, (int to, int from, off64_t *begin, size_t size), (to, from, begin, size), -1, "write", of(to, place))
+FAILING(ssize_t, copy_file_range, (int from, off64_t *a, int to, off64_t *b, size_t size, unsigned how),
+        (from, a, to, b, size, how), -1, "write", of(to, place))
