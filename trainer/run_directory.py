@@ -70,7 +70,7 @@ class RunDirectory:
         """
         try:
             found = set(self.path.iterdir()) - {self.job}
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return True
         early = {self.lock, self.tokenizer, self.manifest, self.deepspeed_config, self.code, self.code_changes,
                  self.initial_weights, self.outcome_file}  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -136,8 +137,15 @@ def test_results_that_are_for_another_user_to_read_are_not_written_over(
     file = out / "results.json"
     before = file.read_bytes()
     capsys.readouterr()
+    read_bytes = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path == file:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return read_bytes(path)
+
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", mock.Mock(side_effect=PermissionError(errno.EACCES, "no", str(file))))
+        patch.setattr(Path, "read_bytes", refuse)
         assert run(export, out, "fill_mask") == 2
     assert capsys.readouterr().err == f"error: {file}: this user may not read it; ask its owner for that\n"
     assert file.read_bytes() == before
