@@ -39,10 +39,17 @@ long storage_met(void) { return met; }
 
 const char *storage_failed(void) { return failed; }
 
+/* Whether an operation wants room: a full disk fails no other. */
+static int fills(const char *operation) {
+    return !strcmp(operation, "write") || !strcmp(operation, "create") || !strcmp(operation, "make") ||
+           !strcmp(operation, "sync");
+}
+
 /* Whether an operation fails; errno says why. */
 static int fails(const char *operation, const char *path) {
     size_t length = strlen(below);
     if (!path || strncmp(path, below, length) || (path[length] != '/' && path[length])) return 0;
+    if (with == ENOSPC && !fills(operation)) return 0;
     pthread_mutex_lock(&mutex);
     int is_first = ++met == number;
     if (is_first) {
@@ -93,7 +100,8 @@ static const char *at(int folder, const char *path, char *place) {
         mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;  \
         va_end(rest);                                                            \
         if (!next) next = (int (*)(first const char *, int, ...))dlsym(RTLD_NEXT, #name); \
-        return fails("open", at(folder, path, place)) ? -1 : next(first_argument path, flags, mode); \
+        const char *operation = flags & O_CREAT ? "create" : "open";             \
+        return fails(operation, at(folder, path, place)) ? -1 : next(first_argument path, flags, mode); \
     }
 #define NOTHING
 #define FOLDER int folder,

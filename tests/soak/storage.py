@@ -6,8 +6,8 @@ A CPU rank trains a model of 22,594 parameters with dropout in bf16 under ZeRO 2
 validations and exports. In each start one of the C library's file operations below the run directory fails, or it and
 all others for a while: as a disk or a network's storage that is away does, or a full disk. The command must end in a
 line and never in a traceback, whatever failed; only a full disk may leave a verdict; and the same command must then
-come to its end with the losses, gradient norms and weights of the undisturbed run, bit for bit. Another half of the
-starts goes on with a run that has checkpoints already.
+come to its end with the losses, gradient norms and weights of the undisturbed run, bit for bit. Every other start
+goes on with a run that has checkpoints already.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import errno
+import itertools
 import os
 import platform
 import random
@@ -85,30 +86,28 @@ class Campaign:
         self._directory, self._chance = directory, random.Random(seed)
         write_shards(directory / "shards")
         (directory / "recipe.toml").write_text(TINY)
-        self._whole, self._begun = directory / "whole", directory / "begun"
-        self._operations = [self._train(self._whole).met]
+        self._whole, self._begun, self._run = directory / "whole", directory / "begun", RunDirectory(directory / "run")
+        self._train(self._whole)
         self._train(self._begun, settings=("train.max_steps=4",))
         RunDirectory(self._begun).outcome_file.unlink()  # as if it had been killed
-        shutil.copytree(self._begun, directory / "again")
-        self._operations.append(self._train(directory / "again").met)
-        assert self._state(directory / "again") == self._state(self._whole)
+        self._operations: dict[tuple[int, int], int] = {}  # that may fail of a run that goes on, or begins, by error
+        for goes_on, error in itertools.product((0, 1), ERRORS):
+            self._begin(goes_on)
+            self._operations[goes_on, error] = self._train(self._run.path, Fault(0, error, 0.0)).met
+            assert self._state(self._run.path) == self._state(self._whole)
 
     def run(self, starts: int) -> None:
         """As many, whose faults are spread over all operations."""
         for number in range(starts):
-            goes_on = number % 2
-            of = 1 + int((number + self._chance.random()) / starts * self._operations[goes_on])
-            fault = Fault(of, self._chance.choice(ERRORS), self._chance.choice(LASTING))
-            self._start(goes_on, fault)
+            goes_on, error = number % 2, self._chance.choice(ERRORS)
+            of = 1 + int((number + self._chance.random()) / starts * self._operations[goes_on, error])
+            self._start(goes_on, Fault(of, error, self._chance.choice(LASTING)))
             print(f"\r{number + 1} starts", end="", flush=True)
         print()
 
     def _start(self, goes_on: int, fault: Fault) -> None:
-        run = RunDirectory(self._directory / "run")
-        shutil.rmtree(run.path, ignore_errors=True)
-        if goes_on:
-            shutil.copytree(self._begun, run.path)
-        start = self._train(run.path, fault)
+        self._begin(goes_on)
+        run, start = self._run, self._train(self._run.path, fault)
         begins = "goes on" if goes_on else "begins"
         told = f"{fault} of a run that {begins}, at {start.failed}: {start.code}\n{self._log}"
         assert "Traceback" not in told, told
@@ -122,6 +121,11 @@ class Campaign:
         assert again.code == 0, f"{told}\nand then\n{self._log}"
         assert self._state(run.path) == self._state(self._whole), f"other figures or weights: {told}"
         self.met[place_of(start.failed), "it went on" if start.code == 0 else ending] += 1
+
+    def _begin(self, goes_on: int) -> None:
+        shutil.rmtree(self._run.path, ignore_errors=True)
+        if goes_on:
+            shutil.copytree(self._begun, self._run.path)
 
     def _check_files(self, run: RunDirectory, told: str) -> None:
         """See that what has a final name is whole."""
