@@ -117,8 +117,9 @@ def _load_export(path: Path) -> Export:
     try:
         return load_export(path)
     except (OSError, RuntimeError) as error:
-        # What keeps them from a file safetensors tells without a number, and torch by a RuntimeError that names it.
-        if error.errno is not None if isinstance(error, OSError) else str(weights) not in str(error):
+        # safetensors tells without a number what keeps it from a file, and torch by a RuntimeError that names the file.
+        is_theirs = error.errno is None if isinstance(error, OSError) else str(weights) in str(error)
+        if not is_theirs:
             raise
         raise UnavailableError(f"{weights}: can't be read now ({error}); give the same command again") from error
 

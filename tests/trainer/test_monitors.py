@@ -100,7 +100,7 @@ def test_a_disk_that_is_full_ends_no_run(call, deepspeed_config, tmp_path, name)
     assert [samples for samples, _ in in_tensorboard(tmp_path / "tb", "Train/loss")] == [8 * s for s in range(1, 9)]
 
 
-def test_without_any_nothing_is_reported(monkeypatch, caplog):
+def test_without_any_nothing_is_reported(caplog):
     monitors = Monitors()
     monitors.start({"csv_monitor": {"enabled": False}}, is_new=True)
     assert not monitors.enabled
