@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cluster.paths import current_folder
 from cluster.programs import Program, pretraining_of
-from preprocessing.schema import UnavailableError
+from preprocessing.storage_errors import UnavailableError
 from trainer.config import Recipe, advice_on, differences, load_recipe
 from trainer.deepspeed_config import accumulation_steps, resolve
 from trainer.run_directory import CheckpointError, RunDirectory

@@ -20,22 +20,23 @@ from cluster.programs import NAMES, READERS, Name, Program, folder_of, read_chai
 from cluster.settings import ClusterSettings, load_settings
 from cluster.slurm.launch import launch as launch_on_slurm
 from preprocessing.command_line import OneLineParser
+from preprocessing.storage_errors import UnavailableError
 from preprocessing.terminal import tell_error
 from trainer.paths import parse_path
 from trainer.settings import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check, write and submit; exits with 2 for a mistake in what was asked for."""
+    """Check, write and submit; exits with 2 for a mistake in what was asked for, and with 1 where storage fails."""
     arguments, given = _parse(sys.argv[1:] if argv is None else argv)
     logging.getLogger().setLevel(logging.ERROR)  # Beam warns at its import of Google's client libraries
     try:
         settings = load_settings(arguments.settings, arguments.overrides)
         programs = read_programs(arguments.job, settings, given)
         start(programs, settings, arguments.on, arguments.dry_run)
-    except ConfigError as error:
+    except (ConfigError, UnavailableError) as error:
         tell_error(error)
-        return 2
+        return 1 if isinstance(error, UnavailableError) else 2
     return 0
 
 

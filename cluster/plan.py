@@ -27,6 +27,7 @@ from cluster.planning.plans import Assumptions, Cluster
 from cluster.planning.report import calibration, report
 from cluster.planning.sharding import Sharding, read_sharding
 from preprocessing.command_line import OneLineParser, whole_number
+from preprocessing.storage_errors import UnavailableError
 from preprocessing.terminal import print_result, tell_error
 from trainer.config import Recipe, load_recipe
 from trainer.deepspeed_config import read_deepspeed, resolve
@@ -41,13 +42,13 @@ _OF_MICRO_BATCHES = ("train_micro_batch_size_per_gpu", "gradient_accumulation_st
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a plan; the exit code is 0, or 2 for a mistake in what was asked for."""
+    """Print a plan; the exit code is 0, 2 for a mistake in what was asked for, or 1 where storage fails."""
     arguments = _parse(argv)
     try:
         text = "\n".join(calibration()) if arguments.calibration else _plan(arguments)
-    except ConfigError as error:
+    except (ConfigError, UnavailableError) as error:
         tell_error(error)
-        return 2
+        return 1 if isinstance(error, UnavailableError) else 2
     return print_result(text)
 
 

@@ -20,7 +20,8 @@ from eval.plan import adapt, search_of
 from eval.probe import SENTENCES
 from eval.tasks import Task
 from eval.tasks.finetuned import FineTuned
-from preprocessing.schema import ShardDirectory, ShardError, UnavailableError
+from preprocessing.schema import ShardDirectory, ShardError
+from preprocessing.storage_errors import UnavailableError
 from trainer.hugging_face import CONFIG
 
 

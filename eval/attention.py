@@ -37,7 +37,7 @@ with needs("eval"):
     from eval.pretrained import check_finite, load_pretrained, pack
     from preprocessing.command_line import OneLineParser
     from preprocessing.figures import FONTS
-    from preprocessing.schema import UnavailableError
+    from preprocessing.storage_errors import UnavailableError
     from preprocessing.terminal import in_line, show, tell_error
     from trainer.files import write_atomically
     from trainer.leases import hold_export

@@ -20,14 +20,13 @@ from eval.readers.files import read_lines
 from eval.results import Lineage
 from eval.stamps import stamp
 from eval.storage import reading
-from preprocessing.schema import ShardDirectory, UnavailableError, checksum, checksum_of
+from preprocessing.schema import ShardDirectory, checksum, checksum_of
 from preprocessing.tokenization import (
     CONFIG_FILE,
     MASK,
     SPECIAL_TOKENS,
     TOKENIZER_FILE,
     VOCABULARY_FILE,
-    UnavailableVocabularyError,
     case_of,
     check_files,
     frame,
@@ -102,7 +101,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def _open(path: Path) -> Checkpoint:
     _check_folder(path)
     with _as_usage_error():
-        export, tokenizer = _load_export(path), load_tokenizer(path)
+        export, tokenizer = load_export(path), load_tokenizer(path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _check_tokenizer(path, tokenizer, export.config)
@@ -110,18 +109,6 @@ def _open(path: Path) -> Checkpoint:
     whole = checksum_of(f"{weights} {export.config} {tokenizer.to_str()}".encode())
     tokenizer.post_processor = frame(tokenizer.get_vocab())
     return Checkpoint(path, export, tokenizer, weights, whole)
-
-
-def _load_export(path: Path) -> Export:
-    weights = path / WEIGHTS
-    try:
-        return load_export(path)
-    except (OSError, RuntimeError) as error:
-        # safetensors tells without a number what keeps it from a file, and torch by a RuntimeError that names the file.
-        is_theirs = error.errno is None if isinstance(error, OSError) else str(weights) in str(error)
-        if not is_theirs:
-            raise
-        raise UnavailableError(f"{weights}: can't be read now ({error}); give the same command again") from error
 
 
 def _check_folder(path: Path) -> None:
@@ -142,8 +129,6 @@ def _as_usage_error() -> Iterator[None]:
     """What trainer and preprocessing say of files that are missing, damaged or not theirs."""
     try:
         yield
-    except UnavailableVocabularyError as error:
-        raise UnavailableError(str(error)) from error
     except ValueError as error:
         raise UsageError(str(error)) from error
 

@@ -44,7 +44,8 @@ from eval.pretrained import Pretrained, load_pretrained
 from eval.readers.files import read_lines
 from eval.results import tags_of
 from eval.serving import EXPORT, TERMS
-from preprocessing.schema import UnavailableError, checksum
+from preprocessing.schema import checksum
+from preprocessing.storage_errors import UnavailableError
 from preprocessing.terminal import in_line, show, tell_error
 from trainer.credentials import without_credentials
 from trainer.hugging_face import WEIGHTS

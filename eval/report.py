@@ -50,7 +50,8 @@ with needs("eval"):
     from eval.storage import reading
     from preprocessing.command_line import OneLineParser
     from preprocessing.markdown import markdown_table, plain
-    from preprocessing.schema import UnavailableError, checksum
+    from preprocessing.schema import checksum
+    from preprocessing.storage_errors import UnavailableError
     from preprocessing.terminal import in_line, show, tell_error
     from trainer.files import write_atomically
     from trainer.metrics import of_directory

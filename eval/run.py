@@ -70,11 +70,11 @@ with needs("eval"):
     from eval.tasks.result import Result
     from eval.workers import describe, going_on, left_undone, run_points, run_side_by_side, share
     from preprocessing.interruption import end_when_interrupted
-    from preprocessing.schema import UnavailableError, checksum_of
+    from preprocessing.schema import checksum_of
+    from preprocessing.storage_errors import UnavailableError, is_full
     from preprocessing.terminal import in_line, show, tell_error
     from trainer.credentials import without_credentials
     from trainer.determinism import use_deterministic_kernels
-    from trainer.files import is_full
     from trainer.leases import hold_export
     from trainer.run_directory import CheckpointError
 

@@ -38,7 +38,7 @@ with needs("eval"):
     from eval.tasks.own import SUFFIX
     from preprocessing.command_line import OneLineParser, whole_number
     from preprocessing.markdown import markdown_table
-    from preprocessing.schema import UnavailableError
+    from preprocessing.storage_errors import UnavailableError
     from preprocessing.terminal import in_line, print_result, tell_error
     from trainer.paths import parse_path
 

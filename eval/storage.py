@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from eval.errors import UsageError
-from preprocessing.schema import UnavailableError
-
-_NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR}
+from preprocessing.storage_errors import is_no_file, unavailable
 
 
 @contextmanager
@@ -28,9 +25,9 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is None or error.errno in _NO_FILE:
+        if error.errno is None or is_no_file(error):
             raise
         file = error.filename or path
         if isinstance(error, PermissionError):
             raise UsageError(f"{file}: this user may not read it; ask its owner for that") from error
-        raise UnavailableError(f"{file}: can't be read now ({error.strerror}); give the same command again") from error
+        raise unavailable(file, error.strerror) from error

@@ -46,7 +46,7 @@ with needs("eval"):
     from eval.tasks.intrinsic import Intrinsic
     from preprocessing.command_line import OneLineParser
     from preprocessing.interruption import end_when_interrupted
-    from preprocessing.schema import UnavailableError
+    from preprocessing.storage_errors import UnavailableError
     from preprocessing.terminal import in_line, tell_error
     from trainer.hugging_face import WEIGHTS
     from trainer.paths import parse_path

@@ -16,7 +16,8 @@ from eval.experiment import Experiment
 from eval.finetune import Hyperparameters
 from eval.locks import claimed, locked
 from eval.options import EFFECTS_TOLD
-from preprocessing.schema import ShardError, UnavailableError
+from preprocessing.schema import ShardError
+from preprocessing.storage_errors import UnavailableError
 
 _log = logging.getLogger("eval")
 Work = tuple[Experiment, Hyperparameters]

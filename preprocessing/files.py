@@ -27,9 +27,9 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from preprocessing.decompression import decompressed
 from preprocessing.sources import StorageError
+from preprocessing.storage_errors import FULL, is_no_file
 from preprocessing.work_files import WorkFile
 
-NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # gone, or a link that leads nowhere
 # Scheme of a URL -> the extra of Beam with what its file system needs, and how Beam complains where that is missing.
 _EXTRAS = {
     "gs": ("gcp", "Unable to get filesystem"),
@@ -216,15 +216,14 @@ def _rename(unfinished: str, path: str) -> None:
         _remove(unfinished)
 
 
-FULL = "{}: disk full or quota reached; free some space and run the same command to resume"
+DISK_FULL = "{}: disk full or quota reached; free some space and run the same command to resume"
 UNAVAILABLE = "{}: can't be written or read ({}); once it can, the same command goes on"
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FAILING = frozenset({errno.EIO, errno.ESTALE, errno.EROFS, errno.ENODEV, errno.ENXIO})  # of files, and of nothing else
 
 
-def is_full(error: BaseException) -> bool:
+def tells_full(error: BaseException) -> bool:
     """Whether an error, or a worker's that an engine has put into words, is that nothing more can be written."""
-    return _number(error, _FULL) is not None
+    return _number(error, FULL) is not None
 
 
 def why_failing(error: BaseException) -> str | None:
@@ -237,11 +236,6 @@ def _number(error: BaseException, known: Collection[int]) -> int | None:
     if isinstance(error, OSError) and error.errno in known:
         return error.errno
     return next((number for number in known if f"[Errno {number}]" in str(error)), None)
-
-
-def reason(error: OSError) -> str:
-    """What the operating system says of an error; pyarrow and Beam tell it in words of their own."""
-    return os.strerror(error.errno) if error.errno else str(error)
 
 
 def write_text(path: str, text: str, scratch: str) -> None:
@@ -306,7 +300,7 @@ def _status(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
     except OSError as error:
-        if error.errno not in NO_FILE:
+        if not is_no_file(error):
             raise
         return None
 

@@ -15,6 +15,7 @@ from apache_beam.io.filesystem import BeamIOError
 
 from preprocessing import files
 from preprocessing.sources import MissingInputError, SourceError
+from preprocessing.storage_errors import is_no_file
 
 _ANY_DEPTH = re.compile(r"(?<![^/])\*\*(?:/+\*\*)+(?![^/])")  # as often as it is written
 _WILDCARD = re.compile(r"[*?\[]")
@@ -153,7 +154,7 @@ def _names(folder: str, hidden: bool = False) -> list[str]:
     try:
         return [name for name in os.listdir(folder) if hidden or not name.startswith(".")]  # noqa: PTH208
     except OSError as error:
-        if error.errno not in files.NO_FILE:
+        if not is_no_file(error):
             raise
         return []
 
@@ -163,6 +164,6 @@ def _status(path: str, follow: bool = True) -> os.stat_result | None:
     try:
         return os.stat(path, follow_symlinks=follow)  # noqa: PTH116
     except OSError as error:
-        if error.errno not in files.NO_FILE:
+        if not is_no_file(error):
             raise
         return None

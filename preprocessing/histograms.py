@@ -69,8 +69,8 @@ def count_all(shards: ShardDirectory) -> Histograms:
     """Read every shard and count.
 
     Raises:
-        ShardError, UnavailableError: a shard is damaged, or can't be read now.
-        UnavailableVocabularyError: the vocabulary can't be read now.
+        ShardError: a shard is damaged.
+        UnavailableError: one, or the vocabulary, can't be read now.
     """
     histograms = Histograms()
     unknown_id = special_ids(load_vocabulary(shards.tokenizer / VOCABULARY_FILE)).unknown

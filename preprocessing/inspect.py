@@ -36,13 +36,12 @@ from preprocessing.schema import (
     ShardDirectory,
     ShardError,
     Split,
-    UnavailableError,
     reading,
 )
+from preprocessing.storage_errors import UnavailableError
 from preprocessing.terminal import in_line, print_result, tell_error
 from preprocessing.tokenization import (
     VOCABULARY_FILE,
-    UnavailableVocabularyError,
     VocabularyError,
     load_tokenizer,
     load_vocabulary,
@@ -230,7 +229,7 @@ def run(argv: Sequence[str]) -> None:
     Raises:
         ShardError: no finished shards there, or damaged ones.
         VocabularyError: a damaged tokenizer.
-        UnavailableError, UnavailableVocabularyError: one of both can't be read now.
+        UnavailableError: one of both can't be read now.
     """
     ours = parser()
     found = ours.parse_args(argv)
@@ -272,7 +271,7 @@ def _verify_tokenizer(shards: ShardDirectory) -> None:
     """Compare the tokenizer's files with what its vocabulary makes by the library that made them.
 
     Raises:
-        ShardError, UnavailableError, UnavailableVocabularyError: one differs, or can't be read.
+        ShardError, UnavailableError: one differs, or can't be read.
     """
     if shards.manifest.created_by.get("tokenizers") != version("tokenizers"):
         return
@@ -291,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         run(sys.argv[1:] if argv is None else argv)
     except (ShardError, VocabularyError, UnavailableError) as error:
         tell_error(error, "inspect")
-        raise SystemExit(1 if isinstance(error, UnavailableError | UnavailableVocabularyError) else 2) from error
+        raise SystemExit(1 if isinstance(error, UnavailableError) else 2) from error
 
 
 if __name__ == "__main__":

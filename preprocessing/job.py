@@ -18,6 +18,7 @@ from preprocessing.options import Options
 from preprocessing.schema import FORMAT_VERSION, Vocabulary, token_type
 from preprocessing.sources import ReadOptions, SourceError, StorageError
 from preprocessing.sources.registry import ARTICLE_BYTES, SOURCES
+from preprocessing.storage_errors import is_full, reason
 from preprocessing.terminal import in_line
 from preprocessing.tokenization import parse_vocabulary
 from preprocessing.work_files import WORK, WorkFile
@@ -150,9 +151,9 @@ def reporting(job: Job, place: str) -> Iterator[None]:
         raise
     except OSError as error:
         if error.errno:  # else it is a library's own, and no fault of storage
-            full = files.is_full(error)
+            full = is_full(error)
             kind = WorkFile.STORAGE_ERROR if full else WorkFile.OUTPUT_ERROR
-            told = (files.FULL if full else files.UNAVAILABLE).format(job.output, files.reason(error))
+            told = (files.DISK_FULL if full else files.UNAVAILABLE).format(job.output, reason(error))
             # What is unfinished is gone by now, so that there may be room for this.
             with contextlib.suppress(OSError):
                 files.write_text(job.path(kind, place=place), in_line(told), job.work)

@@ -11,7 +11,8 @@ from typing import TextIO
 
 from preprocessing import files
 from preprocessing.locks import holder, wait_and_lock
-from preprocessing.output import JobFailedError, is_refused
+from preprocessing.output import JobFailedError, cannot_be
+from preprocessing.storage_errors import is_full, reason
 from preprocessing.work_files import LOCK
 
 PATIENCE = 90.0  # seconds to wait for another job's end
@@ -37,13 +38,13 @@ def alone(output: str, note: Callable[[str], None]) -> Iterator[None]:
             try:
                 held.enter_context(_locked(Path(output), note))
             except OSError as error:
-                if not (is_refused(error) or files.is_full(error)):
+                if not (cannot_be(error) or is_full(error)):
                     note(_without(output, error))
         yield
 
 
 def _without(output: Path | str, error: OSError) -> str:
-    return f"{output}: can't be locked ({files.reason(error)}); make sure that no other job works there"
+    return f"{output}: can't be locked ({reason(error)}); make sure that no other job works there"
 
 
 @contextmanager

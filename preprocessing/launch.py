@@ -31,6 +31,7 @@ from preprocessing.sampling import draw_sample
 from preprocessing.schema import MANIFEST, Manifest, ShardDirectory, Vocabulary, checksum_of
 from preprocessing.sources import MissingInputError, StorageError
 from preprocessing.sources.registry import SOURCES
+from preprocessing.storage_errors import reason
 from preprocessing.terminal import in_line
 from preprocessing.tokenization import VocabularyError, check_case, load_vocabulary, parse_vocabulary, vocabulary_text
 from preprocessing.transforms import build_pipeline
@@ -161,7 +162,7 @@ def _tidy(output: str) -> None:
         clear_work(output)
     except OSError as error:
         later = "the shards are finished, and the same command removes it later"
-        note(f"{output}: {WORK} can't be removed ({files.reason(error)}); {later}")
+        note(f"{output}: {WORK} can't be removed ({reason(error)}); {later}")
 
 
 def _remove_work(job: Job, *kinds: WorkFile) -> None:

@@ -28,11 +28,12 @@ with needs("preprocess"):
     from preprocessing.job_lock import alone
     from preprocessing.layout import ShardingError
     from preprocessing.output import FAILED, JobError, JobFailedError
-    from preprocessing.schema import ShardError, UnavailableError
+    from preprocessing.schema import ShardError
     from preprocessing.sources import SourceError, StorageError
+    from preprocessing.storage_errors import UnavailableError
     from preprocessing.summary import summary
     from preprocessing.terminal import in_line, show, tell_error
-    from preprocessing.tokenization import UnavailableVocabularyError, VocabularyError
+    from preprocessing.tokenization import VocabularyError
 
 
 def run(argv: Sequence[str]) -> None:
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command: errors in one line, exit code 2 for the user's and 1 for those that may pass."""
     try:
         run(sys.argv[1:] if argv is None else argv)
-    except (JobFailedError, UnavailableError, UnavailableVocabularyError) as error:
+    except (JobFailedError, UnavailableError) as error:
         tell_error(error, "make_shards")
         raise SystemExit(FAILED) from error
     except (EncoderError, JobError, ShardError, ShardingError, SourceError, StorageError, VocabularyError) as error:

@@ -12,7 +12,6 @@ In it lie, in the order in which they are written:
 
 from __future__ import annotations
 
-import errno
 import itertools
 import re
 from collections.abc import Iterable, Iterator
@@ -23,6 +22,7 @@ from typing import Any, Literal
 from preprocessing import files
 from preprocessing.layout import VALIDATION_PREFIX, shard_name, split_of
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardError
+from preprocessing.storage_errors import is_full, is_refused, reason
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from preprocessing.work_files import LOCK, is_work_file
 
@@ -30,11 +30,6 @@ JOB = "job.json"
 FAILED = 1  # exit code of a JobFailedError
 _TOKENIZER_FILES = frozenset(f"{TOKENIZER}/{name}" for name in (VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE))
 _SHARD = re.compile(rf"(?:{VALIDATION_PREFIX})?shard-([0-9]{{5,18}})-of-[0-9]+\.arrow")
-# What an operating system says to a name where nothing can be, or not by this user; Beam's own errors have no number.
-_REFUSED = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EISDIR,
-     errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, None}
-)  # fmt: skip
 State = Literal["new", "interrupted", "finished"]
 
 
@@ -46,9 +41,9 @@ class JobFailedError(RuntimeError):
     """A job that can't go on, though nothing is wrong with what was asked for. The message says why."""
 
 
-def is_refused(error: OSError) -> bool:
-    """Whether an output directory can't be what it is asked to be: that does not pass by itself."""
-    return error.errno in _REFUSED
+def cannot_be(error: OSError) -> bool:
+    """Whether an output directory can't be what it is asked to be; Beam's own errors, which have no number, say so."""
+    return error.errno is None or is_refused(error)
 
 
 @contextmanager
@@ -62,11 +57,11 @@ def reaching(output: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if files.is_full(error):
-            raise JobError(files.FULL.format(output)) from error
-        if is_refused(error):
-            raise JobError(f"{output}: can't write there ({files.reason(error)}); use another directory") from error
-        raise JobFailedError(files.UNAVAILABLE.format(output, files.reason(error))) from error
+        if is_full(error):
+            raise JobError(files.DISK_FULL.format(output)) from error
+        if cannot_be(error):
+            raise JobError(f"{output}: can't write there ({reason(error)}); use another directory") from error
+        raise JobFailedError(files.UNAVAILABLE.format(output, reason(error))) from error
 
 
 def inspect(output: str, description: dict[str, Any], vocabulary: str | None = None) -> State:

@@ -63,8 +63,8 @@ def run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.Pi
                     raise JobFailedError(reason) from error
                 if reason := job.left_error(WorkFile.STORAGE_ERROR):
                     raise JobError(reason) from error
-                if files.is_full(error):
-                    raise JobError(files.FULL.format(job.output)) from error
+                if files.tells_full(error):
+                    raise JobError(files.DISK_FULL.format(job.output)) from error
                 if reason := job.left_error(WorkFile.OUTPUT_ERROR):
                     raise JobFailedError(reason) from error
                 if reason := job.left_error(WorkFile.ERROR):

@@ -17,10 +17,8 @@ This module needs pyarrow and numpy only, so that a GPU node needs neither Beam 
 from __future__ import annotations
 
 import dataclasses
-import errno
 import hashlib
 import json
-import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +28,8 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+
+from preprocessing.storage_errors import is_no_file, reason, unavailable
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -41,7 +41,6 @@ SPECIAL_TOKENS_OF_A_SINGLE = 2  # [CLS] a [SEP]
 MIN_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH = 8, 65_536
 _MAKE = "make the shards again with --overwrite"
 _AGAIN = f"copy it again, or {_MAKE}"  # what is missing or damaged
-_NO_PLACE = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}  # what is wrong with a path itself
 
 Split = Literal["train", "validation"]
 
@@ -60,10 +59,6 @@ PAIR = pa.struct(
 
 class ShardError(ValueError):
     """A shard directory that is missing, incomplete, damaged or of another version. The message names the file."""
-
-
-class UnavailableError(RuntimeError):
-    """Storage that fails while shards are read, which is nobody's mistake: the same command may read them later."""
 
 
 def token_type(vocab_size: int) -> pa.DataType:
@@ -432,14 +427,14 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        file, reason = error.filename or path, os.strerror(error.errno) if error.errno else str(error)
+        file = error.filename or path
         if isinstance(error, FileNotFoundError):
             raise ShardError(f"{file}: the manifest lists this shard but it is not there; {_AGAIN}") from error
         if isinstance(error, PermissionError):
             raise ShardError(f"{file}: this user may not read it; ask its owner for that") from error
-        if error.errno in _NO_PLACE:
-            raise ShardError(f"{file}: {reason}; is it the folder of the shards?") from error
-        raise UnavailableError(f"{file}: can't be read now ({reason}); give the same command again") from error
+        if is_no_file(error):
+            raise ShardError(f"{file}: {reason(error)}; is it the folder of the shards?") from error
+        raise unavailable(file, reason(error)) from error
 
 
 def _why_no_directory(path: Path) -> str:

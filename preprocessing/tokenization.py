@@ -7,7 +7,6 @@ split on white space and punctuation, then the longest match first within each w
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -15,24 +14,18 @@ from typing import Any, Literal, NamedTuple
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from preprocessing.storage_errors import UnavailableError, is_refused, unavailable
+
 PAD, UNKNOWN, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = (PAD, UNKNOWN, CLS, SEP, MASK)
 CONTINUATION = "##"  # begins every piece that does not begin a word
 VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE = "vocab.txt", "tokenizer.json", "tokenizer_config.json"
 LONGEST_WORD = 100  # in characters; WordPiece takes no part of a longer one
-# What is wrong with a path itself, or with this user's rights; other errors of a file that is read may pass.
-_WRONG_PATH = frozenset(
-    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
-)
 CASE_SHARE = 0.01  # of a vocabulary's entries: with as many that hold letters of a case, it knows that case
 
 
 class VocabularyError(ValueError):
     """A vocabulary or tokenizer that can't be used. The message names the file and what is wrong with it."""
-
-
-class UnavailableVocabularyError(VocabularyError):
-    """Storage that fails while a vocabulary or tokenizer is read, which is nobody's mistake: it may be read later."""
 
 
 class SpecialIds(NamedTuple):
@@ -84,7 +77,7 @@ def load_vocabulary(path: Path | str) -> list[str]:
 
     Raises:
         VocabularyError: also when the file is not there or not UTF-8.
-        UnavailableVocabularyError: it can't be read now.
+        UnavailableError: it can't be read now.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -95,11 +88,11 @@ def load_vocabulary(path: Path | str) -> list[str]:
     return parse_vocabulary(text, str(path))
 
 
-def _unread(path: Path | str, error: OSError, problem: str, advice: str) -> VocabularyError:
+def _unread(path: Path | str, error: OSError, problem: str, advice: str) -> VocabularyError | UnavailableError:
     """What to raise of a file that can't be read, whose problem and the advice are where it is the user's matter."""
-    if error.errno in _WRONG_PATH:
+    if is_refused(error):
         return VocabularyError(f"{path}: {problem} ({error.strerror}); {advice}")
-    return UnavailableVocabularyError(f"{path}: can't be read now ({error.strerror}); give the same command again")
+    return unavailable(path, error.strerror)
 
 
 def load_words(directory: Path | str) -> list[str]:
@@ -228,7 +221,7 @@ def load_tokenizer(directory: Path | str) -> Tokenizer:
 
     Raises:
         VocabularyError: the directory holds no tokenizer.json, or one that `tokenizers` can't read.
-        UnavailableVocabularyError: it can't be read now.
+        UnavailableError: it can't be read now.
     """
     path, advice = Path(directory) / TOKENIZER_FILE, "give a directory that holds a saved tokenizer"
     try:

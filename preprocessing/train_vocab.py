@@ -42,10 +42,10 @@ with needs("preprocess"):
     from preprocessing.reading import read_inputs
     from preprocessing.sampling import sample_texts
     from preprocessing.sources import SourceError, StorageError
+    from preprocessing.storage_errors import UnavailableError
     from preprocessing.terminal import counted, in_line, show, tell_error
     from preprocessing.tokenization import (
         SPECIAL_TOKENS,
-        UnavailableVocabularyError,
         VocabularyError,
         check_case,
         load_vocabulary,
@@ -177,9 +177,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command: errors in one line, exit code 2 for the user's and 1 for a vocabulary that may be read later."""
     try:
         run(sys.argv[1:] if argv is None else argv)
-    except (SourceError, StorageError, VocabularyError) as error:
+    except (SourceError, StorageError, UnavailableError, VocabularyError) as error:
         tell_error(error, "train_vocab")
-        raise SystemExit(1 if isinstance(error, UnavailableVocabularyError) else 2) from error
+        raise SystemExit(1 if isinstance(error, UnavailableError) else 2) from error
 
 
 if __name__ == "__main__":

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from preprocessing.schema import checksum
+from preprocessing.storage_errors import UnavailableError
 from trainer.config import Recipe, to_toml
 from trainer.corpus import Corpus
 from trainer.initial_model import find_given
 from trainer.lineage import environment, unlike
+from trainer.loading import LoaderError
 from trainer.run_directory import RunDirectory
 from trainer.settings import ConfigError
 from trainer.world import World
@@ -51,16 +53,19 @@ def check_initial_weights(world: World, init_from: Path) -> dict[str, str]:
     Raises:
         ConfigError: on every rank, one was given others than the first, of which DeepSpeed would give it some; or a
             checkpoint that is damaged.
+        LoaderError: on every rank, the storage of one fails.
     """
-    mine: dict[str, str] | ConfigError
+    mine: dict[str, str] | ConfigError | UnavailableError
     try:
         mine = find_given(init_from).verify()
-    except ConfigError as error:
+    except (ConfigError, UnavailableError) as error:
         mine = error
     found = world.gather(mine)
     for rank, told in enumerate(found):
         if isinstance(told, ConfigError):
             raise ConfigError(f"rank {rank}: {told}")
+        if isinstance(told, UnavailableError):
+            raise LoaderError(f"rank {rank}: {told}")
         if told["blake2b"] != found[0]["blake2b"]:
             raise _apart(rank, "initial weights")
     first: dict[str, str] = found[0]

@@ -13,11 +13,11 @@ from preprocessing.schema import (
     ShardDirectory,
     ShardEntry,
     ShardError,
-    UnavailableError,
     Vocabulary,
     checksum,
     checksum_of,
 )
+from preprocessing.storage_errors import UnavailableError
 from trainer.config import Phase, Recipe
 from trainer.credentials import without_credentials
 from trainer.data import SampleStream

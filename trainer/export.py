@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from preprocessing.command_line import OneLineParser
-from preprocessing.terminal import in_line, show, tell_error
+from preprocessing.storage_errors import UnavailableError
+from preprocessing.terminal import in_line, show
 from preprocessing.tokenization import check_files
 from trainer.checkpoint import RunState, read_run_state
 from trainer.config import load_recipe
 from trainer.corpus import directory_checksums
-from trainer.hugging_face import refusal, save_export
+from trainer.hugging_face import save_export, tell_refusal
 from trainer.model import BertConfig, parameter_shapes
 from trainer.paths import parse_path
 from trainer.run_directory import CheckpointError, RunDirectory
@@ -47,7 +48,7 @@ def export_checkpoint(run: RunDirectory, state: RunState, checkpoint: Path, targ
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``python -m trainer.export CHECKPOINT OUT``; the exit code is 0, or 2 for a mistake in what was asked for."""
+    """``python -m trainer.export CHECKPOINT OUT``; the exit code is 0, or what tell_refusal says."""
     parser = OneLineParser(
         prog="python -m trainer.export", description="Turn a checkpoint into a directory that transformers loads."
     )
@@ -56,9 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         state = _export(_newest(arguments.checkpoint.resolve()), arguments.output)
-    except (OSError, ValueError) as error:
-        tell_error(refusal(error))
-        return 2
+    except (OSError, ValueError, UnavailableError) as error:
+        return tell_refusal(error)
     show(in_line(f"{arguments.output}: the weights of step {state.step}"))
     return 0
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeGuard
+from typing import Any, BinaryIO
 
 from preprocessing.locks import try_lock
 
@@ -91,23 +90,6 @@ def discard(path: Path) -> None:
         with contextlib.suppress(OSError):
             path.unlink()
     shutil.rmtree(path, ignore_errors=True)
-
-
-def is_full(error: OSError) -> bool:
-    """Whether nothing more can be written: no room, a quota, or a limit of a file's size."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-# What a disk or a network answers that may be well again in a moment, unlike a full disk or a missing permission.
-_PASSING = frozenset({
-    *(errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNREFUSED),
-    *(errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
-})  # fmt: skip
-
-
-def is_passing(error: BaseException | None) -> TypeGuard[OSError]:
-    """Whether storage failed in a way that is nobody's mistake, and may have passed when it is tried again."""
-    return isinstance(error, OSError) and error.errno in _PASSING
 
 
 def append_line(path: Path, values: dict[str, Any]) -> None:

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
+from preprocessing.storage_errors import UnavailableError, comes_of_passing, is_no_file
+from preprocessing.terminal import tell_error
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
-from trainer.files import incomplete, publish
+from trainer.files import DamagedFileError, incomplete, publish
 from trainer.model import BertConfig, BertForPreTraining, parameter_count, parameter_shapes
 from trainer.naming import name_some
-from trainer.tensor_files import write_tensors
+from trainer.tensor_files import read_tensors, write_tensors
 
 CONFIG, WEIGHTS, LINEAGE = "config.json", "model.safetensors", "lineage.json"
 TOKENIZER_FILES = (VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE, "special_tokens_map.json")
@@ -205,12 +205,21 @@ def write_model(
         shutil.rmtree(staging, ignore_errors=True)  # where the disk is full, the next checkpoint needs the room
 
 
-def refusal(error: OSError | ValueError) -> str:
-    """What an error says to who wanted a new directory written, and what to do."""
-    if not isinstance(error, OSError):
-        return str(error)
-    what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    return f"{what}; choose another directory, or make room"
+def tell_refusal(error: OSError | ValueError | UnavailableError) -> int:
+    """Tell an error to who wanted a new directory written, and what to do.
+
+    Returns:
+        The command's exit code: 1 where storage fails, maybe for a moment, or 2 for a mistake in what was asked for.
+    """
+    if isinstance(error, UnavailableError):
+        tell_error(error)
+        return 1
+    what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+    if comes_of_passing(error):
+        tell_error(f"{what}; give the same command again")
+        return 1
+    tell_error(f"{what}; choose another directory, or make room" if isinstance(error, OSError) else what)
+    return 2
 
 
 def load_export(directory: Path, seed: int = 0) -> Export:
@@ -382,15 +391,17 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_weights(directory: Path) -> dict[str, Tensor]:
-    if not (directory / WEIGHTS).is_file():
+    try:
+        return read_tensors(directory / WEIGHTS)
+    except DamagedFileError as error:
+        raise ValueError(f"damaged ({error}); copy the folder anew") from error
+    except OSError as error:
+        if not is_no_file(error):
+            raise
         raise ValueError(
             "missing; weights in another format become this one by transformers: "
             f"{_class_of(directory)}.from_pretrained(X).save_pretrained(X), where X is the folder"
-        )
-    try:
-        return dict(load_file(directory / WEIGHTS))
-    except SafetensorError as error:
-        raise ValueError(f"damaged ({error}); copy the folder anew") from error
+        ) from error
 
 
 def _class_of(directory: Path) -> str:

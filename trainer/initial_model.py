@@ -12,6 +12,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from preprocessing.schema import checksum, checksum_of
+from preprocessing.storage_errors import UnavailableError, comes_of_passing
 from preprocessing.tokenization import TOKENIZER_FILE, VOCABULARY_FILE, VocabularyError, load_vocabulary, load_words
 from trainer.checkpoint import RUN_STATE, Learner, RunState, read_run_state
 from trainer.config import Recipe, load_recipe
@@ -22,6 +23,7 @@ from trainer.run_directory import CheckpointError, RunDirectory, newest_checkpoi
 from trainer.settings import ConfigError, parse
 from trainer.sharded_state import StateError, StateReader, check_count, stored_checksums, verify_state
 
+_COPY = "; copy it again, or take another checkpoint"  # of what is damaged or missing
 # What a recipe's model must have in common with the weights, for else they are another one's.
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
           "is_decoder", "pre_layer_norm", "max_position_embeddings", "type_vocab_size", "layer_norm_eps")  # fmt: skip
@@ -74,7 +76,7 @@ def given_model(directory: Path) -> BertConfig:
 
 
 class Given(ABC):
-    """What a run begins with, of one kind; whatever is wrong with it is a ConfigError.
+    """What a run begins with, of one kind; whatever is wrong with it is a ConfigError, or maybe an UnavailableError.
 
     Attributes:
         directory: that --init-from names.
@@ -130,14 +132,14 @@ class GivenExport(Given):
         try:
             return load_config(self.directory)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--init-from: {error}") from error
+            raise _problem(error) from error
 
     def weights(self, recipe: Recipe) -> Export:
         """The recipe's model, heads included where the directory has them."""
         try:
             export = load_export(self.directory, recipe.train.seed)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--init-from: {error}") from error
+            raise _problem(error) from error
         self.check_sizes(export.config, recipe)
         return export
 
@@ -153,7 +155,7 @@ class GivenExport(Given):
                 return
             found = load_words(self.directory)
         except (OSError, VocabularyError) as error:
-            raise ConfigError(f"--init-from: {error}") from error
+            raise _problem(error) from error
         if found != wanted:
             pairs = itertools.zip_longest(found, wanted)
             i, (theirs, ours) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
@@ -165,7 +167,10 @@ class GivenExport(Given):
 
     @override
     def checksum(self) -> str:
-        return checksum(self.directory / WEIGHTS)
+        try:
+            return checksum(self.directory / WEIGHTS)
+        except OSError as error:
+            raise _problem(error, _COPY) from error
 
 
 class GivenCheckpoint(Given):
@@ -182,7 +187,7 @@ class GivenCheckpoint(Given):
         try:
             return read_run_state(self.directory)
         except CheckpointError as error:
-            raise _damaged(error) from error
+            raise _problem(error, _COPY) from error
 
     @property
     def learner(self) -> Learner:
@@ -201,7 +206,7 @@ class GivenCheckpoint(Given):
             check_count(self.directory, parameter_count(recipe.model))
             StateReader(self.directory, parameter_shapes(recipe.model))
         except (OSError, StateError) as error:
-            raise _damaged(error) from error
+            raise _problem(error, _COPY) from error
 
     @override
     def check_vocabulary(self, shards: Corpus) -> None:
@@ -217,7 +222,7 @@ class GivenCheckpoint(Given):
         try:
             told = [checksum(self.directory / RUN_STATE), *stored_checksums(self.directory)]
         except (OSError, StateError) as error:
-            raise _damaged(error) from error
+            raise _problem(error, _COPY) from error
         return checksum_of("\n".join(told).encode())
 
     @override
@@ -226,7 +231,7 @@ class GivenCheckpoint(Given):
         try:
             verify_state(self.directory)
         except StateError as error:
-            raise _damaged(error) from error
+            raise _problem(error, _COPY) from error
         return {**told, "step": str(self.state.step)}
 
 
@@ -245,5 +250,10 @@ def _newest_around(path: Path) -> str:
     return f"the newest of its run: {', '.join(there)}" if there else ""
 
 
-def _damaged(error: Exception) -> ConfigError:
-    return ConfigError(f"--init-from: {error}; copy it again, or take another checkpoint")
+def _problem(error: Exception, advice: str = "") -> ConfigError | UnavailableError:
+    """What to raise of a file that can't be used, by what is wrong with it."""
+    if comes_of_passing(error):
+        return UnavailableError(
+            f"--init-from: {error}; give the same command again, or, if that doesn't help, take another copy"
+        )
+    return ConfigError(f"--init-from: {error}{advice}")

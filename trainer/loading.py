@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
-from preprocessing.schema import ShardError, UnavailableError
+from preprocessing.schema import ShardError
+from preprocessing.storage_errors import UnavailableError
 from trainer.balancing import deal
 from trainer.data import Batch, SampleStream
 from trainer.stopping import REQUESTS

@@ -17,10 +17,11 @@ import torch
 
 from preprocessing.command_line import OneLineParser, whole_number
 from preprocessing.schema import MAX_SEQUENCE_LENGTH
-from preprocessing.terminal import in_line, show, tell_error
+from preprocessing.storage_errors import UnavailableError
+from preprocessing.terminal import in_line, show
 from preprocessing.tokenization import check_files
 from trainer.derived import open_original, save_derived
-from trainer.hugging_face import Export, refusal
+from trainer.hugging_face import Export, tell_refusal
 from trainer.paths import parse_path
 
 _ROWS = "bert.embeddings.position.weight"  # [positions, D]
@@ -35,7 +36,7 @@ def change_positions(export: Export, positions: int) -> Export:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``python -m trainer.new_positions MODEL POSITIONS OUT``; the exit code is 0, or 2 for a mistake."""
+    """``python -m trainer.new_positions MODEL POSITIONS OUT``; the exit code is 0, or what tell_refusal says."""
     parser = OneLineParser(
         prog="python -m trainer.new_positions", description="Give a pretrained model more positions, or fewer."
     )
@@ -47,9 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         old = _change(arguments.model, arguments.positions, arguments.output)
-    except (OSError, ValueError) as error:
-        tell_error(refusal(error))
-        return 2
+    except (OSError, ValueError, UnavailableError) as error:
+        return tell_refusal(error)
     kept = min(old, arguments.positions)
     show(in_line(f"{arguments.output}: {arguments.positions:,} positions, {kept:,} of them as they were"))
     return 0

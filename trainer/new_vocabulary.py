@@ -22,10 +22,11 @@ from torch import Tensor
 
 from preprocessing.command_line import OneLineParser
 from preprocessing.schema import TOKENIZER
-from preprocessing.terminal import in_line, show, tell_error
+from preprocessing.storage_errors import UnavailableError
+from preprocessing.terminal import in_line, show
 from preprocessing.tokenization import PAD, VOCABULARY_FILE, check_files, cut, load_words
 from trainer.derived import open_original, save_derived
-from trainer.hugging_face import Export, refusal
+from trainer.hugging_face import Export, tell_refusal
 from trainer.model import BertConfig, BertForPreTraining
 from trainer.paths import parse_path
 
@@ -78,7 +79,7 @@ def _means(rows: Tensor, pieces: Sequence[Sequence[int]], fresh: Tensor) -> Tens
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``python -m trainer.new_vocabulary MODEL TOKENIZER OUT``; the exit code is 0, or 2 for a mistake."""
+    """``python -m trainer.new_vocabulary MODEL TOKENIZER OUT``; the exit code is 0, or what tell_refusal says."""
     parser = OneLineParser(
         prog="python -m trainer.new_vocabulary", description="Give a pretrained model another vocabulary."
     )
@@ -88,9 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         changed = _change(arguments.model, arguments.tokenizer, arguments.output)
-    except (OSError, ValueError) as error:
-        tell_error(refusal(error))
-        return 2
+    except (OSError, ValueError, UnavailableError) as error:
+        return tell_refusal(error)
     told = (
         f"{arguments.output}: {changed.config.vocab_size:,} words, {changed.kept:,} of them as they were, "
         f"{changed.from_pieces:,} from their pieces, {changed.new:,} new"

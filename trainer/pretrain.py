@@ -25,9 +25,10 @@ from typing import Any, TypeVar
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from preprocessing.schema import ShardError, UnavailableError
+from preprocessing.schema import ShardError
+from preprocessing.storage_errors import UnavailableError, comes_of_passing, is_passing
 from preprocessing.terminal import tell_error
-from preprocessing.tokenization import UnavailableVocabularyError, VocabularyError
+from preprocessing.tokenization import VocabularyError
 from trainer.agreement import check_agreement, check_initial_weights, check_is_shared
 from trainer.arguments import output_of, parse
 from trainer.config import Recipe, load_recipe
@@ -35,7 +36,6 @@ from trainer.corpus import open_corpus
 from trainer.deepspeed_config import read_deepspeed, resolve
 from trainer.divergence import DivergedError, check_not_diverged
 from trainer.engine import join_world
-from trainer.files import is_passing
 from trainer.initial_model import initial_model
 from trainer.leases import RunInUseError, hold_run
 from trainer.loading import DamagedShardError, LoaderError
@@ -253,9 +253,9 @@ def _end(run: RunDirectory, ending: Ending, reason: str = "") -> None:
 
 def _of_storage(error: Exception, run: RunDirectory | None) -> _StorageError | None:
     """As what an error is told that came of storage which fails, maybe for a moment only; None for another one."""
-    if isinstance(error, UnavailableError | UnavailableVocabularyError):
+    if isinstance(error, UnavailableError):
         return _StorageError(str(error))
-    if is_passing(error.__cause__):
+    if comes_of_passing(error.__cause__):
         return _StorageError(f"{error}; {_AGAIN}")
     if isinstance(error, OSError) and (is_passing(error) or (run and _lies_in(run, error.filename))):
         return _storage_error(error, run)

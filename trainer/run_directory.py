@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
 
+from preprocessing.storage_errors import is_passing
 from preprocessing.terminal import in_line
-from trainer.files import incomplete, is_passing, write_atomically
+from trainer.files import incomplete, write_atomically
 
 Ending = Literal["done", "requeue", "failed"]
 

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
+from preprocessing.storage_errors import comes_of_passing
 from trainer.checkpoint import RunState, begin_checkpoint, commit_checkpoint, keep_newest, read_run_state
 from trainer.config import CheckpointConfig
 from trainer.engine import Engine
 from trainer.export import export_checkpoint
-from trainer.files import is_passing
 from trainer.leases import remove_export
 from trainer.model import BertConfig
 from trainer.run_directory import RunDirectory
@@ -36,7 +36,7 @@ class Problem(NamedTuple):
     """What keeps something from being written."""
 
     text: str
-    passes: bool  # maybe by itself: see trainer.files.is_passing
+    passes: bool  # maybe by itself: see preprocessing.storage_errors
 
 
 class Saver:
@@ -117,7 +117,7 @@ class Saver:
             check_files(self._run.staging(state.step), state.world_size)
             commit_checkpoint(self._run, state)
         except (OSError, StateError) as error:
-            return Problem(str(error), is_passing(error))
+            return Problem(str(error), comes_of_passing(error))
         self._exporter = self._thread.submit(_problem_of, lambda: self._clean_up_and_export(state))
         return None
 
@@ -156,7 +156,7 @@ def _problem_of(work: Callable[[], None]) -> Problem | None:
     except (KeyboardInterrupt, SystemExit):
         raise
     except (OSError, ValueError) as error:
-        return Problem(str(error) or repr(error), is_passing(error))
+        return Problem(str(error) or repr(error), comes_of_passing(error))
     except BaseException as error:  # nobody has foreseen it, as Rust's panics, so its kind says more than its words
         return Problem(repr(error), passes=False)
     return None

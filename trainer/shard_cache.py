@@ -35,10 +35,10 @@ from preprocessing.schema import (
     ShardDirectory,
     ShardEntry,
     ShardError,
-    UnavailableError,
     checksum,
     checksum_of,
 )
+from preprocessing.storage_errors import unavailable
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from trainer.credentials import without_credentials
 from trainer.files import sync, write_atomically
@@ -141,7 +141,7 @@ class _Source:
             reason = without_credentials(str(error).partition("\n")[0]) or type(error).__name__
             if _is_lasting(error):
                 raise ShardError(f"{url}: can't be read ({reason})") from error
-            raise UnavailableError(f"{url}: can't be read now ({reason}); give the same command again") from error
+            raise unavailable(url, reason) from error
 
 
 def _is_lasting(error: Exception) -> bool:

@@ -22,13 +22,13 @@ from typing import Annotated, NamedTuple
 
 import pydantic
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
-from preprocessing.schema import UnavailableError, checksum
-from trainer.files import write_atomically
+from preprocessing.schema import checksum
+from trainer.files import DamagedFileError, write_atomically
 from trainer.settings import first_problem
-from trainer.tensor_files import write_tensors
+from trainer.tensor_files import open_tensors, write_tensors
 
 _THREADS = 4  # files that are hashed at a time
 _FILE = re.compile(r"state-[0-9]{5}-of-([0-9]{5})\.safetensors")  # as file_name has it
@@ -230,8 +230,7 @@ class StateReader:
             shapes: name -> shape of the model's parameters.
 
         Raises:
-            StateError: a file is missing or damaged, or the parameters are not those of the model.
-            UnavailableError: a file can't be opened now.
+            StateError: a file is missing, damaged or can't be read, or the parameters are not those of the model.
         """
         self._shapes = shapes
         self._directory = directory
@@ -303,15 +302,11 @@ class StateReader:
 
 def _open(path: Path) -> safe_open:
     try:
-        path.open("rb").close()  # safetensors calls a file missing, whatever keeps it from that
+        return open_tensors(path)
     except OSError as error:
         raise StateError(f"{path}: not a readable checkpoint file ({error.strerror})") from error
-    try:
-        return safe_open(path, framework="pt")
-    except SafetensorError as error:
+    except DamagedFileError as error:
         raise StateError(f"{path}: not a readable checkpoint file ({error})") from error
-    except (OSError, RuntimeError) as error:  # torch's, where it can't be mapped
-        raise UnavailableError(f"{path}: can't be read now ({error}); give the same command again") from error
 
 
 def _read_table(path: Path, file: safe_open) -> _Table:

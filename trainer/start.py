@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from preprocessing.schema import UnavailableError, checksum
+from preprocessing.schema import checksum
+from preprocessing.storage_errors import UnavailableError, comes_of_passing, is_full, is_passing
 from trainer.checkpoint import RunState, read_run_state, remove_leftovers, set_aside
 from trainer.config import Recipe, advice_on, differences, load_recipe, other_draws, to_toml
 from trainer.corpus import Corpus, directory_checksums
 from trainer.deepspeed_config import DeepSpeedFile, other_numbers, read_deepspeed
-from trainer.files import is_full, is_passing, write_atomically
+from trainer.files import write_atomically
 from trainer.initial_model import find_given
 from trainer.leases import hold_run
 from trainer.lineage import code_version, uncommitted_changes
@@ -192,7 +193,7 @@ def _newest_good_step(run: RunDirectory, recipe: Recipe, shards: Corpus) -> int:
             verify_state(checkpoint)
             StateReader(checkpoint, parameter_shapes(recipe.model))
         except (CheckpointError, StateError) as error:
-            if is_passing(error.__cause__):
+            if comes_of_passing(error):
                 raise UnavailableError(
                     f"{error}; give the same command again, or, if that doesn't help, write the name of an older "
                     f"checkpoint into {run.latest}"

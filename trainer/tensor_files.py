@@ -1,16 +1,21 @@
-"""Safetensors files, written like any other file: their mode is the umask's, and a full disk is an OSError."""
+"""Files of tensors (safetensors) that are like any other: their mode is the umask's, and a full disk is an OSError."""
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from trainer.files import sync
+from trainer.files import DamagedFileError, sync
+
+_NUMBER = re.compile(r"\(os error ([0-9]+)\)")  # how Rust tells what the operating system said
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -29,6 +34,35 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     try:
         save_file(dict(tensors), path, dict(metadata))
     except SafetensorError as error:  # which is no OSError, whatever the operating system said
+        if found := _NUMBER.search(str(error)):
+            number = int(found[1])
+            raise OSError(number, os.strerror(number), str(path)) from error
         raise OSError(f"{path}: {error}") from error
     path.chmod(mode)  # safetensors 0.8 renames a temporary file of mode 0600
     sync(path)
+
+
+def open_tensors(path: Path) -> safe_open:
+    """Open a file of tensors, and map it.
+
+    Raises:
+        OSError: it can't be opened or mapped.
+        DamagedFileError: it is no such file, or not whole.
+    """
+    path.open("rb").close()  # safetensors calls a file missing, whatever keeps it from that
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise DamagedFileError(str(error)) from error
+    except (OSError, RuntimeError) as error:  # of a file that could be opened just now; the latter is torch's
+        raise OSError(errno.EIO, str(error), str(path)) from error
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file, mapped.
+
+    Raises:
+        OSError, DamagedFileError: see open_tensors.
+    """
+    file = open_tensors(path)
+    return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping

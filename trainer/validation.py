@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from preprocessing.schema import ShardError, UnavailableError
+from preprocessing.schema import ShardError
+from preprocessing.storage_errors import UnavailableError
 from trainer.config import Phase, Recipe
 from trainer.corpus import Corpus
 from trainer.data import Batch, evaluation_batches, validation_stream

@@ -35,7 +35,7 @@ from eval.results import RESULTS, write_results
 from preprocessing.sources.registry import SOURCES
 from tests.conftest import ROOT
 from tests.eval.evaluations import results
-from tests.eval.failing import REASON, fail_at
+from tests.failing import REASON, fail_at
 from tests.trainer.conftest import TINY
 from tests.trainer.shard_factory import write_shards
 from trainer.arguments import parse

@@ -18,8 +18,8 @@ from eval import experiment
 from eval.evaluated import find_results, read_evaluations
 from eval.results import filled_table
 from eval.run import main
-from tests.eval.failing import REASON, fail_at
 from tests.eval.small_data import write_mrpc, write_stsb
+from tests.failing import REASON, fail_at
 from trainer.hugging_face import WEIGHTS
 
 ONE_POINT = ("--epochs", "1", "--learning-rates", "1e-3", "--batch-sizes", "8")

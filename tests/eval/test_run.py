@@ -30,7 +30,7 @@ from preprocessing.schema import ShardDirectory, checksum
 from preprocessing.tokenization import CLS, load_tokenizer
 from tests.conftest import ROOT
 from tests.eval.conftest import CONFIG, STEP, random_state
-from tests.eval.failing import REASON, fail_at
+from tests.failing import REASON, fail_at
 from tests.trainer.mlflow_store import empty_store, write_run
 from tests.trainer.shard_factory import write_shards
 from trainer import tracking
@@ -582,13 +582,10 @@ def test_weights_that_libraries_can_not_open_for_a_moment(
     """As torch and safetensors tell it, which know no errors of an open."""
     weights = export / "model.safetensors"
     why = str(error).format(weights)
-    monkeypatch.setattr("trainer.hugging_face.load_file", mock.Mock(side_effect=type(error)(why)))
+    monkeypatch.setattr("trainer.tensor_files.safe_open", mock.Mock(side_effect=type(error)(why)))
     assert run(export, tmp_path / "results", None, tasks="fill_mask") == 1
     told = f"error: {weights}: can't be read now ({why}); give the same command again\n"
     assert capsys.readouterr() == ("", told)
-    monkeypatch.setattr("trainer.hugging_face.load_file", mock.Mock(side_effect=RuntimeError("a mistake of ours")))
-    with pytest.raises(RuntimeError, match="a mistake of ours"):
-        run(export, tmp_path / "results", None, tasks="fill_mask")
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "tokenizer/vocab.txt", "validation-shard-00000-of-00002.arrow"])

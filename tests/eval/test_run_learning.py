@@ -43,7 +43,6 @@ from eval.workers import describe, run_side_by_side, share, worker_words
 from preprocessing.tokenization import SPECIAL_TOKENS
 from tests.conftest import ROOT
 from tests.eval.conftest import CONFIG, STEP, random_state
-from tests.eval.failing import REASON, fail_at
 from tests.eval.processes import assert_free, assert_interrupted, wait_for
 from tests.eval.small_data import (
     write_codah,
@@ -55,6 +54,7 @@ from tests.eval.small_data import (
     write_swag,
     write_table,
 )
+from tests.failing import REASON, fail_at
 from tests.preprocessing.test_interruption import start
 from tests.trainer.mlflow_store import empty_store
 from tests.trainer.shard_factory import save_tokenizer

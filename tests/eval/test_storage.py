@@ -10,7 +10,7 @@ import pytest
 
 from eval.errors import UsageError
 from eval.storage import reading
-from preprocessing.schema import UnavailableError
+from preprocessing.storage_errors import UnavailableError
 
 
 def refuse(number: int, path: Path | None = None) -> OSError:

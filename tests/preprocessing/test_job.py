@@ -93,7 +93,7 @@ def test_storage_that_fails_is_left_for_the_launcher_and_a_full_disk_as_another_
     assert job.left_error(WorkFile.STORAGE_ERROR) is None
     with pytest.raises(OSError, match="no space"), reporting(job, "unit-00000"):
         raise OSError(errno.ENOSPC, "no space")
-    assert job.left_error(WorkFile.STORAGE_ERROR) == files.FULL.format(job.output)
+    assert job.left_error(WorkFile.STORAGE_ERROR) == files.DISK_FULL.format(job.output)
 
 
 def test_a_disk_that_is_too_full_to_say_so_is_told_all_the_same(

@@ -163,7 +163,7 @@ def test_of_several_reasons_the_one_that_tells_most_is_told(job: Job) -> None:
     for kind, told in [
         (WorkFile.STUCK_ERROR, JobFailedError("what is in error-stuck-a")),
         (WorkFile.STORAGE_ERROR, JobError("what is in error-storage-a")),
-        (None, JobError(files.FULL.format(job.output))),
+        (None, JobError(files.DISK_FULL.format(job.output))),
     ]:
         with pytest.raises(type(told), match=f"^{re.escape(str(told))}$"):
             runner.run_pipeline(job, ["--runner=FnApiRunner"], build)

@@ -22,13 +22,13 @@ from preprocessing.schema import (
     ShardDirectory,
     ShardEntry,
     ShardError,
-    UnavailableError,
     Vocabulary,
     checksum,
     list_column,
     shard_schema,
     token_type,
 )
+from preprocessing.storage_errors import UnavailableError
 from tests.limits import limit, too_many_open_files
 from tests.rewriting import rewrite_shard
 

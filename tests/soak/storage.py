@@ -35,13 +35,14 @@ sys.path.insert(0, str(ROOT))
 import torch
 
 import tests.conftest  # noqa: F401  sets the environment as for the tests
+from preprocessing.storage_errors import is_passing
 from tests.integration.launching import curve
 from tests.ranks import run_ranks
 from tests.trainer.conftest import TINY
 from tests.trainer.rank_tasks import run_pretrain
 from tests.trainer.shard_factory import write_shards
 from trainer.checkpoint import read_run_state
-from trainer.files import is_passing, read_lines
+from trainer.files import read_lines
 from trainer.run_directory import RunDirectory, step_folders
 from trainer.sharded_state import verify_state
 

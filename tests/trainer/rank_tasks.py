@@ -500,6 +500,21 @@ def run_pretrain_where_storage_fails(arguments: list[str], call: str, name: str,
         return pretrain.main(arguments)
 
 
+def run_pretrain_where_the_last_rank_s_storage_fails(arguments: list[str]) -> int:
+    """The trainer's main; while ranks compare what they begin with, the last one can't read it."""
+    compare = pretrain.check_initial_weights
+
+    def compare_where_storage_fails(world: World, init_from: Path) -> dict[str, str]:
+        if world.rank < world.size - 1:
+            return compare(world, init_from)
+        failing = OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(init_from))
+        with mock.patch("trainer.initial_model.checksum", side_effect=failing):
+            return compare(world, init_from)
+
+    with mock.patch.object(pretrain, "check_initial_weights", compare_where_storage_fails):
+        return pretrain.main(arguments)
+
+
 def run_pretrain_without_room_for_its_outcome(arguments: list[str]) -> int:
     """The trainer's main; that it is done can't be written down."""
     set_outcome = RunDirectory.set_outcome

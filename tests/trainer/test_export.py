@@ -10,6 +10,7 @@ import torch
 from transformers import BertForPreTraining as TheirBert
 
 from preprocessing.schema import checksum
+from tests.failing import failures_in_turn
 from tests.ranks import run_ranks
 from tests.trainer.rank_tasks import run_pretrain
 from trainer.checkpoint import read_run_state
@@ -63,6 +64,27 @@ def test_the_lineage_tells_where_the_run_lies_however_it_was_named(run, tmp_path
     model = load_recipe(given.config).model
     export_checkpoint(given, read_run_state(checkpoint), checkpoint, tmp_path / "out", model)
     assert json.loads((tmp_path / "out" / "lineage.json").read_text())["run"] == str(run.resolve())
+
+
+def test_storage_that_fails_for_a_moment_is_no_mistake(run, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+
+    def export():
+        code = main([str(run), str(out)])
+        shutil.rmtree(out, ignore_errors=True)
+        return code
+
+    failed = set()
+    for file in failures_in_turn(monkeypatch, run, export):
+        capsys.readouterr()
+        assert export() == 1, file
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert "/state-" in error if file.name.startswith("state-") else f"{file.name}: " in error  # threads open parts
+        assert error.endswith("; give the same command again\n")
+        assert error.count("\n") == 1
+        failed.add(file.name)
+    assert failed > {"latest", "config.toml", "run_state.json", "manifest.json", "vocab.txt"}
 
 
 def test_mistakes(run, tmp_path, capsys):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.limits import room_for
-from trainer.files import DamagedFileError, append_line, incomplete, is_passing, publish, read_lines, write_atomically
+from trainer.files import DamagedFileError, append_line, incomplete, publish, read_lines, write_atomically
 
 DAMAGED_LINES = [b"{", b'{"step": \xff}', b"\0" * 13, b"", b"[" * 100_000, b"9" * 5000]
 
@@ -106,20 +106,6 @@ def test_a_folder_that_can_not_be_replaced_stays(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="Input/output error"):
         publish(incomplete(place), place)
     assert (place / "file").read_text() == "point"
-
-
-@pytest.mark.parametrize(("error", "passes"), [
-    (OSError(errno.EIO, "of a disk, or of a network's"), True),
-    (OSError(errno.ESTALE, "of a network's"), True),
-    (OSError(errno.ENOSPC, "somebody must make room"), False),
-    (PermissionError(errno.EACCES, "somebody must give it"), False),
-    (FileNotFoundError(errno.ENOENT, "it is not there"), False),
-    (OSError("of a library"), False),
-    (ValueError("of no storage"), False),
-    (None, False),
-])  # fmt: skip
-def test_which_failures_of_storage_may_pass_by_themselves(error, passes):
-    assert is_passing(error) is passes
 
 
 def test_a_link_to_a_folder_is_replaced_as_often_as_a_folder(tmp_path):

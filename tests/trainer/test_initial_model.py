@@ -14,6 +14,8 @@ import torch
 from transformers import BertForPreTraining as TheirBert
 
 from preprocessing.schema import ShardDirectory, Vocabulary, checksum
+from preprocessing.storage_errors import UnavailableError
+from tests.failing import failures_in_turn
 from tests.ranks import run_ranks
 from tests.trainer.conftest import FLOAT32, ROOT, TINY, losses
 from tests.trainer.rank_tasks import (
@@ -22,6 +24,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_and_keep_its_beginning,
     run_pretrain_in_fp16,
     run_pretrain_on_nodes_that_differ,
+    run_pretrain_where_the_last_rank_s_storage_fails,
 )
 from trainer import initial_model, session
 from trainer.checkpoint import RUN_STATE, begin_checkpoint, commit_checkpoint, read_run_state
@@ -227,6 +230,43 @@ def test_a_checkpoint_that_is_another_or_damaged_on_a_node_begins_nothing(call, 
     assert codes == [2, 2]
     assert "error: rank 1 was given other initial weights than rank 0" in log
     assert not (tmp_path / "run" / "config.toml").exists()
+
+
+def look_through(directory, recipe, shards):
+    """At all that a start reads of what it begins with."""
+    given = find_given(directory)
+    given.check_vocabulary(open_corpus([str(shards)]))
+    given.check(load_recipe(recipe))
+    given.verify()
+
+
+@pytest.mark.parametrize("kind", ["exports", "checkpoints"])
+def test_storage_that_fails_is_told_from_a_beginning_that_is_damaged(checkpoint, recipe, shards, monkeypatch, kind):
+    directory = checkpoint.parents[1] / kind / checkpoint.name
+    failed = set()
+    for file in failures_in_turn(monkeypatch, directory, lambda: look_through(directory, recipe, shards)):
+        with pytest.raises(UnavailableError, match=r"Stale file handle.*; give the same command again") as raised:
+            look_through(directory, recipe, shards)
+        told = "state-" if file.name.startswith("state-") else file.name  # threads open the parts, in any order
+        assert str(directory / told) in str(raised.value)
+        failed.add(file.name)
+    assert failed == {"exports": {"config.json", "model.safetensors", "vocab.txt"}, "checkpoints": {
+        RUN_STATE, "state-00000-of-00002.safetensors", "state-00000-of-00002.blake2b",
+        "state-00001-of-00002.safetensors", "state-00001-of-00002.blake2b",
+    }}[kind]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["exports", "checkpoints"])
+def test_storage_that_fails_for_one_rank_is_told_on_all_and_the_same_command_begins(call, checkpoint, tmp_path, kind):
+    given = {"init-from": checkpoint.parents[1] / kind / checkpoint.name, "world": 2}
+    codes, log = call("train.max_steps=1", task=run_pretrain_where_the_last_rank_s_storage_fails, **given)
+    assert codes == [1, 1]
+    assert log.count("error: ") == 1
+    assert "error: rank 1: --init-from: " in log
+    assert "Stale file handle" in log
+    assert not RunDirectory(tmp_path / "run").outcome
+    codes, log = call("train.max_steps=1", **given)
+    assert codes == [0, 0], log
 
 
 @pytest.fixture

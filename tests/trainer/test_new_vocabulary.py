@@ -13,6 +13,7 @@ from transformers import BertForPreTraining as TheirBert
 
 from preprocessing.schema import checksum
 from preprocessing.tokenization import SPECIAL_TOKENS, VocabularyError, load_words
+from tests.failing import failures_in_turn
 from tests.trainer.shard_factory import save_tokenizer
 from trainer.hugging_face import Export, load_export, save_export
 from trainer.lineage import code_version
@@ -149,6 +150,21 @@ def test_a_tokenizer_without_its_list_needs_all_ids_and_special_tokens(model, ol
     (model / "tokenizer.json").write_text(json.dumps(described))
     with pytest.raises(VocabularyError, match=re.escape(message)):
         load_words(model)
+
+
+def test_storage_that_fails_for_a_moment_is_no_mistake(model, tokenizer, tmp_path, monkeypatch, capsys):
+    arguments, out = [str(model), str(tokenizer), str(tmp_path / "out" / "new")], tmp_path / "out"
+    for folder in (model, tokenizer):
+        with monkeypatch.context() as patch:
+            for file in failures_in_turn(patch, folder, lambda: main(arguments)):
+                shutil.rmtree(out, ignore_errors=True)
+                capsys.readouterr()
+                assert main(arguments) == 1, file
+                error = capsys.readouterr().err
+                assert error.startswith(f"error: {file}: ")
+                assert error.endswith("; give the same command again\n")
+                assert error.count("\n") == 1
+            shutil.rmtree(out, ignore_errors=True)
 
 
 def test_mistakes(model, tokenizer, tmp_path, capsys):

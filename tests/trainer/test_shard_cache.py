@@ -19,7 +19,8 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from preprocessing.schema import ShardDirectory, ShardError, UnavailableError
+from preprocessing.schema import ShardDirectory, ShardError
+from preprocessing.storage_errors import UnavailableError
 from tests.trainer.shard_factory import write_shards
 from trainer import shard_cache
 from trainer.settings import ConfigError

@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from preprocessing.schema import UnavailableError
+from preprocessing.storage_errors import comes_of_passing
 from trainer import files, tensor_files
 from trainer.optim import OptimizerConfig, build_optimizer, state_of
 from trainer.sharded_state import (
@@ -190,14 +190,15 @@ def test_a_link_to_what_is_no_longer_there_is_a_damaged_file(tmp_path):
     FileNotFoundError("No such file or directory: x"),  # as safetensors says of whatever keeps it from a file
     RuntimeError("unable to open file <x> in read-only mode: Input/output error (5)"),  # torch's
 ])  # fmt: skip
-def test_a_file_that_can_not_be_opened_for_a_moment_is_not_called_damaged(tmp_path, monkeypatch, error):
+def test_a_file_that_can_not_be_opened_for_a_moment_is_told_from_a_damaged_one(tmp_path, monkeypatch, error):
     def fail(*_, **__):
         raise error
 
     write(tmp_path, "one rank")
-    monkeypatch.setattr("trainer.sharded_state.safe_open", fail)
-    with pytest.raises(UnavailableError, match=r"can't be read now .*; give the same command again"):
+    monkeypatch.setattr("trainer.tensor_files.safe_open", fail)
+    with pytest.raises(StateError, match=rf"not a readable checkpoint file \({re.escape(str(error))}\)") as raised:
         StateReader(tmp_path, SHAPES)
+    assert comes_of_passing(raised.value)
 
 
 def test_a_file_that_a_disk_can_not_read_is_a_damaged_one(tmp_path):

@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from preprocessing.schema import MANIFEST, UnavailableError, checksum
+from preprocessing.schema import MANIFEST, checksum
+from preprocessing.storage_errors import UnavailableError
 from tests.trainer.conftest import losses
 from tests.trainer.rank_tasks import (
     run_pretrain_and_crash,
