@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from preprocessing.command_line import OneLineParser
+from preprocessing.status import is_file
 
 EPILOG = """\
 example:
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ours = parser()
     found = ours.parse_args(argv)
     file = Path(found.file)
-    if not file.is_file():
+    if not is_file(file):
         ours.error(f"{file}: no such file; run this from the root of the repository or give the whole path")
     if file.suffix != ".py":
         ours.error(f"{file}: not a Python file (.py)")

@@ -25,6 +25,7 @@ from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from preprocessing import status
 from preprocessing.decompression import decompressed
 from preprocessing.sources import StorageError
 from preprocessing.storage_errors import FULL, is_no_file
@@ -125,7 +126,7 @@ def exists(path: str) -> bool:
     """
     if is_remote(path):
         return bool(FileSystems.exists(path))
-    return _status(Path(path)) is not None  # Beam's own takes every error for an answer
+    return status.exists(path)  # Beam's own takes every error for an answer
 
 
 def begins_with(path: str, magic: bytes) -> bool:
@@ -277,7 +278,8 @@ def names_below(folder: str) -> dict[str, int]:
         OSError: storage that can't be reached.
     """
     if not is_remote(folder):
-        sizes = ((path, regular_size(path)) for path in Path(folder).rglob("*"))
+        paths = (Path(within, name) for within, _, names in os.walk(folder, onerror=_raise) for name in names)
+        sizes = ((path, regular_size(path)) for path in paths)
         return {path.relative_to(folder).as_posix(): size for path, size in sizes if size is not None}
     root = folder.rstrip("/") + "/"
     try:
@@ -286,23 +288,20 @@ def names_below(folder: str) -> dict[str, int]:
         raise OSError(why_not_found(folder, error)) from error
 
 
+def _raise(error: OSError) -> None:
+    """What keeps one from looking into a folder; that there is none does not."""
+    if not is_no_file(error):
+        raise error
+
+
 def regular_size(path: Path) -> int | None:
     """Bytes of a regular file, by a single look at it; None for anything else, or nothing.
 
     Raises:
         OSError: storage that can't be reached.
     """
-    status = _status(path)
-    return status.st_size if status and stat.S_ISREG(status.st_mode) else None
-
-
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except OSError as error:
-        if not is_no_file(error):
-            raise
-        return None
+    found = status.status(path)
+    return found.st_size if found and stat.S_ISREG(found.st_mode) else None
 
 
 def remove(folder: str, names: Iterable[str]) -> None:

@@ -15,6 +15,7 @@ from apache_beam.io.filesystem import BeamIOError
 
 from preprocessing import files
 from preprocessing.sources import MissingInputError, SourceError
+from preprocessing.status import exists, is_dir, is_file, status
 from preprocessing.storage_errors import is_no_file
 
 _ANY_DEPTH = re.compile(r"(?<![^/])\*\*(?:/+\*\*)+(?![^/])")  # as often as it is written
@@ -68,11 +69,11 @@ def _named(pattern: str) -> Found | None:
         SourceError: a folder or a pipe.
     """
     path = Path(files.absolute(pattern))
-    if path.is_dir():
+    if is_dir(path):
         raise SourceError(f"{pattern}: is a folder; give the files in it, as in {files.join(pattern, '*')!r}")
-    if path.is_file():
+    if is_file(path):
         return Found(str(path), path.name, path.stat().st_size)
-    if path.exists():
+    if exists(path):
         raise SourceError(_NO_REGULAR.format(pattern))
     return None
 
@@ -99,12 +100,12 @@ def _match_local(folder: str, parts: Sequence[str]) -> dict[str, int]:
     sizes = {}
     try:
         for path in _matching(folder, parts):
-            status = _status(path)
-            if status and stat.S_ISREG(status.st_mode):
-                sizes[str(Path(path))] = status.st_size
-            elif status and not stat.S_ISDIR(status.st_mode):
+            found = status(path)
+            if found and stat.S_ISREG(found.st_mode):
+                sizes[str(Path(path))] = found.st_size
+            elif found and not stat.S_ISDIR(found.st_mode):
                 raise SourceError(_NO_REGULAR.format(path))
-            elif not status and Path(path).is_symlink():
+            elif not found and Path(path).is_symlink():
                 raise SourceError(f"{path}: a link that leads nowhere; mend it, or remove it")
     except PermissionError as error:
         raise SourceError(
@@ -130,7 +131,7 @@ def _matching(folder: str, parts: Sequence[str]) -> Iterator[str]:
     elif _WILDCARD.search(first):
         for name in fnmatch.filter(_names(folder, hidden=first.startswith(".")), first):
             yield from _matching(os.path.join(folder, name), rest)  # noqa: PTH118 - ten times as fast as Path
-    elif _status(path := os.path.join(folder, first), follow=False):  # noqa: PTH118
+    elif status(path := os.path.join(folder, first), follow=False):  # noqa: PTH118
         yield from _matching(path, rest)
 
 
@@ -145,7 +146,7 @@ def _folders(top: str) -> Iterator[str]:
         entered.add(place)
         yield folder
         for path in (os.path.join(folder, name) for name in _names(folder)):  # noqa: PTH118
-            if (status := _status(path)) and stat.S_ISDIR(status.st_mode):
+            if is_dir(path):
                 heapq.heappush(waiting, (len(path), path))
 
 
@@ -157,13 +158,3 @@ def _names(folder: str, hidden: bool = False) -> list[str]:
         if not is_no_file(error):
             raise
         return []
-
-
-def _status(path: str, follow: bool = True) -> os.stat_result | None:
-    """What is at a path, or where a link there leads; None where nothing is."""
-    try:
-        return os.stat(path, follow_symlinks=follow)  # noqa: PTH116
-    except OSError as error:
-        if not is_no_file(error):
-            raise
-        return None

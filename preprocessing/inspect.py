@@ -38,6 +38,7 @@ from preprocessing.schema import (
     Split,
     reading,
 )
+from preprocessing.status import is_file
 from preprocessing.storage_errors import UnavailableError
 from preprocessing.terminal import in_line, print_result, tell_error
 from preprocessing.tokenization import (
@@ -279,7 +280,7 @@ def _verify_tokenizer(shards: ShardDirectory) -> None:
     for name, content in tokenizer_files(words, shards.manifest.vocabulary.lowercase).items():
         path = shards.tokenizer / name
         with reading(path):
-            same = path.is_file() and path.read_bytes() == content
+            same = is_file(path) and path.read_bytes() == content
         if not same:
             raise ShardError(f"{path}: not what the shards were made with; make the shards again")
 

@@ -12,6 +12,7 @@ from typing import TextIO
 from preprocessing import files
 from preprocessing.locks import holder, wait_and_lock
 from preprocessing.output import JobFailedError, cannot_be
+from preprocessing.status import exists
 from preprocessing.storage_errors import is_full, reason
 from preprocessing.work_files import LOCK
 
@@ -51,7 +52,7 @@ def _without(output: Path | str, error: OSError) -> str:
 def _locked(output: Path, note: Callable[[str], None]) -> Iterator[None]:
     path = output / LOCK
     with ExitStack() as undo:  # the last first: a file that is still open would keep its folder on NFS
-        undo.callback(_remove_empty, path.parent, *([] if output.exists() else [output]))
+        undo.callback(_remove_empty, path.parent, *([] if exists(output) else [output]))
         undo.callback(_close, _lock(path, note))
         undo.callback(_remove, output)
         yield

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from preprocessing import files
 from preprocessing.layout import VALIDATION_PREFIX, shard_name, split_of
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardError
+from preprocessing.status import is_dir
 from preprocessing.storage_errors import is_full, is_refused, reason
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from preprocessing.work_files import LOCK, is_work_file
@@ -131,7 +132,7 @@ def check_free(output: str, wanted: Iterable[str]) -> None:
     if files.is_remote(output):
         return  # where folders are beginnings of names, and none is in the way of a file
     for name in sorted(_written(wanted)):
-        if Path(output, name).is_dir():
+        if is_dir(Path(output, name)):
             raise JobError(f"{output}: {name!r} is a folder; remove it, or use another directory")
 
 

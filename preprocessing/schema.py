@@ -29,6 +29,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from preprocessing.status import exists, is_dir, is_file
 from preprocessing.storage_errors import is_no_file, reason, unavailable
 
 FORMAT_VERSION = 1
@@ -439,10 +440,10 @@ def reading(path: Path) -> Iterator[None]:
 
 def _why_no_directory(path: Path) -> str:
     """What is wrong with a path that is no directory, and what to do."""
-    if path.exists():
+    if exists(path):
         return f"is a file; give its folder, {path.parent}"
     parts = [part.strip() for part in str(path).split(",")]
-    if len(parts) > 1 and all(part and Path(part).is_dir() for part in parts):
+    if len(parts) > 1 and all(part and is_dir(Path(part)) for part in parts):
         return "several names with commas; name one, or put blanks between them where several are taken"
     return "no such directory; make shards with `beam run preprocessing/make_shards.py`"
 
@@ -481,14 +482,14 @@ class ShardDirectory:
 
     def _open(self) -> None:
         manifest = self.path / MANIFEST
-        if not self.path.is_dir():
+        if not is_dir(self.path):
             raise ShardError(f"{self.path}: {_why_no_directory(self.path)}")
-        if (self.path / _RUN).is_file():
+        if is_file(self.path / _RUN):
             raise ShardError(
                 f"{self.path}: a training's run directory, which has its shards' manifest alone; give the shards "
                 "themselves, as the training got them by --shards"
             )
-        if not manifest.is_file():
+        if not is_file(manifest):
             raise ShardError(f"{self.path}: {_why_no_manifest(self.path)}")
         content = manifest.read_bytes()
         self.manifest_text = content.decode(errors="replace")
@@ -502,7 +503,7 @@ class ShardDirectory:
             if status.st_size != entry.bytes:
                 raise ShardError(f"{file}: {status.st_size} bytes where the manifest says {entry.bytes}; {_AGAIN}")
         vocabulary = self.tokenizer / "vocab.txt"
-        if not vocabulary.is_file():
+        if not is_file(vocabulary):
             raise ShardError(f"{vocabulary}: the tokenizer's vocabulary is missing; {_AGAIN}")
         if checksum(vocabulary) != self.manifest.vocabulary.blake2b:
             raise ShardError(f"{vocabulary}: not the vocabulary that the manifest names; {_AGAIN}")

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from preprocessing.status import is_file
 from preprocessing.storage_errors import UnavailableError, is_refused, unavailable
 
 PAD, UNKNOWN, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
@@ -101,7 +102,7 @@ def load_words(directory: Path | str) -> list[str]:
     Raises:
         VocabularyError: it holds neither, or one that is damaged, or whose ids have gaps.
     """
-    if (listed := Path(directory) / VOCABULARY_FILE).is_file():
+    if is_file(listed := Path(directory) / VOCABULARY_FILE):
         return load_vocabulary(listed)
     ids: dict[str, int] = load_tokenizer(directory).get_vocab()
     where = str(Path(directory) / TOKENIZER_FILE)
@@ -225,7 +226,7 @@ def load_tokenizer(directory: Path | str) -> Tokenizer:
     """
     path, advice = Path(directory) / TOKENIZER_FILE, "give a directory that holds a saved tokenizer"
     try:
-        if not path.is_file():
+        if not is_file(path):
             raise VocabularyError(f"{path}: no such file; {advice}")
         content = path.read_bytes()
     except OSError as error:
@@ -243,7 +244,7 @@ def load_settings(directory: Path | str) -> dict[str, Any]:
         VocabularyError: the file is damaged.
     """
     path = Path(directory) / CONFIG_FILE
-    if not path.is_file():
+    if not is_file(path):
         return {}
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
@@ -261,8 +262,8 @@ def check_files(directory: Path | str) -> None:
         VocabularyError: one is damaged, or vocab.txt and tokenizer.json have other words.
     """
     listed, saved = Path(directory) / VOCABULARY_FILE, Path(directory) / TOKENIZER_FILE
-    words = load_vocabulary(listed) if listed.is_file() else None
-    tokenizer = load_tokenizer(directory) if saved.is_file() else None
+    words = load_vocabulary(listed) if is_file(listed) else None
+    tokenizer = load_tokenizer(directory) if is_file(saved) else None
     if words and tokenizer and {word: i for i, word in enumerate(words)} != tokenizer.get_vocab():
         raise VocabularyError(f"{saved}: has another vocabulary than {listed.name} beside it; copy the folder anew")
     load_settings(directory)

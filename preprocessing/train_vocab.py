@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from preprocessing.extras import needs
+from preprocessing.status import exists, is_dir, is_file
 
 if __name__ == "__main__":  # before Beam is imported, which warns of Google's client libraries, wanted or not
     logging.getLogger().setLevel(logging.ERROR)
@@ -163,9 +164,9 @@ def _check_output(ours: OneLineParser, told: str, output: str) -> bool:
     """End where a vocabulary can't be written under a name, before anything is read; tell whether it is there."""
     local = None if files.is_remote(output) else Path(output)
     try:
-        if told.endswith("/") or (local and local.is_dir()):
+        if told.endswith("/") or (local and is_dir(local)):
             ours.error(f"--output {told} is a folder; name the file to write in it")
-        if local and local.exists() and not local.is_file():
+        if local and exists(local) and not is_file(local):
             ours.error(f"--output {told} is there, and no file; give the vocabulary another name")
         return files.exists(output)
     except (OSError, ValueError) as error:  # the latter of a URL that Beam does not know

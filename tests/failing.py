@@ -35,25 +35,33 @@ def fail_at(patch: pytest.MonkeyPatch, file: Path, opened: int | None = None, *,
 
 
 def failures_in_turn(patch: pytest.MonkeyPatch, folder: Path, work: Callable[[], object]) -> Iterator[Path]:
-    """Have each opening of a file in a folder fail that a piece of work needs, one at a time, as a network's disk does.
+    """Have each opening of a file in a folder, and each look at one, fail that a piece of work needs, one at a time.
+
+    As a network's disk does, for a moment; and Path asks as from Python 3.14 on, so that it says no where that fails.
 
     Args:
         patch: undoes it.
         folder: whose files Path opens.
-        work: done once to see what it opens; by the caller for each file that this yields, whose opening fails then.
+        work: done once to see what it asks for; by the caller for each path that this yields, which fails then.
     """
-    really_open, opened, failing = Path.open, list[Path](), -1
+    met, failing = list[Path](), -1
 
-    def open_or_fail(path: Path, *args: Any, **kwargs: Any) -> Any:
-        if path.is_relative_to(folder):
-            opened.append(path)
-            if len(opened) - 1 == failing:
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
-        return really_open(path, *args, **kwargs)
+    def failing_at_times(ask: Callable[..., Any]) -> Callable[..., Any]:
+        def ask_or_fail(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(path, str | Path) and Path(path).is_relative_to(folder):
+                met.append(Path(path))
+                if len(met) - 1 == failing:
+                    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+            return ask(path, *args, **kwargs)
 
-    patch.setattr(Path, "open", open_or_fail)
+        return ask_or_fail
+
+    patch.setattr(Path, "open", failing_at_times(Path.open))
+    patch.setattr(os, "stat", failing_at_times(os.stat))
+    for name, ask in (("exists", os.path.exists), ("is_file", os.path.isfile), ("is_dir", os.path.isdir)):
+        patch.setattr(Path, name, lambda path, ask=ask: ask(path))
     work()
-    assert opened
-    for failing, file in enumerate(list(opened)):  # noqa: B007  open_or_fail reads it
-        opened.clear()
-        yield file
+    assert met
+    for failing, path in enumerate(list(met)):  # noqa: B007  ask_or_fail reads it
+        met.clear()
+        yield path

@@ -17,6 +17,7 @@ from typing import Any
 import pydantic
 
 from preprocessing.schema import checksum_of
+from preprocessing.status import exists
 from trainer.files import discard, sync, write_atomically
 from trainer.loss_scale import LossScale
 from trainer.loss_trend import LossTrend
@@ -72,7 +73,7 @@ def commit_checkpoint(run: RunDirectory, state: RunState) -> None:
     values = asdict(state)
     text = json.dumps({**values, "blake2b": _checksum(values)}, indent=2) + "\n"
     write_atomically(staging / RUN_STATE, text)
-    for file in filter(Path.exists, (run.metrics, run.validation_metrics)):
+    for file in filter(exists, (run.metrics, run.validation_metrics)):
         sync(file)  # or a power cut could take lines of steps that no resume will train again
     sync(staging)
     discard(final)
@@ -99,9 +100,9 @@ def set_aside(run: RunDirectory, step: int) -> Path | None:
     newer = [path for path in folders if step_number(path) > step]
     if not newer:
         return None
-    aside = next(path for n in itertools.count(1) if not (path := run.path / "set_aside" / str(n)).exists())
+    aside = next(path for n in itertools.count(1) if not exists(path := run.path / "set_aside" / str(n)))
     aside.mkdir(parents=True)
-    for file in filter(Path.exists, (run.metrics, run.validation_metrics)):
+    for file in filter(exists, (run.metrics, run.validation_metrics)):
         shutil.copyfile(file, aside / file.name)
     if step:  # first, for it must never name what is not there
         write_atomically(run.latest, step_name(step) + "\n")

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from preprocessing.schema import checksum
+from preprocessing.status import exists
 from trainer.hugging_face import WEIGHTS, Export, load_export, save_export
 from trainer.initial_model import check_is_export
 from trainer.lineage import code_version
@@ -23,7 +24,7 @@ def open_original(model: Path, output: Path) -> Export:
     Raises:
         ValueError: it can't be read or is no export, or ``output`` is there already.
     """
-    if output.exists():
+    if exists(output):
         raise ValueError(f"{output}: is there already; choose another directory")
     check_is_export(model)
     export = load_export(model)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from preprocessing.command_line import OneLineParser
+from preprocessing.status import exists, is_dir
 from preprocessing.storage_errors import UnavailableError
 from preprocessing.terminal import in_line, show
 from preprocessing.tokenization import check_files
@@ -70,9 +71,9 @@ def _newest(path: Path) -> Path:
 
 
 def _export(checkpoint: Path, output: Path) -> RunState:
-    if output.exists():
+    if exists(output):
         raise CheckpointError(f"{output}: is there already; choose another directory")
-    if not checkpoint.is_dir():
+    if not is_dir(checkpoint):
         raise CheckpointError(f"{checkpoint}: no such checkpoint; give a RUN/checkpoints/step-...")
     if checkpoint.parent.name != "checkpoints":
         raise CheckpointError(

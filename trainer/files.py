@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from preprocessing.locks import try_lock
+from preprocessing.status import exists
 
 _STRETCH = 1 << 16  # bytes that are read at once, where the end of a file's last line is looked for
 
@@ -69,12 +70,12 @@ def publish(staging: Path, directory: Path) -> None:
         sync(path)
     replaced = directory.with_name(f".{directory.name}.replaced")
     discard(replaced)
-    if directory.exists():
+    if exists(directory):
         directory.rename(replaced)
     try:
         staging.rename(directory)
     except OSError:
-        if replaced.exists():
+        if exists(replaced):
             replaced.rename(directory)
         raise
     sync(directory.parent)
@@ -131,7 +132,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         DamagedFileError: a line is no JSON.
     """
-    if not path.exists():
+    if not exists(path):
         return
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from preprocessing.status import is_file
 from preprocessing.storage_errors import UnavailableError, comes_of_passing, is_no_file
 from preprocessing.terminal import tell_error
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
@@ -186,7 +187,7 @@ def write_model(
         ValueError: ``tokenizer_dir`` holds no tokenizer.
         OSError: It can't be written.
     """
-    tokenizer = [tokenizer_dir / name for name in TOKENIZER_FILES if (tokenizer_dir / name).is_file()]
+    tokenizer = [tokenizer_dir / name for name in TOKENIZER_FILES if is_file(tokenizer_dir / name)]
     if not tokenizer:
         raise ValueError(f"{tokenizer_dir}: no tokenizer there; give a folder with {' or '.join(TOKENIZER_FILES[:2])}")
     staging = incomplete(directory)
@@ -379,7 +380,7 @@ def _join(parts: list[Tensor]) -> Tensor:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not is_file(path):
         raise ValueError(f"{path}: missing; give a folder that save_pretrained or an export of ours wrote")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

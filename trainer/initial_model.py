@@ -12,6 +12,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from preprocessing.schema import checksum, checksum_of
+from preprocessing.status import is_file
 from preprocessing.storage_errors import UnavailableError, comes_of_passing
 from preprocessing.tokenization import TOKENIZER_FILE, VOCABULARY_FILE, VocabularyError, load_vocabulary, load_words
 from trainer.checkpoint import RUN_STATE, Learner, RunState, read_run_state
@@ -151,7 +152,7 @@ class GivenExport(Given):
     def check_vocabulary(self, shards: Corpus) -> None:
         wanted = load_vocabulary(shards.tokenizer / VOCABULARY_FILE)
         try:
-            if not any((self.directory / name).is_file() for name in (VOCABULARY_FILE, TOKENIZER_FILE)):
+            if not any(is_file(self.directory / name) for name in (VOCABULARY_FILE, TOKENIZER_FILE)):
                 return
             found = load_words(self.directory)
         except (OSError, VocabularyError) as error:

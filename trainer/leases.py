@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from preprocessing.locks import holder, try_lock, wait_and_lock
+from preprocessing.status import exists, is_file
 from trainer.checkpoint import remove_folder
 from trainer.run_directory import CheckpointError, RunDirectory
 
@@ -76,14 +77,14 @@ def hold_export(export: Path) -> Iterator[None]:
     path = export / _FILE
     with contextlib.ExitStack() as opened:
         try:
-            file = opened.enter_context(path.open("rb")) if path.is_file() else None
+            file = opened.enter_context(path.open("rb")) if is_file(path) else None
             held = try_lock(file.fileno(), shared=True) if file else None
         except OSError as error:
             told = f"{path}: can't be read ({error.strerror}); get permission, or take another"
             raise CheckpointError(told) from error
         if held is False:
             raise CheckpointError(f"{export}: is being deleted; take a newer one")
-        if file and not path.exists():
+        if file and not exists(path):
             raise CheckpointError(f"{export}: was just deleted; take a newer one")
         yield
 
@@ -91,7 +92,7 @@ def hold_export(export: Path) -> Iterator[None]:
 def remove_export(export: Path) -> None:
     """Delete an export unless somebody holds it; where the file system has no locks nobody can know, and it stays."""
     path = export / _FILE
-    if not path.is_file():
+    if not is_file(path):
         remove_folder(export)
         return
     with path.open("r+b") as file:  # NFS locks exclusively only what is open for writing

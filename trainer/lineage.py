@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from preprocessing.status import is_file
+
 _ROOT = Path(__file__).resolve().parent.parent
 # In a snapshot of the code (cluster.snapshot) these files stand for the checkout that it was taken from.
 COMMIT, DIFF = "code.commit", "code.diff"
@@ -41,7 +43,7 @@ def environment() -> dict[str, str | None]:
     """What all ranks must have alike: a checksum of the code, and the versions of the libraries that compute."""
     digest = hashlib.blake2b(digest_size=16)
     for file in sorted(file for package in _TRAINING for file in (_ROOT / package).rglob("*.py")):
-        if file.is_file():  # and no editor's lock, which is a link to nothing
+        if is_file(file):  # and no editor's lock, which is a link to nothing
             digest.update(f"{file.relative_to(_ROOT)}\0".encode())
             digest.update(hashlib.blake2b(file.read_bytes()).digest())
     return {"code": digest.hexdigest(), **{name: installed_version(name) for name in _COMPUTING}}
@@ -91,7 +93,7 @@ def installed_version(package: str) -> str | None:
 def _noted(name: str) -> str | None:
     """What a snapshot of the code says; None for a checkout."""
     file = _ROOT / name
-    return file.read_text(encoding="utf-8") if file.is_file() else None
+    return file.read_text(encoding="utf-8") if is_file(file) else None
 
 
 def _git(*arguments: str, differ: bool = False) -> str | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from preprocessing.status import exists
 from trainer.files import append_line, incomplete, sync
 from trainer.run_directory import RunDirectory
 
@@ -53,7 +54,7 @@ def cut_metrics(run: RunDirectory, step: int) -> None:
     Lines at that place that a failing disk or a power cut has damaged are dropped too, with a warning: a run of days is
     not to wait for somebody to mend them. Further from it, what lies on disk since earlier checkpoints isn't read.
     """
-    for path in filter(Path.exists, (run.metrics, run.validation_metrics)):
+    for path in filter(exists, (run.metrics, run.validation_metrics)):
         with path.open("rb") as file:
             end, size = end_of_step(file, step), file.seek(0, os.SEEK_END)
             is_sound = _is_sound(file, end, step)
@@ -66,12 +67,12 @@ def cut_metrics(run: RunDirectory, step: int) -> None:
 
 def has_line(path: Path, step: int) -> bool:
     """Whether a file of metrics has a line of a step."""
-    return path.exists() and any(json.loads(line)["step"] == step for line in _lines_up_to(path, step))
+    return exists(path) and any(json.loads(line)["step"] == step for line in _lines_up_to(path, step))
 
 
 def lines_after(path: Path, step: int) -> Iterator[dict[str, Any]]:
     """The good lines of a file of metrics of steps after ``step``."""
-    if path.exists():
+    if exists(path):
         with path.open("rb") as file:
             file.seek(end_of_step(file, step))
             yield from filter(None, map(metrics_of, file))

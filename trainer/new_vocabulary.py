@@ -22,6 +22,7 @@ from torch import Tensor
 
 from preprocessing.command_line import OneLineParser
 from preprocessing.schema import TOKENIZER
+from preprocessing.status import exists
 from preprocessing.storage_errors import UnavailableError
 from preprocessing.terminal import in_line, show
 from preprocessing.tokenization import PAD, VOCABULARY_FILE, check_files, cut, load_words
@@ -100,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _change(model: Path, tokenizer: Path, output: Path) -> NewVocabulary:
-    if not (tokenizer / VOCABULARY_FILE).exists() and (tokenizer / TOKENIZER / VOCABULARY_FILE).exists():
+    if not exists(tokenizer / VOCABULARY_FILE) and exists(tokenizer / TOKENIZER / VOCABULARY_FILE):
         raise ValueError(f"{tokenizer}: is a folder of shards; its tokenizer is {tokenizer / TOKENIZER}")
     check_files(tokenizer)
     export = open_original(model, output)

@@ -26,6 +26,7 @@ if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from preprocessing.schema import ShardError
+from preprocessing.status import is_dir, is_file
 from preprocessing.storage_errors import UnavailableError, comes_of_passing, is_passing
 from preprocessing.terminal import tell_error
 from preprocessing.tokenization import VocabularyError
@@ -176,7 +177,7 @@ def _write_failure(run: RunDirectory | None, start: _Start, reason: str) -> bool
 def _is_run(run: RunDirectory) -> bool:
     """Whether a run has begun in a folder, or could; not where anything keeps one from looking."""
     with contextlib.suppress(OSError):
-        return run.path.is_dir() and (run.is_new or run.config.is_file())
+        return is_dir(run.path) and (run.is_new or is_file(run.config))
     return False
 
 

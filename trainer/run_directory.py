@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
 
+from preprocessing.status import exists, is_dir, is_file
 from preprocessing.storage_errors import is_passing
 from preprocessing.terminal import in_line
 from trainer.files import incomplete, write_atomically
@@ -85,9 +86,9 @@ class RunDirectory:
             OSError: its storage fails, maybe for a moment only.
         """
         try:
-            if self.path.exists() and not self.path.is_dir():
+            if exists(self.path) and not is_dir(self.path):
                 raise CheckpointError(f"{self.path}: a file; choose another --output")
-            if not self.is_new and not self.config.is_file():
+            if not self.is_new and not is_file(self.config):
                 raise CheckpointError(f"{self.path}: holds something that is not a run; choose another --output")
         except OSError as error:
             if is_passing(error):
@@ -126,7 +127,7 @@ class RunDirectory:
         Raises:
             CheckpointError: the file is damaged.
         """
-        if not self.initial_weights.is_file():
+        if not is_file(self.initial_weights):
             return None
         try:
             told = json.loads(self.initial_weights.read_text(encoding="utf-8"))

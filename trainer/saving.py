@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
+from preprocessing.status import exists
 from preprocessing.storage_errors import comes_of_passing
 from trainer.checkpoint import RunState, begin_checkpoint, commit_checkpoint, keep_newest, read_run_state
 from trainer.config import CheckpointConfig
@@ -137,7 +138,7 @@ class Saver:
 
 def export_if_missing(run: RunDirectory, step: int, model: BertConfig) -> None:
     """Make the export of a checkpoint where a kill came between the two; one that can't be made costs nothing else."""
-    if step and not run.export(step).exists():
+    if step and not exists(run.export(step)):
         checkpoint, target = run.checkpoint(step), run.export(step)
         _report_export(
             _problem_of(lambda: export_checkpoint(run, read_run_state(checkpoint), checkpoint, target, model))

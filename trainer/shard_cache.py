@@ -38,6 +38,7 @@ from preprocessing.schema import (
     checksum,
     checksum_of,
 )
+from preprocessing.status import is_file
 from preprocessing.storage_errors import unavailable
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from trainer.credentials import without_credentials
@@ -197,13 +198,13 @@ def _copy(remote: _Source, target: Path, entry: ShardEntry) -> None:
 
 
 def _is_right(path: Path, entry: ShardEntry, verify: bool) -> bool:
-    whole = path.is_file() and path.stat().st_size == entry.bytes
+    whole = is_file(path) and path.stat().st_size == entry.bytes
     return whole and (not verify or checksum(path) == entry.blake2b)
 
 
 def _write(path: Path, content: bytes) -> None:
     """Write a small file, whole or not at all, unless it is there already."""
-    if path.is_file() and path.read_bytes() == content:
+    if is_file(path) and path.read_bytes() == content:
         return
     write_atomically(path, content)
 

@@ -26,6 +26,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from preprocessing.schema import checksum
+from preprocessing.status import is_file
 from trainer.files import DamagedFileError, write_atomically
 from trainer.settings import first_problem
 from trainer.tensor_files import open_tensors, write_tensors
@@ -131,7 +132,7 @@ def check_files(directory: Path, world: int) -> None:
         StateError: one is missing.
     """
     paths = [directory / file_name(rank, world) for rank in range(world)]
-    missing = [path.name for path in paths if not (path.is_file() and path.with_suffix(_CHECKSUM).is_file())]
+    missing = [path.name for path in paths if not (is_file(path) and is_file(path.with_suffix(_CHECKSUM)))]
     if missing:
         raise StateError(f"{directory}: {missing[0]} or its checksum was not written")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from preprocessing.schema import checksum
+from preprocessing.status import exists, is_file
 from preprocessing.storage_errors import UnavailableError, comes_of_passing, is_full, is_passing
 from trainer.checkpoint import RunState, read_run_state, remove_leftovers, set_aside
 from trainer.config import Recipe, advice_on, differences, load_recipe, other_draws, to_toml
@@ -65,7 +66,7 @@ def find_beginning(run: RunDirectory, recipe: Recipe, shards: Corpus, init_from:
     check_run(run, recipe, shards)  # another trainer may have begun it meanwhile
     remove_leftovers(run)
     step = _newest_good_step(run, recipe, shards)
-    if not step and run.config.is_file():
+    if not step and is_file(run.config):
         _check_same_beginning(run, init_from)
     return step
 
@@ -141,11 +142,11 @@ def check_run(run: RunDirectory, recipe: Recipe, shards: Corpus) -> None:
         return
     changed = differences(load_recipe(run.config), recipe)
     advice = advice_on(changed, run.step > 0)
-    if not run.step and not run.metrics.exists():
+    if not run.step and not exists(run.metrics):
         advice = "choose another --output, or remove this one, in which nothing has been trained"
     if changed:
         raise CheckpointError(f"{run.path}: the run was started with other settings ({'; '.join(changed)}); {advice}")
-    if run.manifest.is_file() and checksum(run.manifest) != shards.manifest_blake2b:
+    if is_file(run.manifest) and checksum(run.manifest) != shards.manifest_blake2b:
         raise CheckpointError(f"{run.path}: {_other_shards(directory_checksums(run.manifest), shards)}; {advice}")
 
 
@@ -231,7 +232,7 @@ def _write_settings(
     step: int,
 ) -> None:
     run.tokenizer.mkdir(exist_ok=True)
-    for file in filter(Path.is_file, shards.tokenizer.iterdir()):
+    for file in filter(is_file, shards.tokenizer.iterdir()):
         write_atomically(run.tokenizer / file.name, file.read_bytes())
     write_atomically(run.manifest, shards.manifest)
     write_atomically(run.deepspeed_config, deepspeed.text)

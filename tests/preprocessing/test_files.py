@@ -29,24 +29,24 @@ def test_a_file_that_goes_while_a_folder_is_looked_at_is_left_out(
     """As a worker renames tmp-... to a note's name between the look at the folder and that at the file."""
     for name in ("note.json", "tmp-1"):
         (tmp_path / name).write_bytes(b"{}")
-    listed, stat = Path.rglob, Path.stat
+    listed, stat = os.walk, os.stat
 
-    def list_and_rename(folder: Path, pattern: str) -> Iterator[Path]:
-        paths = list(listed(folder, pattern))
+    def list_and_rename(folder: str, **arguments: Any) -> Iterator[Any]:
+        found = list(listed(folder, **arguments))
         (tmp_path / "tmp-1").rename(tmp_path / "shard.json")
-        return iter(paths)
+        return iter(found)
 
-    monkeypatch.setattr(Path, "rglob", list_and_rename)
+    monkeypatch.setattr(os, "walk", list_and_rename)
     assert names_below(str(tmp_path)) == {"note.json": 2}
     monkeypatch.undo()
 
     def look_and_remove(path: Path, **arguments: bool) -> os.stat_result:
         found = stat(path, **arguments)
-        if path.name == "note.json":
-            path.unlink()
+        if Path(path).name == "note.json":
+            Path(path).unlink()
         return found
 
-    monkeypatch.setattr(Path, "stat", look_and_remove)  # the first look at a file is the only one
+    monkeypatch.setattr(os, "stat", look_and_remove)  # the first look at a file is the only one
     assert names_below(str(tmp_path)) == {"note.json": 2, "shard.json": 2}
 
 

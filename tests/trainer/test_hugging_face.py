@@ -1,6 +1,7 @@
 """Weights go to Hugging Face and come back bit for bit, and an export is there whole or not at all."""
 
 import dataclasses
+import errno
 import importlib.resources
 import json
 import os
@@ -15,6 +16,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.failing import failures_in_turn
 from trainer import hugging_face
 from trainer.hugging_face import from_hugging_face, load_export, save_export, to_hugging_face
 from trainer.model import BertConfig, BertForPreTraining
@@ -274,6 +276,20 @@ class TestExport:
         save_export(export, zeros, CONFIG, tokenizer_dir, {"step": 101})
         assert_same(load_export(export).state, zeros)
         assert [path.name for path in export.parent.iterdir()] == ["step-000100"]
+
+    def test_lacks_no_file_of_the_tokenizer_that_could_not_be_looked_at(self, tmp_path, tokenizer_dir, monkeypatch):
+        def save():
+            save_export(tmp_path / "out", random_state(), CONFIG, tokenizer_dir, LINEAGE)
+
+        failed = 0
+        for _ in failures_in_turn(monkeypatch, tokenizer_dir, save):
+            whole = {path.name for path in (tmp_path / "out").iterdir()}
+            try:
+                save()  # in place of the one before
+            except OSError as error:
+                failed += error.errno == errno.ESTALE
+            assert {path.name for path in (tmp_path / "out").iterdir()} == whole > {"vocab.txt", "tokenizer.json"}
+        assert failed
 
     def test_refuses_a_folder_without_tokenizer(self, tmp_path):
         (tmp_path / "empty").mkdir()

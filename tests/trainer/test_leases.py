@@ -10,6 +10,8 @@ import threading
 
 import pytest
 
+from preprocessing.status import is_file
+from tests.failing import failures_in_turn
 from trainer.checkpoint import keep_newest
 from trainer.leases import RunInUseError, hold_export, hold_run, is_held, remove_export
 from trainer.run_directory import CheckpointError, RunDirectory
@@ -52,6 +54,17 @@ def exports(tmp_path):
         (folder / "config.json").write_text("{}")
         (folder / "model.safetensors").write_text("weights")
     return tmp_path
+
+
+def test_an_export_that_can_not_be_looked_at_is_not_taken_for_a_folder_that_nobody_holds(exports, monkeypatch):
+    export = exports / "step-000001"
+    with monkeypatch.context() as patch:
+        for _ in failures_in_turn(patch, export, lambda: is_file(export / "config.json")):
+            with pytest.raises(OSError, match="Stale file handle"):
+                remove_export(export)
+    assert {path.name for path in export.iterdir()} == {"config.json", "model.safetensors"}
+    remove_export(export)
+    assert not export.exists()
 
 
 @pytest.fixture

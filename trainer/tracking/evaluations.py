@@ -21,6 +21,7 @@ from mlflow.entities import Metric, Run
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from preprocessing.status import is_dir, is_file
 from trainer.files import write_atomically
 from trainer.run_directory import RunDirectory
 from trainer.tracking.store import (
@@ -112,7 +113,7 @@ def evaluation_store(runs: Iterable[Path], output: Path) -> Store:
 
 def _store_of(run: RunDirectory) -> Store | None:
     """Where a training run is tracked; None where it is not, or where its store has lost it."""
-    if not run.tracking.is_file():
+    if not is_file(run.tracking):
         return None
     try:
         cursor = read_cursor(run)
@@ -125,7 +126,7 @@ def _store_of(run: RunDirectory) -> Store | None:
     database = database_of(cursor.tracking_uri)
     if not cursor.run_id:
         return pending
-    if database is not None and not database.is_file():
+    if database is not None and not is_file(database):
         return None  # MLflow would make a new one
     if database is not None and run.outcome is None:
         return pending
@@ -220,7 +221,7 @@ def _carry_over_or_put_aside(store: Store, path: Path) -> None:
 def _carry_over(store: Store, evaluation: _Evaluation) -> str:
     """Write a run, or the rest of one that was begun; one that is there whole stays as it is."""
     step, files = evaluation.step, [Path(file) for file in evaluation.files]
-    folders = {file: str(file.relative_to(files[0].parent)) for file in files if file.is_dir()}
+    folders = {file: str(file.relative_to(files[0].parent)) for file in files if is_dir(file)}
     client = MlflowClient(store.tracking_uri)
     experiment = experiment_id(client, store.experiment, store.tracking_uri)
     same = f"tags.{_IDENTITY} = '{evaluation.identity}'"
@@ -240,7 +241,7 @@ def _carry_over(store: Store, evaluation: _Evaluation) -> str:
     for file in files:
         if file in folders:
             client.log_artifacts(run_id, str(file), folders[file])
-        elif file.is_file():
+        elif is_file(file):
             client.log_artifact(run_id, str(file))
         else:
             _log.warning("%s is gone, so MLflow does not get it", file)

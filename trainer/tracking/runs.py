@@ -21,6 +21,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from preprocessing.schema import checksum_of
+from preprocessing.status import exists
 from trainer.credentials import without_credentials
 from trainer.leases import is_held
 from trainer.metrics_log import end_of_step
@@ -131,7 +132,7 @@ def _log_lines(path: Path, lines: Sequence[_Line], prefix: str, cursor: Cursor, 
 def _close(run: RunDirectory, cursor: Cursor, client: MlflowClient, status: Status) -> None:
     files = (run.config, run.deepspeed_config, run.manifest, run.code, run.code_changes, run.initial_weights)
     for file in files:
-        if file.exists():
+        if exists(file):
             client.log_artifact(cursor.run_id, str(file), "run")
     _delete_twins(cursor, client)
     client.set_terminated(cursor.run_id, status)
@@ -217,7 +218,7 @@ class Tracker:
 
 def prepare(run: RunDirectory, experiment: str) -> None:
     """Write down where this run is tracked, until MLflow is reached for the first time."""
-    if not run.tracking.exists():
+    if not exists(run.tracking):
         write_cursor(run, Cursor(default_tracking_uri(run.path), experiment, "", {}, directory=_place(run)))
         return
     with contextlib.suppress(ValueError):  # damaged, as is told when it is used
@@ -359,7 +360,7 @@ def _chunks(path: Path, after: int, every: int) -> Iterator[tuple[list[_Line], i
 
 def _lines_after(path: Path, after: int) -> Iterator[_Line]:
     """The good lines of steps after ``after``, up to one that has no end yet; steps ascend."""
-    if not path.exists():
+    if not exists(path):
         return
     with path.open("rb") as file:
         file.seek(end_of_step(file, after))

@@ -28,6 +28,7 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_DOES_
 from mlflow.tracking import MlflowClient
 
 from preprocessing.locks import holder, try_lock, wait_and_lock
+from preprocessing.status import exists
 from trainer.credentials import without_credentials
 from trainer.files import write_atomically
 from trainer.run_directory import RunDirectory
@@ -171,7 +172,7 @@ def one_writer(tracking_uri: str, run: Path) -> Iterator[None]:
         if wait_and_lock(file, _SOON, lambda _: None) is False:
             _log.warning("%s: %s has held it for %d s; waiting for that", path, holder(file), _SOON)
             try_lock(file.fileno(), wait=True)
-        if database is not None and not database.exists():
+        if database is not None and not exists(database):
             _create(database)
         yield
 

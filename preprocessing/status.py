@@ -1,0 +1,49 @@
+"""What is at a path.
+
+These raise where storage fails, as Path.exists, is_file and is_dir did before Python 3.14: since then they say no, and
+who believes that may begin anew what is there, or delete what somebody holds.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from preprocessing.storage_errors import is_no_file
+
+
+def status(path: Path | str, *, follow: bool = True) -> os.stat_result | None:
+    """What the operating system says of what is at a path; of a link that is followed, of what it leads to.
+
+    Returns:
+        None where nothing is, or nothing can be.
+
+    Raises:
+        OSError: it can't be told.
+    """
+    try:
+        return os.stat(path, follow_symlinks=follow)  # noqa: PTH116  globs have paths that are str
+    except OSError as error:
+        if not is_no_file(error):
+            raise
+    except ValueError:  # a null byte
+        pass
+    return None
+
+
+def exists(path: Path | str) -> bool:
+    """Whether anything is at a path; raises as status."""
+    return status(path) is not None
+
+
+def is_file(path: Path | str) -> bool:
+    """Whether a regular file is at a path; raises as status."""
+    found = status(path)
+    return found is not None and stat.S_ISREG(found.st_mode)
+
+
+def is_dir(path: Path | str) -> bool:
+    """Whether a folder is at a path; raises as status."""
+    found = status(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
