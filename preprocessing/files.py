@@ -185,7 +185,7 @@ def publish(path: str, scratch: str) -> Iterator[HashingWriter]:
     """
     unfinished = join(scratch, WorkFile.UNFINISHED.format(attempt=uuid.uuid4().hex))
     try:
-        with FileSystems.create(unfinished, compression_type=CompressionTypes.UNCOMPRESSED) as file:
+        with _create(unfinished) as file:
             writer = HashingWriter(file)
             yield writer
         if not is_remote(unfinished):
@@ -197,6 +197,20 @@ def publish(path: str, scratch: str) -> Iterator[HashingWriter]:
         raise
 
 
+def _create(path: str) -> BinaryIO:
+    """Open a file for writing, in a folder that is made where there is none.
+
+    Beam's own looks for the folder first, takes storage that fails for an answer, and finds what it would make there.
+    """
+    if is_remote(path):
+        return cast(BinaryIO, FileSystems.create(path, compression_type=CompressionTypes.UNCOMPRESSED))
+    try:
+        return Path(path).open("wb")
+    except FileNotFoundError:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        return Path(path).open("wb")
+
+
 def _sync(path: str) -> None:
     """Have the operating system put a local file on disk."""
     with Path(path).open("rb") as file:
@@ -205,8 +219,11 @@ def _sync(path: str) -> None:
 
 def _rename(unfinished: str, path: str) -> None:
     if not is_remote(path):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(unfinished).replace(path)
+        try:
+            Path(unfinished).replace(path)
+        except FileNotFoundError:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(unfinished).replace(path)
         return
     try:
         FileSystems.rename([unfinished], [path])

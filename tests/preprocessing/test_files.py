@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from preprocessing.files import exists, names_below, read_json, read_text
+from preprocessing.files import exists, names_below, read_json, read_text, write_text
 
 
 def test_names_below_are_those_of_regular_files(tmp_path: Path) -> None:
@@ -67,3 +67,20 @@ def test_what_is_not_there_is_told_from_what_can_not_be_looked_at(
     for look in looks:
         with pytest.raises(OSError, match="Input/output error"):
             look(f"{tmp_path}/file")
+
+
+def test_a_folder_that_can_not_be_looked_at_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would fail as there is one: a mistake of the user's, as it would seem."""
+
+    def fail(path: Path | str, **_: object) -> os.stat_result:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    def write() -> None:
+        write_text(f"{tmp_path}/new/file", "whole", f"{tmp_path}/scratch")
+
+    write()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", fail)
+        write()
+    assert (tmp_path / "new" / "file").read_text() == "whole"
+    assert list((tmp_path / "scratch").iterdir()) == []
