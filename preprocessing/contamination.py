@@ -56,12 +56,12 @@ def read_benchmark(folder: Path, note: Callable[[str], None]) -> Benchmark:
 
     Raises:
         SourceError: no such folder, no text in it, or something below it that can't be searched or parsed.
-        StorageError: a file can't be read.
+        StorageError: a file or a folder can't be read.
     """
-    if not os.path.isdir(folder):  # noqa: PTH112 - Path's own is an error for a name that is too long
-        raise SourceError(f"{folder}: no such folder; --contamination takes one that holds a benchmark's files")
     endings = ", ".join(sorted(_READERS))
     paths = files_below(folder)
+    if not paths and not os.path.isdir(folder):  # noqa: PTH112 - Path's own is an error for a name that is too long
+        raise SourceError(f"{folder}: no such folder; --contamination takes one that holds a benchmark's files")
     if others := [path for path in paths if path.suffix.lower() not in _READERS]:
         note(f"{counted(len(others), 'file')} below {folder} passed over, such as {others[0]}: read are {endings}")
     names, hashes = [], []

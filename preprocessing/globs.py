@@ -14,9 +14,9 @@ from typing import NamedTuple
 from apache_beam.io.filesystem import BeamIOError
 
 from preprocessing import files
-from preprocessing.sources import MissingInputError, SourceError
-from preprocessing.status import exists, is_dir, is_file, status
-from preprocessing.storage_errors import is_no_file
+from preprocessing.sources import MissingInputError, SourceError, StorageError
+from preprocessing.status import is_dir, status
+from preprocessing.storage_errors import is_no_file, is_passing
 
 _ANY_DEPTH = re.compile(r"(?<![^/])\*\*(?:/+\*\*)+(?![^/])")  # as often as it is written
 _WILDCARD = re.compile(r"[*?\[]")
@@ -37,6 +37,7 @@ def expand(pattern: str) -> list[Found]:
     Raises:
         MissingInputError: nothing matches.
         SourceError: a folder or a pipe was given, or the place can't be read.
+        StorageError: it can't be read now.
     """
     path = files.absolute(pattern)
     # What the user wrote is the pattern: the working directory's own name may hold brackets.
@@ -52,7 +53,10 @@ def expand(pattern: str) -> list[Found]:
     except SourceError:
         raise
     except (BeamIOError, ValueError, OSError) as error:
-        raise SourceError(f"{pattern}: can't look for input files ({files.why_not_found(path, error)})") from error
+        told = f"{pattern}: can't look for input files ({files.why_not_found(path, error)})"
+        if is_passing(error):
+            raise StorageError(f"{told}; once it can be read, the same command goes on") from error
+        raise SourceError(told) from error
     if not matches:
         brackets = "; [ ] stand for one of the characters between them, and [[] for a bracket" if "[" in pattern else ""
         raise MissingInputError(
@@ -69,24 +73,28 @@ def _named(pattern: str) -> Found | None:
         SourceError: a folder or a pipe.
     """
     path = Path(files.absolute(pattern))
-    if is_dir(path):
+    found = status(path)
+    if found is None:
+        return None
+    if stat.S_ISDIR(found.st_mode):
         raise SourceError(f"{pattern}: is a folder; give the files in it, as in {files.join(pattern, '*')!r}")
-    if is_file(path):
-        return Found(str(path), path.name, path.stat().st_size)
-    if exists(path):
+    if not stat.S_ISREG(found.st_mode):
         raise SourceError(_NO_REGULAR.format(pattern))
-    return None
+    return Found(str(path), path.name, found.st_size)
 
 
 def files_below(folder: Path) -> list[Path]:
-    """The files of a local folder and of all below it but for hidden ones, sorted.
+    """The files of a local folder and of all below it but for hidden ones, sorted; none where there is no folder.
 
     Raises:
-        SourceError: as of a glob.
+        SourceError, StorageError: as of a glob.
     """
     try:
         return sorted(map(Path, _match_local(files.absolute(str(folder)), ["**", "*"])))
     except OSError as error:
+        if is_passing(error):
+            told = f"{error.filename}: can't be read ({error.strerror}); once it can, the same command goes on"
+            raise StorageError(told) from error
         raise SourceError(f"{folder}: can't be searched ({error})") from error
 
 

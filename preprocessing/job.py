@@ -18,7 +18,7 @@ from preprocessing.options import Options
 from preprocessing.schema import FORMAT_VERSION, Vocabulary, token_type
 from preprocessing.sources import ReadOptions, SourceError, StorageError
 from preprocessing.sources.registry import ARTICLE_BYTES, SOURCES
-from preprocessing.storage_errors import is_full, reason
+from preprocessing.storage_errors import comes_of_passing, is_full, reason
 from preprocessing.terminal import in_line
 from preprocessing.tokenization import parse_vocabulary
 from preprocessing.work_files import WORK, WorkFile
@@ -145,14 +145,15 @@ def reporting(job: Job, place: str) -> Iterator[None]:
     try:
         yield
     except (EncoderError, SourceError, ShardingError, StorageError) as error:
-        kind = WorkFile.STORAGE_ERROR if isinstance(error, StorageError) else WorkFile.ERROR
+        lasting = WorkFile.STORAGE_ERROR if isinstance(error, StorageError) else WorkFile.ERROR
+        kind = WorkFile.PASSING_ERROR if comes_of_passing(error) else lasting
         # In it may be a path that is not UTF-8.
         files.write_text(job.path(kind, place=place), in_line(str(error)), job.work)
         raise
     except OSError as error:
         if error.errno:  # else it is a library's own, and no fault of storage
             full = is_full(error)
-            kind = WorkFile.STORAGE_ERROR if full else WorkFile.OUTPUT_ERROR
+            kind = WorkFile.STORAGE_ERROR if full else WorkFile.PASSING_ERROR
             told = (files.DISK_FULL if full else files.UNAVAILABLE).format(job.output, reason(error))
             # What is unfinished is gone by now, so that there may be room for this.
             with contextlib.suppress(OSError):

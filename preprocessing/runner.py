@@ -36,8 +36,8 @@ def run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.Pi
 
     Raises:
         SourceError: an input that can't be read, or a corpus that can't be sharded as asked, wherever that was found.
-        JobError: nothing can be written any more, or an input not be read.
-        JobFailedError: the output's storage fails, a document takes for ever, or a worker process has died.
+        JobError: nothing can be written any more, or an input is gone or another.
+        JobFailedError: the output's storage fails or an input's, a document takes for ever, or a worker has died.
     """
     options = PipelineOptions(list(beam_options))
     if options.view_as(DirectOptions).direct_running_mode == "multi_processing":
@@ -65,7 +65,7 @@ def run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.Pi
                     raise JobError(reason) from error
                 if files.tells_full(error):
                     raise JobError(files.DISK_FULL.format(job.output)) from error
-                if reason := job.left_error(WorkFile.OUTPUT_ERROR):
+                if reason := job.left_error(WorkFile.PASSING_ERROR):
                     raise JobFailedError(reason) from error
                 if reason := job.left_error(WorkFile.ERROR):
                     # What is wrong with the inputs or the options changes with them, and so what was made is of no use.

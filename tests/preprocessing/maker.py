@@ -24,11 +24,11 @@ class Maker:
         main([str(argument) for argument in (*shared, *arguments)])
         return self.capsys.readouterr().out
 
-    def error(self, output: Path | str, *arguments: object) -> str:
-        """The one line that a refused command says."""
+    def error(self, output: Path | str, *arguments: object, code: int = 2) -> str:
+        """The one line that a refused command says, which ends with an exit code."""
         with pytest.raises(SystemExit) as caught:
             self(output, *arguments)
-        assert caught.value.code == 2
+        assert caught.value.code == code
         said = self.capsys.readouterr()
         assert said.out == ""
         (line,) = said.err.strip().split("\n")

@@ -230,7 +230,7 @@ def test_storage_that_fails_is_told_and_what_is_done_stays(
     make(tmp_path / "whole", *arguments)
     with pytest.MonkeyPatch.context() as patch:
         fails(patch, "book-11.txt", after)
-        said = make.error(tmp_path / "out", *arguments)
+        said = make.error(tmp_path / "out", *arguments, code=1 if after else 2)
     assert f"{books}/book-11.txt: can't be read ({'Stale file handle' if after else 'Permission denied'})" in said
     done = {note: note.stat().st_mtime_ns for note in tmp_path.glob("out/.work/tokens-*.json")}
     assert done

@@ -10,7 +10,7 @@ import pytest
 
 from preprocessing.globs import expand
 from preprocessing.inputs import find_inputs
-from preprocessing.sources import SourceError
+from preprocessing.sources import SourceError, StorageError
 
 Refused = Callable[..., None]
 
@@ -92,6 +92,20 @@ def test_a_folder_that_may_be_listed_and_not_entered_is_told(tmp_path: Path, pat
         refused(call, tmp_path / "locked" / "inner")
     with pytest.raises(SourceError, match=r"Permission denied"):
         find_inputs({"books": [f"{tmp_path}/{pattern}"]}, print)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "call"),
+    [("a.txt", "stat"), ("*.txt", "stat"), ("**", "stat"), ("*.txt", "listdir"), ("**", "listdir")],
+)
+def test_storage_that_fails_while_inputs_are_looked_for_is_no_mistake(
+    tmp_path: Path, pattern: str, call: str, refused: Refused
+) -> None:
+    """From Python 3.14 on, pathlib's own looks take it for a path that is not there."""
+    (tmp_path / "a.txt").write_text("x")
+    refused(call, tmp_path, OSError(errno.EIO, os.strerror(errno.EIO), str(tmp_path)))
+    with pytest.raises(StorageError, match=r"can't look for input files \(.*Input/output error.*; once it can be read"):
+        expand(f"{tmp_path}/{pattern}")
 
 
 def test_a_folder_that_is_gone_when_it_is_looked_into_is_none(tmp_path: Path, refused: Refused) -> None:

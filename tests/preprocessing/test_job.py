@@ -75,6 +75,14 @@ def test_an_error_of_the_users_is_left_for_the_launcher_and_goes_on(
     assert (job.left_error(WorkFile.STORAGE_ERROR) is None) == (kind == WorkFile.ERROR)
 
 
+def test_an_input_whose_storage_fails_is_left_as_what_may_pass(tmp_path: Path) -> None:
+    job = job_at(tmp_path)
+    with pytest.raises(StorageError), reporting(job, "unit-00000"):
+        raise StorageError("a.txt: can't be read") from OSError(errno.ESTALE, "stale")
+    assert job.left_error(WorkFile.PASSING_ERROR) == "a.txt: can't be read"
+    assert job.left_error(WorkFile.STORAGE_ERROR) is None
+
+
 def test_an_error_may_name_a_path_that_is_no_utf8(tmp_path: Path) -> None:
     job = job_at(tmp_path)
     with pytest.raises(SourceError), reporting(job, "unit-00000"):
@@ -89,7 +97,7 @@ def test_storage_that_fails_is_left_for_the_launcher_and_a_full_disk_as_another_
     assert job.left_error(WorkFile.ERROR) is None
     with pytest.raises(OSError, match="stale"), reporting(job, "unit-00000"):
         raise OSError(errno.ESTALE, "stale")
-    assert job.left_error(WorkFile.OUTPUT_ERROR) == files.UNAVAILABLE.format(job.output, "Stale file handle")
+    assert job.left_error(WorkFile.PASSING_ERROR) == files.UNAVAILABLE.format(job.output, "Stale file handle")
     assert job.left_error(WorkFile.STORAGE_ERROR) is None
     with pytest.raises(OSError, match="no space"), reporting(job, "unit-00000"):
         raise OSError(errno.ENOSPC, "no space")

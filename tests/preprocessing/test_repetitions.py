@@ -272,6 +272,25 @@ def test_a_file_of_a_benchmark_whose_storage_fails_is_not_called_bad(
         read_benchmark(tmp_path, print)
 
 
+@pytest.mark.parametrize("call", ["stat", "listdir"])
+def test_a_folder_of_a_benchmark_whose_storage_fails_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    really_look = getattr(os, call)
+
+    def fail(path: object, **options: object) -> object:
+        if str(path).startswith(str(tmp_path)):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return really_look(path, **options)
+
+    (tmp_path / "dev.tsv").write_text(" ".join(f"word{number}" for number in range(12)))
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(
+        StorageError, match=r"can't be read \(Stale file handle\); once it can, the same command goes on"
+    ):
+        read_benchmark(tmp_path, print)
+
+
 def test_which_files_of_a_benchmark_are_not_read_is_told(tmp_path: Path) -> None:
     for name in ("dev.TSV", "train.jsonl.gz", "LICENSE"):
         (tmp_path / name).write_text(" ".join(f"word{number}" for number in range(12)))

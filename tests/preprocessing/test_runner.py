@@ -156,7 +156,7 @@ def test_of_several_reasons_the_one_that_tells_most_is_told(job: Job) -> None:
         run_thread("run_worker")
         raise OSError(errno.ENOSPC, "what Beam says of it")
 
-    kinds = (WorkFile.STUCK_ERROR, WorkFile.STORAGE_ERROR, WorkFile.OUTPUT_ERROR, WorkFile.ERROR)
+    kinds = (WorkFile.STUCK_ERROR, WorkFile.STORAGE_ERROR, WorkFile.PASSING_ERROR, WorkFile.ERROR)
     left = {kind: Path(job.path(kind, place="a")) for kind in kinds}
     for path in left.values():
         path.write_text(f"what is in {path.name}")
@@ -176,9 +176,9 @@ def test_storage_that_fails_for_a_worker_is_told_before_a_mistake_and_what_was_d
     def build(_pipeline: beam.Pipeline) -> NoReturn:
         raise RuntimeError("what Beam says of it")
 
-    for kind in (WorkFile.OUTPUT_ERROR, WorkFile.ERROR):
+    for kind in (WorkFile.PASSING_ERROR, WorkFile.ERROR):
         Path(job.path(kind, place="a")).write_text(f"what is in {kind.beginning}a")
-    with pytest.raises(JobFailedError, match=r"^what is in error-output-a$"):
+    with pytest.raises(JobFailedError, match=r"^what is in error-passing-a$"):
         runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
     assert Path(job.path(WorkFile.ERROR, place="a")).exists()
 
