@@ -15,6 +15,7 @@ from pathlib import Path
 
 from preprocessing.locks import holder, try_lock, wait_and_lock
 from preprocessing.status import exists, is_file
+from preprocessing.storage_errors import is_passing, unavailable
 from trainer.checkpoint import remove_folder
 from trainer.run_directory import CheckpointError, RunDirectory
 
@@ -72,19 +73,23 @@ def hold_export(export: Path) -> Iterator[None]:
     """Keep an export from being deleted while it is read. What has no config.json is no export, and nothing is held.
 
     Raises:
-        CheckpointError: it was being deleted when it was asked for, or can't be read.
+        CheckpointError: it was being deleted when it was asked for, or is not for this user to read.
+        UnavailableError: it can't be read now.
     """
     path = export / _FILE
     with contextlib.ExitStack() as opened:
         try:
             file = opened.enter_context(path.open("rb")) if is_file(path) else None
             held = try_lock(file.fileno(), shared=True) if file else None
+            gone = file is not None and not exists(path)
         except OSError as error:
+            if is_passing(error):
+                raise unavailable(path, error.strerror) from error
             told = f"{path}: can't be read ({error.strerror}); get permission, or take another"
             raise CheckpointError(told) from error
         if held is False:
             raise CheckpointError(f"{export}: is being deleted; take a newer one")
-        if file and not exists(path):
+        if gone:
             raise CheckpointError(f"{export}: was just deleted; take a newer one")
         yield
 

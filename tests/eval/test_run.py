@@ -547,7 +547,8 @@ def test_a_training_shard_damaged_inside(export: Path, tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("name", "opened", "named", "place"),
     [
-        ("config.json", 2, True, "config.json"),  # the first time it is held, see trainer.leases
+        ("config.json", 1, False, "config.json"),  # where it is held, see trainer.leases
+        ("config.json", 2, True, "config.json"),
         ("config.json", 2, False, "."),
         ("tokenizer_config.json", 1, True, "tokenizer_config.json"),
         ("tokenizer.json", 1, False, "tokenizer.json"),

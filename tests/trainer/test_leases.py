@@ -11,6 +11,7 @@ import threading
 import pytest
 
 from preprocessing.status import is_file
+from preprocessing.storage_errors import UnavailableError
 from tests.failing import failures_in_turn
 from trainer.checkpoint import keep_newest
 from trainer.leases import RunInUseError, hold_export, hold_run, is_held, remove_export
@@ -134,8 +135,8 @@ def test_a_disk_that_fails_is_told_with_what_it_says(exports, monkeypatch):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     monkeypatch.setattr("pathlib.Path.open", fail)
-    told = r"config\.json: can't be read \(Stale file handle\)"
-    with pytest.raises(CheckpointError, match=told), hold_export(exports / "step-000001"):
+    told = r"config\.json: can't be read now \(Stale file handle\); give the same command again"
+    with pytest.raises(UnavailableError, match=told), hold_export(exports / "step-000001"):
         pass
 
 
@@ -166,8 +167,18 @@ def test_a_disk_that_fails_at_the_lock_is_told_like_one_that_fails_at_the_file(e
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     monkeypatch.setattr("preprocessing.locks.fcntl.flock", fail)
-    told = r"config\.json: can't be read \(Stale file handle\)"
-    with pytest.raises(CheckpointError, match=told), hold_export(exports / "step-000001"):
+    told = r"config\.json: can't be read now \(Stale file handle\)"
+    with pytest.raises(UnavailableError, match=told), hold_export(exports / "step-000001"):
+        pass
+
+
+def test_a_disk_that_fails_once_the_lock_is_held_is_told_so_too(exports, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("fcntl.flock", lambda *_: monkeypatch.setattr("os.stat", fail))
+    told = r"config\.json: can't be read now \(Input/output error\)"
+    with pytest.raises(UnavailableError, match=told), hold_export(exports / "step-000001"):
         pass
 
 
