@@ -37,6 +37,7 @@ from eval.readers.glue import GLUE
 from eval.readers.tables import TextTable
 from eval.squad_metrics import Scores, korquad, squad_v1, squad_v2
 from preprocessing.command_line import OneLineParser
+from preprocessing.storage_errors import UnavailableError
 from preprocessing.terminal import print_result, tell_error
 from trainer.paths import parse_path
 
@@ -164,10 +165,13 @@ T = TypeVar("T")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Score files; the exit code is 0, or 2 for a mistake in them."""
+    """Score files; the exit code is 0, 1 if the storage failed, or 2 for a mistake in them."""
     arguments = _parse(argv)
     try:
         scores = arguments.score(arguments)
+    except UnavailableError as error:
+        tell_error(error)
+        return 1
     except (UsageError, OSError) as error:
         tell_error(error)
         return 2

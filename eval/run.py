@@ -71,7 +71,7 @@ with needs("eval"):
     from eval.workers import describe, going_on, left_undone, run_points, run_side_by_side, share
     from preprocessing.interruption import end_when_interrupted
     from preprocessing.schema import checksum_of
-    from preprocessing.storage_errors import UnavailableError, is_full
+    from preprocessing.storage_errors import UnavailableError, is_full, is_passing
     from preprocessing.terminal import in_line, show, tell_error
     from trainer.credentials import without_credentials
     from trainer.determinism import use_deterministic_kernels
@@ -99,8 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if is_full(error):
             return _end(1, f"{arguments.output}: no room left there; make some, and run the same command again")
-        if error.errno and error.filename is None:  # of a file that is open, which most likely is one to be written
-            return _end(1, f"{arguments.output}: {error.strerror}; mend that, and run the same command again")
+        # Without a name it is of a file that is open, which most likely is one to be written.
+        if is_passing(error) or (error.errno and error.filename is None):
+            place = error.filename or arguments.output
+            return _end(1, f"{place}: {error.strerror}; mend that, and run the same command again")
         if not _is_within(arguments.output, error):
             raise
         return _end(2, f"{error.filename}: {error.strerror}; mend that, or choose another --output")
@@ -123,7 +125,7 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         UsageError: a mistake in what was asked for, the output among it; or a process that evaluates something else has
             written to the same output meanwhile.
         UnavailableError: something can't be read now.
-        OSError: the results can't be written.
+        OSError: the results can't be written, or storage fails.
     """
     before, collecting = stamp(arguments.output / RESULTS), arguments.output / ".collect.lock"
     try:
@@ -133,6 +135,8 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         plan = prepare(arguments)
         arguments.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        if is_passing(error) or is_full(error):
+            raise
         raise UsageError(str(error)) from error
     use_deterministic_kernels(True, plan.bench.device)
     began = time.perf_counter()

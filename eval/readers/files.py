@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from eval.readers.examples import DatasetError
+from eval.storage import reading
 
 SPLITS = ("train", "dev", "test")  # that data sets have, or some of them
 
@@ -61,9 +62,12 @@ def read_text(path: Path) -> str:
 
     Raises:
         DatasetError: it can't be read, or is not UTF-8.
+        UsageError: it is not for this user to read.
+        UnavailableError: it can't be read now.
     """
     try:
-        data = path.read_bytes()
+        with reading(path):
+            data = path.read_bytes()
     except OSError as error:
         raise DatasetError(f"{path}: can't read it ({error.strerror})") from error
     try:
@@ -80,10 +84,10 @@ def read_lines(path: Path) -> Iterator[str]:
     """The lines of a file as split_lines has them, one after the other: the file may be larger than the memory.
 
     Raises:
-        DatasetError: as read_text.
+        DatasetError, UsageError, UnavailableError: as read_text.
     """
     try:
-        with path.open("rb") as file:
+        with reading(path), path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
                     text = line.decode("utf-8-sig" if number == 1 else "utf-8")

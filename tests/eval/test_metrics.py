@@ -23,6 +23,7 @@ from eval.metrics import (
 )
 from eval.readers.glue import GLUE
 from tests.eval.answers import made_up
+from tests.failing import REASON, fail_at
 
 EXACT = {"rel": 1e-12, "abs": 1e-9}
 
@@ -618,6 +619,13 @@ def test_mistakes_in_files(tmp_path, capsys):
 def test_a_path_that_the_file_system_refuses(tmp_path, capsys):
     for path in ("x" * 300, f"{tmp_path}/{'x' * 300}/dev.json"):
         assert "x" * 300 in refusal(capsys, "squad_v1", path, json_file(tmp_path / "right.json", {"a": "x"}))
+
+
+def test_a_file_that_can_not_be_read_for_a_moment_is_no_mistake(tmp_path, monkeypatch, capsys):
+    data, predictions = squad_file(tmp_path / "dev.json", a=["x"]), json_file(tmp_path / "right.json", {"a": "x"})
+    fail_at(monkeypatch, Path(data), named=False)
+    assert main(["squad_v1", data, predictions]) == 1
+    assert capsys.readouterr().err == f"error: {data}: can't be read now ({REASON}); give the same command again\n"
 
 
 def test_files_that_fit_in_part(tmp_path, capsys):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
 import zipfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -38,6 +40,18 @@ def data(tmp_path: Path) -> Path:
 def run(export: Path, output: Path, tasks: str, *options: object) -> int:
     words = ("--checkpoint", export, "--output", output, "--tasks", tasks, "--no-tracking", *options)
     return main(list(map(str, words)))
+
+
+def fail_on(patch: pytest.MonkeyPatch, module: ModuleType, call: str, place: Path, number: int = errno.EIO) -> None:
+    """Have a call of Python's fail on a path, as of a broken disk."""
+    really_call = getattr(module, call)
+
+    def fail(path: Any, *others: Any, **more: Any) -> Any:
+        if str(path) == str(place):
+            raise OSError(number, os.strerror(number), str(path))
+        return really_call(path, *others, **more)
+
+    patch.setattr(module, call, fail)
 
 
 def results_of(output: Path) -> dict[str, Any]:
@@ -209,6 +223,45 @@ def test_predictions_that_can_not_be_written_cost_no_submission_that_is_of_them_
     assert submission.read_bytes() == before
     assert run(export, out, *words) == 0
     assert submission.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("module", "call", "name"),
+    [
+        (os, "stat", "."),
+        (os, "stat", "MRPC"),
+        (os, "listdir", "."),
+        (os, "listdir", "MRPC"),
+        (io, "open", "MRPC/train.tsv"),
+        (io, "open", "MRPC/dev.tsv"),
+    ],
+)
+def test_data_sets_that_can_not_be_read_for_a_moment(
+    export: Path, data: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    module: ModuleType, call: str, name: str,
+) -> None:  # fmt: skip
+    """Whatever is asked of them."""
+    fail_on(monkeypatch, module, call, data / name)
+    assert run(export, out, "mrpc", "--data", data, *ONE_POINT) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {data / name}: ")
+    assert REASON in told
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (errno.EIO, f"{REASON}; mend that, and run the same command again"),
+        (errno.ENOSPC, "no room left there; make some, and run the same command again"),
+    ],
+)
+def test_an_output_that_can_not_be_made_for_a_moment(
+    export: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    number: int, told: str,
+) -> None:  # fmt: skip
+    fail_on(monkeypatch, os, "mkdir", out, number)
+    assert run(export, out, "fill_mask") == 1
+    assert capsys.readouterr().err == f"error: {out}: {told}\n"
 
 
 def test_a_model_of_another_point_than_the_results_is_told(
