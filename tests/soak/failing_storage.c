@@ -1,16 +1,17 @@
-/* Preloaded into a process, has one of its file operations below a folder fail, or all from there on for a while.
+/* Preloaded into processes, has one of their file operations below a folder fail, or all from there on for a while.
 
-   tests/soak/storage.py builds this, and arms it in the process. What the C library's functions are asked through
-   others of their kind, as fopen's writes, is not seen; Python, safetensors and SQLite don't ask so. */
+   tests/soak/failing_storage.py builds this, arms it, and asks it what it met. All processes that inherit the variable
+   count together, in the file that it names. What the C library's functions are asked through others of their kind, as
+   fopen's writes, is not seen; Python, Arrow, safetensors and SQLite don't ask so. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -18,26 +19,42 @@
 #include <time.h>
 #include <unistd.h>
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static char below[PATH_MAX], failed[PATH_MAX + 32]; /* the folder; the operation that failed first, and where */
-static long number, met;                            /* of the operation that is to fail; how many there were */
-static int with, armed;                             /* its errno */
-static double lasting, since;                       /* seconds that others fail as well; when the first did */
+struct shared {
+    char below[PATH_MAX];       /* the folder */
+    char failed[PATH_MAX + 32]; /* the operation that failed first, and where */
+    long number, met;           /* of the operation that is to fail; how many there were */
+    long lasting, since;        /* nanoseconds that others fail as well; when the first did, 0 before */
+    int with, armed;            /* its errno; whether operations count and fail */
+};
+static struct shared *all;
 
-static double now(void) {
+/* Map what the processes share; the first one makes the file. */
+__attribute__((constructor)) static void share(void) {
+    const char *path = getenv("STORAGE_STATE");
+    int file = path ? open(path, O_RDWR | O_CREAT, 0600) : -1;
+    if (file < 0 || ftruncate(file, sizeof *all)) return;
+    void *mapped = mmap(NULL, sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (mapped != MAP_FAILED) all = mapped;
+}
+
+static long now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec + time.tv_nsec * 1e-9;
+    return time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
 void storage_arm(const char *folder, long which, int error, double seconds) {
-    strncpy(below, folder, sizeof below - 1);
-    number = which, with = error, lasting = seconds, met = 0, failed[0] = 0, armed = 1;
+    strncpy(all->below, folder, sizeof all->below - 1);
+    all->number = which, all->with = error, all->lasting = seconds * 1e9;
+    all->met = all->since = all->failed[0] = 0, all->armed = 1;
 }
 
-long storage_met(void) { return met; }
+void storage_disarm(void) { all->armed = 0; }
 
-const char *storage_failed(void) { return failed; }
+long storage_met(void) { return all->met; }
+
+const char *storage_failed(void) { return all->failed; }
 
 /* Whether an operation wants room: a full disk fails no other. */
 static int fills(const char *operation) {
@@ -47,18 +64,18 @@ static int fills(const char *operation) {
 
 /* Whether an operation fails; errno says why. */
 static int fails(const char *operation, const char *path) {
-    size_t length = strlen(below);
-    if (!path || strncmp(path, below, length) || (path[length] != '/' && path[length])) return 0;
-    if (with == ENOSPC && !fills(operation)) return 0;
-    pthread_mutex_lock(&mutex);
-    int is_first = ++met == number;
+    if (!all || !all->armed || !path) return 0;
+    size_t length = strlen(all->below);
+    if (strncmp(path, all->below, length) || (path[length] != '/' && path[length])) return 0;
+    if (all->with == ENOSPC && !fills(operation)) return 0;
+    int is_first = __atomic_add_fetch(&all->met, 1, __ATOMIC_SEQ_CST) == all->number;
     if (is_first) {
-        since = now();
-        snprintf(failed, sizeof failed, "%s %s", operation, path + length);
+        snprintf(all->failed, sizeof all->failed, "%s %s", operation, path + length);
+        __atomic_store_n(&all->since, now(), __ATOMIC_SEQ_CST);
     }
-    int fail = is_first || (failed[0] && now() - since < lasting);
-    pthread_mutex_unlock(&mutex);
-    if (fail) errno = with;
+    long since = __atomic_load_n(&all->since, __ATOMIC_SEQ_CST);
+    int fail = is_first || (since && now() - since < all->lasting);
+    if (fail) errno = all->with;
     return fail;
 }
 
@@ -67,7 +84,7 @@ static const char *of(int descriptor, char *place) {
     char link[64];
     int before = errno;
     snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
-    ssize_t length = armed ? readlink(link, place, PATH_MAX - 1) : -1;
+    ssize_t length = all && all->armed ? readlink(link, place, PATH_MAX - 1) : -1;
     errno = before;
     if (length <= 0 || place[0] != '/') return NULL;
     place[length] = 0;
@@ -75,7 +92,7 @@ static const char *of(int descriptor, char *place) {
 }
 
 static const char *at(int folder, const char *path, char *place) {
-    if (!armed || !path) return NULL;
+    if (!all || !all->armed || !path) return NULL;
     if (path[0] == '/') return path;
     if (folder == AT_FDCWD ? !getcwd(place, PATH_MAX) : !of(folder, place)) return NULL;
     size_t length = strlen(place);
@@ -116,6 +133,8 @@ FAILING(FILE *, fopen64, (const char *path, const char *mode), (path, mode), NUL
 FAILING(DIR *, opendir, (const char *path), (path), NULL, "list", NAMED(path))
 FAILING(DIR *, fdopendir, (int file), (file), NULL, "list", of(file, place))
 FAILING(ssize_t, read, (int file, void *to, size_t size), (file, to, size), -1, "read", of(file, place))
+FAILING(ssize_t, pread, (int file, void *to, size_t size, off_t from), (file, to, size, from), -1, "read", of(file, place))
+FAILING(ssize_t, pread64, (int file, void *to, size_t size, off64_t from), (file, to, size, from), -1, "read", of(file, place))
 FAILING(ssize_t, write, (int file, const void *from, size_t size), (file, from, size), -1, "write", of(file, place))
 FAILING(int, fsync, (int file), (file), -1, "sync", of(file, place))
 FAILING(int, ftruncate, (int file, off_t size), (file, size), -1, "cut", of(file, place))
@@ -133,6 +152,9 @@ FAILING(int, stat, (const char *path, struct stat *to), (path, to), -1, "look at
 FAILING(int, stat64, (const char *path, struct stat64 *to), (path, to), -1, "look at", NAMED(path))
 FAILING(int, lstat, (const char *path, struct stat *to), (path, to), -1, "look at", NAMED(path))
 FAILING(int, lstat64, (const char *path, struct stat64 *to), (path, to), -1, "look at", NAMED(path))
+FAILING(int, statx, (int folder, const char *path, int how, unsigned what, struct statx *to), (folder, path, how, what, to),
+        -1, "look at", path && !*path ? of(folder, place) : at(folder, path, place))
+FAILING(int, access, (const char *path, int how), (path, how), -1, "look at", NAMED(path))
 FAILING(void *, mmap, (void *to, size_t size, int may, int how, int file, off_t begin), (to, size, may, how, file, begin),
         MAP_FAILED, "map", file < 0 ? NULL : of(file, place))
 FAILING(void *, mmap64, (void *to, size_t size, int may, int how, int file, off64_t begin), (to, size, may, how, file, begin),
