@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import cast
 
 from preprocessing.extras import needs
+from preprocessing.status import exists, is_file
 
 with needs("eval"):
     import matplotlib as mpl
@@ -197,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _replaceable(path: Path) -> Path:
     """What a path leads to: a file or nothing. Root could replace a device by a page, too."""
     found = path.resolve()
-    if found.exists() and not found.is_file():
+    if exists(found) and not is_file(found):
         raise UsageError(f"{path}: there, and no file; give the page another name")
     return found
 

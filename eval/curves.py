@@ -24,6 +24,7 @@ from eval.evaluated import Evaluated, learns_next_sentence, predicts_next_words,
 from eval.results import NEXT_WORDS, is_learned
 from eval.storage import reading
 from preprocessing.figures import COLOURS, STYLE
+from preprocessing.status import exists
 from trainer.files import DamagedFileError, read_lines
 from trainer.metrics import LARGEST_LOSS, directories, of_directory
 from trainer.naming import tell_apart
@@ -107,7 +108,7 @@ def read_histories(paths: Sequence[Path]) -> tuple[list[History], list[Path]]:
 
 def _read_history(path: Path, name: str) -> History | None:
     run = RunDirectory(path)
-    if not path.exists():
+    if not exists(path):
         raise UsageError(f"{path}: no such directory; give that of a run")
     with reading(run.metrics):
         training = _read_figures(run.metrics, _OF_A_STEP, _OF_PREDICTIONS)

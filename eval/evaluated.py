@@ -13,6 +13,7 @@ from eval.errors import UsageError
 from eval.results import NEXT_WORDS, RESULTS, by_command, is_learned, read_results
 from eval.storage import reading
 from preprocessing.schema import checksum
+from preprocessing.status import is_dir, is_file
 from trainer.hugging_face import WEIGHTS
 from trainer.naming import tell_apart
 from trainer.run_directory import RunDirectory
@@ -59,7 +60,7 @@ class Evaluated:
         """Where the export lies, as its run may have been moved; where it lay if it is gone."""
         lay = Path(self.results["checkpoint"]["path"])
         moved = RunDirectory(self.directory).exports / lay.name
-        return moved if moved.is_dir() else lay
+        return moved if is_dir(moved) else lay
 
     @property
     def step(self) -> int | None:
@@ -156,13 +157,13 @@ def run_directory(checkpoint: Mapping[str, Any], file: Path) -> Path:
         file: the results.json.
     """
     export, trained_in, file = Path(checkpoint["path"]), checkpoint["lineage"].get("run"), file.resolve()
-    if trained_in and file.parent.parent.name == EVALUATIONS and RunDirectory(file.parents[2]).config.is_file():
+    if trained_in and file.parent.parent.name == EVALUATIONS and is_file(RunDirectory(file.parents[2]).config):
         return file.parents[2]
     around = RunDirectory(export.parent.parent)
-    if export.parent == around.exports and around.config.is_file():
+    if export.parent == around.exports and is_file(around.config):
         return around.path.resolve()
-    if trained_in and not Path(trained_in).is_dir():
-        moved = (folder for folder in (file.parent, file.parent.parent) if RunDirectory(folder).config.is_file())
+    if trained_in and not is_dir(trained_in):
+        moved = (folder for folder in (file.parent, file.parent.parent) if is_file(RunDirectory(folder).config))
         return next(moved, Path(trained_in).resolve())
     return Path(trained_in or export).resolve()
 
@@ -202,7 +203,7 @@ def _present_weights(group: Sequence[Evaluated]) -> str:
     evaluated = {e.weights_blake2b for e in group}
     weights = last.export / WEIGHTS
     with reading(weights):
-        if len(evaluated) > 1 and weights.is_file() and (found := checksum(weights)) in evaluated:
+        if len(evaluated) > 1 and is_file(weights) and (found := checksum(weights)) in evaluated:
             return found
     return last.weights_blake2b
 
@@ -293,7 +294,7 @@ def settings_of(run: Path) -> dict[str, Any]:
     """
     config = RunDirectory(run).config
     with reading(config):
-        if not config.is_file():
+        if not is_file(config):
             return {}
         content = config.read_bytes()
     try:

@@ -31,6 +31,7 @@ from eval.kinds import Frozen, Kind, Outcome, Tags, judge_tags
 from eval.locks import locked
 from eval.readers.examples import TaggedSentence
 from eval.tagging import Passage, tag_numbers
+from preprocessing.status import exists
 from trainer.files import incomplete, sync
 from trainer.hugging_face import Export
 from trainer.model import BertConfig, BertModel
@@ -198,7 +199,7 @@ def hidden_states(examples: Sequence[TaggedSentence], samples: Sequence[Passage]
     path = frozen.folder / f"{frozen.name}.npy"
     frozen.folder.mkdir(parents=True, exist_ok=True)
     with locked(path.with_suffix(".lock")):
-        if not path.exists():
+        if not exists(path):
             _compute(path, examples, samples, frozen)
     states: np.ndarray = np.load(path, mmap_mode="r")
     return states

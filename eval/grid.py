@@ -28,6 +28,7 @@ from eval.finetune import Hyperparameters
 from eval.results import check_output
 from eval.storage import reading
 from eval.tasks.finetuned import FineTuned
+from preprocessing.status import is_dir, is_file
 from trainer.files import incomplete, publish, write_atomically
 
 RESULT, LOSSES = "result.json", "losses.json"
@@ -117,7 +118,7 @@ class Points:
         """
         path = self.path(point) / RESULT
         with reading(path):
-            if not path.is_file():
+            if not is_file(path):
                 return None
             content = path.read_bytes()
         try:
@@ -135,7 +136,7 @@ class Points:
     def failure(self, point: Hyperparameters) -> str | None:
         """Why the last one who tried a point failed; None where nobody did."""
         marker = self._failure_file(point)
-        return marker.read_text(encoding="utf-8") if marker.is_file() else None
+        return marker.read_text(encoding="utf-8") if is_file(marker) else None
 
     def set_failure(self, point: Hyperparameters, reason: str | None) -> None:
         """Leave word of a failure, or take it away; who does holds the point's lock."""
@@ -163,11 +164,11 @@ class Points:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
         for path in kept:
-            (shutil.copytree if path.is_dir() else shutil.copyfile)(path, staging / path.name)
+            (shutil.copytree if is_dir(path) else shutil.copyfile)(path, staging / path.name)
         content = {"point": asdict(point), "origin": dict(self.origin), **result}
         for name, text in {RESULT: json.dumps(content, indent=2) + "\n", **files}.items():
             (staging / name).write_text(text, encoding="utf-8")
-        if final.is_dir() and not (final / RESULT).is_file():
+        if is_dir(final) and not is_file(final / RESULT):
             _log.warning("%s: was damaged, without its %s; it has been learned again", final, RESULT)
         publish(staging, final)
 

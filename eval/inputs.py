@@ -21,6 +21,7 @@ from eval.results import Lineage
 from eval.stamps import stamp
 from eval.storage import reading
 from preprocessing.schema import ShardDirectory, checksum, checksum_of
+from preprocessing.status import is_file
 from preprocessing.tokenization import (
     CONFIG_FILE,
     MASK,
@@ -116,7 +117,7 @@ def _check_folder(path: Path) -> None:
     with _as_usage_error():
         check_is_export(path)
     tokenizer, vocabulary = path / TOKENIZER_FILE, path / VOCABULARY_FILE
-    if vocabulary.is_file() and not tokenizer.is_file():
+    if is_file(vocabulary) and not is_file(tokenizer):
         folder = repr(str(path))
         raise UsageError(
             f"{tokenizer}: no such file; transformers makes it from {vocabulary.name}: "
@@ -203,7 +204,7 @@ def check_heads(checkpoint: Checkpoint, task: str, heads: tuple[str, ...]) -> No
 def _read_lineage(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / LINEAGE
     with reading(path):
-        if not path.is_file():
+        if not is_file(path):
             return {}
         content = path.read_bytes()
     try:
@@ -239,7 +240,7 @@ def open_stream(shards: Path | None, checkpoint: Checkpoint, asked: int | None) 
     with _as_usage_error():
         directory = ShardDirectory(shards)
     vocabulary = checkpoint.path / VOCABULARY_FILE
-    if not vocabulary.is_file():
+    if not is_file(vocabulary):
         raise UsageError(f"{vocabulary}: missing, so whether the shards fit can't be told; copy the export anew")
     with reading(vocabulary):
         ours = checksum(vocabulary)

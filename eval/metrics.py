@@ -37,6 +37,7 @@ from eval.readers.glue import GLUE
 from eval.readers.tables import TextTable
 from eval.squad_metrics import Scores, korquad, squad_v1, squad_v2
 from preprocessing.command_line import OneLineParser
+from preprocessing.status import is_file
 from preprocessing.storage_errors import UnavailableError
 from preprocessing.terminal import print_result, tell_error
 from trainer.paths import parse_path
@@ -274,7 +275,7 @@ def _read_json(path: Path, kind: pydantic.TypeAdapter[T]) -> T:
 
 
 def _file(path: Path) -> Path:
-    if not path.is_file():
+    if not is_file(path):
         raise DatasetError(f"{path}: no such file")
     return path
 

@@ -27,6 +27,7 @@ from eval.results import RESULTS, read_results_of
 from eval.tasks import Task, select
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Intrinsic, Subject
+from preprocessing.status import is_dir
 from preprocessing.tokenization import case_of
 from trainer.lineage import code_version
 
@@ -114,7 +115,7 @@ def _subject(tasks: Sequence[Intrinsic], arguments: argparse.Namespace, checkpoi
 
 def _experiments(tasks: Sequence[FineTuned], arguments: argparse.Namespace, bench: Bench) -> dict[str, Experiment]:
     check_source(tasks, arguments)
-    if tasks and arguments.data and not arguments.data.is_dir():  # a file could pass for train and dev at once
+    if tasks and arguments.data and not is_dir(arguments.data):  # a file could pass for train and dev at once
         raise UsageError(f"{arguments.data}: no such directory; give the folder of the data sets with --data")
     tagged = [task.name for task in tasks if isinstance(task.kind, Tags | FeatureTags)]
     if tagged and case_of(bench.checkpoint.tokenizer.get_vocab()) == "uncased":

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from preprocessing.command_line import OneLineParser
+from preprocessing.status import is_dir, is_file
 from trainer.tracking import Store, evaluation_store
 from trainer.tracking.store import experiment_id, one_writer, what_failed
 
@@ -160,13 +161,13 @@ def choose(run: RunDirectory, task: str, metric: str) -> Choice:
         UsageError: no such run, nothing evaluated on that, or an export that is gone or not the one that was evaluated.
         UnavailableError: results can't be read now.
     """
-    if not run.path.is_dir():
+    if not is_dir(run.path):
         raise UsageError(f"{run.path}: no such directory; give a run directory")
     found = read_evaluations(find_results([run.path]))
     ours = [evaluated for evaluated in found if evaluated.directory == run.path.resolve()]  # others' may lie among them
     best, only_tried = best_evaluation(of_present_weights(ours)[0], task, metric)
     export = run.exports / best.export.name
-    if not (export / WEIGHTS).is_file():
+    if not is_file(export / WEIGHTS):
         raise UsageError(
             f"{export}: the best by {task}.{metric}, but it is gone; keep more exports, or name another metric"
         )

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from preprocessing.extras import needs
+from preprocessing.status import is_dir, is_file
 
 with needs("eval"):
     from markdown_it import MarkdownIt
@@ -311,7 +312,7 @@ def _origin(history: History) -> list[str]:
 def _checksum(path: Path) -> str:
     """Of a file of a run; empty where it has none."""
     with reading(path):
-        return checksum(path) if path.is_file() else ""
+        return checksum(path) if is_file(path) else ""
 
 
 def _commit(code: dict[str, Any]) -> str:
@@ -334,7 +335,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "the runs)",
     )  # fmt: skip
     arguments = parser.parse_args(argv)
-    arguments.results = [path / RESULTS if path.is_dir() else path for path in arguments.results or ()]
+    arguments.results = [path / RESULTS if is_dir(path) else path for path in arguments.results or ()]
     if not arguments.runs and not arguments.results:
         parser.error(f"give a run directory, or the {RESULTS} of an export that is of no run with --results")
     return arguments

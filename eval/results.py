@@ -39,6 +39,7 @@ import pydantic
 from eval.errors import UsageError, first_problem
 from eval.storage import reading
 from preprocessing.markdown import markdown_table
+from preprocessing.status import exists, is_dir
 from trainer.files import write_atomically
 
 RESULTS = "results.json"
@@ -221,13 +222,13 @@ def check_output(folder: Path, files: Iterable[Path] = ()) -> None:
         UsageError: it can't, or one of the files can't.
     """
     nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-    if not nearest.is_dir():
+    if not is_dir(nearest):
         raise UsageError(f"{nearest}: not a directory; choose another place")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise UsageError(f"{nearest}: no permission to write there; get it, or choose another place")
     for file in files:
         check_replaceable(file)
-        if file.exists() and not os.access(file, os.W_OK):
+        if exists(file) and not os.access(file, os.W_OK):
             raise UsageError(f"{file}: no permission to write it; get it, or choose another place")
 
 
@@ -237,7 +238,7 @@ def check_replaceable(file: Path) -> None:
     Raises:
         UsageError: it can't.
     """
-    if file.is_dir():
+    if is_dir(file):
         raise UsageError(f"{file}: a directory, where a file belongs; remove it, or choose another place")
 
 

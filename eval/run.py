@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from preprocessing.extras import needs
+from preprocessing.status import is_dir, is_file
 
 with needs("eval"):
     from eval.errors import UsageError
@@ -266,7 +267,7 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
     for note in _lost_tests(before, learned, tasks) if before and not arguments.test else ():
         print(f"note: {note}", file=sys.stderr)
     tracked = _track(output / RESULTS, results) if arguments.tracking else None
-    places = [f"results: {output / RESULTS}", *([f"models: {output / MODELS}"] if (output / MODELS).is_dir() else [])]
+    places = [f"results: {output / RESULTS}", *([f"models: {output / MODELS}"] if is_dir(output / MODELS) else [])]
     show("\n".join([*_shown(whole), "", *map(in_line, [*places, *([tracked] if tracked else [])])]))
 
 
@@ -359,7 +360,7 @@ def _submit(
                 tests[task.name] = _tests_of(output, task)
     labels = {dataset: labels for of_task in tests.values() for dataset, labels in of_task.items()}
     lacking = [task.name for task in glue if task.name not in tests]
-    if lacking and file.is_file():
+    if lacking and is_file(file):
         told = f"{SUBMISSION} stays as it was: predictions of {', '.join(lacking)} can't be written or read now"
         print(f"note: {told}; run the same command again", file=sys.stderr)
         return False
@@ -392,7 +393,7 @@ def _tests_of(output: Path, task: FineTuned) -> _Labels:
         file = output / PREDICTED / task.name / f"{part}_{PREDICTIONS}"
         with reading(file):
             try:
-                if file.is_file():
+                if is_file(file):
                     found[dataset] = read_predictions(file, task.kind.classes)
             except (ValueError, IndexError) as error:
                 told = f"{SUBMISSION} goes without {dataset}: {file} is damaged ({error})"

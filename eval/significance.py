@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from preprocessing.extras import needs
+from preprocessing.status import is_file
 
 with needs("eval"):
     from eval.errors import UsageError
@@ -411,7 +412,7 @@ def _json(rows: Sequence[Row], arguments: argparse.Namespace) -> str:
 def _folder(text: str) -> Path:
     """The one of an evaluation, whose results.json may be given in its place, as eval.run tells it."""
     path = parse_path(text)
-    return path.parent if path.name == RESULTS and path.is_file() else path
+    return path.parent if path.name == RESULTS and is_file(path) else path
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from preprocessing.extras import needs
+from preprocessing.status import is_dir, is_file
 
 with needs("eval"):
     from eval.asked import Asked
@@ -211,7 +212,7 @@ class Watch:
         if code == 0 and self._found(job, read_checksum).keys() == self._names[job.tasks]:
             self._settled[job.output] = stamps
             _log.info("%s: evaluated, %s", job.export.name, job.output / RESULTS)
-        elif not job.export.is_dir():
+        elif not is_dir(job.export):
             _log.warning("%s: deleted before it was evaluated; keep more by checkpoint.keep_exports", job.export.name)
         elif self._weights(job) != weights:
             _log.info("%s: trained anew meanwhile, so it is evaluated anew", job.export.name)
@@ -232,7 +233,7 @@ class Watch:
         weights = self._weights(job)
         if weights is not None and of not in (None, weights):
             for path in job.output.iterdir():
-                if path.is_dir() and not path.is_symlink():
+                if is_dir(path) and not path.is_symlink():
                     shutil.rmtree(path)
                 elif path.name != _NOTE:
                     path.unlink()
@@ -321,7 +322,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _is_there(run: RunDirectory) -> bool:
     """Whether a run has begun, or its exports alone lie there."""
-    return run.config.is_file() or run.exports.is_dir()
+    return is_file(run.config) or is_dir(run.exports)
 
 
 def _conclude(run: RunDirectory, outcome: Outcome | None, failed: set[Path]) -> int:
@@ -359,13 +360,13 @@ def _check(run: RunDirectory, arguments: argparse.Namespace, options: Sequence[s
     parsed = parse_evaluation([*evaluation_words(job), *options], "python -m eval.watch")
     if arguments.once and not _is_there(run):
         raise UsageError(f"{run.path}: no run is there; give a run directory")
-    if not run.path.absolute().parent.is_dir():
+    if not is_dir(run.path.absolute().parent):
         raise UsageError(f"{run.path.parent}: no such directory; give a run directory, which may be made later")
     check_output(run.path / EVALUATIONS)
     if (parsed.checkpoint, parsed.output, parsed.grid_count, parsed.points_only) != (job.export, job.output, 1, False):
         raise UsageError("--checkpoint, --output, --points-only and --grid-* are the watch's own; leave them out")
     for folder in filter(None, (parsed.shards, parsed.data)):
-        if not folder.is_dir():
+        if not is_dir(folder):
             raise UsageError(f"{folder}: no such directory")
     check_source([task for task in wanted if isinstance(task, FineTuned)], parsed)
     for task in wanted:

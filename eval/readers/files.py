@@ -7,6 +7,7 @@ from pathlib import Path
 
 from eval.readers.examples import DatasetError
 from eval.storage import reading
+from preprocessing.status import is_dir, is_file
 
 SPLITS = ("train", "dev", "test")  # that data sets have, or some of them
 
@@ -27,9 +28,9 @@ def find(data: Path, folders: Sequence[str], name: str, whole: Iterable[str] = (
     Raises:
         DatasetError: nothing of that name there.
     """
-    if data.is_file():
+    if is_file(data):
         return data
-    if not data.is_dir():
+    if not is_dir(data):
         raise DatasetError(f"{data}: no such file or folder; give the folder that holds the data")
     for folder in _candidates(data, folders):
         if path := _below(folder, name):
@@ -49,7 +50,7 @@ def _candidates(data: Path, folders: Sequence[str]) -> list[Path]:
 def _below(folder: Path, path: str) -> Path | None:
     """The path below a folder, each part by its exact name if that is there, else by the same in another case."""
     for part in Path(path).parts:
-        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        names = sorted(path.name for path in folder.iterdir()) if is_dir(folder) else []
         same = [name for name in names if name.casefold() == part.casefold()]
         if not same:
             return None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from eval.readers.examples import DatasetError, TextExample
 from eval.readers.files import find, read_text
+from preprocessing.status import is_dir
 
 LABELS = ("neg", "pos")
 _NAME = re.compile(r"[0-9]+_[0-9]+\.txt")
@@ -25,7 +26,7 @@ def read(data: Path, split: str) -> list[TextExample]:
     Raises:
         DatasetError: a folder is missing or holds no reviews, or a review is not UTF-8.
     """
-    if not data.is_dir():
+    if not is_dir(data):
         raise DatasetError(f"{data}: no such folder; give the one that holds aclImdb/")
     folder = find(data, ("aclImdb", "imdb/aclImdb"), split, ("train", "test"))
     return [example for index, label in enumerate(LABELS) for example in _reviews(find(folder, (".",), label), index)]

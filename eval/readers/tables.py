@@ -14,6 +14,7 @@ from pathlib import Path
 
 from eval.readers.examples import DatasetError, TextExample
 from eval.readers.files import SPLITS, find, read_text, split_lines
+from preprocessing.status import is_file
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ def read(table: TextTable, data: Path, split: str) -> list[TextExample]:
 
 
 def _paths(table: TextTable, data: Path, split: str) -> list[Path]:
-    if data.is_file():
+    if is_file(data):
         return [data]
     whole = [name for of_split in SPLITS for name in _names(table, of_split)]
     return [find(data, table.folders, name, whole) for name in _names(table, split)]
