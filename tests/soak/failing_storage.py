@@ -94,7 +94,7 @@ class Campaign(ABC):
 
     @abstractmethod
     def place_of(self, path: str, case: str) -> str:
-        """What a file below the folder is of, for the table."""
+        """What a file of the folder is of, for the table, or the folder itself, whose path is empty."""
 
     def ending(self, start: Start, fault: Fault, case: str) -> str:
         """See that the command ended as it should where a fault was; returns the word for that."""
@@ -144,8 +144,8 @@ class Campaign(ABC):
             self.wrong += 1
             print(f"\n{wrong}: {fault} of {case!r}", *starts, sep="\n", flush=True)
             return
-        operation, _, path = start.failed.rpartition(" ")
-        what = f"{self.place_of(path, case)}: {operation}" if start.failed else "none: it had ended"
+        operation, _, path = start.failed.partition(" /")
+        what = f"{self.place_of(path, case)}: {operation.strip()}" if start.failed else "none: it had ended"
         self.met[what, ending] += 1
 
 

@@ -89,12 +89,11 @@ class Trainings(Campaign):
         return run.outcome, run.step, curve(run.path), steps, exports[-1]
 
     def place_of(self, path: str, case: str) -> str:
-        parts = [part.removeprefix(".").removesuffix(".incomplete") for part in path.split("/")]
-        first = parts[1] if len(parts) > 1 else ""
+        name = path.split("/")[0].removeprefix(".").removesuffix(".incomplete")
         rooms = {"checkpoints": "checkpoints", "exports": "exports", "metrics.jsonl": "metrics",
                  "validation.jsonl": "metrics", "outcome": "outcome", "trainer.lock": "lock",
                  "": "the folder"}  # fmt: skip
-        return rooms.get(first, "settings")
+        return rooms.get(name, "settings")
 
 
 if __name__ == "__main__":

@@ -99,9 +99,8 @@ class Evaluation(Campaign):
         }
 
     def place_of(self, path: str, case: str) -> str:
-        parts = [part.removeprefix(".").removesuffix(".incomplete") for part in path.split("/")]
-        first = parts[1] if len(parts) > 1 else "the folder"
-        return f"{case}, {first}"
+        name = path.split("/")[0].removeprefix(".").removesuffix(".incomplete")
+        return f"{case}, {name or 'the folder'}"
 
 
 def _timeless(text: str) -> object:

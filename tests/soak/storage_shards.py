@@ -71,8 +71,8 @@ class Shards(Campaign):
         return {path.relative_to(self._output): path.read_bytes() for path in self._output.rglob("*") if path.is_file()}
 
     def place_of(self, path: str, case: str) -> str:
-        name = path.split("/")[1] if path else "the folder"
-        return f"{case}, {_KINDS.get(Path(name).suffix, name)}"
+        name = path.split("/")[0]
+        return f"{case}, {_KINDS.get(Path(name).suffix, name) or 'the folder'}"
 
 
 if __name__ == "__main__":
