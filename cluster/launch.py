@@ -20,7 +20,7 @@ from cluster.programs import NAMES, READERS, Name, Program, folder_of, read_chai
 from cluster.settings import ClusterSettings, load_settings
 from cluster.slurm.launch import launch as launch_on_slurm
 from preprocessing.command_line import OneLineParser
-from preprocessing.storage_errors import UnavailableError
+from preprocessing.storage_errors import UnavailableError, exit_code
 from preprocessing.terminal import tell_error
 from trainer.paths import parse_path
 from trainer.settings import ConfigError
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         start(programs, settings, arguments.on, arguments.dry_run)
     except (ConfigError, UnavailableError) as error:
         tell_error(error)
-        return 1 if isinstance(error, UnavailableError) else 2
+        return exit_code(error)
     return 0
 
 

@@ -27,7 +27,7 @@ from cluster.planning.plans import Assumptions, Cluster
 from cluster.planning.report import calibration, report
 from cluster.planning.sharding import Sharding, read_sharding
 from preprocessing.command_line import OneLineParser, whole_number
-from preprocessing.storage_errors import UnavailableError
+from preprocessing.storage_errors import UnavailableError, exit_code
 from preprocessing.terminal import print_result, tell_error
 from trainer.config import Recipe, load_recipe
 from trainer.deepspeed_config import read_deepspeed, resolve
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = "\n".join(calibration()) if arguments.calibration else _plan(arguments)
     except (ConfigError, UnavailableError) as error:
         tell_error(error)
-        return 1 if isinstance(error, UnavailableError) else 2
+        return exit_code(error)
     return print_result(text)
 
 

@@ -38,7 +38,7 @@ with needs("eval"):
     from eval.pretrained import check_finite, load_pretrained, pack
     from preprocessing.command_line import OneLineParser
     from preprocessing.figures import FONTS
-    from preprocessing.storage_errors import UnavailableError
+    from preprocessing.storage_errors import UnavailableError, exit_code
     from preprocessing.terminal import in_line, show, tell_error
     from trainer.files import write_atomically
     from trainer.leases import hold_export
@@ -183,15 +183,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for (layer, head), file, name in zip(arguments.png, files, named, strict=True):
             save_picture(draw_head(shown, layer, head), file)
             show(in_line(str(name)))
-    except (CheckpointError, UsageError) as error:
+    except (CheckpointError, UsageError, UnavailableError) as error:
         tell_error(error)
-        return 2
-    except UnavailableError as error:
-        tell_error(error)
-        return 1
+        return exit_code(error)
     except OSError as error:
         tell_error(f"{error.filename or arguments.output}: {error.strerror}; mend that, or choose another --output")
-        return 2
+        return exit_code(error)
     return 0
 
 

@@ -38,7 +38,7 @@ from eval.readers.tables import TextTable
 from eval.squad_metrics import Scores, korquad, squad_v1, squad_v2
 from preprocessing.command_line import OneLineParser
 from preprocessing.status import is_file
-from preprocessing.storage_errors import UnavailableError
+from preprocessing.storage_errors import UnavailableError, exit_code
 from preprocessing.terminal import print_result, tell_error
 from trainer.paths import parse_path
 
@@ -170,12 +170,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     try:
         scores = arguments.score(arguments)
-    except UnavailableError as error:
+    except (UsageError, OSError, UnavailableError) as error:
         tell_error(error)
-        return 1
-    except (UsageError, OSError) as error:
-        tell_error(error)
-        return 2
+        return exit_code(error)
     return print_result(json.dumps(scores, indent=2))
 
 

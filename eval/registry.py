@@ -46,7 +46,7 @@ from eval.readers.files import read_lines
 from eval.results import tags_of
 from eval.serving import EXPORT, TERMS
 from preprocessing.schema import checksum
-from preprocessing.storage_errors import UnavailableError
+from preprocessing.storage_errors import UnavailableError, exit_code
 from preprocessing.terminal import in_line, show, tell_error
 from trainer.credentials import without_credentials
 from trainer.hugging_face import WEIGHTS
@@ -211,12 +211,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             note = f"note: left out, with {figure} of trials alone (--limit, fewer samples): {names}"
             print(in_line(note), file=sys.stderr)
         store = evaluation_store([run.path], run.path)
-    except UnavailableError as error:
+    except (UsageError, OSError, UnavailableError) as error:
         tell_error(error)
-        return 1
-    except (UsageError, OSError) as error:
-        tell_error(error)
-        return 2
+        return exit_code(error)
     try:
         with hold_export(chosen.export):
             pretrained = load_pretrained(chosen.export)
@@ -226,12 +223,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             with one_writer(store.tracking_uri, run.path):
                 store = _with_source(store, chosen.tags)
                 version = register(store, chosen.export, pretrained, arguments.name, chosen.tags, terms)
-    except UnavailableError as error:
+    except (CheckpointError, UsageError, OSError, UnavailableError) as error:
         tell_error(error)
-        return 1
-    except (CheckpointError, UsageError, OSError) as error:
-        tell_error(error)
-        return 2
+        return exit_code(error)
     except Exception as error:  # MLflow raises its own, its database's and its HTTP client's
         told, code = what_failed(error, store.tracking_uri)
         tell_error(told)

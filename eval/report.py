@@ -52,7 +52,7 @@ with needs("eval"):
     from preprocessing.command_line import OneLineParser
     from preprocessing.markdown import markdown_table, plain
     from preprocessing.schema import checksum
-    from preprocessing.storage_errors import UnavailableError
+    from preprocessing.storage_errors import UnavailableError, exit_code
     from preprocessing.terminal import in_line, show, tell_error
     from trainer.files import write_atomically
     from trainer.metrics import of_directory
@@ -75,12 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     try:
         written = _make(arguments)
-    except UnavailableError as error:
+    except (UsageError, OSError, UnavailableError) as error:
         tell_error(error)
-        return 1
-    except (UsageError, OSError) as error:
-        tell_error(error)
-        return 2
+        return exit_code(error)
     show("\n".join(in_line(str(path)) for path in written))
     return 0
 

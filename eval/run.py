@@ -72,7 +72,7 @@ with needs("eval"):
     from eval.workers import describe, going_on, left_undone, run_points, run_side_by_side, share
     from preprocessing.interruption import end_when_interrupted
     from preprocessing.schema import checksum_of
-    from preprocessing.storage_errors import UnavailableError, is_full, is_passing
+    from preprocessing.storage_errors import UnavailableError, exit_code, is_full, is_passing
     from preprocessing.terminal import in_line, show, tell_error
     from trainer.credentials import without_credentials
     from trainer.determinism import use_deterministic_kernels
@@ -93,10 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with hold_export(arguments.checkpoint):
             return evaluate(arguments, words)
-    except (CheckpointError, UsageError) as error:
-        return _end(2, str(error))
-    except UnavailableError as error:
-        return _end(1, str(error))
+    except (CheckpointError, UsageError, UnavailableError) as error:
+        return _end(exit_code(error), str(error))
     except OSError as error:
         if is_full(error):
             return _end(1, f"{arguments.output}: no room left there; make some, and run the same command again")

@@ -39,7 +39,7 @@ with needs("eval"):
     from eval.tasks.own import SUFFIX
     from preprocessing.command_line import OneLineParser, whole_number
     from preprocessing.markdown import markdown_table
-    from preprocessing.storage_errors import UnavailableError
+    from preprocessing.storage_errors import UnavailableError, exit_code
     from preprocessing.terminal import in_line, print_result, tell_error
     from trainer.paths import parse_path
 
@@ -131,12 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         a, b = (evaluations_of(*of, tasks) for of in zip(folders, (of_a, of_b), strict=True))
         pairs = pair_up(a, b, folders, own if wanted is None else None)
         rows = [row for pair in pairs for row in compare_task(*pair, arguments)]
-    except UnavailableError as error:
+    except (UsageError, OSError, UnavailableError) as error:
         tell_error(error)
-        return 1
-    except (UsageError, OSError) as error:
-        tell_error(error)
-        return 2
+        return exit_code(error)
     if own and wanted is None:
         are = "are" if len(own) > 1 else "is"
         note = f"note: {', '.join(own)} {are} in both and left out; {_by_file(own, pairs)}"

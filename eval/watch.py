@@ -47,7 +47,7 @@ with needs("eval"):
     from eval.tasks.intrinsic import Intrinsic
     from preprocessing.command_line import OneLineParser
     from preprocessing.interruption import end_when_interrupted
-    from preprocessing.storage_errors import UnavailableError
+    from preprocessing.storage_errors import UnavailableError, exit_code
     from preprocessing.terminal import in_line, tell_error
     from trainer.hugging_face import WEIGHTS
     from trainer.paths import parse_path
@@ -55,7 +55,7 @@ with needs("eval"):
 
 CHEAP = ("mlm", "nsp", "fill_mask")
 _NOTE = ".weights.json"  # beside results: the checksum of the export's weights, see eval.stamps
-_REFUSED = 2  # the exit code of an evaluation that can't be as it was asked for
+_OF_WHAT_IS_READ = (1, 2)  # exit codes of evaluations that data sets may have ended which can't be read
 _LONGEST_POLL = 1_000_000  # seconds; no operating system waits for as long as a float can say
 _ROOM = 1 << 20  # bytes: less than this an evaluation need not be begun with
 
@@ -204,7 +204,7 @@ class Watch:
         _check_room(job.output)  # what is computed without any is lost
         _log.info("%s: %s", job.export.name, ",".join(job.tasks))
         code = _run_evaluation([*evaluation_words(job), *self._options], claim)
-        readable = self._readable(job) if code == _REFUSED else job.tasks
+        readable = self._readable(job) if code in _OF_WHAT_IS_READ else job.tasks
         if readable and readable != job.tasks:
             _log.error("%s: evaluated without the tasks that can't be read", job.export.name)
             code = _run_evaluation([*evaluation_words(replace(job, tasks=readable)), *self._options], claim)
@@ -255,7 +255,7 @@ class Watch:
                 [task] = select([name])
                 if isinstance(task, FineTuned):
                     read_parts(task, self._arguments.data, self._arguments.test, self._arguments.limit)
-            except (UsageError, OSError) as error:
+            except (UsageError, UnavailableError, OSError) as error:
                 _log.error("%s: %s", name, error)
                 unreadable.add(name)
         return tuple(name for name in names if name not in unreadable) if unreadable else job.tasks
@@ -305,7 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         watch = Watch(run, arguments.tasks, arguments.final_tasks, options)
     except (UsageError, OSError) as error:
         tell_error(error)
-        return 2
+        return exit_code(error)
     if not _is_there(run):
         _log.warning("%s: no run is there yet; waiting for one", run.path)
     for note in watch.notes:
@@ -316,7 +316,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         outcome = run.outcome if arguments.once else watch.follow(arguments.poll)
     except OSError as error:
         tell_error(f"{run.path}: can't be read ({error}); mend that and look again")
-        return 2
+        return exit_code(error)
     return _conclude(run, outcome, watch.failed | watch.hindered.keys())
 
 

@@ -39,7 +39,7 @@ from preprocessing.schema import (
     reading,
 )
 from preprocessing.status import is_file
-from preprocessing.storage_errors import UnavailableError
+from preprocessing.storage_errors import UnavailableError, exit_code
 from preprocessing.terminal import in_line, print_result, tell_error
 from preprocessing.tokenization import (
     VOCABULARY_FILE,
@@ -291,7 +291,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         run(sys.argv[1:] if argv is None else argv)
     except (ShardError, VocabularyError, UnavailableError) as error:
         tell_error(error, "inspect")
-        raise SystemExit(1 if isinstance(error, UnavailableError) else 2) from error
+        raise SystemExit(exit_code(error)) from error
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ with needs("preprocess"):
     from preprocessing.output import FAILED, JobError, JobFailedError
     from preprocessing.schema import ShardError
     from preprocessing.sources import SourceError, StorageError
-    from preprocessing.storage_errors import UnavailableError, comes_of_passing
+    from preprocessing.storage_errors import UnavailableError, exit_code
     from preprocessing.summary import summary
     from preprocessing.terminal import in_line, show, tell_error
     from preprocessing.tokenization import VocabularyError
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(FAILED) from error
     except (EncoderError, JobError, ShardError, ShardingError, SourceError, StorageError, VocabularyError) as error:
         tell_error(error, "make_shards")
-        raise SystemExit(FAILED if comes_of_passing(error) else 2) from error
+        raise SystemExit(exit_code(error)) from error
 
 
 if __name__ == "__main__":

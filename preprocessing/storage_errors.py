@@ -52,12 +52,17 @@ def is_passing(error: BaseException | None) -> TypeGuard[OSError]:
 
 
 def comes_of_passing(error: BaseException | None) -> bool:
-    """Whether an error was raised because of one that may pass, or is one."""
+    """Whether an error was raised because of storage that fails and may be well again, or is its own."""
     while error is not None:
-        if is_passing(error):
+        if is_passing(error) or isinstance(error, UnavailableError):
             return True
         error = error.__cause__
     return False
+
+
+def exit_code(error: BaseException) -> int:
+    """Of a command that an error ends: 1 where storage fails, which may pass, or 2 for a mistake of the user's."""
+    return 1 if comes_of_passing(error) else 2
 
 
 def reason(error: OSError) -> str:

@@ -43,7 +43,7 @@ with needs("preprocess"):
     from preprocessing.reading import read_inputs
     from preprocessing.sampling import sample_texts
     from preprocessing.sources import SourceError, StorageError
-    from preprocessing.storage_errors import UnavailableError, comes_of_passing
+    from preprocessing.storage_errors import UnavailableError, exit_code
     from preprocessing.terminal import counted, in_line, show, tell_error
     from preprocessing.tokenization import (
         SPECIAL_TOKENS,
@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         run(sys.argv[1:] if argv is None else argv)
     except (SourceError, StorageError, UnavailableError, VocabularyError) as error:
         tell_error(error, "train_vocab")
-        raise SystemExit(1 if isinstance(error, UnavailableError) or comes_of_passing(error) else 2) from error
+        raise SystemExit(exit_code(error)) from error
 
 
 if __name__ == "__main__":

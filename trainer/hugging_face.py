@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from preprocessing.status import is_file
-from preprocessing.storage_errors import UnavailableError, comes_of_passing, is_no_file
+from preprocessing.storage_errors import UnavailableError, comes_of_passing, exit_code, is_no_file
 from preprocessing.terminal import tell_error
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from trainer.files import DamagedFileError, incomplete, publish
@@ -212,15 +212,13 @@ def tell_refusal(error: OSError | ValueError | UnavailableError) -> int:
     Returns:
         The command's exit code: 1 where storage fails, maybe for a moment, or 2 for a mistake in what was asked for.
     """
-    if isinstance(error, UnavailableError):
-        tell_error(error)
-        return 1
     what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-    if comes_of_passing(error):
-        tell_error(f"{what}; give the same command again")
-        return 1
-    tell_error(f"{what}; choose another directory, or make room" if isinstance(error, OSError) else what)
-    return 2
+    if comes_of_passing(error) and not isinstance(error, UnavailableError):  # which says so itself
+        what += "; give the same command again"
+    elif isinstance(error, OSError):
+        what += "; choose another directory, or make room"
+    tell_error(what)
+    return exit_code(error)
 
 
 def load_export(directory: Path, seed: int = 0) -> Export:

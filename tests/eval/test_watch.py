@@ -32,6 +32,7 @@ from tests.eval.conftest import CONFIG, random_state
 from tests.eval.evaluations import task, write_evaluation
 from tests.eval.processes import assert_free, assert_interrupted, wait_for
 from tests.eval.small_data import write_mrpc, write_stsb, write_table
+from tests.failing import REASON, fail_at
 from tests.preprocessing.test_interruption import start
 from tests.trainer.mlflow_store import empty_store
 from trainer.hugging_face import WEIGHTS, save_export
@@ -275,6 +276,21 @@ def test_a_data_set_that_vanishes_costs_its_task_alone(
     assert tasks_of(run, "step-000009-final") == ["mlm", "mrpc", "stsb"]
 
 
+def test_a_data_set_whose_storage_fails_costs_its_task_alone(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], tmp_path: Path,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    data = write_mrpc(tmp_path / "data")
+    words = ("--epochs", "1", "--learning-rates", "1e-3", "--data", str(data), "--final-tasks", "mrpc,mlm")
+    file = data / "MRPC" / "train.tsv"
+    with monkeypatch.context() as patch:
+        assert follow(*words, events=[lambda: fail_at(patch, file, named=False), done(run)]) == 1
+    assert f"mrpc: {file}: can't be read now ({REASON}); give the same command again" in caplog.messages
+    assert tasks_of(run, "step-000009-final") == ["mlm"]
+    assert follow(*words) == 0
+    assert tasks_of(run, "step-000009-final") == ["mlm", "mrpc"]
+
+
 def test_a_file_that_describes_a_task_may_change_meanwhile(
     run: RunDirectory, follow: Callable[..., int], evaluated: list[str], tmp_path: Path
 ) -> None:
@@ -358,7 +374,7 @@ def test_a_full_disk_is_waited_for_as_long_as_the_run_goes_on(
 
 def test_a_run_that_can_not_be_read_is_looked_at_again_and_told_of_once(
     run: RunDirectory, follow: Callable[..., int], evaluated: list[str], caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     def end() -> None:
         run.outcome_file.rmdir()
@@ -368,6 +384,9 @@ def test_a_run_that_can_not_be_read_is_looked_at_again_and_told_of_once(
     told = f"{run.path}: can't be read ([Errno 21] Is a directory: '{run.outcome_file}'); "
     assert follow("--once") == 2
     assert capsys.readouterr().err == f"error: {told}mend that and look again\n"
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "outcome", property(mock.Mock(side_effect=OSError(errno.ESTALE, "stale"))))
+        assert follow("--once") == 1  # it may pass
     assert follow(events=[lambda: None, end]) == 0
     again = f"{told}it is tried again at every look"
     assert [message for message in caplog.messages if "can't be read" in message] == [again]

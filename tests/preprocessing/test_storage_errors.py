@@ -13,6 +13,7 @@ import pytest
 from preprocessing.storage_errors import (
     UnavailableError,
     comes_of_passing,
+    exit_code,
     is_full,
     is_no_file,
     is_passing,
@@ -90,6 +91,14 @@ def test_what_is_raised_of_one_that_may_pass_comes_of_it(tmp_path: Path) -> None
     met = ValueError("of what was read, while something else failed")
     met.__context__ = passing
     assert not comes_of_passing(met)
+
+
+def test_an_exit_code_says_whether_the_same_command_may_do() -> None:
+    unavailable_now = raise_in_turn(PermissionError(errno.EACCES, "of another file"), UnavailableError("not now"))
+    assert exit_code(unavailable_now) == 1
+    assert exit_code(raise_in_turn(unavailable_now, ValueError("a mistake, as it seems"))) == 1
+    assert exit_code(raise_in_turn(OSError(errno.EIO, "of a disk"), ValueError("a mistake, as it seems"))) == 1
+    assert exit_code(raise_in_turn(OSError(errno.ENOSPC, "no room"), ValueError("a mistake"))) == 2
 
 
 def test_a_reason_is_the_operating_system_s_or_a_library_s() -> None:
