@@ -100,6 +100,12 @@ static const char *at(int folder, const char *path, char *place) {
     return place;
 }
 
+/* An empty path is the open file's own. Rust asks for none at all, once storage has failed, to see if it may ask so;
+   where this were inlined, statx's declaration would have the compiler take that for impossible. */
+static __attribute__((noinline, noipa)) const char *itself_or_at(int folder, const char *path, char *place) {
+    return path && !*path ? of(folder, place) : at(folder, path, place);
+}
+
 #define NAMED(path) at(AT_FDCWD, path, place)
 #define FAILING(result, name, parameters, arguments, bad, operation, path)       \
     result name parameters {                                                     \
@@ -153,7 +159,7 @@ FAILING(int, stat64, (const char *path, struct stat64 *to), (path, to), -1, "loo
 FAILING(int, lstat, (const char *path, struct stat *to), (path, to), -1, "look at", NAMED(path))
 FAILING(int, lstat64, (const char *path, struct stat64 *to), (path, to), -1, "look at", NAMED(path))
 FAILING(int, statx, (int folder, const char *path, int how, unsigned what, struct statx *to), (folder, path, how, what, to),
-        -1, "look at", path && !*path ? of(folder, place) : at(folder, path, place))
+        -1, "look at", itself_or_at(folder, path, place))
 FAILING(int, access, (const char *path, int how), (path, how), -1, "look at", NAMED(path))
 FAILING(void *, mmap, (void *to, size_t size, int may, int how, int file, off_t begin), (to, size, may, how, file, begin),
         MAP_FAILED, "map", file < 0 ? NULL : of(file, place))

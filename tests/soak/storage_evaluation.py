@@ -33,13 +33,8 @@ from tests.trainer.mlflow_store import write_run
 from tests.trainer.shard_factory import write_shards
 from trainer.hugging_face import save_export
 
-BEGINS, BESIDE, EXPORT, DATA, SHARDS = (
-    "an output",
-    "an earlier command's output",
-    "the export",
-    "the data sets",
-    "the shards",
-)
+BEGINS, BESIDE = "an output", "an earlier command's output"
+EXPORT, DATA, SHARDS = "the export", "the data sets", "the shards"
 
 
 class Evaluation(Campaign):
@@ -91,11 +86,10 @@ class Evaluation(Campaign):
             for of in by_command(results)
             for name, task in of["tasks"].items()
         }
-        files = [path for path in self._output.rglob("*") if path.is_file() and path.name[0] != "."]
+        others = [path for path in self._output.rglob("[!.]*") if path.is_file() and path.name != RESULTS]
         return _timeless(json.dumps(found)), {
             path.relative_to(self._output): _timeless(path.read_text()) if path.suffix == ".json" else path.read_bytes()
-            for path in files
-            if path.name != RESULTS
+            for path in others
         }
 
     def place_of(self, path: str, case: str) -> str:
