@@ -12,7 +12,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from preprocessing.schema import checksum, checksum_of
-from preprocessing.status import is_file
+from preprocessing.status import exists, is_file
 from preprocessing.storage_errors import UnavailableError, comes_of_passing
 from preprocessing.tokenization import TOKENIZER_FILE, VOCABULARY_FILE, VocabularyError, load_vocabulary, load_words
 from trainer.checkpoint import RUN_STATE, Learner, RunState, read_run_state
@@ -53,8 +53,9 @@ def check_is_export(directory: Path) -> None:
 
     Raises:
         ConfigError: it has no configuration and lies in a run; the message names the newest export there.
+        OSError: that can't be told.
     """
-    if not os.access(directory / CONFIG, os.F_OK) and (newest := newest_export_around(directory)):
+    if not exists(directory / CONFIG) and (newest := newest_export_around(directory)):
         raise ConfigError(f"{directory / CONFIG}: missing, so it is no export; the newest one is {newest}")
 
 

@@ -1,12 +1,15 @@
 """What --init-from names: weights that are given, and checkpoints of other runs with their moments."""
 
 import dataclasses
+import errno
 import functools
 import json
 import math
+import os
 import re
 import shutil
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -33,7 +36,7 @@ from trainer.corpus import open_corpus
 from trainer.data import SampleStream
 from trainer.files import read_lines, write_atomically
 from trainer.hugging_face import Export, load_config
-from trainer.initial_model import GivenCheckpoint, GivenExport, find_given, given_model
+from trainer.initial_model import GivenCheckpoint, GivenExport, check_is_export, find_given, given_model
 from trainer.model import BertForPreTraining, parameter_shapes, pretraining_losses
 from trainer.run_directory import RunDirectory
 from trainer.settings import ConfigError
@@ -453,3 +456,11 @@ def test_weights_of_another_vocabulary_are_refused(call, shards, tmp_path, file,
     assert codes == [2]
     assert f"{other} has another vocabulary than {shards}: {told}" in log
     assert not (tmp_path / "continued").exists()
+
+
+def test_an_export_that_can_not_be_looked_at_is_not_called_missing(tmp_path, monkeypatch):
+    export = tmp_path / "exports" / "step-000001"
+    export.mkdir(parents=True)
+    monkeypatch.setattr(os, "stat", mock.Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
+    with pytest.raises(OSError, match="Input/output error"):
+        check_is_export(export)
