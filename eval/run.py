@@ -338,7 +338,7 @@ def _submit(
 ) -> bool:
     """Make GLUE's submission of what lies in the output; of what goes from one that was there, a note is told.
 
-    One that is there stays where predictions can't be read, or could not be written.
+    One that is there stays where predictions can't be read, or where none are left but of tasks that are outdated.
 
     Args:
         output: of the evaluation.
@@ -358,7 +358,7 @@ def _submit(
                 tests[task.name] = _tests_of(output, task)
     labels = {dataset: labels for of_task in tests.values() for dataset, labels in of_task.items()}
     lacking = [task.name for task in glue if task.name not in tests]
-    if lacking and is_file(file):
+    if lacking and not (labels and outdated >= {*lacking}) and is_file(file):
         told = f"{SUBMISSION} stays as it was: predictions of {', '.join(lacking)} can't be written or read now"
         print(f"note: {told}; run the same command again", file=sys.stderr)
         return False
