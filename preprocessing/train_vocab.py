@@ -171,7 +171,7 @@ def _check_output(ours: OneLineParser, told: str, output: str) -> bool:
         return files.exists(output)
     except (OSError, ValueError) as error:  # the latter of a URL that Beam does not know
         why = (isinstance(error, OSError) and error.strerror) or files.why_not_found(output, error)
-        ours.error(f"--output {told}: can't be written ({why}); use another place")
+        raise VocabularyError(f"--output {told}: can't be written ({why}); use another place") from error
 
 
 def main(argv: Sequence[str] | None = None) -> None:

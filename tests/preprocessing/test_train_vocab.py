@@ -175,7 +175,10 @@ def test_a_file_that_can_not_be_looked_at_for_a_moment_is_not_written_over(
         failing, looks = failing + 1, 0
         with monkeypatch.context() as patch:
             patch.setattr(os, "stat", fail_once)
-            said = error(capsys, "--books", books / "*.txt", "--size", 60, "--output", output)
+            with pytest.raises(SystemExit) as ended:
+                main(["--books", str(books / "*.txt"), "--size", "60", "--output", str(output)])
+            said = capsys.readouterr().err
+            assert ended.value.code == (1 if "Input/output error" in said else 2)
         assert "can't be written (Input/output error)" in said or looks < failing
         assert output.read_text() == "mine"
     assert failing > 1
