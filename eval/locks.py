@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from preprocessing.locks import try_lock
+from preprocessing.locks import lock_file, try_lock
 
 _log = logging.getLogger("eval")
 
@@ -22,7 +22,7 @@ def locked(path: Path) -> Iterator[None]:
     Args:
         path: a file for it, which is left there.
     """
-    with path.open("w") as file:
+    with lock_file(path) as file:
         _warn(try_lock(file.fileno(), wait=True), path)
         yield
 
@@ -33,7 +33,7 @@ def claimed(path: Path) -> Iterator[int | None]:
 
     A process that inherits the descriptor holds the lock as long as it lives, whatever becomes of this one.
     """
-    with path.open("w") as file:
+    with lock_file(path) as file:
         held = try_lock(file.fileno())
         _warn(held, path)
         yield None if held is False else file.fileno()
@@ -46,7 +46,7 @@ def shared(path: Path) -> Iterator[int]:
     Args:
         path: a file for it, which is left there.
     """
-    with path.open("a+") as file:  # NFS wants both
+    with lock_file(path) as file:
         _warn(try_lock(file.fileno(), shared=True, wait=True), path)
         yield file.fileno()
 

@@ -8,11 +8,29 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TextIO
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems without locks answer
 _INTERVAL = 0.5  # seconds between two tries
+
+
+@contextlib.contextmanager
+def lock_file(path: Path) -> Iterator[TextIO]:
+    """Open a file that is there to be locked, or make it.
+
+    What can't be written into it is for messages alone: no error, where a network's disk tells that when it is closed.
+
+    Raises:
+        OSError: it can't be opened.
+    """
+    file = path.open("a+", encoding="utf-8", errors="replace")  # NFS wants both
+    try:
+        yield file
+    finally:
+        with contextlib.suppress(OSError):
+            file.close()
 
 
 def try_lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool | None:
@@ -47,7 +65,7 @@ def wait_and_lock(
     """Lock a file alone and write into it who holds it; a holder that is there already gets time to let go.
 
     Args:
-        file: opened for appending and reading ("a+").
+        file: as lock_file opens it.
         patience: seconds to wait for it.
         tell: gets the holder's name, once, before it is waited for.
         stop: says, while it is waited for, that it is not to be any more.

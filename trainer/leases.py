@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from preprocessing.locks import holder, try_lock, wait_and_lock
+from preprocessing.locks import holder, lock_file, try_lock, wait_and_lock
 from preprocessing.status import exists, is_file
 from preprocessing.storage_errors import is_passing, unavailable
 from trainer.checkpoint import remove_folder
@@ -44,7 +44,7 @@ def hold_run(
         OSError: the directory can't be written.
     """
     run.path.mkdir(parents=True, exist_ok=True)
-    with run.lock.open("a+", encoding="utf-8", errors="replace") as file:
+    with lock_file(run.lock) as file:
         waiting = "%s: in use by %s; waiting up to %.0f s for it to end"
         held = wait_and_lock(file, patience, lambda who: _log.warning(waiting, run.path, who, patience), stop)
         if held is False:

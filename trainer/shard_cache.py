@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from fsspec.core import url_to_fs
 
-from preprocessing.locks import wait_and_lock
+from preprocessing.locks import lock_file, wait_and_lock
 from preprocessing.schema import (
     MANIFEST,
     TOKENIZER,
@@ -213,7 +213,7 @@ def _write(path: Path, content: bytes) -> None:
 def _locked(path: Path) -> Iterator[None]:
     """Hold a lock that ends with its process, however that ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+", encoding="utf-8", errors="replace") as lock:
+    with lock_file(path) as lock:
         held = wait_and_lock(lock, math.inf, lambda who: _log.info("%s: %s copies shards; waiting for it", path, who))
         if held is None:  # two that write into one file would damage it
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

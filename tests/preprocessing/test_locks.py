@@ -1,11 +1,13 @@
 import errno
+import io
 import os
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
-from preprocessing.locks import holder, try_lock, wait_and_lock
+from preprocessing.locks import holder, lock_file, try_lock, wait_and_lock
 
 
 @pytest.fixture
@@ -59,3 +61,20 @@ def test_who_is_waited_for_is_told_once_and_the_next_one_is_named(tmp_path):
         assert wait_and_lock(other, 60, told.append) is True
         assert told == [me]
         assert holder(other) == me
+
+
+def test_what_is_told_only_where_the_file_is_closed_is_no_error_and_the_lock_has_ended(tmp_path, monkeypatch):
+    class Told(io.TextIOWrapper):
+        def close(self):
+            super().close()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    really_open = Path.open
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda path, *_, **__: Told(really_open(path, "ab+")))
+        with lock_file(tmp_path / "lock") as file:
+            assert wait_and_lock(file, 0, print) is True
+    with lock_file(tmp_path / "lock") as file:
+        assert try_lock(file.fileno()) is True
+    with pytest.raises(OSError, match="Input/output"):
+        Told(really_open(tmp_path / "lock", "ab+")).close()

@@ -27,7 +27,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
-from preprocessing.locks import holder, try_lock, wait_and_lock
+from preprocessing.locks import holder, lock_file, try_lock, wait_and_lock
 from preprocessing.status import exists
 from trainer.credentials import without_credentials
 from trainer.files import write_atomically
@@ -168,7 +168,7 @@ def one_writer(tracking_uri: str, run: Path) -> Iterator[None]:
     """
     database = database_of(tracking_uri)
     path = run / "mlflow.lock" if database is None else database.with_name(f"{database.name}.lock")
-    with path.open("a+") as file:
+    with lock_file(path) as file:
         if wait_and_lock(file, _SOON, lambda _: None) is False:
             _log.warning("%s: %s has held it for %d s; waiting for that", path, holder(file), _SOON)
             try_lock(file.fileno(), wait=True)
